@@ -8,6 +8,7 @@
 //! such a file and hands out typed views.
 
 mod checksum;
+mod unchanged;
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -24,6 +25,7 @@ use bytemuck::Pod;
 use safetensors::{Dtype, SafeTensors};
 
 pub use checksum::{Checksum, Hashed};
+pub use unchanged::Unchanged;
 
 /// Where the data of a tensor file starts: a cache line, so that a 64-byte load never straddles two.
 const DATA_ALIGN_BYTES: usize = 64;

@@ -3,6 +3,7 @@
 
 use serde_json::{Map, Value};
 
+use crate::columns::Threshold;
 use crate::error::Result;
 use crate::filter::{Expr, Leaf, Test, parse};
 
@@ -74,11 +75,13 @@ fn answers(test: &Test, value: &Value) -> bool {
         (Test::Has(texts), value) => {
             texts.iter().any(|text| text.parse().is_ok_and(|n: i64| value.as_i64() == Some(n)))
         }
-        (Test::Compares(operator, text), value) => match (text.parse::<i64>(), value.as_i64()) {
-            // Whole numbers are compared whole: as floats, large ones that differ may be equal.
-            (Ok(right), Some(left)) => operator.holds(left.cmp(&right) as i8 as f64, 0.0),
-            _ => value.as_f64().zip(text.parse().ok()).is_some_and(|(left, right)| operator.holds(left, right)),
+        // Integers are compared exactly: as floats, large ones that differ may be equal.
+        (Test::Compares(operator, text), value) => match (value.as_i64(), text.parse()) {
+            (Some(left), _) => Threshold::of(text).holds(*operator, left),
+            (None, Ok(right)) => value.as_f64().is_some_and(|left| operator.holds(left, right)),
+            (None, Err(_)) => false,
         },
+        (Test::IsPresent, _) => true,
     }
 }
 
@@ -124,8 +127,10 @@ mod tests {
         assert!(!filter.passes(&item("{\"price\": 5, \"lang\": \"fr\"}")));
         assert!(!filter.passes(&item("{\"lang\": \"fr\", \"7\": 1}")));
         // 2^53 and its neighbour are one number as floats.
-        let large = Eligibility::new("price > 9007199254740992", &columns).unwrap();
-        assert!(large.passes(&item("{\"price\": 9007199254740993}")));
-        assert!(!large.passes(&item("{\"price\": 9007199254740992}")));
+        for text in ["price > 9007199254740992", "price > 9007199254740992.0", "price >= 9007199254740992.5"] {
+            let large = Eligibility::new(text, &columns).unwrap();
+            assert!(large.passes(&item("{\"price\": 9007199254740993}")), "{text}");
+            assert!(!large.passes(&item("{\"price\": 9007199254740992}")), "{text}");
+        }
     }
 }

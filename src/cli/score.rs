@@ -67,6 +67,7 @@ impl Score {
         let digest = Manifest::read(folder)?.digest();
         let asked = JobTerms { task, model, version, digest, request: questions.canonical() };
         let job = JobFolder::open(&self.out, asked, self.inputs)?;
+        job.reopen()?;
         let is_whole = self.unit.is_none() && self.units.is_none();
         if is_whole {
             job.check_all()?;

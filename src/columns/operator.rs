@@ -8,11 +8,31 @@ pub struct Threshold {
 }
 
 impl Threshold {
-    /// The number that `text` writes, which is about `number`.
-    pub(super) fn of(text: &str, number: f64) -> Self {
-        // A whole number is compared as one, a fraction through its floor.
-        let whole = text.parse::<i128>().ok().or((number.fract() == 0.0).then_some(number as i128));
-        Threshold { floor: whole.unwrap_or(number.floor() as i128), is_whole: whole.is_some() }
+    /// Reads a decimal number as [`f64::from_str`] does, but without rounding. The text must be a finite number.
+    pub fn of(text: &str) -> Self {
+        let (is_negative, text) = match text.as_bytes().first() {
+            Some(b'-') => (true, &text[1..]),
+            Some(b'+') => (false, &text[1..]),
+            _ => (false, text),
+        };
+        let (mantissa, exponent) = text.split_once(['e', 'E']).unwrap_or((text, "0"));
+        let (before, behind) = mantissa.split_once('.').unwrap_or((mantissa, ""));
+        // An exponent beyond 64 bits saturates: its text has no room for digits that would outweigh it.
+        let huge = if exponent.starts_with('-') { i64::MIN } else { i64::MAX };
+        let point = (before.len() as i64).saturating_add(exponent.parse().unwrap_or(huge));
+        let (mut whole, mut is_whole) = (0i128, true);
+        for (digit, place) in before.bytes().chain(behind.bytes()).map(|byte| i128::from(byte - b'0')).zip(0..) {
+            if place < point {
+                whole = whole.saturating_mul(10).saturating_add(digit);
+            } else {
+                is_whole &= digit == 0;
+            }
+        }
+        // Zeros that the exponent adds; 39 of them exceed 128 bits.
+        let zeros = point.saturating_sub((before.len() + behind.len()) as i64).clamp(0, 39);
+        let whole = (0..zeros).fold(whole, |whole, _| whole.saturating_mul(10));
+        let floor = if is_negative { -whole - i128::from(!is_whole) } else { whole };
+        Threshold { floor, is_whole }
     }
 
     /// Whether an integer is less.
@@ -74,6 +94,58 @@ impl Operator {
             Operator::GreaterEqual => ">=",
             Operator::Equal => "=",
             Operator::NotEqual => "!=",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn bounds_are_read_without_rounding() {
+        let whole = |floor| Threshold { floor, is_whole: true };
+        let above = |floor| Threshold { floor, is_whole: false };
+        for (text, expected) in [
+            ("1768907725507217522.0", whole(1_768_907_725_507_217_522)),
+            ("1.768907725507217522e18", whole(1_768_907_725_507_217_522)),
+            ("17689077255072175220E-1", whole(1_768_907_725_507_217_522)),
+            ("1768907725507217522.5", above(1_768_907_725_507_217_522)),
+            ("-9007199254740993.5", above(-9_007_199_254_740_994)),
+            ("-9007199254740993.", whole(-9_007_199_254_740_993)),
+            ("+.5e1", whole(5)),
+            ("-0.0", whole(0)),
+            ("1e-400", above(0)),
+            ("-1e-99999999999999999999", above(-1)),
+            ("0e99999999999999999999", whole(0)),
+            ("0.00000000000000000000000000000000000000000001e44", whole(1)),
+        ] {
+            assert_eq!(Threshold::of(text), expected, "{text}");
+        }
+        for (text, is_above) in
+            [("1e300", true), ("-1e300", false), ("99999999999999999999999999999999999999999", true)]
+        {
+            let bound = Threshold::of(text);
+            assert_eq!(bound.holds(Operator::Less, i64::MAX), is_above, "{text}");
+            assert_eq!(bound.holds(Operator::Greater, i64::MIN), !is_above, "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn bounds_that_floats_hold_exactly_compare_as_floats(
+            text in "[+-]?([0-9]{1,6}|[0-9]{0,5}\\.[0-9]{1,2}|[0-9]{1,5}\\.[0-9]{0,2})(e[+-]?[0-3])?",
+            value in -1_000_000i64..1_000_000,
+        ) {
+            use Operator::*;
+            // Scaled by 10^5, all of these bounds are whole numbers that a float holds.
+            let number = (text.parse::<f64>().unwrap() * 1e5).round();
+            for operator in [Less, LessEqual, Greater, GreaterEqual, Equal, NotEqual] {
+                let expected = operator.holds(value as f64 * 1e5, number);
+                prop_assert_eq!(Threshold::of(&text).holds(operator, value), expected, "{} {:?} {}", value, operator, text);
+            }
         }
     }
 }

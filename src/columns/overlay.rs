@@ -110,6 +110,8 @@ pub enum Predicate {
     Threshold(Operator, Threshold),
     /// The number compares so.
     Number(Operator, f64),
+    /// There is a value.
+    Present,
 }
 
 impl Predicate {
@@ -123,6 +125,8 @@ impl Predicate {
                 value.integers().iter().any(|value| bound.holds(*operator, *value))
             }
             (Predicate::Number(operator, number), Value::Float(value)) => operator.holds(*value, *number),
+            (Predicate::Present, Value::Float(value)) => !value.is_nan(),
+            (Predicate::Present, value) => *value != Value::Missing,
             _ => false,
         }
     }

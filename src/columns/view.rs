@@ -305,14 +305,9 @@ impl Column {
     /// # Errors
     /// `Invalid` where the column cannot be asked so.
     pub fn term(&self, value: &str) -> Result<Option<TermId>> {
-        let name = self.name();
-        if !self.declared.filter {
-            return Err(Error::invalid(format!("column `{name}` is not filterable in this snapshot")));
-        }
+        self.check_has_terms()?;
         let rank = match &self.values {
-            Values::Floats(_) => {
-                return Err(Error::invalid(format!("column `{name}` holds numbers: compare it, as in `{name} < 10`")));
-            }
+            Values::Floats(_) => None,
             Values::Integers(values) => values.binary_search(&self.integer(value)?).ok(),
             Values::Texts { .. } => {
                 let (mut low, mut high) = (0, self.dictionary_len() as u32);
@@ -324,6 +319,41 @@ impl Column {
             }
         };
         Ok(rank.zip(self.first_term).map(|(rank, first)| TermId(first.0 + rank as u32)))
+    }
+
+    /// Checks that [`Column::term`] may be asked for values.
+    ///
+    /// # Errors
+    /// `Invalid` where the column cannot be asked so.
+    pub fn check_has_terms(&self) -> Result<()> {
+        self.check_filterable()?;
+        match &self.values {
+            Values::Floats(_) => {
+                let name = self.name();
+                Err(Error::invalid(format!("column `{name}` holds numbers: compare it, as in `{name} < 10`")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn check_filterable(&self) -> Result<()> {
+        let name = self.name();
+        self.declared
+            .filter
+            .then_some(())
+            .ok_or_else(|| Error::invalid(format!("column `{name}` is not filterable in this snapshot")))
+    }
+
+    /// A comparison that holds for every value of the column: the slot has one.
+    ///
+    /// # Errors
+    /// `Invalid` where the column may not be filtered.
+    pub fn presence(&self) -> Result<Comparison> {
+        self.check_filterable()?;
+        Ok(match &self.values {
+            Values::Floats(_) => Comparison::Float(Operator::GreaterEqual, f64::NEG_INFINITY),
+            _ => Comparison::Codes([0..self.dictionary_len() as u32, 0..0]),
+        })
     }
 
     /// The value of a code; `Missing` where there is none.
@@ -358,7 +388,7 @@ impl Column {
                 self.name()
             ))),
             Values::Integers(values) => {
-                let bound = Threshold::of(text, number);
+                let bound = Threshold::of(text);
                 let equal = values.partition_point(|&v| bound.is_not_below(v)) as u32;
                 let below = values.partition_point(|&v| bound.is_above(v)) as u32;
                 let end = values.len() as u32;
@@ -376,10 +406,8 @@ impl Column {
 
     /// The number that a comparison writes.
     fn compared_number(&self, text: &str) -> Result<f64> {
+        self.check_filterable()?;
         let name = self.name();
-        if !self.declared.filter {
-            return Err(Error::invalid(format!("column `{name}` is not filterable in this snapshot")));
-        }
         text.parse()
             .ok()
             .filter(|n: &f64| n.is_finite())
@@ -414,7 +442,7 @@ impl Column {
         let number = self.compared_number(text)?;
         Ok(match &self.values {
             Values::Floats(_) => Predicate::Number(operator, number),
-            _ => Predicate::Threshold(operator, Threshold::of(text, number)),
+            _ => Predicate::Threshold(operator, Threshold::of(text)),
         })
     }
 

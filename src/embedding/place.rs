@@ -118,6 +118,9 @@ pub struct ShardPlan {
     pub rows: [u64; 2],
     /// First column, and the column after the last.
     pub columns: [u32; 2],
+    /// The copy of the table that it belongs to, where there are several.
+    #[serde(default, skip_serializing_if = "is_first")]
+    pub copy: usize,
     /// Where the rows lie.
     pub tier: Tier,
     /// The host or GPU that answers for this shard.
@@ -130,6 +133,10 @@ pub struct ShardPlan {
     pub bytes: u64,
     /// Time on `device` a batch.
     pub micros: f64,
+}
+
+fn is_first(copy: &usize) -> bool {
+    *copy == 0
 }
 
 /// What a card's memory has of a table of which not all rows lie there.
@@ -155,11 +162,11 @@ pub enum Way {
 
 impl Way {
     /// The way of a placement.
-    pub fn of(tier: Tier, sharding: Sharding) -> Self {
-        match (tier, sharding) {
+    pub fn of(tier: Tier, has_copies: bool) -> Self {
+        match (tier, has_copies) {
             (Tier::Remote, _) => Way::Cluster,
-            (_, Sharding::DataParallel) => Way::Copies,
-            _ => Way::BetweenServers,
+            (_, true) => Way::Copies,
+            (_, false) => Way::BetweenServers,
         }
     }
 
@@ -210,4 +217,11 @@ pub struct TablePlan {
     /// Where there are several hosts, what each way that would fit costs.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ways: Vec<WayCost>,
+}
+
+impl TablePlan {
+    /// True where every host, or every device, has a copy of its own.
+    pub fn has_copies(&self) -> bool {
+        self.sharding == Sharding::DataParallel || self.shards.iter().any(|shard| shard.copy > 0)
+    }
 }

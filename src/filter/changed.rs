@@ -157,6 +157,7 @@ fn node(filter: &Canonical, columns: &Columns, asked: &mut Vec<usize>) -> Result
             let of_changed = match &leaf.test {
                 Test::Has(values) => column.asks_for(values)?,
                 Test::Compares(operator, text) => column.asks_whether(*operator, text)?,
+                Test::IsPresent => Predicate::Present,
             };
             asked.push(number);
             Node::Literal { column: number, of_columns: question(leaf, columns)?, of_changed, negated: *negated }

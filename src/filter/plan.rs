@@ -31,6 +31,8 @@ const POSTED_MIN: usize = 256;
 const SWEEP_NS_A_LIST: f64 = 40.0;
 /// Nanoseconds of asking one item one question.
 const QUESTION_NS: f64 = 5.0;
+/// Share of the items up to which counts of values are taken for counts of items that may have several.
+const COUNTED_SHARE_MAX: f64 = 0.05;
 /// Lists that are asked for one after another are evaluated so many words ahead; a run of the stack is then 4 KiB.
 const AHEAD_WORDS: usize = 512;
 /// Lists in a row after which the next ones are expected to follow.
@@ -105,7 +107,7 @@ impl Plan {
     /// # Errors
     /// `Invalid` with the offset of the term for unknown columns and questions that a column cannot answer.
     pub fn new(filter: &Canonical, columns: &Columns, index: &Index, slots_max: usize) -> Result<Self> {
-        let root = resolve(filter, columns)?;
+        let root = resolve(filter, columns, index)?;
         let mut plan = Plan {
             route: Route::Words,
             pass_rate: pass_rate(&root, columns, index),
@@ -358,6 +360,10 @@ fn pass_rate(node: &Node, columns: &Columns, index: &Index) -> f64 {
         Node::Or(parts) => 1.0 - parts.iter().map(|p| 1.0 - pass_rate(p, columns, index)).product::<f64>(),
         Node::Literal { question, negated } => {
             let rate = match question {
+                // Of values that exclude each other shares add up.
+                Question::Terms { column, terms } if columns.at(*column).is_single() => {
+                    terms.iter().map(|&t| f64::from(index.count(t))).sum::<f64>() / items
+                }
                 Question::Terms { terms, .. } => {
                     1.0 - terms.iter().map(|&t| 1.0 - f64::from(index.count(t)) / items).product::<f64>()
                 }
@@ -371,22 +377,21 @@ fn pass_rate(node: &Node, columns: &Columns, index: &Index) -> f64 {
 
 /// About how many items a comparison holds for.
 fn compared(number: usize, comparison: &Comparison, columns: &Columns, index: &Index) -> f64 {
-    if let Some(answer) = index.numbers.answer(number, comparison) {
+    let column = columns.at(number);
+    if let (Comparison::Codes(ranges), Some(first)) = (comparison, column.first_term()) {
+        let counted = ranges.iter().map(|r| index.counted(first.0 + r.start..first.0 + r.end) as f64).sum();
+        // Items with several values count several times.
+        if column.is_single() || counted < COUNTED_SHARE_MAX * index.items() as f64 {
+            return counted;
+        }
+    } else if let Some(answer) = index.numbers.answer(number, comparison) {
         return answer.items;
     }
-    let column = columns.at(number);
-    match (comparison, column.first_term()) {
-        (Comparison::Codes(ranges), Some(first)) => {
-            ranges.iter().map(|r| index.counted(first.0 + r.start..first.0 + r.end) as f64).sum()
-        }
-        _ => {
-            // A sample of a thousand slots tells a share to within a few hundredths.
-            let slots = index.list_end();
-            let sampled = (0..slots).step_by((slots / 1024).max(1) as usize);
-            let held = sampled.clone().filter(|&s| column.compares(comparison, Slot(s))).count();
-            held as f64 / sampled.count().max(1) as f64 * index.items() as f64
-        }
-    }
+    // A sample of a thousand slots tells a share to within a few hundredths.
+    let slots = index.list_end();
+    let sampled = (0..slots).step_by((slots / 1024).max(1) as usize);
+    let held = sampled.clone().filter(|&s| column.compares(comparison, Slot(s))).count();
+    held as f64 / sampled.count().max(1) as f64 * index.items() as f64
 }
 
 /// How many questions a filter may ask one item.

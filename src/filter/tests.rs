@@ -28,11 +28,15 @@ fn naive(expr: &Expr, item: &Item) -> bool {
         Expr::Or(parts) => parts.iter().any(|p| naive(p, item)),
         Expr::Leaf(Leaf { feature, test, .. }) => match (feature.as_str(), test) {
             ("tag", Test::Has(values)) => values.iter().any(|v| item.tags.contains(v)),
+            ("first", Test::Has(values)) => item.years.first().is_some_and(|year| values.contains(&year.to_string())),
             ("year", Test::Has(values)) => values.iter().any(|v| item.years.contains(&v.parse().unwrap())),
             ("year", Test::Compares(op, n)) => item.years.iter().any(|&y| op.holds(y as f64, n.parse().unwrap())),
             ("first", Test::Compares(op, n)) => {
                 item.years.first().is_some_and(|&y| op.holds(y as f64, n.parse().unwrap()))
             }
+            ("tag", Test::IsPresent) => !item.tags.is_empty(),
+            ("year" | "first", Test::IsPresent) => !item.years.is_empty(),
+            ("price", Test::IsPresent) => item.price.is_some(),
             ("price", Test::Compares(op, n)) => item.price.is_some_and(|p| op.holds(p, n.parse().unwrap())),
             other => panic!("no such question: {other:?}"),
         },
@@ -222,18 +226,38 @@ fn changes() -> impl Strategy<Value = Vec<(Item, [bool; 3])>> {
     ]
 }
 
+/// Several questions of one column, as generated filters ask them.
+fn equalities() -> impl Strategy<Value = Expr> {
+    let column = prop_oneof![Just("first"), Just("year")];
+    let operator = prop_oneof![Just(Operator::Equal), Just(Operator::NotEqual)];
+    (column, operator, proptest::collection::vec(-4i64..5, 2..6), any::<[bool; 2]>()).prop_map(
+        |(column, operator, values, [is_and, is_negated])| {
+            let leaf = |value: i64| Leaf {
+                feature: column.into(),
+                test: Test::Compares(operator, value.to_string()),
+                offset: 0,
+            };
+            let parts = values.into_iter().map(|value| Expr::Leaf(leaf(value))).collect();
+            let joined = if is_and { Expr::And(parts) } else { Expr::Or(parts) };
+            if is_negated { Expr::Not(Box::new(joined)) } else { joined }
+        },
+    )
+}
+
 fn expr() -> impl Strategy<Value = Expr> {
     use Operator::*;
     let leaf = |feature: &str, test| Expr::Leaf(Leaf { feature: feature.into(), test, offset: 0 });
     let operator =
         || prop_oneof![Just(Less), Just(LessEqual), Just(Greater), Just(GreaterEqual), Just(Equal), Just(NotEqual)];
     let leaf = prop_oneof![
-        6 => proptest::collection::vec(0u32..45, 1..3).prop_map(move |t| leaf("tag", Test::Has(t.iter().map(|t| format!("t{t}")).collect()))),
+        6 => proptest::collection::vec(0u32..45, 0..3).prop_map(move |t| leaf("tag", Test::Has(t.iter().map(|t| format!("t{t}")).collect()))),
         2 => prop_oneof![-4i64..5, -42i64..42].prop_map(move |y| leaf("year", Test::Has(vec![y.to_string()]))),
         2 => (operator(), prop_oneof![-4i64..5, -42i64..42]).prop_map(move |(o, y)| leaf("year", Test::Compares(o, y.to_string()))),
         2 => (operator(), prop_oneof![-4i64..5, -42i64..42]).prop_map(move |(o, y)| leaf("first", Test::Compares(o, y.to_string()))),
         1 => (operator(), -7i64..8).prop_map(move |(o, y)| leaf("year", Test::Compares(o, format!("{}", y as f64 / 2.0)))),
         2 => (operator(), prop_oneof![-5i32..6, -130i32..130]).prop_map(move |(o, p)| leaf("price", Test::Compares(o, format!("{:.2}", f64::from(p) / 4.0)))),
+        2 => prop_oneof![Just("tag"), Just("year"), Just("first"), Just("price")].prop_map(move |c| leaf(c, Test::IsPresent)),
+        3 => equalities(),
         1 => Just(Expr::All),
     ];
     leaf.prop_recursive(4, 20, 3, |inner| {
@@ -391,10 +415,64 @@ fn wrong_terms_name_their_place() {
         ("tag < 5", 0, "holds texts"),
         ("NOT price:9", 4, "compare it"),
         ("year:soon", 0, "expected an integer"),
+        ("colour IS NULL", 0, "unknown column `colour`"),
+        ("tag:t0 OR price IN ()", 10, "compare it"),
     ] {
         let filter = crate::filter::parse(text).unwrap().canonical();
         let error = Plan::new(&filter, &catalogue.columns, &catalogue.index, 0).unwrap_err();
         assert_eq!(error.offset(), Some(offset), "{error}");
         assert!(error.to_string().contains(expected), "{error}");
     }
+}
+
+#[test]
+fn equalities_of_one_column_are_planned_as_lists() {
+    // Values that few items have, many have and several of one item are.
+    let items: Vec<Item> = (0..3000)
+        .map(|n| Item {
+            years: if n % 3 == 0 { vec![i64::from(n), 7] } else { vec![i64::from(n)] },
+            price: Some(f64::from(n)),
+            ..tagged(n % 3)
+        })
+        .collect();
+    let catalogue = catalogue(items, 7, &Options::default());
+    let plan = |text: &str| {
+        let expr = crate::filter::parse(text).unwrap();
+        catalogue.check(&expr, &mut Scratch::default());
+        Plan::new(&expr.canonical(), &catalogue.columns, &catalogue.index, 0).unwrap()
+    };
+    for (equalities, list) in [
+        ("first = 1 OR first = 2 OR first = 2.0 OR first = 3e0 OR first = 2.5 OR first = -9", "first IN (1, 2, 3)"),
+        ("year = 7 OR year = 8 OR NOT year:9 OR tag:t0", "year IN (7, 8) OR NOT year:9 OR tag:t0"),
+        ("NOT (first = 1 OR first = 2)", "first NOT IN (1, 2)"),
+        ("NOT first = 1 AND first NOT IN (2, 3)", "first NOT IN (1, 2, 3)"),
+        ("first != 1 AND first != 2 AND first != 3", "first != 1 AND first NOT IN (2, 3)"),
+        ("NOT (first != 1 AND first != 2 AND first != 3)", "NOT first != 1 OR first IN (2, 3)"),
+        ("tag:t0 OR tag:t1", "tag IN (t0, t1)"),
+    ] {
+        let (equalities, list) = (plan(equalities), plan(list));
+        assert_eq!(equalities, list);
+        assert_eq!(equalities.route(), list.route());
+        assert_eq!(equalities.pass_rate(), list.pass_rate());
+        assert_eq!(equalities.words_ns(), list.words_ns());
+    }
+    // Too many to be searched one by one, so that they are estimated.
+    let many = (0..300).map(|n| format!("first = {}", 10 * n)).collect::<Vec<_>>().join(" OR ");
+    let shares = |text: &str| plan(text).pass_rate() * 3000.0;
+    for (text, least, most) in [
+        (many.as_str(), 299.9, 300.1),
+        (&format!("NOT ({many})"), 2699.9, 2700.1),
+        ("first = 1 OR first = 2", 1.9, 2.1),
+        ("first != 1", 2998.9, 2999.1),
+        ("price = 77", 1.0, 40.0),
+        ("price != 77", 2960.0, 2999.0),
+        ("year = 1 OR year IN ()", 0.9, 1.1),
+        ("tag IS NULL", 900.0, 1100.0),
+        ("first IS NOT NULL", 2999.9, 3000.1),
+    ] {
+        let share = shares(text);
+        assert!((least..=most).contains(&share), "{text}: {share} of 3000 items");
+    }
+    assert_eq!(plan("year IN ()").route(), &Route::Nothing);
+    assert_eq!(plan("year NOT IN ()").route(), &Route::All);
 }

@@ -13,7 +13,8 @@ use super::catalogue::{EMBEDDING, Items};
 use super::faiss::IndexFile;
 use super::parquet::{open_parquet, unreadable};
 use super::{json, parquet};
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
+use crate::files::Unchanged;
 use crate::ivf::Lists;
 use crate::npy;
 use crate::rows::{RowStore, Spill};
@@ -150,17 +151,33 @@ impl Items {
 fn read(path: &Path, spill: &Spill) -> Result<Items> {
     let mut builder = Builder::new(spill.clone());
     if path.is_dir() {
-        for (number, part) in parts(path)?.iter().enumerate() {
+        let files = parts(path)?;
+        let before = Unchanged::of(files.iter().map(PathBuf::as_path))?;
+        for (number, part) in files.iter().enumerate() {
             if number > 0 {
                 builder.begin_file();
             }
             let name = part.file_name().unwrap_or_default();
-            read_file(part, &mut builder).map_err(|e| e.within(name.display()))?;
+            read_file(part, &mut builder).map_err(|e| unreadable_while(&before, e.within(name.display())))?;
+        }
+        before.check()?;
+        let now = parts(path)?;
+        if now != files {
+            let (had, has) = (files.len(), now.len());
+            let what = format!("changed while it was read: it had {had} files and has {has}, or others");
+            return Err(Error::new(Kind::Io, what));
         }
     } else {
-        read_file(path, &mut builder)?;
+        let before = Unchanged::of([path])?;
+        read_file(path, &mut builder).map_err(|e| unreadable_while(&before, e))?;
+        before.check()?;
     }
     builder.finish()
+}
+
+/// Why a file cannot be read: that it was changed meanwhile, or what is wrong with it.
+fn unreadable_while(before: &Unchanged, error: Error) -> Error {
+    before.check().err().unwrap_or(error)
 }
 
 /// The files of a folder that hold rows, in the order of their names; names that begin with a dot or an underscore are notes of the
@@ -211,5 +228,63 @@ pub fn text_of(path: &Path, file: impl Read + 'static) -> Result<Option<Box<dyn 
         }
         _ if named_parquet() => Ok(None),
         _ => Ok(Some(Box::new(file))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use std::fs;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    /// True once this process has read of a file.
+    fn is_being_read(path: &Path) -> bool {
+        let descriptors = fs::read_dir("/proc/self/fd").unwrap().flatten();
+        descriptors.filter(|fd| fs::read_link(fd.path()).is_ok_and(|to| to == path)).any(|fd| {
+            let about = fs::read_to_string(Path::new("/proc/self/fdinfo").join(fd.file_name())).unwrap_or_default();
+            let position = about.split_whitespace().nth(1).and_then(|position| position.parse::<u64>().ok());
+            position.is_some_and(|position| position > 0)
+        })
+    }
+
+    #[test]
+    fn items_that_are_changed_while_they_are_read_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let line = |id: usize| format!("{{\"id\": {id}, \"embedding\": [{}]}}\n", vec!["0.25"; 64].join(","));
+        let text: String = (0..40_000).map(line).collect();
+        let path = folder.path().join("items.jsonl");
+        let overwrite = |_: &Path| {
+            use std::os::unix::fs::FileExt as _;
+            let file = File::options().write(true).open(&path).unwrap();
+            file.write_all_at(b"9", text.len() as u64 - 4).unwrap();
+        };
+        let replace = |folder: &Path| {
+            let other = folder.join(".other");
+            fs::write(&other, line(1)).unwrap();
+            fs::rename(&other, &path).unwrap();
+        };
+        let add = |folder: &Path| fs::write(folder.join("items-2.jsonl"), line(40_001)).unwrap();
+        let changes: [(&Path, &(dyn Fn(&Path) + Sync)); 3] =
+            [(&path, &overwrite), (&path, &replace), (folder.path(), &add)];
+        for (read, change) in changes {
+            fs::write(&path, &text).unwrap();
+            let ended = AtomicBool::new(false);
+            let outcome = std::thread::scope(|scope| {
+                scope.spawn(|| {
+                    while !ended.load(Ordering::Relaxed) && !is_being_read(&path) {
+                        std::thread::yield_now();
+                    }
+                    change(folder.path());
+                });
+                let outcome = Items::read(read, None).map(|items| items.len()).map_err(|e| e.to_string());
+                ended.store(true, Ordering::Relaxed);
+                outcome
+            });
+            let error = outcome.unwrap_err();
+            assert!(error.contains("changed while it was read"), "{error}");
+        }
+        fs::write(&path, line(1)).unwrap();
+        assert_eq!(Items::read(folder.path(), None).unwrap().len(), 2);
     }
 }

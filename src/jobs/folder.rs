@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::{Error, Kind, Result};
-use crate::files::{self, Checksum};
+use crate::files::{self, Checksum, Unchanged};
 use crate::items;
 
 const JOB_FILE: &str = "_job.json";
@@ -135,19 +135,21 @@ impl<T: Purpose> JobFolder<T> {
     pub fn check_all(&self) -> Result<()> {
         match self.is_new {
             true => Ok(()),
-            false => (0..self.job.units.len()).try_for_each(|unit| self.check(unit)),
+            false => (0..self.job.units.len()).try_for_each(|unit| self.check(unit).map(drop)),
         }
     }
 
-    /// Looks whether an input holds what it held when the job was begun.
+    /// Looks whether an input holds what it held when the job was begun. Whoever reads it then checks what comes back: that it still
+    /// does.
     ///
     /// # Errors
     /// `Conflict` where it does not; `NotFound` or `Io` with its path.
-    pub fn check(&self, unit: usize) -> Result<()> {
+    pub fn check(&self, unit: usize) -> Result<Unchanged> {
         let Unit { input, sum } = &self.job.units[unit];
+        let before = Unchanged::of([input.as_path()])?;
         let now = Checksum::of_file(input)?;
         match now == *sum {
-            true => Ok(()),
+            true => Ok(before),
             false => Err(Error::conflict(format!(
                 "{}: another job was begun here: its input {} had {} bytes with the hash {}, now it has {} with {}",
                 self.root.display(),

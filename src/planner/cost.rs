@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! ids   = B F L s                      bags = B F (1 - (1 - s)^L), all B F where s = 1
-//! read  = call_us + ids (row_ns + row_bytes / bandwidth) + bags 4 w / bandwidth
+//! read  = ids (row_ns + row_bytes / bandwidth) + bags 4 w / bandwidth
 //! net   = (hosts - 1) / hosts ids (8 + row_bytes) / network bandwidth     nothing when replicated
 //! away  = ids / hosts (row_ns + row_bytes / bandwidth + (8 + row_bytes) / network bandwidth)
 //!                                      of each other host: rows come to it, and are pooled there; nothing when replicated
@@ -17,8 +17,8 @@
 //!
 //! Several hosts each read the cluster for themselves, behind a cache of their own: on them the tier remote is replicated always.
 //!
-//! Round trip, link and network latencies are paid once a batch by each device that uses them, not once a table, because a batch asks
-//! for the rows of all tables together. A device is as slow as the sum of its charges, a plan as slow as its slowest device.
+//! A call, and the latencies of round trip, link and network, are paid once per batch by each device that uses them, not once per table,
+//! because a batch asks for the rows of all tables together. A device is as slow as the sum of its charges, a plan as slow as its slowest device.
 
 use super::plan::DeviceKind;
 use super::topology::Topology;
@@ -28,10 +28,11 @@ use crate::embedding::place::Tier;
 /// What a cached row costs beyond its bytes: its id, its place in the index and its age.
 const CACHE_ENTRY_BYTES: u64 = 16;
 /// Kinds of latency that a device pays once a batch.
-pub(super) const LATENCIES: usize = 3;
+pub(super) const LATENCIES: usize = 4;
 const NETWORK: u8 = 1;
 const LINK: u8 = 2;
 const ROUND_TRIP: u8 = 4;
+const CALL: u8 = 8;
 
 /// A device with what the estimates need.
 #[derive(Clone, Debug)]
@@ -46,7 +47,6 @@ pub(super) struct Device {
     /// Latencies by the bit of [`Charge::uses`].
     pub once_us: [f64; LATENCIES],
     row_ns: f64,
-    call_us: f64,
     bandwidth: f64,
     /// Bytes a nanosecond between host and GPU: of a GPU its own, of a host all its GPUs', 0 where it has none.
     link: f64,
@@ -106,9 +106,8 @@ impl Machine {
                 capacity_bytes: host.capacity_bytes(),
                 servers: host.servers.clone(),
                 host: at,
-                once_us: [latency, link_us, topology.remote.as_ref().map_or(0.0, |r| r.round_trip_us)],
+                once_us: [latency, link_us, topology.remote.as_ref().map_or(0.0, |r| r.round_trip_us), host.call_us],
                 row_ns: host.row_ns,
-                call_us: host.call_us,
                 bandwidth: host.bandwidth_gb_s,
                 link: gpus.map(|g| g.link_gb_s).sum(),
             });
@@ -121,9 +120,8 @@ impl Machine {
                 capacity_bytes: gpu.capacity_bytes(),
                 servers: Vec::new(),
                 host: host.expect("a valid topology names the host of each GPU"),
-                once_us: [latency, gpu.link_us, 0.0],
+                once_us: [latency, gpu.link_us, 0.0, gpu.call_us],
                 row_ns: gpu.row_ns,
-                call_us: gpu.call_us,
                 bandwidth: gpu.bandwidth_gb_s,
                 link: gpu.link_gb_s,
             });
@@ -138,7 +136,6 @@ impl Machine {
                 host: at,
                 once_us: [0.0; LATENCIES],
                 row_ns: 0.0,
-                call_us: 0.0,
                 bandwidth: f64::INFINITY,
                 link: 0.0,
             });
@@ -195,8 +192,8 @@ impl Machine {
         let out_bytes = bags * width * 4.0;
 
         let read_ns = device.row_ns + row_bytes as f64 / device.bandwidth;
-        let mut micros = device.call_us + (ids * read_ns + out_bytes / device.bandwidth) / 1e3;
-        let mut uses = 0;
+        let mut micros = (ids * read_ns + out_bytes / device.bandwidth) / 1e3;
+        let mut uses = CALL;
         let is_shared = self.hosts > 1 && keeping.replicas == 1;
         let travel_ns = (8.0 + row_bytes as f64) / self.network;
         let of_host = ids / self.hosts as f64;

@@ -3,7 +3,7 @@
 //! A candidate is a tier, a sharding type and, where the tier has one, a cache size. Its pieces are grouped into units that are placed on their own: a
 //! whole table is one unit with a site for each device, a column cut is a unit for each range of columns, rows over all devices are
 //! one unit with one site, rows over the devices of one host are one unit with a site for each host, a grid is a unit for each
-//! range of columns with a site for each host. So the search knows nothing of sharding: it picks a candidate for each table and
+//! range of columns with a site for each host. Copies of hosts are the units of one host, once for each host with the sites there. So the search knows nothing of sharding: it picks a candidate for each table and
 //! a site for each unit.
 
 use std::rc::Rc;
@@ -28,6 +28,8 @@ pub(super) struct Candidate {
     pub sharding: Sharding,
     /// As in [`Keeping::cache`].
     pub cache: (f64, f64),
+    /// True where every host, or every device, has a copy of its own.
+    pub has_copies: bool,
     pub units: Vec<Unit>,
 }
 
@@ -35,8 +37,18 @@ pub(super) struct Candidate {
 #[derive(Clone, Debug)]
 pub(super) struct Unit {
     pub pieces: Vec<Piece>,
+    /// Of copies of hosts, which one.
+    pub copy: usize,
     /// Shared by units of the same shape.
     pub sites: Rc<[Site]>,
+}
+
+/// A unit before it is known what its sites cost: its pieces, and of each site the devices of the pieces.
+#[derive(Clone, Debug)]
+struct Cut {
+    pieces: Vec<Piece>,
+    places: Vec<Vec<usize>>,
+    copy: usize,
 }
 
 /// A place for a unit.
@@ -138,44 +150,63 @@ impl Maker<'_> {
     }
 
     fn sharding(&mut self, tier: Tier, sharding: Sharding, cache: (f64, f64), devices: &[usize]) {
+        let hosts = self.by_host(devices);
+        for cuts in self.cuts(tier, sharding, devices) {
+            self.push(tier, sharding, cache, &cuts, 1);
+        }
+        // A copy for each host, cut within the host. On hosts of one device each that is a copy for each device.
+        let is_allowed = tier != Tier::Remote
+            && sharding != Sharding::DataParallel
+            && self.table.constraints.sharding.contains(&Sharding::DataParallel);
+        if !is_allowed || hosts.len() < 2 || hosts.len() < self.machine.hosts || hosts.iter().all(|h| h.len() == 1) {
+            return;
+        }
+        let mut of_hosts: Vec<_> = hosts.iter().map(|devices| self.cuts(tier, sharding, devices).into_iter()).collect();
+        loop {
+            let next: Option<Vec<Vec<Cut>>> = of_hosts.iter_mut().map(Iterator::next).collect();
+            let Some(next) = next else { break };
+            let numbered = |(copy, cuts): (usize, Vec<Cut>)| cuts.into_iter().map(move |cut| Cut { copy, ..cut });
+            let cuts: Vec<Cut> = next.into_iter().enumerate().flat_map(numbered).collect();
+            self.push(tier, sharding, cache, &cuts, hosts.len());
+        }
+    }
+
+    /// The ways to cut a table over some devices.
+    fn cuts(&self, tier: Tier, sharding: Sharding, devices: &[usize]) -> Vec<Vec<Cut>> {
         let (rows, width) = (self.table.rows, self.table.width);
         let whole = Piece { rows: [0, rows], columns: [0, width] };
         // On one device all cuts are a whole table that costs more; they are made only where a whole table is not allowed.
         let cut_here = |n: usize| n > 1 || !self.table.constraints.sharding.contains(&Sharding::TableWise);
         let singles: Vec<Vec<usize>> = devices.iter().map(|d| vec![*d]).collect();
         let hosts = self.by_host(devices);
+        let cut = |pieces: Vec<Piece>, places: Vec<Vec<usize>>| Cut { pieces, places, copy: 0 };
         match sharding {
-            Sharding::TableWise => self.push(tier, sharding, cache, &[(vec![whole], singles)]),
+            Sharding::TableWise => vec![vec![cut(vec![whole], singles)]],
             Sharding::DataParallel => {
                 let everywhere = !tier.on_gpu() || hosts.len() == self.machine.hosts;
-                if cut_here(devices.len()) && everywhere {
-                    self.push(tier, sharding, cache, &[(vec![whole; devices.len()], vec![devices.to_vec()])]);
+                match cut_here(devices.len()) && everywhere {
+                    true => vec![vec![cut(vec![whole; devices.len()], vec![devices.to_vec()])]],
+                    false => Vec::new(),
                 }
             }
-            Sharding::RowWise => {
-                if cut_here(devices.len()) {
-                    let pieces = rows_of(whole, devices.len().max(2));
-                    let site = (0..pieces.len()).map(|p| devices[p % devices.len()]).collect();
-                    self.push(tier, sharding, cache, &[(pieces, vec![site])]);
-                }
+            Sharding::RowWise if cut_here(devices.len()) => {
+                let pieces = rows_of(whole, devices.len().max(2));
+                let site = (0..pieces.len()).map(|p| devices[p % devices.len()]).collect();
+                vec![vec![cut(pieces, vec![site])]]
             }
+            Sharding::RowWise => Vec::new(),
             Sharding::ColumnWise => {
-                for parts in self.column_cuts(devices.len(), cut_here(devices.len())) {
-                    let units: Vec<_> = parts.into_iter().map(|p| (vec![p], singles.clone())).collect();
-                    self.push(tier, sharding, cache, &units);
-                }
+                let all = self.column_cuts(devices.len(), cut_here(devices.len())).into_iter();
+                all.map(|parts| parts.into_iter().map(|p| cut(vec![p], singles.clone())).collect()).collect()
             }
             Sharding::TableRowWise => {
-                if let Some((n, sites)) = host_sites(&hosts, cut_here(1)) {
-                    self.push(tier, sharding, cache, &[(rows_of(whole, n), sites)]);
-                }
+                let sites = host_sites(&hosts, cut_here(1)).into_iter();
+                sites.map(|(n, sites)| vec![cut(rows_of(whole, n), sites)]).collect()
             }
             Sharding::Grid => {
-                let Some((n, sites)) = host_sites(&hosts, cut_here(1)) else { return };
-                for parts in self.column_cuts(hosts.len().max(2), true) {
-                    let units: Vec<_> = parts.into_iter().map(|p| (rows_of(p, n), sites.clone())).collect();
-                    self.push(tier, sharding, cache, &units);
-                }
+                let Some((n, sites)) = host_sites(&hosts, cut_here(1)) else { return Vec::new() };
+                let all = self.column_cuts(hosts.len().max(2), true).into_iter();
+                all.map(|parts| parts.into_iter().map(|p| cut(rows_of(p, n), sites.clone())).collect()).collect()
             }
         }
     }
@@ -197,31 +228,43 @@ impl Maker<'_> {
         COLUMN_CUTS.iter().filter(|n| wanted && **n <= most).filter_map(|n| cut(*n)).collect()
     }
 
-    /// Adds a candidate of units, each with its pieces and the devices of each of its sites, unless a unit fits nowhere.
-    fn push(&mut self, tier: Tier, sharding: Sharding, cache: (f64, f64), units: &[(Vec<Piece>, Vec<Vec<usize>>)]) {
-        let mut made: Vec<Unit> = Vec::with_capacity(units.len());
-        for (pieces, places) in units {
+    /// Adds a candidate of cuts, with so many copies that are each cut within a host, unless a unit fits nowhere.
+    fn push(&mut self, tier: Tier, sharding: Sharding, cache: (f64, f64), cuts: &[Cut], copies: usize) {
+        let mut made: Vec<Unit> = Vec::with_capacity(cuts.len());
+        for cut in cuts {
             let width = |p: &Piece| p.columns[1] - p.columns[0];
-            let alike = made.iter().find(|u| width(&u.pieces[0]) == width(&pieces[0])).map(|u| Rc::clone(&u.sites));
+            let is_alike = |u: &&Unit| u.copy == cut.copy && width(&u.pieces[0]) == width(&cut.pieces[0]);
+            let alike = made.iter().find(is_alike).map(|u| Rc::clone(&u.sites));
             let sites = alike.unwrap_or_else(|| {
-                let all = places.iter().map(|devices| self.site(tier, sharding, cache, pieces, devices));
-                all.collect::<Vec<_>>().into_iter().filter(|s| self.holds(s, tier, sharding)).collect()
+                let site = |devices: &Vec<usize>| self.site(tier, sharding, cache, &cut.pieces, devices, copies);
+                let all: Vec<Site> = cut.places.iter().map(site).collect();
+                all.into_iter().filter(|s| self.holds(s, tier, sharding)).collect()
             });
             if sites.is_empty() {
                 return;
             }
-            made.push(Unit { pieces: pieces.clone(), sites });
+            made.push(Unit { pieces: cut.pieces.clone(), copy: cut.copy, sites });
         }
-        self.found.push(Candidate { tier, sharding, cache, units: made });
+        let has_copies = copies > 1 || sharding == Sharding::DataParallel;
+        self.found.push(Candidate { tier, sharding, cache, has_copies, units: made });
     }
 
-    fn site(&self, tier: Tier, sharding: Sharding, cache: (f64, f64), pieces: &[Piece], devices: &[usize]) -> Site {
-        let replicas = if sharding == Sharding::DataParallel { devices.len() } else { 1 };
+    fn site(
+        &self,
+        tier: Tier,
+        sharding: Sharding,
+        cache: (f64, f64),
+        pieces: &[Piece],
+        devices: &[usize],
+        copies: usize,
+    ) -> Site {
+        let is_copied = sharding == Sharding::DataParallel;
+        let replicas = if is_copied { devices.len() } else { copies };
         let mut backed: Vec<usize> = Vec::new();
         let mut site = Site { keepings: Vec::new(), charges: Vec::new() };
         for (piece, &device) in pieces.iter().zip(devices) {
             let brings_rows = match self.machine.backing(tier, device) {
-                Some(backing) if replicas > 1 && backed.contains(&backing) => false,
+                Some(backing) if is_copied && backed.contains(&backing) => false,
                 Some(backing) => {
                     backed.push(backing);
                     true

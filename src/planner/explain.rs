@@ -3,11 +3,11 @@
 
 use super::cost::{Charge, Machine};
 use super::enumerate::{Candidate, Unit};
-use super::plan::{DevicePlan, PlacementPlan};
+use super::plan::{DeviceKind, DevicePlan, PlacementPlan};
 use super::report;
 use super::search::{Choice, Load};
 use super::workload::{TableWorkload, Workload};
-use crate::embedding::place::{ShardPlan, TablePlan, Way, WayCost};
+use crate::embedding::place::{ShardPlan, Sharding, TablePlan, Way, WayCost};
 use crate::error::{Error, Result};
 
 /// Difference of estimates that is none.
@@ -145,6 +145,7 @@ fn device_plans(machine: &Machine, workload: &Workload, plans: &[TablePlan], loa
             micros,
             load: steps_per_s.map(|s| s * micros / 1e6),
             shards: plans.iter().flat_map(|p| &p.shards).filter(on_it).count(),
+            host: (device.kind == DeviceKind::Gpu).then(|| machine.devices[device.host].name.clone()),
             servers: device.servers.clone(),
         }
     });
@@ -166,11 +167,12 @@ fn table_plan(
     let chosen = &candidates[choice.candidate];
     let mut shards = Vec::new();
     for (unit, site) in chosen.units.iter().zip(&choice.sites) {
-        for (piece, keeping) in unit.pieces.iter().zip(&unit.sites[*site].keepings) {
+        for (number, (piece, keeping)) in unit.pieces.iter().zip(&unit.sites[*site].keepings).enumerate() {
             let charges = machine.charges(table, piece, keeping);
             shards.push(ShardPlan {
                 rows: piece.rows,
                 columns: piece.columns,
+                copy: if chosen.sharding == Sharding::DataParallel { number } else { unit.copy },
                 tier: keeping.tier,
                 device: machine.devices[keeping.device].name.clone(),
                 backing: machine.backing(keeping.tier, keeping.device).map(|b| machine.devices[b].name.clone()),
@@ -200,7 +202,7 @@ fn ways(machine: &Machine, candidates: &[Candidate]) -> Vec<WayCost> {
         let (loads, _) = alone(machine, candidate);
         let micros = loads.iter().map(Load::total).fold(0.0, f64::max);
         let bytes = loads.iter().map(|load| load.bytes).fold(0, u64::saturating_add);
-        let (way, tier, sharding) = (Way::of(candidate.tier, candidate.sharding), candidate.tier, candidate.sharding);
+        let (way, tier, sharding) = (Way::of(candidate.tier, candidate.has_copies), candidate.tier, candidate.sharding);
         let cost = WayCost { way, tier, sharding, micros, bytes };
         match ways.iter_mut().find(|known| known.way == way) {
             Some(known) if known.micros <= micros => {}

@@ -27,7 +27,7 @@ pub use workload::Workload;
 use crate::error::{Error, Result};
 use cost::Machine;
 use enumerate::Candidate;
-use search::Outcome;
+use search::{Choice, Outcome};
 
 /// What a plan may cost to find.
 #[derive(Clone, Copy)]
@@ -72,10 +72,29 @@ fn plan_within(topology: &Topology, workload: &Workload, bounds: Bounds) -> Resu
         tables.push(found);
     }
     explain::refuse_what_cannot_fit(&machine, workload, &tables)?;
-    match search::search(&machine, &tables, bounds.work) {
+    let copies = if machine.hosts > 1 { copies_of_hosts(&machine, &tables, bounds.work) } else { None };
+    match search::search(&machine, &tables, bounds.work, copies) {
         Outcome::Found(choices) => Ok(explain::plan_of(&machine, workload, &tables, &choices)),
         Outcome::Stuck { table, placed, free_bytes } => {
             Err(explain::shortfall(&machine, workload, &tables, table, placed, &free_bytes))
         }
     }
+}
+
+/// The best that is found where each host has copies of all tables, as if it were alone: hosts that are alike are then planned as one
+/// of them would be.
+fn copies_of_hosts(machine: &Machine, tables: &[Vec<Candidate>], work: u64) -> Option<Vec<Choice>> {
+    let numbers = |candidates: &Vec<Candidate>| -> Vec<usize> {
+        (0..candidates.len()).filter(|&number| candidates[number].has_copies).collect()
+    };
+    let numbers: Vec<Vec<usize>> = tables.iter().map(numbers).collect();
+    if numbers.iter().any(Vec::is_empty) {
+        return None;
+    }
+    let picked = numbers.iter().zip(tables);
+    let copies: Vec<Vec<Candidate>> =
+        picked.map(|(numbers, table)| numbers.iter().map(|&number| table[number].clone()).collect()).collect();
+    let Outcome::Found(choices) = search::search(machine, &copies, work, None) else { return None };
+    let whole = choices.into_iter().zip(&numbers);
+    Some(whole.map(|(choice, numbers)| Choice { candidate: numbers[choice.candidate], ..choice }).collect())
 }

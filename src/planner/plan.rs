@@ -44,6 +44,9 @@ pub struct DevicePlan {
     pub load: Option<f64>,
     /// Shards on it.
     pub shards: usize,
+    /// Of a GPU the host that it is in.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
     /// Of a host its servers, whom those of other hosts ask for rows.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub servers: Vec<String>,

@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::plan::PlacementPlan;
-use crate::embedding::place::{ShardPlan, TablePlan, Way};
+use crate::embedding::place::{ShardPlan, Sharding, TablePlan, Way};
 
 /// Shards of one table that are listed one by one; more are summed up.
 const SHARDS_LISTED: usize = 8;
@@ -91,7 +91,7 @@ fn table_rows(plan: &PlacementPlan) -> Vec<Vec<String>> {
         rows.push(vec![
             table.table.clone(),
             tier.map_or("-", |t| t.name()).into(),
-            table.sharding.name().into(),
+            sharding(table),
             table.format.name().into(),
             table.shards.len().to_string(),
             bytes(table.bytes),
@@ -103,11 +103,20 @@ fn table_rows(plan: &PlacementPlan) -> Vec<Vec<String>> {
     rows
 }
 
+/// How a table is cut, and how often.
+fn sharding(table: &TablePlan) -> String {
+    let name = table.sharding.name();
+    match table.has_copies() && table.sharding != Sharding::DataParallel {
+        true => format!("{name}, each host"),
+        false => name.into(),
+    }
+}
+
 fn way_rows(plan: &PlacementPlan) -> Vec<Vec<String>> {
     let head = ["Table", "Way", "Sharding", "Time a batch", "Bytes", "Taken"];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     for table in &plan.tables {
-        let taken = table.shards.first().map(|shard| Way::of(shard.tier, table.sharding));
+        let taken = table.shards.first().map(|shard| Way::of(shard.tier, table.has_copies()));
         rows.extend(table.ways.iter().map(|cost| {
             vec![
                 table.table.clone(),

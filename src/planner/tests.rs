@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use super::cost::{Charge, Machine};
+use super::cost::{Charge, Keeping, Machine, Piece};
 use super::enumerate::{Candidate, candidates};
 use super::plan::PlacementPlan;
 use super::search::Load;
@@ -184,7 +184,8 @@ fn check(plan: &PlacementPlan, topology: &Topology, workload: &Workload) {
     for (table, planned) in workload.tables.iter().zip(&plan.tables) {
         assert_eq!(table.name, planned.table);
         assert!(table.constraints.sharding.contains(&planned.sharding));
-        let copies = if planned.sharding == Sharding::DataParallel { planned.shards.len() as u128 } else { 1 };
+        let copies = planned.shards.iter().map(|s| s.copy + 1).max().unwrap() as u128;
+        assert_eq!(copies > 1, planned.has_copies());
         let cells =
             |rows: [u64; 2], columns: [u32; 2]| u128::from(rows[1] - rows[0]) * u128::from(columns[1] - columns[0]);
         let covered: u128 = planned.shards.iter().map(|s| cells(s.rows, s.columns)).sum();
@@ -196,7 +197,7 @@ fn check(plan: &PlacementPlan, topology: &Topology, workload: &Workload) {
                     || b.rows[1] <= a.rows[0]
                     || a.columns[1] <= b.columns[0]
                     || b.columns[1] <= a.columns[0];
-                assert!(apart || copies > 1, "{a:?} and {b:?} overlap");
+                assert!(apart || a.copy != b.copy, "{a:?} and {b:?} overlap");
             }
         }
     }
@@ -388,7 +389,7 @@ fn several_hosts_take_the_cheapest_way_that_fits() {
         check(&found, &topology, &workload(vec![table.clone()]));
         assert!((found.micros / best - 1.0).abs() < 1e-6, "{problem}: {} us, by hand {costs:?}", found.micros);
         let planned = &found.tables[0];
-        let way = Way::of(planned.shards[0].tier, planned.sharding);
+        let way = Way::of(planned.shards[0].tier, planned.has_copies());
         for (cost, way) in costs.iter().zip(ways) {
             let told = planned.ways.iter().find(|told| told.way == way).map(|told| told.micros);
             assert_eq!(told.is_some(), cost.is_some(), "{problem}: {way:?} {told:?} {cost:?}");
@@ -413,6 +414,127 @@ fn several_hosts_take_the_cheapest_way_that_fits() {
         }
     }
     assert!(taken.len() == 3 && taken.values().all(|count| *count >= 10), "every way is taken somewhere: {taken:?}");
+}
+
+#[test]
+fn hosts_that_are_alike_are_never_planned_slower_than_one() {
+    let mut random = Random(0xa11ce);
+    let (mut solved, mut copied) = (0, 0);
+    for problem in 0..60 {
+        let count = 1 + random.below(5);
+        let mut tables: Vec<TableWorkload> = (0..count)
+            .map(|t| {
+                let mut table = table(&format!("t{t}"), 1_000 << random.below(14), 32 << random.below(3));
+                table.pooling = random.of(&[1.0, 10.0, 80.0]);
+                table.access = random.of(&[0.0, 0.8, 1.1]).then_zipf();
+                table
+            })
+            .collect();
+        if random.below(4) == 0 {
+            tables[0].constraints.sharding = vec![Sharding::DataParallel, random.of(&Sharding::ALL)];
+        }
+        let bytes: u64 = tables.iter().map(TableWorkload::bytes).sum();
+        let gib = bytes as f64 / f64::from(1 << 30);
+        let (dram_gib, hbm_gib) = (gib * random.of(&[0.5, 1.2, 3.0]), gib * random.of(&[0.1, 0.4, 1.2]));
+        let (gpus, network) = (random.below(5), Network { bandwidth_gb_s: random.of(&[1.0, 100.0]), latency_us: 5.0 });
+        let alike = |hosts: u64| Topology {
+            hosts: (0..hosts).map(|h| host(&format!("h{h}"), dram_gib)).collect(),
+            gpus: (0..hosts)
+                .flat_map(|h| (0..gpus).map(move |g| gpu(&format!("h{h}g{g}"), &format!("h{h}"), hbm_gib)))
+                .collect(),
+            remote: None,
+            network: Some(network.clone()),
+        };
+        let workload = workload(tables);
+        let Ok(one) = plan(&alike(1), &workload) else { continue };
+        solved += 1;
+        for hosts in [2, 3] {
+            let several = plan(&alike(hosts), &workload).unwrap();
+            check(&several, &alike(hosts), &workload);
+            assert!(
+                several.micros <= one.micros * (1.0 + 1e-6),
+                "problem {problem}: {} us on one host, {} us on each of {hosts}\n{}",
+                one.micros,
+                several.micros,
+                report::text(&several)
+            );
+            copied += several.tables.iter().filter(|t| t.has_copies() && t.sharding != Sharding::DataParallel).count();
+        }
+    }
+    assert!(solved > 30 && copied > 30, "{solved} problems, {copied} tables that are cut within each host");
+}
+
+/// A plan of TorchRec's, rated by the cost model: microseconds of the slowest device, and whether it fits.
+fn rated(topology: &Topology, workload: &Workload, plan: &serde_json::Value) -> (f64, bool) {
+    let machine = Machine::new(topology, workload.batch);
+    let gpu = |rank: usize| machine.devices.iter().position(|d| d.name == topology.gpus[rank].name).unwrap();
+    let mut loads: Vec<Load> = machine.devices.iter().map(Load::new).collect();
+    for table in &workload.tables {
+        let planned = &plan["tables"][&table.name];
+        let number = |value: &serde_json::Value| value.as_u64().unwrap();
+        let pair = |value: &serde_json::Value| [number(&value[0]), number(&value[1])];
+        let is_copied = planned["sharding"] == "data_parallel";
+        assert_eq!(planned["kernel"], if is_copied { "dense" } else { "fused" }, "{}", table.name);
+        let parts: Vec<(Piece, usize)> = if is_copied {
+            let whole = Piece { rows: [0, table.rows], columns: [0, table.width] };
+            (0..topology.gpus.len()).map(|rank| (whole, gpu(rank))).collect()
+        } else {
+            let shards = planned["shards"].as_array().unwrap().iter();
+            let part = |shard: &serde_json::Value| {
+                let columns = pair(&shard["columns"]).map(|column| column as u32);
+                (Piece { rows: pair(&shard["rows"]), columns }, gpu(number(&shard["rank"]) as usize))
+            };
+            shards.map(part).collect()
+        };
+        let replicas = if is_copied { parts.len() } else { 1 };
+        for (piece, device) in &parts {
+            let keeping = Keeping { tier: Tier::Hbm, device: *device, cache: (1.0, 1.0), replicas, brings_rows: true };
+            machine.charges(table, piece, &keeping).iter().for_each(|c| loads[c.device].add(c));
+        }
+    }
+    let fits = loads.iter().all(|load| load.bytes <= load.capacity_bytes);
+    (loads.iter().map(Load::total).fold(0.0, f64::max), fits)
+}
+
+/// Made by `scripts/torchrec_plans.py`.
+#[test]
+fn dlrm_dcnv2_is_planned_at_least_as_well_as_by_torchrec() {
+    let golden = include_str!("../../tests/golden/planner/dlrm_dcnv2.json");
+    let golden: serde_json::Value = serde_json::from_str(golden).unwrap();
+    let tables = golden["tables"].as_array().unwrap().iter().map(|of| TableWorkload {
+        pooling: of["ids"].as_f64().unwrap(),
+        access: Access::Zipf(0.8),
+        ..table(of["name"].as_str().unwrap(), of["rows"].as_u64().unwrap(), golden["width"].as_u64().unwrap() as u32)
+    });
+    let workload = Workload { batch: golden["batch"].as_u64().unwrap() as u32, ..workload(tables.collect()) };
+    let bytes: u64 = workload.tables.iter().map(TableWorkload::bytes).sum();
+    let mut alone = f64::INFINITY;
+    for of in golden["plans"].as_array().unwrap() {
+        let (hosts, gpus) = (of["hosts"].as_u64().unwrap(), of["gpus"].as_u64().unwrap());
+        let host =
+            |h: u64| Host { reserved_gib: 32.0, bandwidth_gb_s: 150.0, row_ns: 1.0, ..host(&format!("h{h}"), 512.0) };
+        let gpu = |h: u64, g: u64| Gpu {
+            reserved_gib: 8.0,
+            bandwidth_gb_s: 2000.0,
+            ..gpu(&format!("h{h}g{g}"), &format!("h{h}"), 80.0)
+        };
+        let topology = Topology {
+            hosts: (0..hosts).map(host).collect(),
+            gpus: (0..hosts).flat_map(|h| (0..gpus).map(move |g| gpu(h, g))).collect(),
+            remote: None,
+            network: Some(Network { bandwidth_gb_s: 50.0, latency_us: 20.0 }),
+        };
+        let found = plan(&topology, &workload).unwrap();
+        check(&found, &topology, &workload);
+        let (theirs, fits) = rated(&topology, &workload, of);
+        assert!(fits, "TorchRec's plan for {hosts} hosts");
+        let both = format!("{hosts} hosts: {} us, TorchRec's plan {theirs} us\n{}", found.micros, report::text(&found));
+        assert!(found.micros <= theirs, "{both}");
+        assert!(found.micros <= alone * (1.0 + 1e-6), "{both}");
+        assert!(found.bytes as f64 <= 1.3 * hosts as f64 * bytes as f64, "{both}");
+        alone = alone.min(found.micros);
+        println!("{both}");
+    }
 }
 
 #[test]

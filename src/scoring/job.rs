@@ -1,5 +1,7 @@
 //! What is scored, and where what becomes of it lies.
 
+use std::fs;
+use std::io::ErrorKind;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -62,6 +64,21 @@ impl JobFolder<JobTerms> {
     /// The units that have no output yet.
     pub fn left(&self) -> Vec<usize> {
         (0..self.units().len()).filter(|&unit| !self.is_done(unit)).collect()
+    }
+
+    /// Says that the job is not done, where a unit has no output: a run before may have said that it was.
+    ///
+    /// # Errors
+    /// `Io` with the path.
+    pub fn reopen(&self) -> Result<()> {
+        let path = self.root().join(SUCCESS_FILE);
+        if self.left().is_empty() {
+            return Ok(());
+        }
+        match fs::remove_file(&path) {
+            Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
+            removed => removed.and_then(|()| files::sync_folder(self.root())).map_err(|e| Error::io(path.display(), e)),
+        }
     }
 
     /// Counts what all units made, and writes it where none is left. What killed runs left behind is removed.

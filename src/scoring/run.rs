@@ -47,10 +47,12 @@ impl Scorer {
     /// Makes the output of a unit. `told` gets the bytes of the input that are done.
     ///
     /// # Errors
-    /// What is wrong with the files; what time may mend, such as a cluster that is away, is an error and no problem of a row. The
+    /// As [`JobFolder::check`] where the input is not that of the job, also where it changes meanwhile; what is wrong with the files; what
+    /// time may mend, such as a cluster that is away, is an error and no problem of a row. The
     /// output is then not there.
     pub fn score(&self, folder: &JobFolder<JobTerms>, unit: usize, told: &(dyn Fn(u64) + Sync)) -> Result<Counts> {
         let input = &folder.units()[unit].input;
+        let unchanged = folder.check(unit)?;
         let mut out = Output::create(folder, unit, &self.layout)?;
         let under_way = self.threads * CHUNKS_A_THREAD;
         let (chunk_sender, chunks) = bounded::<Chunk>(self.threads);
@@ -73,7 +75,8 @@ impl Scorer {
             let read = reader.join().unwrap_or_else(broken);
             written.and(read)
         })
-        .map_err(|e| e.within(input.display()))?;
+        .and_then(|()| unchanged.check())
+        .map_err(|e| unchanged.check().err().unwrap_or(e).within(input.display()))?;
         out.finish()?;
         Counts::read(&folder.output(unit), &folder.problems(unit), &folder.origin(unit)?)
     }
@@ -81,13 +84,12 @@ impl Scorer {
     /// Scores a unit for somebody who tells of many: nothing where it is done, and not over an input that has changed.
     ///
     /// # Errors
-    /// As [`Scorer::score`] and [`JobFolder::check`]; `Invalid` for a number that no unit has.
+    /// As [`Scorer::score`]; `Invalid` for a number that no unit has.
     pub fn order(&self, folder: &JobFolder<JobTerms>, unit: usize) -> Result<Option<Counts>> {
         let unit = jobs::checked(unit, folder.units().len())?;
         if folder.is_done(unit) {
             return Ok(None);
         }
-        folder.check(unit)?;
         self.score(folder, unit, &|_| ()).map(Some)
     }
 

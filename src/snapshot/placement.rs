@@ -141,9 +141,20 @@ impl Placement {
         }
     }
 
-    /// True where a shard lies in the memory of this host, or its cache does.
+    /// True where a shard lies in the memory of this host or of its cards, or its cache does.
     fn is_here(&self, shard: &ShardPlan) -> bool {
-        self.host.as_ref().is_none_or(|host| *host == shard.device)
+        self.host.as_ref().is_none_or(|host| self.host_of(shard) == Some(host))
+    }
+
+    /// The host that answers for a shard or whose card does, as far as that is known.
+    fn host_of<'a>(&'a self, shard: &'a ShardPlan) -> Option<&'a str> {
+        let device = &shard.device;
+        match &self.by {
+            _ if !shard.tier.on_gpu() => Some(device),
+            By::Whole => None,
+            By::Topology(topology) => topology.gpus.iter().find(|gpu| gpu.name == *device).map(|gpu| &*gpu.host),
+            By::Plan(plan) => plan.devices.iter().find(|d| d.device == *device).and_then(|d| d.host.as_deref()),
+        }
     }
 
     /// Bytes of this host's memory that the tables of a model take at most, by the bytes of their files.
@@ -174,31 +185,29 @@ impl Placement {
         manifest: &Manifest,
         tables: Vec<Arc<Table>>,
     ) -> Result<Vec<Arc<Table>>> {
-        let planned;
-        let plans: &[TablePlan] = match &self.by {
-            By::Whole => &[],
-            By::Plan(plan) => &plan.tables,
+        let plans: Vec<TablePlan> = match &self.by {
+            By::Whole => Vec::new(),
+            By::Plan(plan) => plan.tables.clone(),
             By::Topology(topology) => {
                 let workload = workload(spec, &tables);
-                planned = match workload.tables.is_empty() {
+                match workload.tables.is_empty() {
                     true => Vec::new(),
                     false => planner::plan(topology, &workload)?.tables,
-                };
-                &planned
+                }
             }
         };
-        let shards = plans.iter().flat_map(|p| &p.shards).filter(|s| !s.tier.on_gpu());
-        let cards = plans.iter().flat_map(|p| &p.shards).filter(|s| s.tier.on_gpu());
-        let cards: BTreeSet<&str> = cards.map(|s| s.device.as_str()).collect();
-        if cards.len() > 1 {
-            return Err(Error::unsupported(format!(
-                "a plan over the cards {cards:?}, expected one: a server has one card"
-            )));
-        }
-        let hosts: BTreeSet<&str> = shards.map(|s| s.device.as_str()).collect();
+        let plans: Vec<TablePlan> = plans.into_iter().map(|plan| self.seen_from_here(plan)).collect::<Result<_>>()?;
+        let shards = || plans.iter().flat_map(|p| &p.shards);
+        let hosts: BTreeSet<&str> = shards().filter_map(|s| self.host_of(s)).collect();
         if hosts.len() > 1 && self.host.is_none() {
             return Err(Error::unsupported(format!(
                 "a plan over the hosts {hosts:?}, expected one, or which of them this server is (`tables.host`, `serve --host`)"
+            )));
+        }
+        let cards: BTreeSet<&str> = shards().filter(|s| s.tier.on_gpu()).map(|s| s.device.as_str()).collect();
+        if cards.len() > 1 {
+            return Err(Error::unsupported(format!(
+                "a plan over the cards {cards:?}, expected one: a server has one card"
             )));
         }
         for plan in plans.iter().filter(|p| tables.iter().all(|t| t.name() != p.table)) {
@@ -237,7 +246,6 @@ impl Placement {
         if plan.shards.iter().any(|s| s.tier.on_gpu()) {
             return on_card(table, plan);
         }
-        let plan = &self.seen_from_here(plan)?;
         let on_cluster = || plan.shards.iter().filter(|s| s.tier == Tier::Remote);
         let remote = match (on_cluster().next(), &self.cluster) {
             (Some(_), Some(cluster)) => {
@@ -277,13 +285,15 @@ impl Placement {
     }
 
     /// The plan of a table as it concerns this host: of copies its own one.
-    fn seen_from_here(&self, plan: &TablePlan) -> Result<TablePlan> {
-        let mut plan = plan.clone();
-        if let Some(host) = self.host.as_ref().filter(|_| plan.sharding == Sharding::DataParallel) {
-            plan.shards.retain(|s| s.device == *host);
+    fn seen_from_here(&self, mut plan: TablePlan) -> Result<TablePlan> {
+        if let Some(host) = self.host.as_ref().filter(|_| plan.has_copies()) {
+            plan.shards.retain(|s| self.is_here(s));
             if plan.shards.is_empty() {
                 let table = &plan.table;
                 return Err(Error::invalid(format!("table `{table}`: no copy of it is planned on host `{host}`")));
+            }
+            if plan.sharding != Sharding::DataParallel {
+                plan.shards.iter_mut().for_each(|s| s.copy = 0);
             }
         }
         Ok(plan)

@@ -173,6 +173,10 @@ fn filter() -> impl Strategy<Value = Expr> {
         1 => (operator(), year()).prop_map(|(o, year)| leaf("year", Test::Compares(o, year.to_string()))),
         1 => (operator(), -420i32..420).prop_map(|(o, n)| leaf("price", Test::Compares(o, (f64::from(n) / 8.0).to_string()))),
     ];
+    let term = prop_oneof![
+        8 => term,
+        1 => proptest::sample::select(vec!["tag", "year", "price"]).prop_map(|column| leaf(column, Test::IsPresent)),
+    ];
     term.prop_recursive(3, 12, 3, |inner| {
         prop_oneof![
             inner.clone().prop_map(|e| Expr::Not(Box::new(e))),
@@ -200,6 +204,7 @@ fn naive(filter: &Expr, item: &Value) -> bool {
                     wanted.iter().any(|w| *value == json!(w) || value.as_i64().is_some_and(|v| v.to_string() == *w))
                 }
                 Test::Compares(operator, number) => operator.holds(value.as_f64().unwrap(), number.parse().unwrap()),
+                Test::IsPresent => true,
             })
         }
     }

@@ -37,6 +37,7 @@ fn by_rows(table: &Table, hosts: &[&str]) -> TablePlan {
     let (rows, width, row_bytes) = (table.rows(), table.width() as u32, table.spec().row_bytes().unwrap() as u64);
     let edge = |n: usize| rows * n as u64 / hosts.len() as u64;
     let shard = |(n, host): (usize, &&str)| ShardPlan {
+        copy: 0,
         rows: [edge(n), edge(n + 1)],
         columns: [0, width],
         tier: Tier::Host,
@@ -62,6 +63,7 @@ fn by_rows(table: &Table, hosts: &[&str]) -> TablePlan {
 /// A file that holds a plan over hosts.
 fn plan_file(folder: &Path, hosts: &Hosts, tables: Vec<TablePlan>) -> PathBuf {
     let device = |(name, servers): &(String, Vec<String>)| DevicePlan {
+        host: None,
         device: name.clone(),
         kind: DeviceKind::Host,
         bytes: 0,
@@ -456,6 +458,37 @@ fn plans_over_hosts_that_cannot_be_followed_are_refused_with_the_reason() {
     let plan = plan_file(store.path(), &at, vec![copies.clone()]);
     let bytes = whole[0].rows() * whole[0].spec().row_bytes().unwrap() as u64;
     assert_eq!(load(&plan, Some("h1")).unwrap(), bytes);
+    // Also where each of them is cut within its host.
+    let mut cut = copies.clone();
+    let rows = whole[0].rows();
+    cut.sharding = Sharding::RowWise;
+    cut.shards = (copies.shards.iter().enumerate())
+        .flat_map(|(copy, shard)| {
+            [[0, rows / 2], [rows / 2, rows]].map(|rows| ShardPlan { copy, rows, ..shard.clone() })
+        })
+        .collect();
+    let plan = plan_file(store.path(), &at, vec![cut]);
+    assert_eq!(load(&plan, Some("h1")).unwrap(), bytes);
+    // Each host's copy may lie on its card.
+    let mut on_cards = copies.clone();
+    for (n, shard) in on_cards.shards.iter_mut().enumerate() {
+        (shard.tier, shard.device) = (Tier::Hbm, format!("g{n}"));
+    }
+    let on_two = |table: TablePlan| {
+        let path = plan_file(store.path(), &at, vec![table]);
+        let mut plan: PlacementPlan = serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+        for n in 0..2 {
+            let (name, host) = (format!("g{n}"), format!("h{n}"));
+            let device =
+                DevicePlan { device: name, kind: DeviceKind::Gpu, host: Some(host), ..plan.devices[n].clone() };
+            plan.devices.push(device);
+        }
+        std::fs::write(&path, serde_json::to_string(&plan).unwrap()).unwrap();
+        path
+    };
+    assert_eq!(load(&on_two(on_cards.clone()), Some("h1")).unwrap(), bytes);
+    let error = load(&on_two(on_cards), None).unwrap_err().to_string();
+    assert!(error.contains("a plan over the hosts {\"h0\", \"h1\"}"), "{error}");
     copies.shards.truncate(1);
     let plan = plan_file(store.path(), &at, vec![copies]);
     let error = load(&plan, Some("h1")).unwrap_err().to_string();

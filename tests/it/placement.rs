@@ -32,6 +32,7 @@ type Part = ([u64; 2], [u32; 2], Tier);
 /// The plan of one table.
 fn planned(table: &Table, sharding: Sharding, parts: &[Part]) -> TablePlan {
     let shard = |(rows, columns, tier): &Part| ShardPlan {
+        copy: 0,
         rows: *rows,
         columns: *columns,
         tier: *tier,

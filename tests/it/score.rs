@@ -325,6 +325,45 @@ fn an_input_that_changed_is_not_scored() {
 }
 
 #[test]
+fn an_input_that_is_replaced_after_the_job_was_begun_is_not_scored() {
+    let job = Job::new(2, 200);
+    let changed = std::fs::read_to_string(&job.inputs[1]).unwrap().replace("0.25", "0.75");
+    let mut command = sterling();
+    let child = command.args(job.arguments("out", REQUEST)).stderr(Stdio::piped()).stdout(Stdio::piped());
+    let child = child.spawn().unwrap();
+    let until = Instant::now() + Duration::from_secs(60);
+    while !job.path("out/_job.json").exists() && Instant::now() < until {
+        std::thread::yield_now();
+    }
+    std::fs::write(&job.inputs[1], changed).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let log = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && log.contains("users-1.jsonl had"), "{log}");
+    assert!(job.files("out").len() == 2 && !job.path("out/_SUCCESS.json").exists());
+}
+
+#[test]
+fn a_job_with_outputs_that_are_missing_does_not_say_that_it_is_done() {
+    let job = Job::new(2, 5);
+    assert_eq!(job.score("out", REQUEST).0, 0);
+    let success = job.path("out/_SUCCESS.json");
+    assert!(success.exists());
+    let output = job.files("out").into_keys().find(|name| name.ends_with(".parquet")).unwrap();
+    std::fs::remove_file(job.path("out").join(&output)).unwrap();
+    let text = std::fs::read(&job.inputs[0]).unwrap();
+    std::fs::write(&job.inputs[0], "{\"id\": 1}").unwrap();
+    assert_ne!(job.score("out", REQUEST).0, 0);
+    // The inputs are looked at when the job is opened; what is missing is told before.
+    std::fs::write(&job.inputs[0], &text[..text.len() - 1]).unwrap();
+    std::fs::write(&job.inputs[0], [&text[..text.len() - 1], b" "].concat()).unwrap();
+    assert_ne!(job.score("out", REQUEST).0, 0);
+    assert!(!success.exists());
+    std::fs::write(&job.inputs[0], text).unwrap();
+    assert_eq!(job.score("out", REQUEST).0, 0);
+    assert!(success.exists() && job.files("out").contains_key(&output));
+}
+
+#[test]
 fn what_is_left_behind_is_removed_and_what_is_foreign_is_refused() {
     let job = Job::new(2, 5);
     assert_eq!(job.score("out", REQUEST).0, 0);

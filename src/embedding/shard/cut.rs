@@ -33,7 +33,7 @@ impl Cut {
         let cut = |(number, shard): (usize, &ShardPlan)| Cut {
             rows: shard.rows[0]..shard.rows[1],
             columns: shard.columns[0] as usize..shard.columns[1] as usize,
-            copy: if plan.sharding == Sharding::DataParallel { number } else { 0 },
+            copy: if plan.sharding == Sharding::DataParallel { number } else { shard.copy },
             device: match (shard.tier, &shard.backing) {
                 (Tier::Remote, Some(cluster)) => cluster.clone(),
                 _ => shard.device.clone(),

@@ -6,7 +6,7 @@
 //! buckets that pass whole, and at most two buckets in which each surviving item is looked at: it is exact.
 //! (Range-encoded bitmaps: P. O'Neil and D. Quass, *Improved query performance with variant indexes*, SIGMOD 1997.)
 
-use crate::columns::{Column, ColumnKind, Comparison};
+use crate::columns::{Column, ColumnKind, Comparison, Operator};
 use crate::device::buffer::Buffer;
 use crate::error::{Error, Result};
 use crate::files::{TensorFile, Tensors};
@@ -163,8 +163,14 @@ impl Numbers {
         let mut before: Option<Option<bool>> = None;
         for plane in planes.clone() {
             let holds = comparison.over(self.firsts[plane], self.lasts[plane]);
-            let share = holds.map_or(0.5, |all| f64::from(u8::from(all)));
-            answer.items += share * f64::from(self.counts[plane]);
+            let count = f64::from(self.counts[plane]);
+            answer.items += match (holds, comparison) {
+                (Some(all), _) => count * f64::from(u8::from(all)),
+                // Between one item and all of the bucket have the value: the geometric mean errs least.
+                (None, Comparison::Float(Operator::Equal, _)) => count.sqrt(),
+                (None, Comparison::Float(Operator::NotEqual, _)) => count - count.sqrt(),
+                (None, _) => 0.5 * count,
+            };
             let runs = match holds {
                 Some(true) => &mut answer.sure,
                 None => &mut answer.unsure,

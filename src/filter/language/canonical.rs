@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::expr::{Expr, Leaf, Test};
+use super::expr::{Expr, Leaf, Test, word};
 
 /// The canonical form of an expression: equal filters are equal values and print the same text.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -108,6 +108,10 @@ impl fmt::Display for Canonical {
             Canonical::All => Ok(()),
             Canonical::Nothing => f.write_str("NOT ()"),
             Canonical::Literal { leaf, negated: false } => write!(f, "{leaf}"),
+            Canonical::Literal { leaf: Leaf { feature, test: Test::IsPresent, .. }, negated: true } => {
+                word(f, feature)?;
+                f.write_str(" IS NULL")
+            }
             Canonical::Literal { leaf, negated: true } => write!(f, "NOT {leaf}"),
             Canonical::And(inner) => parts(f, inner, " AND "),
             Canonical::Or(inner) => parts(f, inner, " OR "),

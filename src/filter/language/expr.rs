@@ -12,6 +12,8 @@ pub enum Test {
     Has(Vec<String>),
     /// A number of the item compares so to the number that the text writes.
     Compares(Operator, String),
+    /// The item has a value.
+    IsPresent,
 }
 
 /// A question about one feature, and where it stood in the text.
@@ -67,7 +69,7 @@ pub enum Expr {
     Or(Vec<Expr>),
 }
 
-fn word(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
+pub(super) fn word(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
     if lexer::is_word(text) {
         return f.write_str(text);
     }
@@ -105,6 +107,7 @@ impl fmt::Display for Leaf {
                 write!(f, " {} ", operator.sign())?;
                 word(f, number)
             }
+            Test::IsPresent => f.write_str(" IS NOT NULL"),
         }
     }
 }

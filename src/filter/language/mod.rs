@@ -6,6 +6,7 @@
 //! The grammar, with examples that a test runs, is in `docs/FILTERS.md`.
 
 mod canonical;
+mod date;
 mod expr;
 mod lexer;
 mod parser;

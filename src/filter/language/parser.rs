@@ -1,5 +1,6 @@
 //! Tokens to an expression: precedence climbing, OR below AND below NOT, with bounds on length, leaves and depth.
 
+use super::date::Unit;
 use super::expr::{Expr, Leaf, Test};
 use super::lexer::{Token, tokens};
 use crate::columns::Operator;
@@ -160,13 +161,16 @@ impl Parser {
             }
             negated = true;
             Test::Has(self.values(offset)?)
+        } else if self.takes_keyword("is") {
+            negated = !self.takes_keyword("not");
+            if !self.takes_keyword("null") {
+                return Err(self.wrong(if negated { "NULL or NOT NULL" } else { "NULL" }));
+            }
+            self.count(1, offset)?;
+            Test::IsPresent
         } else {
             let operator = self.operator()?;
-            let number = self.name("a number")?;
-            if !number.parse::<f64>().is_ok_and(f64::is_finite) {
-                self.next -= 1;
-                return Err(self.wrong("a number"));
-            }
+            let number = self.number()?;
             self.count(1, offset)?;
             Test::Compares(operator, number)
         };
@@ -182,6 +186,27 @@ impl Parser {
         let text = text.clone();
         self.advance();
         Ok(text)
+    }
+
+    /// A number, or a date in a unit.
+    fn number(&mut self) -> Result<String> {
+        let number = self.name("a number")?;
+        if let Some(unit) = Unit::of(&number)
+            && self.takes("(")
+        {
+            const EXPECTED: &str = "a date such as 2024-01-31, or a time such as \"2024-01-31T12:00:00Z\" but in days";
+            let date = self.name(EXPECTED)?;
+            let Some(number) = unit.since_1970(&date) else {
+                self.next -= 1;
+                return Err(self.wrong(EXPECTED));
+            };
+            return if self.takes(")") { Ok(number) } else { Err(self.wrong("`)`")) };
+        }
+        if !number.parse::<f64>().is_ok_and(f64::is_finite) {
+            self.next -= 1;
+            return Err(self.wrong("a number"));
+        }
+        Ok(number)
     }
 
     /// SilverTorch's terms may carry a weight, which means nothing to a filter.
@@ -201,6 +226,10 @@ impl Parser {
             return Err(self.wrong("`(`"));
         }
         let mut values = Vec::new();
+        if self.takes(")") {
+            self.count(1, offset)?;
+            return Ok(values);
+        }
         loop {
             values.push(self.value()?);
             self.count(1, offset)?;
@@ -221,7 +250,7 @@ impl Parser {
             Token::Sign(">=") => Operator::GreaterEqual,
             Token::Sign("=") => Operator::Equal,
             Token::Sign("!=") => Operator::NotEqual,
-            _ => return Err(self.wrong("`:`, IN or a comparison")),
+            _ => return Err(self.wrong("`:`, IN, IS or a comparison")),
         };
         self.advance();
         Ok(operator)
@@ -247,14 +276,21 @@ mod tests {
     fn errors_name_the_place_and_what_was_expected() {
         for (text, offset, expected) in [
             ("a:1 AND", 7, "got the end at byte 7, expected a term"),
-            ("a", 1, "got the end at byte 1, expected `:`, IN or a comparison"),
+            ("a", 1, "got the end at byte 1, expected `:`, IN, IS or a comparison"),
             ("a:", 2, "got the end at byte 2, expected a value"),
             ("a::b", 2, "got `:` at byte 2, expected a value"),
             ("(a:1", 4, "got the end at byte 4, expected AND, OR or `)`"),
             ("a:1)", 3, "got `)` at byte 3, expected AND, OR or the end"),
             ("a:1 b:2", 4, "got `b` at byte 4, expected AND, OR or the end"),
             ("a IN x", 5, "got `x` at byte 5, expected `(`"),
-            ("a IN ()", 6, "got `)` at byte 6, expected a value"),
+            ("a IN (,)", 6, "got `,` at byte 6, expected a value"),
+            ("a IS 1", 5, "got `1` at byte 5, expected NULL or NOT NULL"),
+            ("a IS NOT 1", 9, "got `1` at byte 9, expected NULL"),
+            ("a IS \"null\"", 5, "expected NULL or NOT NULL"),
+            ("a > s", 4, "got `s` at byte 4, expected a number"),
+            ("a > s(2024-02-30)", 6, "got `2024-02-30` at byte 6, expected a date"),
+            ("a > s(2024-02-03", 16, "got the end at byte 16, expected `)`"),
+            ("a > days(\"2024-01-31T12:00:00Z\")", 9, "expected a date"),
             ("a IN (x y)", 8, "got `y` at byte 8, expected `,` or `)`"),
             ("a NOT x", 6, "expected IN"),
             ("price < ten", 8, "got `ten` at byte 8, expected a number"),
@@ -283,6 +319,8 @@ mod tests {
         assert!(parse(&format!("{}a:1", "NOT ".repeat(10_001))).is_ok(), "NOT does not recurse");
         let wide = |n: usize| vec!["a:1"; n].join(" OR ");
         assert!(parse(&wide(FILTER_LEAVES_MAX)).is_ok());
+        let empty = vec!["a IN ()"; FILTER_LEAVES_MAX + 1].join(" OR ");
+        assert!(parse(&empty).unwrap_err().to_string().contains("more than 1024 terms"));
         assert!(parse(&wide(FILTER_LEAVES_MAX + 1)).unwrap_err().to_string().contains("more than 1024 terms"));
         assert!(parse(&" ".repeat(FILTER_BYTES_MAX + 1)).unwrap_err().to_string().contains("bytes, expected at most"));
     }

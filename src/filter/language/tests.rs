@@ -28,10 +28,16 @@ fn equal_filters_have_one_canonical_text() {
         ("not a:1 and b:2 or c:3", "((NOT a:1) AND b:2) OR c:3"),
         ("price<10", "price < 10"),
         ("price == 10", "price = 10"),
+        ("NOT a IS NOT NULL", "a is null"),
+        ("NOT (a IS NULL)", "a IS NOT NULL"),
+        ("a NOT IN ()", "NOT (a IN ())"),
+        ("seen > ms(\"2024-01-31T12:00:00Z\")", "seen > 1706702400000"),
+        ("seen <= days(2024-01-31)", "seen <= 19753"),
     ] {
         assert_eq!(canonical(a), canonical(b), "{a} and {b}");
     }
     assert_eq!(canonical("NOT ()"), "NOT ()");
+    assert_eq!(canonical("NOT is IS NOT NULL AND null IS NOT NULL"), "is IS NULL AND null IS NOT NULL");
     assert_eq!(canonical("tags:\"role::program\" AND 42:7"), "42:7 AND tags:\"role::program\"");
 }
 
@@ -41,7 +47,8 @@ fn expr() -> impl Strategy<Value = Expr> {
     let number = proptest::string::string_regex("-?[0-9]{1,3}(\\.[0-9])?").unwrap();
     let operator = prop_oneof![Just(Operator::Less), Just(Operator::NotEqual), Just(Operator::GreaterEqual)];
     let test = prop_oneof![
-        proptest::collection::vec(text(), 1..4).prop_map(Test::Has),
+        proptest::collection::vec(text(), 0..4).prop_map(Test::Has),
+        Just(Test::IsPresent),
         (operator, number).prop_map(|(o, n)| Test::Compares(o, n)),
     ];
     let leaf = (name, test).prop_map(|(feature, test)| Expr::Leaf(Leaf { feature, test, offset: 0 }));

@@ -71,7 +71,7 @@ impl Embedding {
         if piece::is_there::<PartItems>(&path, &of)? {
             return Ok(None);
         }
-        self.job.check(unit)?;
+        let unchanged = self.job.check(unit)?;
         progress(Stage::Reading, 0, 1);
         let input = &self.job.units()[unit].input;
         let vectors = match &self.job.asked().vectors {
@@ -79,6 +79,7 @@ impl Embedding {
             None => None,
         };
         let items = Items::read_one(input, vectors, &self.spill)?;
+        unchanged.check().map_err(|e| e.within(input.display()))?;
         if let Some((file, first)) = vectors.filter(|_| unit + 1 == self.units()) {
             let (rows, items) = (npy::open_f32(file)?.rows(), first + items.len());
             if rows != items {
