@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Installs what the tests need and runs all of them: formatting, lints, unit, integration and documentation tests.
+# With --all also what takes an hour: the tests under AddressSanitizer, and 20,000 random batches on the emulated GPU.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -54,3 +55,7 @@ cargo clippy --locked --no-default-features --test tidy -- -D warnings
 cargo test --locked --features full
 RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --quiet --features full
 scripts/test_python.sh
+if [ "${1:-}" = --all ]; then
+    scripts/test_sanitized.sh
+    STERLING_BATCHES=20000 cargo test --locked --features full --test gpu -- --nocapture random_batches
+fi

@@ -21,7 +21,7 @@ use super::program::Program;
 use super::question::{Node, Question, resolve};
 use super::sample::{PassingShares, Sample};
 use crate::columns::{Columns, Comparison, Overlay, bits};
-use crate::device::cuda::ops::words::WordProgram;
+use crate::device::cuda::ops::words::{CHECK_STACK_MAX, WordProgram};
 use crate::error::Result;
 use crate::units::{ListId, Slot};
 
@@ -264,6 +264,15 @@ impl Plan {
         program
     }
 
+    /// Whether a device can evaluate [`Plan::lower`].
+    ///
+    /// # Errors
+    /// As [`WordProgram::check`].
+    pub fn check_lowered(&self) -> Result<()> {
+        // No stack is higher than parts nest in parts, with a run more for posting lists and for what is live.
+        if nesting(&self.root).max(self.program.depth) + 2 <= CHECK_STACK_MAX { Ok(()) } else { self.lower().check() }
+    }
+
     /// What [`Plan::words`] is thought to take, in nanoseconds of one core for each item.
     pub fn words_ns(&self) -> f64 {
         self.program.item_ns()
@@ -392,6 +401,14 @@ fn compared(number: usize, comparison: &Comparison, columns: &Columns, index: &I
     let sampled = (0..slots).step_by((slots / 1024).max(1) as usize);
     let held = sampled.clone().filter(|&s| column.compares(comparison, Slot(s))).count();
     held as f64 / sampled.count().max(1) as f64 * index.items() as f64
+}
+
+/// How deep parts nest in parts.
+fn nesting(node: &Node) -> usize {
+    match node {
+        Node::All | Node::Nothing | Node::Literal { .. } => 1,
+        Node::And(parts) | Node::Or(parts) => 1 + parts.iter().map(nesting).max().unwrap_or(0),
+    }
 }
 
 /// How many questions a filter may ask one item.

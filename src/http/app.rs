@@ -132,7 +132,7 @@ impl App {
     pub(super) fn warnings(&self) -> Vec<String> {
         let mut warnings = self.registry.troubles();
         warnings.extend(self.peers.iter().flat_map(|peers| peers.troubles()));
-        warnings.extend(self.engine.backend().residents().iter().flat_map(|residents| residents.waiting()));
+        warnings.extend(self.engine.backend().residents().iter().flat_map(|residents| residents.warnings()));
         for model in self.registry.list() {
             let (name, view) = (model.name(), model.view());
             let (drift, items) = (view.drift(), view.fresh_items() + view.changed_items());

@@ -311,7 +311,7 @@ impl DeviceIndex {
     }
 
     /// Scans the best lists of each query, `order`, and all of those that are not probed: list by list for all queries where they
-    /// are to be `shared`. Returns the items of these in each part.
+    /// are to be `shared` and a block of the device has the memory for it. Returns the items of these in each part.
     ///
     /// # Errors
     /// As [`DeviceIndex::best_lists`].
@@ -323,7 +323,7 @@ impl DeviceIndex {
         (parts, shared): (&LiveParts<'_>, bool),
     ) -> Result<Vec<Array<u64>>> {
         let scan = |lists: &BlockLists, live: Option<&LiveItems<'_>>| {
-            if shared {
+            if shared && lists.can_scan_shared(device) {
                 lists.scan_shared(device, to, order, live)?;
             } else {
                 scan_live(device, lists, to, (order, live))?;

@@ -165,13 +165,25 @@ const METRICS: &[Metric] = &[
         "sterling_device_fallbacks_total",
         Counter,
         Fixed("kind", &["unavailable", "internal", "overloaded", "unsupported"]),
-        "batches that the CPU answered because the device did not",
+        "batches of which the CPU answered some requests or all because the device did not",
     ),
     metric(
         "sterling_device_bytes",
         Gauge,
         Open("device"),
         "memory of a device that versions take, apart from requests",
+    ),
+    metric(
+        "sterling_device_request_bytes",
+        Gauge,
+        Open("device"),
+        "memory of a device that requests under way take, or took and may take again",
+    ),
+    metric(
+        "sterling_device_failing",
+        Gauge,
+        Labels::None,
+        "1 while the device fails and the CPU answers in its place, 0 once it works again",
     ),
     metric(
         "sterling_device_waiting",

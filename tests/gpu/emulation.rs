@@ -67,9 +67,13 @@ pub fn emulated() -> Arc<Emulated> {
 }
 
 fn opened() -> Emulated {
+    seeded(std::env::var(SEED).ok().and_then(|seed| seed.parse().ok()).unwrap_or(1))
+}
+
+/// An emulated card, the turns of whose threads and streams a seed orders.
+pub fn seeded(seed: u64) -> Emulated {
     static MADE: OnceLock<PathBuf> = OnceLock::new();
     let library = MADE.get_or_init(|| std::env::var_os(LIBRARY).map_or_else(|| make("plain", &PLAIN), PathBuf::from));
-    let seed = std::env::var(SEED).ok().and_then(|seed| seed.parse().ok()).unwrap_or(1);
     Emulated::open(library, seed).unwrap()
 }
 

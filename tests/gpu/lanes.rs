@@ -6,7 +6,7 @@ use sterling::device::cuda::Device;
 use sterling::device::cuda::emulated::Emulated;
 use sterling::device::cuda::ops::top::{self, Scored, Ties};
 
-use crate::emulation::{Random, emulated};
+use crate::emulation::{Random, cards, emulated, seeded};
 
 /// The best of a row, by some launches, uploads, zeros and results.
 fn best(device: &Device, keys: &[u32], k: u32) -> sterling::error::Result<impl FnOnce() -> Vec<u32> + use<>> {
@@ -34,7 +34,8 @@ fn lane() -> (Arc<Emulated>, Device) {
 
 #[test]
 fn replayed_work_makes_what_it_makes_at_once() {
-    let (driver, lane) = lane();
+    let driver = Arc::new(seeded(1).late());
+    let lane = Device::over(driver.clone()).lane().unwrap();
     let mut random = Random::new(1);
     for turn in 0..6 {
         lane.begin().unwrap();
@@ -154,4 +155,73 @@ fn work_that_nobody_waits_for_is_no_harm() {
     let keys = keys(&mut random, 100);
     assert_eq!(best(&lane, &keys, 9).unwrap()(), at_once(&keys, 9));
     assert_eq!(kept.to_vec().unwrap(), [1, 2, 3]);
+}
+
+/// What comes next would take the place of a result that nobody has fetched yet.
+#[test]
+fn a_lane_does_not_begin_while_results_are_out() {
+    let (_, lane) = lane();
+    lane.begin().unwrap();
+    let results = [[1u32; 40], [2; 40]].map(|numbers| lane.copy(&numbers).unwrap().later(40).unwrap());
+    let error = lane.begin().unwrap_err().to_string();
+    assert!(error.contains("2 unfetched results"), "{error}");
+    let [first, second] = results;
+    assert_eq!(first.get().unwrap(), [1; 40]);
+    assert!(lane.begin().is_err());
+    drop(second);
+    lane.begin().unwrap();
+    let finished = lane.copy(&[3u32; 40]).unwrap().later(40).unwrap();
+    lane.flush().unwrap();
+    lane.finish().unwrap();
+    assert_eq!(finished.get().unwrap(), [3; 40]);
+}
+
+/// Memory that cannot be had leaves a lane that gives back what it has once, and works when there is room again.
+#[test]
+fn a_lane_without_room_gives_its_memory_back_once() {
+    for left in (0..2600).step_by(100) {
+        let card = cards(&[4 << 20]).remove(0);
+        let device = Device::over(card.clone());
+        let lane = device.lane().unwrap();
+        lane.begin().unwrap();
+        drop(lane.copy(&vec![1u8; 100 << 10]).unwrap());
+        lane.begin().unwrap();
+        drop((lane.copy(&vec![1u8; 100 << 10]).unwrap(), lane.copy(&vec![1u8; 1 << 20]).unwrap()));
+        // Somebody else takes the rest, but for so many KiB.
+        let (free, all) = device.memory().unwrap();
+        let other = device.room::<u8>((free as usize).saturating_sub(left << 10).max(1)).unwrap();
+        let begun = lane.begin();
+        assert_eq!(begun.is_ok(), left >= 2500, "{left} KiB: {begun:?}");
+        drop(other);
+        lane.begin().unwrap();
+        let array = lane.copy(&vec![7u8; 1 << 20]).unwrap();
+        assert!(array.to_vec().unwrap().iter().all(|&x| x == 7));
+        drop(array);
+        drop(lane);
+        assert_eq!(device.memory().unwrap(), (all, all), "{left} KiB");
+        assert_eq!(device.lanes().taken(), 0);
+    }
+}
+
+/// One large stretch does not keep its memory for ever, and lanes take no more than they may.
+#[test]
+fn lanes_give_back_what_they_need_no_more() {
+    let card = cards(&[1 << 30]).remove(0);
+    let device = Device::over(card.clone());
+    let lane = device.lane().unwrap();
+    let run = |numbers: usize| {
+        lane.begin().unwrap();
+        let copied = lane.copy(&vec![5u32; numbers]).unwrap();
+        assert!(copied.to_vec().unwrap().iter().all(|&x| x == 5));
+    };
+    (0..3).for_each(|_| run(1 << 20));
+    let most = device.lanes().taken();
+    assert!(most >= 4 << 20, "{most}");
+    (0..600).for_each(|_| run(10));
+    assert!(device.lanes().taken() < 1 << 20, "{} of {most}", device.lanes().taken());
+    device.lanes().set_most(2 << 20);
+    lane.begin().unwrap();
+    let error = lane.room::<u8>(3 << 20).unwrap_err().to_string();
+    assert!(error.contains("need 3145728 bytes more, of at most 2097152"), "{error}");
+    run(10);
 }

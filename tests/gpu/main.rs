@@ -6,8 +6,10 @@
 #![allow(clippy::unwrap_used)]
 
 mod bags;
+mod batches;
 mod calibrate;
 mod emulation;
+mod faults;
 mod figures;
 mod floors;
 mod hot;

@@ -226,5 +226,12 @@ fn whole_pass_of_versions_goes_on_where_the_card_is_lost_between_them() {
         std::thread::sleep(Duration::from_millis(20));
     }
     assert_ne!(served.kernel(&views[0]), "emulated");
-    assert!(served.residents.waiting().is_empty(), "no room will come");
+    let told = served.residents.warnings();
+    let is_told = |line: &String| line.contains("version 2: the CPU answers until the device takes it");
+    assert!(told.iter().any(|line| is_told(line) && line.contains("the card is lost")), "{told:?}");
+    // It answers again, without anybody having asked for that: the next version comes after all.
+    card.find_again();
+    served.until_on_card(&views[1]);
+    let told = served.residents.warnings();
+    assert!(!told.iter().any(is_told), "{told:?}");
 }

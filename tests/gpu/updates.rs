@@ -86,6 +86,11 @@ fn update(random: &mut Random, has_pictures: bool) -> Update {
 
 /// A catalogue without a model, or with one that has a reranker, published.
 pub fn catalogue(folder: &Path, items: usize, rescore: Rescore, package: Option<PartFormat>) -> Arc<View> {
+    catalogue_in(24, folder, items, rescore, package)
+}
+
+/// The same in so many lists.
+fn catalogue_in(lists: usize, folder: &Path, items: usize, rescore: Rescore, package: Option<PartFormat>) -> Arc<View> {
     let mut random = Random::new(31);
     let line = |n: usize| {
         let mut row = Row::random(&mut random, false);
@@ -106,7 +111,7 @@ pub fn catalogue(folder: &Path, items: usize, rescore: Rescore, package: Option<
     let path = folder.join("items.jsonl");
     std::fs::write(&path, lines.join("\n")).unwrap();
     let mut what = Publish { items: Some(path), ..Publish::default() };
-    (what.recipe.index.rescore, what.recipe.index.lists) = (rescore, 24);
+    (what.recipe.index.rescore, what.recipe.index.lists) = (rescore, lists);
     match package {
         Some(format) => {
             what.recipe.reranking.item_part = format;
@@ -309,6 +314,37 @@ fn whole_pass_over_what_is_gone_finds_what_is_there() {
     fresh.apply(&[Update::Delete { id: 7 }]).unwrap();
     let none = Arc::new(fresh.view().unwrap());
     agree_all(&none, &mut gpu, &asked(&mut random, 12), "none is left");
+}
+
+/// Values of fresh items lie behind those of the snapshot, whose last item ends where its last list does.
+#[test]
+fn whole_pass_keeps_the_values_of_the_last_item_at_every_length_of_the_last_list() {
+    let row = |id: i64, brands: &[&str]| {
+        let brands = brands.iter().map(|&brand| brand.to_owned()).collect();
+        let row = Row { vector: vec![0.1; DIMENSION], shelf: "s1".into(), brands, price: 3.0, picture: vec![0.5; 3] };
+        let dense = vec![("picture".into(), row.picture.clone())];
+        Update::Put(Put { id, vector: Some(row.vector.clone()), attributes: row.attributes(), dense })
+    };
+    let bodies = [json!({"vector": vec![0.5; DIMENSION], "k": 64, "candidates": 64, "probes": 1})];
+    for items in 49..=64 {
+        let folder = tempfile::tempdir().unwrap();
+        let main = catalogue_in(1, folder.path(), items, Rescore::F32, Some(PartFormat::None)).main().clone();
+        let (residents, mut fresh) = (residents(), Fresh::new(main, 0));
+        let mut gpu = Cuda::new(residents.clone(), Threads::new(1));
+        // Each segment takes the first place that is free: those of the first one too, once it is gone.
+        let mut views: Vec<Arc<View>> = Vec::new();
+        for (n, brands) in [&[][..], &["acme", "bolt", "cog"], &["dyn"]].into_iter().enumerate() {
+            assert!(fresh.apply(&[row(100_001 + n as i64, brands)]).unwrap().is_empty());
+            views.push(Arc::new(fresh.view().unwrap()));
+            residents.before_shown(&views[views.len() - 1]);
+            for (at, view) in views.iter().enumerate() {
+                agree_all(view, &mut gpu, &bodies, &format!("{items} items, view {at} after {n}"));
+            }
+            if views.len() == 2 {
+                views.remove(0);
+            }
+        }
+    }
 }
 
 /// What a reranker reads of fresh items: rows, vectors, rows of their values and of their ids in tables, what is kept by item.

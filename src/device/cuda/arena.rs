@@ -54,6 +54,10 @@ impl Driver for Arena {
         self.inner.blocks()
     }
 
+    fn shared_bytes_max(&self) -> usize {
+        self.inner.shared_bytes_max()
+    }
+
     fn memory(&self) -> Result<(u64, u64)> {
         self.inner.memory()
     }
@@ -130,6 +134,10 @@ impl Driver for Measure {
 
     fn blocks(&self) -> usize {
         1
+    }
+
+    fn shared_bytes_max(&self) -> usize {
+        usize::MAX
     }
 
     fn memory(&self) -> Result<(u64, u64)> {

@@ -16,8 +16,6 @@ use crate::error::{Error, Result};
 
 /// Oldest cards that the kernels are made for: dp4a, mma of bytes and warp-wide sums.
 const CAPABILITY_MIN: (i32, i32) = (8, 0);
-/// Shared memory of a block that needs no leave.
-const SHARED_BYTES_PLAIN: usize = 48 << 10;
 
 /// A card with the kernels compiled for it.
 pub struct Card {
@@ -26,6 +24,10 @@ pub struct Card {
     stream: sys::CUstream,
     kernels: HashMap<String, sys::CUfunction>,
     blocks: usize,
+    shared_bytes: usize,
+    /// Whether copies from pageable memory may read it after they return: where the card reads the host's memory by itself, nothing
+    /// makes the driver copy it aside first.
+    reads_pageable: bool,
     /// How memory of the host is registered.
     registering: u32,
 }
@@ -101,13 +103,16 @@ impl Card {
         // SAFETY: the context was made just now.
         unsafe { result::ctx::set_current(context) }.map_err(failed(&name))?;
         let stream = result::stream::create(result::stream::StreamKind::NonBlocking).map_err(failed(&name))?;
-        let kernels = load(capability)?;
+        let most = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
+        let kernels = load(capability, most)?;
+        let reads_pageable = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS)? > 0;
         let processors = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         let blocks = usize::try_from(processors).unwrap_or(1) * BLOCKS_A_PROCESSOR;
         use sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_READ_ONLY_HOST_REGISTER_SUPPORTED as READ_ONLY;
         let read_only = if attribute(READ_ONLY)? > 0 { sys::CU_MEMHOSTREGISTER_READ_ONLY } else { 0 };
         let registering = sys::CU_MEMHOSTREGISTER_DEVICEMAP | read_only;
-        Ok(Card { name, context, stream, kernels, blocks, registering })
+        let shared_bytes = usize::try_from(most).unwrap_or(0);
+        Ok(Card { name, context, stream, kernels, blocks, shared_bytes, reads_pageable, registering })
     }
 
     fn here(&self) -> Result<()> {
@@ -116,8 +121,9 @@ impl Card {
     }
 }
 
-/// The functions of all kernels, in the current context: compiled once for a kind of card, and kept on disk.
-fn load(capability: (i32, i32)) -> Result<HashMap<String, sys::CUfunction>> {
+/// The functions of all kernels, in the current context: compiled once for a kind of card, and kept on disk. Each may take as much shared
+/// memory as a block has, which is set once: set with each launch, threads would take it from each other.
+fn load(capability: (i32, i32), shared_bytes: i32) -> Result<HashMap<String, sys::CUfunction>> {
     let (architecture, compiler) = (format!("sm_{}{}", capability.0, capability.1), compiler::version()?);
     let cubins = Cubins::of_user();
     let mut kernels = HashMap::new();
@@ -133,6 +139,9 @@ fn load(capability: (i32, i32)) -> Result<HashMap<String, sys::CUfunction>> {
             let named = CString::new(name).map_err(|e| Error::internal(format!("{}: {e}", source.name)))?;
             // SAFETY: the module was loaded just now and stays.
             let function = unsafe { result::module::get_function(module, named) }.map_err(failed(name))?;
+            use sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as MOST;
+            // SAFETY: the function is of a module that stays.
+            unsafe { result::function::set_function_attribute(function, MOST, shared_bytes) }.map_err(failed(name))?;
             kernels.insert(name.to_owned(), function);
         }
     }
@@ -150,6 +159,10 @@ impl Driver for Card {
 
     fn blocks(&self) -> usize {
         self.blocks
+    }
+
+    fn shared_bytes_max(&self) -> usize {
+        self.shared_bytes
     }
 
     fn memory(&self) -> Result<(u64, u64)> {
@@ -197,8 +210,9 @@ impl Driver for Card {
 
     unsafe fn upload(&self, to: u64, from: &[u8]) -> Result<()> {
         self.here()?;
-        // SAFETY: the caller's condition; memory that is not pinned is copied aside before the call returns.
-        unsafe { result::memcpy_htod_async(to, from, self.stream) }.map_err(failed(&self.name))
+        // SAFETY: the caller's condition; memory that is not pinned is copied aside before the call returns, or read before the wait ends.
+        unsafe { result::memcpy_htod_async(to, from, self.stream) }.map_err(failed(&self.name))?;
+        if self.reads_pageable { self.settle() } else { Ok(()) }
     }
 
     unsafe fn download(&self, from: u64, to: &mut [u8]) -> Result<()> {
@@ -235,12 +249,6 @@ impl Card {
     unsafe fn launch_on(&self, stream: sys::CUstream, launch: &Launch<'_>) -> Result<()> {
         let missing = || Error::internal(format!("there is no kernel `{}`", launch.kernel));
         let function = *self.kernels.get(launch.kernel).ok_or_else(missing)?;
-        if launch.shared_bytes > SHARED_BYTES_PLAIN {
-            use sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as MOST;
-            // SAFETY: the function is of a module that stays.
-            unsafe { result::function::set_function_attribute(function, MOST, launch.shared_bytes as i32) }
-                .map_err(failed(launch.kernel))?;
-        }
         let [x, y, z] = launch.grid;
         let mut arguments = [launch.arguments.as_ptr().cast_mut().cast::<c_void>()];
         let (shared_bytes, threads) = (launch.shared_bytes as u32, (launch.threads, 1, 1));

@@ -1,6 +1,7 @@
 //! What is asked of a card, so that another one, or an emulation, can stand in for it.
 
 use std::fmt::Debug;
+use std::sync::Arc;
 
 use crate::error::{Error, Result};
 
@@ -134,8 +135,36 @@ impl Work {
 pub enum Coming {
     /// It is there.
     Here(Vec<u8>),
-    /// To pinned memory of this address.
-    To(u64),
+    /// To pinned memory.
+    To(Unfetched),
+}
+
+/// Pinned memory that a result is copied to, and that belongs to the result until this is dropped. A lane does not begin again before.
+#[derive(Debug)]
+pub struct Unfetched {
+    address: u64,
+    streams: Arc<dyn Streams>,
+    /// Shared by all unfetched results of a lane, which counts them by it.
+    _of_lane: Arc<()>,
+}
+
+impl Unfetched {
+    /// Claims pinned memory for a result.
+    pub(super) fn new(address: u64, bytes: usize, streams: Arc<dyn Streams>, of_lane: Arc<()>) -> Self {
+        streams.expects(address, bytes);
+        Unfetched { address, streams, _of_lane: of_lane }
+    }
+
+    /// Address of the pinned memory.
+    pub(super) fn address(&self) -> u64 {
+        self.address
+    }
+}
+
+impl Drop for Unfetched {
+    fn drop(&mut self) {
+        self.streams.fetched(self.address);
+    }
 }
 
 /// A card, or what stands in for one. Copies and launches of one driver happen in the order in which they are asked for.
@@ -148,6 +177,9 @@ pub trait Driver: Send + Sync + Debug {
 
     /// Blocks that are enough to keep it busy.
     fn blocks(&self) -> usize;
+
+    /// Bytes of shared memory that one block may have at most.
+    fn shared_bytes_max(&self) -> usize;
 
     /// Bytes of its memory that are free, and all of them.
     ///
@@ -196,6 +228,14 @@ pub trait Driver: Send + Sync + Debug {
     /// # Errors
     /// As [`Driver::upload`].
     fn flush(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Waits until all that was sent off is done, so that memory which it reads and writes may be freed.
+    ///
+    /// # Errors
+    /// As [`Driver::download`]; nothing runs any more in this case too.
+    fn finish(&self) -> Result<()> {
         Ok(())
     }
 
@@ -315,6 +355,16 @@ pub trait Streams: Driver {
     /// # Safety
     /// `address` is one that [`Streams::pin`] gave and that nothing uses any more.
     unsafe fn unpin(&self, address: u64);
+
+    /// Notes that a result will be read from pinned memory. An emulation fails where this memory is given back or reused before
+    /// [`Streams::fetched`].
+    fn expects(&self, _address: u64, _bytes: usize) {}
+
+    /// Notes that nobody reads that result any more.
+    fn fetched(&self, _address: u64) {}
+
+    /// Notes that memory, on the card or pinned, is used anew: what stands in it is not read any more. An emulation overwrites it.
+    fn recycles(&self, _address: u64, _bytes: usize) {}
 
     /// A new stream.
     ///

@@ -14,7 +14,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use bytemuck::{Pod, Zeroable};
 
-use super::driver::{Coming, Demand, Driver, Launch, Streams, Work};
+use super::driver::{Coming, Demand, Driver, Launch, Streams, Unfetched, Work};
+use super::memory::LaneBytes;
 use crate::error::{Error, Result};
 use crate::locks::locked;
 
@@ -25,6 +26,8 @@ const RECORDINGS_MAX: usize = 32;
 const SEEN_MAX: usize = 256;
 /// Least bytes of a run of memory.
 const ROOM_MIN: usize = 1 << 16;
+/// Stretches of work after which a run of memory becomes smaller, if none of them took half of it.
+const SHRINK_AFTER: usize = 256;
 
 /// Results that one launch brings to the host, and bytes of a result from which on a copy of its own is as fast.
 const TOGETHER_MAX: usize = 16;
@@ -96,6 +99,9 @@ struct Run {
     sent: usize,
     /// Bytes that were asked for since it was empty.
     wanted: usize,
+    /// Most bytes that any of so many stretches asked for.
+    most: usize,
+    stretches: usize,
 }
 
 impl Run {
@@ -128,21 +134,23 @@ struct Recording {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Arrays that came from the host, with as much pinned memory in which they wait.
+    /// Arrays that came from the host, with as much pinned memory in which they wait, each at the same place.
     inputs: Run,
-    staging: u64,
+    staging: Run,
     /// Arrays of zeros.
     zeros: Run,
     rooms: Run,
     /// Pinned memory for results.
     results: Run,
-    /// What did not fit: on the card, and pinned.
-    beyond: Vec<u64>,
+    /// What did not fit, with its bytes: on the card, and pinned.
+    beyond: Vec<(u64, usize)>,
     beyond_pinned: Vec<u64>,
     /// Arrays that somebody holds.
     live: usize,
     work: Vec<Work>,
     is_under_way: bool,
+    /// Why results of this stretch did not come.
+    failure: Option<String>,
     recordings: VecDeque<Recording>,
     seen: VecDeque<u64>,
 }
@@ -153,6 +161,10 @@ pub(super) struct Lane {
     inner: Arc<dyn Streams>,
     stream: u64,
     blocks: usize,
+    /// What all lanes of the card have of its memory.
+    bytes: Arc<LaneBytes>,
+    /// Shared with each result that is not fetched.
+    unfetched: Arc<()>,
     state: Mutex<State>,
 }
 
@@ -161,9 +173,9 @@ impl Lane {
     ///
     /// # Errors
     /// `Unavailable` where the card does not answer any more.
-    pub(super) fn new(inner: Arc<dyn Streams>) -> Result<Self> {
+    pub(super) fn new(inner: Arc<dyn Streams>, bytes: Arc<LaneBytes>) -> Result<Self> {
         let (stream, blocks) = (inner.stream()?, inner.blocks());
-        Ok(Lane { inner, stream, blocks, state: Mutex::default() })
+        Ok(Lane { inner, stream, blocks, bytes, unfetched: Arc::default(), state: Mutex::default() })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -173,19 +185,24 @@ impl Lane {
 
     fn wait_for(&self, state: &mut State) -> Result<()> {
         if state.is_under_way {
-            // SAFETY: the stream is the lane's, which lives.
-            unsafe { self.inner.wait(self.stream)? };
+            // Of a stream that failed nothing runs any more, either.
             state.is_under_way = false;
+            // SAFETY: the stream is the lane's, which lives.
+            unsafe { self.inner.wait(self.stream) }.inspect_err(|e| state.failure = Some(e.to_string()))?;
         }
         Ok(())
     }
 
     /// Sends off what was written down.
     fn submit(&self, state: &mut State) -> Result<()> {
+        self.submit_all(state).inspect_err(|e| state.failure = Some(e.to_string()))
+    }
+
+    fn submit_all(&self, state: &mut State) -> Result<()> {
         let mut list = Vec::with_capacity(state.work.len() + 2);
         let first = state.inputs.sent as u64;
         if let Some((to, bytes)) = state.inputs.unsent() {
-            list.push(Work::Upload { to, from: state.staging + first, bytes });
+            list.push(Work::Upload { to, from: state.staging.address + first, bytes });
         }
         list.extend(state.zeros.unsent().map(|(address, bytes)| Work::Clear { address, bytes }));
         list.append(&mut results_together(std::mem::take(&mut state.work)));
@@ -223,11 +240,27 @@ impl Lane {
 
     /// Memory of the card that is not in any run, for an array that found no room: the next stretch will have it.
     fn beyond(&self, state: &mut State, bytes: usize) -> Result<u64> {
-        let address = self.inner.alloc(bytes)?;
-        state.beyond.push(address);
-        // The stream may use it once the driver itself has come there.
-        self.inner.settle()?;
+        let address = self.take(bytes)?;
+        state.beyond.push((address, bytes));
         Ok(address)
+    }
+
+    /// Memory of the card, as far as lanes may have it.
+    fn take(&self, bytes: usize) -> Result<u64> {
+        self.bytes.take(bytes)?;
+        let address = self.inner.alloc(bytes).inspect_err(|_| self.bytes.give_back(bytes))?;
+        // The stream may use it once the driver itself has come there.
+        let settled = self.inner.settle();
+        // SAFETY: it was taken just now.
+        settled.map(|()| address).inspect_err(|_| unsafe { self.give_back(address, bytes) })
+    }
+
+    /// # Safety
+    /// The address came from [`Lane::take`] with so many bytes, and nothing uses it any more.
+    unsafe fn give_back(&self, address: u64, bytes: usize) {
+        // SAFETY: the caller's condition.
+        unsafe { self.inner.free(address) };
+        self.bytes.give_back(bytes);
     }
 
     fn pinned_beyond(&self, state: &mut State, bytes: usize) -> Result<u64> {
@@ -240,7 +273,7 @@ impl Lane {
     fn staged(&self, state: &mut State, bytes: &[u8]) -> Result<u64> {
         let room = rounded(bytes.len());
         let (to, from) = match state.inputs.take(room) {
-            Some(to) => (to, state.staging + (to - state.inputs.address)),
+            Some(to) => (to, state.staging.address + (to - state.inputs.address)),
             None => {
                 let (to, from) = (self.beyond(state, room)?, self.pinned_beyond(state, room)?);
                 state.work.push(Work::Upload { to, from, bytes: bytes.len() });
@@ -252,26 +285,57 @@ impl Lane {
         Ok(to)
     }
 
-    /// Makes a run as large as what was wanted of it, and empties it. Returns whether it is new memory.
-    fn renew(&self, run: &mut Run, is_pinned: bool) -> Result<bool> {
-        let grows = run.wanted > run.bytes;
-        if grows {
-            let bytes = rounded(run.wanted).max(ROOM_MIN);
-            self.give_up(run, is_pinned);
-            run.address = if is_pinned { self.inner.pin(bytes)? } else { self.inner.alloc(bytes)? };
-            run.bytes = bytes;
+    /// Makes a run as large as what was wanted of it, and empties it. One that was twice as large as needed for long becomes smaller.
+    fn renew(&self, run: &mut Run, is_pinned: bool) -> Result<()> {
+        let bytes = rounded(run.wanted).max(ROOM_MIN);
+        if run.wanted > run.bytes {
+            return self.replace(run, bytes, is_pinned);
         }
+        self.inner.recycles(run.address, run.bytes);
+        run.most = run.most.max(bytes);
+        run.stretches += 1;
         (run.used, run.sent, run.wanted) = (0, 0, 0);
-        Ok(grows)
+        if run.stretches < SHRINK_AFTER {
+            return Ok(());
+        }
+        let most = std::mem::take(&mut run.most);
+        run.stretches = 0;
+        if most <= run.bytes / 2 { self.replace(run, most, is_pinned) } else { Ok(()) }
+    }
+
+    /// Gives a run other memory in place of what it has. Where there is none, it has none, and as much is wanted of it.
+    fn replace(&self, run: &mut Run, bytes: usize, is_pinned: bool) -> Result<()> {
+        self.give_up(run, is_pinned);
+        run.wanted = bytes;
+        let address = if is_pinned { self.inner.pin(bytes)? } else { self.take(bytes)? };
+        *run = Run { address, bytes, ..Run::default() };
+        Ok(())
     }
 
     fn give_up(&self, run: &mut Run, is_pinned: bool) {
         let old = std::mem::take(run);
         if old.bytes > 0 {
-            // SAFETY: the address came from `pin` or `alloc`, and nothing on the stream uses it: the lane has waited.
-            unsafe { if is_pinned { self.inner.unpin(old.address) } else { self.inner.free(old.address) } };
+            // SAFETY: the address came from `pin` or `take`, and nothing on the stream uses it: the lane has waited.
+            unsafe {
+                if is_pinned {
+                    self.inner.unpin(old.address)
+                } else {
+                    self.give_back(old.address, old.bytes)
+                };
+            }
         }
-        run.wanted = old.wanted;
+    }
+
+    /// Gives up the arrays that found no room in a run.
+    fn give_up_beyond(&self, state: &mut State) {
+        for (address, bytes) in state.beyond.drain(..) {
+            // SAFETY: the address came from `take`, no array has it any more, and the stream has come to its end.
+            unsafe { self.give_back(address, bytes) };
+        }
+        for address in state.beyond_pinned.drain(..) {
+            // SAFETY: as above, from `pin`.
+            unsafe { self.inner.unpin(address) };
+        }
     }
 }
 
@@ -288,39 +352,49 @@ impl Driver for Lane {
         self.blocks
     }
 
+    fn shared_bytes_max(&self) -> usize {
+        self.inner.shared_bytes_max()
+    }
+
     fn memory(&self) -> Result<(u64, u64)> {
         self.inner.memory()
     }
 
-    /// Empties the lane, where nobody holds an array of it: of work that nobody came to wait for nothing is left.
+    /// Empties the lane, unless an array of it is held: of work that nobody came to wait for nothing is left.
+    ///
+    /// # Errors
+    /// `Internal` while a result of the lane is not fetched, since what comes next would take its place; as [`Streams::pin`].
     fn begin(&self) -> Result<()> {
         let mut state = self.state();
+        let unfetched = Arc::strong_count(&self.unfetched) - 1;
+        if unfetched > 0 {
+            return Err(Error::internal(format!(
+                "a stretch of work begins on a stream with {unfetched} unfetched results"
+            )));
+        }
         if state.live > 0 {
             return Ok(());
         }
         self.wait_for(&mut state)?;
         state.work.clear();
-        for address in std::mem::take(&mut state.beyond) {
-            // SAFETY: the address came from `alloc`, no array has it any more, and the stream has come to its end.
-            unsafe { self.inner.free(address) };
-        }
-        for address in std::mem::take(&mut state.beyond_pinned) {
-            // SAFETY: as above, from `pin`.
-            unsafe { self.inner.unpin(address) };
-        }
+        state.failure = None;
+        self.give_up_beyond(&mut state);
         let State { inputs, staging, zeros, rooms, results, .. } = &mut *state;
-        let before = inputs.bytes;
-        let mut is_new = self.renew(inputs, false)?;
-        if is_new {
-            let mut pinned = Run { address: *staging, bytes: before, ..Run::default() };
-            pinned.wanted = inputs.bytes;
-            self.renew(&mut pinned, true)?;
-            *staging = pinned.address;
+        self.renew(inputs, false)?;
+        if staging.bytes != inputs.bytes
+            && let Err(e) = self.replace(staging, inputs.bytes, true)
+        {
+            // Neither is there without the other.
+            self.give_up(inputs, false);
+            return Err(e);
         }
-        is_new |= self.renew(zeros, false)?;
-        is_new |= self.renew(rooms, false)?;
-        self.renew(results, true)?;
-        if is_new { self.inner.settle() } else { Ok(()) }
+        self.renew(zeros, false)?;
+        self.renew(rooms, false)?;
+        self.renew(results, true)
+    }
+
+    fn finish(&self) -> Result<()> {
+        self.wait_for(&mut self.state())
     }
 
     fn alloc(&self, bytes: usize) -> Result<u64> {
@@ -398,7 +472,7 @@ impl Driver for Lane {
             None => self.pinned_beyond(&mut state, room)?,
         };
         state.work.push(Work::Download { from, to, bytes });
-        Ok(Coming::To(to))
+        Ok(Coming::To(Unfetched::new(to, bytes, self.inner.clone(), self.unfetched.clone())))
     }
 
     fn flush(&self) -> Result<()> {
@@ -406,15 +480,18 @@ impl Driver for Lane {
     }
 
     fn receive(&self, coming: &Coming, bytes: usize, take: &mut dyn FnMut(&[u8])) -> Result<()> {
-        let Coming::To(from) = coming else {
+        let Coming::To(unfetched) = coming else {
             return Err(Error::internal("a result that is not this lane's"));
         };
         let mut state = self.state();
         self.submit(&mut state)?;
         self.wait_for(&mut state)?;
-        // SAFETY: `from` is pinned memory of at least as many bytes, which `send` took for this result and which stays until the
-        // lane begins again; the copy to it is done.
-        take(unsafe { std::slice::from_raw_parts(*from as *const u8, bytes) });
+        if let Some(failure) = &state.failure {
+            return Err(Error::unavailable(failure.clone()));
+        }
+        // SAFETY: this is pinned memory of at least as many bytes, which `send` took for this result and which stays until the lane
+        // begins again, which it does not before the result is dropped; the copy to it is done.
+        take(unsafe { std::slice::from_raw_parts(unfetched.address() as *const u8, bytes) });
         Ok(())
     }
 }
@@ -424,16 +501,13 @@ impl Drop for Lane {
         let mut state = std::mem::take(&mut *self.state());
         // A card that is lost has nothing to give back.
         let _ = self.wait_for(&mut state);
+        self.give_up_beyond(&mut state);
         let State { inputs, staging, zeros, rooms, results, .. } = &mut state;
-        let mut pinned = Run { address: *staging, bytes: inputs.bytes, ..Run::default() };
-        for (run, is_pinned) in [(&mut pinned, true), (inputs, false), (zeros, false), (rooms, false), (results, true)]
-        {
+        for (run, is_pinned) in [(staging, true), (inputs, false), (zeros, false), (rooms, false), (results, true)] {
             self.give_up(run, is_pinned);
         }
-        // SAFETY: all came from the driver's own calls, and nobody has them any more: arrays hold the lane.
+        // SAFETY: all came from the driver's own calls, and nobody has them any more: arrays and results hold the lane.
         unsafe {
-            state.beyond.iter().for_each(|&address| self.inner.free(address));
-            state.beyond_pinned.iter().for_each(|&address| self.inner.unpin(address));
             state.recordings.iter().for_each(|recording| self.inner.forget(recording.handle));
             self.inner.close(self.stream);
         }

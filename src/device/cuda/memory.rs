@@ -3,6 +3,7 @@
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytemuck::Pod;
 
@@ -18,6 +19,54 @@ pub struct Device {
     driver: Arc<dyn Driver>,
     /// None for a lane.
     streams: Option<Arc<dyn Streams>>,
+    lanes: Arc<LaneBytes>,
+}
+
+/// Bytes of a device's memory that all its lanes have, and how many they may have.
+#[derive(Debug)]
+pub struct LaneBytes {
+    device: String,
+    taken: AtomicU64,
+    most: AtomicU64,
+}
+
+impl LaneBytes {
+    fn of(device: String) -> Arc<Self> {
+        Arc::new(LaneBytes { device, taken: 0.into(), most: u64::MAX.into() })
+    }
+
+    /// Bytes that lanes have.
+    pub fn taken(&self) -> u64 {
+        self.taken.load(Ordering::Relaxed)
+    }
+
+    /// Bytes that lanes may have.
+    pub fn most(&self) -> u64 {
+        self.most.load(Ordering::Relaxed)
+    }
+
+    /// Sets how many they may have.
+    pub fn set_most(&self, bytes: u64) {
+        self.most.store(bytes, Ordering::Relaxed);
+    }
+
+    pub(super) fn take(&self, bytes: usize) -> Result<()> {
+        let (before, most) = (self.taken.fetch_add(bytes as u64, Ordering::Relaxed), self.most());
+        if before + bytes as u64 > most {
+            self.taken.fetch_sub(bytes as u64, Ordering::Relaxed);
+            return Err(Error::overloaded(format!(
+                "{}: requests have {before} bytes of its memory and need {bytes} more, of at most {most}",
+                self.device
+            )));
+        }
+        metrics::gauge!("sterling_device_request_bytes", "device" => self.device.clone()).increment(bytes as f64);
+        Ok(())
+    }
+
+    pub(super) fn give_back(&self, bytes: usize) {
+        self.taken.fetch_sub(bytes as u64, Ordering::Relaxed);
+        metrics::gauge!("sterling_device_request_bytes", "device" => self.device.clone()).decrement(bytes as f64);
+    }
 }
 
 impl Device {
@@ -28,7 +77,7 @@ impl Device {
 
     /// A device over a driver that others hold too.
     pub fn over<D: Streams + 'static>(driver: Arc<D>) -> Self {
-        Device { driver: driver.clone(), streams: Some(driver) }
+        Device { lanes: LaneBytes::of(driver.name()), driver: driver.clone(), streams: Some(driver) }
     }
 
     /// The same device by a lane of its own: what is asked of it is written down, and runs beside what others ask for.
@@ -37,7 +86,8 @@ impl Device {
     /// `Internal` for a lane; `Unavailable` where the card does not answer any more.
     pub fn lane(&self) -> Result<Device> {
         let streams = self.streams.clone().ok_or_else(|| Error::internal("a lane of a lane"))?;
-        Ok(Device { driver: Arc::new(Lane::new(streams)?), streams: None })
+        let lane = Arc::new(Lane::new(streams, self.lanes.clone())?);
+        Ok(Device { driver: lane, streams: None, lanes: self.lanes.clone() })
     }
 
     /// What `copy` makes on the device, in memory that is had and given back as one. Before that it is made once without any
@@ -49,7 +99,7 @@ impl Device {
         let bytes = self.bytes_of(&copy)?;
         plan(bytes)?;
         let arena = Arena::new(self.driver.clone(), bytes)?;
-        copy(&Device { driver: Arc::new(arena), streams: None })
+        copy(&Device { driver: Arc::new(arena), streams: None, lanes: self.lanes.clone() })
     }
 
     /// Bytes that what `copy` makes would take in one piece of memory.
@@ -58,7 +108,7 @@ impl Device {
     /// As `copy`.
     pub fn bytes_of<T>(&self, copy: impl Fn(&Device) -> Result<T>) -> Result<usize> {
         let measure = Arc::new(Measure::default());
-        drop(copy(&Device { driver: measure.clone(), streams: None })?);
+        drop(copy(&Device { driver: measure.clone(), streams: None, lanes: self.lanes.clone() })?);
         Ok(measure.bytes())
     }
 
@@ -84,6 +134,19 @@ impl Device {
     /// As [`Streams::settle`].
     pub fn settle(&self) -> Result<()> {
         self.streams.as_ref().map_or(Ok(()), |streams| streams.settle())
+    }
+
+    /// Waits until all that was sent off is done; see [`Driver::finish`].
+    ///
+    /// # Errors
+    /// As [`Driver::finish`].
+    pub fn finish(&self) -> Result<()> {
+        self.driver.finish()
+    }
+
+    /// What its lanes have of its memory.
+    pub fn lanes(&self) -> &LaneBytes {
+        &self.lanes
     }
 
     /// The driver.
@@ -270,7 +333,7 @@ impl<T: Pod> Array<T> {
         }
         // SAFETY: the array has at least as many bytes, checked above, and lives; a lane keeps its memory until it begins again.
         let coming = unsafe { self.driver.send(self.address, len * size_of::<T>())? };
-        Ok(Later { driver: self.driver.clone(), coming, len, kind: PhantomData })
+        Ok(Later { coming, driver: self.driver.clone(), len, kind: PhantomData })
     }
 
     /// All numbers.
@@ -328,8 +391,9 @@ impl Drop for HostBytes {
 /// Numbers that a device was asked for.
 #[derive(Debug)]
 pub struct Later<T> {
-    driver: Arc<dyn Driver>,
+    // Before the lane that it may be the last to hold.
     coming: Coming,
+    driver: Arc<dyn Driver>,
     len: usize,
     kind: PhantomData<T>,
 }

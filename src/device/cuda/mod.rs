@@ -28,4 +28,4 @@ pub mod spare;
 
 pub use choice::{Choice, ChosenDevice, Devices};
 pub use driver::{Demand, Driver, Launch, Streams, Work};
-pub use memory::{Array, Device, HostBytes, Later};
+pub use memory::{Array, Device, HostBytes, LaneBytes, Later};

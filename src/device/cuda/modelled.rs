@@ -192,6 +192,11 @@ impl Driver for Modelled {
         self.rates.processors as usize * BLOCKS_A_PROCESSOR
     }
 
+    /// That of Hopper.
+    fn shared_bytes_max(&self) -> usize {
+        227 << 10
+    }
+
     fn memory(&self) -> Result<(u64, u64)> {
         Ok((self.rates.bytes.saturating_sub(self.state().used), self.rates.bytes))
     }

@@ -153,8 +153,9 @@ pub(super) fn live_items<'a>(live: Option<&'a DeviceLiveItems>, planes: &'a Devi
 impl BesideSnapshot {
     /// Nothing yet, over so many spare slots behind those of a share of the snapshot's lists.
     pub(super) fn new((share, cut): (Share, Arc<ListCut>), spare: usize) -> Self {
-        let first = cut.slots() as u32;
-        let spare = Spare::new(first..first.saturating_add(spare as u32));
+        // A block behind the snapshot's slots: what says where the values of its last slot end is not a segment's.
+        let end = cut.slots().saturating_add(spare) as u32;
+        let spare = Spare::new((cut.slots() + BLOCK) as u32..end.max((cut.slots() + BLOCK) as u32));
         BesideSnapshot { cut, share, spare, views: Mutex::default(), segments: Mutex::default() }
     }
 

@@ -1,7 +1,7 @@
 //! The pass itself: embed, group, search, rerank, and the CPU for what is left.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use super::answers::{Sent, UnderWay};
@@ -30,12 +30,11 @@ pub struct Cuda {
     threads: Threads,
     scratch: Scratch,
     lanes: Option<Lanes>,
-    /// Whether the device failed at the last batch.
-    has_failed: bool,
 }
 
 /// Lanes of a worker: one to embed on, and two on each device for groups of requests, of which one is written down while the other
 /// computes.
+#[derive(Clone)]
 struct Lanes {
     embed: Device,
     groups: [Vec<Device>; 2],
@@ -48,18 +47,24 @@ impl Lanes {
     }
 }
 
+/// Waits for all lanes of a worker when a batch ends, also by an error or a panic: what they read on the device, and read of the host,
+/// stays until then.
+struct Finishing(Lanes);
+
+impl Drop for Finishing {
+    fn drop(&mut self) {
+        for device in self.0.groups.iter().flatten().chain([&self.0.embed]) {
+            // On a device that fails nothing runs any more.
+            let _ = device.finish();
+        }
+    }
+}
+
 impl Cuda {
     /// A pass over what `residents` hold; graphs that run on the host take `threads`.
     pub fn new(residents: Arc<Residents>, threads: Threads) -> Self {
         residents.join();
-        Cuda {
-            residents,
-            cpu: Cpu::new(threads.clone()),
-            threads,
-            scratch: Scratch::default(),
-            lanes: None,
-            has_failed: false,
-        }
+        Cuda { residents, cpu: Cpu::new(threads.clone()), threads, scratch: Scratch::default(), lanes: None }
     }
 }
 
@@ -71,27 +76,46 @@ impl Drop for Cuda {
 
 impl Pass for Cuda {
     fn run(&mut self, batch: &dyn Batch) {
-        let answered = (0..batch.len()).map(|_| AtomicBool::new(false)).collect();
-        let mut left = Left { batch, answered, reason: None };
-        let ran = self.run_here(&left);
-        let failed = ran.as_ref().is_err_and(|e| matches!(e.kind(), Kind::Unavailable | Kind::Internal));
-        let failed_before = std::mem::replace(&mut self.has_failed, failed);
+        let mut left = Left {
+            batch,
+            answered: (0..batch.len()).map(|_| AtomicBool::new(false)).collect(),
+            reasons: (0..batch.len()).map(|_| OnceLock::new()).collect(),
+            failed: None,
+        };
+        let residents = self.residents.clone();
+        let ran = match residents.health().pause() {
+            Some(reason) => Err(Error::unavailable(reason)),
+            None => self.run_here(&left).inspect_err(|e| match e.kind() {
+                // It is said once for all batches of a device that is lost.
+                Kind::Unavailable | Kind::Internal if residents.health().failed(e) => {
+                    tracing::warn!(reason = %e, "the device failed, the CPU answers");
+                }
+                _ => tracing::debug!(reason = %e, "the CPU answers"),
+            }),
+        };
+        match &ran {
+            Ok(true) if residents.health().worked() => tracing::info!("the device works again"),
+            Ok(_) => {}
+            // Of what was under way nothing is needed any more.
+            Err(_) => self.lanes = None,
+        }
+        let fallback =
+            |kind: Kind| metrics::counter!("sterling_device_fallbacks_total", "kind" => kind.name()).increment(1);
         if let Err(e) = ran {
-            // A worker says it once for all batches of a device that is lost.
-            match failed && !failed_before {
-                true => tracing::warn!(reason = %e, "the device failed, the CPU answers"),
-                false => tracing::debug!(reason = %e, "the CPU answers"),
-            }
-            // Of what is under way nothing is needed any more, and lanes wait for it before they go.
-            self.lanes = None;
-            metrics::counter!("sterling_device_fallbacks_total", "kind" => e.kind().name()).increment(1);
-            left.reason = Some(e.to_string());
+            fallback(e.kind());
+            left.failed = Some(e.to_string());
+            self.cpu.run(&left);
+        } else if let Some(reason) = left.reasons.iter().find_map(OnceLock::get) {
+            fallback(reason.kind());
             self.cpu.run(&left);
         }
     }
 
     fn rest(&mut self) {
         self.cpu.rest();
+        if self.residents.requests_take_more() {
+            self.lanes = None;
+        }
     }
 }
 
@@ -106,18 +130,34 @@ fn is_embedded(prepared: &Prepared) -> bool {
 }
 
 impl Cuda {
-    /// Answers first those whose users come embedded, then those that bring features or a vector.
-    fn run_here(&mut self, batch: &dyn Batch) -> Result<()> {
+    /// Answers first those whose users come embedded, then those that bring features or a vector. Returns whether devices answered any.
+    fn run_here(&mut self, batch: &Left<'_>) -> Result<bool> {
         let wanted = (0..batch.len()).filter(|&place| batch.is_wanted(place));
         let (given, others): (Vec<usize>, Vec<usize>) = wanted.partition(|&place| is_embedded(batch.prepared(place)));
-        [given, others].into_iter().try_for_each(|wanted| self.run_some(batch, &wanted))
+        Ok(self.run_some(batch, &given)? | self.run_some(batch, &others)?)
     }
 
-    fn run_some(&mut self, batch: &dyn Batch, wanted: &[usize]) -> Result<()> {
-        let Some(&first) = wanted.first() else { return Ok(()) };
+    /// Answers those requests that the devices can do, and leaves the others to the CPU. Returns whether there were any.
+    fn run_some(&mut self, batch: &Left<'_>, wanted: &[usize]) -> Result<bool> {
+        let Some(&first) = wanted.first() else { return Ok(false) };
         let view = batch.prepared(first).view();
         let residents = self.residents.clone();
         let ResidentView { snapshot: on_devices, beside } = residents.ask_view(view, wanted.len())?;
+        let seen_by = |(n, (resident, beside))| SeenView { view, resident, beside, is_first: n == 0 };
+        let on_each = on_devices.iter().zip(beside.iter().map(Arc::as_ref));
+        let seen: Vec<SeenView<'_>> = on_each.enumerate().map(seen_by).collect();
+        let bytes_max = residents.request_bytes_max();
+        let can_be_done = |place: &usize| match Group::check(&seen, &batch.prepared(*place).task, bytes_max) {
+            Ok(()) => true,
+            Err(reason) => {
+                tracing::debug!(%reason, "the CPU answers");
+                batch.reasons[*place].set(reason).is_ok_and(|()| false)
+            }
+        };
+        let wanted: Vec<usize> = wanted.iter().copied().filter(can_be_done).collect();
+        if wanted.is_empty() {
+            return Ok(false);
+        }
         // The one that users are embedded on.
         let resident = &on_devices[0];
         let start = Instant::now();
@@ -125,11 +165,13 @@ impl Cuda {
             Some(lanes) => lanes,
             None => Lanes::of(residents.devices())?,
         };
-        let lanes = self.lanes.insert(lanes);
-        let (embed, by_turns) = (lanes.embed.clone(), lanes.groups.clone());
+        let lanes = self.lanes.insert(lanes).clone();
+        let Lanes { embed, groups: by_turns } = lanes.clone();
         embed.begin()?;
         let mut turn = resident.tower.as_ref().and_then(DeviceTower::turn);
-        let embedded = self.embed(&embed, batch, wanted, (resident, &mut turn))?;
+        // Behind all that lanes read, and so dropped before it.
+        let _finishing = Finishing(lanes);
+        let embedded = self.embed(&embed, batch, &wanted, (resident, &mut turn))?;
         let is_several = on_devices.len() > 1;
         let reads_all = is_several || wanted.iter().any(|&place| is_whole(batch.prepared(place)));
         let users = embedded.users.read(embedded.requests.len(), reads_all)?;
@@ -139,13 +181,12 @@ impl Cuda {
         let users = is_several.then_some(&users);
         let ranked = |n: &usize| !wrong[*n] && !matches!(embedded.requests[*n].1.task, Task::Embed { .. });
         let ranked: Vec<usize> = (0..embedded.requests.len()).filter(ranked).collect();
-        let seen_by = |(n, (resident, beside))| SeenView { view, resident, beside, is_first: n == 0 };
-        let beside = beside.iter().map(Arc::as_ref);
-        let seen: Vec<SeenView<'_>> = on_devices.iter().zip(beside).enumerate().map(seen_by).collect();
         let mut groups = Group::all(&seen, &embedded, ranked, residents.group_bytes());
         groups.sort_by_key(|group| std::cmp::Reverse(group.requests.len()));
         let mut under_way: Option<UnderWay> = None;
-        for (n, group) in groups.into_iter().enumerate() {
+        // Groups that are sent take turns: one of which all are late takes none.
+        let mut sent = 0;
+        for group in groups {
             let is_late = |n: &usize| batch.deadline(embedded.requests[*n].0).is_some_and(|by| Instant::now() >= by);
             let (too_late, group) = group.split(is_late);
             for n in too_late {
@@ -154,14 +195,15 @@ impl Cuda {
             if group.requests.is_empty() {
                 continue;
             }
-            let lanes = &by_turns[n % by_turns.len()];
+            let lanes = &by_turns[sent % by_turns.len()];
+            sent += 1;
             lanes.iter().try_for_each(Device::begin)?;
             let next = send(lanes, &seen, (&embedded, users), group)?;
             if let Some(before) = under_way.replace(next) {
                 before.answer(&seen, batch, &embedded, start)?;
             }
         }
-        under_way.map_or(Ok(()), |last| last.answer(&seen, batch, &embedded, start))
+        under_way.map_or(Ok(()), |last| last.answer(&seen, batch, &embedded, start)).map(|()| true)
     }
 
     /// Steps 1 and 2.
@@ -250,8 +292,10 @@ fn end(turn: Option<HotTurn<'_>>, resident: &Resident) {
 struct Left<'a> {
     batch: &'a dyn Batch,
     answered: Vec<AtomicBool>,
-    /// Why the CPU answers them.
-    reason: Option<String>,
+    /// Why the CPU answers one of them.
+    reasons: Vec<OnceLock<Error>>,
+    /// Why the CPU answers all of them.
+    failed: Option<String>,
 }
 
 impl Batch for Left<'_> {
@@ -274,7 +318,8 @@ impl Batch for Left<'_> {
     fn answer(&self, n: usize, answer: Result<Answer>) {
         self.answered[n].store(true, Ordering::Relaxed);
         let answer = answer.map(|mut answer| {
-            if let (Some(explain), Some(reason)) = (&mut answer.explain, &self.reason) {
+            let reason = self.failed.clone().or_else(|| Some(self.reasons[n].get()?.to_string()));
+            if let (Some(explain), Some(reason)) = (&mut answer.explain, reason) {
                 explain.note = Some(format!("the CPU answered: {reason}"));
             }
             answer

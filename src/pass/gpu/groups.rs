@@ -6,6 +6,7 @@ use super::resident::Resident;
 use crate::device::cuda::ops::ROWS_MAX;
 use crate::device::cuda::ops::scan::Collection;
 use crate::device::cuda::ops::top::bucket;
+use crate::error::{Error, Result};
 use crate::filter::{Plan, Route};
 use crate::pass::work::{Search, Task};
 use crate::snapshot::Snapshot;
@@ -51,6 +52,8 @@ pub(super) struct Group {
     pub(super) candidates: usize,
     /// Candidates that are reranked of each request at most: those of all its queries.
     pub(super) reranked: usize,
+    /// The plans whose filter bitmaps are evaluated, each once; by their addresses.
+    plans: Vec<usize>,
 }
 
 /// One query of a request: where its user has several, each is searched by itself.
@@ -120,24 +123,68 @@ impl Group {
             requests.into_iter().map(|n| Group::of(seen, &embedded.requests[n].1.task, n)).collect();
         // Those of one size together: each takes the room of the largest.
         alone.sort_by_key(|group| (group.is_selection, group.way, group.room, group.candidates, group.reranked));
-        let resident = seen[0].resident;
         let mut groups: Vec<Group> = Vec::new();
         for one in alone {
             if let Some(last) =
                 groups.last_mut().filter(|last| (last.is_selection, last.way) == (one.is_selection, one.way))
             {
-                let (room, candidates) = (last.room.max(one.room), last.candidates.max(one.candidates));
-                let (reranked, count) = (last.reranked.max(one.reranked), last.requests.len() + 1);
-                let bytes = count.saturating_mul(bytes_a_request(resident, room, reranked));
-                if bytes <= budget_bytes && count * resident.queries() <= ROWS_MAX.min(1 << 14) {
-                    last.requests.extend(one.requests);
-                    (last.room, last.candidates, last.reranked) = (room, candidates, reranked);
+                let both = last.with(&one);
+                let queries = both.requests.len() * seen[0].resident.queries();
+                if both.bytes(seen) <= budget_bytes && queries <= ROWS_MAX.min(1 << 14) {
+                    *last = both;
                     continue;
                 }
             }
             groups.push(one);
         }
         groups
+    }
+
+    /// The requests of both.
+    fn with(&self, other: &Group) -> Group {
+        let new = other.plans.iter().filter(|plan| !self.plans.contains(plan));
+        Group {
+            requests: self.requests.iter().chain(&other.requests).copied().collect(),
+            room: self.room.max(other.room),
+            candidates: self.candidates.max(other.candidates),
+            reranked: self.reranked.max(other.reranked),
+            plans: self.plans.iter().chain(new).copied().collect(),
+            ..*self
+        }
+    }
+
+    /// Bytes that its requests take of each device at most.
+    fn bytes(&self, seen: &[SeenView<'_>]) -> usize {
+        let of_filter = |seen: &SeenView<'_>| {
+            let pieces = seen.beside.pieces.iter().map(|piece| &piece.segment.planes);
+            let words = std::iter::once(&seen.resident.planes).chain(pieces).map(|planes| planes.index().every.len());
+            8 * words.sum::<usize>()
+        };
+        let of_filters = self.plans.len() * seen.iter().map(of_filter).max().unwrap_or(0);
+        let of_request = bytes_a_request(seen[0].resident, self.room, self.reranked);
+        self.requests.len().saturating_mul(of_request).saturating_add(of_filters)
+    }
+
+    /// Why a device cannot do a task at all, which the others of its batch are not to know.
+    ///
+    /// # Errors
+    /// `Unsupported` for a filter that nests too deep; `Overloaded` for a request that takes more than `bytes_max` of a device's memory.
+    pub(super) fn check(seen: &[SeenView<'_>], task: &Task, bytes_max: u64) -> Result<()> {
+        if matches!(task, Task::Embed { .. }) {
+            return Ok(());
+        }
+        let group = Group::of(seen, task, 0);
+        if !group.plans.is_empty()
+            && let Some(search) = task.search()
+        {
+            plans_of(search).into_iter().try_for_each(Plan::check_lowered)?;
+        }
+        let bytes = group.bytes(seen) as u64;
+        if bytes > bytes_max {
+            let what = format!("the request takes {bytes} bytes of a device's memory, expected at most {bytes_max}");
+            return Err(Error::overloaded(what));
+        }
+        Ok(())
     }
 
     fn of(seen: &[SeenView<'_>], task: &Task, n: usize) -> Group {
@@ -161,7 +208,10 @@ impl Group {
         };
         let [room, candidates, reranked] = [room, candidates, reranked].map(bucket);
         let is_selection = matches!(task, Task::Select { .. });
-        Group { is_selection, way, requests: vec![n], room, candidates, reranked }
+        let by_words = task.search().filter(|_| matches!(way, Way::Enough | Way::Exact)).map(plans_of);
+        let filters = by_words.into_iter().flatten().filter(|plan| !matches!(plan.route(), Route::All)).take(1);
+        let plans = filters.map(|plan| std::ptr::from_ref(plan) as usize).collect();
+        Group { is_selection, way, requests: vec![n], room, candidates, reranked, plans }
     }
 
     /// How the candidates of a search are found, how many are collected, and how many of `k0` are kept, of each query.

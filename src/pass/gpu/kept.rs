@@ -1,7 +1,7 @@
 //! Which versions lie in the memory of devices, which wait for room there, and which give way to one that waits.
 //!
-//! Whoever asks for a version first brings it, and further ones wait for that. One that finds no room is tried again beside what it
-//! is asked, later and later. A version that was asked for far less in the meantime gives way, and waits itself.
+//! Whoever asks for a version first brings it, and further ones wait for that. One that finds no room, or a device that fails, is tried
+//! again beside what it is asked, later and later. A version that was asked for far less in the meantime gives way, and waits itself.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::{Duration, Instant};
@@ -19,8 +19,8 @@ const FAR_MORE: u64 = 4;
 #[derive(Debug)]
 enum Outcome<T> {
     There(T),
-    /// It found no room.
-    Waits(String),
+    /// It found no room, or the device failed.
+    Waits(Kind, String),
     /// As one that waits, once it is asked for again.
     GaveWay(String),
     Refused(String),
@@ -54,8 +54,8 @@ impl<T> Outcome<T> {
     fn of(brought: Result<T>) -> Self {
         match brought {
             Ok(there) => Outcome::There(there),
-            Err(e) if e.kind() == Kind::Overloaded => Outcome::Waits(e.to_string()),
-            Err(e) => Outcome::Refused(e.to_string()),
+            Err(e) if e.kind() == Kind::Unsupported => Outcome::Refused(e.to_string()),
+            Err(e) => Outcome::Waits(e.kind(), e.to_string()),
         }
     }
 }
@@ -66,8 +66,8 @@ impl<S, T> Version<S, T> {
     }
 
     /// Why it waits, where it does.
-    fn waits(&self) -> Option<&str> {
-        if let Outcome::Waits(reason) = self.outcome.get()? { Some(reason) } else { None }
+    fn waits(&self) -> Option<(Kind, &str)> {
+        if let Outcome::Waits(kind, reason) = self.outcome.get()? { Some((*kind, reason)) } else { None }
     }
 
     fn gave_way(&self) -> bool {
@@ -88,7 +88,7 @@ impl<S: Send + Sync + 'static, T: Clone + Send + Sync + 'static> Kept<S, T> {
     pub(super) fn get(&self, of: &Arc<S>, bring: impl FnOnce() -> Result<T>) -> Result<T> {
         match self.outcome(of).get_or_init(|| Outcome::of(bring())) {
             Outcome::There(there) => Ok(there.clone()),
-            Outcome::Waits(reason) | Outcome::GaveWay(reason) | Outcome::Refused(reason) => {
+            Outcome::Waits(_, reason) | Outcome::GaveWay(reason) | Outcome::Refused(reason) => {
                 Err(Error::unsupported(reason.clone()))
             }
         }
@@ -169,9 +169,12 @@ impl<S: Send + Sync + 'static, T: Clone + Send + Sync + 'static> Kept<S, T> {
         drop(before);
     }
 
-    /// Versions that wait for room, and why.
-    pub(super) fn waiting(&self) -> Vec<(Arc<S>, String)> {
-        let waits = |version: &Version<S, T>| Some((version.of.upgrade()?, version.waits()?.to_owned()));
+    /// Versions that are tried again, and why they are not there.
+    pub(super) fn waiting(&self) -> Vec<(Arc<S>, Kind, String)> {
+        let waits = |version: &Version<S, T>| {
+            let (kind, reason) = version.waits()?;
+            Some((version.of.upgrade()?, kind, reason.to_owned()))
+        };
         self.versions().iter().filter_map(waits).collect()
     }
 }
@@ -229,7 +232,12 @@ mod tests {
         assert!(kept.waiting().is_empty(), "nobody asks for it");
         assert!(asked(&kept, &a) > 1);
         kept.tried(&a, no_room());
-        assert_eq!(kept.waiting(), [(a, "no room".into())]);
+        assert_eq!(kept.waiting(), [(a.clone(), Kind::Overloaded, "no room".into())]);
+        // A device that fails may work again.
+        kept.tried(&a, Err(Error::unavailable("lost")));
+        assert_eq!(kept.waiting(), [(a.clone(), Kind::Unavailable, "lost".into())]);
+        kept.tried(&a, Ok(Arc::new(3)));
+        assert_eq!(*kept.get(&a, no_room).unwrap(), 3);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! [`resident`] holds a snapshot in the memory of the device, or a part of every list on each of several, whose findings [`shared`] makes one; [`beside`] what updates have made of it. Requests of a batch are embedded together and then go through
 //! [`search`] and [`rerank`] in groups that find their candidates alike, each as large as the device's memory allows. What a
-//! device cannot do, or fails at, the CPU does: a request is answered either way.
+//! device cannot do, or fails at, the CPU does: a request is answered either way. A device that fails is left alone for a while ([`health`]).
 //!
 //! | step | on the device |
 //! |---|---|
@@ -20,6 +20,7 @@ mod cuda;
 mod embedded;
 mod found;
 mod groups;
+mod health;
 mod kept;
 mod rerank;
 mod resident;

@@ -80,9 +80,9 @@ impl Drop for Taken {
 }
 
 /// Slots that are kept free behind those that a device has of a snapshot for the items that come later: an eighth as many, what lists
-/// of few items are rounded up by, and tables of a few views.
+/// of few items are rounded up by, tables of a few views, and the block between the two.
 pub(super) fn spare_slots(cut: &ListCut) -> usize {
-    let slots = cut.slots() / SPARE_SHARE + BLOCK * cut.lengths().len() + SPARE_MIN;
+    let slots = cut.slots() / SPARE_SHARE + BLOCK * (1 + cut.lengths().len()) + SPARE_MIN;
     slots.next_multiple_of(BLOCK)
 }
 

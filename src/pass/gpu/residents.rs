@@ -6,6 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::beside::{DeviceView, SpareArrays};
+use super::health::Health;
 use super::kept::Kept;
 use super::resident::{DevicePart, Resident, Taken, spare_slots};
 use crate::device::cuda::cut::{ListCut, Share};
@@ -16,6 +17,10 @@ use crate::view::{BeforeShown, Segment, View};
 
 /// Bytes that requests under way may take of a device's memory.
 const BUDGET_BYTES: usize = 1 << 30;
+/// The share of a device's memory that requests may take beyond their budget, where one alone takes more than its group should.
+const LARGE_SHARE: u64 = 8;
+/// Bytes that requests may take of any device.
+const LANES_MIN: u64 = 64 << 20;
 
 /// A view on each device.
 pub(super) struct ResidentView {
@@ -28,6 +33,7 @@ pub(super) struct ResidentView {
 pub struct Residents {
     devices: Devices,
     kept: Kept<Snapshot, Arc<[Resident]>>,
+    health: Health,
     budget_bytes: usize,
     /// Whether room is kept for the items that updates bring.
     takes_updates: bool,
@@ -53,19 +59,45 @@ const GROUPS_UNDER_WAY: usize = 2;
 impl Residents {
     /// Nothing yet, in the memory of a device or of several.
     pub fn new(devices: impl Into<Devices>) -> Self {
-        Residents {
+        let residents = Residents {
             devices: devices.into(),
             kept: Kept::default(),
-            budget_bytes: BUDGET_BYTES,
+            health: Health::default(),
+            budget_bytes: 0,
             takes_updates: false,
             passes: AtomicUsize::new(0),
-        }
+        };
+        residents.with_budget(BUDGET_BYTES)
     }
 
     /// The same with another bound of what requests under way may take of each device's memory. Groups of requests become
-    /// smaller by it, down to one.
+    /// smaller by it, down to one. What one request takes beyond that is bounded by a share of the memory.
     pub fn with_budget(self, budget_bytes: usize) -> Self {
+        for device in self.devices.all() {
+            let all = device.memory().map_or(0, |(_, all)| all);
+            device.lanes().set_most((budget_bytes as u64).saturating_add(all / LARGE_SHARE).max(LANES_MIN));
+        }
         Residents { budget_bytes, ..self }
+    }
+
+    /// Bytes of any device that one request may take.
+    pub(super) fn request_bytes_max(&self) -> u64 {
+        self.devices.all().iter().map(|device| device.lanes().most()).min().unwrap_or(0)
+    }
+
+    /// Whether requests have more of a device's memory than their budget, so that workers at rest give theirs back.
+    pub(super) fn requests_take_more(&self) -> bool {
+        self.devices.all().iter().any(|device| device.lanes().taken() > self.budget_bytes as u64)
+    }
+
+    /// What devices failed at.
+    pub(super) fn health(&self) -> &Health {
+        &self.health
+    }
+
+    /// What an operator should look at, a line each: devices that fail, and versions that the CPU answers until they are there.
+    pub fn warnings(&self) -> Vec<String> {
+        self.health.warning().into_iter().chain(self.waiting()).collect()
     }
 
     /// The same with room behind each version for the items that updates bring, where the device has as much.
@@ -83,11 +115,12 @@ impl Residents {
         devices.map(|(part, device)| part.bytes(device, snapshot, 0).map(|bytes| bytes as usize)).collect()
     }
 
-    /// Versions that the CPU answers until there is room for them, and why, a line each.
+    /// Versions that the CPU answers until there is room for them or the device works again, and why, a line each.
     pub fn waiting(&self) -> Vec<String> {
-        let line = |(snapshot, reason): (Arc<Snapshot>, String)| {
+        let line = |(snapshot, kind, reason): (Arc<Snapshot>, Kind, String)| {
             let (model, version) = (&snapshot.manifest.name, snapshot.manifest.version);
-            format!("model `{model}` version {version}: the CPU answers until there is room on the device: {reason}")
+            let until = if kind == Kind::Overloaded { "there is room on the device" } else { "the device takes it" };
+            format!("model `{model}` version {version}: the CPU answers until {until}: {reason}")
         };
         self.kept.waiting().into_iter().map(line).collect()
     }
@@ -214,7 +247,8 @@ impl Residents {
     /// # Errors
     /// `Overloaded` where a device that had `freed` bytes more would have no room for so many and for requests.
     fn check_room(&self, device: &Device, snapshot: &Snapshot, bytes: u64, freed: u64) -> Result<()> {
-        let needed = bytes + self.budget_bytes as u64;
+        // What requests have already is not free.
+        let needed = bytes + (self.budget_bytes as u64).saturating_sub(device.lanes().taken());
         let (free, all) = device.memory()?;
         let (name, model) = (device.name(), &snapshot.manifest.name);
         match needed.checked_sub(free + freed) {
@@ -242,8 +276,8 @@ impl Residents {
             let whole = part((n, Share::WHOLE)).bytes(device, snapshot, 0)?;
             let fixed = part((n, Share::NONE)).bytes(device, snapshot, 0)?;
             let (free, all) = device.memory()?;
-            let (room, items) =
-                ((free + freed).saturating_sub(fixed + self.budget_bytes as u64), whole.saturating_sub(fixed).max(1));
+            let requests = (self.budget_bytes as u64).saturating_sub(device.lanes().taken());
+            let (room, items) = ((free + freed).saturating_sub(fixed + requests), whole.saturating_sub(fixed).max(1));
             sizes.push(room as f64 / items as f64);
             said.push(format!("{} has room for {room} of {items} ({free} of {all} are free)", device.name()));
         }

@@ -178,7 +178,7 @@ fn sum<T: Tiles>(tiles: &mut T, product: &Product<'_>, place: Place, to: &mut [f
             tiles.load::<3>(&bias[ROW_BYTES..], 0);
         }
     }
-    for part in product.parts {
+    for part in product.parts.iter().filter(|part| part.depth > 0) {
         steps(tiles, part, place, is_wide);
     }
     let to: &mut [u8] = bytemuck::cast_slice_mut(to);

@@ -68,10 +68,8 @@ extern "C" const char* emu_launch(const char* name, const unsigned* grid, unsign
         return fails("its arguments take " + std::to_string(found->second.argument_bytes) + " bytes, got " +
                      std::to_string(argument_bytes));
     }
+    // Whoever calls has held the launch against the limits of a device.
     uint64_t blocks = uint64_t(grid[0]) * grid[1] * grid[2];
-    if (blocks == 0 || grid[1] > 65535 || grid[2] > 65535) return fails("a grid that a device refuses");
-    if (threads == 0 || threads > emu::THREADS_MAX || threads % 32 != 0) return fails("a block that a device refuses");
-    if (shared_bytes > 227 * 1024) return fails("more shared memory than a device has");
     static thread_local emu::Machine machine;
     if (!machine.stacks) {
         void* memory = mmap(nullptr, emu::STACK_BYTES * emu::THREADS_MAX, PROT_READ | PROT_WRITE,
@@ -129,4 +127,18 @@ extern "C" void* emu_alloc(size_t bytes) {
     if (memory) std::memset(memory, 0xCD, bytes);
     return memory;
 }
-extern "C" void emu_free(void* memory) { free(memory); }
+// What is freed is neither what it was nor plausible: a kernel that still reads it must show.
+extern "C" void emu_poison(void* memory, size_t bytes) {
+#ifdef __SANITIZE_ADDRESS__
+    ASAN_POISON_MEMORY_REGION(memory, bytes);
+#else
+    std::memset(memory, 0xDD, bytes);
+#endif
+}
+extern "C" void emu_free(void* memory, size_t bytes) {
+#ifdef __SANITIZE_ADDRESS__
+    ASAN_UNPOISON_MEMORY_REGION(memory, bytes);
+#endif
+    (void)bytes;
+    free(memory);
+}

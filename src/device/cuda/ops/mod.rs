@@ -52,6 +52,13 @@ fn launch<A: Pod>(device: &Device, shape: &Shape, arguments: &A) -> Result<()> {
     if shape.grid[1] > ROWS_MAX || shape.grid[2] > ROWS_MAX {
         return Err(Error::internal(format!("kernel `{}`: a grid of {:?}", shape.kernel, shape.grid)));
     }
+    let shared_max = device.driver().shared_bytes_max();
+    if shape.shared_bytes > shared_max {
+        let Shape { kernel, shared_bytes, .. } = *shape;
+        return Err(Error::unsupported(format!(
+            "kernel `{kernel}`: {shared_bytes} bytes of shared memory per block, the device has {shared_max}"
+        )));
+    }
     let launch = Launch {
         kernel: shape.kernel,
         grid,

@@ -512,15 +512,25 @@ impl BlockLists {
             list_count: self.lists() as u32,
             unused: 0,
         };
-        let row_words = self.groups.next_multiple_of(8) + 4;
         let shape = Shape {
             kernel: "scan_shared",
             grid: [parts(device, self.lists(), 1, 1), 1, 1],
             threads: THREADS as u32,
-            shared_bytes: 4 * TILE_QUERIES * 2 * row_words,
+            shared_bytes: self.shared_scan_bytes(),
             demand: self.shared_demand(to, order),
         };
         launch(device, &shape, &arguments)
+    }
+
+    /// Shared memory per block of [`BlockLists::scan_shared`]: the codes of a tile of queries.
+    fn shared_scan_bytes(&self) -> usize {
+        let row_words = self.groups.next_multiple_of(8) + 4;
+        4 * TILE_QUERIES * 2 * row_words
+    }
+
+    /// Whether a block of the device has enough shared memory for [`BlockLists::scan_shared`]; else [`BlockLists::scan`] finds the same.
+    pub fn can_scan_shared(&self, device: &Device) -> bool {
+        self.shared_scan_bytes() <= device.driver().shared_bytes_max()
     }
 
     /// Items of a list on average, the room behind the last one of each included.

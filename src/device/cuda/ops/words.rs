@@ -8,10 +8,19 @@ use crate::device::cuda::driver::Demand;
 use crate::device::cuda::memory::{Array, Device};
 use crate::error::{Error, Result};
 
-/// Runs of words on a program's stack at most, and bits on that of its check.
-pub const STACK_MAX: usize = 64;
-/// Threads of a block.
+/// Bits on the stack of a program's check at most.
+pub const CHECK_STACK_MAX: usize = 64;
+/// Runs of words on a program's stack at most: those of one warp fill a block's shared memory.
+pub const STACK_MAX: usize = 1 + SHARED_BYTES / (8 * 32);
+/// Threads of a block at most.
 const THREADS: usize = 256;
+/// Shared memory that a block of any device has.
+const SHARED_BYTES: usize = 48 << 10;
+
+/// Threads of a block, of which each has a stack of so many words but for the top: as many warps as have room.
+fn threads_of(depth: usize) -> usize {
+    (SHARED_BYTES / (8 * (depth - 1).max(1)) / 32 * 32).clamp(32, THREADS)
+}
 /// Stands where a step has no plane, and a run none before it.
 pub const NO_PLANE: u32 = u32::MAX;
 
@@ -94,6 +103,20 @@ pub struct WordProgram {
 }
 
 impl WordProgram {
+    /// Whether a device can evaluate it.
+    ///
+    /// # Errors
+    /// `Unsupported` where it nests too deep.
+    pub fn check(&self) -> Result<()> {
+        let (depth, checks) = (self.depth, check_depth(&self.checks));
+        if depth > STACK_MAX || checks > CHECK_STACK_MAX {
+            return Err(Error::unsupported(format!(
+                "the filter nests {depth} deep and {checks} deep for one item, expected at most {STACK_MAX} and {CHECK_STACK_MAX}"
+            )));
+        }
+        Ok(())
+    }
+
     /// Words of planes that are read for each word of items, where all positions of a Bloom filter have to be looked at.
     fn planes(&self, hashes: usize) -> usize {
         let planes = |step: &FilterStep| match step.operation {
@@ -165,6 +188,7 @@ pub struct Filters {
     /// A bit an item, `[filters, words]`.
     pub words: Array<u64>,
     words_each: usize,
+    threads: usize,
     shared_bytes: usize,
     /// Bytes that a word of one of them takes.
     bytes_a_word: usize,
@@ -217,9 +241,7 @@ impl PlaneIndex {
         let words = device.room(programs.len() * words_each)?;
         let (mut at, mut parts, mut depth, mut bytes_a_word) = (Vec::new(), Vec::new(), 1, 0);
         for (n, program) in programs.iter().enumerate() {
-            if program.depth > STACK_MAX || check_depth(&program.checks) > STACK_MAX {
-                return Err(Error::unsupported(format!("a filter that nests {} deep", program.depth)));
-            }
+            program.check()?;
             depth = depth.max(program.depth);
             bytes_a_word = bytes_a_word.max(8 * (program.planes(self.hashes) + 2) + 8);
             let steps = device.copy(&[&program.steps[..], &program.checks].concat())?;
@@ -236,8 +258,9 @@ impl PlaneIndex {
             });
             parts.push((steps, numbers));
         }
-        let (programs, shared_bytes) = (device.copy(&at)?, 8 * THREADS * (depth - 1));
-        Ok(Filters { programs, _parts: parts, words, words_each, shared_bytes, bytes_a_word })
+        let (programs, threads) = (device.copy(&at)?, threads_of(depth));
+        let shared_bytes = 8 * threads * (depth - 1);
+        Ok(Filters { programs, _parts: parts, words, words_each, threads, shared_bytes, bytes_a_word })
     }
 
     fn arguments(&self, of: &Filters) -> FilterArgs {
@@ -267,8 +290,8 @@ impl PlaneIndex {
         }
         let shape = Shape {
             kernel: "filter_words",
-            grid: [words.div_ceil(THREADS), count, 1],
-            threads: THREADS as u32,
+            grid: [words.div_ceil(filters.threads), count, 1],
+            threads: filters.threads as u32,
             shared_bytes: filters.shared_bytes,
             demand: Demand::of_bytes(count * words * filters.bytes_a_word),
         };
@@ -314,8 +337,8 @@ impl PlaneIndex {
         let words = queries * order.most * filters.words_each.div_ceil(lists);
         let shape = Shape {
             kernel: "filter_lists",
-            grid: [parts(device, order.most, THREADS / 32, queries), queries, 1],
-            threads: THREADS as u32,
+            grid: [parts(device, order.most, filters.threads / 32, queries), queries, 1],
+            threads: filters.threads as u32,
             shared_bytes: filters.shared_bytes,
             demand: Demand::of_bytes(words * filters.bytes_a_word),
         };
