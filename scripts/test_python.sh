@@ -69,7 +69,7 @@ for version in 3.11 3.13; do
         "$interpreter" -m venv "$other"
         "$other/bin/pip" install -q --disable-pip-version-check "${client[@]}"
     fi
-    PYTHONPATH=. "$other/bin/python" -m pytest -q -p no:cacheprovider sterling tests/test_client.py tests/test_retrievers.py tests/test_program.py \
+    PYTHONPATH=. "$other/bin/python" -m pytest -q -p no:cacheprovider sterling tests/test_errors.py tests/test_client.py tests/test_retrievers.py tests/test_program.py \
         tests/test_snapshot.py tests/test_features.py tests/test_toml.py
 done
 cd ../tests/deploy

@@ -1,12 +1,12 @@
 """From PyTorch to Sterling and back.
 
 `export` writes trained modules as a model package, `publish` and `serve` run the ``sterling`` program over it, `load_snapshot`
-opens what was published as NumPy arrays, `Client` asks a server. Only `export` needs PyTorch (``pip install 'sterling[export]'``).
+opens what was published as NumPy arrays, `Client` asks a server. Only `export` needs PyTorch.
 """
 
 from .answers import Ranked, Upserted
 from .client import Client
-from .errors import ExportError, ProgramError, RequestError, SnapshotError, SterlingError
+from .errors import ConnectionFailed, ExportError, ProgramError, RequestError, SnapshotError, SterlingError
 from .exporting import Exported, export
 from .features import Category, Column, Dense, Feature, Ids, ItemVector, Query
 from .program import Published, Server, find_program, publish, serve
@@ -17,6 +17,7 @@ __all__ = [
     "Category",
     "Client",
     "Column",
+    "ConnectionFailed",
     "Dense",
     "ExportError",
     "Exported",

@@ -17,7 +17,7 @@ class Ranked:
     """Items, best first: ``ids`` i64 ``[K]``, ``scores`` and ``similarities`` f32 ``[K]``, ``tasks`` by name ``[K]``, ``columns`` by name.
 
     ``model``, ``version`` and ``digest`` say which version answered, ``position`` which updates it saw; ``cursor`` where the next page begins, where
-    there is one.
+    there is one; ``explain`` what the steps did, where that was asked for; ``unknown`` the ids of a ranking that the model does not hold.
     """
 
     ids: np.ndarray
@@ -30,6 +30,8 @@ class Ranked:
     digest: str
     position: int = 0
     cursor: str | None = None
+    explain: dict[str, Any] | None = None
+    unknown: list[int] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -66,7 +68,7 @@ def ranked(answer: Mapping[str, Any], told: Mapping[str, Any] | None = None) -> 
         similarities=np.array([item["similarity"] for item in items], np.float32),
         tasks={task: np.array([item["tasks"][task] for item in items], np.float32) for task in names("tasks")},
         columns={name: [item["columns"].get(name) for item in items] for name in names("columns")},
-        **_told(answer if told is None else {**told, "cursor": None}),
+        **_told(answer if told is None else _of_one(told, answer)),
     )
 
 
@@ -88,7 +90,7 @@ def many_of_arrow(content: bytes) -> list[Ranked | RequestError]:
     first = 0
     for one in told["results"]:
         rows = one.get("rows", 0)
-        found.append(_problem(one) or _table(table.slice(first, rows), {**told, "cursor": None}))
+        found.append(_problem(one) or _table(table.slice(first, rows), _of_one(told, one)))
         first += rows
     return found
 
@@ -98,8 +100,14 @@ def _problem(result: Mapping[str, Any]) -> RequestError | None:
     return None if problem is None else RequestError(problem["status"], dict(problem))
 
 
+def _of_one(told: Mapping[str, Any], one: Mapping[str, Any]) -> dict[str, Any]:
+    """What is said of all answers, with what is said of one of them alone."""
+    return {**told, "cursor": None} | {name: one.get(name) for name in ("explain", "unknown")}
+
+
 def _told(answer: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: answer[name] for name in ("model", "version", "digest", "position")} | {"cursor": answer.get("cursor")}
+    said = {name: answer[name] for name in ("model", "version", "digest", "position")}
+    return said | {"cursor": answer.get("cursor"), "explain": answer.get("explain"), "unknown": answer.get("unknown") or []}
 
 
 def _read(content: bytes) -> tuple[dict[str, Any], Any]:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import base64
 import gzip
+import itertools
 import json
+import os
 import ssl
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import zip_longest
 from os import PathLike
 from typing import Any
 
 import numpy as np
 
 from .answers import Ranked, Upserted, many, many_of_arrow, ranked, ranked_of_arrow
-from .errors import RequestError, SterlingError
+from .errors import ConnectionFailed, RequestError, SterlingError
 from .streams import is_there, stream
 
 RETRIED = (503,)
@@ -47,6 +48,9 @@ class Client:
     ``api_key`` is a key of the server's. Of a server with TLS, ``ca`` is a file of the authorities that are trusted (the system's without it), ``certificate``
     the files of a certificate and its key, where the server wants one. With ``arrow`` retrievals and rankings come as Arrow, which is worth it from some
     hundred results on (needs pyarrow). With ``compression`` large bodies and answers are compressed: worth it where the network is slow.
+
+    A client may be used before and after a fork: every process has connections of its own. ``timeout`` seconds end a call; a call with a larger
+    ``timeout_ms`` has as long as that and a second more.
     """
 
     def __init__(
@@ -65,17 +69,29 @@ class Client:
         try:
             import httpx
         except ImportError as e:
-            raise SterlingError(f"httpx is needed for the client: pip install 'sterling[client]' ({e})") from e
+            raise SterlingError(f"httpx is needed for the client: pip install httpx ({e})") from e
         if arrow and not is_there():
-            raise SterlingError("pyarrow is needed for answers as Arrow: pip install 'sterling[arrow]'")
+            raise SterlingError("pyarrow is needed for answers as Arrow: pip install pyarrow")
+        if not str(url).startswith(("http://", "https://")):
+            raise ValueError(f"url: got {url!r}, expected one that begins with http:// or https://")
+        if not timeout > 0:
+            raise ValueError(f"timeout: got {timeout!r}, expected seconds above 0")
+        if retries < 0:
+            raise ValueError(f"retries: got {retries!r}, expected 0 or more")
         context = ssl.create_default_context(cafile=ca)
         if certificate is not None:
             context.load_cert_chain(*certificate)
         headers = {"accept-encoding": "gzip" if compression else "identity", "content-type": "application/json"}
         if api_key is not None:
-            headers["authorization"] = f"Bearer {api_key}"
-        self._http = httpx.Client(base_url=url, timeout=timeout, verify=context, headers=headers)
-        self.retries, self.patience, self._arrow, self._compression = retries, patience, arrow, compression
+            headers["authorization"] = f"Bearer {_visible('api_key', api_key)}"
+        # No proxy reaches the loopback of this machine.
+        direct = {f"all://{host}": None for host in ("127.0.0.1", "localhost", "[::1]")}
+        self._open = lambda: httpx.Client(base_url=str(url), timeout=timeout, verify=context, headers=headers, mounts=direct)
+        self._url, self._failed = str(url).rstrip("/"), httpx.TransportError
+        #: Of each process that has used this client, its connections: those of another process are neither used nor closed.
+        self._pools = {os.getpid(): self._open()}
+        self._is_closed = False
+        self.timeout, self.retries, self.patience, self._arrow, self._compression = timeout, retries, patience, arrow, compression
 
     def __enter__(self) -> Client:
         return self
@@ -84,8 +100,20 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Closes the connections."""
-        self._http.close()
+        """Closes this process' connections."""
+        self._is_closed = True
+        if pool := self._pools.get(os.getpid()):
+            pool.close()
+
+    @property
+    def _http(self) -> Any:
+        """The connections of this process."""
+        pool = self._pools.get(os.getpid())
+        if pool is None:
+            if self._is_closed:
+                raise SterlingError("the client is closed")
+            pool = self._pools.setdefault(os.getpid(), self._open())
+        return pool
 
     def retrieve(
         self,
@@ -157,7 +185,8 @@ class Client:
             body = lambda part=part: {"items": [_item(row, kind) for row in _rows(part)]}  # noqa: E731
             told = self._table("POST", f"{_named(model)}/items:upsert", (part, None), body, headers).json()
             refused = made.refused + [item | {"place": item["place"] + first} for item in told["refused"]]
-            positions = [max(pair) for pair in zip_longest(made.positions, told.get("positions", []), fillvalue=0)]
+            # Each shard of a router has positions of its own: all are needed to see all items. The one position is the lowest, as in the answer.
+            positions = [max(both) for both in itertools.zip_longest(made.positions, told.get("positions", []), fillvalue=0)]
             position = min((reached for reached in positions if reached), default=max(made.position, told["position"]))
             made = Upserted(made.accepted + told["accepted"], refused, position, positions)
             first += len(part["id"])
@@ -230,22 +259,28 @@ class Client:
         self, method: str, call: str, table: tuple[Mapping[str, Any], Mapping[str, Any] | None], body: Callable[[], Any], headers: Mapping[str, str]
     ) -> Any:
         """Sends columns with what all rows share as Arrow, or, without pyarrow, the same as JSON."""
-        if not is_there():
-            return self._call(method, call, body(), headers)
         columns, shared = table
-        return self._send(method, call, stream(columns, None if shared is None else _plain(shared)), {**headers, "content-type": ARROW})
+        if not is_there():
+            content = json.dumps(_plain(body()), allow_nan=False).encode()
+            return self._send(method, call, content, headers, (shared or {}).get("timeout_ms"))
+        content = stream(columns, None if shared is None else _plain(shared))
+        return self._send(method, call, content, {**headers, "content-type": ARROW}, (shared or {}).get("timeout_ms"))
 
     def _call(self, method: str, call: str, body: Mapping[str, Any] | None = None, headers: Mapping[str, str] | None = None) -> Any:
         content = b"" if body is None else json.dumps(_plain(body), allow_nan=False).encode()
-        return self._send(method, call, content, headers or {})
+        return self._send(method, call, content, headers or {}, (body or {}).get("timeout_ms"))
 
-    def _send(self, method: str, call: str, content: bytes, headers: Mapping[str, str]) -> Any:
+    def _send(self, method: str, call: str, content: bytes, headers: Mapping[str, str], timeout_ms: Any = None) -> Any:
         headers = dict(headers)
+        timeout = max(self.timeout, timeout_ms / 1000 + 1) if isinstance(timeout_ms, (int, float)) else self.timeout
         if self._compression and len(content) >= COMPRESSED:
             content, headers["content-encoding"] = gzip.compress(content, 1), "gzip"
         end = time.monotonic() + self.patience
         for left in range(self.retries, -1, -1):
-            answer = self._http.request(method, f"/v1/models/{call}", content=content, headers=headers)
+            try:
+                answer = self._http.request(method, f"/v1/models/{call}", content=content, headers=headers, timeout=timeout)
+            except self._failed as e:
+                raise ConnectionFailed(f"{method} {self._url}/v1/models/{call}: {type(e).__name__}: {e}") from e
             if answer.status_code == 200:
                 return answer
             problem = _problem(answer)
@@ -283,8 +318,12 @@ def _user(features: Mapping[str, Any] | None, vector: Any) -> dict[str, Any]:
     if (features is None) == (vector is None):
         raise ValueError("expected features or a vector, and not both")
     if vector is not None:
-        return {"vector": _packed(np.asarray(vector))}
-    is_numbers = lambda x: isinstance(x, np.ndarray) and np.issubdtype(x.dtype, np.floating)  # noqa: E731
+        numbers = np.asarray(vector)
+        if numbers.ndim != 1:
+            raise ValueError(f"vector: got shape {list(numbers.shape)}, expected [D], or the Tq x D numbers of several queries one after the other")
+        return {"vector": _packed(numbers)}
+    # An empty array has no type: NumPy makes floats of a history without ids.
+    is_numbers = lambda x: isinstance(x, np.ndarray) and np.issubdtype(x.dtype, np.floating) and x.size > 0  # noqa: E731
     return {"features": {name: {"base64": _packed(x)} if is_numbers(x) else x for name, x in features.items()}}
 
 
@@ -292,11 +331,22 @@ def _users(features: Mapping[str, Sequence[Any]] | None, vectors: Any) -> dict[s
     if (features is None) == (vectors is None):
         raise ValueError("expected features or vectors, and not both")
     if vectors is None:
-        return {f"features.{name}": values for name, values in (features or {}).items()}
+        return {f"features.{name}": _values(values) for name, values in (features if features is not None else {}).items()}
     matrix = np.asarray(vectors, np.float32)
     if matrix.ndim != 2:
         raise ValueError(f"vectors: got {matrix.ndim} dimensions, expected [B, D]")
     return {"vector": matrix}
+
+
+def _values(values: Any) -> Any:
+    """The values of many users of a feature: those of an empty array have no type, so that they are an empty list.
+
+    >>> _values([np.array([3, 4]), np.array([])])
+    [array([3, 4]), []]
+    """
+    is_empty = lambda value: isinstance(value, np.ndarray) and value.size == 0  # noqa: E731
+    are_rows = isinstance(values, (list, tuple)) or str(getattr(values, "dtype", "")) == "object"
+    return [[] if is_empty(value) else value for value in values] if are_rows and any(map(is_empty, values)) else values
 
 
 def _count(columns: Mapping[str, Any]) -> int:
@@ -345,7 +395,19 @@ def _item(row: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 
 def _sticking(key: str | None) -> dict[str, str]:
-    return {} if key is None else {"x-sterling-sticky": key}
+    return {} if key is None else {"x-sterling-sticky": _visible("sticky", key)}
+
+
+def _visible(what: str, text: str) -> str:
+    """Text that a header can bring.
+
+    >>> _visible("sticky", "é")
+    Traceback (most recent call last):
+    ValueError: sticky: got 'é', expected visible ASCII characters
+    """
+    if not (text.isascii() and text.isprintable()):
+        raise ValueError(f"{what}: got {text!r}, expected visible ASCII characters")
+    return text
 
 
 def _packed(numbers: np.ndarray) -> str:
@@ -358,13 +420,14 @@ def _packed(numbers: np.ndarray) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Arrays and NumPy's numbers as JSON has them.
+    """Arrays, NumPy's numbers, and series of pandas and Polars as JSON has them.
 
     >>> _plain({"ids": np.array([1, 2]), "weights": (np.float32(0.5),)})
     {'ids': [1, 2], 'weights': [0.5]}
     """
-    if isinstance(value, (np.ndarray, np.generic)):
-        return value.tolist()
+    for listed in ("tolist", "to_list"):
+        if hasattr(value, listed):
+            return getattr(value, listed)()
     if isinstance(value, Mapping):
         return {key: _plain(one) for key, one in value.items()}
     return [_plain(one) for one in value] if isinstance(value, (list, tuple)) else value

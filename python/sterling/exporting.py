@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
+import os
 import pathlib
 import shutil
+import sys
 import tempfile
+import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from . import toml
 from .errors import ExportError
-from .features import MERGES, Column, Dense, Feature, Ids, ItemVector, LookedUp, Query, one_of
-from .tables import Table, collect
+from .features import MERGES, Column, Dense, Feature, Ids, ItemVector, LookedUp, Query, is_missing, one_of
+from .tables import Table, agree, collect
 
 if TYPE_CHECKING:
     from .reference import Reference
 
-_MISSING = "torch, onnx, onnxscript and safetensors are needed to export: pip install 'sterling[export]'"
-_OF_CANDIDATES = ("query", "item", "similarity")
+_MISSING = "torch, onnx, onnxscript and safetensors are needed to export: pip install torch onnx onnxscript onnxruntime safetensors"
+# Fewer queries than this tell too little of the recall of others.
+SAMPLES_MIN = 16
+_WRITTEN = "# Written by sterling.export.\n"
+_FILES = "# It replaces these files when it writes here again: "
 
 
 @dataclass(frozen=True)
@@ -38,7 +48,7 @@ class Exported:
     @property
     def largest(self) -> float:
         """The largest difference that was measured."""
-        return max((value for value in self.differences.values() if value is not None), default=0.0)
+        return float(np.max([value for value in self.differences.values() if value is not None], initial=0.0))
 
     def __str__(self) -> str:
         shown = (f"{name} {'not compared' if value is None else f'{value:.1e}'}" for name, value in self.differences.items())
@@ -91,14 +101,17 @@ def export(
     ``tasks``, ``value``, ``constants``
         Names along the last axis of ``logits``, the expression that orders results (``docs/VALUE_MODEL.md``) and its constants.
     ``samples``, ``items``
-        Users' features as requests bring them, and items as rows with an ``id``. Items are written as ``items.jsonl``. With
-        both of them the package is also published, served and asked by the ``sterling`` program, if there is one.
+        Real users' features as requests bring them, and items as rows with an ``id``. Items are written as ``items.jsonl``. Samples are
+        written as ``queries.jsonl``, from which ``sterling publish`` takes up to 256 to measure recall with: give some hundred, and none of users
+        whose recall you measure afterwards. Fewer than 16 are not written. With samples and items the package is also published, served
+        and asked by the ``sterling`` program, if there is one: about all samples' queries, and the answers of up to 32 of them.
     ``tolerance``
         The largest difference that is accepted, relative to the larger of 1 and the value.
     ``program``
         The ``sterling`` program; None looks for it (``$STERLING``, then ``PATH``), False leaves it out.
 
-    Raises `ExportError`; ``path`` is then as it was before.
+    A package that is there is replaced in one step: a process that is killed leaves the old one. Files that an export did not write
+    stay. Raises `ExportError`; ``path`` is then as it was before.
     """
     try:
         import onnx  # noqa: F401
@@ -108,6 +121,9 @@ def export(
     except ImportError as e:
         raise ExportError(f"{_MISSING} ({e})") from e
     path = pathlib.Path(path)
+    real = path.resolve()
+    if real.exists() and not real.is_dir():
+        raise ExportError(f"{path}: is a file, expected a folder")
     by_side = {side: list(some) for side, some in (features or {}).items()}
     rows: dict[str, Sequence[Mapping[str, Any]]] = {"user": samples, "item": items or ()}
     draft = _Draft(collect(tables), by_side, list(item_vectors), tuple(tasks), rows)
@@ -119,15 +135,21 @@ def export(
     elif tasks:
         raise ExportError("tasks are given without overarch, expected the module that predicts them")
     draft.used()
-    spec = draft.spec(name or path.name, description, columns, queries, merge, value, constants or {})
+    spec = draft.spec(name or path.name or real.name, description, columns, queries, merge, value, constants or {})
     reference = draft.reference(queries, merge)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as made:
-        folder = pathlib.Path(made) / path.name
+    real.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{real.name}-", dir=real.parent) as made:
+        folder = pathlib.Path(made) / real.name
         folder.mkdir()
-        draft.write(folder, spec, items)
+        draft.write(folder, spec, items, samples)
         differences = _compared(draft, folder, reference, samples, items, tolerance, program)
-        _place(folder, path)
+        _place(folder, real)
+    if draft.user is not None and len(samples) < SAMPLES_MIN:
+        warnings.warn(
+            f"samples: {len(samples)} users' features are given, expected at least {SAMPLES_MIN}, better 256: without queries.jsonl `sterling publish` "
+            "measures recall with perturbed items, which users' queries may miss by far",
+            stacklevel=2,
+        )
     return Exported(path, differences, reference)
 
 
@@ -144,22 +166,77 @@ def _compared(
     from .program import find_program
 
     differences: dict[str, float | None] = {graph.file: graph.difference for graph in draft.graphs()}
+    for graph in draft.graphs():
+        if graph.difference is not None and not graph.difference <= tolerance:
+            raise ExportError(
+                f"{graph.file}: differs from PyTorch by {graph.difference:.2e}, expected at most {tolerance:.0e}; most {graph.differs_for()}"
+            )
     if samples:
         parity.readable(reference, samples)
     found = None if program is False else find_program(None if program in (None, True) else program, required=program is not None)
     if found and samples and items:
-        differences["served"] = parity.served(reference, folder, samples, items, found)
-    for what, difference in differences.items():
-        if difference is not None and not difference <= tolerance:
-            raise ExportError(f"{what}: differs from PyTorch by {difference:.2e}, expected at most {tolerance:.0e}")
+        differences["served"], sample = parity.served(reference, folder, samples, items, found)
+        if not differences["served"] <= tolerance:
+            raise ExportError(
+                f"served: differs from PyTorch by {differences['served']:.2e}, expected at most {tolerance:.0e}; most for the features {sample!r:.500}"
+            )
     return differences
 
 
 def _place(folder: pathlib.Path, path: pathlib.Path) -> None:
-    """Brings the files of a finished package to its place; what else lies there stays."""
-    path.mkdir(exist_ok=True)
-    for file in sorted(folder.iterdir(), key=lambda file: file.name == "model.toml"):
-        shutil.move(file, path / file.name)
+    """Puts a finished package in its place, in one step; files of an older one that no export wrote come along."""
+    try:
+        if not path.exists():
+            folder.rename(path)
+            return
+        written = _written(path)
+        for entry in path.iterdir():
+            if entry.name not in written and not (folder / entry.name).exists():
+                _bring(entry, folder / entry.name)
+        shutil.copymode(path, folder)
+        _exchange(folder, path)
+    except OSError as e:
+        raise ExportError(f"{path}: cannot be replaced: {e}") from e
+
+
+def _written(path: pathlib.Path) -> set[str]:
+    """The files that the last export wrote to a folder, as its ``model.toml`` says."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in (path / "model.toml").read_text(encoding="utf-8").splitlines():
+            if line.startswith(_FILES):
+                return set(json.loads(line.removeprefix(_FILES)))
+    return set()
+
+
+def _bring(file: pathlib.Path, to: pathlib.Path) -> None:
+    """A file or folder at a second place, without a copy of its bytes where links can be made."""
+
+    def linked(one: str, other: str) -> None:
+        try:
+            os.link(one, other, follow_symlinks=False)
+        except OSError:
+            shutil.copy2(one, other, follow_symlinks=False)
+
+    if file.is_dir() and not file.is_symlink():
+        shutil.copytree(file, to, symlinks=True, copy_function=linked)
+    else:
+        linked(str(file), str(to))
+
+
+def _exchange(one: pathlib.Path, other: pathlib.Path) -> None:
+    """Swaps two folders; on Linux in one step, elsewhere by two renames, between which `other` is missing."""
+    if sys.platform == "linux":
+        at_cwd, exchange = -100, 2
+        rename = getattr(ctypes.CDLL(None), "renameat2", None)
+        if rename is not None and rename(at_cwd, os.fsencode(one), at_cwd, os.fsencode(other), exchange) == 0:
+            return
+    aside = one.with_name(f"{one.name}.old")
+    other.rename(aside)
+    try:
+        one.rename(other)
+    except OSError:
+        aside.rename(other)
+        raise
 
 
 class _Draft:
@@ -191,6 +268,7 @@ class _Draft:
                 raise ExportError(f"{side}.features: `{max(names, key=names.count)}` is given twice")
             for feature in some:
                 self.check_feature(side, feature)
+            some[:] = [self.resolved(feature) for feature in some]
         for side, module in (("user", user), ("item", item), ("overarch", overarch)):
             if module is None and self.features.get(side):
                 raise ExportError(f"features of `{side}` are given without {side}, expected the module that reads them")
@@ -206,23 +284,48 @@ class _Draft:
         if feature.kind == "category" and self.tables[feature.table].vocabulary is None:
             raise ExportError(f"{place}: table `{feature.table}` has no vocabulary; give Table(weight, vocabulary=[...])")
 
+    def resolved(self, feature: Feature) -> Feature:
+        """A feature with the pooling and the weights of the module that it is looked up in."""
+        if not isinstance(feature, LookedUp):
+            return feature
+        table = self.tables[feature.table]
+        if table.pooling is not None and feature.pooling in ("sum", "mean") and feature.pooling != table.pooling:
+            raise ExportError(
+                f"feature `{feature.name}`: pooling `{feature.pooling}`, and table `{feature.table}` pools by `{table.pooling}`; expected the same, or "
+                "none said: where both are meant, give the weight as a table of its own"
+            )
+        feature = replace(feature, pooling=feature.pooling or table.pooling or "sum", weights=feature.weights and table.is_weighted)
+        agree(feature.table, table, feature.pooling or "sum")
+        return feature
+
     def input_of(self, side: str, name: str, *, is_fed: bool = True) -> Any:
         """The feature of an input, None where there is none; one that a collection feeds need not be declared where ``is_fed``."""
         from .graphs import Port
 
         for feature in self.features.get(side, ()):
             if isinstance(feature, Dense) and feature.name == name:
-                return Port(name, (*_LEAD[side], feature.width), seen=self.numbers(side, feature))
+                # What an item must bring is not left out; a user may send nothing at all.
+                return Port(name, (*_LEAD[side], feature.width), seen=self.numbers(side, feature), may_be_missing=side == "user")
             if isinstance(feature, LookedUp) and name in (feature.name, f"{feature.name}_mask"):
                 width = self.tables[feature.table].weight.shape[1]
                 axes = (*_LEAD[side], *((feature.length,) if feature.is_sequence else ()))
                 if name == feature.name:
-                    return Port(name, (*axes, width))
+                    return Port(name, (*axes, width), is_sequence=feature.is_sequence, may_be_missing=True)
                 if feature.is_sequence:
                     return Port(name, axes, is_mask=True)
         fed = [table for table in self.tables if is_fed and name in self.tables[table].features]
-        if len(fed) == 1:
-            self.features.setdefault(side, []).append(Ids(name, fed[0], self.tables[fed[0]].pooling))
+        if len(fed) > 1:
+            ways = ", ".join(f'Ids("{name}_{table}", "{table}", column="{name}")' for table in fed)
+            raise ExportError(
+                f"{side}: forward takes `{name}`, which the tables {' and '.join(fed)} both feed; declare one feature for each, {ways}, and let forward take these"
+            )
+        if fed and self.tables[fed[0]].pooling is None:
+            raise ExportError(
+                f"{side}: forward takes `{name}`, which an EmbeddingCollection feeds without pooling; declare the feature: "
+                f'Ids("{name}", "{fed[0]}", pooling="none", length=...)'
+            )
+        if fed:
+            self.features.setdefault(side, []).append(self.resolved(Ids(name, fed[0])))
             return self.input_of(side, name)
         return None
 
@@ -380,7 +483,9 @@ class _Draft:
             overarch=self.overarch, vectors=self.vectors, several=tuple(queries), merge=merge,
         )  # fmt: skip
 
-    def write(self, folder: pathlib.Path, spec: Mapping[str, Any], items: Sequence[Mapping[str, Any]] | None) -> None:
+    def write(
+        self, folder: pathlib.Path, spec: Mapping[str, Any], items: Sequence[Mapping[str, Any]] | None, samples: Sequence[Mapping[str, Any]]
+    ) -> None:
         from safetensors.torch import save_file
 
         from .graphs import save
@@ -397,7 +502,10 @@ class _Draft:
                 (folder / f"{name}.txt").write_text("".join(f"{value}\n" for value in table.vocabulary), encoding="utf-8", newline="\n")
         if items is not None:
             (folder / "items.jsonl").write_text("".join(item_line(row) + "\n" for row in items), encoding="utf-8")
-        (folder / "model.toml").write_text("# Written by sterling.export.\n" + toml.written(spec), encoding="utf-8")
+        if self.user is not None and len(samples) >= SAMPLES_MIN:
+            (folder / "queries.jsonl").write_text("".join(query_line(sample) + "\n" for sample in samples), encoding="utf-8")
+        written = json.dumps(sorted(["model.toml", *(file.name for file in folder.iterdir())]))
+        (folder / "model.toml").write_text(_WRITTEN + _FILES + written + "\n" + toml.written(spec), encoding="utf-8")
 
 
 _LEAD = {"user": ("Q",), "item": ("N",), "overarch": ("Q", "K0")}
@@ -413,15 +521,35 @@ def item_line(row: Mapping[str, Any]) -> str:
 
     >>> item_line({"id": 7, "embedding": [0.5, 1.0], "brand": "acme"})
     '{"id":7,"embedding":[0.5,1.0],"attributes":{"brand":"acme"}}'
+    >>> item_line({"id": 8, "price": float("nan"), "brand": None})
+    '{"id":8,"attributes":{}}'
     """
     if "id" not in row:
         raise ExportError(f"item {dict(row)!r}: no `id`")
     line: dict[str, Any] = {"id": row["id"]} | ({"embedding": row["embedding"]} if "embedding" in row else {})
-    line["attributes"] = {key: value for key, value in row.items() if key not in ("id", "embedding") and value is not None}
-    return json.dumps(line, ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_plain)
+    line["attributes"] = {key: value for key, value in row.items() if key not in ("id", "embedding") and not is_missing(value)}
+    return _line(f"item {row['id']}", line)
+
+
+def query_line(sample: Mapping[str, Any]) -> str:
+    """A user's features as a line of ``queries.jsonl``: the body of a ``:retrieve``.
+
+    >>> query_line({"viewed": np.array([3, 5]), "age": float("nan")})
+    '{"features":{"viewed":[3,5]}}'
+    """
+    return _line(f"sample {dict(sample)!r:.200}", {"features": {name: values for name, values in sample.items() if not is_missing(values)}})
+
+
+def _line(place: str, line: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(line, ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_plain)
+    except ExportError as e:
+        raise ExportError(f"{place}: {e}") from e
+    except ValueError:
+        raise ExportError(f"{place}: holds a number that is not finite") from None
 
 
 def _plain(value: Any) -> Any:
     if hasattr(value, "tolist"):
         return value.tolist()
-    raise ExportError(f"an item holds {value!r}, expected numbers, texts and lists of them")
+    raise ExportError(f"holds {value!r}, expected numbers, texts and lists of them")

@@ -13,7 +13,7 @@ are those that an item column keeps: each once, ascending.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -61,13 +61,16 @@ class LookedUp(Feature):
 
     name: str
     table: str
-    pooling: str = "sum"
+    pooling: str | None = None
+    """``sum``, ``mean`` or ``none``; without it the table's own, where an ``nn.EmbeddingBag`` or a TorchRec collection says it, else ``sum``."""
     max_ids: int = MAX_IDS
     column: str | None = None
     length: int | None = None
     """Of a sequence: its rows; what is longer is cut."""
     keep: str = "last"
     """Of a sequence: which values stay of more than ``length``, the ``last`` or the ``first``."""
+    weights: bool = True
+    """Whether weights of ids multiply their rows; False drops them, as an unweighted ``EmbeddingBagCollection`` does."""
 
     @property
     def is_sequence(self) -> bool:
@@ -76,14 +79,16 @@ class LookedUp(Feature):
 
     def declared(self) -> dict[str, Any]:
         place = f"feature `{self.name}`"
-        one_of(f"{place}: pooling", self.pooling, POOLINGS)
+        pooling = one_of(f"{place}: pooling", self.pooling or "sum", POOLINGS)
         if self.is_sequence != (self.length is not None):
-            raise ExportError(f"{place}: pooling `{self.pooling}` with length {self.length}, expected a length with `none` alone")
-        entry = super().declared() | {"table": self.table, "pooling": self.pooling}
+            raise ExportError(f"{place}: pooling `{pooling}` with length {self.length}, expected a length with `none` alone")
+        entry = super().declared() | {"table": self.table, "pooling": pooling}
         if self.is_sequence:
             entry |= {"length": self.length, "keep": one_of(f"{place}: keep", self.keep, KEPT)}
         if self.max_ids != MAX_IDS:
             entry["max_ids"] = self.max_ids
+        if not self.weights and self.kind == "ids" and not self.is_sequence:
+            entry["weights"] = False
         return entry | ({"column": self.column} if self.column else {})
 
 
@@ -161,12 +166,24 @@ class Query:
         return {"name": self.name} | candidates | ({} if self.weight == 1 else {"weight": float(self.weight)})
 
 
-def kept(values: list[Any]) -> list[Any]:
+def is_missing(value: Any) -> bool:
+    """Whether a value says that there is none: None, or a NaN as data frames have it.
+
+    >>> [is_missing(value) for value in (None, float("nan"), np.float32("nan"), 0, "", [])]
+    [True, True, True, False, False, False]
+    """
+    return value is None or (isinstance(value, (float, np.floating)) and bool(np.isnan(value)))
+
+
+def kept(values: Sequence[Any]) -> list[Any]:
     """An item's values as a column keeps them: each once, numbers by size and texts by their bytes.
 
     >>> kept(["vcs", "éditeurs", "devel", "vcs"]), kept([10, 9, 10])
     (['devel', 'vcs', 'éditeurs'], [9, 10])
+    >>> kept(("b", "a", "b")), kept(np.array([2, 1, 2]))
+    (['a', 'b'], [1, 2])
     """
+    values = values.tolist() if isinstance(values, np.ndarray) else values
     return sorted(set(values), key=lambda value: value.encode() if isinstance(value, str) else value)
 
 
@@ -179,7 +196,7 @@ def listed(feature: Feature, row: Mapping[str, Any]) -> list[Any]:
     []
     """
     given = row.get(feature.source)
-    if given is None:
+    if is_missing(given):
         return []
     if isinstance(given, np.ndarray):
         given = given.tolist()

@@ -10,12 +10,16 @@ import contextlib
 import copy
 import inspect
 import io
+import itertools
 import logging
+import math
 import pathlib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from .errors import ExportError
 
@@ -28,17 +32,29 @@ OPSET = 18
 EXAMPLE = {"Q": 5, "N": 5, "K0": 11}
 # One of each, odd ones, and more than a block of candidates.
 SIZES = ({"Q": 1, "N": 1, "K0": 1}, {"Q": 1, "N": 3, "K0": 127}, {"Q": 7, "N": 64, "K0": 2})
+# Most lengths of a sequence that are tried; of longer sequences as many, evenly spread.
+LENGTHS_MAX = 64
+# Of the inputs of the comparison with ONNX Runtime.
+_SEED = 2
+# One row in so many leaves a feature out.
+MISSING_EVERY = 7
 
 
 @dataclass(frozen=True)
 class Port:
-    """An input: its name and its shape, in which ``Q``, ``N`` and ``K0`` stand for axes of any size. A mask holds zeros and ones; ``seen``
-    ``[n, ...]`` are values of the last axes that it takes, any where there are none."""
+    """An input: its name and its shape, in which ``Q``, ``N`` and ``K0`` stand for axes of any size.
+
+    A mask ``NAME_mask`` holds ones up to the last value of the sequence NAME and zeros behind it. Rows of a sequence
+    (``is_sequence``) are zeros behind its last value. An input that ``may_be_missing`` is zeros where a request leaves the feature out.
+    ``seen`` ``[n, ...]`` are values of the last axes that the input takes, any without it.
+    """
 
     name: str
     shape: tuple[str | int, ...]
     is_mask: bool = False
     seen: torch.Tensor | None = field(default=None, repr=False, compare=False)
+    is_sequence: bool = False
+    may_be_missing: bool = False
 
     def at(self, sizes: Mapping[str, int]) -> list[int]:
         """The shape at these sizes."""
@@ -52,8 +68,65 @@ class Port:
         if self.seen is not None:
             lead = shape[: len(shape) - self.seen.dim() + 1]
             return self.seen[torch.randint(0, len(self.seen), lead, generator=generator)]
-        values = torch.randn(shape, generator=generator)
-        return (values > 0).float() if self.is_mask else values
+        return torch.randn(shape, generator=generator)
+
+
+class Examples:
+    """Example inputs of a graph: sequences of every length, 0 among them, and features that are left out.
+
+    The first row of the first call has nothing at all: it is a user without features.
+    """
+
+    def __init__(self, inputs: Sequence[Port], generator: torch.Generator):
+        import torch
+
+        self.inputs, self.generator = inputs, generator
+        masks = {port.name.removesuffix("_mask"): port.shape for port in inputs if port.is_mask}
+        rows = {port.name: port.shape[:-1] for port in inputs if port.is_sequence}
+        #: The axes of each sequence, the last of which is its length.
+        self.sequences = rows | masks
+        self.lengths: dict[str, torch.Tensor] = {}
+        for name, shape in self.sequences.items():
+            length = int(shape[-1])
+            lengths = torch.linspace(0, length, min(length + 1, LENGTHS_MAX)).round().long()
+            order = torch.randperm(len(lengths) - 1, generator=generator) + 1
+            self.lengths[name] = torch.cat([lengths[:1], lengths[order]])
+        self.drawn: dict[str, int] = {}
+
+    def at(self, sizes: Mapping[str, int]) -> list[torch.Tensor]:
+        """Inputs of these sizes; every call goes on with the lengths where the last one ended."""
+        import torch
+
+        masks = {}
+        for name, shape in self.sequences.items():
+            lead = Port(name, shape[:-1]).at(sizes)
+            lengths = self.lengths[name][self._turn(name, lead) % len(self.lengths[name])]
+            masks[name] = (torch.arange(int(shape[-1])) < lengths.unsqueeze(-1)).float()
+        made = []
+        for port in self.inputs:
+            value = port.example(sizes, self.generator)
+            if port.is_mask:
+                value = masks[port.name.removesuffix("_mask")]
+            elif port.name in masks:
+                value = value * masks[port.name].unsqueeze(-1)
+            elif port.may_be_missing:
+                lead = value.shape[:-1]
+                value = value * (self._turn(port.name, lead) % MISSING_EVERY > 0).unsqueeze(-1)
+            made.append(value)
+        return made
+
+    def _turn(self, name: str, lead: Sequence[int]) -> torch.Tensor:
+        """The running number of each row of a feature."""
+        import torch
+
+        first = self.drawn.get(name, 0)
+        count = math.prod(lead)
+        self.drawn[name] = first + count
+        return torch.arange(first, first + count).reshape(tuple(lead))
+
+    def are_left(self) -> bool:
+        """Whether a length of a sequence was not tried yet."""
+        return any(self.drawn.get(name, 0) < len(lengths) for name, lengths in self.lengths.items())
 
 
 @dataclass(frozen=True)
@@ -73,8 +146,16 @@ class Graph:
         """The module's outputs by name."""
         import torch
 
-        with torch.no_grad():
+        with torch.no_grad(), _plain_attention():
             return named(self.file, self.module(*(inputs[port.name] for port in self.inputs)), next(iter(self.outputs)))
+
+    def differs_for(self) -> str:
+        """Where the exported graph and the module differ most, in words."""
+        import torch
+
+        rows = ((off, _shown_row(self.inputs, examples, row)) 
+                for examples, offs in _compared(self.file, self, torch.Generator().manual_seed(_SEED)) for row, off in enumerate(offs))  # fmt: skip
+        return max(rows, key=lambda row: math.inf if math.isnan(row[0]) else row[0])[1]
 
 
 def parameters(place: str, module: Any) -> list[str] | None:
@@ -115,12 +196,19 @@ def export_graph(place: str, module: torch.nn.Module, inputs: Sequence[Port], fi
     module = _prepared(place, module)
     wrapper = _positional(place, module, [port.name for port in inputs], first)
     generator = torch.Generator().manual_seed(1)
-    examples = [port.example(EXAMPLE, generator) for port in inputs]
+    examples = Examples(inputs, generator).at(EXAMPLE)
     made = _run(place, wrapper, inputs, examples)
     outputs = _checked_outputs(place, made, first, lead)
+    twice = [port.name for port in inputs if port.name in outputs]
+    if twice:
+        raise ExportError(
+            f"{place}: `{twice[0]}` is an input and an output, expected one meaning: give the feature another name, "
+            f'as in Ids("{twice[0]}_ids", ..., column="{twice[0]}")'
+        )
+    _finite(place, made, inputs, examples)
     proto = _cleaned(place, _export(place, wrapper, inputs, examples, list(outputs)))
     graph = Graph(f"{place}.onnx", wrapper, tuple(inputs), outputs, proto, None)
-    return Graph(graph.file, wrapper, graph.inputs, outputs, proto, _difference(place, graph, generator))
+    return replace(graph, difference=_difference(place, graph, torch.Generator().manual_seed(_SEED)))
 
 
 def _prepared(place: str, module: torch.nn.Module) -> torch.nn.Module:
@@ -168,7 +256,7 @@ def _run(place: str, wrapper: torch.nn.Module, inputs: Sequence[Port], examples:
     import torch
 
     try:
-        with torch.no_grad():
+        with torch.no_grad(), _plain_attention():
             return wrapper(*examples)
     except ExportError:
         raise
@@ -189,10 +277,50 @@ def _checked_outputs(
             raise ExportError(f"{place}: output `{name}` has shape {list(value.shape)}, expected {expected} and more: [{', '.join(axes)}, ...]")
         if value.dtype != torch.float32:
             raise ExportError(f"{place}: output `{name}` is {str(value.dtype).removeprefix('torch.')}, expected float32")
-        if not torch.isfinite(value).all():
-            raise ExportError(f"{place}: output `{name}` is not finite for random inputs; samples and items, where given, are what numbers are taken from")
         outputs[name] = (*axes, *value.shape[len(axes) :])
     return outputs
+
+
+def _finite(place: str, made: Mapping[str, torch.Tensor], inputs: Sequence[Port], examples: Sequence[torch.Tensor]) -> None:
+    """Refuses outputs that are not finite, with the row of the inputs that they come from."""
+    import torch
+
+    for name, value in made.items():
+        is_finite = torch.isfinite(value).flatten(1).all(1)
+        if not is_finite.all():
+            row = _shown_row(inputs, examples, int((~is_finite).nonzero()[-1]))
+            advice = (
+                "mask with a large finite negative number, not with -inf or a boolean mask in a softmax, and divide by at least a small number"
+                if "nothing" in row
+                else "samples and items, where given, are what numbers are taken from"
+            )
+            raise ExportError(f"{place}: output `{name}` is not finite for random inputs, {row}; {advice}")
+
+
+def _shown_row(inputs: Sequence[Port], examples: Sequence[torch.Tensor], row: int) -> str:
+    """What a row of the inputs holds of the features: "`history` of 3 values, `age` of nothing"."""
+    said = []
+    for port, example in zip(inputs, examples):
+        own = example[row]
+        if port.is_mask and own.dim() == 1:
+            said.append(f"`{port.name.removesuffix('_mask')}` of {int(own.sum()) or 'nothing'}")
+        elif (port.is_sequence or port.may_be_missing) and not own.any():
+            said.append(f"`{port.name}` of nothing")
+    return "with " + ", ".join(dict.fromkeys(said)) if said else "with all features"
+
+
+@contextlib.contextmanager
+def _plain_attention() -> Iterator[None]:
+    """Runs modules as they were trained: PyTorch's fast path of transformer layers at inference computes NaN for a sequence that is
+    masked completely, where ``scaled_dot_product_attention`` computes 0."""
+    import torch
+
+    was_enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(was_enabled)
 
 
 @contextlib.contextmanager
@@ -217,12 +345,17 @@ def _export(
     # Without a bound PyTorch 2.7 takes slices to rule out the largest integer, and refuses the axis for that.
     dims = {name: torch.export.Dim(name, max=2**31 - 1) for name in EXAMPLE}
     dynamic = tuple({n: dims[axis] for n, axis in enumerate(port.shape) if isinstance(axis, str)} for port in inputs)
+    # Names of a graph's values are the exporter's: an input `cat` would meet the value of an operator of that name.
+    inputs_named = [f"sterling.input.{n}" for n in range(len(inputs))]
+    outputs_named = [f"sterling.output.{n}" for n in range(len(outputs))]
+    attention = {torch.ops.aten.scaled_dot_product_attention.default: _attention}
     try:
-        with _quiet():
+        with _quiet(), _plain_attention():
             program = torch.export.export(wrapper, tuple(examples), dynamic_shapes=(dynamic,), strict=False)
             exported = torch.onnx.export(
-                program, dynamo=True, opset_version=OPSET, verbose=False, input_names=[port.name for port in inputs], output_names=outputs
-            )
+                program, dynamo=True, opset_version=OPSET, verbose=False, input_names=inputs_named, output_names=outputs_named,
+                custom_translation_table=attention,
+            )  # fmt: skip
         proto = exported.model_proto
     except Exception as e:
         said = str(e)
@@ -233,11 +366,60 @@ def _export(
                     f"as in x.reshape(x.shape[0], -1):\n{said}"
                 ) from e
         raise ExportError(f"{place}: PyTorch cannot export it: {type(e).__name__}: {said}") from e
+    final = dict(zip(inputs_named, (port.name for port in inputs))) | dict(zip(outputs_named, outputs))
+    _rename(proto, final)
     read = {name for node in proto.graph.node for name in node.input} | {value.name for value in proto.graph.output}
     unread = [port.name for port in inputs if port.name not in read]
     if unread:
         raise ExportError(f"{place}: forward does not read {', '.join(unread)}; leave it out of its parameters and of the features")
     return proto
+
+
+def _attention(query: Any, key: Any, value: Any, attn_mask: Any = None, *others: Any, **named: Any) -> Any:
+    """Attention as PyTorch computes it where a mask leaves nothing: 0.
+
+    The translation of onnxscript gives the mean of all values for a boolean mask and NaN for one of -inf.
+    """
+    from onnxscript import ir
+    from onnxscript import opset18 as op
+    from onnxscript.function_libs.torch_lib.ops.nn import aten_scaled_dot_product_attention
+
+    if attn_mask is None:
+        return aten_scaled_dot_product_attention(query, key, value, None, *others, **named)
+    if attn_mask.dtype == ir.DataType.BOOL:
+        is_allowed = attn_mask
+    else:
+        lowest = op.Constant(value=ir.tensor(attn_mask.dtype.min, dtype=attn_mask.dtype))
+        is_allowed = op.GreaterOrEqual(attn_mask, lowest)
+        attn_mask = op.Max(attn_mask, lowest)
+    found = aten_scaled_dot_product_attention(query, key, value, attn_mask, *others, **named)
+    is_any = op.ReduceMax(op.Cast(is_allowed, to=ir.DataType.FLOAT.value), op.Constant(value_ints=[-1]), keepdims=1)
+    return op.Mul(found, is_any)
+
+
+def _rename(proto: onnx.ModelProto, names: Mapping[str, str]) -> None:
+    """Gives values of a graph other names; values that have one of these already get a new one."""
+    graphs = list(_with_inner(proto.graph))
+    used = {name for graph in graphs for node in graph.node for name in (*node.input, *node.output)}
+    used |= {tensor.name for graph in graphs for tensor in graph.initializer}
+    names = dict(names)
+    for taken in used & set(names.values()):
+        names[taken] = next(free for n in itertools.count() if (free := f"{taken}.{n}") not in used)
+    for graph in graphs:
+        for value in (*graph.input, *graph.output, *graph.initializer, *graph.value_info):
+            value.name = names.get(value.name, value.name)
+        for node in graph.node:
+            for values in (node.input, node.output):
+                values[:] = [names.get(name, name) for name in values]
+
+
+def _with_inner(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """A graph and those within its nodes."""
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            for inner in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
+                yield from _with_inner(inner)
 
 
 def _cleaned(place: str, proto: onnx.ModelProto) -> onnx.ModelProto:
@@ -272,7 +454,10 @@ def _cleaned(place: str, proto: onnx.ModelProto) -> onnx.ModelProto:
     proto.ClearField("doc_string")
     graph.name = place
     _plain_shapes(proto)
-    onnx.checker.check_model(proto, full_check=True)
+    try:
+        onnx.checker.check_model(proto, full_check=True)
+    except Exception as e:
+        raise ExportError(f"{place}: the exported graph is not valid ONNX: {e}") from e
     return proto
 
 
@@ -289,31 +474,42 @@ def _plain_shapes(proto: onnx.ModelProto) -> None:
 
 
 def _difference(place: str, graph: Graph, generator: torch.Generator) -> float | None:
+    """The largest difference; NaN where either side is NaN, which is none that may be left out."""
     try:
-        import onnxruntime
+        import onnxruntime  # noqa: F401
     except ImportError:
         return None
+    return float(np.max([offs.max(initial=0) for _, offs in _compared(place, graph, generator)]))
+
+
+def _compared(place: str, graph: Graph, generator: torch.Generator) -> Iterator[tuple[list[torch.Tensor], np.ndarray]]:
+    """Runs the module and the exported graph at several sizes: the inputs of each run, and the largest difference of each row."""
+    import onnxruntime
+
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     try:
         session = onnxruntime.InferenceSession(graph.model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     except Exception as e:
         raise ExportError(f"{place}: ONNX Runtime cannot load the exported graph: {e}") from e
-    largest = 0.0
-    for sizes in SIZES:
-        examples = [port.example(sizes, generator) for port in graph.inputs]
+    examples_of = Examples(graph.inputs, generator)
+    sizes = iter(SIZES)
+    while (size := next(sizes, None)) or examples_of.are_left():
+        examples = examples_of.at(size or SIZES[-1])
         wanted = _run(place, graph.module, graph.inputs, examples)
+        _finite(place, wanted, graph.inputs, examples)
         try:
             found = session.run(list(wanted), {port.name: x.numpy() for port, x in zip(graph.inputs, examples)})
         except Exception as e:
             raise ExportError(f"{place}: the exported graph fails on {_shown(graph.inputs, examples)}: {e}") from e
+        offs = []
         for (name, value), got in zip(wanted.items(), found):
             if list(value.shape) != list(got.shape):
                 raise ExportError(f"{place}: `{name}` is {list(got.shape)} in the exported graph, {list(value.shape)} in PyTorch")
             wanted_values = value.numpy()
             off = abs(wanted_values - got) / abs(wanted_values).clip(min=1)
-            largest = max(largest, float(off.max(initial=0)))
-    return largest
+            offs.append(off.reshape(len(off), -1).max(1, initial=0))
+        yield examples, np.max(offs, 0)
 
 
 def save(model: onnx.ModelProto, path: pathlib.Path) -> None:

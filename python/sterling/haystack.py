@@ -1,4 +1,4 @@
-"""A retriever of Haystack over a server: ``pip install 'sterling[haystack]'``."""
+"""A retriever of Haystack over a server. Needs httpx and haystack-ai."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A retriever of LangChain over a server: ``pip install 'sterling[langchain]'``."""
+"""A retriever of LangChain over a server. Needs httpx and langchain-core."""
 
 from __future__ import annotations
 

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from .errors import ExportError
+from .exporting import query_line
+from .features import LookedUp, listed
 from .program import publish, serve
 from .reference import Reference
 
+#: Samples whose answers with all items are compared.
+RANKED_MAX = 32
+#: Samples whose queries are compared.
+EMBEDDED_MAX = 1024
+#: Lengths of a history that are asked for.
+SHORTENED_MAX = 64
 _RECIPE = "[index]\nrescore = \"f32\"\n"
 
 
@@ -31,40 +40,68 @@ def served(
     samples: Sequence[Mapping[str, Any]],
     items: Sequence[Mapping[str, Any]],
     program: pathlib.Path,
-) -> float:
+) -> tuple[float, Mapping[str, Any]]:
     """Publishes and serves the package, asks for every sample and all items, and returns the largest difference to PyTorch of
-    queries, similarities and task scores, relative to the larger of 1 and the value."""
+    queries, similarities and task scores, relative to the larger of 1 and the value, and the features that it comes from.
+
+    A user without features is asked as well, and histories that are cut at every length. Of many samples some are ranked with all
+    items, and all are embedded.
+    """
     with tempfile.TemporaryDirectory(prefix="sterling-") as folder:
         recipe = pathlib.Path(folder) / "recipe.toml"
         recipe.write_text(_RECIPE)
         published = publish(package, pathlib.Path(folder) / "store", index=recipe, program=program)
         with serve(pathlib.Path(folder) / "store", program=program) as server:
             call = f"/v1/models/{published.name}"
-            return max(_of_sample(reference, server, call, sample, items) for sample in samples)
+            ranked = [{}, *_spread(samples, RANKED_MAX)]
+            embedded = [{}, *shortened(reference, samples), *_spread(samples, EMBEDDED_MAX)]
+            found = [(_of_ranking(reference, server, call, sample, items), sample) for sample in ranked]
+            found += [(_of_query(reference, server, call, sample), sample) for sample in embedded]
+            return max(found, key=lambda one: np.inf if np.isnan(one[0]) else one[0])
 
 
-def _of_sample(reference: Reference, server: Any, call: str, sample: Mapping[str, Any], items: Sequence[Mapping[str, Any]]) -> float:
-    features = {name: values.tolist() if isinstance(values, np.ndarray) else values for name, values in sample.items()}
-    embedding = server.post(f"{call}:embed", {"features": features})["embedding"]
-    largest = difference(np.ravel(embedding), np.ravel(reference.queries([sample])))
+def _spread(samples: Sequence[Mapping[str, Any]], most: int) -> Sequence[Mapping[str, Any]]:
+    return samples[:: max(1, -(-len(samples) // most))]
+
+
+def shortened(reference: Reference, samples: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The sample with the longest history with every shorter one, of each feature that is a sequence."""
+    for feature in reference.features.get("user", ()):
+        if isinstance(feature, LookedUp) and feature.is_sequence and samples:
+            longest = max(samples, key=lambda sample: len(listed(feature, sample)))
+            values = listed(feature, longest)[: feature.length]
+            for length in sorted({round(n * len(values) / SHORTENED_MAX) for n in range(SHORTENED_MAX)}):
+                yield {**longest, feature.source: values[:length]}
+
+
+def _of_query(reference: Reference, server: Any, call: str, sample: Mapping[str, Any]) -> float:
+    embedding = server.post(f"{call}:embed", {"features": sent(sample)})["embedding"]
+    return difference(np.ravel(embedding), np.ravel(reference.queries([sample])))
+
+
+def _of_ranking(reference: Reference, server: Any, call: str, sample: Mapping[str, Any], items: Sequence[Mapping[str, Any]]) -> float:
     count = min(len(items), 100_000)
-    request = {"features": features, "k": count, "candidates": count, "exact": True, "timeout_ms": 60_000}
+    request = {"features": sent(sample), "k": count, "candidates": count, "exact": True, "timeout_ms": 60_000}
     answer = server.post(f"{call}:retrieve", request)["items"]
     rows = {row["id"]: row for row in items}
     wanted = reference.scores(sample, [rows[found["id"]] for found in answer])
     if len(answer) != count:
         raise ExportError(f"served: {len(answer)} items, expected {count}")
-    largest = max(largest, difference([found["similarity"] for found in answer], wanted["similarity"]))
-    for task in reference.tasks:
-        largest = max(largest, difference([found["tasks"][task] for found in answer], wanted[task]))
-    return largest
+    each = [difference([found["similarity"] for found in answer], wanted["similarity"])]
+    each += [difference([found["tasks"][task] for found in answer], wanted[task]) for task in reference.tasks]
+    return float(np.max(each))
+
+
+def sent(sample: Mapping[str, Any]) -> dict[str, Any]:
+    """A sample's features as a request brings them."""
+    return json.loads(query_line(sample))["features"]
 
 
 def difference(found: Any, wanted: Any) -> float:
-    """The largest difference, relative to the larger of 1 and what is wanted.
+    """The largest difference, relative to the larger of 1 and what is wanted; NaN where either is NaN.
 
-    >>> difference([1.0, 110.0], [0.5, 100.0])
-    0.5
+    >>> difference([1.0, 110.0], [0.5, 100.0]), difference([1.0, float("nan")], [1.0, 2.0])
+    (0.5, nan)
     """
     found, wanted = np.asarray(found, np.float64), np.asarray(wanted, np.float64)
     if found.shape != wanted.shape:

@@ -185,9 +185,13 @@ def _ready(server: Server, process: subprocess.Popen[str], timeout: float) -> No
         time.sleep(0.02)
 
 
+#: The server runs on this machine, which no proxy of the environment stands between.
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
 def _answer(request: urllib.request.Request, timeout: float) -> Any:
     try:
-        with urllib.request.urlopen(request, timeout=timeout) as answer:
+        with _DIRECT.open(request, timeout=timeout) as answer:
             body = answer.read()
     except urllib.error.HTTPError as e:
         with e:

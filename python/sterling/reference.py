@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .errors import ExportError
-from .features import Dense, Feature, ItemVector, LookedUp, Query, kept, listed
+from .features import Dense, Feature, ItemVector, LookedUp, Query, is_missing, kept, listed
 from .graphs import Graph
-from .tables import Table
+from .tables import Table, pooled, rows_of
 
 if TYPE_CHECKING:
     import torch
@@ -109,7 +109,8 @@ class Reference:
         given: dict[str, torch.Tensor] = {}
         if side == "overarch":
             sources = {feature.source for feature in self.features.get(side, ())}
-            rows = [{name: kept(value) if isinstance(value, list) and name in sources else value for name, value in row.items()} for row in rows]
+            is_set = lambda name, value: name in sources and isinstance(value, (list, tuple, np.ndarray))  # noqa: E731
+            rows = [{name: kept(value) if is_set(name, value) else value for name, value in row.items()} for row in rows]
         for feature in self.features.get(side, ()):
             if isinstance(feature, Dense):
                 given[feature.name] = torch.stack([dense(feature, row) for row in rows])
@@ -127,14 +128,15 @@ class Reference:
         return given
 
     def _pooled(self, feature: LookedUp, row: Mapping[str, Any]) -> torch.Tensor:
-        import torch
-
         ids = self._ids(feature, row)
-        found, sent = self._lookup(feature, ids), row.get(feature.source)
-        if isinstance(sent, Mapping) and "weights" in sent:
-            found = found * torch.tensor(sent["weights"], dtype=torch.float32).unsqueeze(1)
-        total = found.sum(0)
-        return total / len(ids) if feature.pooling == "mean" and ids else total
+        sent = row.get(feature.source)
+        weights = [float(weight) for weight in sent["weights"]] if isinstance(sent, Mapping) and "weights" in sent else None
+        table = self.tables[feature.table]
+        # A row of zeros adds nothing to a sum, and counts in a mean.
+        known = [(row, n) for n, row in enumerate(self._known(feature, ids)) if row is not None]
+        weights = None if weights is None else [weights[n] for _, n in known]
+        made = pooled(feature.table, table, feature.pooling or "sum", [row for row, _ in known], weights)
+        return made * (len(known) / len(ids)) if feature.pooling == "mean" and ids else made
 
     def _ids(self, feature: LookedUp, row: Mapping[str, Any]) -> list[int]:
         values = listed(feature, row)
@@ -144,17 +146,23 @@ class Reference:
             self._rows[feature.table] = {value: n for n, value in enumerate(self.tables[feature.table].vocabulary or ())}
         return [self._rows[feature.table].get(str(value), -1) for value in values]
 
+    def _known(self, feature: LookedUp, ids: Sequence[int]) -> list[int | None]:
+        """The row of each id; none where an id outside the table counts as zeros."""
+        table = self.tables[feature.table]
+        is_known = [0 <= row < len(table.weight) for row in ids]
+        if not all(is_known) and table.unseen == "hash":
+            raise ExportError(f"feature `{feature.name}`: an id outside table `{feature.table}`, which hashes: not computed here")
+        instead = int(table.unseen.removeprefix("row:")) if table.unseen.startswith("row:") else None
+        return [row if known else instead for row, known in zip(ids, is_known)]
+
     def _lookup(self, feature: LookedUp, ids: Sequence[int]) -> torch.Tensor:
         import torch
 
-        table = self.tables[feature.table]
-        weight, unseen = table.weight.float(), table.unseen
-        known = [0 <= row < len(weight) for row in ids]
-        if not all(known) and unseen == "hash":
-            raise ExportError(f"feature `{feature.name}`: an id outside table `{feature.table}`, which hashes: not computed here")
-        instead = weight[int(unseen.removeprefix("row:"))] if unseen.startswith("row:") else torch.zeros(weight.shape[1])
-        rows = [weight[row] if is_known else instead for row, is_known in zip(ids, known)]
-        return torch.stack(rows) if rows else torch.zeros(0, weight.shape[1])
+        table, known = self.tables[feature.table], self._known(feature, ids)
+        found = torch.zeros(len(ids), table.weight.shape[1])
+        at = [n for n, row in enumerate(known) if row is not None]
+        found[at] = rows_of(feature.table, table, [row for row in known if row is not None])
+        return found
 
 
 def dense(feature: Dense, row: Mapping[str, Any]) -> torch.Tensor:
@@ -171,7 +179,8 @@ def number(name: str, row: Mapping[str, Any]) -> float:
     """The number of an item's column: 0 where it has none, the smallest of several."""
     value = row.get(name)
     try:
-        numbers = [float(one) for one in value] if isinstance(value, (list, tuple)) else [] if value is None else [float(value)]
+        several = value if isinstance(value, (list, tuple, np.ndarray)) else [value]
+        numbers = [] if is_missing(value) else [float(one) for one in several]
     except (TypeError, ValueError):
         raise ExportError(f"overarch: forward takes the column `{name}`, and item {row.get('id')} has {value!r}, expected a number") from None
     return min(numbers, default=0.0)

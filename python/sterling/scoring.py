@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import ctypes
 import json
@@ -11,7 +12,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -58,8 +60,10 @@ class Worker:
         descriptor, log = tempfile.mkstemp(prefix="sterling-score-", suffix=".log")
         self._log = pathlib.Path(log)
         with os.fdopen(descriptor, "wb") as errors:
-            self._process = subprocess.Popen(
-                said, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, encoding="utf-8", preexec_fn=_die_with_parent
+            self._process = _started(
+                lambda: subprocess.Popen(
+                    said, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, encoding="utf-8", preexec_fn=_die_with_parent
+                )
             )
         try:
             self.units = int(self._line()["units"])
@@ -115,6 +119,24 @@ class Worker:
         """Ends it at once; what it was at is done by whoever does it next."""
         self._process.kill()
         self.close()
+
+
+def _started(start: Callable[[], subprocess.Popen[str]]) -> subprocess.Popen[str]:
+    """Starts a process from a thread that lives as long as it does: to the kernel the thread that forked is the parent to die with,
+    and the caller's may end before."""
+    made: concurrent.futures.Future[subprocess.Popen[str]] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            process = start()
+        except BaseException as e:
+            made.set_exception(e)
+            return
+        made.set_result(process)
+        process.wait()
+
+    threading.Thread(target=run, name="sterling-score", daemon=True).start()
+    return made.result()
 
 
 def _die_with_parent() -> None:

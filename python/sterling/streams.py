@@ -38,5 +38,8 @@ def _array(values: Any) -> Any:
     if isinstance(values, np.ndarray) and values.ndim == 2:
         return pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(np.ascontiguousarray(values).ravel()), values.shape[1])
     array = pyarrow.array(values, from_pandas=True)
+    if pyarrow.types.is_list(array.type) and pyarrow.types.is_null(array.type.value_type):
+        # Nothing but empty lists: any type says the same.
+        array = array.cast(pyarrow.list_(pyarrow.int64()))
     # The server takes values as they are.
     return array.dictionary_decode() if pyarrow.types.is_dictionary(array.type) else array

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from .errors import ExportError
@@ -13,6 +15,9 @@ if TYPE_CHECKING:
     import torch
 
 _STORAGE = ("f32", "f16", "bf16")
+# Ids of the bags on which a module is compared with what a server computes.
+_BAGS = (0, 1, 2, 7)
+_TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True)
@@ -21,16 +26,24 @@ class Table:
 
     ``weight`` is ``[rows, width]``: a tensor, an array, an ``nn.Embedding`` or an ``nn.EmbeddingBag``. ``vocabulary`` holds the value of
     each row, for `Category` features. ``unseen`` is what an id outside the table becomes: ``zero``, ``hash`` or ``row:N``. ``storage``
-    (``f32``, ``f16``, ``bf16``) is the type that is written, the weight's own where it is not given.
+    (``f32``, ``f16``, ``bf16``) is the type that is written, the weight's own where it is not given. ``pooling`` (``sum``, ``mean``) is that of
+    features that say none; an ``nn.EmbeddingBag`` brings its own.
     """
 
     weight: Any
     vocabulary: Sequence[str] | None = None
     unseen: str = "zero"
     storage: str | None = None
-    pooling: str = "sum"
+    pooling: str | None = None
     features: tuple[str, ...] = ()
     """Names that a TorchRec collection feeds from this table."""
+    module: Any = field(default=None, repr=False, compare=False)
+    """A copy of the module that looks up and pools in PyTorch; None of a bare weight."""
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether weights of ids multiply rows: not in a TorchRec collection without ``is_weighted``, which drops them."""
+        return not hasattr(self.module, "is_weighted") or bool(self.module.is_weighted())
 
 
 def collect(tables: Any) -> dict[str, Table]:
@@ -40,11 +53,27 @@ def collect(tables: Any) -> dict[str, Table]:
     ``EmbeddingCollection``, or a list of such.
     """
     found: dict[str, Table] = {}
+    originals: dict[str, Any] = {}
     for name, table in _each(tables):
         if name in found:
             raise ExportError(f"table `{name}` is given twice")
         found[name] = _opened(name, table)
+        originals[name] = table.weight
+    # One copy of a collection for all of its tables, over the weights that are written.
+    memo: dict[int, Any] = {id(originals[name]): _parameter(table.weight) for name, table in found.items() if table.features}
+    for name, table in found.items():
+        if table.features:
+            found[name] = replace(table, module=copy.deepcopy(table.module, memo).cpu().eval())
     return found
+
+
+def _parameter(weight: torch.Tensor) -> torch.nn.Parameter:
+    import torch
+
+    return torch.nn.Parameter(weight.float(), requires_grad=False)
+
+
+_OTHERWISE = "where both are meant, give the bag's weight as a table of its own"
 
 
 def _each(tables: Any) -> Iterable[tuple[str, Table]]:
@@ -77,23 +106,29 @@ def _of_collection(configs: Any, modules: Any, collection: Any) -> Iterable[tupl
             raise ExportError(f"table `{config.name}`: pruned, expected a table with all its rows")
         if getattr(config, "use_virtual_table", False):
             raise ExportError(f"table `{config.name}`: virtual, expected rows 0 to num_embeddings")
-        pooling = getattr(getattr(config, "pooling", None), "value", "SUM").lower()
-        one_of(f"table `{config.name}`: pooling", pooling, ("sum", "mean"))
-        yield config.name, Table(module.weight, pooling=pooling, features=tuple(config.feature_names))
+        pooling = getattr(config, "pooling", None)
+        if pooling is not None:
+            pooling = one_of(f"table `{config.name}`: pooling", pooling.value.lower(), ("sum", "mean"))
+        yield config.name, Table(module.weight, pooling=pooling, features=tuple(config.feature_names), module=collection)
 
 
 def _opened(name: str, table: Table) -> Table:
     import torch
 
     weight, pooling, place = table.weight, table.pooling, f"table `{name}`"
-    padding = None
+    padding = module = None
+    if pooling is not None:
+        one_of(f"{place}: pooling", pooling, ("sum", "mean"))
     if isinstance(weight, (torch.nn.Embedding, torch.nn.EmbeddingBag)):
         module = weight
         if module.max_norm is not None:
             raise ExportError(f"{place}: max_norm {module.max_norm}, which changes rows as they are looked up; renormalise the weight and leave it out")
+        padding = module.padding_idx
         if isinstance(module, torch.nn.EmbeddingBag):
-            pooling = one_of(f"{place}: mode", module.mode, ("sum", "mean"))
-            padding = module.padding_idx
+            mode = one_of(f"{place}: mode", module.mode, ("sum", "mean"))
+            if pooling not in (None, mode):
+                raise ExportError(f"{place}: pooling `{pooling}` of an nn.EmbeddingBag with mode `{mode}`; {_OTHERWISE}")
+            pooling = mode
             if padding is not None and pooling == "mean":
                 raise ExportError(f"{place}: padding_idx {padding} with mode `mean`, which would count it; leave padding out of the ids")
         weight = module.weight
@@ -103,6 +138,8 @@ def _opened(name: str, table: Table) -> Table:
         weight = torch.as_tensor(weight)
     except (TypeError, ValueError, RuntimeError) as e:
         raise ExportError(f"{place}: {type(weight).__name__} is no tensor: {e}") from e
+    if weight.is_meta:
+        raise ExportError(f"{place}: weight is on the device `meta`, which holds no numbers; load the module's weights to the CPU before")
     weight = weight.detach().cpu()
     if weight.dim() != 2 or 0 in weight.shape:
         raise ExportError(f"{place}: weight has shape {list(weight.shape)}, expected [rows, width]")
@@ -113,9 +150,101 @@ def _opened(name: str, table: Table) -> Table:
     stored = weight.to(dict(zip(_STORAGE, (torch.float32, torch.float16, torch.bfloat16)))[storage]).contiguous().clone()
     if not torch.isfinite(stored).all():
         raise ExportError(f"{place}: a number is not finite in {storage}")
-    if padding is not None:
+    if padding is not None and stored[padding].any():
+        # A server has no padding: requests bring values alone, and what lies behind them in a sequence is zeros.
+        is_bag = isinstance(module, torch.nn.EmbeddingBag)
+        becomes = "is written as zeros, as the bag leaves it out" if is_bag else "is looked up where a request sends this id, and padding is zeros instead"
+        warnings.warn(f"{place}: the row of padding_idx {padding} is not zero: it {becomes}; set it to zero before training", stacklevel=2)
+    if padding is not None and isinstance(module, torch.nn.EmbeddingBag):
         stored[padding] = 0
-    return replace(table, weight=stored, vocabulary=_vocabulary(place, table.vocabulary, len(weight)), storage=storage, pooling=pooling)
+    if module is not None:
+        module = copy.deepcopy(module, {id(module.weight): _parameter(stored)}).cpu().eval()
+    vocabulary = _vocabulary(place, table.vocabulary, len(weight))
+    return replace(table, weight=stored, vocabulary=vocabulary, storage=storage, pooling=pooling, module=module or table.module)
+
+
+def rows_of(name: str, table: Table, ids: Sequence[int]) -> torch.Tensor:
+    """The rows of ids ``[n, width]``, as the module looks them up."""
+    import torch
+
+    module, at = table.module, torch.tensor(ids, dtype=torch.int64)
+    if isinstance(module, torch.nn.Embedding) or hasattr(module, "embedding_configs"):
+        with torch.no_grad():
+            return module(at) if isinstance(module, torch.nn.Embedding) else _of_feature(name, table, ids, None).values()
+    return table.weight.float()[at]
+
+
+def pooled(name: str, table: Table, pooling: str, ids: Sequence[int], weights: Sequence[float] | None) -> torch.Tensor:
+    """The rows of ids as one ``[width]``, as the module pools them.
+
+    An unsharded TorchRec collection has no weighted mean; as FBGEMM computes it, it is the sum of weighted rows over the number of ids.
+    """
+    import torch
+
+    module = table.module
+    is_bag, is_collection = isinstance(module, torch.nn.EmbeddingBag), hasattr(module, "embedding_bag_configs")
+    if (is_bag or is_collection) and pooling == table.pooling and not (is_collection and table.is_weighted and pooling == "mean"):
+        try:
+            with torch.no_grad():
+                if is_collection:
+                    return _of_feature(name, table, ids, weights)[0]
+                offsets = torch.tensor([0, len(ids)] if module.include_last_offset else [0])
+                by = None if weights is None else torch.tensor(weights, dtype=torch.float32)
+                return module(torch.tensor(ids, dtype=torch.int64), offsets, per_sample_weights=by)[0]
+        except Exception as e:
+            given = f"ids {list(ids)[:8]}" + ("" if weights is None else f" with weights {list(weights)[:8]}")
+            raise ExportError(f"table `{name}`: {type(module).__name__} fails on {given}: {e}") from e
+    return _plainly(rows_of(name, table, ids), pooling, weights)
+
+
+def _plainly(rows: torch.Tensor, pooling: str, weights: Sequence[float] | None) -> torch.Tensor:
+    """Rows as one, as a server pools them."""
+    import torch
+
+    if weights is not None:
+        rows = rows * torch.tensor(weights, dtype=torch.float32).unsqueeze(1)
+    return rows.sum(0) / (max(1, len(rows)) if pooling == "mean" else 1)
+
+
+def _of_feature(name: str, table: Table, ids: Sequence[int], weights: Sequence[float] | None) -> Any:
+    """What a TorchRec collection answers for the first feature of a table."""
+    import torch
+    from torchrec import KeyedJaggedTensor
+
+    collection, key = table.module, table.features[0]
+    of_bags = hasattr(collection, "embedding_bag_configs")
+    configs = collection.embedding_bag_configs() if of_bags else collection.embedding_configs()
+    keys = list(dict.fromkeys(feature for config in configs for feature in config.feature_names))
+    given = weights if weights is not None else [1.0] * len(ids)
+    bags = KeyedJaggedTensor.from_lengths_sync(
+        keys=keys, values=torch.tensor(ids, dtype=torch.int64), lengths=torch.tensor([len(ids) if other == key else 0 for other in keys]),
+        weights=torch.tensor(given, dtype=torch.float32) if of_bags else None,
+    )  # fmt: skip
+    made = collection(bags)
+    made = made.to_dict() if of_bags else made
+    # Of a feature that several tables feed.
+    return made[key] if key in made else made[f"{key}@{name}"]
+
+
+def agree(name: str, table: Table, pooling: str) -> None:
+    """Refuses a module that looks up or pools otherwise than a server does, on a few bags."""
+    import torch
+
+    generator = torch.Generator().manual_seed(1)
+    for count in _BAGS:
+        at = torch.randint(0, len(table.weight), (count,), generator=generator)
+        ids, rows = at.tolist(), table.weight[at].float()
+        weights = [0.5 + n for n in range(count)] if table.is_weighted and pooling == "sum" else None
+        if pooling == "none":
+            found, wanted = rows, rows_of(name, table, ids)
+        else:
+            found, wanted = _plainly(rows, pooling, weights), pooled(name, table, pooling, ids, weights)
+        difference = ((found - wanted).abs() / wanted.abs().clamp(min=1)).max().item() if found.numel() else 0.0
+        if found.shape != wanted.shape or not difference <= _TOLERANCE:
+            what = "rows" if pooling == "none" else f"{pooling} of rows"
+            raise ExportError(
+                f"table `{name}`: {type(table.module).__name__} differs by {difference:.2e} from the {what} of ids {ids}, which is what a server computes"
+            )
 
 
 def _vocabulary(place: str, values: Sequence[str] | None, rows: int) -> list[str] | None:

@@ -3,6 +3,7 @@
 import gzip
 import http.server
 import json
+import multiprocessing
 import ssl
 import threading
 
@@ -245,6 +246,127 @@ def test_keys_codings_and_certificates_are_shown(tiny, wants_certificate):
         assert told(sterling.Client(url, **own, api_key="k", compression=True), small) == ["Bearer k", "none", "gzip", wants_certificate]
         assert told(sterling.Client(url, **own, compression=True), large)[1] == "gzip"
         for wrong in [{}] + [own | {"certificate": None}] * wants_certificate:
-            with sterling.Client(url, **wrong) as client, pytest.raises(httpx.TransportError):
+            with sterling.Client(url, **wrong) as client, pytest.raises(sterling.ConnectionFailed) as failed:
                 client.embed("any", small)
+            assert isinstance(failed.value.__cause__, httpx.TransportError)
         server.shutdown()
+
+
+class Ports(http.server.BaseHTTPRequestHandler):
+    """Answers with the port that the connection comes from."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        data = json.dumps({"embedding": [self.client_address[1]]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    log_message = Busy.log_message
+
+
+@pytest.fixture
+def ports():
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Ports) as server:
+        server.daemon_threads = True
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+def test_a_forked_process_has_connections_of_its_own(ports):
+    fork = multiprocessing.get_context("fork")
+    with sterling.Client(ports) as client:
+        port = lambda: int(client.embed("any", {})[0])  # noqa: E731
+        own = port()
+        assert port() == own, "a connection is used again"
+        reader, writer = fork.Pipe(duplex=False)
+
+        def ask() -> None:
+            writer.send([port(), port()])
+            client.close()
+
+        children = [fork.Process(target=ask) for _ in range(3)]
+        for child in children:
+            child.start()
+        others = [reader.recv() for _ in children]
+        for child in children:
+            child.join(30)
+            assert child.exitcode == 0
+        assert all(one == two != own for one, two in others) and len({one for one, _ in others}) == 3
+        assert port() == own, "no child has closed it"
+    child = fork.Process(target=lambda: port())
+    child.start()
+    child.join(30)
+    assert child.exitcode == 1, "a closed client is closed in all processes"
+
+
+def test_a_history_without_ids_has_no_type(server, options):
+    none, one = np.array([]), np.array([1, 2])
+    with sterling.Client(server.url, **options) as client:
+        ids = lambda **features: client.retrieve("tiny", features=features, k=3).ids.tolist()  # noqa: E731
+        wanted = ids(installed=[])
+        assert ids(installed=none) == wanted == ids(installed=none.astype(np.int64))
+        for histories in ([one, none], [none, none], [[], []], [none]):
+            found = client.retrieve_many("tiny", features={"installed": histories}, k=3)
+            assert [answer.ids.tolist() for answer in found] == [ids(installed=list(map(int, history))) for history in histories]
+
+
+def test_explanations_and_unknown_ids_are_kept(server, options):
+    with sterling.Client(server.url, **options) as client:
+        plain = client.retrieve("tiny", features=FEATURES, k=3)
+        assert (plain.explain, plain.unknown) == (None, [])
+        assert "steps" in client.retrieve("tiny", features=FEATURES, k=3, explain=True).explain
+        assert client.rank("tiny", [*plain.ids[:1], 987_654], features=FEATURES).unknown == [987_654]
+
+
+def test_values_of_data_frames_are_taken(server, options):
+    pandas = pytest.importorskip("pandas")
+    with sterling.Client(server.url, **options) as client:
+        found = client.retrieve("tiny", features={"installed": pandas.Series([1, 2])}, exclude=pandas.Series([3]), k=3)
+        assert found.ids.tolist() == client.retrieve("tiny", features={"installed": [1, 2]}, exclude=[3], k=3).ids.tolist()
+        users = pandas.DataFrame({"installed": [[1, 2], np.array([]), [3]]})
+        answers = client.retrieve_many("tiny", features=users, k=3)
+        assert [len(answer) for answer in answers] == [3, 3, 3]
+
+
+class Answer:
+    def __init__(self, body):
+        self.json = lambda: body
+
+
+def test_positions_of_several_bodies_are_those_of_each_shard(monkeypatch):
+    told = iter([{"accepted": 10_000, "refused": [], "position": 5, "positions": [5, 7, 6]}, {"accepted": 1, "refused": [], "position": 1, "positions": [0, 8, 0]}])
+    with sterling.Client("http://127.0.0.1:1") as client:
+        monkeypatch.setattr(client, "_table", lambda *_: Answer(next(told)))
+        made = client.upsert("any", np.arange(10_001), changes={"a": [1] * 10_001})
+    assert (made.accepted, made.position, made.positions) == (10_001, 5, [5, 8, 6])
+
+
+def test_arguments_that_make_no_call_are_told_by_name(server):
+    for wrong, said in [({"timeout": 0}, "timeout: got 0"), ({"retries": -1}, "retries: got -1"), ({"api_key": "é"}, "api_key: got 'é'")]:
+        with pytest.raises(ValueError, match=said):
+            sterling.Client(server.url, **wrong)
+    with pytest.raises(ValueError, match="url: got 'localhost:8080', expected one that begins with http://"):
+        sterling.Client("localhost:8080")
+    with sterling.Client(server.url) as client:
+        with pytest.raises(ValueError, match="sticky: got 'é'"):
+            client.retrieve("tiny", features=FEATURES, sticky="é")
+        with pytest.raises(ValueError, match=r"vector: got shape \[2, 2\]"):
+            client.retrieve("tiny", vector=np.zeros((2, 2)))
+    # A port without a listener.
+    with sterling.Client("http://127.0.0.1:1") as client, pytest.raises(sterling.ConnectionFailed, match="POST http://127.0.0.1:1/v1/models/any:embed: ConnectError"):
+        client.embed("any", {})
+
+
+def test_a_call_may_last_as_long_as_its_own_time(monkeypatch):
+    asked = []
+    with sterling.Client("http://127.0.0.1:1", timeout=2) as client:
+        monkeypatch.setattr(client._http, "request", lambda *_, timeout, **__: asked.append(timeout) or httpx.Response(200, json={"embedding": [1]}))
+        client._call("POST", "any:embed", {"timeout_ms": 60_000})
+        client._call("POST", "any:embed", {"timeout_ms": 100})
+        client._call("POST", "any:embed", {})
+    assert asked == [61, 2, 2]

@@ -1,8 +1,10 @@
 """Modules to packages: what is written, how far it is from PyTorch, and what is refused. Skipped without PyTorch."""
 
+import json
 import pathlib
 import random
 import tomllib
+import warnings
 
 import numpy as np
 import pytest
@@ -263,6 +265,295 @@ def test_collections_of_torchrec_say_their_features(tmp_path):
     )
     pooled, ours = bags(ids).to_dict(), made.reference._inputs("user", samples)
     assert torch.allclose(ours["installed"], pooled["installed"]) and torch.allclose(ours["section"], pooled["section"])
+
+
+class Bags(nn.Module):
+    def __init__(self, count=1):
+        super().__init__()
+        self.layer = nn.Linear(6 * count, D)
+
+    def forward(self, *bags):
+        return self.layer(torch.cat(bags, -1))
+
+
+def bags(path, table, feature=None, samples=(), **changes):
+    """The package of a tower over one feature `f` of table `t`."""
+    given = dict(user=Bags(), item=None, overarch=None, tasks=[], value=None, constants=None, samples=samples, items=None,
+                 tables={"t": table}, features={"user": [feature or Ids("f", "t")]})  # fmt: skip
+    return export(path, **given | changes)
+
+
+@pytest.mark.parametrize("options", [{}, {"mode": "mean"}, {"mode": "sum"}, {"mode": "sum", "padding_idx": 2}, {"mode": "mean", "include_last_offset": True}])
+def test_bags_pool_as_their_module(tmp_path, options):
+    torch.manual_seed(3)
+    table, user = nn.EmbeddingBag(50, 6, scale_grad_by_freq=True, **options), Bags()
+    made = bags(tmp_path / "shop", table, user=user)
+    spec = tomllib.loads((made.path / "model.toml").read_text())
+    assert spec["user"]["features"][0]["pooling"] == table.mode
+    histories = [[3, 5, 9], [], [2, 2, 7], [49]]
+    offsets = [0, 3, 3, 6] + ([7] if table.include_last_offset else [])
+    with torch.no_grad():
+        wanted = user(table(torch.tensor(sum(histories, [])), torch.tensor(offsets)))
+    assert np.allclose(made.reference.queries([{"f": history} for history in histories]), wanted, atol=1e-6)
+
+
+def test_a_bag_is_served_as_its_module_pools(tmp_path, program):
+    rows = [{"id": n, "embedding": [float(n * k % 7) for k in range(D)]} for n in range(20)]
+    made = bags(tmp_path / "shop", nn.EmbeddingBag(50, 6), samples=[{"f": [3, 5, 9]}], items=rows, program=program)
+    assert made.differences["served"] < 1e-4
+
+
+def test_a_pooling_that_contradicts_the_bag_is_refused(tmp_path):
+    for table, pooling in [(nn.EmbeddingBag(50, 6), "sum"), (nn.EmbeddingBag(50, 6, mode="sum"), "mean"), (Table(torch.ones(50, 6), pooling="mean"), "sum")]:
+        with pytest.raises(ExportError, match=f"feature `f`: pooling `{pooling}`, and table `t` pools by"):
+            bags(tmp_path / "shop", table, Ids("f", "t", pooling))
+    with pytest.raises(ExportError, match="table `t`: pooling `sum` of an nn.EmbeddingBag with mode `mean`"):
+        bags(tmp_path / "shop", Table(nn.EmbeddingBag(50, 6), pooling="sum"))
+    with pytest.raises(ExportError, match="table `t`: nn.EmbeddingBag fails on ids|table `t`: EmbeddingBag fails on ids"):
+        bags(tmp_path / "shop", nn.EmbeddingBag(50, 6)).reference.queries([{"f": {"values": [1], "weights": [2.0]}}])
+    # The pooling of a bare weight is the feature's, and rows of a bag are rows.
+    bags(tmp_path / "mean", nn.Embedding(50, 6), Ids("f", "t", "mean"))
+    export(tmp_path / "wide", **wide(tables=tables() | {"packages": nn.EmbeddingBag(50, 6)}))
+    assert {path.name for path in tmp_path.iterdir()} == {"shop", "mean", "wide"}
+
+
+class Twice(nn.EmbeddingBag):
+    def forward(self, *inputs, **named):
+        return super().forward(*inputs, **named) * 2
+
+
+def test_a_module_that_pools_in_its_own_way_is_refused(tmp_path):
+    with pytest.raises(ExportError, match="table `t`: Twice differs by .* from the mean of rows of ids"):
+        bags(tmp_path / "shop", Twice(50, 6))
+
+
+def test_rows_of_padding_that_are_not_zero_are_told(tmp_path):
+    weight = torch.ones(50, 6)
+    with pytest.warns(UserWarning, match="table `t`: the row of padding_idx 0 is not zero"):
+        bags(tmp_path / "shop", nn.Embedding.from_pretrained(weight, padding_idx=0))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*padding_idx.*")
+        bags(tmp_path / "shop", nn.Embedding(50, 6, padding_idx=0))
+
+
+def collection(*tables, **options):
+    torchrec = pytest.importorskip("torchrec")
+    config = lambda name, names, **more: torchrec.EmbeddingBagConfig(  # noqa: E731
+        name=name, embedding_dim=6, num_embeddings=50, feature_names=names, **more
+    )
+    return torchrec.EmbeddingBagCollection(tables=[config(*given) for given in tables], **options)
+
+
+def of_torchrec(bags, feature, ids, weights):
+    torchrec = pytest.importorskip("torchrec")
+    batch = torchrec.KeyedJaggedTensor.from_lengths_sync(
+        keys=[feature], values=torch.tensor(ids), lengths=torch.tensor([len(ids)]), weights=torch.tensor(weights)
+    )
+    with torch.no_grad():
+        return bags(batch).to_dict()[feature]
+
+
+@pytest.mark.parametrize("is_weighted", [False, True])
+def test_weights_count_where_the_collection_is_weighted(tmp_path, program, is_weighted):
+    sample = {"f": {"values": [1, 2], "weights": [10.0, 100.0]}}
+    ebc, user = collection(("t", ["f"]), is_weighted=is_weighted), Bags()
+    rows = [{"id": n, "embedding": [float(n * k % 7) for k in range(D)]} for n in range(20)]
+    made = export(tmp_path / "shop", user=user, item=None, overarch=None, tasks=[], value=None, constants=None, tables=ebc,
+                  features={"user": [Ids("f", "t")]}, samples=[sample], items=rows, program=program)  # fmt: skip
+    with torch.no_grad():
+        wanted = user(of_torchrec(ebc, "f", [1, 2], [10.0, 100.0]))
+    assert np.allclose(made.reference.queries([sample]), wanted, atol=1e-5)
+    assert made.differences["served"] < 1e-4
+    spec = tomllib.loads((made.path / "model.toml").read_text())
+    assert spec["user"]["features"][0].get("weights", True) == is_weighted
+
+
+def test_collections_that_say_too_little_are_refused(tmp_path):
+    torchrec = pytest.importorskip("torchrec")
+    user = Bags(2)
+    given = dict(user=user, item=None, overarch=None, tasks=[], value=None, constants=None, samples=(), items=None, features=None)
+    mean = torchrec.EmbeddingBagCollection(tables=[torchrec.EmbeddingBagConfig(
+        name="t", embedding_dim=6, num_embeddings=50, feature_names=["f"], pooling=torchrec.PoolingType.MEAN)])  # fmt: skip
+    made = export(tmp_path / "mean", **given | {"user": Bags(), "tables": mean, "features": {"user": [Ids("f", "t")]}})
+    assert tomllib.loads((made.path / "model.toml").read_text())["user"]["features"][0]["pooling"] == "mean"
+    with pytest.raises(ExportError, match="feature `f`: pooling `sum`, and table `t` pools by `mean`"):
+        export(tmp_path / "shop", **given | {"tables": mean, "features": {"user": [Ids("f", "t", "sum")]}})
+
+    class One(Bags):
+        def forward(self, f):
+            return self.layer(torch.cat([f, f], -1))
+
+    both = collection(("t", ["f"]), ("u", ["f"]))
+    with pytest.raises(ExportError, match=r'forward takes `f`, which the tables t and u both feed; .*Ids\("f_t", "t", column="f"\)'):
+        export(tmp_path / "shop", **given | {"user": One(2), "tables": both})
+    several = [Ids("f_t", "t", column="f"), Ids("f_u", "u", column="f")]
+    made = export(tmp_path / "both", **given | {"tables": both, "features": {"user": several}})
+    names = torchrec.KeyedJaggedTensor.from_lengths_sync(keys=["f"], values=torch.tensor([1, 2]), lengths=torch.tensor([2]))
+    with torch.no_grad():
+        found = both(names).to_dict()
+        wanted = user(found["f@t"], found["f@u"])
+    assert np.allclose(made.reference.queries([{"f": [1, 2]}]), wanted, atol=1e-5)
+    with pytest.raises(ExportError, match="table `t`: weight is on the device `meta`"):
+        export(tmp_path / "shop", **given | {"tables": collection(("t", ["f"]), device=torch.device("meta")), "features": {"user": [Ids("f", "t")]}})
+    rows = torchrec.EmbeddingCollection(tables=[torchrec.EmbeddingConfig(name="t", embedding_dim=6, num_embeddings=50, feature_names=["f"])])
+    with pytest.raises(ExportError, match='an EmbeddingCollection feeds without pooling; declare the feature: Ids\\("f", "t", pooling="none"'):
+        export(tmp_path / "shop", **given | {"user": One(2), "tables": rows})
+
+
+class Attention(nn.Module):
+    """Attention with a mask that leaves nothing of a user without history."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.layer = kind, nn.Linear(6, D)
+        self.encoder = nn.TransformerEncoderLayer(D, 2, 16, batch_first=True) if kind == "encoder" else None
+
+    def forward(self, history, history_mask):
+        x, is_there = self.layer(history), history_mask > 0.5
+        if self.encoder:
+            return (self.encoder(x, src_key_padding_mask=~is_there) * history_mask.unsqueeze(-1)).sum(1)
+        x = x.unsqueeze(1)
+        mask = is_there[:, None, None, :] if self.kind == "bool" else torch.where(is_there, 0.0, float("-inf"))[:, None, None, :]
+        return F.scaled_dot_product_attention(x, x, x, attn_mask=mask).squeeze(1).sum(1)
+
+
+@pytest.mark.parametrize("kind", ["bool", "float", "encoder"])
+def test_attention_of_an_empty_history_is_as_in_pytorch(tmp_path, program, kind):
+    torch.manual_seed(4)
+    user = Attention(kind)
+    rows = [{"id": n, "embedding": [float(n * k % 7) for k in range(D)]} for n in range(20)]
+    made = bags(tmp_path / "shop", torch.randn(50, 6), Ids("history", "t", "none", length=6), user=user,
+                samples=[{"history": [1, 2, 3]}, {"history": [4]}], items=rows, program=program)  # fmt: skip
+    assert made.largest < 1e-4, str(made)
+    assert np.allclose(made.reference.queries([{}])[0], 0, atol=1e-6)
+
+
+class Mean(nn.Module):
+    """The mean of a history, which is NaN for none."""
+
+    def __init__(self, least=0.0):
+        super().__init__()
+        self.layer, self.least = nn.Linear(6, D), least
+
+    def forward(self, history, history_mask):
+        return self.layer((history * history_mask.unsqueeze(-1)).sum(1) / history_mask.sum(1, keepdim=True).clamp(min=self.least))
+
+
+class Log(User):
+    def forward(self, installed, section, size):
+        return super().forward(installed, section, size.abs().log())
+
+
+def test_a_module_without_an_answer_for_a_user_without_features_is_refused(tmp_path):
+    sequence = Ids("history", "t", "none", length=6)
+    with pytest.raises(ExportError, match="output `query` is not finite for random inputs, with `history` of nothing"):
+        bags(tmp_path / "shop", torch.randn(50, 6), sequence, user=Mean())
+    bags(tmp_path / "shop", torch.randn(50, 6), sequence, user=Mean(least=1.0))
+    with pytest.raises(ExportError, match="output `query` is not finite .*`size` of nothing"):
+        export(tmp_path / "other", user=Log(), samples=[SAMPLES[0]] * 3)
+
+
+def test_examples_hold_every_length_and_a_user_without_features():
+    from sterling import graphs
+
+    ports = [graphs.Port("history", ("Q", 9, 2), is_sequence=True), graphs.Port("history_mask", ("Q", 9), is_mask=True),
+             graphs.Port("age", ("Q", 3), may_be_missing=True), graphs.Port("tags", ("Q", "K0", 4, 2), is_sequence=True)]  # fmt: skip
+    examples, lengths = graphs.Examples(ports, torch.Generator().manual_seed(1)), set()
+    first = True
+    while examples.are_left():
+        history, mask, age, tags = examples.at({"Q": 3, "K0": 2})
+        assert (mask.cummin(-1).values == mask).all() and (history[mask == 0] == 0).all() and history[mask == 1].all()
+        lengths |= set(mask.sum(-1).int().tolist())
+        assert not first or not (history[0].any() or age[0].any() or tags[0, 0].any())
+        first = False
+    assert lengths == set(range(10)) and tags.shape == (3, 2, 4, 2)
+    assert len(graphs.Examples([graphs.Port("a_mask", ("Q", 4096), is_mask=True)], torch.Generator()).lengths["a"]) == graphs.LENGTHS_MAX
+
+
+def test_a_difference_that_is_nan_is_one(tmp_path, monkeypatch):
+    from sterling import graphs, parity
+
+    assert np.isnan(parity.difference([1.0], [float("nan")]))
+    monkeypatch.setattr(graphs, "_difference", lambda *_: float("nan"))
+    refused(tmp_path, "user.onnx: differs from PyTorch by nan, expected at most 1e-03; most with")
+    exported = sterling.Exported(tmp_path, {"user.onnx": 0.0, "served": float("nan"), "item.onnx": None}, None)
+    assert np.isnan(exported.largest)
+
+
+@pytest.mark.parametrize("name", ["cat", "linear", "relu", "val_0", "item", "add", "layer.weight"])
+def test_features_may_have_the_names_of_operators(tmp_path, name):
+    class Named(Bags):
+        def forward(self, a, b):
+            return torch.relu(self.layer(torch.cat([a, b], 1)))
+
+    class Positional(Bags):
+        def forward(self, *inputs):
+            return torch.relu(self.layer(torch.cat(inputs, 1)))
+
+    some = {"user": [Ids("a", "t"), Ids(name, "t")]}
+    made = bags(tmp_path / "shop", torch.randn(50, 6), user=Positional(2), features=some)
+    assert [value.name for value in made.reference.user.model.graph.input] == ["a", name]
+    assert made.largest < 1e-4
+
+
+def test_a_feature_that_is_called_like_an_output_is_refused(tmp_path):
+    class Asked(Bags):
+        def forward(self, query):
+            return self.layer(query)
+
+    with pytest.raises(ExportError, match='user: `query` is an input and an output, expected one meaning: .*column="query"'):
+        bags(tmp_path / "shop", torch.randn(50, 6), Ids("query", "t"), user=Asked())
+
+
+def users(count):
+    return [{"installed": np.array([n, n + 1]), "section": ["web"], "size": [0.1, 0.2, n / 10]} for n in range(count)]
+
+
+def test_samples_are_written_as_requests_to_calibrate_with(tmp_path, program):
+    made = export(tmp_path / "shop", samples=users(16), program=program)
+    lines = [json.loads(line) for line in (made.path / "queries.jsonl").read_text().splitlines()]
+    assert lines[3] == {"features": {"installed": [3, 4], "section": ["web"], "size": [0.1, 0.2, 0.3]}} and len(lines) == 16
+    # Few would say too little of others' recall, and what an older export wrote is of another model.
+    with pytest.warns(UserWarning, match="samples: 15 users' features are given, expected at least 16"):
+        made = export(tmp_path / "shop", samples=users(15), items=None)
+    assert not {"queries.jsonl", "items.jsonl"} & {path.name for path in made.path.iterdir()}
+
+
+def test_an_export_that_is_killed_leaves_the_old_package(tmp_path, monkeypatch):
+    from sterling import exporting
+
+    export(tmp_path / "shop", samples=users(16))
+    (tmp_path / "shop/warmup.jsonl").write_text("kept")
+    (tmp_path / "shop/data").mkdir()
+    (tmp_path / "shop/data/notes").write_text("kept")
+    read = lambda: {path: path.read_bytes() for path in (tmp_path / "shop").rglob("*") if path.is_file()}  # noqa: E731
+    before, exchange = read(), exporting._exchange
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(exporting, "_exchange", killed)
+    with pytest.raises(KeyboardInterrupt):
+        export(tmp_path / "shop", description="newer")
+    assert read() == before
+    # Where the system cannot swap two folders in one step, two renames do it.
+    monkeypatch.setattr(exporting, "_exchange", exchange)
+    monkeypatch.setattr(exporting.sys, "platform", "other")
+    (tmp_path / "link").symlink_to(tmp_path / "shop")
+    made = export(tmp_path / "link", description="newer", items=None)
+    after = {path.name: data for path, data in read().items()}
+    assert "newer" in after["model.toml"].decode() and after["warmup.jsonl"] == after["notes"] == b"kept"
+    assert not {"items.jsonl", "queries.jsonl"} & set(after) and made.path.is_symlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "shop"]
+
+
+def test_values_that_are_missing_are_the_same_in_pytorch(tmp_path, program):
+    rows = [row | ({"popularity": float("nan")} if n % 3 else {}) | {"section": ("web", "admin", "web")} for n, row in enumerate(items())]
+    of_items = {"overarch": [Category("tags", "sections", "none", length=2, keep="first", column="section")]}
+    made = export(tmp_path / "shop", overarch=Tagged(), tasks=["click"], value="click", constants=None, items=rows, features=features() | of_items,
+                  program=program)  # fmt: skip
+    assert made.largest < 1e-4, str(made)
+    export(tmp_path / "other", items=rows, program=program)
 
 
 def test_a_collection_within_a_tower_is_refused(tmp_path):

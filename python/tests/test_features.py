@@ -46,6 +46,12 @@ def test_values_of_a_row_come_as_a_list():
 def test_items_without_id_or_with_what_json_lacks_are_refused():
     with pytest.raises(ExportError, match="no `id`"):
         item_line({"brand": "acme"})
-    with pytest.raises(ValueError, match="JSON"):
-        item_line({"id": 1, "price": float("nan")})
+    with pytest.raises(ExportError, match="item 1: holds a number that is not finite"):
+        item_line({"id": 1, "embedding": [float("nan"), 1.0]})
+    with pytest.raises(ExportError, match="item 1: holds a number that is not finite"):
+        item_line({"id": 1, "price": float("inf")})
+    # What data frames have for a missing value is none.
+    assert item_line({"id": 1, "price": float("nan"), "tags": ("a",), "brand": None}) == '{"id":1,"attributes":{"tags":["a"]}}'
+    with pytest.raises(ExportError, match="item 1: holds a number that is not finite"):
+        item_line({"id": 1, "picture": [0.5, float("nan")]})
     assert item_line({"id": np.int64(1), "v": np.array([0.5])}) == '{"id":1,"attributes":{"v":[0.5]}}'

@@ -22,6 +22,19 @@ def test_a_store_is_served_and_the_server_ends(store, program):
     server.close()
 
 
+def test_no_proxy_stands_before_the_loopback(store, program, monkeypatch):
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        # Nothing listens there.
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with sterling.serve(store, program=program, timeout=20) as server:
+        assert server.get("/v1/models")["models"]
+        pytest.importorskip("httpx")
+        with sterling.Client(server.url) as client:
+            assert len(client.retrieve("tiny", features={"installed": [1]}, k=3)) == 3
+
+
 def test_two_servers_take_two_ports(store, program):
     with sterling.serve(store, program=program, model="tiny") as one, sterling.serve(store, program=program) as other:
         assert one.url != other.url

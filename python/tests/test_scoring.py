@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -53,6 +54,26 @@ def test_a_worker_that_is_killed_is_missed(job, program):
         with pytest.raises(sterling.ProgramError, match="ended with -9") as wrong:
             worker.score(0)
         assert wrong.value.status == -9
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prctl is of Linux")
+def test_a_worker_outlives_the_thread_that_made_it(tmp_path):
+    program = tmp_path / "sterling"
+    program.write_text('#!/bin/sh\necho \'{"units": 1}\'\nwhile read n; do echo \'{"done": true}\'; done\n')
+    program.chmod(0o755)
+    made = []
+
+    def make() -> None:
+        made.extend([scoring.Worker(["score"], program=program), threading.get_native_id()])
+
+    thread = threading.Thread(target=make)
+    thread.start()
+    thread.join()
+    worker, task = made
+    while os.path.exists(f"/proc/self/task/{task}"):
+        time.sleep(0.01)
+    with worker:
+        assert worker.score(0) == {"done": True}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="prctl is of Linux")

@@ -164,6 +164,9 @@ impl ModelSpec {
     fn check_feature(&self, feature: &FeatureSpec) -> Result<()> {
         in_range("max_ids", feature.max_ids, limits::FEATURE_IDS_MAX)?;
         check_sequence(feature)?;
+        if !feature.weights && (feature.kind != FeatureKind::Ids || feature.is_sequence()) {
+            return Err(Error::invalid("weights = false belongs to pooled `ids`: no other feature takes weights"));
+        }
         match (feature.kind, feature.table.as_deref(), feature.width) {
             (FeatureKind::Dense, Some(_), _) => Err(Error::invalid("a dense feature has no table")),
             (FeatureKind::Dense, None, Some(width)) if (1..=limits::DIMENSION_MAX).contains(&width) => Ok(()),

@@ -69,7 +69,7 @@ impl FeatureValues {
             }
             (FeatureKind::Ids, Values::Integers(ids)) => FeatureValues::Ids { ids, weights: None },
             (FeatureKind::Ids, Values::Weighted { ids, weights }) if ids.len() == weights.len() => {
-                FeatureValues::Ids { ids, weights: Some(weights) }
+                FeatureValues::Ids { ids, weights: spec.weights.then_some(weights) }
             }
             (FeatureKind::Ids, Values::Weighted { ids, weights }) => {
                 return Err(Error::invalid(format!(
@@ -154,5 +154,31 @@ fn shown(values: &Values) -> String {
             format!("texts such as \"{start}{more}\"")
         }),
         Values::Weighted { .. } => "values with weights".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    /// An unweighted collection of TorchRec computes `sum(rows)` whatever weights come with the ids.
+    #[test]
+    fn drops_weights_of_a_feature_that_takes_none() {
+        let spec = |text: &str| serde_json::from_str::<FeatureSpec>(text).unwrap();
+        let weighted = spec(r#"{"name": "a", "kind": "ids", "table": "t"}"#);
+        let unweighted = spec(r#"{"name": "a", "kind": "ids", "table": "t", "weights": false}"#);
+        let read = |spec: &FeatureSpec, weights: &[f32]| {
+            FeatureValues::read(spec, None, Values::Weighted { ids: vec![1, 2], weights: weights.to_vec() })
+        };
+        let ids = vec![1, 2];
+        let kept = FeatureValues::Ids { ids: ids.clone(), weights: Some(vec![10.0, 100.0]) };
+        assert_eq!(read(&weighted, &[10.0, 100.0]).unwrap(), kept);
+        assert_eq!(read(&unweighted, &[10.0, 100.0]).unwrap(), FeatureValues::Ids { ids, weights: None });
+        // The body is still checked.
+        assert!(read(&unweighted, &[10.0]).unwrap_err().to_string().contains("got 1 weights, expected one for each"));
+        // What is written again says the same: true is not written.
+        assert!(!serde_json::to_string(&weighted).unwrap().contains("weights"));
+        assert_eq!(spec(&serde_json::to_string(&unweighted).unwrap()), unweighted);
     }
 }

@@ -63,6 +63,10 @@ pub struct FeatureSpec {
     /// Most ids of one request or item.
     #[serde(default = "most_ids")]
     pub max_ids: usize,
+    /// Whether weights of the ids multiply their rows; with `false` weights that a request brings are dropped, as TorchRec's
+    /// unweighted collections do.
+    #[serde(default = "takes_weights", skip_serializing_if = "Clone::clone")]
+    pub weights: bool,
     /// Numbers of a `dense` feature.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub width: Option<usize>,
@@ -73,6 +77,10 @@ pub struct FeatureSpec {
 
 fn most_ids() -> usize {
     4096
+}
+
+fn takes_weights() -> bool {
+    true
 }
 
 impl FeatureSpec {
