@@ -8,7 +8,8 @@
 //!    request. It pays from some tens of rows on.
 //! 2. Otherwise only matrices that cost nothing to make are followed: constants, and vectors of the user as they are.
 //!
-//! Sums change their order by that, which costs a rounding or two; not so where large constants are added, as masks do it.
+//! Sums change their order by that, which costs a rounding or two. A sum whose terms may be large and cancel is made before it is
+//! multiplied ([`Rewriter::is_summed_first`]): a difference of times or of flags must not become a difference of products.
 
 use std::collections::HashMap;
 
@@ -17,7 +18,7 @@ use super::ir::{Id, Op, Side, Value};
 use crate::device::cpu::dense::{Binary, Fold, PARTS_MAX, Unary};
 use crate::error::Result;
 
-/// Constants from here on stay where the graph adds them.
+/// Constants from here on stay where the graph adds them, and sums are made before they are multiplied with them.
 const FAR: f32 = 1024.0;
 
 /// What a basis is multiplied with.
@@ -86,7 +87,7 @@ impl Rewriter<'_> {
     /// is taken from 1 and times -10,000 is 0 where it is 1, and nothing is lost only if that is summed up first.
     fn is_far(&self, affine: &Affine) -> bool {
         let numbers = affine.bias.filter(|_| !affine.parts.is_empty()).and_then(|bias| self.to.constant(bias));
-        numbers.is_some_and(|numbers| numbers.iter().any(|x| x.abs() >= FAR))
+        numbers.is_some_and(has_far)
     }
 
     /// An old value in the new graph, in its old shape.
@@ -129,7 +130,13 @@ impl Rewriter<'_> {
             Op::Binary(f @ (Binary::Add | Binary::Sub), a, b) => {
                 let (Some(_), Some(mut right)) = (self.operand(a)?, self.operand(b)?) else { return Ok(None) };
                 // To make the second may have made the first: `x - max(x)` reads `x` as it lies there.
-                let Some(left) = self.operand(a)? else { return Ok(None) };
+                let Some(mut left) = self.operand(a)? else { return Ok(None) };
+                if left.width != width {
+                    left = self.summed_first(a, left, false)?;
+                }
+                if right.width != width {
+                    right = self.summed_first(b, right, false)?;
+                }
                 if f == Binary::Sub {
                     let minus = self.to.number(vec![1], vec![-1.0])?;
                     let own = right.width;
@@ -146,6 +153,7 @@ impl Rewriter<'_> {
             Op::MatMul(a, b) => self.product(a, b, width),
             Op::Fold(Fold::Sum, a) if self.from.values[a].is_vector() => {
                 let Some(affine) = self.affine[a].clone() else { return Ok(None) };
+                let affine = self.summed_first(a, affine, false)?;
                 self.fold(&affine).map(Some)
             }
             Op::Reshape(a) => Ok(self.affine[a].clone()),
@@ -193,7 +201,14 @@ impl Rewriter<'_> {
         if other.side == Side::Pair || !other.is_vector() {
             return Ok(None);
         }
-        let Some(mut affine) = self.operand(a)? else { return Ok(None) };
+        // The reciprocal of a number that is not known yet may overflow where the quotient does not.
+        let is_safe = |numbers: &[f32]| numbers.iter().all(|x| x.recip().is_normal());
+        if inverse && !self.from.constant(shared).is_some_and(is_safe) {
+            return Ok(None);
+        }
+        let Some(affine) = self.operand(a)? else { return Ok(None) };
+        let is_large = !inverse && self.from.constant(shared).is_some_and(has_far);
+        let mut affine = self.summed_first(a, affine, is_large)?;
         let has_full = affine.parts.iter().any(|(_, m)| matches!(m, Matrix::Full(_)));
         if !self.is_eager && has_full && other.side != Side::Constant {
             affine = self.settled(a, &affine)?;
@@ -205,6 +220,36 @@ impl Rewriter<'_> {
             factor = self.to.unary(Unary::Reciprocal, factor)?;
         }
         self.scale(affine, factor, width).map(Some)
+    }
+
+    /// Whether a sum is to be made before it is multiplied, or summed up: its terms may be so large that their difference would be
+    /// rounded away. That is so where the factor `is_large` (from [`FAR`] on), of several values that are added number by number, and
+    /// of a number of the row (a column, not an embedding) beside one of the user's.
+    fn is_summed_first(&self, affine: &Affine, is_large: bool) -> bool {
+        if affine.parts.len() + usize::from(affine.bias.is_some()) < 2 {
+            return false;
+        }
+        if is_large {
+            return true;
+        }
+        let mut added = affine.parts.iter().filter(|(_, m)| !matches!(m, Matrix::Full(_)));
+        let Some((x, _)) = added.next() else { return false };
+        let is_of_user = affine.bias.is_some_and(|bias| !self.is_constant(bias));
+        added.next().is_some() || (is_of_user && (affine.width == 1 || self.is_made_of_numbers(*x)))
+    }
+
+    /// Whether a basis is single numbers of the row side by side.
+    fn is_made_of_numbers(&self, id: Id) -> bool {
+        match &self.to.values[id].op {
+            Op::Reshape(a) => self.is_made_of_numbers(*a),
+            Op::Concat(_, parts) => parts.iter().any(|&part| self.is_made_of_numbers(part)),
+            Op::Inputs(first) => self.to.inputs[*first].shape.iter().all(|&size| size == 1),
+            _ => false,
+        }
+    }
+
+    fn summed_first(&mut self, id: Id, affine: Affine, is_large: bool) -> Result<Affine> {
+        if self.is_summed_first(&affine, is_large) { self.settled(id, &affine) } else { Ok(affine) }
     }
 
     fn is_constant(&self, id: Id) -> bool {
@@ -333,7 +378,9 @@ impl Rewriter<'_> {
             Some(affine) => affine,
             None => self.basis(a)?,
         };
-        let affine = if self.is_worth(&affine, matrix, width) { affine } else { self.settled(a, &affine)? };
+        let is_large = self.to.constant(matrix).is_some_and(has_far);
+        let is_worth = self.is_worth(&affine, matrix, width) && !self.is_summed_first(&affine, is_large);
+        let affine = if is_worth { affine } else { self.settled(a, &affine)? };
         self.multiplied(affine, matrix, width)
     }
 
@@ -454,6 +501,10 @@ impl Rewriter<'_> {
         let matrices: Vec<Id> = run.iter().map(|(_, m)| *m).collect();
         Ok((self.to.inputs(run[0].0, run.len())?, self.to.concat(0, &matrices)?))
     }
+}
+
+fn has_far(numbers: &[f32]) -> bool {
+    numbers.iter().any(|x| x.abs() >= FAR)
 }
 
 fn identity(basis: Id, width: usize) -> Affine {

@@ -8,7 +8,7 @@ use super::Scratch;
 use super::row::{FeatureRow, FeatureValues};
 use super::spec::{FeatureKind, FeatureSpec};
 use super::tensors::{FeatureTensor, Pooled};
-use crate::dense::{Given, InputRows, Made, RowProgram, Size};
+use crate::dense::{Given, InputRows, Made, Precision, RowProgram, Size};
 use crate::embedding::{
     BagConfig, EmbeddingBagCollection, EmbeddingCollection, JaggedTensor, KeyedJaggedTensor, Lookup, LookupReport,
     SequenceConfig, Table,
@@ -236,6 +236,21 @@ impl Tower {
             (values.ids() * table) as u64
         };
         self.features.iter().zip(&row.values).map(of_feature).sum()
+    }
+
+    /// The inputs of the graph for one row: each with its dimensions after that of the rows, and its numbers.
+    pub fn input_numbers(&self, row: &FeatureRow, pooled: &Pooled) -> Vec<(&FeatureTensor, Vec<f32>)> {
+        let numbers = |tensor: &FeatureTensor| {
+            let mut numbers = vec![0.0; tensor.count()];
+            tensor.write(row, pooled, &mut numbers);
+            numbers
+        };
+        self.inputs.iter().map(|&n| &self.tensors[n]).map(|tensor| (tensor, numbers(tensor))).collect()
+    }
+
+    /// In which precision the products of its program are.
+    pub fn precision(&self) -> Precision {
+        self.graph.precision()
     }
 
     /// Looks the ids of all rows up in their tables: one call for all that are pooled, one for all sequences, whose rows travel

@@ -14,7 +14,7 @@ use std::ops::Range;
 use super::Scratch;
 use super::part::ItemPart;
 use super::reads::{Candidates, Readable, Reads, Whose, check};
-use crate::dense::{InputRows, ItemCut, Made, ReadGraph, RowProgram, Size};
+use crate::dense::{InputRows, ItemCut, Made, Precision, ReadGraph, RowProgram, Size};
 use crate::device::cpu::Kernels;
 use crate::device::cpu::dense::{MapTarget, Operand, Unary};
 use crate::error::{Error, Kind, Result};
@@ -124,6 +124,11 @@ impl OverArch {
     /// Numbers of the rows of a candidate.
     pub fn row_width(&self) -> usize {
         self.reads.row_width()
+    }
+
+    /// In which precision the products of its program are.
+    pub fn precision(&self) -> Precision {
+        self.graph.precision()
     }
 
     /// Number of tasks, T.

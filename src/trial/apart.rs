@@ -57,6 +57,7 @@ pub struct Apart {
 #[serde(rename_all = "snake_case")]
 enum Line {
     At(String),
+    NotCompared(String),
     Refused { kind: String, reason: String },
     Passed,
 }
@@ -110,6 +111,7 @@ impl Apart {
         for line in said.lines() {
             match serde_json::from_str(line) {
                 Ok(Line::At(place)) => at = place,
+                Ok(Line::NotCompared(what)) => tracing::warn!("{what}"),
                 Ok(Line::Passed) => return Ok(()),
                 Ok(Line::Refused { kind, reason }) => {
                     let kinds = [Kind::NotFound, Kind::Io, Kind::Corrupt, Kind::Unsupported];
@@ -173,7 +175,12 @@ pub fn answer(folder: &Path, bounds: &Bounds, out: &mut dyn Write) -> Result<()>
         let mut out = out.borrow_mut();
         writeln!(out, "{text}").and_then(|()| out.flush()).map_err(|e| Error::io("the trial's report", e))
     };
-    let tried = rows::run(folder, &|at| drop(say(&Line::At(cut(at)))));
+    let tried = rows::run(folder, &|told| {
+        drop(say(&match told {
+            rows::Told::Next(at) => Line::At(cut(&at)),
+            rows::Told::NotCompared(what) => Line::NotCompared(cut(&what)),
+        }));
+    });
     match tried {
         Ok(()) => say(&Line::Passed),
         Err(e) => say(&Line::Refused { kind: e.kind().name().into(), reason: cut(&e.to_string()) }),

@@ -5,6 +5,8 @@
 //!
 //! 1. In a process apart ([`Trials::Apart`]), whose memory and time are bounded by the system: whatever happens there is a
 //!    refusal with the graph and the number of rows it was at.
+//!    What comes out is compared with an independent evaluation of the file (`oracle`) on rows that differ (`samples`), edges and
+//!    rows that bring nothing among them, alone and in batches: a graph that is answered otherwise is refused (`compare`).
 //! 2. Over items as they are published ([`score_items`]), for what only real numbers show.
 //!
 //! That a trial speaks for all requests is due to `crate::tower`: sizes follow from the number of rows alone, and no run of the
@@ -12,7 +14,10 @@
 //! when it is loaded.
 
 mod apart;
+mod compare;
+mod oracle;
 mod rows;
+mod samples;
 
 use std::path::Path;
 
@@ -38,7 +43,11 @@ impl Trials {
     /// `Invalid` with the graph and what it was at; as `crate::model::Package::open`; `Io` where no process can be had.
     pub fn run(&self, folder: &Path) -> Result<()> {
         match self {
-            Trials::Here => rows::run(folder, &|_| ()),
+            Trials::Here => rows::run(folder, &|told| {
+                if let rows::Told::NotCompared(what) = told {
+                    tracing::warn!("{what}");
+                }
+            }),
             Trials::Apart(apart) => apart.run(folder),
         }
     }

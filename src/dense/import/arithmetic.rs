@@ -47,6 +47,9 @@ impl Importer {
     pub(super) fn numbers(&mut self, operator: &str, node: &NodeProto, attributes: &mut Attributes<'_>) -> Result<Id> {
         let a = self.number(node, 0)?;
         if let Some(f) = function(operator) {
+            if self.whole.contains(&a) && !matches!(f, Unary::Abs | Unary::Neg | Unary::Relu) {
+                return Err(refused("over integers"));
+            }
             return self.graph.unary(f, a);
         }
         if let Some(f) = function_of_two(operator) {
@@ -99,8 +102,11 @@ impl Importer {
             "Elu" | "HardSigmoid" | "HardSwish" | "Mish" | "Gelu" => self.activation(operator, attributes, a),
             "Pow" => {
                 let exponent = self.number(node, 1)?;
-                self.power(a, exponent)
+                let made = self.power(a, exponent)?;
+                self.with_axes_of(made, &[a, exponent])
             }
+            "Sign" => self.sign(a),
+            "ArgMax" | "ArgMin" => self.place_of_extreme(operator, attributes, a),
             "Softmax" | "LogSoftmax" | "LayerNormalization" | "RMSNormalization" | "BatchNormalization" => {
                 self.norm(operator, node, attributes, a)
             }
@@ -127,9 +133,61 @@ impl Importer {
         if f == Binary::Mul
             && let Some(made) = self.gated(a, b)?
         {
-            return Ok(made);
+            return self.with_axes_of(made, &[a, b]);
         }
         self.graph.binary(f, a, b)
+    }
+
+    /// A value made of others with all the axes of these: constants of one number may have more of them than the rest.
+    fn with_axes_of(&mut self, made: Id, others: &[Id]) -> Result<Id> {
+        let axes = others.iter().map(|&id| self.rank(id)).max().unwrap_or(0);
+        let more = axes.saturating_sub(self.rank(made));
+        let shape = [&vec![1; more], self.graph.shape(made)].concat();
+        let rows = self.rows(made).map(|axis| axis + more);
+        self.graph.reshape(made, shape, rows)
+    }
+
+    /// 1, 0 or -1.
+    fn sign(&mut self, a: Id) -> Result<Id> {
+        let zero = self.scalar(0.0)?;
+        let (above, below) = (self.graph.binary(Binary::Less, zero, a)?, self.graph.binary(Binary::Less, a, zero)?);
+        self.graph.binary(Binary::Sub, above, below)
+    }
+
+    /// Where the largest or the smallest number along an axis lies: of equal ones the first, or the last if that is asked for.
+    fn place_of_extreme(&mut self, operator: &str, attributes: &mut Attributes<'_>, a: Id) -> Result<Id> {
+        let axis = self.axis(a, attributes.integer("axis", 0))?;
+        let keep = attributes.integer("keepdims", 1) != 0;
+        let is_last = attributes.integer("select_last_index", 0) != 0;
+        let shape = self.graph.shape(a).to_vec();
+        let size = shape[axis];
+        let extreme = self.graph.fold(if operator == "ArgMax" { Fold::Max } else { Fold::Min }, a, &[axis])?;
+        let is_extreme = self.graph.binary(Binary::Equal, a, extreme)?;
+        let mut along = vec![1; shape.len()];
+        along[axis] = size;
+        // Places count from the end that wins, so that the largest is the one that is asked for; 0 stands for no place.
+        let rank = |n: usize| (if is_last { n + 1 } else { size - n }) as f32;
+        let ranks = self.graph.number(along, (0..size).map(rank).collect())?;
+        let ranked = self.graph.binary(Binary::Keep, is_extreme, ranks)?;
+        let best = self.graph.fold(Fold::Max, ranked, &[axis])?;
+        let made = if is_last {
+            let one = self.scalar(1.0)?;
+            self.graph.binary(Binary::Sub, best, one)?
+        } else {
+            let size = self.scalar(size as f32)?;
+            self.graph.binary(Binary::Sub, size, best)?
+        };
+        let made = if keep { made } else { self.without_axes(made, &[axis])? };
+        self.whole.insert(made);
+        Ok(made)
+    }
+
+    /// Drops axes of size 1.
+    fn without_axes(&mut self, a: Id, axes: &[usize]) -> Result<Id> {
+        let shape = self.graph.shape(a).to_vec();
+        let kept: Vec<usize> = (0..shape.len()).filter(|axis| !axes.contains(axis)).collect();
+        let rows = self.rows(a).and_then(|r| kept.iter().position(|&axis| axis == r));
+        self.graph.reshape(a, kept.iter().map(|&axis| shape[axis]).collect(), rows)
     }
 
     /// `x sigmoid(x)`, and `x (1 + erf(x / √2)) / 2` as exporters write it, as one function.
@@ -206,6 +264,9 @@ impl Importer {
     }
 
     fn power(&mut self, a: Id, exponent: Id) -> Result<Id> {
+        if self.whole.contains(&a) {
+            return Err(refused("over integers"));
+        }
         let Some(&[exponent]) = self.graph.constant(exponent) else {
             return Err(refused("exponent other than one constant"));
         };
@@ -256,10 +317,12 @@ impl Importer {
         if axes.is_none() && is_no_op {
             return Err(refused("`noop_with_empty_axes` without axes"));
         }
-        let shape = self.graph.shape(a).to_vec();
+        if self.whole.contains(&a) && matches!(operator, "ReduceMean" | "ReduceL2" | "ReduceLogSumExp") {
+            return Err(refused("over integers"));
+        }
         let axes = match axes {
             Some(axes) => axes.iter().map(|&axis| self.axis(a, axis)).collect::<Result<Vec<_>>>()?,
-            None => (0..shape.len()).collect(),
+            None => (0..self.rank(a)).collect(),
         };
         a = match operator {
             "ReduceL2" | "ReduceSumSquare" => self.graph.binary(Binary::Mul, a, a)?,
@@ -276,12 +339,7 @@ impl Importer {
         if operator == "ReduceL2" {
             made = self.graph.unary(Unary::Sqrt, made)?;
         }
-        if keep {
-            return Ok(made);
-        }
-        let kept: Vec<usize> = (0..shape.len()).filter(|axis| !axes.contains(axis)).collect();
-        let rows = self.rows(made).and_then(|r| kept.iter().position(|&axis| axis == r));
-        self.graph.reshape(made, kept.iter().map(|&axis| shape[axis]).collect(), rows)
+        if keep { Ok(made) } else { self.without_axes(made, &axes) }
     }
 
     fn clip(&mut self, node: &NodeProto, attributes: &mut Attributes<'_>) -> Result<Id> {

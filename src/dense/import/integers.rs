@@ -3,6 +3,7 @@
 use rten_onnx::onnx::{DataType, NodeProto};
 
 use super::known::{Attributes, Extent, Importer, IntegerTensor, Known, fixed, place, refused};
+use crate::dense::ir::{broadcast, broadcast_strides, positions};
 use crate::device::cpu::dense::Unary;
 use crate::error::Result;
 
@@ -57,7 +58,8 @@ impl Importer {
             "Cast" => {
                 let to = DataType(i32::try_from(attributes.integer("to", 0)).unwrap_or(0));
                 match to {
-                    DataType::INT64 | DataType::INT32 => first,
+                    DataType::INT64 => first,
+                    DataType::INT32 => IntegerTensor { extents: first.extents.iter().map(wrapped).collect(), ..first },
                     DataType::FLOAT => {
                         let id = self.number(node, 0)?;
                         self.whole.remove(&id);
@@ -189,11 +191,21 @@ impl Importer {
     }
 }
 
+/// Wraps an integer to 32 bits.
+fn wrapped(extent: &Extent) -> Extent {
+    match *extent {
+        Extent::Fixed(n) => Extent::Fixed(i64::from(n as i32)),
+        rows => rows,
+    }
+}
+
 /// One integer of two; what counts rows may be multiplied and divided.
 fn combined(operator: &str, a: Extent, b: Extent) -> Result<Extent> {
     use Extent::{Fixed, Rows};
     let made = match (operator, a, b) {
-        ("Equal", a, b) => Some(Fixed(i64::from(a == b))),
+        ("Equal", Fixed(a), Fixed(b)) | ("Equal", Rows(a), Rows(b)) => Some(Fixed(i64::from(a == b))),
+        // There is at least one row. Whether there are exactly `n` is not known.
+        ("Equal", Rows(_), Fixed(n)) | ("Equal", Fixed(n), Rows(_)) if n <= 0 => Some(Fixed(0)),
         ("Add", Fixed(a), Fixed(b)) => a.checked_add(b).map(Fixed),
         ("Sub", Fixed(a), Fixed(b)) => a.checked_sub(b).map(Fixed),
         ("Max", Fixed(a), Fixed(b)) => Some(Fixed(a.max(b))),
@@ -208,29 +220,36 @@ fn combined(operator: &str, a: Extent, b: Extent) -> Result<Extent> {
     made.ok_or_else(|| refused(format!("over the integers {a:?} and {b:?}")))
 }
 
+/// The integers of a tensor, spread to a shape that it broadcasts to.
+fn spread(of: &IntegerTensor, shape: &[usize]) -> Vec<Extent> {
+    let at = positions(shape, &broadcast_strides(&of.shape, shape));
+    at.into_iter().map(|n| of.extents[n as usize]).collect()
+}
+
+/// The shape of tensors that are combined number by number.
+fn shape_of_all(all: &[&IntegerTensor]) -> Result<Vec<usize>> {
+    let shape = all.iter().try_fold(Vec::new(), |shape, of| broadcast(&shape, &of.shape))?;
+    match shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).filter(|&n| n <= INTEGERS_MAX) {
+        Some(_) => Ok(shape),
+        None => Err(refused(format!("integers of shape {shape:?}, expected at most {INTEGERS_MAX}"))),
+    }
+}
+
 fn pairs(operator: &str, a: &IntegerTensor, b: &IntegerTensor) -> Result<IntegerTensor> {
-    let count = a.extents.len().max(b.extents.len());
-    let shape = if a.extents.len() == count && a.shape.len() >= b.shape.len() { &a.shape } else { &b.shape };
-    let at = |of: &IntegerTensor, n: usize| match of.extents.len() {
-        1 => Ok(of.extents[0]),
-        m if m == count => Ok(of.extents[n]),
-        _ => Err(refused(format!("over integers of shapes {:?} and {:?}", a.shape, b.shape))),
-    };
-    let extents = (0..count).map(|n| combined(operator, at(a, n)?, at(b, n)?)).collect::<Result<_>>()?;
-    Ok(IntegerTensor { extents, shape: shape.clone() })
+    let shape = shape_of_all(&[a, b])?;
+    let both = spread(a, &shape).into_iter().zip(spread(b, &shape));
+    Ok(IntegerTensor { extents: both.map(|(a, b)| combined(operator, a, b)).collect::<Result<_>>()?, shape })
 }
 
 fn chosen(condition: &IntegerTensor, a: &IntegerTensor, b: &IntegerTensor) -> Result<IntegerTensor> {
-    let one = |n: usize, (a, b): (&Extent, &Extent)| match condition.extents.get(n) {
-        Some(Extent::Fixed(0)) => Ok(*b),
-        Some(Extent::Fixed(_)) => Ok(*a),
-        _ => Err(refused("over integers of different shapes")),
+    let shape = shape_of_all(&[condition, a, b])?;
+    let both = spread(a, &shape).into_iter().zip(spread(b, &shape));
+    let one = |(condition, (a, b)): (&Extent, (Extent, Extent))| match condition {
+        Extent::Fixed(0) => b,
+        Extent::Fixed(_) | Extent::Rows(_) => a,
     };
-    if [a.extents.len(), b.extents.len()] != [condition.extents.len(); 2] {
-        return Err(refused("over integers of different shapes"));
-    }
-    let both = a.extents.iter().zip(&b.extents).enumerate();
-    Ok(IntegerTensor { extents: both.map(|(n, ab)| one(n, ab)).collect::<Result<_>>()?, shape: a.shape.clone() })
+    let extents = spread(condition, &shape).iter().zip(both).map(one).collect();
+    Ok(IntegerTensor { extents, shape })
 }
 
 fn reshaped(operator: &str, axes: Option<&[i64]>, of: IntegerTensor) -> Result<IntegerTensor> {

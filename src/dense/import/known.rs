@@ -5,7 +5,8 @@ use std::collections::{HashMap, HashSet};
 use rten_onnx::onnx::{AttributeProto, DataLocation, DataType, GraphProto, NodeProto, TensorProto};
 
 use crate::dense::graph::Graph;
-use crate::dense::ir::{GraphInput, Id, Side};
+use crate::dense::ir::{GraphInput, Id, Op, Side};
+use crate::device::cpu::dense::{Binary, Fold, Unary};
 use crate::error::{Error, Result};
 
 /// A dimension of an input or an output.
@@ -66,6 +67,9 @@ pub(super) enum Known {
     Integers(IntegerTensor),
 }
 
+/// Beyond it, f32 does not tell integers apart.
+pub(super) const WHOLE_MAX: u64 = 1 << 24;
+
 pub(super) fn refused(what: impl Into<String>) -> Error {
     Error::unsupported(what)
 }
@@ -121,6 +125,8 @@ pub(super) struct Importer {
     pub(super) expanded: HashMap<Id, Id>,
     /// Values that were cast to integers.
     pub(super) whole: HashSet<Id>,
+    /// Of each value so far that was asked about, a bound of the magnitude of its numbers.
+    bounds: Vec<f64>,
     pub(super) opset: i64,
 }
 
@@ -138,6 +144,7 @@ impl Importer {
             outer: HashMap::new(),
             expanded: HashMap::new(),
             whole: HashSet::new(),
+            bounds: Vec::new(),
             opset,
         }
     }
@@ -217,8 +224,6 @@ impl Importer {
 
     /// An input that is a value, or integers as one.
     pub(super) fn number(&mut self, node: &NodeProto, n: usize) -> Result<Id> {
-        /// Beyond it, f32 does not tell integers apart.
-        const WHOLE_MAX: u64 = 1 << 24;
         let integers = match self.known(node, n)? {
             Known::Value(id) => return Ok(*id),
             Known::Integers(integers) => integers.clone(),
@@ -266,6 +271,37 @@ impl Importer {
 
     pub(super) fn rows(&self, id: Id) -> Option<usize> {
         self.graph.values[id].rows
+    }
+
+    /// A bound of the magnitude of a value's numbers, whatever the inputs hold.
+    pub(super) fn bound(&mut self, id: Id) -> f64 {
+        while self.bounds.len() <= id {
+            let bound = self.bound_of(self.bounds.len());
+            self.bounds.push(bound);
+        }
+        self.bounds[id]
+    }
+
+    /// The same of a value all of whose operands have one.
+    fn bound_of(&self, id: Id) -> f64 {
+        let of = |id: Id| self.bounds[id];
+        let product = |a: f64, b: f64| if a == 0.0 || b == 0.0 { 0.0 } else { a * b };
+        let last = |id: Id| self.graph.shape(id).last().copied().unwrap_or(1) as f64;
+        match &self.graph.values[id].op {
+            Op::Constant(numbers) => numbers.iter().fold(0.0, |most, x| f64::from(x.abs()).max(most)),
+            Op::Unary(Unary::Not | Unary::IsNan | Unary::Sigmoid | Unary::Tanh | Unary::Erf, _) => 1.0,
+            Op::Unary(Unary::Trunc | Unary::Neg | Unary::Abs | Unary::Relu, a) => of(*a),
+            Op::Binary(Binary::Equal | Binary::Less | Binary::LessOrEqual, ..) => 1.0,
+            Op::Binary(Binary::Add | Binary::Sub, a, b) => of(*a) + of(*b),
+            Op::Binary(Binary::Mul, a, b) => product(of(*a), of(*b)),
+            Op::Binary(Binary::Max | Binary::Min, a, b) => of(*a).max(of(*b)),
+            Op::Binary(Binary::Keep | Binary::Drop, _, b) => of(*b),
+            Op::MatMul(a, b) => last(*a) * product(of(*a), of(*b)),
+            Op::Fold(Fold::Sum, a) => last(*a) * of(*a),
+            Op::Fold(_, a) | Op::Pick(a, _) | Op::Reshape(a) => of(*a),
+            Op::Concat(_, parts) => parts.iter().map(|&part| of(part)).fold(0.0, f64::max),
+            Op::Inputs(_) | Op::Unary(..) | Op::Binary(Binary::Div, ..) | Op::Linear { .. } => f64::INFINITY,
+        }
     }
 
     pub(super) fn scalar(&mut self, x: f32) -> Result<Id> {

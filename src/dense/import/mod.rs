@@ -18,7 +18,7 @@ use rten_onnx::onnx::{ModelProto, NodeProto};
 use super::graph::Graph;
 use super::ir::Id;
 use crate::error::Result;
-use known::{Attributes, Importer, Known, refused};
+use known::{Attributes, Importer, Known, WHOLE_MAX, refused};
 
 /// Most nodes of a graph.
 const NODES_MAX: usize = 20_000;
@@ -91,8 +91,36 @@ impl Importer {
     /// Notes of what a node made what follows from its inputs: how its axis of rows is put together, and whether it is whole.
     fn note(&mut self, node: &NodeProto, made: Id) -> Result<()> {
         let inputs: Vec<Id> = (0..node.input.len()).filter_map(|n| self.value(node, n).ok()).collect();
-        if node.op_type.as_deref() != Some("Cast") && inputs.iter().any(|id| self.whole.contains(id)) {
+        let operator = node.op_type.as_deref().unwrap_or("");
+        let is_whole = |n: usize| match self.known(node, n) {
+            Ok(Known::Value(id)) => self.whole.contains(id),
+            Ok(Known::Integers(_)) => operator == "Where",
+            Err(_) => false,
+        };
+        let first = match operator {
+            "Cast" | "Equal" | "Less" | "LessOrEqual" | "Greater" | "GreaterOrEqual" | "IsNaN" => node.input.len(),
+            "Where" => 1,
+            _ => 0,
+        };
+        if (first..node.input.len()).any(is_whole) {
             self.whole.insert(made);
+            // f32 holds all integers up to 2^24. ONNX counts on beyond, and wraps.
+            let counts = [
+                "Add",
+                "Sub",
+                "Mul",
+                "Sum",
+                "ReduceSum",
+                "ReduceL1",
+                "ReduceSumSquare",
+                "MatMul",
+                "Gemm",
+                "Einsum",
+                "PRelu",
+            ];
+            if counts.contains(&operator) && self.bound(made) > WHOLE_MAX as f64 {
+                return Err(refused(format!("over integers that may lie beyond {WHOLE_MAX}")));
+            }
         }
         let size = |id: Id| self.rows(id).map_or(1, |axis| self.graph.shape(id)[axis]);
         if size(made) == 1 {

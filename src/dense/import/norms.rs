@@ -29,22 +29,28 @@ impl Importer {
                     let sum = self.log_sum_exp(a, &[axis])?;
                     return self.graph.binary(Binary::Sub, a, sum);
                 }
-                let each = self.exponentials(a, &[axis])?.0;
+                let each = self.exponentials(a, &[axis])?;
                 let sum = self.graph.fold(Fold::Sum, each, &[axis])?;
                 self.graph.binary(Binary::Div, each, sum)
             }
         }
     }
 
-    /// The exponentials of what is left of numbers without the largest one along axes, and that one.
-    fn exponentials(&mut self, a: Id, axes: &[usize]) -> Result<(Id, Id)> {
+    /// The exponentials of what is left of numbers without the largest one along axes.
+    fn exponentials(&mut self, a: Id, axes: &[usize]) -> Result<Id> {
         let most = self.graph.fold(Fold::Max, a, axes)?;
         let less = self.graph.binary(Binary::Sub, a, most)?;
-        Ok((self.graph.unary(Unary::Exp, less)?, most))
+        self.graph.unary(Unary::Exp, less)
     }
 
+    /// Of numbers that are all -inf it is -inf, as the logarithm of no sum at all.
     pub(super) fn log_sum_exp(&mut self, a: Id, axes: &[usize]) -> Result<Id> {
-        let (each, most) = self.exponentials(a, axes)?;
+        let most = self.graph.fold(Fold::Max, a, axes)?;
+        let (least, largest) = (self.scalar(f32::MIN)?, self.scalar(f32::MAX)?);
+        let most = self.graph.binary(Binary::Max, most, least)?;
+        let most = self.graph.binary(Binary::Min, most, largest)?;
+        let less = self.graph.binary(Binary::Sub, a, most)?;
+        let each = self.graph.unary(Unary::Exp, less)?;
         let sum = self.graph.fold(Fold::Sum, each, axes)?;
         let log = self.graph.unary(Unary::Log, sum)?;
         self.graph.binary(Binary::Add, log, most)

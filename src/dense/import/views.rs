@@ -57,7 +57,11 @@ impl Importer {
                 self.graph.reshape(a, kept.iter().map(|&axis| shape[axis]).collect(), rows)
             }
             "Flatten" => {
-                let axis = place(attributes.integer("axis", 1), shape.len() + 1)?;
+                // From the end, -1 is the last axis; behind it, `rank`, an axis cannot be counted from there.
+                let axis = match attributes.integer("axis", 1) {
+                    axis if axis < 0 => place(axis, shape.len())?,
+                    axis => place(axis, shape.len() + 1)?,
+                };
                 let ahead = shape[..axis].iter().product::<usize>() as i64;
                 let sizes = match rows {
                     Some(r) if r < axis => [Extent::Rows(ahead), Extent::Fixed(-1)],

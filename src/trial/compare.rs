@@ -1,0 +1,203 @@
+//! What runs a graph against an evaluation of its file: how far f32 may lie from it, and what a difference is.
+
+use super::oracle::{Arithmetic, Array, Mode, Oracle, Stop, shown};
+
+/// How far a number may lie from what the file says, of the largest number of its row.
+const TOLERANCE: f64 = 2e-5;
+/// The same between a row alone and among others.
+const AMONG_OTHERS: f64 = 1e-5;
+/// The same where the noise of the computation is not known.
+const AMONG_OTHERS_UNKNOWN: f64 = 1e-4;
+/// A row counts as no smaller than this part of the largest number of all rows.
+const LEAST_ROW: f64 = 1.0 / 16.0;
+/// How many times the noise of rounding to f32 is allowed beside: sums may be in another order, functions off by some units in the
+/// last place.
+const NOISE: f64 = 32.0;
+/// How many times as coarse products of bf16 are, and how far they may lie off.
+const BF16: f64 = 32_768.0;
+const BF16_TOLERANCE: f64 = 0.02;
+/// Evaluations with rounding, beside the exact one.
+const ROUNDED: [Mode; 3] = [Mode::Nearest, Mode::Random(1), Mode::Random(2)];
+/// Scores below are 0: what `exp` makes of logits that are far off.
+const LEAST_SCORE: f64 = 1e-30;
+/// Work of all evaluations of one graph, in multiply-adds: about two seconds.
+const WORK: u64 = 1 << 30;
+
+/// How many rows can be compared, of which one takes `work`.
+pub(super) fn rows_within(work: u64, most: usize) -> usize {
+    let evaluations = 1 + ROUNDED.len() as u64;
+    usize::try_from(WORK / (evaluations * work.max(1))).unwrap_or(most).clamp(2.min(most), most)
+}
+
+/// The work of one evaluation.
+pub(super) fn work_of(oracle: &Oracle, inputs: &[(String, Array)], outputs: &[&str]) -> Result<u64, Stop> {
+    let mut arithmetic = Arithmetic::new(Mode::Exact, WORK / 4);
+    oracle.run(inputs, outputs, &mut arithmetic, &mut |_, _| ())?;
+    Ok(arithmetic.work())
+}
+
+/// The node in which the first NaN comes up.
+pub(super) fn first_nan(oracle: &Oracle, inputs: &[(String, Array)], outputs: &[&str]) -> Option<String> {
+    let mut found = None;
+    let mut arithmetic = Arithmetic::new(Mode::Nearest, u64::MAX);
+    let mut seen = |node: &_, made: &Array| {
+        if found.is_none() && made.reals().is_ok_and(|numbers| numbers.iter().any(|x| x.is_nan())) {
+            found = Some(shown(node));
+        }
+    };
+    // What stops the evaluation behind the first NaN does not matter.
+    let _ = oracle.run(inputs, outputs, &mut arithmetic, &mut seen);
+    found
+}
+
+/// What a file says of an output of some rows.
+#[derive(Debug)]
+pub(super) struct Expected {
+    width: usize,
+    numbers: Vec<f64>,
+    /// How far rounding to f32 moves each number; infinite where f32 cannot tell.
+    noise: Vec<f64>,
+    largest: f64,
+}
+
+/// A number that is another one than expected.
+#[derive(Debug)]
+pub(super) struct Difference {
+    pub(super) place: usize,
+    pub(super) got: f64,
+    pub(super) expected: f64,
+    pub(super) tolerance: f64,
+}
+
+impl Expected {
+    /// What the file says of outputs with so many numbers a row.
+    pub(super) fn of(
+        oracle: &Oracle,
+        inputs: &[(String, Array)],
+        outputs: &[(&str, usize)],
+        rows: usize,
+    ) -> Result<Vec<Expected>, Stop> {
+        let names: Vec<&str> = outputs.iter().map(|(name, _)| *name).collect();
+        let run = |mode: Mode| oracle.run(inputs, &names, &mut Arithmetic::new(mode, u64::MAX), &mut |_, _| ());
+        let exact = run(Mode::Exact)?;
+        let rounded = ROUNDED.into_iter().map(run).collect::<Result<Vec<_>, Stop>>()?;
+        let one = |(n, &(name, width)): (usize, &(&str, usize))| {
+            let numbers = exact[n].reals()?.to_vec();
+            if numbers.len() != rows * width {
+                return Err(Stop::Invalid(format!("output `{name}` has shape {:?} for {rows} rows", exact[n].shape)));
+            }
+            let mut noise = vec![0.0f64; numbers.len()];
+            for rounded in &rounded {
+                let rounded = rounded[n].reals()?.iter().zip(&numbers);
+                noise.iter_mut().zip(rounded).for_each(|(noise, (x, exact))| *noise = noise.max(moved(*x, *exact)));
+            }
+            let largest = numbers.iter().copied().filter(|x| x.is_finite()).fold(0.0, |most: f64, x| most.max(x.abs()));
+            Ok(Expected { width, numbers, noise, largest })
+        };
+        outputs.iter().enumerate().map(one).collect()
+    }
+
+    /// What is expected of a row.
+    pub(super) fn row(&self, n: usize) -> &[f64] {
+        &self.numbers[n * self.width..][..self.width]
+    }
+
+    /// How far each number of a row may lie off.
+    pub(super) fn tolerances(&self, n: usize, is_bf16: bool) -> Vec<f64> {
+        let scale = scale(self.row(n).iter().copied(), self.largest);
+        let noise = &self.noise[n * self.width..][..self.width];
+        let (share, times) = if is_bf16 { (BF16_TOLERANCE, NOISE * BF16) } else { (TOLERANCE, NOISE) };
+        noise.iter().map(|noise| share * scale + times * noise).collect()
+    }
+}
+
+/// How far a number has moved; without a bound where it became, or ceased to be, one that f32 cannot hold.
+fn moved(x: f64, exact: f64) -> f64 {
+    let (near, want) = (x as f32, exact as f32);
+    match want.is_finite() && near.is_finite() {
+        true => (x - exact).abs(),
+        false if near == want || (near.is_nan() && want.is_nan()) => 0.0,
+        false => f64::INFINITY,
+    }
+}
+
+/// What the numbers of a row are measured by.
+fn scale(row: impl Iterator<Item = f64>, largest: f64) -> f64 {
+    row.filter(|x| x.is_finite()).fold(LEAST_ROW * largest, |most, x| most.max(x.abs()))
+}
+
+/// The first number that is not the one expected.
+pub(super) fn difference(got: &[f32], expected: &[f64], tolerances: &[f64]) -> Option<Difference> {
+    let mut all = got.iter().zip(expected).zip(tolerances).enumerate();
+    all.find(|(_, ((got, expected), tolerance))| !is_near(**got, **expected, **tolerance))
+        .map(|(place, ((&got, &expected), &tolerance))| Difference { place, got: f64::from(got), expected, tolerance })
+}
+
+/// NaN is near NaN alone, and what f32 cannot hold is infinite.
+fn is_near(got: f32, expected: f64, tolerance: f64) -> bool {
+    let single = expected as f32;
+    tolerance == f64::INFINITY
+        || (got.is_nan() && expected.is_nan())
+        || got == single
+        || (single.is_finite() && (f64::from(got) - expected).abs() <= tolerance)
+}
+
+/// How far the numbers of a row among others may lie from those that it has alone. `largest` is the largest number of all rows.
+pub(super) fn tolerances_among_others(alone: &[f32], largest: f64, expected: Option<Vec<f64>>) -> Vec<f64> {
+    let scale = scale(alone.iter().map(|&x| f64::from(x)), largest);
+    match expected {
+        // What is left of these without the share of the scale is noise.
+        Some(tolerances) => {
+            tolerances.iter().map(|x| AMONG_OTHERS * scale + (x - TOLERANCE * scale).max(0.0)).collect()
+        }
+        None => vec![AMONG_OTHERS_UNKNOWN * scale; alone.len()],
+    }
+}
+
+/// Between which scores those of logits lie that may be off by so much.
+pub(super) fn score_bounds(logits: &[f64], tolerances: &[f64]) -> Vec<[f64; 2]> {
+    let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+    let bounds = |(logit, tolerance): (&f64, &f64)| match tolerance.is_finite() {
+        true => [sigmoid(logit - tolerance) * (1.0 - TOLERANCE), sigmoid(logit + tolerance) * (1.0 + TOLERANCE)],
+        false => [f64::NEG_INFINITY, f64::INFINITY],
+    };
+    logits.iter().zip(tolerances).map(bounds).collect()
+}
+
+/// The first score that lies outside its bounds.
+pub(super) fn outside(scores: &[f32], bounds: &[[f64; 2]]) -> Option<Difference> {
+    let is_within = |score: f32, [low, high]: [f64; 2]| match low.is_nan() {
+        true => score.is_nan(),
+        false => low == f64::NEG_INFINITY || (low - LEAST_SCORE..=high + LEAST_SCORE).contains(&f64::from(score)),
+    };
+    let mut all = scores.iter().zip(bounds).enumerate();
+    all.find(|(_, (score, bounds))| !is_within(**score, **bounds)).map(|(place, (&score, &[low, high]))| Difference {
+        place,
+        got: f64::from(score),
+        expected: (low + high) / 2.0,
+        tolerance: (high - low) / 2.0,
+    })
+}
+
+/// How far scores among others may lie from those that a candidate has alone.
+pub(super) fn allowed_among_others(scores: &[f32], bounds: Option<&[[f64; 2]]>) -> Vec<f64> {
+    let unknown = |&score: &f32| AMONG_OTHERS_UNKNOWN * f64::from(score.min(1.0 - score).max(0.0)) + LEAST_SCORE;
+    match bounds {
+        Some(bounds) => bounds.iter().map(|[low, high]| if low.is_nan() { 0.0 } else { high - low }).collect(),
+        None => scores.iter().map(|score| unknown(score) + TOLERANCE * f64::from(*score)).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_is_near_itself_and_nan_is_near_nan_alone() {
+        assert!(is_near(1.0, 1.000_01, 2e-5) && !is_near(1.0, 1.000_03, 2e-5));
+        assert!(is_near(f32::NAN, f64::NAN, 0.0));
+        assert!(!is_near(f32::NAN, 1.0, 1.0) && !is_near(1.0, f64::NAN, 1.0));
+        assert!(is_near(f32::INFINITY, 1e39, 0.0) && !is_near(f32::NEG_INFINITY, 1e39, 0.0));
+        assert!(is_near(f32::NAN, 1.0, f64::INFINITY));
+    }
+}
