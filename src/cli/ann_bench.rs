@@ -210,6 +210,7 @@ struct Probed<'a> {
     probes: usize,
     ending: Option<ivf::Ending<'a>>,
     by_codes: Option<usize>,
+    by_int8: usize,
 }
 
 /// One measurement.
@@ -530,7 +531,7 @@ impl Subject {
 
     /// The lists to probe for so many candidates, when a filtered search ends, and what codes select.
     fn probing(&self, asked: Asked, candidates: usize, pass_rate: f64) -> Result<Probed<'_>> {
-        let probed = |probes, by_codes| Probed { probes, ending: None, by_codes };
+        let probed = |probes, by_codes| Probed { probes, ending: None, by_codes, by_int8: 0 };
         match (asked, &self.calibration) {
             (Asked::Probes(probes) | Asked::Just(probes), _) => Ok(probed(probes, None)),
             (Asked::Codes(probes, selected), _) => Ok(probed(probes, Some(selected.of(candidates)))),
@@ -538,7 +539,8 @@ impl Subject {
                 let wanted = Wanted { candidates, pass_rate, recall };
                 let chosen = calibration.choose(wanted, self.index.items(), self.index.lists());
                 let ending = ivf::Ending { margins: &calibration.margins, recall, left: chosen.left };
-                Ok(Probed { probes: chosen.probes, ending: Some(ending), by_codes: chosen.by_codes })
+                let (by_codes, by_int8) = (chosen.by_codes, chosen.by_int8);
+                Ok(Probed { probes: chosen.probes, ending: Some(ending), by_codes, by_int8 })
             }
             (Asked::Recall(_), None) => Err(Error::internal("a recall without a calibration")),
         }
@@ -551,7 +553,7 @@ impl Searcher {
         let expression = run.filter.map_or("", |(_, expression)| expression);
         let plan = filter::Plan::new(&filter::parse(expression)?.canonical(), columns, filter, index.slots_max())?;
         let k0 = run.k.min(index.items());
-        let Probed { probes, ending, by_codes } = subject.probing(run.asked, k0, plan.pass_rate())?;
+        let Probed { probes, ending, by_codes, by_int8 } = subject.probing(run.asked, k0, plan.pass_rate())?;
         let query = |n: usize| search::Query {
             vector: queries.row(n),
             plan: &plan,
@@ -561,6 +563,7 @@ impl Searcher {
             k0,
             selected: None,
             by_codes,
+            by_int8,
             probes,
             ending,
             exact: false,

@@ -9,9 +9,9 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::output::say;
 use super::store::StoreArgs;
 use crate::embedding::tiers::remote::{Cluster, ClusterOptions};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::publish::{self, Stage, Vectors};
-use crate::snapshot::{Manifest, PARTS_FILE, Recipe, Store};
+use crate::snapshot::{CALIBRATION_FILE, Calibration, Manifest, PARTS_FILE, Recipe, Store};
 use crate::telemetry;
 use crate::trial::{Apart, Trials};
 
@@ -95,7 +95,8 @@ impl Publish {
         let store = self.store.open()?;
         let (name, version) = publish(&store, &what)?;
         if what.shards.is_some() {
-            return tell_shards(&store, &name, version);
+            tell_shards(&store, &name, version)?;
+            return calibrated(&store, &name, version);
         }
         let manifest = store.manifest(&name, version)?;
         say(format_args!(
@@ -106,8 +107,17 @@ impl Publish {
             manifest.provenance.seconds,
         ))?;
         manifest.graphs.iter().flatten().try_for_each(|(file, record)| say(format_args!("  {file} {record}")))?;
-        decisions(&manifest)
+        decisions(&manifest)?;
+        calibrated(&store, &name, version)
     }
+}
+
+/// What a version was calibrated with.
+fn calibrated(store: &Store, name: &str, version: u64) -> Result<()> {
+    let Some(text) = store.small_file(name, version, CALIBRATION_FILE)? else { return Ok(()) };
+    let told: Calibration =
+        serde_json::from_slice(&text).map_err(|e| Error::corrupt(format!("{CALIBRATION_FILE}: {e}")))?;
+    say(format_args!("  recall calibrated by {} queries: {}", told.queries, told.source))
 }
 
 /// A line for a version that was cut, and one for each of its shards.

@@ -497,7 +497,7 @@ impl FilteredSearch<'_> {
             is_gain: u32::from(probing.ending.is_none()),
             suffices: suffices as u32,
             suffices_at: suffices_at as u32,
-            unused: 0,
+            least: probing.least as u32,
         };
         Schedule { judged, looks: looks.iter().map(|&look| look.min(most) as u32).collect(), gains }
     }

@@ -160,7 +160,7 @@ impl<'a, 'w> Filtered<'a, 'w> {
             for (score, list) in lists[range].iter().map(|&key| unkey(key)) {
                 ahead.take(score, lengths[list.index()]);
             }
-            if look >= probing.probes_max || self.expects_no_more_than(&before, probing.pass_rate, ending) {
+            if look >= probing.probes_max || self.expects_no_more_than(&before, &probing, ending) {
                 return;
             }
             (before, done) = (self.counters, look);
@@ -169,18 +169,20 @@ impl<'a, 'w> Filtered<'a, 'w> {
 
     /// True where enough was found, the lists scanned last brought little of it, and lists ahead are expected to hold no more than
     /// `ending` leaves; `before` is what was counted at the last look.
-    fn expects_no_more_than(&mut self, before: &Counters, pass_rate: f64, ending: Ending<'_>) -> bool {
+    fn expects_no_more_than(&mut self, before: &Counters, probing: &Probing<'_>, ending: Ending<'_>) -> bool {
         let lately =
             (self.counters.survivors - before.survivors) as f64 / (self.counters.items - before.items).max(1) as f64;
         self.scratch.ahead.passed(lately);
         let found = ending.found(self.query.k0);
         let Some(threshold) = self.selector.kth(found) else { return false };
         let gained = self.gained(threshold);
-        let passing = pass_rate * self.union.items_in_lists() as f64;
+        let passing = probing.pass_rate * self.union.items_in_lists() as f64;
         let seen = Seen { passing, survivors: self.counters.survivors, above: found as u64, lately };
         let (ahead, left) = (&mut self.scratch.ahead, ending.left * self.query.k0 as f64);
         let brought_much = gained.is_some_and(|gained| gained >= ending.gain_max(self.query.k0));
-        if brought_much || ahead.expected(threshold - self.above_rows, seen, ending.margins) > left {
+        // The recall that was asked for may be reached with fewer items than the request wants.
+        let is_short = self.counters.survivors < probing.least as u64;
+        if is_short || brought_much || ahead.expected(threshold - self.above_rows, seen, ending.margins) > left {
             return false;
         }
         if self.query.tables.is_none() {

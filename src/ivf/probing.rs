@@ -35,6 +35,8 @@ pub struct Probing<'a> {
     pub pass_rate: f64,
     /// When a filtered search ends, where `probes` were measured: those are then lists that hold survivors.
     pub ending: Option<Ending<'a>>,
+    /// Number of results that the request wants: no filtered search ends with fewer survivors while lists are left.
+    pub least: usize,
     /// Whether the first pass's codes are scanned, where there are any, in place of int8 rows.
     pub by_codes: bool,
     /// Whether few survivors of a list may be scored by their rows, which is faster; else all are by int8 rows, so that what an item
@@ -45,13 +47,18 @@ pub struct Probing<'a> {
 impl Probing<'_> {
     /// So many lists, of which nothing was measured, and at most these with a filter that lets all pass.
     pub fn of(probes: usize, probes_max: usize) -> Self {
-        Probing { probes, probes_max, pass_rate: 1.0, ending: None, by_codes: false, may_read_rows: true }
+        Probing { probes, probes_max, pass_rate: 1.0, ending: None, least: 0, by_codes: false, may_read_rows: true }
     }
 
     /// The same with numbers that an index of so many lists has.
     pub(super) fn within(self, lists: usize) -> Self {
         let probes = self.probes.clamp(1, lists);
         Probing { probes, probes_max: self.probes_max.clamp(probes, lists), ..self }
+    }
+
+    /// Number of lists that a filtered search looks into at most, of an index with `lists` lists.
+    pub fn most(&self, lists: usize) -> usize {
+        self.within(lists).probes_max
     }
 
     /// About how many of so many lists a search with words looks at: all of them, where these do not hold `enough` survivors,

@@ -24,7 +24,7 @@ impl Union<'_> {
     /// Searches the best lists of `vector` `[D]` for the candidates of `selector`, whose K0 the caller has set.
     ///
     /// Without `words` exactly `probes` lists are scanned. With them and an ending, as many as it takes until the lists ahead
-    /// are expected to hold too little of the best K0. With words alone, all lists are where few items pass; else the search
+    /// are expected to hold too little of the best K0, and at least until `least` survivors were found. With words alone, all lists are where few items pass; else the search
     /// probes on beyond `probes` until K0 survivors were found and further lists hardly bring better ones. `probes_max` ends
     /// either. Members of a single list are scanned besides.
     pub fn search(

@@ -6,7 +6,7 @@
 //! than its blocks.
 
 use super::first_pass::{ItemCodes, Tables};
-use super::probing::Counters;
+use super::probing::{Counters, Probing};
 use super::quantize::Quantized;
 use super::view::Index;
 use crate::device::cpu::kernels::{BLOCK, Blocks, CodeBlocks};
@@ -58,6 +58,12 @@ impl Union<'_> {
         for member in self.members.iter().filter(|member| self.has_lists(member)) {
             lengths.iter_mut().zip(member.index.list_lengths.iter()).for_each(|(sum, length)| *sum += length);
         }
+    }
+
+    /// Number of lists that a filtered search looks into at most.
+    pub fn most_lists(&self, probing: &Probing<'_>) -> usize {
+        let has_lists = self.members.iter().any(|member| self.has_lists(member));
+        if has_lists { probing.most(self.lists.lists()) } else { 0 }
     }
 
     /// The items that lie in the lists that are probed.

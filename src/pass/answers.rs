@@ -121,7 +121,8 @@ impl Answering<'_> {
         by_slot.sort_unstable_by_key(|(slot, _)| *slot);
         let score = |slot: Slot| by_slot.binary_search_by_key(&slot, |(slot, _)| *slot).ok().map(|at| by_slot[at].1);
         let mut selected = Selected {
-            is_all: found.counters.survivors <= selection.own[n] as u64,
+            // Fewer than there is room for are all that held.
+            is_all: found.selected.len() < selection.own[n] || found.counters.survivors <= selection.own[n] as u64,
             may_go_further: search.may_go_further(self.view, selection, found.counters.lists),
             selected: selection.selected[n],
             candidates: selection.candidates[n],

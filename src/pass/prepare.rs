@@ -14,7 +14,7 @@ use crate::gather::likely;
 use crate::limits;
 use crate::model::{QuerySpec, UserInput};
 use crate::request::{Embed, EmbeddedUser, Features, Probes, Rank, Reading, Request, Rerank, Retrieve, Select, User};
-use crate::snapshot::Wanted;
+use crate::snapshot::{Calibration, Chosen, Wanted};
 use crate::tower::Readable;
 use crate::units::{ItemId, Slot};
 use crate::view::View;
@@ -141,7 +141,8 @@ fn selection(view: &View, select: &Select) -> Result<Task> {
     let search = search(view, request)?;
     let shards = view.main().manifest.shard.map_or(1, |part| part.shards);
     let rows = view.main().index.rows();
-    let of_query = |&k0: &usize| search.by_codes.map_or_else(|| rows.selected(k0), |selected| selected.max(k0));
+    let by_int8 = |k0: usize| rows.selected(k0).max(search.by_int8);
+    let of_query = |&k0: &usize| search.by_codes.map_or_else(|| by_int8(k0), |selected| selected.max(k0));
     let selected: Vec<usize> = search.k0.iter().map(of_query).collect();
     let share = |k: usize| if all { k } else { likely(k, shards) };
     let selection = Selection {
@@ -215,8 +216,8 @@ fn search(view: &View, request: &Retrieve) -> Result<Search> {
     let most = k0.iter().copied().max().unwrap_or(0);
     let pass_rate = planned.plan.pass_rate();
     let (probes, left) = probes(view, request, most, pass_rate);
-    let by_codes = if request.exact { None } else { by_codes(view, request, most, pass_rate) };
-    Ok(Search { k: request.k, k0, probes, left, exact: request.exact, by_codes, planned, excluded })
+    let (by_codes, by_int8) = if request.exact { (None, 0) } else { selected(view, request, most, pass_rate) };
+    Ok(Search { k: request.k, k0, probes, left, exact: request.exact, by_codes, by_int8, planned, excluded })
 }
 
 /// The request's number of lists, else what its recall or the recipe's takes, else the recipe's number; and what a search
@@ -231,7 +232,7 @@ fn probes(view: &View, request: &Retrieve, candidates: usize, pass_rate: f64) ->
     };
     match (target, &main.calibration) {
         (Some(recall), Some(calibration)) => {
-            let chosen = calibration.choose(Wanted { candidates, pass_rate, recall }, view.items_of_all(), lists);
+            let chosen = choose(view, calibration, request, Wanted { candidates, pass_rate, recall });
             (Probes { probes: chosen.probes, target, estimate: Some(chosen.recall) }, Some(chosen.left))
         }
         _ => {
@@ -242,12 +243,18 @@ fn probes(view: &View, request: &Retrieve, candidates: usize, pass_rate: f64) ->
 }
 
 /// How many the first pass's codes select for the recall that is asked for, or else the recipe's, where it was measured that
-/// they are worth their while.
-fn by_codes(view: &View, request: &Retrieve, candidates: usize, pass_rate: f64) -> Option<usize> {
+/// they are worth their while; and how many int8 rows do at least.
+fn selected(view: &View, request: &Retrieve, candidates: usize, pass_rate: f64) -> (Option<usize>, usize) {
     let main = view.main();
     let recall = request.recall.unwrap_or(main.recipe.serving.recall);
-    let wanted = Wanted { candidates, pass_rate, recall };
-    main.calibration.as_ref()?.choose(wanted, view.items_of_all(), main.index.lists()).by_codes
+    let Some(calibration) = &main.calibration else { return (None, 0) };
+    let chosen = choose(view, calibration, request, Wanted { candidates, pass_rate, recall });
+    (chosen.by_codes, chosen.by_int8)
+}
+
+/// What a calibration says for what is wanted. Excluded items are most often among the best; all shards count the same ids.
+fn choose(view: &View, calibration: &Calibration, request: &Retrieve, wanted: Wanted) -> Chosen {
+    calibration.choose_beyond(request.exclude.len(), wanted, view.items_of_all(), view.main().index.lists())
 }
 
 fn slots(view: &View, items: Vec<ItemId>) -> (Vec<Slot>, Vec<ItemId>) {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::trace::Trace;
 use crate::error::{Error, Result};
-use crate::filter::Route;
+use crate::filter::{Plan, Route};
 use crate::ivf;
 use crate::limits;
 use crate::request::{EmbeddedUser, Probes, Reading};
@@ -142,6 +142,8 @@ pub(super) struct Search {
     pub(super) exact: bool,
     /// How many the first pass's codes select, where these are worth their while.
     pub(super) by_codes: Option<usize>,
+    /// How many int8 scores select at least.
+    pub(super) by_int8: usize,
     pub(super) planned: Arc<Planned>,
     /// Ascending.
     pub(super) excluded: Vec<Slot>,
@@ -162,6 +164,7 @@ impl Search {
             ending: self.ending(view),
             exact: self.exact,
             by_codes: self.by_codes,
+            by_int8: self.by_int8,
         })
     }
 
@@ -182,9 +185,16 @@ impl Search {
         by_lists.then_some(self.probes)
     }
 
-    /// Whether a shard that looked at so many lists could probe on for more.
-    pub(super) fn may_go_further(&self, view: &View, selection: &Selection, lists: u64) -> bool {
-        !selection.further && self.route() == "all" && lists < view.main().index.lists() as u64
+    /// Whether a shard that looked at `probed` lists could probe on for more.
+    pub(super) fn may_go_further(&self, view: &View, selection: &Selection, probed: u64) -> bool {
+        let (main, by_lists) = (view.main(), |plan: &Plan| matches!(plan.route(), Route::All | Route::Words));
+        let lists = main.index.lists();
+        let segments = view.segments().map(|(_, segment, _)| segment.index().lists());
+        // Segments of a single list are scanned whole at once.
+        let has_lists = by_lists(&self.planned.plan)
+            || segments.zip(&self.planned.beside).any(|(of, plan)| of == lists && by_lists(plan));
+        let most = main.recipe.serving.probes_max_of(lists).max(self.probes.probes.min(lists));
+        !selection.further && !self.exact && has_lists && probed < most as u64
     }
 
     /// When a search with a filter ends, where its probes were measured.

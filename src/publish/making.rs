@@ -1,23 +1,28 @@
 //! A version on its way, from what was arranged to a folder that is whole but for its manifest.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::path::Path;
 use std::time::Instant;
 
-use super::calibrate::{self, Queries};
+use super::calibrate::{self, Inherited, Queries};
 use super::catalogue::Arranged;
 use super::request::{Progress, Publish, Stage};
 use super::{precision, serving, warm, write};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::files::Checksum;
 use crate::model::{Decisions, Package};
-use crate::snapshot::{CALIBRATION_FILE, Calibration, FORMAT, GraphRecord, Manifest, Provenance, QUERIES_FILE};
+use crate::snapshot::{
+    CALIBRATION_FILE, Calibration, FORMAT, GraphRecord, Manifest, Provenance, QUERIES_FILE, REQUESTS_FILE, Recipe,
+};
 
 /// What becomes a version.
 pub(super) struct Making<'a> {
     pub(super) what: &'a Publish,
     pub(super) files: write::Version<'a>,
     pub(super) provenance: Provenance,
+    /// Queries of the version before, where this one comes without any.
+    pub(super) inherited: Option<Inherited>,
     pub(super) start: Instant,
     pub(super) progress: &'a Progress<'a>,
 }
@@ -32,9 +37,7 @@ impl Making<'_> {
             Some(package) => serving::prepare(package, folder, &what.recipe, &mut files)?,
             None => Decisions::default(),
         };
-        let told = |done, total| progress(Stage::Calibrating, done, total);
-        let (queries, own) = (what.queries.as_deref(), what.package.as_deref());
-        keep(calibrate::version(folder, queries, own, &what.recipe, &told)?, folder, &mut files)?;
+        keep(self.calibrate(folder, &mut files)?, folder, &mut files)?;
         let built = &arranged.built;
         let extent = Extent {
             dimension: arranged.embedded.vectors.cols(),
@@ -49,6 +52,49 @@ impl Making<'_> {
         }
         warm::answer(folder, &mut manifest, !what.recipe.is_coarse())?;
         Ok(manifest)
+    }
+
+    /// Calibrates the version in `folder` with the queries that come with it, else with those of the version before, else with perturbed items.
+    fn calibrate(
+        &self,
+        folder: &Path,
+        files: &mut BTreeMap<String, Checksum>,
+    ) -> Result<Option<(Calibration, Queries)>> {
+        let Making { what, files: version_files, inherited, progress, .. } = self;
+        let told = |done, total| progress(Stage::Calibrating, done, total);
+        let calibrate = |queries: Option<&Path>| calibrate::version(folder, queries, &what.recipe, &told);
+        let measured = match (calibrate::source(what.queries.as_deref(), what.package.as_deref()), inherited) {
+            (Some(source), _) => {
+                let measured = calibrate(Some(&source))?;
+                files.extend(calibrate::keep_requests(&source, folder)?.map(|sum| (REQUESTS_FILE.into(), sum)));
+                measured
+            }
+            (None, Some(inherited)) => match inherited.keep(folder, version_files.package, files)? {
+                Some(kept) => match calibrate(Some(&kept.file)) {
+                    Ok(measured) => {
+                        files.extend(
+                            calibrate::keep_requests(&kept.file, folder)?.map(|sum| (REQUESTS_FILE.into(), sum)),
+                        );
+                        tracing::warn!(
+                            queries = kept.source,
+                            "the publication has no queries, those of the last version calibrate it"
+                        );
+                        measured.map(|(calibration, queries)| kept.rename(calibration, queries))
+                    }
+                    Err(error) => {
+                        fs::remove_file(&kept.file).map_err(|e| Error::io(kept.file.display(), e))?;
+                        tracing::warn!(queries = kept.source, %error, "queries of the last version do not fit this one");
+                        calibrate(None)?
+                    }
+                },
+                None => calibrate(None)?,
+            },
+            (None, None) => calibrate(None)?,
+        };
+        if let Some((calibration, queries)) = &measured {
+            warn(calibration, queries, (version_files.package, &what.recipe));
+        }
+        Ok(measured)
     }
 
     /// The manifest of a version that is whole with these files.
@@ -100,6 +146,27 @@ pub(super) fn keep(
         files.extend(queries.write(&folder.join(QUERIES_FILE))?.map(|sum| (QUERIES_FILE.into(), sum)));
     }
     Ok(())
+}
+
+/// Says what the calibration of a version does not promise.
+pub(super) fn warn(calibration: &Calibration, queries: &Queries, (package, recipe): (Option<&Package>, &Recipe)) {
+    let has_tower = package.is_some_and(|package| package.user.is_some());
+    if has_tower && queries.are_items() {
+        tracing::warn!(
+            "no queries: perturbed items calibrated a model with a user tower, whose queries may find less than the recall that they ask for; \
+             expected {REQUESTS_FILE} in the package (`export(samples=...)` in Python), or --queries"
+        );
+    }
+    let recall = recipe.serving.recall;
+    for (k, found) in calibration.short_of(recall) {
+        tracing::warn!(
+            candidates = k,
+            recall,
+            found,
+            "int8 rows lose too many of the best: a recall of {found:.3} is found where {recall} is asked for; \
+             dimensions that are large and alike for all items leave the others little room, expected vectors without them, or first-pass codes"
+        );
+    }
 }
 
 /// What runs the graphs of a package as it was decided.

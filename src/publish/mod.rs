@@ -89,7 +89,14 @@ fn publish_within(store: &Store, what: &Publish, budget: Budget, progress: &Prog
     let arranged = catalogue.arrange(&arranging, progress)?;
     let files =
         write::Version { package: package.as_ref(), spec: &spec, tables: &tables, recipe: &what.recipe, version: None };
-    let making = making::Making { what, files, provenance, start, progress };
+    let has_queries = calibrate::source(what.queries.as_deref(), what.package.as_deref()).is_some();
+    // What is wrong with an earlier version keeps none from being published.
+    let inherited = if has_queries { Ok(None) } else { calibrate::Inherited::of(store, &spec.name) };
+    let inherited = inherited.unwrap_or_else(|error| {
+        tracing::warn!(%error, "the queries of the last version cannot be read");
+        None
+    });
+    let making = making::Making { what, files, provenance, inherited, start, progress };
     let mut loaded = Vec::new();
     let published = store.publish(&spec.name, |folder, version| {
         if let Some(shards) = what.shards {
@@ -120,7 +127,7 @@ fn assembled(
     let (spec, tables) = tables::described(what, package, cut.dimension)?;
     let files = write::Version { package, spec: &spec, tables: &tables, recipe: &what.recipe, version: None };
     let provenance = catalogue::provenance(&cut.items_file, what);
-    let making = making::Making { what, files, provenance, start, progress };
+    let making = making::Making { what, files, provenance, inherited: None, start, progress };
     let version = store.publish(&spec.name, |folder, version| shards::assemble(&making, cut, folder, version))?;
     Ok((spec.name.clone(), version))
 }

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::calibrate::{REQUESTS_FILE, spread};
+use super::calibrate::spread;
 use crate::dense::Precision;
 use crate::device::cpu::Kernels;
 use crate::error::{Error, Result};
@@ -16,7 +16,7 @@ use crate::http::wire::{Retrievals, retrievals};
 use crate::model::{AskedPrecision, DecidedPrecision, Decisions, Package, WARMUP_FILE};
 use crate::pass::{self, Cpu};
 use crate::request::{Content, Ranked, Request, Retrieve, User};
-use crate::snapshot::{Manifest, Placement, Snapshot};
+use crate::snapshot::{Manifest, Placement, REQUESTS_FILE, Snapshot};
 use crate::tower::Threads;
 use crate::units::Slot;
 use crate::view::View;

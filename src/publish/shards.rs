@@ -54,7 +54,11 @@ pub(super) fn assemble(making: &Making<'_>, cut: &CutShards, folder: &Path, vers
     let mut files = making.files.write_package(&whole_folder)?;
     let folders: Vec<&Path> = cut.shards.iter().map(|shard| shard.folder.as_path()).collect();
     let told = |done, total| (making.progress)(Stage::Calibrating, done, total);
-    making::keep(calibrate::of_shards(&folders, &told)?, &whole_folder, &mut files)?;
+    let measured = calibrate::of_shards(&folders, &told)?;
+    if let Some((calibration, queries)) = &measured {
+        making::warn(calibration, queries, (making.files.package, making.files.recipe));
+    }
+    making::keep(measured, &whole_folder, &mut files)?;
     // What cannot be kept of the items of one shard would not be kept of the whole.
     let decided = cut.shards.iter().map(|shard| &shard.holds.decisions);
     let decisions = decided.min_by_key(|decisions| decisions.item_part.is_some()).cloned().unwrap_or_default();

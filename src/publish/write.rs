@@ -16,8 +16,8 @@ use crate::filter;
 use crate::ivf::Built;
 use crate::model::{MODEL_FILE, ModelSpec, Package, WARMUP_FILE};
 use crate::snapshot::{
-    COLUMNS_FILE, FILTER_FILE, INDEX_FILE, MANIFEST, Manifest, PARTS_FILE, QUERIES_FILE, RECIPE_FILE, Recipe,
-    VECTORS_FILE, VectorRows, ids,
+    COLUMNS_FILE, FILTER_FILE, INDEX_FILE, MANIFEST, Manifest, PARTS_FILE, QUERIES_FILE, RECIPE_FILE, REQUESTS_FILE,
+    Recipe, VECTORS_FILE, VectorRows, ids,
 };
 use crate::units::NO_ITEM;
 
@@ -51,13 +51,26 @@ impl Version<'_> {
 
     /// Writes the package's files, and the recipe.
     pub(super) fn write_package(&self, folder: &Path) -> Result<BTreeMap<String, Checksum>> {
-        let own =
-            [INDEX_FILE, FILTER_FILE, COLUMNS_FILE, VECTORS_FILE, PARTS_FILE, QUERIES_FILE, RECIPE_FILE, MANIFEST];
+        let own = [
+            INDEX_FILE,
+            FILTER_FILE,
+            COLUMNS_FILE,
+            VECTORS_FILE,
+            PARTS_FILE,
+            QUERIES_FILE,
+            RECIPE_FILE,
+            MANIFEST,
+            REQUESTS_FILE,
+        ];
         if let Some(name) = self.package.iter().flat_map(|p| p.files()).find(|name| own.contains(&name.as_str())) {
             return Err(Error::invalid(format!("file `{name}`: a version has one of its own, expected another name")));
         }
         let mut sums = BTreeMap::new();
-        for (package, name) in self.package.iter().flat_map(|p| p.files().into_iter().map(move |name| (p, name))) {
+        // Sample requests of a version go on with the versions that it becomes.
+        let kept =
+            self.version.filter(|version| version.files.contains_key(REQUESTS_FILE)).map(|_| REQUESTS_FILE.into());
+        let names = |p: &'_ &Package| p.files().into_iter().chain(kept.clone());
+        for (package, name) in self.package.iter().flat_map(|p| names(p).map(move |name| (p, name))) {
             let (from, to) = (package.folder().join(&name), folder.join(&name));
             let known = self.version.and_then(|version| version.files.get(&name));
             let sum = match known {

@@ -151,10 +151,15 @@ impl<'a> Catalogue<'a> {
         let held: f64 = shares.iter().map(|share| share.survivors() * share.plan.holding()).sum();
         let probing = self.probing(query, walked);
         let (mut room, mut most) = (query.room(self), query.room_at_first(self));
-        let mut expected = Expected::default();
+        let (mut expected, mut again) = (Expected::default(), false);
         loop {
-            let enough = walked.enough(query, &probing, room);
-            let looked_at = probing.expected_lists(lists, survivors_a_list, holding, enough) as f64 / lists as f64;
+            let enough = walked.enough(query, &probing, room).max(query.k);
+            let is_last = again && room >= self.items();
+            let in_lists = match is_last {
+                true => probing.most(lists),
+                false => probing.expected_lists(lists, survivors_a_list, holding, enough),
+            };
+            let looked_at = in_lists as f64 / lists as f64;
             let mut round = Expected { lists: lists as f64, ..Expected::default() };
             for share in shares {
                 let of_part = share.scanned(looked_at, query.by_codes.is_some());
@@ -171,10 +176,11 @@ impl<'a> Catalogue<'a> {
             }
             expected.add(&round);
             let hold = selected * held / survivors.max(f64::MIN_POSITIVE) * HOLDING_DOUBT;
-            let is_enough = hold >= query.kept() as f64 || round.survivors <= most as f64;
-            if is_enough || walked.is_exact() || room >= self.items() {
+            let all_seen = round.survivors <= most as f64 && in_lists >= probing.most(lists);
+            if hold >= query.kept() as f64 || all_seen || walked.is_exact() || is_last {
                 return expected;
             }
+            again = true;
             room = (room * ROOM_GROWTH).min(self.items());
             most = room.max(most);
         }

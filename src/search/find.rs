@@ -182,15 +182,21 @@ impl<'a> Catalogue<'a> {
         times: &mut Times,
     ) -> Counters {
         let Scratch { selector, alone, words, candidates, .. } = scratch;
-        let (mut room, mut selected, mut again) = (query.room(self), query.room_at_first(self), 0);
+        let (mut room, mut selected, mut again) = (query.room(self), query.room_at_first(self), 0u64);
         let own = |part: &&CataloguePart<'_>| match part.first_slot {
             0 => Cow::Borrowed(query.excluded),
             _ => Cow::Owned(part.take(query.excluded)),
         };
         let excluded: Vec<Cow<'_, [Slot]>> = walked.parts.iter().map(own).collect();
         let union = Union { lists: self.main().index, members: &walked.members };
-        let (probing, is_exact) = (self.probing(query, walked), walked.is_exact());
+        let (mut probing, is_exact) = (self.probing(query, walked), walked.is_exact());
+        let most_lists = union.most_lists(&probing) as u64;
         loop {
+            // Where all items are selected there is nothing to gain from an early end.
+            let is_last = again > 0 && room >= self.items();
+            if is_last {
+                probing = Probing { probes: probing.most(self.main().index.lists()), ending: None, ..probing };
+            }
             self.begin(selector, selected);
             let start = Instant::now();
             let mut fill = |member: usize, list: ListId, out: &mut [u64]| {
@@ -206,9 +212,10 @@ impl<'a> Catalogue<'a> {
             let counters = Counters { again, ..counters };
             times.add_search(start.elapsed(), &counters);
             self.verify(query, selector, candidates, times);
-            // Where "maybe" bits filled the selection and too few of them held, more of the survivors are looked at.
-            let all_seen = counters.survivors <= selected as u64;
-            if candidates.len() >= query.kept() || all_seen || is_exact {
+            // Where too few of the survivors held, which the words only suspect, more of them are looked at: those that were not selected, and
+            // those of further lists.
+            let all_seen = counters.survivors <= selected as u64 && counters.lists >= most_lists;
+            if candidates.len() >= query.kept() || all_seen || is_exact || is_last {
                 return counters;
             }
             room = (room * ROOM_GROWTH).min(self.items());
@@ -224,7 +231,8 @@ impl<'a> Catalogue<'a> {
             false => (self.main().index.lists(), None),
         };
         let by_codes = query.by_codes.is_some();
-        Probing { pass_rate: walked.pass_rate(), ending, by_codes, ..Probing::of(query.probes, probes_max) }
+        let (pass_rate, least) = (walked.pass_rate(), query.k);
+        Probing { pass_rate, ending, least, by_codes, ..Probing::of(query.probes, probes_max) }
     }
 
     /// Step 7: what is selected, less what is excluded or gone or only seemed to pass.

@@ -69,7 +69,7 @@ pub struct Query<'a> {
     pub beside: &'a [Plan],
     /// Slots that are not, ascending.
     pub excluded: &'a [Slot],
-    /// Results, K: an unfiltered query that finds fewer probes on.
+    /// Results, K: a query that finds fewer probes on.
     pub k: usize,
     /// Candidates, K0.
     pub k0: usize,
@@ -84,6 +84,8 @@ pub struct Query<'a> {
     pub exact: bool,
     /// How many are selected by the first pass's codes, R, where those are scanned in place of int8 rows.
     pub by_codes: Option<usize>,
+    /// How many are selected by int8 scores at least, where as many as usual lose some of the best.
+    pub by_int8: usize,
 }
 
 /// What a query found.
@@ -180,7 +182,7 @@ impl<'a> Query<'a> {
 
     /// Candidates that are selected by int8 scores.
     fn room(&self, catalogue: &Catalogue<'_>) -> usize {
-        self.selected.unwrap_or_else(|| catalogue.main().index.rows().selected(self.k0))
+        self.selected.unwrap_or_else(|| catalogue.main().index.rows().selected(self.k0).max(self.by_int8))
     }
 
     /// Candidates that are selected at first: by the first pass's codes, or else by int8 scores.

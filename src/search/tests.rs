@@ -103,6 +103,15 @@ impl Shop {
         Shop { index, filter, columns, queries }
     }
 
+    /// Makes the planes of the filter anew.
+    fn plane(&mut self, options: &filter::Options) {
+        let (mut file, index) = (TensorFile::new(), &self.index);
+        let (offsets, lengths) = (index.list_offsets(), index.list_lengths());
+        filter::encode(&self.columns, offsets, lengths, options, &mut file).unwrap();
+        let planes = file.in_memory("filter").unwrap();
+        self.filter = filter::Index::open(&planes, offsets, lengths, self.columns.terms()).unwrap();
+    }
+
     fn plan(&self, filter: &str) -> Plan {
         Plan::new(&filter::parse(filter).unwrap().canonical(), &self.columns, &self.filter, self.index.slots_max())
             .unwrap()
@@ -197,6 +206,7 @@ fn what_is_expected_of_a_search_is_what_it_looks_at() {
                 k0,
                 selected: None,
                 by_codes: None,
+                by_int8: 0,
                 probes,
                 ending,
                 exact: number % 17 == 16,
@@ -279,6 +289,7 @@ fn where_codes_select_all_answers_are_those_of_int8_rows() {
                     k0,
                     selected: None,
                     by_codes,
+                    by_int8: 0,
                     probes,
                     ending: None,
                     exact: false,
@@ -331,6 +342,7 @@ fn few_selected_by_codes_are_near_and_eligible() {
         k0: 20,
         selected: None,
         by_codes,
+        by_int8: 0,
         probes: 160,
         ending: None,
         exact,
@@ -347,4 +359,93 @@ fn few_selected_by_codes_are_near_and_eligible() {
         wanted += exact.len();
     }
     assert!(hits * 20 >= wanted * 19, "{hits} of {wanted}");
+}
+
+/// Number of random searches of [`as_many_are_found_as_are_wanted_and_eligible`].
+const SEARCHES: usize = 10_000;
+
+#[test]
+fn as_many_are_found_as_are_wanted_and_eligible() {
+    let mut dice = Dice(9);
+    let mut pair = || {
+        let list = dice.gauss();
+        (list, list + 0.4 * dice.gauss())
+    };
+    let margins = Margins::of(&(0..4096).map(|_| pair()).collect::<Vec<_>>());
+    let weak = filter::Options {
+        exact_share_min: 1.0,
+        posting_share_max: 0.0,
+        hashes: 1,
+        bits_per_term: 2,
+        ..filter::Options::default()
+    };
+    let usual = filter::Options { exact_share_min: 1.0, posting_share_max: 0.0, ..filter::Options::default() };
+    let (mut scratch, mut short) = (Scratch::default(), Vec::new());
+    // Words that let through much that does not hold, little of it, and nothing.
+    for options in [weak, usual, filter::Options::default()] {
+        let mut shop = Shop::new(ivf::Rescore::F16, 1.0);
+        shop.plane(&options);
+        // Later items in the lists of the first ones.
+        let (later, assigner) =
+            ((0..600 * DIMENSION).map(|_| dice.gauss()).collect::<Vec<f32>>(), Assigner::new(&shop.index));
+        let later = Matrix::new(&later, DIMENSION).unwrap();
+        let later = Shop::of(&assigner.arrange(later, assigner.assign(later)).unwrap(), later, Vec::new(), 0.01);
+        let mut done = 0;
+        while done < SEARCHES / 3 {
+            let text = if dice.roll(8) == 0 { String::new() } else { filters(&mut dice) };
+            let (plan, beside) = (shop.plan(&text), [later.plan(&text)]);
+            let gone = tombstones(&shop, |slot| slot % 7 == 1);
+            let gone = (dice.roll(2) == 0).then_some(&gone);
+            let first = CataloguePart { gone, ..shop.part() };
+            let second = CataloguePart { first_slot: shop.index.slots() as u32, ..later.part() };
+            let parts = [first, second];
+            let parts = &parts[..1 + dice.roll(2)];
+            let catalogue = Catalogue { parts, probes_max: shop.index.lists() };
+            let beside = &beside[..parts.len() - 1];
+            let excluded: Vec<Slot> = (0..dice.roll(3) as u32 * 200).map(|n| Slot(n * 11)).collect();
+            let holds = |part: &CataloguePart<'_>, plan: &Plan| {
+                let is_there = |slot: &Slot| {
+                    let name = part.member().name(*slot);
+                    !part.is_gone(*slot) && plan.passes(*slot) && excluded.binary_search(&name).is_err()
+                };
+                part.index.filled_slots().filter(is_there).count()
+            };
+            let plans = std::iter::once(&plan).chain(beside);
+            let eligible: usize = parts.iter().zip(plans).map(|(part, plan)| holds(part, plan)).sum();
+            let k = [1, 10, 50, 100, 700, 3000][dice.roll(6)];
+            let k0 = k * [1, 1, 4][dice.roll(3)];
+            let recall = [None, Some(0.5), Some(0.9), Some(0.98)][dice.roll(4)];
+            let ending = recall.map(|recall| Ending { margins: &margins, recall, left: 1.0 - recall });
+            let by_codes = [None, Some(2 * k0), Some(10 * k0)][dice.roll(3)];
+            let probes = [1, 4, 12, 40][dice.roll(4)];
+            let query = |vector| Query {
+                vector,
+                plan: &plan,
+                beside,
+                excluded: &excluded,
+                k,
+                k0,
+                selected: None,
+                by_codes,
+                by_int8: 0,
+                probes,
+                ending,
+                exact: false,
+            };
+            let queries: Vec<Query<'_>> = shop.queries.chunks_exact(DIMENSION).map(query).collect();
+            let mut found = All::default();
+            catalogue.search(&queries, &mut scratch, &mut found);
+            done += queries.len();
+            let least = found.0.iter().map(|(_, found)| found.len()).min().unwrap();
+            if least < k.min(eligible) {
+                short.push(format!(
+                    "`{text}`, exact {}: {least} of {k} found, {eligible} eligible; K0 {k0}, {probes} lists, \
+                     recall {recall:?}, codes select {by_codes:?}, {} parts",
+                    plan.is_exact(),
+                    parts.len()
+                ));
+            }
+        }
+    }
+    assert!(short.is_empty(), "{} searches:\n{}", short.len(), short.join("\n"));
 }

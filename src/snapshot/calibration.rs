@@ -49,6 +49,10 @@ pub struct RecallCurve {
     pub low: Vec<f64>,
     /// What a filtered search may expect ahead when it ends, as a share of K0.
     pub left: Vec<f64>,
+    /// Number of candidates that int8 rows select for each target, where they lose some of the best; 0 and nothing at all where as many as
+    /// usual lose none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub selected: Vec<usize>,
     /// The same by the codes of a first pass; none where there are no such codes, and where they were not measured, of few items
     /// that pass. All else is that of int8 rows, as of an index without codes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -82,6 +86,8 @@ pub struct Chosen {
     pub left: f64,
     /// How many the first pass's codes are to select of the items that pass, where they take less time than int8 rows.
     pub by_codes: Option<usize>,
+    /// How many int8 rows are to select at least; 0 where as many as usual do.
+    pub by_int8: usize,
 }
 
 /// What a search is asked for: candidates among items, of which a share passes.
@@ -153,6 +159,11 @@ impl Calibration {
             if !curve.probes.is_sorted() || curve.probes.iter().any(|p| *p == 0 || *p > lists) {
                 return Err(format!("{place}: probes {:?}, expected rising ones of 1 to {lists}", curve.probes));
             }
+            let selects = |n: &usize| *n == 0 || (k..=limits::CANDIDATES_MAX).contains(n);
+            if ![0, points].contains(&curve.selected.len()) || !curve.selected.iter().all(selects) {
+                let most = limits::CANDIDATES_MAX;
+                return Err(format!("{place}: selected {:?}, expected 0, or {k} to {most}", curve.selected));
+            }
             if let Some(codes) = &curve.codes {
                 codes.check(k, points, lists).map_err(|what| format!("{place}: codes: {what}"))?;
             }
@@ -162,6 +173,34 @@ impl Calibration {
             last = Some((k, pass_rate));
         }
         Ok(())
+    }
+
+    /// As [`Calibration::choose`], where `excluded` items may not be found: those that take their places lie as deep as all of them together.
+    /// Between the numbers of candidates that were measured, what lies between on a logarithmic scale.
+    pub fn choose_beyond(&self, excluded: usize, wanted: Wanted, items: usize, lists: usize) -> Chosen {
+        let sought = wanted.candidates + excluded;
+        let choose = |candidates| self.choose(Wanted { candidates, ..wanted }, items, lists);
+        let measured = || self.curves.iter().map(|curve| curve.k);
+        let below = measured().filter(|k| (wanted.candidates..=sought).contains(k)).max();
+        let above = measured().filter(|k| *k > sought).min();
+        match below.zip(above) {
+            Some((below, above)) if excluded > 0 => {
+                let depth = |k: usize| 1.0 / k as f64;
+                between((depth(below), choose(below)), (depth(above), choose(above)), depth(sought))
+            }
+            _ => choose(sought),
+        }
+    }
+
+    /// Numbers of candidates, without a filter, for which a recall is not found in any number of lists, each with the recall that is: what
+    /// selects candidates for their widest rows loses the others.
+    pub fn short_of(&self, recall: f64) -> Vec<(usize, f64)> {
+        let Some(target) = self.targets.iter().position(|t| *t >= recall) else { return Vec::new() };
+        let all = self.curves.iter().filter(|curve| curve.pass_rate == 1.0);
+        let found = all.map(|curve| (curve.k, curve.point(target)));
+        let found = found.map(|(k, point)| (k, point.by_codes.unwrap_or(point.by_rows).recall));
+        // Recalls are kept to five digits.
+        found.filter(|(_, found)| found + 1e-4 < recall).collect()
     }
 
     /// Whether codes of a first pass are scanned by it.
@@ -176,7 +215,7 @@ impl Calibration {
     /// logarithmic scale. Beyond the largest number of candidates the same depth is looked up at a lower pass rate: the best
     /// K of a share R reach as far as the best 10 K of a share 10 R.
     pub fn choose(&self, wanted: Wanted, items: usize, lists: usize) -> Chosen {
-        let all = Chosen { probes: lists, recall: 1.0, left: 0.0, by_codes: None };
+        let all = Chosen { probes: lists, recall: 1.0, left: 0.0, by_codes: None, by_int8: 0 };
         let Some(target) = self.targets.iter().position(|t| *t >= wanted.recall) else { return all };
         let mut rate = wanted.pass_rate.clamp(0.0, 1.0);
         let last = wanted.candidates as f64 / items.max(1) as f64;
@@ -187,19 +226,26 @@ impl Calibration {
         let k = self.curves.iter().map(|c| c.k).find(|k| *k >= wanted.candidates).unwrap_or(most);
         let deeper = (wanted.candidates as f64 / k.max(1) as f64).max(1.0);
         rate /= deeper;
+        // What is selected is for the candidates that are wanted, not for the most that were measured.
+        let selected = |n: usize| ((n as f64 * deeper).ceil() as usize).min(items.max(1));
+        let scaled = |chosen: Chosen| Chosen {
+            by_codes: chosen.by_codes.map(selected),
+            by_int8: selected(chosen.by_int8),
+            ..chosen
+        };
         // Where no more items pass than are wanted, every list is looked at.
         let end = Point { rate: last / deeper, by_rows: all, by_codes: None };
         let curves = self.curves.iter().filter(|c| c.k == k);
         let mut above = end;
         for below in curves.map(|curve| curve.point(target)).chain([end]) {
             if below.rate <= rate {
-                return match below.rate == rate || above.rate <= below.rate {
+                return scaled(match below.rate == rate || above.rate <= below.rate {
                     true => below.by_codes.unwrap_or(below.by_rows),
                     false => match above.by_codes.zip(below.by_codes) {
                         Some(by_codes) => between((above.rate, by_codes.0), (below.rate, by_codes.1), rate),
                         None => between((above.rate, above.by_rows), (below.rate, below.by_rows), rate),
                     },
-                };
+                });
             }
             above = below;
         }
@@ -222,12 +268,14 @@ impl RecallCurve {
             recall: self.recall[target],
             left: self.left[target],
             by_codes: None,
+            by_int8: self.selected.get(target).copied().unwrap_or(0),
         };
         let by_codes = self.codes.as_ref().filter(|codes| codes.selected[target] > 0).map(|codes| Chosen {
             probes: codes.probes[target],
             recall: codes.recall[target],
             left: codes.left[target],
             by_codes: Some(codes.selected[target]),
+            ..by_rows
         });
         Point { rate: self.pass_rate, by_rows, by_codes }
     }
@@ -332,6 +380,7 @@ fn between(above: (f64, Chosen), below: (f64, Chosen), rate: f64) -> Chosen {
         left: left.exp().clamp(above.1.left.min(below.1.left), above.1.left.max(below.1.left)),
         // What is enough for both is enough between them.
         by_codes: above.1.by_codes.zip(below.1.by_codes).map(|(above, below)| above.max(below)),
+        by_int8: above.1.by_int8.max(below.1.by_int8),
     }
 }
 
@@ -352,6 +401,7 @@ mod tests {
             recall: vec![0.91, 0.96, 0.995],
             low: vec![0.9, 0.95, 0.99],
             left: vec![0.1, 0.05, 0.01],
+            selected: Vec::new(),
             codes: None,
         }
     }
@@ -446,6 +496,34 @@ mod tests {
         }
     }
 
+    #[test]
+    fn codes_select_for_the_candidates_that_are_wanted_beyond_the_most_that_were_measured() {
+        let mut measured = measured();
+        for curve in [3, 4] {
+            measured.curves[curve].codes = by_codes(&measured.curves[curve], [200, 250, 300]);
+        }
+        let by_codes = |candidates, items| {
+            let wanted = Wanted { candidates, pass_rate: 1.0, recall: 0.95 };
+            measured.choose(wanted, items, 100).by_codes
+        };
+        assert_eq!([100, 101, 400, 1000].map(|k| by_codes(k, 10_000)), [250, 253, 1000, 2500].map(Some));
+        assert_eq!(by_codes(900, 2000), Some(2000), "not more than there are");
+    }
+
+    #[test]
+    fn what_takes_the_place_of_excluded_items_is_looked_for_deeper() {
+        let measured = measured();
+        let beyond = |excluded, candidates| {
+            let wanted = Wanted { candidates, pass_rate: 1.0, recall: 0.99 };
+            measured.choose_beyond(excluded, wanted, 10_000, 100).probes
+        };
+        let probes = [0, 1, 20, 50, 89, 90, 900].map(|excluded| beyond(excluded, 10));
+        assert_eq!((probes[0], probes[5], probes[6]), (4, 20, 70));
+        assert!(probes.is_sorted() && probes[1] < probes[3], "{probes:?}");
+        // Never fewer than without them.
+        assert_eq!((beyond(0, 50), beyond(20, 50)), (20, 20));
+    }
+
     proptest! {
         #[test]
         fn more_is_never_had_for_less(
@@ -497,6 +575,8 @@ mod tests {
             ("0.01]}", &coded("[0,20,30]", "[0,0,1]", "[0,0,0]"), "20 selected of 0 lists"),
             ("0.01]}", &coded("[0,20,30]", "[0,1,101]", "[0,0,0]"), "30 selected of 101 lists"),
             ("0.01]}", &coded("[0,20,30]", "[0,1,1]", "[0,0,2]"), "codes: recall, low and left, expected 0 to 1"),
+            ("0.01]}", "0.01],\"selected\":[0,0]}", "selected [0, 0], expected 0, or 10 to"),
+            ("0.01]}", "0.01],\"selected\":[0,9,20]}", "selected [0, 9, 20], expected 0, or 10 to"),
             ("\"source\"", "\"sauce\"", "unknown field `sauce`"),
             ("{", "", "calibration.json"),
         ] {

@@ -61,5 +61,7 @@ pub const VECTORS_FILE: &str = "vectors.safetensors";
 pub const PARTS_FILE: &str = "parts.safetensors";
 /// The file of the queries that it was calibrated with, where they are none of its items.
 pub const QUERIES_FILE: &str = "queries.safetensors";
+/// The file of sample requests of a package, a `:retrieve` body a line; a version keeps those that calibrated it.
+pub const REQUESTS_FILE: &str = "queries.jsonl";
 /// The file of the recipe.
 pub const RECIPE_FILE: &str = "recipe.toml";

@@ -110,8 +110,14 @@ fn searches_end_where_those_of_the_cpu_do() {
         ] {
             let ending = ending.map(|(recall, left)| Ending { margins: &of.margins, recall, left });
             let probing = Probing { pass_rate: of.pass_rate, ending, ..Probing::of(probes, probes_max) };
-            let searches: Vec<FilteredSearch<'_>> =
-                (0..5).map(|q| FilteredSearch { probing, enough: enough + q, suffices: None }).collect();
+            // Some want more results than the recall needs.
+            let least = |q: usize| if q % 2 == 0 { 0 } else { 3 * enough };
+            let search = |q: usize| FilteredSearch {
+                probing: Probing { least: least(q), ..probing },
+                enough: enough + q,
+                suffices: None,
+            };
+            let searches: Vec<FilteredSearch<'_>> = (0..5).map(search).collect();
             let excluded: Vec<Vec<u32>> =
                 (0..5).map(|q| (0..of.index.slots() as u32).filter(|s| q % 2 == 1 && s % 11 == 3).collect()).collect();
             let excluded: Vec<&[u32]> = excluded.iter().map(Vec::as_slice).collect();

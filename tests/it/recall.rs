@@ -294,6 +294,70 @@ fn queries_of_a_file_are_read_or_refused_with_the_line() {
 }
 
 #[test]
+fn a_version_without_queries_inherits_those_of_the_version_before() {
+    let drawn = Drawn { items: 600, width: 4, clusters: 0 };
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let rows: Vec<Vec<f32>> = (0..drawn.items as u64).map(|n| drawn.vector(n)).collect();
+    std::fs::write(path("vectors.npy"), npy(&rows)).unwrap();
+    std::fs::write(path("queries.npy"), npy(&drawn.queries())).unwrap();
+    let lines = |count| (0..count).map(|n| format!("{{\"vector\": [{n}, 1, 2, 3]}}\n")).collect::<String>();
+    std::fs::write(path("queries.jsonl"), lines(40)).unwrap();
+    let items: String = (0..600).map(|n| format!("{{\"id\": {n}}}\n")).collect();
+    std::fs::write(path("items.jsonl"), items).unwrap();
+    let calibrated = |queries: Option<&str>, shards| {
+        let what = Publish {
+            name: Some("drawn".into()),
+            items: Some(path("items.jsonl")),
+            vectors: Some(Vectors::Npy(path("vectors.npy"))),
+            queries: queries.map(path),
+            shards,
+            ..Publish::default()
+        };
+        let version = put(folder.path(), &what).unwrap();
+        let whole = folder.path().join(format!("drawn/{version}"));
+        let of_version = if shards.is_some() { sterling::snapshot::shard_folder(&whole, 0) } else { whole };
+        let calibration = view(&of_version).main().calibration.clone().unwrap();
+        (calibration.source, calibration.queries)
+    };
+    let told = |source: &str, queries: usize| (source.to_owned(), queries);
+    let held_out = HELD_OUT as usize;
+    assert_eq!(calibrated(None, None).0, "perturbed items");
+    assert_eq!(calibrated(Some("queries.npy"), None), told("queries.npy", held_out));
+    assert_eq!(calibrated(None, None), told("queries.safetensors of version 2", held_out));
+    assert_eq!(calibrated(None, Some(2)), told("queries.safetensors of version 3", held_out));
+    assert_eq!(calibrated(Some("queries.jsonl"), Some(2)), told("queries.jsonl", 40));
+    assert_eq!(calibrated(None, None), told("queries.jsonl of version 5", 40));
+    assert_eq!(calibrated(None, None), told("queries.jsonl of version 6", 40));
+}
+
+#[test]
+fn requests_of_users_with_several_queries_calibrate_and_are_inherited_through_a_new_tower() {
+    let store = tempfile::tempdir().unwrap();
+    let calibrated = |made: &crate::packages::Made| {
+        let version = put(store.path(), &made.publication()).map_err(|e| e.to_string())?;
+        let calibration = view(&store.path().join(format!("tastes/{version}"))).main().calibration.clone().unwrap();
+        Ok::<_, String>((calibration.source, calibration.queries))
+    };
+    let made = crate::queries::package("union");
+    let line = "{\"vector\": [1, 0.5, 0.75, 0.5]}\n{\"features\": {\"taste\": [0.3, -0.9, 0.3, -0.9]}}\n";
+    let made = made.text("queries.jsonl", line);
+    assert_eq!(calibrated(&made).unwrap(), ("queries.jsonl".to_owned(), 4), "two queries of each line");
+    std::fs::remove_file(made.path("queries.jsonl")).unwrap();
+    assert_eq!(calibrated(&made).unwrap(), ("queries.jsonl of version 1".to_owned(), 4));
+    // Other features than those of the requests.
+    let model = std::fs::read_to_string(made.path("model.toml")).unwrap();
+    let renamed = crate::queries::package("union");
+    let other = model.replacen("name = \"taste\"\n", "name = \"taste\"\ncolumn = \"liking\"\n", 1);
+    assert_ne!(other, model);
+    let renamed = renamed.text("model.toml", &other);
+    assert_eq!(calibrated(&renamed).unwrap().0, "perturbed items");
+    let made = made.text("queries.jsonl", "{\"vector\": [1, 0.5, 0.75]}\n");
+    let refused = calibrated(&made).unwrap_err();
+    assert!(refused.contains("line 1: field `vector`: got 3 numbers, expected 4: 2 queries of 2"), "{refused}");
+}
+
+#[test]
 fn a_version_is_calibrated_again_and_keeps_its_digest() {
     let drawn = Drawn { items: 2_000, width: 8, clusters: 20 };
     let folder = tempfile::tempdir().unwrap();

@@ -373,6 +373,37 @@ fn lists_that_hold_too_few_in_one_shard_may_hold_enough_in_all() {
 }
 
 #[test]
+fn shards_find_as_many_as_are_wanted_and_eligible() {
+    let store = tempfile::tempdir().unwrap();
+    let what = catalogue(store.path(), Rescore::F16);
+    let of_all = whole(store.path(), &what);
+    let filters = ["", "colour:red", "colour:red OR NOT price < 9", "NOT maker IN (m1, m2) AND price >= 3", "maker:m7"];
+    for shards in [2, 5] {
+        let views = cut(store.path(), &what, shards);
+        for (n, filter) in filters.into_iter().enumerate() {
+            for (k, recall) in [(1, 0.9), (20, 0.5), (60, 0.5), (100, 0.9), (150, 0.7), (300, 0.98), (700, 0.5)] {
+                let excluded: Vec<i64> = (0..(n as i64 % 2) * 90).map(|i| i * 35 - 9000).collect();
+                let vector = [1.0, 0.5 - n as f64 / 3.0, -0.25, (k % 7) as f64 / 5.0];
+                let body = |more: &str, value: Value| {
+                    let mut body = json!({"vector": vector, "k": k, "filter": filter, "exclude": excluded});
+                    body[more] = value;
+                    read(&body)
+                };
+                let wanted = items(ask(&of_all, Request::Retrieve(body("exact", json!(true))))).ids.len();
+                let request = body("recall", json!(recall));
+                let alone = items(ask(&of_all, Request::Retrieve(request.clone()))).ids.len();
+                let (found, _) = gathered(&views, &request);
+                assert_eq!(
+                    (alone, found.len()),
+                    (wanted, wanted),
+                    "`{filter}`, k {k}, recall {recall}, {shards} shards"
+                );
+            }
+        }
+    }
+}
+
+#[test]
 fn items_that_are_named_are_ranked_where_they_lie() {
     let made: Made = contract::package("last", "f32", true);
     let store = tempfile::tempdir().unwrap();

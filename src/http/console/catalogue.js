@@ -5,7 +5,7 @@ async function render_index() {
   if (!answer.ok) return at("shape").replaceChildren(problem(answer));
   const { told } = answer, mean = (told.items - told.fresh_items) / Math.max(told.lists, 1);
   const panels = [
-    make("div", { class: "panel" }, make("h3", {}, "Index"), table(null, [["items", whole(told.items)], ["beside the snapshot", whole(told.fresh_items)], ["slots", whole(told.slots)], ["lists", whole(told.lists)], ["items of a list, mean", short(mean)], ["largest list", `${whole(told.list_items.at(-1) ?? 0)} (${short((told.list_items.at(-1) ?? 0) / Math.max(mean, 1e-9))} × the mean)`], ["planned memory", bytes(model.memory_bytes)], ["position of updates", whole(told.position)]], "Index")),
+    make("div", { class: "panel" }, make("h3", {}, "Index"), table(null, [["items", whole(told.items)], ["beside the snapshot", whole(told.fresh_items)], ["slots", whole(told.slots)], ["lists", whole(told.lists)], ["items of a list, mean", short(mean)], ["largest list", `${whole(told.list_items.at(-1) ?? 0)} (${short((told.list_items.at(-1) ?? 0) / Math.max(mean, 1e-9))} × the mean)`], ["planned memory", bytes(model.memory_bytes)], ["position of updates", whole(told.position)], ["recall calibrated by", model.calibration ? `${whole(model.calibration.queries)} queries: ${model.calibration.source}` : "nothing"]], "Index")),
     lines("Items of a list, by percentile of lists", [{ name: "items", points: told.list_items.map((items, n) => [n, items]) }], { x_text: n => `${n} %` }),
     bars("Files", [...told.files].sort((a, b) => b.bytes - a.bytes).slice(0, 14).map(file => [file.name, file.bytes, bytes(file.bytes)])),
   ];

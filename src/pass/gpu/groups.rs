@@ -88,7 +88,7 @@ impl<'a> OneQuery<'a> {
         let k0 = search.k0[self.n];
         let (selected, kept) = match self.task {
             Task::Select { selection, .. } => (selection.own[self.n], selection.own[self.n]),
-            _ => (snapshot.index.rows().selected(k0), k0),
+            _ => (snapshot.index.rows().selected(k0).max(search.by_int8), k0),
         };
         Some(Searched { search, k0, selected, kept })
     }

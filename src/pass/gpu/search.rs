@@ -398,7 +398,7 @@ impl<'a> Searches<'a> {
         let is_sure = ending.is_some() && plans_of(search).iter().all(|plan| plan.is_exact());
         let enough = if is_sure { k0 } else { selected };
         let of = Probing::of(search.probes.probes, probes_max);
-        let probing = Probing { pass_rate: self.pass_rate(search), ending, ..of };
+        let probing = Probing { pass_rate: self.pass_rate(search), ending, least: search.k, ..of };
         FilteredSearch { probing, enough, suffices }
     }
 

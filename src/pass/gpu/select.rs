@@ -58,7 +58,7 @@ fn selected(
         ids: all.iter().map(id).collect(),
         codes: scores(0),
         scores: scores(1),
-        is_all: looked_at.survivors <= selection.own[query] as u64,
+        is_all: all.len() < selection.own[query] || looked_at.survivors <= selection.own[query] as u64,
         may_go_further: search.may_go_further(view, selection, looked_at.lists),
         selected: selection.selected[query],
         candidates: selection.candidates[query],

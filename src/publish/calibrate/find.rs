@@ -1,5 +1,5 @@
-//! What queries find in an index, or in a shard of one: the true best of every share of the items, by each of their scores. All of a
-//! calibration follows from it and from the lists.
+//! What queries find in an index, or in a shard of one: the true best of every share of the items by their widest rows, and the best by
+//! int8 rows and by codes, which lose some of them. All of a calibration follows from it and from the lists.
 
 use super::depth::{PASS_RATE_MIN, SELECTED_MAX};
 use super::measured::Measured;
@@ -14,7 +14,12 @@ const MARGINS: usize = 4096;
 /// How many the first pass's codes are asked for: one of them may be the item that the query was made of.
 pub(super) const CODED: usize = SELECTED_MAX + 1;
 
-/// How many int8 rows select for the best `k`.
+/// Slots whose rows are scored together.
+const ROWS_AT_ONCE: usize = 1024;
+/// How many of these pass between two looks at whether others need the processor.
+const BREATH_ROWS: usize = 64 * ROWS_AT_ONCE;
+
+/// How many int8 rows are asked for of the best `k`, one of which may be the item that the query was made of.
 pub(super) fn selected(k: usize) -> usize {
     k + 1 + k / 4 + 64
 }
@@ -27,38 +32,40 @@ pub(super) fn is_coded(share: usize) -> bool {
 /// An item that a query found.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scored {
-    /// Its score by int8 rows or codes, and by rows.
-    pub(super) code: f32,
-    pub(super) row: f32,
+    /// Its score by the widest rows, by int8 rows or by codes.
+    pub(super) score: f32,
     /// Its slot in the whole.
     pub(super) place: u32,
 }
 
 impl Scored {
-    /// What ranks it among others that were selected, the best first.
+    /// What ranks it among others by the same scores, the best first.
     fn rank(&self) -> std::cmp::Reverse<u64> {
-        std::cmp::Reverse(key(self.code, Slot(self.place)))
+        std::cmp::Reverse(key(self.score, Slot(self.place)))
     }
 }
 
 /// What a query found among the items of a share.
 #[derive(Clone, Debug, Default)]
 pub(super) struct FoundIn {
-    /// The best by int8 rows, best first.
+    /// The best by the widest rows that are kept, best first.
     pub(super) best: Vec<Scored>,
-    /// The best by codes, best first, without scores by rows; none where there are no codes, or few items pass.
+    /// The best by int8 rows, best first; none where these are the widest.
+    pub(super) int8: Vec<Scored>,
+    /// The best by codes, best first; none where there are no codes, or few items pass.
     pub(super) coded: Vec<Scored>,
 }
 
 impl FoundIn {
     pub(super) fn clear(&mut self) {
         self.best.clear();
+        self.int8.clear();
         self.coded.clear();
     }
 
-    /// Keeps of what several shards found what the whole finds: so many by int8 rows.
-    pub(super) fn keep_best(&mut self, by_rows: usize) {
-        for (found, most) in [(&mut self.best, by_rows), (&mut self.coded, CODED)] {
+    /// Keeps of what several shards found what the whole finds for the best `k`.
+    pub(super) fn keep_best(&mut self, k: usize) {
+        for (found, most) in [(&mut self.best, k + 1), (&mut self.int8, selected(k)), (&mut self.coded, CODED)] {
             found.sort_unstable_by_key(Scored::rank);
             found.truncate(most);
         }
@@ -90,20 +97,64 @@ impl Finder {
                 continue;
             }
             let probing = Probing { may_read_rows: false, ..Probing::of(index.lists(), index.lists()) };
-            self.search(measured, query, (share, probing, selected(k[n])), &mut found.best);
-            self.score(index, query, &mut found.best);
-            // What was found told slots of the index until here.
-            found.best.iter_mut().for_each(|scored| scored.place = measured.place(scored.place));
+            match index.rows() {
+                WideRows::None => self.search(measured, query, (share, probing, k[n] + 1), &mut found.best),
+                _ => {
+                    self.search_rows(measured, query, (share, k[n] + 1), &mut found.best);
+                    self.search(measured, query, (share, probing, selected(k[n])), &mut found.int8);
+                }
+            }
             breathe();
             if is_coded(n) && index.has_first_pass() {
                 let by_codes = Probing { by_codes: true, ..probing };
                 self.search(measured, query, (share, by_codes, CODED), &mut found.coded);
-                found.coded.iter_mut().for_each(|scored| scored.place = measured.place(scored.place));
             }
         }
     }
 
-    /// Selects so many of a share, by their slots in the index.
+    /// Selects so many of a share by their widest rows, all of which are read.
+    fn search_rows(
+        &mut self,
+        measured: &Measured<'_>,
+        query: &[f32],
+        (share, most): (&Share, usize),
+        found: &mut Vec<Scored>,
+    ) {
+        let Finder { selector, slots, products, .. } = self;
+        let index = measured.index;
+        selector.reset(most);
+        let mut score = |slots: &mut Vec<u32>| {
+            products.resize(slots.len(), 0.0);
+            index.products(query, slots, products);
+            selector.offer(products, slots, 0);
+            slots.clear();
+        };
+        slots.clear();
+        let mut read = 0;
+        for list in (0..index.lists()).map(|list| ListId(list as u32)) {
+            let (first, length) = (index.list_offsets()[list.index()], index.list_lengths()[list.index()]);
+            let passes = |n: &u32| share.passes(list, *n);
+            slots.extend((0..length).filter(passes).map(|n| first + n));
+            if slots.len() >= ROWS_AT_ONCE {
+                read += slots.len();
+                score(slots);
+            }
+            if read >= BREATH_ROWS {
+                read = 0;
+                breathe();
+            }
+        }
+        score(slots);
+        self.take(measured, found);
+    }
+
+    /// Takes what was selected, by slots in the whole.
+    fn take(&mut self, measured: &Measured<'_>, found: &mut Vec<Scored>) {
+        let keys = self.selector.finish().iter().map(|&key| unkey(key));
+        found.extend(keys.map(|(score, slot)| Scored { score, place: measured.place(slot.0) }));
+    }
+
+    /// Selects so many of a share by int8 rows or codes.
     fn search(
         &mut self,
         measured: &Measured<'_>,
@@ -115,20 +166,7 @@ impl Finder {
         let mut fill = |list: ListId, out: &mut [u64]| out.copy_from_slice(share.words_of(list));
         let words: Option<Words<'_>> = if share.words.is_empty() { None } else { Some(&mut fill) };
         measured.index.search(query, probing, words, &mut self.selector, most, &mut self.scratch);
-        let keys = self.selector.finish().iter().map(|&key| unkey(key));
-        found.extend(keys.map(|(code, slot)| Scored { code, row: code, place: slot.0 }));
-    }
-
-    /// Scores by rows what was selected, where there are any.
-    fn score(&mut self, index: &ivf::Index, query: &[f32], found: &mut [Scored]) {
-        if matches!(index.rows(), WideRows::None) {
-            return;
-        }
-        self.slots.clear();
-        self.slots.extend(found.iter().map(|scored| scored.place));
-        self.products.resize(self.slots.len(), 0.0);
-        index.products(query, &self.slots, &mut self.products);
-        found.iter_mut().zip(&self.products).for_each(|(scored, product)| scored.row = *product);
+        self.take(measured, found);
     }
 }
 

@@ -7,8 +7,9 @@
 //! passing        u32 [R, 8, C]      the shard's items of each draw of each pass rate, list by list
 //! sampled        u32 [Q + 1]        where the items begin that tell how far a query's lie above their lists
 //! sampled_places, sampled_scores    their slots in the whole, and their scores by rows
-//! best_counts    u32 [Q, R]         best_places, best_codes, best_rows [Q, R, B]: the best of each share by int8 rows
-//! coded_counts   u32 [Q, R]         coded_places, coded_codes [Q, R, B']: the same by codes
+//! best_counts    u32 [Q, R]         best_places, best_scores [Q, R, B]: the best of each share by the widest rows
+//! int8_counts    u32 [Q, R]         int8_places, int8_scores [Q, R, B']: the same by int8 rows, where these are not the widest
+//! coded_counts   u32 [Q, R]         coded_places, coded_scores [Q, R, B'']: the same by codes
 //! ```
 
 use std::path::Path;
@@ -25,7 +26,7 @@ use super::tally::CANDIDATES;
 use crate::device::buffer::Buffer;
 use crate::error::{Error, Result};
 use crate::files::{Checksum, TensorFile, Tensors};
-use crate::ivf;
+use crate::ivf::{self, WideRows};
 use crate::snapshot::Calibration;
 use crate::units::NO_ITEM;
 
@@ -42,8 +43,9 @@ pub(super) fn write(
     let shares = shares(measured, seed);
     let samples = samples(measured, &queries.vectors, seed);
     let most = CANDIDATES.into_iter().max().unwrap_or(0);
-    let (best, coded) = (selected(most).min(index.items()), CODED.min(index.items()));
-    let coded = if index.has_first_pass() { coded } else { 0 };
+    let best = (most + 1).min(index.items());
+    let int8 = if matches!(index.rows(), WideRows::None) { 0 } else { selected(most).min(index.items()) };
+    let coded = if index.has_first_pass() { CODED.min(index.items()) } else { 0 };
     let mut file = TensorFile::new();
     let width = index.dimension();
     file.add_owned("queries", &[total, width], queries.vectors.concat())?;
@@ -61,12 +63,11 @@ pub(super) fn write(
     file.add_owned("sampled", &[ends.len()], ends)?;
     file.add_owned("sampled_places", &[places.len()], places)?;
     file.add_owned("sampled_scores", &[scores.len()], scores)?;
-    for (name, each) in [("best", best), ("coded", coded)] {
+    for (name, each) in [("best", best), ("int8", int8), ("coded", coded)] {
         file.reserve::<u32>(format!("{name}_counts"), &[total, rates])?;
         file.reserve::<u32>(format!("{name}_places"), &[total, rates, each])?;
-        file.reserve::<f32>(format!("{name}_codes"), &[total, rates, each])?;
+        file.reserve::<f32>(format!("{name}_scores"), &[total, rates, each])?;
     }
-    file.reserve::<f32>("best_rows", &[total, rates, best])?;
     let (done, k) = (AtomicUsize::new(0), vec![most; rates]);
     progress(0, total);
     file.write_filled(path, |places| {
@@ -82,15 +83,14 @@ pub(super) fn write(
             for (n, found) in asked.par_iter().map(find).collect::<Vec<_>>() {
                 for (rate, found) in found.iter().enumerate() {
                     let at = n * rates + rate;
-                    for (name, found, each) in [("best", &found.best, best), ("coded", &found.coded, coded)] {
-                        let all = |of: fn(&Scored) -> f32| found.iter().map(of).collect::<Vec<f32>>();
+                    let orders =
+                        [("best", &found.best, best), ("int8", &found.int8, int8), ("coded", &found.coded, coded)];
+                    for (name, found, each) in orders {
                         places.put(&format!("{name}_counts"), at, &[found.len() as u32])?;
                         let in_whole: Vec<u32> = found.iter().map(|scored| scored.place).collect();
                         places.put(&format!("{name}_places"), at * each, &in_whole)?;
-                        places.put(&format!("{name}_codes"), at * each, &all(|scored| scored.code))?;
-                        if name == "best" {
-                            places.put("best_rows", at * each, &all(|scored| scored.row))?;
-                        }
+                        let scores: Vec<f32> = found.iter().map(|scored| scored.score).collect();
+                        places.put(&format!("{name}_scores"), at * each, &scores)?;
                     }
                 }
             }
@@ -103,38 +103,28 @@ pub(super) fn write(
 struct Best {
     counts: Buffer<u32>,
     places: Buffer<u32>,
-    codes: Buffer<f32>,
-    /// Empty where the scores are those of the codes.
-    rows: Buffer<f32>,
+    scores: Buffer<f32>,
     each: usize,
 }
 
 impl Best {
-    fn open(tensors: &Tensors, name: &str, (queries, rows): (usize, bool)) -> Result<Self> {
+    fn open(tensors: &Tensors, name: &str, queries: usize) -> Result<Self> {
         let of = |what: &str| format!("{name}_{what}");
         let (counts, counted) = tensors.get::<u32>(&of("counts"), 2)?;
         let (places, shape) = tensors.get::<u32>(&of("places"), 3)?;
-        let (codes, other) = tensors.get::<f32>(&of("codes"), 3)?;
-        let rows = match rows {
-            true => tensors.get::<f32>(&of("rows"), 3)?.0,
-            false => Buffer::default(),
-        };
+        let (scores, other) = tensors.get::<f32>(&of("scores"), 3)?;
         let each = shape[2];
         let fits = counted == [queries, PASS_RATES.len()] && shape == [queries, PASS_RATES.len(), each];
         let is_bounded = counts.iter().all(|&count| count as usize <= each);
-        match fits && other == shape && is_bounded && [0, codes.len()].contains(&rows.len()) {
-            true => Ok(Best { counts, places, codes, rows, each }),
+        match fits && other == shape && is_bounded {
+            true => Ok(Best { counts, places, scores, each }),
             false => Err(Error::corrupt(format!("tensor `{}`: shape {shape:?} of {queries} queries", of("places")))),
         }
     }
 
     fn add(&self, at: usize, to: &mut Vec<Scored>) {
         let found = at * self.each..at * self.each + self.counts[at] as usize;
-        to.extend(found.map(|n| Scored {
-            code: self.codes[n],
-            row: self.rows.get(n).copied().unwrap_or(self.codes[n]),
-            place: self.places[n],
-        }));
+        to.extend(found.map(|n| Scored { score: self.scores[n], place: self.places[n] }));
     }
 }
 
@@ -147,6 +137,7 @@ struct Findings {
     sampled_places: Buffer<u32>,
     sampled_scores: Buffer<f32>,
     best: Best,
+    int8: Best,
     coded: Best,
 }
 
@@ -179,9 +170,10 @@ impl Findings {
         if !sampled.is_sorted() || sampled.last().is_none_or(|&last| last as usize != samples[0]) {
             return Err(corrupt("tensor `sampled`"));
         }
-        let best = Best::open(tensors, "best", (total, true))?;
-        let coded = Best::open(tensors, "coded", (total, false))?;
-        Ok(Findings { queries, passing, sampled, sampled_places, sampled_scores, best, coded })
+        let best = Best::open(tensors, "best", total)?;
+        let int8 = Best::open(tensors, "int8", total)?;
+        let coded = Best::open(tensors, "coded", total)?;
+        Ok(Findings { queries, passing, sampled, sampled_places, sampled_scores, best, int8, coded })
     }
 
     fn sample(&self, n: usize) -> impl Iterator<Item = (u32, f32)> {
@@ -228,9 +220,10 @@ pub(super) fn counted(
                 share.clear();
                 for found in &found {
                     found.best.add(n * PASS_RATES.len() + rate, &mut share.best);
+                    found.int8.add(n * PASS_RATES.len() + rate, &mut share.int8);
                     found.coded.add(n * PASS_RATES.len() + rate, &mut share.coded);
                 }
-                share.keep_best(selected(k));
+                share.keep_best(k);
             }
         }
     };

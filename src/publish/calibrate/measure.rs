@@ -2,14 +2,15 @@
 //!
 //! For each query and pass rate every list is scanned once (`find`): where the true best lie in the order of the query's lists tells
 //! the recall of every number of probes at the same time, and what a filtered search would have expected ahead of it whenever
-//! it had looked (`tally`). The truth is what a search of all lists finds, rescored, so that what is measured is the probing.
+//! it had looked (`tally`). The truth is the best by the widest rows that are kept; what int8 rows and codes
+//! do not select of it is measured besides (`depth`).
 //! Items of a pass rate are drawn by a hash of their slots.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rayon::prelude::*;
 
-use super::depth::{Depths, SELECTED_MAX, ScanTimes};
+use super::depth::{AllDepths, Depths, ScanTimes};
 use super::find::{Finder, FoundIn, Scored, drawn, is_coded, sample, selected};
 use super::measured::{Layout, Measured};
 use super::queries::Queries;
@@ -129,10 +130,10 @@ impl<'a> Counting<'a> {
             (tallies, depths)
         };
         let each = total.div_ceil(rayon::current_num_threads()).max(1);
-        let parts: Vec<(Vec<Tally>, Vec<Depths>)> = asked.par_chunks(each).map(part).collect();
-        let sum = |mut sum: (Vec<Tally>, Vec<Depths>), part: (Vec<Tally>, Vec<Depths>)| {
+        let parts: Vec<(Vec<Tally>, AllDepths)> = asked.par_chunks(each).map(part).collect();
+        let sum = |mut sum: (Vec<Tally>, AllDepths), part: (Vec<Tally>, AllDepths)| {
             sum.0.iter_mut().zip(part.0).for_each(|(sum, part)| sum.add(part));
-            sum.1.iter_mut().zip(&part.1).for_each(|(sum, part)| sum.add(part));
+            sum.1.add(&part.1);
             sum
         };
         let (tallies, depths) = parts.into_iter().reduce(sum).unwrap_or_default();
@@ -145,10 +146,16 @@ impl<'a> Counting<'a> {
         Calibration { source: queries.source.clone(), queries: total, targets: TARGETS.to_vec(), margins, curves }
     }
 
-    /// An empty measurement of what codes select for each number of candidates of large shares, where there are codes.
-    fn depths(&self, tallies: &[Tally]) -> Vec<Depths> {
+    /// An empty measurement of what int8 rows and codes select for each number of candidates.
+    fn depths(&self, tallies: &[Tally]) -> AllDepths {
+        let rows = self.index.rows();
+        // One of those that int8 rows selected may be the item that the query was made of.
+        let by_int8 = |t: &Tally| Depths::by_int8(t.share, t.k, (rows.selected(t.k), selected(self.k[t.share]) - 1));
         let coded = tallies.iter().filter(|tally| is_coded(tally.share) && self.index.has_first_pass());
-        coded.map(|tally| Depths::of(tally.share, tally.k)).collect()
+        AllDepths {
+            int8: if matches!(rows, WideRows::None) { Vec::new() } else { tallies.iter().map(by_int8).collect() },
+            coded: coded.map(|tally| Depths::by_codes(tally.share, tally.k)).collect(),
+        }
     }
 }
 
@@ -159,7 +166,7 @@ struct Counter {
     /// All lists and their scores, best first.
     order: Vec<(ListId, f32)>,
     best: Vec<Scored>,
-    /// Slots with their places in the order by codes.
+    /// Slots with their places in an order.
     placed: Vec<(u32, u32)>,
     /// The places of the best in that order.
     places: Vec<Option<u32>>,
@@ -176,18 +183,22 @@ impl Counter {
         (n, query, made_of): (usize, &[f32], Option<u32>),
         found: &[FoundIn],
         tallies: &mut [Tally],
-        depths: &mut [Depths],
+        depths: &mut AllDepths,
     ) {
         let Counting { index, layout, .. } = *counting;
         self.order.clear();
         self.order.extend(index.probe(query, index.lists(), &mut self.scratch));
         let passing = of_query(&counting.passing, n);
         for (share, passing) in passing.into_iter().enumerate().filter(|(share, _)| counting.k[*share] > 0) {
-            self.rank(&found[share].best, made_of, (index.rows(), counting.k[share]));
-            let mut measured = depths.iter_mut().filter(|depths| depths.share == share).peekable();
-            if measured.peek().is_some() {
-                self.place(&found[share].coded, made_of);
-                measured.for_each(|depths| depths.place(&self.places));
+            let FoundIn { best, int8, coded } = &found[share];
+            self.best.clear();
+            self.best.extend(best.iter().filter(|scored| Some(scored.place) != made_of).take(counting.k[share]));
+            for (depths, order) in [(&mut depths.int8, int8), (&mut depths.coded, coded)] {
+                let mut measured = depths.iter_mut().filter(|depths| depths.share == share).peekable();
+                if measured.peek().is_some() {
+                    self.place(order, made_of);
+                    measured.for_each(|depths| depths.place(&self.places));
+                }
             }
             for tally in tallies.iter_mut().filter(|tally| tally.share == share) {
                 self.hits.clear();
@@ -196,7 +207,7 @@ impl Counter {
                 lists.for_each(|list| self.hits[list.index()] += 1);
                 let lengths = layout.lengths;
                 self.ahead.begin(query, self.order.iter().map(|(list, score)| (*score, lengths[list.index()])));
-                let threshold = self.best.get(tally.k - 1).map_or(f32::MIN, |scored| scored.row);
+                let threshold = self.best.get(tally.k - 1).map_or(f32::MIN, |scored| scored.score);
                 let margins = &counting.margins;
                 let walk = Walk { order: &self.order, lengths, hits: &self.hits, margins, threshold };
                 tally.walk(&walk, passing, &mut self.ahead);
@@ -205,28 +216,95 @@ impl Counter {
         }
     }
 
-    /// The best of what was found by their rows, where there are any.
-    fn rank(&mut self, found: &[Scored], made_of: Option<u32>, (rows, k): (&WideRows, usize)) {
-        debug_assert!(found.len() <= selected(k));
-        self.best.clear();
-        self.best.extend(found.iter().filter(|scored| Some(scored.place) != made_of));
-        if !matches!(rows, WideRows::None) {
-            self.best.sort_unstable_by(|a, b| b.row.total_cmp(&a.row).then(a.place.cmp(&b.place)));
-        }
-        self.best.truncate(k);
-    }
-
-    /// Where the true best of a share lie in its order by codes.
-    fn place(&mut self, coded: &[Scored], made_of: Option<u32>) {
-        let by_codes = coded.iter().map(|scored| scored.place).filter(|place| Some(*place) != made_of);
+    /// Where the true best of a share lie in another order of its items.
+    fn place(&mut self, order: &[Scored], made_of: Option<u32>) {
+        let ordered = order.iter().map(|scored| scored.place).filter(|place| Some(*place) != made_of);
         self.placed.clear();
-        self.placed.extend((0..).zip(by_codes).map(|(rank, place)| (place, rank)));
+        self.placed.extend((0..).zip(ordered).map(|(rank, place)| (place, rank)));
         self.placed.sort_unstable();
         let rank = |place: u32| {
             let at = self.placed.binary_search_by_key(&place, |(place, _)| *place).ok()?;
             Some(self.placed[at].1)
         };
         self.places.clear();
-        self.places.extend(self.best.iter().take(SELECTED_MAX).map(|scored| rank(scored.place)));
+        self.places.extend(self.best.iter().map(|scored| rank(scored.place)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::ivf::{Probing, Rescore};
+    use crate::rows::RowStore;
+    use crate::snapshot::Wanted;
+    use crate::tensor::Matrix;
+    use crate::topk::Selector;
+
+    const WIDTH: usize = 16;
+
+    fn numbers(count: usize, seed: u64) -> Vec<f32> {
+        let number = |n| (0..4).map(|m| random(seed, n * 4 + m) as f32 / u64::MAX as f32).sum::<f32>() * 1.7 - 3.4;
+        (0..count as u64).map(number).collect()
+    }
+
+    /// The share of the best `k` by rows that a search finds which is told how many lists and candidates to take.
+    fn found(index: &ivf::Index, queries: &[Vec<f32>], k: usize, (probes, selected): (usize, usize)) -> f64 {
+        let (mut selector, mut scratch, mut hits) = (Selector::new(), ivf::Scratch::default(), 0);
+        let all: Vec<u32> = index.filled_slots().map(|slot| slot.0).collect();
+        for query in queries {
+            let best = |slots: &[u32]| {
+                let mut products = vec![0.0; slots.len()];
+                index.products(query, slots, &mut products);
+                let mut scored: Vec<(f32, u32)> = products.into_iter().zip(slots.iter().copied()).collect();
+                scored.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+                scored.into_iter().take(k).map(|(_, slot)| slot).collect::<Vec<_>>()
+            };
+            selector.reset(selected);
+            index.search(query, Probing::of(probes, index.lists()), None, &mut selector, selected, &mut scratch);
+            let candidates: Vec<u32> = selector.finish().iter().map(|&key| crate::topk::unkey(key).1.0).collect();
+            let (truth, some) = (best(&all), best(&candidates));
+            hits += truth.iter().filter(|slot| some.contains(slot)).count();
+        }
+        hits as f64 / (queries.len() * k) as f64
+    }
+
+    /// A dimension that is large and alike for all items leaves int8 rows little room for the others.
+    #[test]
+    fn what_int8_rows_lose_is_measured_made_good_or_told() {
+        const ITEMS: usize = 3000;
+        for constant in [0.0f32, 30.0, 300.0, 1000.0] {
+            let with = |mut numbers: Vec<f32>, last: f32| {
+                numbers.chunks_exact_mut(WIDTH).for_each(|row| row[WIDTH - 1] = last);
+                numbers
+            };
+            let rows = with(numbers(ITEMS * WIDTH, 1), constant);
+            let asked = with(numbers(200 * WIDTH, 2), 1.0);
+            let asked: Vec<Vec<f32>> = asked.chunks_exact(WIDTH).map(<[f32]>::to_vec).collect();
+            let (asked, measured_with) = asked.split_at(60);
+            let store = RowStore::from(Matrix::new(&rows, WIDTH).unwrap());
+            let options = ivf::Options { lists: 40, iterations: 4, rescore: Rescore::F32, ..ivf::Options::default() };
+            let built = ivf::build(&store, &ivf::RowSurvey::of(&store).unwrap(), &options, &|_| ()).unwrap();
+            let index = ivf::Index::open(&built.in_memory(&store, "index").unwrap()).unwrap();
+            let queries = Queries {
+                source: "test".into(),
+                vectors: measured_with.to_vec(),
+                made_of: vec![None; measured_with.len()],
+            };
+            let calibration = measure(&index, &queries, 1, &|_, _| ());
+            for k in [10, 20, 100] {
+                for recall in [0.9, 0.98] {
+                    let chosen =
+                        calibration.choose(Wanted { candidates: k, pass_rate: 1.0, recall }, ITEMS, index.lists());
+                    let selected = index.rows().selected(k).max(chosen.by_int8);
+                    let found = found(&index, asked, k, (chosen.probes, selected));
+                    let what = format!("constant {constant}, k {k}, {recall} asked for, {chosen:?}, {found} found");
+                    assert!(found > chosen.recall - 0.05, "{what}");
+                    assert!(constant > 100.0 || found > recall - 0.03, "{what}");
+                    assert!(constant > 0.0 || chosen.by_int8 == 0, "{what}");
+                }
+            }
+            assert_eq!(calibration.short_of(0.98).is_empty(), constant < 100.0, "constant {constant}");
+        }
     }
 }

@@ -13,6 +13,7 @@ mod queries;
 mod share;
 mod tally;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -24,8 +25,8 @@ use crate::ivf;
 use crate::model::{Decisions, Package, WARMUP_FILE};
 use crate::registry::Loaded;
 use crate::snapshot::{
-    Calibration, INDEX_FILE, Manifest, Placement, QUERIES_FILE, RECALIBRATION_FILE, RECIPE_FILE, Recalibration, Recipe,
-    Snapshot, Store,
+    Calibration, INDEX_FILE, Manifest, Placement, QUERIES_FILE, RECALIBRATION_FILE, RECIPE_FILE, REQUESTS_FILE,
+    Recalibration, Recipe, Snapshot, Store,
 };
 use crate::warmup;
 
@@ -35,8 +36,6 @@ pub use queries::Queries;
 pub(super) use queries::spread;
 use queries::{drawn, most};
 
-/// Sample requests of a package, a `:retrieve` body a line.
-pub(super) const REQUESTS_FILE: &str = "queries.jsonl";
 /// What the queries of a calibration find in a shard, beside its files until the version is published.
 pub(super) const FINDINGS_FILE: &str = "findings.safetensors";
 /// The queries of a calibration that was made again, where they are none of the version's items.
@@ -51,22 +50,103 @@ pub(super) fn kept_queries(folder: &Path) -> Option<PathBuf> {
     Some(folder.join(last)).filter(|path| path.exists())
 }
 
-/// Calibrates the version in `folder` with the queries of a file, else with those of the package in `package`, else with
-/// perturbed items; not one whose index has a single list. Returns the queries too.
+/// Calibrates the version in `folder` with the queries of a file, else with perturbed items; not one whose index has a single list.
+/// Returns the queries too.
 ///
 /// # Errors
 /// What is wrong with the queries, with the file and the line.
 pub(super) fn version(
     folder: &Path,
     queries: Option<&Path>,
-    package: Option<&Path>,
     recipe: &Recipe,
     progress: &(dyn Fn(usize, usize) + Sync),
 ) -> Result<Option<(Calibration, Queries)>> {
-    measured(folder, recipe, progress, |index| match source(queries, package) {
-        Some(path) => Queries::read(&path, &as_published(folder)?, (index, most(index.items()))),
+    measured(folder, recipe, progress, |index| match queries {
+        Some(path) => Queries::read(path, &as_published(folder)?, (index, most(index.items()))),
         None => Ok(Queries::of_items(index, recipe.index.seed)),
     })
+}
+
+/// Queries of the newest version of a model, for one that comes without any.
+pub(super) struct Inherited {
+    /// The version that they were kept with.
+    version: u64,
+    /// The files of that version.
+    files: BTreeMap<String, Checksum>,
+    /// Its sample requests.
+    requests: Option<Vec<u8>>,
+    /// What its user tower made of them, or the vectors that came.
+    vectors: Option<Vec<u8>>,
+}
+
+/// What calibrates a version that comes without queries.
+pub(super) struct Kept {
+    /// Its file in the folder of the new version.
+    pub(super) file: PathBuf,
+    /// What it is called from now on.
+    pub(super) source: String,
+}
+
+impl Kept {
+    /// What was measured with them, under their name.
+    pub(super) fn rename(self, calibration: Calibration, queries: Queries) -> (Calibration, Queries) {
+        let source = self.source;
+        (Calibration { source: source.clone(), ..calibration }, Queries { source, ..queries })
+    }
+}
+
+impl Inherited {
+    /// The queries of the newest version of a model in a store; none where it has none, or there is no version.
+    ///
+    /// # Errors
+    /// As [`Store::small_file`].
+    pub(super) fn of(store: &Store, name: &str) -> Result<Option<Self>> {
+        let newest = store.versions(name)?.into_iter().chain(store.cut_versions(name)?).max();
+        let Some(version) = newest else { return Ok(None) };
+        let files = match store.cut_versions(name)?.contains(&version) {
+            true => store.shards(name, version)?.1.swap_remove(0).files,
+            false => store.manifest(name, version)?.files,
+        };
+        let [requests, vectors] = [REQUESTS_FILE, QUERIES_FILE].map(|file| store.small_file(name, version, file));
+        let inherited = Inherited { version, files, requests: requests?, vectors: vectors? };
+        Ok((inherited.requests.is_some() || inherited.vectors.is_some()).then_some(inherited))
+    }
+
+    /// Puts them into the folder of a new version whose package has these `files`. Vectors of another user tower are of no use to it.
+    ///
+    /// # Errors
+    /// `Io` with the path.
+    pub(super) fn keep(
+        &self,
+        folder: &Path,
+        package: Option<&Package>,
+        files: &BTreeMap<String, Checksum>,
+    ) -> Result<Option<Kept>> {
+        let has_tower = package.is_some_and(|package| package.user.is_some());
+        let of_package = || package.into_iter().flat_map(Package::files).filter(|file| file != WARMUP_FILE);
+        let is_same_tower = !has_tower || of_package().all(|file| files.get(&file) == self.files.get(&file));
+        let (name, bytes) = match (&self.requests, &self.vectors) {
+            (Some(requests), _) => (REQUESTS_FILE, requests),
+            (None, Some(vectors)) if is_same_tower => (QUERIES_FILE, vectors),
+            _ => return Ok(None),
+        };
+        let file = folder.join(name);
+        files::write_atomic(&file, |out| out.write_all(bytes))?;
+        Ok(Some(Kept { file, source: format!("{name} of version {}", self.version) }))
+    }
+}
+
+/// Keeps the sample requests of a file in the folder of a version, for later versions; nothing of a file of vectors.
+///
+/// # Errors
+/// `Io` with the path.
+pub(super) fn keep_requests(source: &Path, folder: &Path) -> Result<Option<Checksum>> {
+    let is_vectors = source.extension().is_some_and(|extension| extension == "npy" || extension == "safetensors");
+    if is_vectors {
+        return Ok(None);
+    }
+    let lines = queries::sampled_lines(source)?;
+    files::write_atomic(&folder.join(REQUESTS_FILE), |out| out.write_all(lines.as_bytes())).map(Some)
 }
 
 /// The file that queries come from: one that is given, or else that of the package in `package`.
@@ -181,7 +261,7 @@ pub fn again(
     let manifest = Manifest::read(folder)?;
     manifest.verify(folder)?;
     let recipe = Recipe::read(&folder.join(RECIPE_FILE))?;
-    let Some((calibration, queries)) = self::version(folder, queries, None, &recipe, progress)? else {
+    let Some((calibration, queries)) = self::version(folder, queries, &recipe, progress)? else {
         return Err(Error::invalid(format!("{}: one list, expected several to choose from", folder.display())));
     };
     let recalibration = Recalibration::of(&manifest, calibration)?;

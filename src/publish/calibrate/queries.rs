@@ -12,7 +12,7 @@ use crate::http::wire::{Retrievals, retrievals};
 use crate::ivf;
 use crate::model::Package;
 use crate::npy;
-use crate::request::User;
+use crate::request::{EmbeddedUser, User};
 use crate::tower::{self, Pooled, Threads};
 use crate::units::Slot;
 
@@ -33,6 +33,11 @@ pub struct Queries {
 }
 
 impl Queries {
+    /// Whether they are perturbed items.
+    pub fn are_items(&self) -> bool {
+        self.made_of.iter().any(Option::is_some)
+    }
+
     /// Reads `most` queries of a file, spread over it: of a `.npy` matrix, of bodies of `:retrieve`, one a line, or what
     /// [`Queries::write`] has kept.
     ///
@@ -51,7 +56,7 @@ impl Queries {
     /// # Errors
     /// `Io` with the path.
     pub fn write(&self, path: &Path) -> Result<Option<Checksum>> {
-        if self.made_of.iter().any(Option::is_some) {
+        if self.are_items() {
             return Ok(None);
         }
         let mut file = TensorFile::new();
@@ -156,14 +161,23 @@ fn requests(path: &Path, package: &Package, most: usize) -> Result<Vec<Vec<f32>>
         .map(|queries| queries.concat())
 }
 
+/// The lines of a file of requests that [`Queries::read`] takes at most, as text.
+///
+/// # Errors
+/// `Io` with the path.
+pub(super) fn sampled_lines(path: &Path) -> Result<String> {
+    let text = fs::read_to_string(path).map_err(|e| Error::io(path.display(), e))?;
+    let lines: Vec<&str> = text.lines().collect();
+    Ok(spread(lines.len(), QUERIES_MAX).map(|n| format!("{}\n", lines[n])).collect())
+}
+
 /// What the body's user asks the index for: one query, or several.
 fn queries(line: &str, package: &Package) -> Result<Vec<Vec<f32>>> {
     let Retrievals::One(request, ..) = retrievals(line.as_bytes())? else {
         return Err(Error::invalid("got a list of requests, expected one request a line"));
     };
     let features = match request.user {
-        User::Vector(vector) => return Ok(vec![vector]),
-        User::Embedded(user) => return Ok(vec![user.query]),
+        User::Vector(vector) | User::Embedded(EmbeddedUser { query: vector, .. }) => return each(vector, package),
         User::Features(features) => features,
     };
     let Some(tower) = &package.user else {
@@ -175,4 +189,19 @@ fn queries(line: &str, package: &Package) -> Result<Vec<Vec<f32>>> {
         vec![(&row, pooled.first().ok_or_else(|| Error::internal("a row without a lookup"))?)];
     let made = tower.run(&rows, &Threads::new(1), &mut tower::Scratch::default())?;
     Ok(made[0].data().chunks(package.spec.dimension.max(1)).map(<[f32]>::to_vec).collect())
+}
+
+/// The queries of a user that come one after the other in a vector.
+fn each(vector: Vec<f32>, package: &Package) -> Result<Vec<Vec<f32>>> {
+    let (queries, width) = (package.spec.queries().len(), package.spec.dimension);
+    match queries {
+        0 => Ok(vec![vector]),
+        _ if vector.len() == queries * width => Ok(vector.chunks_exact(width).map(<[f32]>::to_vec).collect()),
+        _ => {
+            let (got, expected) = (vector.len(), queries * width);
+            Err(Error::invalid(format!(
+                "field `vector`: got {got} numbers, expected {expected}: {queries} queries of {width}"
+            )))
+        }
+    }
 }

@@ -38,6 +38,11 @@ impl Share {
         &self.words[self.offsets[list.index()]..self.offsets[list.index() + 1]]
     }
 
+    /// Whether the `n`-th item of a list passes.
+    pub(super) fn passes(&self, list: ListId, n: u32) -> bool {
+        self.words.is_empty() || self.words_of(list)[n as usize / 64] >> (n % 64) & 1 == 1
+    }
+
     /// Draws a share of the items of an index, by their slots in the whole.
     pub(super) fn draw(measured: &Measured<'_>, pass_rate: f64, seed: u64) -> Self {
         let index = measured.index;

@@ -1,7 +1,7 @@
 //! What queries found after each number of lists, and what curves follow from it.
 
 use super::confidence::bounded;
-use super::depth::{Depths, ScanTimes};
+use super::depth::{AllDepths, Depths, ScanTimes};
 use super::share::{PASS_RATES, Passing};
 use crate::ivf::{Ahead, Margins, Pace, Rates, Seen, WideRows, next_look};
 use crate::snapshot::{CodedCurve, RecallCurve, TARGETS};
@@ -135,8 +135,8 @@ impl Tally {
 
 /// What is chosen between beside the lists: how many codes select, or int8 rows.
 pub(super) struct Choices<'a> {
-    /// Of each number of candidates of the shares in which codes were measured; none without codes.
-    pub(super) depths: &'a [Depths],
+    /// What each number that is selected loses.
+    pub(super) depths: &'a AllDepths,
     /// Of each pass rate.
     pub(super) times: &'a [ScanTimes],
     pub(super) rows: &'a WideRows,
@@ -149,27 +149,67 @@ struct Point {
     recall: f64,
     low: f64,
     left: f64,
+    /// How many int8 rows select, where they lose some of the best; else 0.
+    selected: usize,
+    /// Whether the target is reached.
+    reaches: bool,
+}
+
+/// What was measured for a tally.
+fn of<'a>(depths: &'a [Depths], tally: &Tally) -> Option<&'a Depths> {
+    depths.iter().find(|depths| (depths.share, depths.k) == (tally.share, tally.k))
 }
 
 impl Choices<'_> {
-    /// What was measured of codes for a tally.
-    fn of(&self, tally: &Tally) -> Option<&Depths> {
-        self.depths.iter().find(|depths| (depths.share, depths.k) == (tally.share, tally.k))
-    }
-
-    /// What int8 rows take to reach a target, `least` lists at least.
-    fn by_rows(tally: &Tally, queries: usize, target: f64, least: usize) -> Point {
-        let probes = tally.probes_for(queries, target, least).unwrap_or(tally.hits.len());
-        let (recall, low) = tally.recall(probes, queries);
-        Point { probes, recall, low, left: tally.left_for(target) }
+    /// What int8 rows take to reach a target, `least` lists at least. Where no number that they may select does, the one that loses least,
+    /// in as many lists as reach the target but for what is lost.
+    fn by_rows(&self, tally: &Tally, queries: usize, target: f64, least: usize) -> Point {
+        let (times, all) = (&self.times[tally.share], tally.hits.len());
+        let usual = (self.rows.selected(tally.k), 0.0, 0.0);
+        let lost: Vec<(usize, f64, f64)> =
+            of(&self.depths.int8, tally).map_or_else(|| vec![usual], |int8| int8.lost(queries).collect());
+        let point = |probes: usize, (selected, lost, lost_most): (usize, f64, f64)| {
+            let (recall, low) = tally.recall(probes, queries);
+            Point {
+                probes,
+                recall: (recall - lost).max(0.0),
+                low: (low - lost_most).max(0.0),
+                left: tally.left_for(target + lost_most),
+                selected: if lost_most > 0.0 { selected } else { 0 },
+                reaches: true,
+            }
+        };
+        let mut best: Option<(f64, usize, (usize, f64, f64))> = None;
+        for of_number in lost.iter().copied() {
+            let (selected, _, lost_most) = of_number;
+            if let Some(probes) = tally.probes_for(queries, target + lost_most, least) {
+                let time = times.by_rows(probes, selected);
+                if best.is_none_or(|(least, ..)| time < least) {
+                    best = Some((time, probes, of_number));
+                }
+            }
+            if lost_most == 0.0 {
+                break;
+            }
+        }
+        match (best, lost.last()) {
+            (Some((_, probes, of_number)), _) => point(probes, of_number),
+            (None, last) => {
+                let probes = tally.probes_for(queries, target, least).unwrap_or(all);
+                let of_number = last.copied().unwrap_or(usual);
+                Point { left: tally.left_for(target), reaches: false, ..point(probes, of_number) }
+            }
+        }
     }
 
     /// How many codes are to select, and what they take then, where that is clearly less time than `rows` take.
     fn by_codes(&self, tally: &Tally, queries: usize, target: f64, rows: &Point) -> Option<(usize, Point)> {
         let times = &self.times[tally.share];
-        let mut time = Rates::CLEARLY * times.by_rows(rows.probes, self.rows.selected(tally.k));
+        let by_rows = times.by_rows(rows.probes, rows.selected.max(self.rows.selected(tally.k)));
+        // Where int8 rows do not reach the target, codes may take any time.
+        let mut time = if rows.reaches { Rates::CLEARLY * by_rows } else { f64::INFINITY };
         let mut best = None;
-        for (selected, lost, lost_most) in self.of(tally)?.lost(queries) {
+        for (selected, lost, lost_most) in of(&self.depths.coded, tally)?.lost(queries) {
             let Some(probes) = tally.probes_for(queries, target + lost_most, rows.probes) else { continue };
             let takes = times.by_codes(probes, selected);
             if takes < time {
@@ -178,7 +218,12 @@ impl Choices<'_> {
                 best = Some((
                     selected,
                     lost_most,
-                    Point { probes, recall: (recall - lost).max(0.0), low: (low - lost_most).max(0.0), left: 0.0 },
+                    Point {
+                        probes,
+                        recall: (recall - lost).max(0.0),
+                        low: (low - lost_most).max(0.0),
+                        ..Point::default()
+                    },
                 ));
             }
         }
@@ -198,9 +243,9 @@ pub(super) fn curves(tallies: &[Tally], queries: usize, choices: &Choices<'_>) -
             // Nor does a lower target take more lists.
             let lower = points.last().map_or(1, |point| point.probes);
             let least = curves.iter().filter(below).map(|c| c.probes[n]).fold(lower, usize::max);
-            points.push(Choices::by_rows(tally, queries, *target, least));
+            points.push(choices.by_rows(tally, queries, *target, least));
         }
-        let codes = choices.of(tally).map(|_| {
+        let codes = of(&choices.depths.coded, tally).map(|_| {
             let by_codes = |(target, point): (&f64, &Point)| choices.by_codes(tally, queries, *target, point);
             let points = TARGETS.iter().zip(&points).map(by_codes).map(Option::unwrap_or_default);
             let (selected, points): (Vec<usize>, Vec<Point>) = points.unzip();
@@ -208,7 +253,9 @@ pub(super) fn curves(tallies: &[Tally], queries: usize, choices: &Choices<'_>) -
             CodedCurve { selected, probes, recall, low, left }
         });
         let (probes, [recall, low, left]) = columns(&points);
-        curves.push(RecallCurve { k: tally.k, pass_rate, probes, recall, low, left, codes });
+        let selected = points.iter().map(|point| point.selected);
+        let selected = if selected.clone().all(|n| n == 0) { Vec::new() } else { selected.collect() };
+        curves.push(RecallCurve { k: tally.k, pass_rate, probes, recall, low, left, selected, codes });
     }
     curves
 }

@@ -27,6 +27,7 @@ use std::sync::Arc;
 use super::manifest::{MANIFEST, Manifest};
 use super::shards::{SHARDS_FILE, Shards, shard_folder};
 use crate::error::{Error, Result};
+use crate::files::Checksum;
 use crate::objects;
 
 pub use cache::CacheOptions;
@@ -287,6 +288,25 @@ impl Store {
         let manifests = (0..shards.shards.len() as u32).map(|shard| of_shard(shard).manifest(model, version));
         let manifests = manifests.collect::<Result<_>>()?;
         Ok((shards, manifests))
+    }
+
+    /// A small file of a version, of one that was cut that of its first shard, held against its manifest; none where it has no such file.
+    ///
+    /// # Errors
+    /// As [`Store::manifest`]; `Corrupt` for a file that is not what the manifest says.
+    pub fn small_file(&self, model: &str, version: u64, file: &str) -> Result<Option<Vec<u8>>> {
+        let is_cut = self.shard.is_none() && self.cut_versions(model)?.contains(&version);
+        let shard = if is_cut { Some(0) } else { self.shard };
+        let of = Store { shelf: self.shelf.clone(), shard, folds: None };
+        let Some(sum) = of.manifest(model, version)?.files.remove(file) else { return Ok(None) };
+        let path = Unit { model: "", ..of.unit(model, version) }.path().join(file);
+        let bytes = self.shelf.read(model, &path.to_string_lossy())?;
+        match Checksum::of(&bytes) == sum {
+            true => Ok(Some(bytes)),
+            false => {
+                Err(Error::corrupt(format!("model `{model}` version {version}: {file}: not what its manifest says")))
+            }
+        }
     }
 
     /// The version on this machine's disks: as it lies there, or fetched from its bucket; or the fold that stands for it. What is fetched is held against its

@@ -10,7 +10,7 @@ struct Judged {
     u32 is_gain;    // whether a search ends by what the last lists brought, for want of margins
     // Survivors that are enough after so many lists, whatever is ahead; 0 lists for none.
     u32 suffices, suffices_at;
-    u32 unused;
+    u32 least; // survivors below which a search does not end by what is ahead
 };
 
 #define RANGES 128u
@@ -218,7 +218,7 @@ KERNEL(1024, look_ahead, LookArgs) {
         seen.items_ahead -= *scanned;
     }
     __syncthreads();
-    bool is_judged = !is_over && !suffices && !judged.is_gain && has_enough && (!known || brings_little);
+    bool is_judged = !is_over && !suffices && !judged.is_gain && has_enough && survivors >= judged.least && (!known || brings_little);
     double ahead = is_judged ? expected(a, query, seen, survivors, lately, terms) : 0;
     if (threadIdx.x > 0) return;
     is_over |= is_judged && ahead <= judged.left;

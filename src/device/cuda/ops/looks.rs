@@ -33,8 +33,8 @@ pub struct Judged {
     pub suffices: u32,
     /// See `suffices`; 0 for none.
     pub suffices_at: u32,
-    /// Fills the last 8 bytes.
-    pub unused: u32,
+    /// Survivors below which it does not end by what is ahead.
+    pub least: u32,
 }
 
 /// What is judged of one search, and when.
