@@ -20,6 +20,9 @@ pub use worker::Compactor;
 
 /// At so many times the share at which it is due a merge is overdue.
 const OVERDUE: f64 = 2.0;
+/// A merge is due too where items of a new kind come to this part of that share: searches scan more for them, and their lists were made
+/// of few.
+const STRAYS: f64 = 0.2;
 
 /// When updates are merged, and what that may take.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -53,11 +56,16 @@ impl Options {
         Ok(())
     }
 
+    /// Whether updates that have changed this share of a snapshot are to be merged, where new items of this share of it are strays.
+    fn is_due(&self, drift: f64, strays: f64) -> bool {
+        self.share > 0.0 && (drift >= self.share || strays >= STRAYS * self.share)
+    }
+
     /// How a merge stands behind requests where this share of a snapshot has changed: one that is overdue waits for idle cores
     /// no longer, for under a load that leaves none updates would be refused in the end.
     fn background(&self, drift: f64) -> Background {
         let is_overdue = self.share > 0.0 && drift >= OVERDUE * self.share;
-        if is_overdue { Background::Steady } else { Background::Last }
+        if is_overdue { Background::Raised { much: true } } else { Background::Last }
     }
 
     /// Threads of a merge.
@@ -75,8 +83,16 @@ mod tests {
     fn a_merge_that_is_overdue_goes_on_under_any_load() {
         let by_share = Options { share: 0.1, cores: 0.25 };
         assert_eq!([0.0, 0.1, 0.19].map(|drift| by_share.background(drift)), [Background::Last; 3]);
-        assert_eq!([0.2, 1.5].map(|drift| by_share.background(drift)), [Background::Steady; 2]);
+        assert_eq!([0.2, 1.5].map(|drift| by_share.background(drift)), [Background::Raised { much: true }; 2]);
         let by_hand = Options { share: 0.0, cores: 0.25 };
         assert_eq!(by_hand.background(3.0), Background::Last);
+    }
+
+    #[test]
+    fn a_merge_is_due_sooner_for_items_of_a_new_kind() {
+        let by_share = Options { share: 0.1, cores: 0.25 };
+        assert_eq!([(0.09, 0.01), (0.019, 0.019)].map(|(drift, strays)| by_share.is_due(drift, strays)), [false; 2]);
+        assert_eq!([(0.1, 0.0), (0.02, 0.02)].map(|(drift, strays)| by_share.is_due(drift, strays)), [true; 2]);
+        assert!(!Options { share: 0.0, cores: 0.25 }.is_due(3.0, 3.0));
     }
 }

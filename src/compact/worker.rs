@@ -1,19 +1,21 @@
 //! The thread that merges.
 
 use std::collections::BTreeMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 
 use super::Options;
 use super::retention::release;
+use crate::device::priority::{Background, Starved};
 use crate::error::{Error, Kind, Result};
-use crate::fresh::{Feeds, MergeWanted, Merged};
-use crate::publish::merge;
+use crate::fresh::{Feed, Feeds, MergeWanted, Merged};
+use crate::publish::{MERGE_STEPS, MergedVersion, merge};
 use crate::registry::{Loaded, Registry, Which};
 use crate::snapshot::Store;
+use crate::view::View;
 
 /// How often the models are looked at.
 const LOOK: Duration = Duration::from_secs(1);
@@ -95,8 +97,9 @@ impl Compactor {
     fn is_due(&self, loaded: &Loaded) -> bool {
         let view = loaded.view();
         let (drift, items) = (view.drift(), view.main().index.items() as f64);
+        metrics::gauge!("sterling_stray_ratio", "model" => loaded.name().to_owned()).set(view.stray_share());
         let waits = self.failed.get(loaded.name()).is_some_and(|(until, _)| Instant::now() < *until);
-        let has_changed = drift >= self.options.share && drift * items >= CHANGED_MIN;
+        let has_changed = self.options.is_due(drift, view.stray_share()) && drift * items >= CHANGED_MIN;
         self.options.share > 0.0 && (has_changed || view.fullness() >= FULL) && !waits
     }
 
@@ -121,9 +124,9 @@ impl Compactor {
         let loaded = registry.get(model, Which::Active)?;
         let view = loaded.view();
         let topic = view.main().manifest.topic();
-        self.feeds.of(&topic).ok_or_else(|| Error::unsupported("it takes no updates"))?;
-        let background = self.options.background(view.drift());
-        let made = background.pool("merge", self.options.threads())?.install(|| merge(&self.store, &view))?;
+        let feed = self.feeds.of(&topic).ok_or_else(|| Error::unsupported("it takes no updates"))?;
+        let under_way = UnderWay::begin(&feed, model);
+        let (made, background) = self.made(&view, &under_way)?;
         tracing::info!(
             model,
             version = made.version,
@@ -140,7 +143,66 @@ impl Compactor {
             None => registry.succeed(model, (loaded.version(), made.version), background)?,
         };
         drop(loaded);
+        drop(under_way);
         self.let_go(registry, model);
         Ok(Merged { version: made.version, position: made.position, items: made.items })
+    }
+
+    /// Publishes what a view shows, on time that nothing else wants; where there is none, with a share of a core that grows with what is to
+    /// be merged. Returns which of both it was.
+    fn made(&self, view: &View, under_way: &UnderWay<'_>) -> Result<(MergedVersion, Background)> {
+        let mut background = self.options.background(view.drift());
+        let merge = || merge(&self.store, view, &|steps| under_way.tell(steps));
+        if background == Background::Last {
+            let pool = Background::last_until_starved("merge", self.options.threads())?;
+            match catch_unwind(AssertUnwindSafe(|| pool.install(merge))) {
+                Ok(made) => return Ok((made?, background)),
+                Err(panic) if panic.is::<Starved>() => {
+                    let much = self.options.is_due(view.drift(), view.stray_share());
+                    background = Background::Raised { much };
+                    let model = under_way.model;
+                    tracing::info!(model, "a merge found no idle core: it begins anew at a higher priority");
+                }
+                Err(panic) => resume_unwind(panic),
+            }
+        }
+        let made = background.pool("merge", self.options.threads())?.install(merge)?;
+        Ok((made, background))
+    }
+}
+
+/// A merge under way, as it is told of.
+struct UnderWay<'a> {
+    feed: &'a Feed,
+    model: &'a str,
+}
+
+impl<'a> UnderWay<'a> {
+    fn begin(feed: &'a Feed, model: &'a str) -> Self {
+        let under_way = UnderWay { feed, model };
+        feed.begin_merge();
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        under_way.gauge("sterling_merge_started_timestamp_seconds", now.as_secs_f64());
+        under_way.tell(0);
+        under_way
+    }
+
+    /// So many steps of it are done.
+    fn tell(&self, steps: usize) {
+        let done = steps as f64 / (MERGE_STEPS + 1) as f64;
+        self.feed.tell_merge(done);
+        self.gauge("sterling_merge_progress_ratio", done);
+    }
+
+    fn gauge(&self, name: &'static str, value: f64) {
+        metrics::gauge!(name, "model" => self.model.to_owned()).set(value);
+    }
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.feed.end_merge();
+        self.gauge("sterling_merge_started_timestamp_seconds", 0.0);
+        self.gauge("sterling_merge_progress_ratio", 0.0);
     }
 }

@@ -5,13 +5,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rayon::prelude::*;
 
 use super::calls::{Call, Calls};
 use super::early::EarlyEmbeddings;
 use super::embed::Embedder;
+use super::merges::MergeUnderWay;
 use super::state::{Fresh, Misfit};
 use super::update::{CallAnswer, Put, Update};
 use crate::device::priority::{self, Background};
@@ -44,6 +45,7 @@ pub struct Feed {
     released: AtomicU64,
     /// What item towers made of items before their updates were durable.
     early: Arc<EarlyEmbeddings>,
+    merging: Mutex<Option<MergeUnderWay>>,
 }
 
 impl Feed {
@@ -56,7 +58,14 @@ impl Feed {
         let (first, until) = (journal.first(), after.min(journal.last()));
         let calls = folder.as_deref().map(Calls::read).transpose()?.unwrap_or_default();
         let feed =
-            Feed { journal, calls: Mutex::new(calls), folder, released: AtomicU64::new(0), early: Arc::default() };
+            Feed {
+                journal,
+                calls: Mutex::new(calls),
+                folder,
+                released: AtomicU64::new(0),
+                early: Arc::default(),
+                merging: Mutex::default(),
+            };
         // Versions follow from their own positions on and do not see those before.
         if first <= until {
             let mut records = feed.journal.follow(first - 1)?;
@@ -90,6 +99,26 @@ impl Feed {
     /// What is wrong with the journal, where something is.
     pub fn trouble(&self) -> Option<String> {
         self.journal.trouble()
+    }
+
+    /// The merge of the updates that is under way on this server.
+    pub fn merging(&self) -> Option<MergeUnderWay> {
+        *locked(&self.merging)
+    }
+
+    /// A merge begins.
+    pub fn begin_merge(&self) {
+        *locked(&self.merging) = Some(MergeUnderWay { since: Instant::now(), done: 0.0 });
+    }
+
+    /// A share of the steps of the merge under way is done.
+    pub fn tell_merge(&self, done: f64) {
+        locked(&self.merging).iter_mut().for_each(|merging| merging.done = done);
+    }
+
+    /// The merge has ended.
+    pub fn end_merge(&self) {
+        *locked(&self.merging) = None;
     }
 
     /// Appends updates; `done` is told when they are durable, and must not wait.

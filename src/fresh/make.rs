@@ -50,8 +50,10 @@ impl Maker {
             let Embedded { vector, kept } = embedded?;
             let mut attributes = vec![Attribute::Missing; self.main.columns.list().len()];
             changes.fitting.into_iter().for_each(|(column, attribute)| attributes[column] = attribute);
-            let (list, vector) = (lists.next().unwrap_or_default(), self.assigner.coded(&vector));
-            Ok(Fitted { row: Row { id: put.id, list, vector, kept, attributes }, misfits: changes.misfits })
+            let list = lists.next().unwrap_or_default();
+            let is_stray = self.assigner.is_stray(&vector, list);
+            let vector = self.assigner.coded(&vector);
+            Ok(Fitted { row: Row { id: put.id, list, is_stray, vector, kept, attributes }, misfits: changes.misfits })
         });
         updates.iter().map(|update| if let Update::Put(_) = update { rows.next() } else { None }).collect()
     }

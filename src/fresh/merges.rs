@@ -1,5 +1,7 @@
 //! Who wants the updates of a model merged into a version asks here; who merges takes the requests.
 
+use std::time::Instant;
+
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use crate::error::{Error, Result};
@@ -16,6 +18,15 @@ pub struct Merged {
     pub position: u64,
     /// Its items.
     pub items: usize,
+}
+
+/// A merge that is under way.
+#[derive(Clone, Copy, Debug)]
+pub struct MergeUnderWay {
+    /// When it began.
+    pub since: Instant,
+    /// The share of its steps that are done.
+    pub done: f64,
 }
 
 /// Told, once, what became of a merge.

@@ -21,6 +21,6 @@ mod update;
 pub use calls::Call;
 pub use feed::{Feed, Feeds, Updating};
 pub use given::{GivenItem, GivenValues, UPDATES_MAX};
-pub use merges::{MergeTold, MergeWanted, Merged, Merges};
+pub use merges::{MergeTold, MergeUnderWay, MergeWanted, Merged, Merges};
 pub use state::{Fresh, Misfit};
 pub use update::{CallAnswer, Put, RefusedUpdate, Update, Wrong};

@@ -256,7 +256,8 @@ impl Fresh {
             None => column.cell(slot).into(),
         };
         let attributes = main.columns.list().enumerate().map(now).collect();
-        Ok(Some(Row { id, list: main.index.list_of(slot).0, vector, kept, attributes }))
+        let (list, is_stray) = (main.index.list_of(slot).0, false);
+        Ok(Some(Row { id, list, is_stray, vector, kept, attributes }))
     }
 
     /// Puts an item in the place of an earlier one.

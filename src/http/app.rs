@@ -17,7 +17,7 @@ use super::wire::{self, ModelInfo, Served, SlowCall};
 use super::worst::Worst;
 use crate::engine::{Engine, Passes};
 use crate::error::{Error, Result};
-use crate::fresh::{Feed, Feeds, Merges};
+use crate::fresh::{Feed, Feeds, MergeUnderWay, Merges};
 use crate::registry::{Loaded, Registry};
 use crate::route::Peers;
 use crate::view::View;
@@ -26,6 +26,10 @@ use crate::view::View;
 const FRESH_SHARE_MAX: f64 = 0.3;
 /// ... where so many items do.
 const FRESH_MIN: usize = 1024;
+/// Share of a snapshot's items that may be of a kind that its lists were not trained on: searches that are like them scan all of these.
+const STRAY_SHARE_MAX: f64 = 0.05;
+/// How long a merge may take before it is told of.
+const MERGE_LONG: Duration = Duration::from_secs(60);
 /// Durable updates that are not seen yet before `/readyz` warns: a second of as many as come at most.
 const LAG_MAX: u64 = 10_000;
 /// What every call passes, whoever answers it.
@@ -140,6 +144,21 @@ impl App {
                 let share = (drift * 100.0).round();
                 warnings.push(format!(
                     "model `{name}`: {share} % of its snapshot are changed or lie beside it ({items} items), which slows searches: merge them"
+                ));
+            }
+            let (strays, stray_share) = (view.strays(), view.stray_share());
+            if stray_share >= STRAY_SHARE_MAX && strays >= FRESH_MIN {
+                let share = (stray_share * 100.0).round();
+                warnings.push(format!(
+                    "model `{name}`: {strays} new items ({share} % of its snapshot) are of a kind that its lists were not trained on, which slows searches: merge them"
+                ));
+            }
+            let merging = self.feed(&model).ok().and_then(|feed| feed.merging());
+            if let Some(MergeUnderWay { since, done }) = merging.filter(|merging| merging.since.elapsed() >= MERGE_LONG)
+            {
+                let (seconds, done) = (since.elapsed().as_secs(), (done * 100.0).round());
+                warnings.push(format!(
+                    "model `{name}`: a merge has been under way for {seconds} s, {done} % of its steps are done"
                 ));
             }
             let trouble = self.feed(&model).ok().and_then(|feed| feed.trouble());

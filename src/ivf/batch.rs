@@ -11,6 +11,7 @@ use std::borrow::{Borrow, BorrowMut};
 use std::time::Instant;
 
 use super::first_pass::Tables;
+use super::own::{OwnQuery, OwnScratch};
 use super::probing::{Counters, Probing, Scratch};
 use super::quantize::Quantized;
 use super::union::{Member, Union};
@@ -58,6 +59,9 @@ pub struct BatchScratch {
     /// Turn, list and query of each pair, as one number that sorts so.
     pairs: Vec<u64>,
     of_list: Vec<usize>,
+    /// The score of the last list that each query scans; less than any score where it scans all.
+    thresholds: Vec<f32>,
+    own: OwnScratch,
 }
 
 impl BatchScratch {
@@ -90,7 +94,7 @@ impl Union<'_> {
         let start = Instant::now();
         batch.make_room(searches.len());
         self.lists.choose(searches, batch);
-        let BatchScratch { queries, tables, pairs, of_list, .. } = batch;
+        let BatchScratch { queries, tables, pairs, of_list, thresholds, own: scratch, .. } = batch;
         let queries = Queries { int8: queries, tables };
         let probe_time = start.elapsed();
         for search in &mut *searches {
@@ -112,9 +116,24 @@ impl Union<'_> {
         }
         of_list.clear();
         of_list.extend(0..searches.len());
-        for member in self.members.iter().filter(|member| !self.has_lists(member)) {
-            for list in member.filled_lists() {
+        for member in self.members {
+            for list in member.filled_of(self.whole_lists(member)) {
                 queries.scan(member, (list, None), searches, of_list);
+            }
+        }
+        for (_, member, own, ranked) in self.ranked() {
+            pairs.clear();
+            for (n, search) in searches.iter().enumerate() {
+                member.score_own(own, ranked, OwnQuery::of(search.vector, &queries.int8[n]), scratch);
+                scratch.choose(own.first, thresholds[n]);
+                let chosen = member.filled_of(scratch.chosen.iter().copied());
+                pairs.extend(chosen.map(|list| u64::from(list.0) << 32 | n as u64));
+            }
+            pairs.sort_unstable();
+            for here in pairs.chunk_by(|a, b| a >> 32 == b >> 32) {
+                of_list.clear();
+                of_list.extend(here.iter().map(|&pair| pair as u32 as usize));
+                queries.scan(member, (list(here[0]), None), searches, of_list);
             }
         }
     }
@@ -168,7 +187,7 @@ impl Index {
 
     /// Chooses the best lists of each query: afterwards `batch` holds the pairs, in the order in which they are scanned.
     fn choose(&self, searches: &[Search<'_>], batch: &mut BatchScratch) {
-        let BatchScratch { queries, tables, coarse, search, pairs, of_list } = batch;
+        let BatchScratch { queries, tables, coarse, search, pairs, of_list, thresholds, .. } = batch;
         for ((one, query), coarse) in searches.iter().zip(&mut *queries).zip(&mut *coarse) {
             self.quantize(one.vector, query);
             coarse.reset(one.probes.clamp(1, self.lists()));
@@ -189,9 +208,13 @@ impl Index {
             }
         }
         pairs.clear();
+        thresholds.clear();
         for (n, (one, coarse)) in searches.iter().zip(&mut *coarse).enumerate() {
             let mut items = 0;
-            pairs.extend(coarse.finish().iter().map(|&key| {
+            let best = coarse.finish();
+            let last = best.last().filter(|_| best.len() < self.lists());
+            thresholds.push(last.map_or(f32::NEG_INFINITY, |&key| unkey(key).0));
+            pairs.extend(best.iter().map(|&key| {
                 let list = unkey(key).1.0;
                 let later = u64::from(items >= one.selector.k());
                 items += self.list_lengths()[list as usize] as usize;

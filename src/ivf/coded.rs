@@ -1,6 +1,6 @@
 //! Rows as an index keeps them, on their way into another one: what was rounded once is never rounded again.
 
-use bytemuck::cast_slice;
+use bytemuck::{cast_slice, cast_slice_mut};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
@@ -51,6 +51,17 @@ impl CodedRow {
             }
         };
         CodedRow { scale: index.scales[slot.index()], codes, rescore, wide }
+    }
+
+    /// Its numbers in f32, as exact as they are kept.
+    pub(super) fn numbers(&self, out: &mut [f32]) {
+        match self.rescore {
+            Rescore::None => {
+                let codes = self.codes.iter().map(|&code| f32::from(i16::from(code) - 128));
+                out.iter_mut().zip(codes).for_each(|(out, code)| *out = code * self.scale);
+            }
+            _ => self.write_wide(Rescore::F32, cast_slice_mut(out)),
+        }
     }
 
     /// Writes its wide numbers as those of another format, which is its own or f32.

@@ -158,7 +158,10 @@ impl DeviceIndex {
         }
         let offsets: Vec<u32> = cut.offsets().iter().map(|offset| offset + first).collect();
         let lengths = cut.lengths();
-        let mut sorted = lengths.to_vec();
+        let probed = if other.shared_lists() == of.lists() { of.lists() } else { 0 };
+        let longest = lengths.iter().copied().max().unwrap_or(0) as usize;
+        let scanned = lengths[probed..].iter().map(|&length| length as usize).sum();
+        let mut sorted = lengths[..probed].to_vec();
         sorted.sort_unstable_by_key(|&length| std::cmp::Reverse(length));
         Ok(BesideLists {
             lists: BlockLists {
@@ -168,10 +171,11 @@ impl DeviceIndex {
                 offsets: device.copy(&offsets)?,
                 lengths: device.copy(lengths)?,
                 groups,
-                longest: sorted.first().map_or(0, |&n| n as usize),
+                longest,
             },
-            are_probed: other.lists() == of.lists(),
+            probed,
             longest: sums(sorted.into_iter()),
+            scanned,
         })
     }
 
@@ -258,7 +262,7 @@ impl DeviceIndex {
     ) -> Result<()> {
         let next = until.round(round);
         self.lists.scan(device, to, &next, Some(&parts.main))?;
-        for (beside, eligible) in parts.beside.iter().filter(|(beside, _)| beside.are_probed) {
+        for (beside, eligible) in parts.beside.iter().filter(|(beside, _)| beside.probed > 0) {
             beside.lists.scan(device, to, &next, Some(eligible))?;
         }
         Ok(())
@@ -287,7 +291,7 @@ impl DeviceIndex {
         until.looks.look(device, round, kept, &of)
     }
 
-    /// Scans the lists that are not probed. Returns the items of the lists that each query scanned, of each part beside the index.
+    /// Scans the lists that are not probed. Returns the items of the lists that each query scanned, of the parts beside the index.
     ///
     /// # Errors
     /// As [`DeviceIndex::best_lists`].
@@ -302,16 +306,18 @@ impl DeviceIndex {
         let scanned = Order::first(&order.slots, &looks.ends, order.stride);
         let mut items = Vec::new();
         for (beside, eligible) in &parts.beside {
-            items.push(match beside.are_probed {
-                true => beside.lists.items(device, &scanned)?,
-                false => beside.scan_all(device, to, |lists, order| lists.scan(device, to, order, Some(eligible)))?,
-            });
+            if beside.probed > 0 {
+                items.push(beside.lists.items(device, &scanned)?);
+            }
+            if beside.has_own_lists() {
+                items.push(beside.scan_own(device, to, |lists, order| lists.scan(device, to, order, Some(eligible)))?);
+            }
         }
         Ok(items)
     }
 
     /// Scans the best lists of each query, `order`, and all of those that are not probed: list by list for all queries where they
-    /// are to be `shared` and a block of the device has the memory for it. Returns the items of these in each part.
+    /// are to be `shared` and a block of the device has the memory for it. Returns the items of these in the parts.
     ///
     /// # Errors
     /// As [`DeviceIndex::best_lists`].
@@ -332,11 +338,12 @@ impl DeviceIndex {
         };
         let mut items = vec![scan(&self.lists, parts.main.as_ref())?];
         for (beside, live) in &parts.beside {
-            match (beside.are_probed, live) {
-                (true, live) => items.push(scan(&beside.lists, live.as_ref())?),
-                (false, live) => items.push(
-                    beside.scan_all(device, to, |lists, order| scan_live(device, lists, to, (order, live.as_ref())))?,
-                ),
+            if beside.probed > 0 {
+                items.push(scan(&beside.lists, live.as_ref())?);
+            }
+            if beside.has_own_lists() {
+                let scan = |lists: &BlockLists, order: &Order<'_>| scan_live(device, lists, to, (order, live.as_ref()));
+                items.push(beside.scan_own(device, to, scan)?);
             }
         }
         Ok(items)
@@ -404,28 +411,34 @@ impl Index {
 pub struct BesideLists {
     /// Where they lie.
     pub lists: BlockLists,
-    /// True for lists like those of the index, which are scanned where these are; else all of them are scanned.
-    are_probed: bool,
-    /// Items of the so many longest lists.
+    /// The first so many are like those of the index, and are scanned where these are: all of its, or none. Every search scans the
+    /// others: to choose between them would take a device longer.
+    probed: usize,
+    /// Items of the so many longest lists that are probed.
     longest: Vec<usize>,
+    /// Items of the lists that every search scans.
+    scanned: usize,
 }
 
 impl BesideLists {
     /// Items that are scanned at most where so many lists are.
     pub fn items_at_most(&self, lists: usize) -> usize {
-        let lists = if self.are_probed { lists } else { self.longest.len() };
-        self.longest[lists.min(self.longest.len() - 1)]
+        self.longest[lists.min(self.longest.len() - 1)] + self.scanned
     }
 
-    /// Has all lists scanned for every query, by `scan`. Returns their items, of each query.
-    fn scan_all(
+    fn has_own_lists(&self) -> bool {
+        self.probed < self.lists.lists()
+    }
+
+    /// Has the lists that are not probed scanned for every query, by `scan`. Returns their items, of each query.
+    fn scan_own(
         &self,
         device: &Device,
         to: &Collection,
         scan: impl FnOnce(&BlockLists, &Order<'_>) -> Result<()>,
     ) -> Result<Array<u64>> {
-        let (queries, lists) = (to.queries(), self.lists.lists());
-        let order: Vec<u32> = (0..lists as u32).collect();
+        let order: Vec<u32> = (self.probed as u32..self.lists.lists() as u32).collect();
+        let (queries, lists) = (to.queries(), order.len());
         let (order, counts) = (device.copy(&order.repeat(queries))?, device.copy(&vec![lists as u32; queries])?);
         let order = Order::first(&order, &counts, lists);
         scan(&self.lists, &order)?;

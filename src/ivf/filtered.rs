@@ -12,13 +12,14 @@ use std::time::Instant;
 
 use super::ahead::{Ending, Seen};
 use super::first_pass::Tables;
+use super::own::OwnQuery;
 use super::pace::Pace;
 use super::probing::{Counters, Left, Probing, Scratch};
 use super::union::Union;
 use super::view::{Index, WideRows};
 use crate::device::cpu::kernels::{BLOCK, Pick};
-use crate::topk::{Selector, unkey};
-use crate::units::ListId;
+use crate::topk::{Selector, key, unkey};
+use crate::units::{ListId, Slot};
 
 /// Lists whose words survive a filter: fills the words of a list, one bit an item.
 pub type Words<'a> = &'a mut dyn FnMut(ListId, &mut [u64]);
@@ -87,15 +88,17 @@ impl<'a, 'w> Filtered<'a, 'w> {
     pub(super) fn run(mut self, probing: Probing<'_>) -> Counters {
         let members = self.union.members;
         self.scratch.left.resize_with(members.len().max(self.scratch.left.len()), Left::default);
-        match probing.ending {
-            _ if !members.iter().any(|member| self.union.has_lists(member)) => {
-                self.union.lists.quantize(self.query.vector, &mut self.scratch.query);
+        let has_lists = members.iter().any(|member| self.union.has_lists(member));
+        if !has_lists || probing.takes_all(self.lists()) {
+            self.every(has_lists);
+        } else {
+            let probing = Probing { probes_max: self.union.over_all_lists(probing.probes_max), ..probing };
+            match probing.ending {
+                None => self.on(probing),
+                Some(ending) => self.until(probing, ending),
             }
-            _ if probing.takes_all(self.lists()) => self.every(),
-            None => self.on(probing),
-            Some(ending) => self.until(probing, ending),
+            self.scan_whole_lists();
         }
-        self.scan_members(false);
         self.score_left();
         self.counters
     }
@@ -105,18 +108,23 @@ impl<'a, 'w> Filtered<'a, 'w> {
         self.union.lists.lists()
     }
 
-    /// Scans the survivors of every list.
-    fn every(&mut self) {
-        self.union.lists.quantize(self.query.vector, &mut self.scratch.query);
-        self.counters.lists = self.lists() as u64;
-        self.scan_members(true);
+    /// Scans the survivors of every list; `has_lists` where any of them are those of the index.
+    fn every(&mut self, has_lists: bool) {
+        let union = self.union;
+        union.lists.quantize(self.query.vector, &mut self.scratch.query);
+        self.counters.lists = if has_lists { union.over_all_lists(self.lists()) as u64 } else { 0 };
+        for (number, member) in union.members.iter().enumerate() {
+            self.scratch.asked.extend(member.filled_lists().map(|list| (number, list)));
+            self.scan_asked();
+        }
     }
 
-    /// Scans all survivors of the members that have, or have not, the lists that are probed.
-    fn scan_members(&mut self, has_lists: bool) {
+    /// Scans the survivors of the lists that every search scans.
+    fn scan_whole_lists(&mut self) {
         let union = self.union;
-        for (number, member) in union.members.iter().enumerate().filter(|(_, m)| union.has_lists(m) == has_lists) {
-            self.scratch.asked.extend(member.filled_lists().map(|list| (number, list)));
+        for (number, member) in union.members.iter().enumerate() {
+            let lists = member.filled_of(union.whole_lists(member));
+            self.scratch.asked.extend(lists.map(|list| (number, list)));
             self.scan_asked();
         }
     }
@@ -226,7 +234,22 @@ impl<'a, 'w> Filtered<'a, 'w> {
     fn score_lists(&mut self) {
         let start = Instant::now();
         self.union.lists.score_lists(self.query.vector, self.scratch);
+        self.score_own_lists();
         self.counters.probe_time = start.elapsed();
+    }
+
+    /// Scores the ranked lists of the members' own, which come behind those of the index.
+    fn score_own_lists(&mut self) {
+        let lists = self.lists();
+        let Filtered { union, query, scratch, .. } = self;
+        let Scratch { query: int8, own: scored, scores, lists: keys, .. } = &mut **scratch;
+        scores.truncate(lists);
+        for (_, member, own, ranked) in union.ranked() {
+            member.score_own(own, ranked, OwnQuery::of(query.vector, int8), scored);
+            let first = scores.len();
+            keys.extend(scored.scores.iter().enumerate().map(|(n, &score)| key(score, Slot((first + n) as u32))));
+            scores.extend_from_slice(&scored.scores);
+        }
     }
 
     /// Scans the survivors of the lists at these places of the order, those of all members that have them.
@@ -236,6 +259,10 @@ impl<'a, 'w> Filtered<'a, 'w> {
         let (union, Scratch { lists, asked, .. }) = (self.union, &mut *self.scratch);
         for &key in &lists[range] {
             let list = ListId(unkey(key).1.0);
+            if let Some((number, own)) = union.owner(list) {
+                asked.extend(union.members[number].filled_of(std::iter::once(own)).map(|own| (number, own)));
+                continue;
+            }
             for (number, member) in union.members.iter().enumerate() {
                 if union.has_lists(member) && member.index.list_lengths[list.index()] > 0 {
                     asked.push((number, list));

@@ -12,6 +12,8 @@
 //! | `penalties` f32 `[C]` | what a centroid's product loses, where queries probe the nearest centroids in L2: `|c|² / 2` |
 //! | `rows` bf16, f16 or f32 `[S, D]` | the rows that rescore, where the recipe asks for them |
 //!
+//! Rows that came later lie in the same lists, or, where these do not fit them, in lists of their own (`stray`, `own`).
+//!
 //! Where the recipe asks for them, smaller codes are scanned in place of the int8 rows for few candidates (`first_pass`).
 //!
 //! Scores are inner products. Source: IVF with scalar quantisation as in Faiss (arXiv 2401.08281), and the int8
@@ -28,6 +30,7 @@ mod filtered;
 mod first_pass;
 mod kmeans;
 mod options;
+mod own;
 mod pace;
 mod probing;
 mod quantize;
@@ -35,6 +38,7 @@ mod random;
 mod rebalance;
 mod search;
 mod sizes;
+mod stray;
 mod survey;
 mod trained;
 mod union;
@@ -49,6 +53,7 @@ pub use device::{BesideLists, DeviceIndex, EligibleParts, FilteredSearch, LivePa
 pub use filtered::{MemberWords, Words};
 pub use first_pass::{CodeChoice, CodeKind, CodeShape, FirstPass, IndexExtent, Rates};
 pub use options::{Options, Rescore};
+pub use own::OwnLayout;
 pub use pace::Pace;
 pub use probing::{Counters, Probing, Scratch};
 pub use rebalance::rebalance;

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::ahead::{Ahead, Ending, next_look};
 use super::first_pass::Tables;
+use super::own::OwnScratch;
 use super::pace::Pace;
 use super::quantize::Quantized;
 use crate::device::cpu::kernels::Pick;
@@ -185,6 +186,8 @@ pub struct Scratch {
     pub(super) lengths: Vec<u32>,
     /// Selects the lists of searches that know how many they want.
     pub(super) coarse: Selector,
+    /// Of members that have own lists.
+    pub(super) own: OwnScratch,
 }
 
 impl Scratch {

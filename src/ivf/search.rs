@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use super::filtered::{Filtered, FilteredQuery, MemberWords, Words};
 use super::first_pass::{ItemCodes, Rates, Tables};
+use super::own::OwnQuery;
 use super::probing::{Counters, Probing, Scratch};
 use super::quantize::Quantized;
 use super::union::{Forms, Member, Union};
@@ -26,7 +27,8 @@ impl Union<'_> {
     /// Without `words` exactly `probes` lists are scanned. With them and an ending, as many as it takes until the lists ahead
     /// are expected to hold too little of the best K0, and at least until `least` survivors were found. With words alone, all lists are where few items pass; else the search
     /// probes on beyond `probes` until K0 survivors were found and further lists hardly bring better ones. `probes_max` ends
-    /// either. Members of a single list are scanned besides.
+    /// either. Lists that every search scans are scanned besides, and without `words` those ranked ones of the members' own that score
+    /// as high as the last list of the index.
     pub fn search(
         &self,
         vector: &[f32],
@@ -72,17 +74,26 @@ impl Union<'_> {
             return counters;
         }
         let start = Instant::now();
+        let mut own_lists = std::mem::take(&mut scratch.own);
         let (int8, best) = self.lists.best_lists(vector, probes, scratch);
         let query = forms(int8);
         counters.probe_time = start.elapsed();
+        let threshold = best.last().map_or(f32::NEG_INFINITY, |&key| unkey(key).0);
         let best = || best.iter().map(|&key| ListId(unkey(key).1.0));
         for member in self.members {
-            match self.has_lists(member) {
-                true => member.scan_whole(member.filled_of(best()), query, selector, &mut counters),
-                false => member.scan_whole(member.filled_lists(), query, selector, &mut counters),
+            if self.has_lists(member) {
+                member.scan_whole(member.filled_of(best()), query, selector, &mut counters);
             }
+            member.scan_whole(member.filled_of(self.whole_lists(member)), query, selector, &mut counters);
+        }
+        for (_, member, own, ranked) in self.ranked() {
+            member.score_own(own, ranked, OwnQuery::of(vector, int8), &mut own_lists);
+            own_lists.choose(own.first, threshold);
+            let chosen = own_lists.chosen.iter().copied();
+            member.scan_whole(member.filled_of(chosen), query, selector, &mut counters);
         }
         scratch.tables = tables;
+        scratch.own = own_lists;
         counters
     }
 }

@@ -573,6 +573,91 @@ fn a_row_beyond_half_precision_changes_no_other_and_they_go_back_without_it() {
     assert!(matches!(opened(&others).rows(), WideRows::F16(_)));
 }
 
+#[test]
+fn strays_lie_in_lists_of_their_own_and_are_found_alone_and_together() {
+    let (dimension, lists, probes, k) = (16, 40, 6, 20);
+    let old = vectors(2600, dimension, 31);
+    let (old, alike) = old.split_at(2000 * dimension);
+    let (_, main) = opened(Matrix::new(old, dimension).unwrap(), &Options { lists, ..Options::default() });
+    let assigner = Assigner::new(&main);
+    let new = vectors(2500, dimension, 77);
+    for (fitting, strays, expected) in [
+        (200, 0, None),
+        (200, 30, Some((lists, false))),
+        (10, 30, None),
+        (600, 2500, Some((lists, true))),
+        (10, 2500, Some((0, true))),
+    ] {
+        let values = [&alike[..fitting * dimension], &new[..strays * dimension]].concat();
+        let rows = Matrix::new(&values, dimension).unwrap();
+        let of_rows = assigner.assign(rows);
+        let is_stray: Vec<bool> = (0..rows.rows()).map(|row| assigner.is_stray(rows.row(row), of_rows[row])).collect();
+        let told = |range: std::ops::Range<usize>| is_stray[range].iter().filter(|is_stray| **is_stray).count();
+        assert!(told(0..fitting) <= fitting / 8, "{} of {fitting} rows like the old ones", told(0..fitting));
+        assert!(told(fitting..rows.rows()) >= strays * 9 / 10, "{} of {strays}", told(fitting..rows.rows()));
+        // Which are strays is given, so that what follows does not rest on a few that are told apart badly.
+        let is_stray: Vec<bool> = (0..rows.rows()).map(|row| row >= fitting).collect();
+        let coded: Vec<CodedRow> = (0..rows.rows()).map(|row| assigner.coded(rows.row(row))).collect();
+        let coded: Vec<&CodedRow> = coded.iter().collect();
+        let (built, own) = assigner.arrange_delta(&coded, &of_rows, &is_stray).unwrap();
+        assert_eq!(own.as_ref().map(|own| (own.first, own.raises.is_some())), expected);
+        let delta = Index::open(&built.coded_in_memory(&coded, "delta").unwrap()).unwrap();
+        let delta = if let Some(own) = own { delta.with_own_lists(own) } else { delta };
+        assert_eq!(delta.items(), fitting + strays);
+        let first_slot = main.slots() as u32;
+        let members = [Member { index: &main, first_slot: 0 }, Member { index: &delta, first_slot }];
+        let union = Union { lists: &main, members: &members };
+        let queries: Vec<f32> = [vectors(2512, dimension, 77), vectors(2612, dimension, 31)]
+            .iter()
+            .flat_map(|drawn| drawn[drawn.len() - 12 * dimension..].to_vec())
+            .collect();
+        let exact = |query: &[f32]| {
+            let mut selector = Selector::new();
+            selector.reset(k);
+            members.iter().for_each(|member| {
+                member.search_exact(query, |_| true, &mut selector);
+            });
+            found(&mut selector)
+        };
+        let mut scratch = Scratch::default();
+        let (mut alone, mut hits, mut by_words) = (Vec::new(), 0, 0);
+        for query in queries.chunks_exact(dimension) {
+            let best = exact(query);
+            for is_filtered in [false, true] {
+                let mut selector = Selector::new();
+                selector.reset(k);
+                let mut words = |member: usize, list: ListId, out: &mut [u64]| {
+                    out.fill(0);
+                    for bit in 0..members[member].index.list_lengths()[list.index()] {
+                        out[bit as usize / 64] |= 1 << (bit % 64);
+                    }
+                };
+                let words: Option<MemberWords<'_>> = if is_filtered { Some(&mut words) } else { None };
+                let most = if is_filtered { lists } else { probes };
+                union.search(query, Probing::of(probes, most), words, &mut selector, k, &mut scratch);
+                let got = found(&mut selector);
+                let count = got.iter().filter(|slot| best.contains(slot)).count();
+                if is_filtered {
+                    by_words += count;
+                } else {
+                    hits += count;
+                    alone.push(got);
+                }
+            }
+        }
+        let wanted = queries.len() / dimension * k;
+        assert!(hits * 100 >= wanted * 85 && by_words >= hits, "{expected:?}: {hits}, {by_words} of {wanted}");
+        let mut selectors: Vec<Selector> = alone.iter().map(|_| Selector::new()).collect();
+        selectors.iter_mut().for_each(|selector| selector.reset(k));
+        let searches = queries.chunks_exact(dimension).zip(&mut selectors);
+        let mut searches: Vec<Search<'_>> =
+            searches.map(|(query, selector)| Search::new(query, probes, selector)).collect();
+        union.search_batch(&mut searches, &mut BatchScratch::default());
+        let together: Vec<Vec<Slot>> = selectors.iter_mut().map(found).collect();
+        assert!(together == alone, "{expected:?}");
+    }
+}
+
 /// A vector as half precision has it.
 fn halved(row: &[f32], out: &mut [f32]) {
     out.iter_mut().zip(row).for_each(|(out, x)| *out = half::f16::from_f32(*x).to_f32());

@@ -1,11 +1,13 @@
 //! Searching an index and others over its lists as one.
 //!
 //! Lists are scored and chosen once, by the index; each member that has these lists is scanned in the chosen ones, and a member
-//! of a single list of its own is scanned whole. All of them offer their items to one selector, under slots that are counted
+//! of a single list of its own is scanned whole. Of a member that has several lists of its own (`own`) those are scanned that score as
+//! high as the last one that was chosen. All of them offer their items to one selector, under slots that are counted
 //! over all: so what is selected is what an index of all items over the same lists would select, and a member costs no more
 //! than its blocks.
 
 use super::first_pass::{ItemCodes, Tables};
+use super::own::{OwnLists, OwnQuery, OwnScratch, RankedLists};
 use super::probing::{Counters, Probing};
 use super::quantize::Quantized;
 use super::view::Index;
@@ -20,7 +22,7 @@ const ROWS_AT_ONCE: usize = 1024;
 /// An index of a union, and what its slots are called there.
 #[derive(Clone, Copy, Debug)]
 pub struct Member<'a> {
-    /// Items in the lists of the union, or in a single list.
+    /// Items in the lists of the union, in lists of its own, or in either.
     pub index: &'a Index,
     /// What its slot 0 is called.
     pub first_slot: u32,
@@ -48,27 +50,82 @@ pub struct Union<'a> {
 impl Union<'_> {
     /// Whether a member lies in the lists that are probed.
     pub(super) fn has_lists(&self, member: &Member<'_>) -> bool {
-        member.index.lists() == self.lists.lists()
+        member.index.shared_lists() == self.lists.lists()
     }
 
-    /// The items of each list, over the members that have it.
+    /// The lists of a member that every search scans.
+    pub(super) fn whole_lists(&self, member: &Member<'_>) -> impl Iterator<Item = ListId> + use<> {
+        let lists = member.index.lists();
+        let first = match &member.index.own {
+            Some(OwnLists { ranked: Some(_), .. }) => lists,
+            Some(OwnLists { first, .. }) => *first,
+            None if self.has_lists(member) => lists,
+            None => 0,
+        };
+        (first as u32..lists as u32).map(ListId)
+    }
+
+    /// The items of each list, over the members that have it, then those of each ranked list of the members' own.
     pub(super) fn list_lengths(&self, lengths: &mut Vec<u32>) {
         lengths.clear();
         lengths.resize(self.lists.lists(), 0);
         for member in self.members.iter().filter(|member| self.has_lists(member)) {
             lengths.iter_mut().zip(member.index.list_lengths.iter()).for_each(|(sum, length)| *sum += length);
         }
+        for (_, member, own, _) in self.ranked() {
+            lengths.extend_from_slice(&member.index.list_lengths[own.first..]);
+        }
     }
 
     /// Number of lists that a filtered search looks into at most.
     pub fn most_lists(&self, probing: &Probing<'_>) -> usize {
         let has_lists = self.members.iter().any(|member| self.has_lists(member));
-        if has_lists { probing.most(self.lists.lists()) } else { 0 }
+        if has_lists { self.over_all_lists(probing.most(self.lists.lists())) } else { 0 }
     }
 
-    /// The items that lie in the lists that are probed.
+    /// A number of lists at most, where the members' own ranked lists are probed with those of the index: all, if it was all of the index.
+    pub(super) fn over_all_lists(&self, most: usize) -> usize {
+        let own: usize = self.ranked().map(|(.., ranked)| ranked.count()).sum();
+        most + if most == self.lists.lists() { own } else { 0 }
+    }
+
+    /// The items that do not lie in lists which every search scans.
     pub(super) fn items_in_lists(&self) -> usize {
-        self.members.iter().filter(|member| self.has_lists(member)).map(|member| member.index.items()).sum()
+        self.members.iter().map(|member| member.index.items() - member.index.items_scanned(self.lists.lists())).sum()
+    }
+
+    /// Members with ranked lists of their own, each with its number. Where all lists of a union are counted, these come behind those of
+    /// the index, member by member.
+    pub(super) fn ranked(&self) -> impl Iterator<Item = (usize, &Member<'_>, &OwnLists, &RankedLists)> {
+        let members = self.members.iter().enumerate();
+        members.filter_map(|(number, member)| {
+            let own = member.index.own.as_ref()?;
+            Some((number, member, own, own.ranked.as_ref()?))
+        })
+    }
+
+    /// The member that has a list, as all lists of a union are counted, for its own, and what the list is called there.
+    pub(super) fn owner(&self, list: ListId) -> Option<(usize, ListId)> {
+        let mut number = list.index().checked_sub(self.lists.lists())?;
+        self.ranked().find_map(|(member, _, own, ranked)| match number.checked_sub(ranked.count()) {
+            Some(left) => {
+                number = left;
+                None
+            }
+            None => Some((member, ListId((own.first + number) as u32))),
+        })
+    }
+}
+
+impl Index {
+    /// Items that every search scans of a delta index of a snapshot with so many lists.
+    pub fn items_scanned(&self, lists: usize) -> usize {
+        match &self.own {
+            Some(OwnLists { ranked: Some(_), .. }) => 0,
+            Some(OwnLists { items, .. }) => *items,
+            None if self.lists() == lists => 0,
+            None => self.items(),
+        }
     }
 }
 
@@ -76,6 +133,18 @@ impl<'a> Member<'a> {
     /// What a slot of its own is called.
     pub fn name(&self, slot: Slot) -> Slot {
         Slot(self.first_slot + slot.0)
+    }
+
+    /// Scores the ranked lists of its own.
+    pub(super) fn score_own(
+        &self,
+        own: &OwnLists,
+        ranked: &RankedLists,
+        query: OwnQuery<'_>,
+        scratch: &mut OwnScratch,
+    ) {
+        let penalties = self.index.penalties.get(own.first..).unwrap_or_default();
+        ranked.score(self.index.kernels, query, penalties, scratch);
     }
 
     /// The lists that hold items.

@@ -5,6 +5,7 @@ use half::{bf16, f16};
 use safetensors::Dtype;
 
 use super::first_pass::ItemCodes;
+use super::own::{OwnLayout, OwnLists, RankedLists};
 use super::quantize::{Quantized, read_row};
 use crate::device::buffer::Buffer;
 use crate::device::cpu::Kernels;
@@ -70,6 +71,8 @@ pub struct Index {
     pub(super) penalties: Buffer<f32>,
     pub(super) rows: WideRows,
     pub(super) first_pass: Option<ItemCodes>,
+    /// Lists of a delta index that are not the snapshot's.
+    pub(super) own: Option<OwnLists>,
     items: usize,
 }
 
@@ -147,6 +150,7 @@ impl Index {
             penalties,
             rows,
             first_pass,
+            own: None,
             items,
         })
     }
@@ -163,6 +167,20 @@ impl Index {
             Some(at) => Err(Error::invalid(format!("number {}: got {:e}, expected {EXPECTED}", at + 1, vector[at]))),
             None => Ok(()),
         }
+    }
+
+    /// The same index, some lists of which are not the snapshot's.
+    pub fn with_own_lists(mut self, OwnLayout { first, raises }: OwnLayout) -> Self {
+        let items = self.list_lengths[first..].iter().map(|&length| length as usize).sum();
+        let centroids = &self.centroids[first * self.dimension..];
+        let ranked = raises.map(|raises| RankedLists::new(centroids, self.dimension, raises));
+        self.own = Some(OwnLists { first, items, ranked });
+        self
+    }
+
+    /// Number of lists that are not its own: of a delta index those that it shares with the snapshot.
+    pub fn shared_lists(&self) -> usize {
+        self.own.as_ref().map_or(self.lists(), |own| own.first)
     }
 
     /// The same index with other kernels, for comparisons.

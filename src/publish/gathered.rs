@@ -42,6 +42,8 @@ pub(super) struct ViewItems {
     kept: Vec<u8>,
     /// The list of each in the main snapshot.
     pub(super) lists: Vec<u32>,
+    /// Those that the lists were not made for, ascending.
+    pub(super) strays: Vec<u32>,
     /// Which of them lie together within a list.
     alike: Vec<u64>,
 }
@@ -69,7 +71,8 @@ impl ViewItems {
         slots.iter().for_each(|slot| view.read_vectors(&rows, *slot, &mut kept));
         let ids = slots.iter().map(|slot| view.id(*slot).0).collect();
         let lists = slots.iter().map(|slot| view.list_of(*slot)).collect();
-        Ok(ViewItems { ids, columns, vectors, dimension, kept, lists, alike })
+        let strays = (0..).zip(&slots).filter(|(_, slot)| view.is_stray(**slot)).map(|(row, _)| row).collect();
+        Ok(ViewItems { ids, columns, vectors, dimension, kept, lists, strays, alike })
     }
 
     /// Their vectors `[N, D]`.

@@ -1,8 +1,9 @@
 //! A version of one that is served and what its updates have made of it.
 //!
 //! 1. The items of a view are gathered: those of its main snapshot that are not gone, and those beside it, each in its list.
-//! 2. The lists go on ([`ivf::rebalance`]) and are measured with the queries that the version was calibrated with. Where a recall
-//!    takes clearly more of them than when they were trained, or the catalogue has another size by now, they are trained anew.
+//! 2. The lists go on ([`ivf::rebalance`]), with further ones for items of a new kind, and are measured with the queries that the version
+//!    was calibrated with. Where a recall takes clearly more of them than when they were trained, or the catalogue has another size by
+//!    now, they are trained anew.
 //! 3. All else is as in any publication, but for the package: its files are those of the version, under another name.
 //!
 //! The manifest says up to which position the updates are in it. Whoever loads the version goes on from there, so that nothing
@@ -31,18 +32,22 @@ use crate::view::View;
 
 /// Lists are trained anew where a recall takes so many times the share of them that it took when they were trained.
 const DRIFT: f64 = 1.25;
+/// Codes for a first pass are trained anew where this share of the items is of a kind that they were not trained on.
+const STRAYS_OF_CODES: f64 = 0.01;
+/// Steps of a merge: items are gathered into lists, the index is written, its recall is measured, and all else is written.
+pub const MERGE_STEPS: usize = 4;
 /// Candidates whose recall is watched.
 const WATCHED: usize = 100;
 /// Bytes of memory that a merge takes for each number of its items' vectors: as f32, and encoded twice over.
 const BYTES_A_NUMBER: u64 = 12;
 
 /// Publishes what a view shows as the next version of its model, on the threads of the pool that this runs in. A shard is folded
-/// into another one of the same version, for this server alone (`fold`).
+/// into another one of the same version, for this server alone (`fold`). `progress` is told how many of [`MERGE_STEPS`] are done.
 ///
 /// # Errors
 /// `Conflict` where another version came meanwhile, which takes over; `Invalid` where no items are left; `NoSpace` where memory
 /// or the disk do not suffice; `Io`. The store is then as it was.
-pub fn merge(store: &Store, view: &View) -> Result<MergedVersion> {
+pub fn merge(store: &Store, view: &View, progress: &(dyn Fn(usize) + Sync)) -> Result<MergedVersion> {
     let start = Instant::now();
     let main = view.main();
     if view.items() == 0 {
@@ -66,8 +71,10 @@ pub fn merge(store: &Store, view: &View) -> Result<MergedVersion> {
         seconds: 0.0,
     };
     made.version = store.publish_unrivalled(&main.manifest.name, |folder, version| {
-        let mut merging = Merging::of(view)?;
+        let mut merging = Merging::of(view, progress)?;
+        progress(1);
         let (index, watched) = merging.arrange(folder)?;
+        progress(3);
         made.lists = merging.arranged.built.list_lengths.len();
         made.is_trained = merging.is_trained;
         let files = merging.version();
@@ -100,7 +107,9 @@ pub fn merge(store: &Store, view: &View) -> Result<MergedVersion> {
         // What the model once had to answer, of other items, is answered by these now.
         warm::answer(folder, &mut manifest, false)?;
         manifest.provenance.seconds = start.elapsed().as_secs_f64();
-        manifest.write(folder)
+        manifest.write(folder)?;
+        progress(MERGE_STEPS);
+        Ok(())
     })?;
     made.seconds = start.elapsed().as_secs_f64();
     Ok(made)
@@ -114,21 +123,26 @@ struct Merging<'a> {
     alike: Vec<u64>,
     trained_share: Option<f64>,
     is_trained: bool,
+    progress: &'a (dyn Fn(usize) + Sync),
 }
 
 impl<'a> Merging<'a> {
     /// Gathers the items, in the lists that go on.
-    fn of(view: &'a View) -> Result<Self> {
+    fn of(view: &'a View, progress: &'a (dyn Fn(usize) + Sync)) -> Result<Self> {
         let main = view.main();
         let items = ViewItems::of(view)?;
         let is_nearest = !main.index.penalties().is_empty();
-        let mut built = ivf::rebalance(items.rows()?, &items.lists, is_nearest, main.recipe.index.rescore)?;
+        let rows = items.rows()?;
+        let mut built = ivf::rebalance(rows, &items.lists, &items.strays, is_nearest, main.recipe.index.rescore)?;
         built.keep_first_pass(&main.index);
+        if main.index.has_first_pass() && items.strays.len() as f64 >= STRAYS_OF_CODES * items.lists.len() as f64 {
+            built.train_first_pass(&rows.into(), &main.recipe.index)?;
+        }
         let (arranged, alike) = items.arranged(built)?;
         let of_main = main.calibration.as_ref();
         let of_main = of_main.map(|c| share(c, &main.recipe, main.index.items(), main.index.lists()));
         let trained_share = main.manifest.merged.as_ref().map_or(of_main, |from| from.trained_share);
-        Ok(Merging { view, arranged, alike, trained_share, is_trained: false })
+        Ok(Merging { view, arranged, alike, trained_share, is_trained: false, progress })
     }
 
     /// Writes the index, with its lists as they go on or trained anew. Returns its checksum, and what was measured of it.
@@ -176,8 +190,9 @@ impl<'a> Merging<'a> {
     fn write_index(&mut self, folder: &Path) -> Result<(Checksum, Option<(Calibration, Queries)>)> {
         self.arranged.built.sort_lists(&self.alike);
         let sum = self.arranged.write_index(folder, &self.arranged.built)?;
+        (self.progress)(2);
         let main = self.view.main();
-        let queries = calibrate::kept_queries(main.package.folder());
+        let queries = calibrate::kept_queries(main.package.folder(), &main.manifest)?;
         Ok((sum, calibrate::merged(folder, queries.as_deref(), &main.package, &main.recipe)?))
     }
 

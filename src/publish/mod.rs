@@ -53,7 +53,7 @@ use crate::snapshot::Store;
 
 pub use budget::MemoryPlan;
 pub use gathered::MergedVersion;
-pub use merge::merge;
+pub use merge::{MERGE_STEPS, merge};
 pub use remote::Remote;
 pub use request::{Progress, Publish, Stage, Vectors};
 

@@ -55,8 +55,10 @@ struct Share<'a> {
     passing: f64,
     /// Of its lists: those that hold such items.
     holding: f64,
-    /// Whether its lists are those that are probed, and not a single one that is scanned whole.
+    /// Whether any of its lists are probed, and not a single one scanned whole.
     is_probed: bool,
+    /// Items of it that are scanned whatever is probed.
+    scanned: usize,
 }
 
 impl Share<'_> {
@@ -68,7 +70,7 @@ impl Share<'_> {
     /// where that is less, their rows.
     fn scanned(&self, probed: f64, by_codes: bool) -> Expected {
         let index = self.part.index;
-        let items = index.items() as f64 * if self.is_probed { probed } else { 1.0 };
+        let items = (index.items() - self.scanned) as f64 * probed + self.scanned as f64;
         let survivors = items * self.passing;
         let touched = 1.0 - (1.0 - self.passing).powf(ITEMS_A_BLOCK);
         let of_block = if by_codes { index.first_pass_block_bytes() } else { index.block_bytes() };
@@ -92,7 +94,8 @@ impl<'a> Catalogue<'a> {
         let share = |(part, plan): (&&'a CataloguePart<'a>, &&'a Plan)| {
             let in_words = plan.passing(part.filter);
             let passing = in_words.items * part.live();
-            Share { part, plan, passing, holding: in_words.lists, is_probed: part.index.lists() == lists }
+            let scanned = part.index.items_scanned(lists);
+            Share { part, plan, passing, holding: in_words.lists, is_probed: scanned < part.index.items(), scanned }
         };
         let shares: Vec<Share<'_>> = walked.parts.iter().zip(&walked.plans).map(share).collect();
         if !walked.has_all() {

@@ -9,8 +9,8 @@
 //! 5. Candidates of int8 products are scored again by their wide rows. The int8 scores choose who is scored again: some more
 //!    than K0, so that rounding at the edge costs nothing.
 //!
-//! Items that came after the catalogue was built lie in further parts of it, over the lists of the first one or over a single
-//! list. All parts are searched as one ([`ivf::Union`]): lists are chosen once, and the best of all are selected, verified and
+//! Items that came after the catalogue was built lie in further parts of it, over the lists of the first one, over a single
+//! list, or over lists of their own. All parts are searched as one ([`ivf::Union`]): lists are chosen once, and the best of all are selected, verified and
 //! scored again together. Items that are gone have a tombstone.
 //!
 //! Where the index has smaller codes for a first pass, a query may have these scanned in place of int8 rows, with a filter those of the
@@ -46,7 +46,7 @@ pub struct Catalogue<'a> {
 /// Some of the items that are searched.
 #[derive(Clone, Copy, Debug)]
 pub struct CataloguePart<'a> {
-    /// The item index: over the lists of the first part, or over one list.
+    /// The item index: over the lists of the first part, over one list, or over lists of its own.
     pub index: &'a ivf::Index,
     /// Planes and posting lists of its items.
     pub filter: &'a filter::Index,

@@ -222,6 +222,19 @@ const METRICS: &[Metric] = &[
     ),
     metric("sterling_merge_seconds", Histogram, Model, "time of a merge"),
     metric(
+        "sterling_merge_started_timestamp_seconds",
+        Gauge,
+        Model,
+        "Unix time at which the merge under way began; 0 without one",
+    ),
+    metric("sterling_merge_progress_ratio", Gauge, Model, "share of the steps of the merge under way that are done"),
+    metric(
+        "sterling_stray_ratio",
+        Gauge,
+        Model,
+        "new items of a kind that the lists were not trained on, by the items of the snapshot",
+    ),
+    metric(
         "sterling_audits_total",
         Counter,
         ModelOutcome(&["audited", "too_costly", "no_room", "failed"]),

@@ -362,6 +362,22 @@ impl View {
         }
     }
 
+    /// Whether the item of a slot is unlike those that the lists of the main snapshot were made for.
+    pub fn is_stray(&self, slot: Slot) -> bool {
+        self.piece(slot).is_some_and(|(piece, slot)| piece.segment.is_stray(slot))
+    }
+
+    /// About how many items are: those of each segment, whichever of its items are gone.
+    pub fn strays(&self) -> usize {
+        let of_piece = |Piece { segment, gone, .. }: &Piece| segment.strays().min(segment.index().items() - gone.len());
+        self.pieces.iter().map(of_piece).sum()
+    }
+
+    /// Strays as a share of the items of the main snapshot.
+    pub fn stray_share(&self) -> f64 {
+        self.strays() as f64 / self.main.index.items().max(1) as f64
+    }
+
     /// The row of a slot in f32, `[D]`, as exact as it is kept.
     pub fn row(&self, slot: Slot, out: &mut [f32]) {
         match self.piece(slot) {

@@ -3,7 +3,8 @@
 //! A segment has all that a search needs of items (rows, planes and posting lists, columns, ids) in the formats of the main
 //! snapshot, built and opened by the same code. So a filter means the same there, values that the main snapshot has never seen
 //! have codes of the segment's own, and nothing of the main snapshot has to grow. Many items lie in the lists of the main
-//! snapshot, where a search probes the same lists in both; few lie in a single list, all of which is scanned.
+//! snapshot, where a search probes the same lists in both; few lie in a single list, all of which is scanned. Items of a kind that these
+//! lists were not made for ([`Row::is_stray`]) lie in lists of the segment's own.
 
 use std::borrow::Cow;
 
@@ -15,9 +16,6 @@ use crate::filter;
 use crate::ivf::{self, Assigner, CodedRow};
 use crate::snapshot::{CandidateRows, Ids, ItemParts, RowSources, Snapshot, VectorRows, ids};
 use crate::units::{NO_ITEM, Slot};
-
-/// Items a list, on average, from which on they lie in the lists of the main snapshot: of fewer, blocks would mostly be padding.
-const LISTED_MIN: usize = 2;
 
 /// The values of one attribute of an item.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -76,6 +74,8 @@ pub struct Row {
     pub id: i64,
     /// Its list in the main snapshot.
     pub list: u32,
+    /// Whether it is unlike the items that the main snapshot's lists were made for ([`Assigner::is_stray`]).
+    pub is_stray: bool,
     /// Its vector, as the main snapshot's index keeps those of its items.
     pub vector: CodedRow,
     /// The rows of `[[item.vectors]]`, as they are stored ([`VectorRows`]).
@@ -96,6 +96,9 @@ pub struct Segment {
     vectors: Vec<Table>,
     /// The list of each slot in the main snapshot.
     lists: Vec<u32>,
+    /// Of each slot whether it holds a stray, and how many do.
+    is_stray: Vec<bool>,
+    strays: usize,
     /// Bytes of its files, were it written.
     bytes: usize,
 }
@@ -107,12 +110,16 @@ impl Segment {
     /// `Overloaded` where the memory cannot be had.
     pub fn build(main: &Snapshot, assigner: &Assigner, rows: &[&Row]) -> Result<Self> {
         let vectors: Vec<&CodedRow> = rows.iter().map(|row| &row.vector).collect();
-        let has_lists = rows.len() >= assigner.lists() * LISTED_MIN;
-        let lists = has_lists.then(|| rows.iter().map(|row| row.list).collect());
-        let built = assigner.arrange_coded(&vectors, lists)?;
+        let lists: Vec<u32> = rows.iter().map(|row| row.list).collect();
+        let is_stray: Vec<bool> = rows.iter().map(|row| row.is_stray).collect();
+        let (built, own) = assigner.arrange_delta(&vectors, &lists, &is_stray)?;
         let tensors = built.coded_in_memory(&vectors, "fresh index")?;
         let mut bytes = tensors.bytes().len();
         let index = ivf::Index::open(&tensors)?;
+        let index = match own {
+            Some(own) => index.with_own_lists(own),
+            None => index,
+        };
         let mut file = TensorFile::new();
         let attribute = |row: usize, column: usize| Cow::Borrowed(&rows[row].attributes[column]);
         columns::encode(&item_columns(&main.columns, rows.len(), attribute), &built.order, &mut file)?;
@@ -129,8 +136,9 @@ impl Segment {
         let filter = filter::Index::open(&tensors, index.list_offsets(), index.list_lengths(), columns.terms())?;
         let number = |(name, _): &(String, Vec<f32>)| columns.list().find(|c| c.name() == name)?.numbers();
         let numbers = main.numbers.iter().map(|column| number(column).unwrap_or_default()).collect();
-        let list = |&row: &u32| if row == NO_ITEM { 0 } else { rows[row as usize].list };
-        let lists = built.order.iter().map(list).collect();
+        let of_row = |&row: &u32| rows.get(row as usize).map_or((0, false), |row| (row.list, row.is_stray));
+        let (lists, is_stray): (_, Vec<bool>) = built.order.iter().map(of_row).unzip();
+        let strays = is_stray.iter().filter(|is_stray| **is_stray).count();
         let row = |slot: usize| match built.order[slot] {
             NO_ITEM => None,
             row => Some(rows[row as usize].kept.as_slice()),
@@ -143,7 +151,7 @@ impl Segment {
             bytes += table.spec().row_bytes()? * table.spec().rows as usize;
         }
         let candidates = CandidateRows::open(&from, parts)?;
-        Ok(Segment { index, filter, columns, ids, candidates, numbers, vectors, lists, bytes })
+        Ok(Segment { index, filter, columns, ids, candidates, numbers, vectors, lists, is_stray, strays, bytes })
     }
 
     /// Bytes that it takes in memory, but for a few of each item.
@@ -191,6 +199,16 @@ impl Segment {
         self.lists[slot.index()]
     }
 
+    /// Whether the item in a slot is unlike those that the main snapshot's lists were made for.
+    pub fn is_stray(&self, slot: Slot) -> bool {
+        self.is_stray[slot.index()]
+    }
+
+    /// How many items are.
+    pub fn strays(&self) -> usize {
+        self.strays
+    }
+
     /// The item in a slot that holds one, as it went in. `assigner` is that of the main snapshot, `rows` are those of the model.
     pub fn item(&self, assigner: &Assigner, rows: &VectorRows<'_>, slot: Slot) -> Row {
         let mut kept = Vec::with_capacity(rows.bytes());
@@ -198,6 +216,7 @@ impl Segment {
         Row {
             id: self.ids.item(slot).0,
             list: self.lists[slot.index()],
+            is_stray: self.is_stray[slot.index()],
             vector: assigner.taken(&self.index, slot),
             kept,
             attributes: self.columns.list().map(|column| column.cell(slot).into()).collect(),

@@ -274,7 +274,7 @@ fn merges_keep_the_lists_of_versions_that_had_twice_as_many() {
         let mut manifest = Manifest::read(&version).unwrap();
         manifest.files.insert(RECIPE_FILE.into(), Checksum::of(text.as_bytes()));
         manifest.write(&version).unwrap();
-        let merged = merge(&Store::new(&store), &view(&version)).unwrap();
+        let merged = merge(&Store::new(&store), &view(&version), &|_| ()).unwrap();
         // Lists that are empty are left out.
         let expected = if is_trained { 120..=141 } else { 283..=lists };
         assert!(expected.contains(&merged.lists) && merged.is_trained == is_trained, "from {lists}: {merged:?}");

@@ -301,7 +301,7 @@ fn a_merged_shard_is_no_news_and_stands_for_the_bytes_that_it_was_made_of_alone(
     let view = held.registry.get("vectors", Which::Active).unwrap().view();
     // Somebody rolls back while a merge is under way: what comes of it changes nothing of that.
     held.registry.activate("vectors", 1).unwrap();
-    let made = merge(&held.store, &view).unwrap();
+    let made = merge(&held.store, &view, &|_| ()).unwrap();
     assert_eq!((made.version, made.position, made.items), (2, 30, view.items()));
     held.registry.refresh();
     assert_eq!((held.base(Which::Active), held.base(Which::Version(2))), ((1, 0), (2, 30)));
@@ -309,7 +309,7 @@ fn a_merged_shard_is_no_news_and_stands_for_the_bytes_that_it_was_made_of_alone(
     assert_eq!((of_shard.digest(), of_shard.view().items()), (digest, view.items()));
     assert_eq!(of_shard.view().coverage(), view.coverage());
     // The same again finds it there, and is the same.
-    assert_eq!(merge(&held.store, &view).unwrap().position, 30);
+    assert_eq!(merge(&held.store, &view, &|_| ()).unwrap().position, 30);
     assert_eq!(held.store.folded("vectors", 2).unwrap(), Some(30));
     // Another catalogue under the same number, as of a store that was set up anew, has nothing to do with it.
     std::fs::remove_dir_all(held.folder.path().join("vectors")).unwrap();

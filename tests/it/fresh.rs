@@ -408,7 +408,7 @@ fn against_a_map_of(
         assert!(fresh.apply(&updates).unwrap().is_empty());
         if random.below(merges) == 0 && !items.is_empty() {
             let before = fresh.view().unwrap();
-            let made = merge(&store, &before).unwrap();
+            let made = merge(&store, &before, &|_| ()).unwrap();
             assert_eq!((made.position, made.items), (log.len() as u64, items.len()));
             assert_eq!(made.version == version, shards.is_some());
             main = loaded(&store, made.version);
@@ -485,7 +485,7 @@ fn attributes_change_where_items_lie() {
             "round {round}"
         );
         (0..10).for_each(|_| check(random, &view, &items));
-        main = loaded(&store, merge(&store, &view).unwrap().version);
+        main = loaded(&store, merge(&store, &view, &|_| ()).unwrap().version);
         let merged = Arc::new(View::new(main.clone()));
         assert!(merged.is_bare());
         (0..10).for_each(|_| check(random, &merged, &items));

@@ -78,7 +78,7 @@ fn items_that_come_later_are_ranked_as_if_they_had_been_published() {
         let later = Arc::new(fresh.view().unwrap());
         same(&answers(&later, &bodies), &want);
         // The same after a merge, and what is stored is stored as it was published.
-        let made = merge(&Store::new(store.path()), &later).unwrap();
+        let made = merge(&Store::new(store.path()), &later, &|_| ()).unwrap();
         let folder = Store::new(store.path()).folder("seen", made.version);
         let merged = Arc::new(View::new(Arc::new(Snapshot::load(&folder, &Placement::whole()).unwrap())));
         same(&answers(&merged, &bodies), &want);

@@ -210,7 +210,7 @@ fn a_merged_version_has_the_package_the_tower_and_its_warm_up() {
     put(store.root(), &crate::support::tiny()).unwrap();
     let load = |version| Snapshot::load(&store.folder("tiny", version), &Default::default()).unwrap();
     let main = Arc::new(load(1));
-    let made = merge(&store, &sterling::view::View::new(main.clone())).unwrap();
+    let made = merge(&store, &sterling::view::View::new(main.clone()), &|_| ()).unwrap();
     let merged = load(made.version);
     assert_eq!(made.items, main.index.items());
     assert_eq!(merged.manifest.merged.as_ref().map(|from| from.origin), Some(1));
@@ -220,7 +220,7 @@ fn a_merged_version_has_the_package_the_tower_and_its_warm_up() {
         assert_eq!(merged.manifest.files[&file], main.manifest.files[&file], "{file}");
     }
     // Merged again, it still names where its package came from.
-    let again = merge(&store, &sterling::view::View::new(Arc::new(merged))).unwrap();
+    let again = merge(&store, &sterling::view::View::new(Arc::new(merged)), &|_| ()).unwrap();
     let manifest = Manifest::read(&store.folder("tiny", again.version)).unwrap();
     assert_eq!((manifest.merged.map(|from| from.origin), manifest.items), (Some(1), main.index.items()));
 }

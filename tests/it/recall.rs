@@ -5,10 +5,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use sterling::publish::{Publish, Vectors};
-use sterling::snapshot::{Calibration, Manifest, Placement, Recipe, Snapshot};
+use sterling::fresh::{Fresh, Put, Update};
+use sterling::publish::{Publish, Vectors, merge};
+use sterling::snapshot::{Calibration, Manifest, Placement, Recipe, Snapshot, Store};
 use sterling::units::ItemId;
-use sterling::view::View;
+use sterling::view::{Attribute, View};
 
 use crate::support::{Server, put, retrieve, run, sterling};
 
@@ -68,20 +69,27 @@ impl Drawn {
     /// The same by a recipe.
     pub fn publish_by(self, store: &Path, recipe: Recipe) -> Arc<View> {
         let rows: Vec<Vec<f32>> = (0..self.items as u64).map(|n| self.vector(n)).collect();
-        let attributes =
-            |n: u64| json!({"half": random(n + 7) % 2, "tenth": random(n + 8) % 10, "hundredth": random(n + 9) % 100});
-        let lines: String =
-            (0..self.items as u64).map(|n| format!("{}\n", json!({"id": n, "attributes": attributes(n)}))).collect();
-        let items = store.join("items.jsonl");
-        std::fs::write(&items, lines).unwrap();
-        let vectors = store.join("vectors.npy");
-        std::fs::write(&vectors, npy(&rows)).unwrap();
-        let (items, vectors) = (Some(items), Some(Vectors::Npy(vectors)));
-        let name = Some("drawn".to_owned());
-        let version =
-            put(&store.join("store"), &Publish { name, items, vectors, recipe, ..Publish::default() }).unwrap();
-        view(&store.join(format!("store/drawn/{version}")))
+        published(store, &rows, recipe)
     }
+}
+
+/// What filters ask of an item.
+fn attributes(n: u64) -> [(&'static str, u64); 3] {
+    [("half", random(n + 7) % 2), ("tenth", random(n + 8) % 10), ("hundredth", random(n + 9) % 100)]
+}
+
+/// Publishes rows in `store` and returns the version's view.
+fn published(store: &Path, rows: &[Vec<f32>], recipe: Recipe) -> Arc<View> {
+    let line = |n: u64| json!({"id": n, "attributes": serde_json::Map::from_iter(attributes(n).map(|(k, v)| (k.into(), v.into())))});
+    let lines: String = (0..rows.len() as u64).map(|n| format!("{}\n", line(n))).collect();
+    let items = store.join("items.jsonl");
+    std::fs::write(&items, lines).unwrap();
+    let vectors = store.join("vectors.npy");
+    std::fs::write(&vectors, npy(rows)).unwrap();
+    let (items, vectors) = (Some(items), Some(Vectors::Npy(vectors)));
+    let name = Some("drawn".to_owned());
+    let version = put(&store.join("store"), &Publish { name, items, vectors, recipe, ..Publish::default() }).unwrap();
+    view(&store.join(format!("store/drawn/{version}")))
 }
 
 /// The version in a folder.
@@ -402,6 +410,92 @@ fn a_version_is_calibrated_again_and_keeps_its_digest() {
     ] {
         let (code, _, errors) = run(&arguments);
         assert!(code == 2 && errors.contains(expected), "{errors}");
+    }
+}
+
+#[test]
+fn merges_calibrate_with_the_queries_of_the_last_recalibration_alone() {
+    let drawn = Drawn { items: 1_000, width: 8, clusters: 20 };
+    let folder = tempfile::tempdir().unwrap();
+    drawn.publish(folder.path());
+    let (store, queries) = (folder.path().join("store"), folder.path().join("queries.npy"));
+    std::fs::write(&queries, npy(&drawn.queries())).unwrap();
+    let again = ["calibrate", "drawn", "--version=1", "--store", store.to_str().unwrap()];
+    let with_queries = [&again[..], &["--queries", queries.to_str().unwrap()]].concat();
+    for (arguments, source) in [(&with_queries[..], "queries.npy"), (&again[..], "perturbed items")] {
+        let (code, _, errors) = run(arguments);
+        assert_eq!(code, 0, "{errors}");
+        let before = view(&store.join("drawn/1"));
+        let merged = merge(&Store::new(&store), &before, &|_| ()).unwrap();
+        let merged = view(&store.join(format!("drawn/{}", merged.version)));
+        assert_eq!(merged.main().calibration.as_ref().unwrap().source, source);
+    }
+}
+
+/// An item of a few kinds; those of a new kind vary where others hardly do.
+fn of_kind(n: u64, is_new: bool, is_unit: bool) -> Vec<f32> {
+    const WIDTH: u64 = 16;
+    let (kinds, of_kinds) = if is_new { (5, 1 << 51) } else { (60, 1 << 52) };
+    let number = |d: u64| {
+        let number = bell(random(n ^ 0xdef) % kinds * 1000 + d + of_kinds) + 0.3 * bell(n * 1000 + d + of_kinds);
+        if (d < WIDTH / 2) == is_new { number * 0.1 } else { number }
+    };
+    let vector: Vec<f32> = (0..WIDTH).map(number).collect();
+    let length = if is_unit { vector.iter().map(|x| x * x).sum::<f32>().sqrt() } else { 1.0 };
+    vector.iter().map(|x| x / length).collect()
+}
+
+#[test]
+fn items_of_a_new_kind_are_found_beside_a_snapshot_and_in_what_it_is_merged_into() {
+    for (is_unit, recipe) in [(false, ""), (true, ""), (false, "[index]\nfirst_pass = { codes = \"pq4\" }")] {
+        let folder = tempfile::tempdir().unwrap();
+        let rows: Vec<Vec<f32>> = (0..6_000).map(|n| of_kind(n, false, is_unit)).collect();
+        let main = published(folder.path(), &rows, Recipe::parse(recipe).unwrap());
+        let queries = |is_new| (0..60).map(|n| of_kind((1 << 40) + n, is_new, is_unit)).collect::<Vec<_>>();
+        let found = |view: &Arc<View>, is_new: bool, filters: &[&str]| {
+            recall(view, &queries(is_new), 20, filters, &json!({})).0
+        };
+        let (old, old_filtered) = (found(&main, false, &[""]), found(&main, false, &["half:1", "half:0"]));
+        let mut fresh = Fresh::new(main.main().clone(), 0);
+        let mut put = 0;
+        for until in [60, 300, 1500, 4500] {
+            // One in three is like those that were there.
+            let update = |n: u64| {
+                let attributes =
+                    attributes(n).map(|(name, value)| (name.into(), Attribute::Integers(vec![value as i64])));
+                let vector = Some(of_kind(10_000 + n, n % 3 != 0, is_unit));
+                Update::Put(Put { id: 10_000 + n as i64, vector, attributes: attributes.into(), dense: Vec::new() })
+            };
+            let updates: Vec<Update> = (put..until).map(update).collect();
+            assert!(fresh.apply(&updates).unwrap().is_empty());
+            put = until;
+            // As they come, and when segments have been joined.
+            for is_joined in [false, true] {
+                if is_joined {
+                    fresh.caught_up().unwrap();
+                }
+                let view = Arc::new(fresh.view().unwrap());
+                let told = format!("unit {is_unit}, `{recipe}`, {until} items, joined {is_joined}");
+                let (strays, new) = (view.strays() as u64, until * 2 / 3);
+                assert!(strays * 20 >= new * 19 && strays < new + until / 20, "{told}: {strays} strays of {new} new");
+                for filters in [&[""][..], &["half:1", "half:0"]] {
+                    let of_new = found(&view, true, filters);
+                    assert!(of_new >= 0.96, "{told}: {of_new} of the new kind, {filters:?}");
+                }
+                let now = found(&view, false, &[""]);
+                assert!(now >= old - 0.01, "{told}: {now} of those before, {old} then");
+                let now = found(&view, false, &["half:1", "half:0"]);
+                assert!(now >= old_filtered - 0.02, "{told}: {now} of those before, {old_filtered} then");
+            }
+        }
+        let store = Store::new(folder.path().join("store"));
+        let merged = merge(&store, &fresh.view().unwrap(), &|_| ()).unwrap();
+        let merged = view(&folder.path().join(format!("store/drawn/{}", merged.version)));
+        for filters in [&[""][..], &["half:1", "half:0"]] {
+            let of_new = found(&merged, true, filters);
+            assert!(of_new >= 0.96, "unit {is_unit}, `{recipe}`, merged: {of_new} of the new kind, {filters:?}");
+        }
+        assert!(found(&merged, false, &[""]) >= old - 0.02, "unit {is_unit}, `{recipe}`, merged");
     }
 }
 

@@ -210,7 +210,7 @@ mod tests {
         assert!(kept.get(&b, no_room).unwrap_err().to_string().contains("no room"));
         assert!(kept.get(&b, || Ok(Arc::new(2))).is_err(), "it is brought once");
         assert!(!kept.ask(&b, 1), "it was tried just now");
-        assert_eq!(kept.waiting(), [(b.clone(), "no room".into())]);
+        assert_eq!(kept.waiting(), [(b.clone(), Kind::Overloaded, "no room".into())]);
 
         // As often as the other one, or nearly.
         std::thread::sleep(RETRY_MIN);

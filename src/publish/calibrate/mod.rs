@@ -41,13 +41,18 @@ pub(super) const FINDINGS_FILE: &str = "findings.safetensors";
 /// The queries of a calibration that was made again, where they are none of the version's items.
 const RECALIBRATION_QUERIES_FILE: &str = "recalibration_queries.safetensors";
 
-/// The file of the queries that the version in `folder` was calibrated with last, where they are none of its items.
-pub(super) fn kept_queries(folder: &Path) -> Option<PathBuf> {
-    let last = match folder.join(RECALIBRATION_FILE).exists() {
-        true => RECALIBRATION_QUERIES_FILE,
-        false => QUERIES_FILE,
+/// The file of the queries that the version in `folder` was calibrated with last, where they are none of its items. The queries of an
+/// earlier recalibration may still lie beside one that was made of items: they are not of this version's calibration any more.
+///
+/// # Errors
+/// As [`Recalibration::read`].
+pub(super) fn kept_queries(folder: &Path, manifest: &Manifest) -> Result<Option<PathBuf>> {
+    let file = match Recalibration::read(folder, manifest)? {
+        Some(again) if again.source == queries::OF_ITEMS => return Ok(None),
+        Some(_) => RECALIBRATION_QUERIES_FILE,
+        None => QUERIES_FILE,
     };
-    Some(folder.join(last)).filter(|path| path.exists())
+    Ok(Some(folder.join(file)).filter(|path| path.exists()))
 }
 
 /// Calibrates the version in `folder` with the queries of a file, else with perturbed items; not one whose index has a single list.

@@ -21,6 +21,9 @@ const QUERIES_MAX: usize = 256;
 /// Length of what is added to an item that becomes a query, as a share of the item's.
 const PERTURBED_BY: f32 = 0.1;
 
+/// The source of queries that are perturbed items.
+pub(super) const OF_ITEMS: &str = "perturbed items";
+
 /// Queries to calibrate with.
 #[derive(Debug, PartialEq)]
 pub struct Queries {
@@ -120,7 +123,7 @@ impl Queries {
             row
         };
         let vectors = rows.into_iter().zip(&places).map(perturb).collect();
-        Queries { source: "perturbed items".into(), vectors, made_of: places.into_iter().map(Some).collect() }
+        Queries { source: OF_ITEMS.into(), vectors, made_of: places.into_iter().map(Some).collect() }
     }
 }
 
