@@ -2,12 +2,13 @@
 //!
 //! `docs/CONFIG.md` lists every key; it is written from the types here (`reference`).
 //!
-//! A variable joins the path by two underscores: `STERLING_ENGINE__QUEUE=64`. Other variables that begin with `STERLING_`
+//! A variable joins the path by two underscores: `STERLING_ENGINE__QUEUE=64`. One that nearly names a key is an error. Other variables that begin with `STERLING_`
 //! are passed over with a warning: an orchestrator sets some, as Kubernetes does for a service called `sterling`.
 
 #[cfg(test)]
 mod reference;
 
+use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
@@ -309,7 +310,7 @@ fn combined<T: Serialize + DeserializeOwned>(defaults: T, file: Option<&Path>, f
         std::fs::metadata(path).map_err(|e| Error::io(path.display(), e))?;
         sources = sources.merge(Toml::file_exact(path));
     }
-    let variables = std::env::vars_os().filter_map(|(name, text)| name.into_string().ok().zip(text.into_string().ok()));
+    let variables = std::env::vars_os().map(|(name, text)| (name.to_string_lossy().into_owned(), text));
     let sources = sources.merge(of_variables(&said, variables)?).merge(Serialized::defaults(flags));
     sources.extract().map_err(|e| Error::invalid(format!("configuration: {}", shown(e))))
 }
@@ -331,24 +332,35 @@ impl Provider for Variables {
     }
 }
 
-/// What the variables of the environment say of the configuration's keys.
-fn of_variables(defaults: &Value, variables: impl Iterator<Item = (String, String)>) -> Result<Variables> {
+/// What the variables of the environment say of the configuration's keys. One that nearly names a key is an error: a server that was
+/// to have keys would start without.
+fn of_variables(defaults: &Value, variables: impl Iterator<Item = (String, OsString)>) -> Result<Variables> {
     let mut said = Dict::new();
     let mut unknown = Vec::new();
+    let known = keys(defaults);
     for (name, text) in variables {
         let Some(path) = name.strip_prefix(PREFIX).filter(|_| !OTHERS.contains(&name.as_str())) else { continue };
         let path = path.to_lowercase().replace("__", ".");
-        match defaults.find_ref(&path) {
-            None | Some(Value::Dict(..)) => unknown.push(name),
-            Some(Value::Empty(..)) if path == "shard" => {
+        let found = defaults.find_ref(&path).filter(|found| !matches!(found, Value::Dict(..)));
+        let Some(found) = found else {
+            misspelt(&name, &path, &known)?;
+            unknown.push(name);
+            continue;
+        };
+        let text = text.into_string().map_err(|text| {
+            let text = text.to_string_lossy().into_owned();
+            Error::invalid(format!("configuration: {name}: got `{text}`, which is no UTF-8"))
+        })?;
+        match found {
+            Value::Empty(..) if path == "shard" => {
                 let shard: u32 = text.parse().map_err(|_| {
                     Error::invalid(format!("configuration: {name}: got `{text}`, expected the number of a shard"))
                 })?;
                 insert(&mut said, &path, shard.into());
             }
             // A text stays what it is, whatever it looks like; what has no default is a text.
-            Some(Value::String(..) | Value::Empty(..)) => insert(&mut said, &path, text.into()),
-            Some(_) => {
+            Value::String(..) | Value::Empty(..) => insert(&mut said, &path, text.into()),
+            _ => {
                 let value = text.parse().map_err(|e| Error::invalid(format!("configuration: {name}: {e}")))?;
                 insert(&mut said, &path, value);
             }
@@ -359,6 +371,36 @@ fn of_variables(defaults: &Value, variables: impl Iterator<Item = (String, Strin
         tracing::warn!("passed over, as they are no keys of the configuration: {}", unknown.join(", "));
     }
     Ok(Variables(said))
+}
+
+/// The keys of the configuration, by their sections and dots.
+fn keys(defaults: &Value) -> Vec<String> {
+    fn add(value: &Value, path: &str, keys: &mut Vec<String>) {
+        let Value::Dict(_, section) = value else { return keys.push(path.into()) };
+        for (name, value) in section {
+            add(value, &if path.is_empty() { name.clone() } else { format!("{path}.{name}") }, keys);
+        }
+    }
+    let mut keys = Vec::new();
+    add(defaults, "", &mut keys);
+    keys
+}
+
+/// Refuses the name of a variable that is in a section of the configuration and no key of it, or a key but for its underscores.
+fn misspelt(name: &str, path: &str, known: &[String]) -> Result<()> {
+    let variable = |key: &str| format!("{PREFIX}{}", key.replace('.', "__").to_uppercase());
+    let plain = |key: &str| key.replace(['.', '_'], "");
+    if let Some(key) = known.iter().find(|key| plain(key) == plain(path)) {
+        return Err(Error::invalid(format!("configuration: {name}: no key, expected {}", variable(key))));
+    }
+    let Some((section, _)) = path.split_once('.').filter(|(_, rest)| !rest.is_empty()) else { return Ok(()) };
+    let of_section = known.iter().filter(|key| key.split_once('.').is_some_and(|(of, _)| of == section));
+    let of_section: Vec<String> = of_section.map(|key| variable(key)).collect();
+    if of_section.is_empty() {
+        return Ok(());
+    }
+    let expected = of_section.join(", ");
+    Err(Error::invalid(format!("configuration: {name}: no key of section `{section}`, expected one of {expected}")))
 }
 
 /// Puts a value at a path of names.
@@ -433,7 +475,7 @@ mod tests {
         assert!(Config::read(Some(Path::new("none.toml")), &Flags::default()).is_err());
     }
     fn with_variables(variables: &[(&str, &str)]) -> Result<Config> {
-        let pairs = variables.iter().map(|(name, text)| (name.to_string(), text.to_string()));
+        let pairs = variables.iter().map(|(name, text)| (name.to_string(), text.into()));
         let sources = Figment::from(Serialized::defaults(Config::default()));
         let config = sources.merge(of_variables(&Value::serialize(Config::default()).unwrap(), pairs)?).extract();
         config.map_err(|e| Error::invalid(shown(e)))
@@ -466,6 +508,28 @@ mod tests {
                 && !error.contains("default"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn variables_that_nearly_name_a_key_are_errors() {
+        for (name, expected) in [
+            (
+                "STERLING_ACCESS__KEY",
+                "STERLING_ACCESS__KEY: no key of section `access`, expected one of STERLING_ACCESS__",
+            ),
+            ("STERLING_ACCESS_KEYS", "STERLING_ACCESS_KEYS: no key, expected STERLING_ACCESS__KEYS"),
+            ("STERLING_REFRESHMS", "expected STERLING_REFRESH_MS"),
+            ("STERLING_REFRESH__MS", "expected STERLING_REFRESH_MS"),
+            ("STERLING_HTTP__ACCESS__KEYS", "no key of section `http`"),
+        ] {
+            let error = with_variables(&[(name, "x")]).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+        use std::os::unix::ffi::OsStringExt as _;
+        let variables = [("STERLING_ACCESS__KEYS".to_owned(), OsString::from_vec(b"/keys-\xff".to_vec()))];
+        let defaults = Value::serialize(Config::default()).unwrap();
+        let error = of_variables(&defaults, variables.into_iter()).map(drop).unwrap_err().to_string();
+        assert!(error.contains("STERLING_ACCESS__KEYS: got `/keys-\u{fffd}`, which is no UTF-8"), "{error}");
     }
 
     #[test]

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::error::{Error, Result};
 use crate::packed;
 use crate::units::{ItemId, Slot};
 
@@ -59,6 +60,24 @@ impl Values {
             Values::Numbers(numbers) => Some(numbers),
             Values::Integers(integers) => Some(integers.into_iter().map(|x| x as f32).collect()),
             Values::Texts(_) | Values::Weighted { .. } => None,
+        }
+    }
+
+    /// Ids with a weight each.
+    ///
+    /// # Errors
+    /// `Invalid` where they are no ids, or not as many as the weights.
+    pub fn weighted(self, weights: Vec<f32>) -> Result<Self> {
+        match self {
+            Values::Integers(ids) if ids.len() == weights.len() => Ok(Values::Weighted { ids, weights }),
+            Values::Integers(ids) => Err(Error::invalid(format!(
+                "got {} weights, expected one for each of {} values",
+                weights.len(),
+                ids.len()
+            ))),
+            // A list of nothing has the type of nothing.
+            Values::Numbers(none) if none.is_empty() && weights.is_empty() => Ok(Values::Integers(Vec::new())),
+            _ => Err(Error::invalid("got weights, but values that are no integers")),
         }
     }
 }
@@ -374,4 +393,27 @@ pub struct Selected {
     pub selected: usize,
     /// How many of them are candidates, K0: the best by retrieval score.
     pub candidates: usize,
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn weights_go_with_as_many_ids() {
+        let ids = Values::Integers(vec![3, 4]);
+        let weighted = Values::Weighted { ids: vec![3, 4], weights: vec![0.5, 2.0] };
+        assert_eq!(ids.clone().weighted(vec![0.5, 2.0]).unwrap(), weighted);
+        assert_eq!(Values::Numbers(Vec::new()).weighted(Vec::new()).unwrap(), Values::Integers(Vec::new()));
+        for (values, weights, expected) in [
+            (ids, vec![1.0], "got 1 weights, expected one for each of 2 values"),
+            (Values::Texts(vec!["a".into()]), vec![1.0], "values that are no integers"),
+            (Values::Numbers(vec![1.0]), vec![1.0], "values that are no integers"),
+            (Values::Numbers(Vec::new()), vec![1.0], "values that are no integers"),
+        ] {
+            let error = values.weighted(weights).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
 }

@@ -185,8 +185,9 @@ class Client:
             body = lambda part=part: {"items": [_item(row, kind) for row in _rows(part)]}  # noqa: E731
             told = self._table("POST", f"{_named(model)}/items:upsert", (part, None), body, headers).json()
             refused = made.refused + [item | {"place": item["place"] + first} for item in told["refused"]]
-            # Each shard of a router has positions of its own: all are needed to see all items. The one position is the lowest, as in the answer.
+            # Each shard of a router has positions of its own: all are needed to see all items.
             positions = [max(both) for both in itertools.zip_longest(made.positions, told.get("positions", []), fillvalue=0)]
+            # The one position is the lowest of them, as in the router's answer.
             position = min((reached for reached in positions if reached), default=max(made.position, told["position"]))
             made = Upserted(made.accepted + told["accepted"], refused, position, positions)
             first += len(part["id"])

@@ -15,8 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from . import toml
 from .errors import ExportError
 from .features import MERGES, Column, Dense, Feature, Ids, ItemVector, LookedUp, Query, is_missing, one_of
@@ -48,7 +46,7 @@ class Exported:
     @property
     def largest(self) -> float:
         """The largest difference that was measured."""
-        return float(np.max([value for value in self.differences.values() if value is not None], initial=0.0))
+        return max((value for value in self.differences.values() if value is not None), default=0.0)
 
     def __str__(self) -> str:
         shown = (f"{name} {'not compared' if value is None else f'{value:.1e}'}" for name, value in self.differences.items())
@@ -534,7 +532,7 @@ def item_line(row: Mapping[str, Any]) -> str:
 def query_line(sample: Mapping[str, Any]) -> str:
     """A user's features as a line of ``queries.jsonl``: the body of a ``:retrieve``.
 
-    >>> query_line({"viewed": np.array([3, 5]), "age": float("nan")})
+    >>> query_line({"viewed": [3, 5], "age": float("nan")})
     '{"features":{"viewed":[3,5]}}'
     """
     return _line(f"sample {dict(sample)!r:.200}", {"features": {name: values for name, values in sample.items() if not is_missing(values)}})

@@ -153,9 +153,9 @@ class Graph:
         """Where the exported graph and the module differ most, in words."""
         import torch
 
-        rows = ((off, _shown_row(self.inputs, examples, row)) 
+        rows = ((off, _shown_row(self.inputs, examples, row))
                 for examples, offs in _compared(self.file, self, torch.Generator().manual_seed(_SEED)) for row, off in enumerate(offs))  # fmt: skip
-        return max(rows, key=lambda row: math.inf if math.isnan(row[0]) else row[0])[1]
+        return max(rows, key=lambda row: row[0])[1]
 
 
 def parameters(place: str, module: Any) -> list[str] | None:
@@ -474,12 +474,12 @@ def _plain_shapes(proto: onnx.ModelProto) -> None:
 
 
 def _difference(place: str, graph: Graph, generator: torch.Generator) -> float | None:
-    """The largest difference; NaN where either side is NaN, which is none that may be left out."""
+    """The largest difference; infinite where either side is NaN."""
     try:
         import onnxruntime  # noqa: F401
     except ImportError:
         return None
-    return float(np.max([offs.max(initial=0) for _, offs in _compared(place, graph, generator)]))
+    return max(float(offs.max(initial=0)) for _, offs in _compared(place, graph, generator))
 
 
 def _compared(place: str, graph: Graph, generator: torch.Generator) -> Iterator[tuple[list[torch.Tensor], np.ndarray]]:
@@ -507,7 +507,7 @@ def _compared(place: str, graph: Graph, generator: torch.Generator) -> Iterator[
             if list(value.shape) != list(got.shape):
                 raise ExportError(f"{place}: `{name}` is {list(got.shape)} in the exported graph, {list(value.shape)} in PyTorch")
             wanted_values = value.numpy()
-            off = abs(wanted_values - got) / abs(wanted_values).clip(min=1)
+            off = np.nan_to_num(abs(wanted_values - got) / abs(wanted_values).clip(min=1), nan=np.inf)
             offs.append(off.reshape(len(off), -1).max(1, initial=0))
         yield examples, np.max(offs, 0)
 

@@ -57,7 +57,7 @@ def served(
             embedded = [{}, *shortened(reference, samples), *_spread(samples, EMBEDDED_MAX)]
             found = [(_of_ranking(reference, server, call, sample, items), sample) for sample in ranked]
             found += [(_of_query(reference, server, call, sample), sample) for sample in embedded]
-            return max(found, key=lambda one: np.inf if np.isnan(one[0]) else one[0])
+            return max(found, key=lambda one: one[0])
 
 
 def _spread(samples: Sequence[Mapping[str, Any]], most: int) -> Sequence[Mapping[str, Any]]:
@@ -89,7 +89,7 @@ def _of_ranking(reference: Reference, server: Any, call: str, sample: Mapping[st
         raise ExportError(f"served: {len(answer)} items, expected {count}")
     each = [difference([found["similarity"] for found in answer], wanted["similarity"])]
     each += [difference([found["tasks"][task] for found in answer], wanted[task]) for task in reference.tasks]
-    return float(np.max(each))
+    return max(each)
 
 
 def sent(sample: Mapping[str, Any]) -> dict[str, Any]:
@@ -98,12 +98,13 @@ def sent(sample: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def difference(found: Any, wanted: Any) -> float:
-    """The largest difference, relative to the larger of 1 and what is wanted; NaN where either is NaN.
+    """The largest difference, relative to the larger of 1 and what is wanted; infinite where either is NaN.
 
     >>> difference([1.0, 110.0], [0.5, 100.0]), difference([1.0, float("nan")], [1.0, 2.0])
-    (0.5, nan)
+    (0.5, inf)
     """
     found, wanted = np.asarray(found, np.float64), np.asarray(wanted, np.float64)
     if found.shape != wanted.shape:
         raise ExportError(f"served: shape {list(found.shape)}, expected {list(wanted.shape)}")
-    return float(np.max(np.abs(found - wanted) / np.maximum(1, np.abs(wanted)), initial=0))
+    off = np.abs(found - wanted) / np.maximum(1, np.abs(wanted))
+    return float(np.max(np.nan_to_num(off, nan=np.inf), initial=0))

@@ -60,11 +60,15 @@ def collect(tables: Any) -> dict[str, Table]:
         found[name] = _opened(name, table)
         originals[name] = table.weight
     # One copy of a collection for all of its tables, over the weights that are written.
-    memo: dict[int, Any] = {id(originals[name]): _parameter(table.weight) for name, table in found.items() if table.features}
+    memo: dict[int, Any] = {id(originals[name]): _parameter(table.weight) for name, table in found.items() if _is_of_collection(table)}
     for name, table in found.items():
-        if table.features:
+        if _is_of_collection(table):
             found[name] = replace(table, module=copy.deepcopy(table.module, memo).cpu().eval())
     return found
+
+
+def _is_of_collection(table: Table) -> bool:
+    return any(hasattr(table.module, configs) for configs in ("embedding_bag_configs", "embedding_configs"))
 
 
 def _parameter(weight: torch.Tensor) -> torch.nn.Parameter:
@@ -171,7 +175,7 @@ def rows_of(name: str, table: Table, ids: Sequence[int]) -> torch.Tensor:
     if isinstance(module, torch.nn.Embedding) or hasattr(module, "embedding_configs"):
         with torch.no_grad():
             return module(at) if isinstance(module, torch.nn.Embedding) else _of_feature(name, table, ids, None).values()
-    return table.weight.float()[at]
+    return table.weight[at].float()
 
 
 def pooled(name: str, table: Table, pooling: str, ids: Sequence[int], weights: Sequence[float] | None) -> torch.Tensor:

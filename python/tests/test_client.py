@@ -107,6 +107,20 @@ def test_items_are_put_and_changed(store, program, tmp_path, options, monkeypatc
             client.upsert("tiny", ids, changes={}, attributes={})
 
 
+def test_positions_of_several_calls_are_the_furthest_of_each_shard(monkeypatch):
+    monkeypatch.setattr("sterling.client.ITEMS_MAX", 1)
+    answers = iter([{"position": 5, "positions": [5, 0, 9]}, {"position": 7, "positions": [0, 7, 0]}, {"position": 8, "positions": [8, 0, 8]}])
+
+    class Told:
+        def json(self):
+            return {"accepted": 1, "refused": [], **next(answers)}
+
+    with sterling.Client("http://127.0.0.1:1") as client:
+        monkeypatch.setattr(client, "_table", lambda *_: Told())
+        made = client.upsert("m", [1, 2, 3], changes={"a": [1, 2, 3]})
+    assert (made.accepted, made.positions, made.position) == (3, [8, 7, 9], 7)
+
+
 def test_pages_are_slices_of_one_ranking(server):
     asked = {"features": FEATURES, "candidates": 12, "exact": True}
     with sterling.Client(server.url) as client:

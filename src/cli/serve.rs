@@ -200,8 +200,9 @@ impl Server {
     pub(super) fn bind(config: &Config) -> Result<Self> {
         telemetry::metrics();
         let (access, tls) = (AccessControl::open(&config.access)?, Tls::open(&config.tls)?.map(Arc::new));
-        if !access.is_guarded() && !config.listen.ip().is_loopback() {
-            tracing::warn!(address = %config.listen, "whoever reaches this address may do everything: `access.keys` names a file of keys");
+        let addresses = [Some(config.listen), config.access.admin_listen].into_iter().flatten();
+        for address in addresses.filter(|address| !access.is_guarded() && !address.ip().is_loopback()) {
+            tracing::warn!(%address, "whoever reaches this address may do everything: `access.keys` names a file of keys");
         }
         let placement = Placement::open(&config.tables)?;
         let peers = config.tables.host.as_ref().map(|_| Peers::open(&config.peers)).transpose()?.map(Arc::new);

@@ -136,6 +136,15 @@ pub(super) fn dictionary<T: Ord>(values: &[T]) -> (Vec<&T>, Vec<u32>) {
     (sorted, codes)
 }
 
+/// The place behind so many values of a column, as offsets have it.
+///
+/// # Errors
+/// `Invalid` where there are more than offsets of 32 bits reach.
+pub fn values_end(values: usize) -> Result<u32> {
+    u32::try_from(values)
+        .map_err(|_| Error::invalid(format!("{values} values in one column, expected at most {}", u32::MAX)))
+}
+
 fn encode_codes(number: usize, offsets: &[u32], codes: &[u32], order: &[u32], file: &mut TensorFile<'_>) -> Result<()> {
     let mut ends = Vec::with_capacity(order.len() + 1);
     let mut by_slot: Vec<u32> = Vec::with_capacity(codes.len());
@@ -149,7 +158,7 @@ fn encode_codes(number: usize, offsets: &[u32], codes: &[u32], order: &[u32], fi
             of_item.dedup();
             by_slot.extend_from_slice(&of_item);
         }
-        ends.push(by_slot.len() as u32);
+        ends.push(values_end(by_slot.len())?);
     }
     file.add_owned(format!("c{number}.offsets"), &[ends.len()], ends)?;
     file.add_owned(format!("c{number}.codes"), &[by_slot.len()], by_slot)

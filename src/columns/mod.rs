@@ -23,7 +23,7 @@ mod sparse;
 mod stacked;
 mod view;
 
-pub use build::{ItemColumn, ItemValues, encode, text_bytes};
+pub use build::{ItemColumn, ItemValues, encode, text_bytes, values_end};
 pub use cell::Cell;
 pub use containing::Contains;
 pub use device::DeviceColumns;

@@ -15,7 +15,8 @@ Written from the code: `STERLING_BLESS=1 cargo test --lib config::` writes it ag
 
 `sterling serve` takes its defaults, then one TOML file (`--config`), then variables of the environment, then flags; the later ones go before. A variable is
 `STERLING_` and the key in capitals, with two underscores between section and key: `STERLING_ENGINE__QUEUE=64`. Lists are TOML: `STERLING_TABLES__REMOTE='[\"redis://a:6379\"]'`.
-Variables that begin with `STERLING_` and are no key are passed over with a warning, for orchestrators set some. A key that is unknown in the file is an error.
+A variable that nearly names a key is an error: one of a section that has no such key, one that is a key but for its underscores, a value that is no UTF-8. Others that begin with `STERLING_` are passed
+over with a warning, for orchestrators set some. A key that is unknown in the file is an error.
 `sterling serve --check` says what is wrong with a configuration without a start.
 
 Beside these, `STERLING_LOG` sets what is logged (`info`, `sterling=debug,info`), and `--log-json` how; `STERLING_KERNEL` chooses the kernels of the CPU, for tests.

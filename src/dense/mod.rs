@@ -75,6 +75,8 @@ pub struct Halves {
     pub candidate_inputs: Vec<usize>,
     /// Numbers that are kept of an item.
     pub width: usize,
+    /// A name for what makes them, weights and all, 32 hexadecimal digits.
+    pub digest: String,
 }
 
 /// The inputs of some rows, to be written: those of a row side by side, in their order.
@@ -194,6 +196,7 @@ impl ReadGraph {
     pub fn halves(&self, is_item: &[bool], cut: &ItemCut, precision: Precision) -> Result<Halves> {
         let split::Split { item, candidates, width } = split::split(&self.graph, is_item, cut)?;
         Ok(Halves {
+            digest: item.digest(cut),
             item: RowProgram::of(&item.graph, Precision::F32, Kernels::best())?,
             item_inputs: item.inputs,
             candidates: RowProgram::of(&candidates.graph, precision, Kernels::best())?,

@@ -9,10 +9,11 @@
 //! linear.
 
 use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::Xxh3;
 
 use super::collapse::collapse;
 use super::graph::Graph;
-use super::ir::{GraphInput, Id, Op, Side};
+use super::ir::{GraphInput, Id, Op, Side, Value};
 use super::plan::plan;
 use super::steps::Precision;
 use crate::device::cpu::dense::{Binary, Fold, Unary};
@@ -40,6 +41,26 @@ const EDGES_MAX: usize = 12;
 pub(super) struct Half {
     pub(super) graph: Graph,
     pub(super) inputs: Vec<usize>,
+}
+
+impl Half {
+    /// A name for all that it computes, 32 hexadecimal digits: its operations and constants, and which values of the whole graph
+    /// it makes of which inputs.
+    pub(super) fn digest(&self, cut: &ItemCut) -> String {
+        let mut hash = Xxh3::new();
+        hash.update(format!("{:?} {:?} {:?} ", cut.0, self.inputs, self.graph.outputs).as_bytes());
+        for Value { op, shape, rows, .. } in &self.graph.values {
+            match op {
+                Op::Constant(numbers) => {
+                    hash.update(b"Constant");
+                    numbers.iter().for_each(|x| hash.update(&x.to_le_bytes()));
+                }
+                op => hash.update(format!("{op:?}").as_bytes()),
+            }
+            hash.update(format!(" {shape:?} {rows:?};").as_bytes());
+        }
+        format!("{:032x}", hash.digest128())
+    }
 }
 
 /// Both halves of a graph, and how many numbers are kept of an item.

@@ -281,6 +281,32 @@ fn single_numbers_are_made_in_chains() {
     near(&made[0], &interpret::row(&graph.values, graph.outputs[0], &[&[0.5, 1.0, -1.0], &[2.0], &[9.0]]), "the row");
 }
 
+/// A difference of flags or times is made before a large factor meets it; a quotient stays one.
+#[test]
+fn sums_of_large_terms_are_made_before_they_are_multiplied() {
+    let mut graph = Graph::new(vec![input(Side::User, 1), input(Side::Pair, 1), input(Side::Pair, 1)]);
+    let [mine, column, score] = [0, 1, 2].map(|n| graph.input(n).unwrap());
+    let away = graph.binary(Binary::Sub, mine, column).unwrap();
+    let far = graph.number(vec![], vec![-1e9]).unwrap();
+    let masked = graph.binary(Binary::Mul, away, far).unwrap();
+    let masked = graph.binary(Binary::Add, score, masked).unwrap();
+    let weights = graph.number(vec![1, 4], vec![0.125, -0.1, 3.0, 0.3]).unwrap();
+    let layer = graph.matmul(away, weights).unwrap();
+    let share = graph.binary(Binary::Div, score, mine).unwrap();
+    graph.outputs = vec![masked, layer, share];
+    let both = RowProgram::of(&graph, Precision::F32, Kernels::best()).unwrap();
+    for plan in [&both.straight, &both.collapsed] {
+        let program = RowProgram { straight: plan.clone(), collapsed: plan.clone(), ..both.clone() };
+        let one = |mine: f32, column: f32, score: f32| run(&program, 1, &[&[mine]], &|_| vec![column, score]).remove(0);
+        assert_eq!(one(1.0, 1.0, 0.3)[0], 0.3, "{program:?}");
+        let hours = one(490_000.0, 489_997.0, 0.0);
+        near(&hours[1..5], &[0.375, -0.3, 9.0, 0.9], "three hours");
+        // The reciprocal of so small a number is infinite.
+        assert_eq!(one(1e-40, 0.0, 1e-40)[5], 1.0);
+        assert_eq!(one(1e-40, 0.0, 0.0)[5], 0.0);
+    }
+}
+
 /// Of values side by side only those are made that something picks.
 #[test]
 fn what_nothing_picks_is_not_made() {

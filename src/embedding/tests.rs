@@ -305,6 +305,42 @@ fn columns_of_one_row_that_differ_in_fate_count_once() {
 }
 
 #[test]
+fn a_row_that_is_late_in_some_columns_is_missing_in_all() {
+    let values: Vec<f32> = (0..24).map(|n| (n / 8 + 1) as f32).collect();
+    let cut = |columns: Range<usize>, rows: Range<u64>| Cut { rows, columns, copy: 0, device: "d".into() };
+    let ids = KeyedJaggedTensor::from_lengths(["f"], vec![0, 1, 2, 1], &[2, 2], None).unwrap();
+    let lenient = Lookup { on_degraded: OnDegraded::DefaultRows, deadline: None };
+    for format in [RowFormat::F32, RowFormat::Int8] {
+        let wide = Table::from_f32("t", 8, &values, format, Unseen::Zero).unwrap();
+        let here = |columns: Range<usize>| cut(columns, 0..3).take(&wide).unwrap();
+        let away = |columns: Range<usize>, rows: Range<u64>, degraded: &[u64]| {
+            fetched_shard(&wide, cut(columns, rows).take(&wide).unwrap(), degraded)
+        };
+        let whole = fetched_shard(&wide, here(0..8), &[1]);
+        for pooling in [Pooling::Sum, Pooling::Mean] {
+            let pooled = |sharding, shards: Vec<Shard>| {
+                let table = Table::of_shards(wide.spec().clone(), sharding, shards).unwrap();
+                let bag = BagConfig { feature: "f".into(), table: "t".into(), pooling };
+                let collection = EmbeddingBagCollection::new(vec![Arc::new(table)], &[bag]).unwrap();
+                let (pooled, counts) = collection.lookup(&ids, &lenient).unwrap();
+                (pooled.values().to_vec(), counts[0].degraded)
+            };
+            let expected = pooled(Sharding::TableWise, vec![whole.clone()]);
+            for (sharding, shards) in [
+                (Sharding::ColumnWise, vec![away(0..4, 0..3, &[1]), away(4..8, 0..3, &[])]),
+                (Sharding::ColumnWise, vec![here(0..4), away(4..8, 0..3, &[1])]),
+                (
+                    Sharding::Grid,
+                    vec![away(0..4, 0..2, &[1]), away(4..8, 0..2, &[]), away(0..4, 2..3, &[]), away(4..8, 2..3, &[])],
+                ),
+            ] {
+                assert_eq!(pooled(sharding, shards), expected, "{sharding:?} {pooling:?} {}", format.name());
+            }
+        }
+    }
+}
+
+#[test]
 fn columns_of_fetched_rows_are_those_of_the_table() {
     let values: Vec<f32> = (0..24).map(|i| (i * i % 37) as f32).collect();
     let ids = KeyedJaggedTensor::from_lengths(["f"], vec![2, 0, 2, 1], &[3, 1], None).unwrap();

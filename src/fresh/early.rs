@@ -20,6 +20,9 @@ const BYTES_MAX: usize = 64 << 20;
 /// How long an embedding waits for its update, which may never come: the call may have failed.
 const KEPT: Duration = Duration::from_secs(60);
 
+/// Places of embeddings that were taken which may stay in their order.
+const COMPACTED_MIN: usize = 1024;
+
 /// Embeddings by what was put.
 #[derive(Default)]
 pub(super) struct EarlyEmbeddings(Mutex<Waiting>);
@@ -55,6 +58,7 @@ impl EarlyEmbeddings {
         let since = Instant::now();
         let mut waiting = self.waiting();
         waiting.forget(since);
+        waiting.compact();
         for (name, embedded) in named {
             waiting.remove(name);
             if waiting.bytes + bytes(&embedded) > BYTES_MAX {
@@ -105,6 +109,14 @@ impl Waiting {
             if is_there {
                 self.remove(name);
             }
+        }
+    }
+
+    /// Forgets the places of those that were taken from behind one that still waits, once they are most of all.
+    fn compact(&mut self) {
+        if self.order.len() > 2 * self.by_put.len() + COMPACTED_MIN {
+            let Waiting { by_put, order, .. } = self;
+            order.retain(|(since, name)| by_put.get(name).is_some_and(|entry| entry.since == *since));
         }
     }
 }

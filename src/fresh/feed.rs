@@ -57,15 +57,14 @@ impl Feed {
     pub fn open(journal: Box<dyn Journal>, folder: Option<PathBuf>, after: u64) -> Result<Self> {
         let (first, until) = (journal.first(), after.min(journal.last()));
         let calls = folder.as_deref().map(Calls::read).transpose()?.unwrap_or_default();
-        let feed =
-            Feed {
-                journal,
-                calls: Mutex::new(calls),
-                folder,
-                released: AtomicU64::new(0),
-                early: Arc::default(),
-                merging: Mutex::default(),
-            };
+        let feed = Feed {
+            journal,
+            calls: Mutex::new(calls),
+            folder,
+            released: AtomicU64::new(0),
+            early: Arc::default(),
+            merging: Mutex::default(),
+        };
         // Versions follow from their own positions on and do not see those before.
         if first <= until {
             let mut records = feed.journal.follow(first - 1)?;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::catalogue::{EMBEDDING, ID, Items};
-use crate::columns::{ItemColumn, ItemValues, text_bytes};
+use crate::columns::{ItemColumn, ItemValues, text_bytes, values_end};
 use crate::error::{Error, Result};
 use crate::rows::{RowWriter, Spill};
 
@@ -82,11 +82,11 @@ impl Column {
             (Growing::Untyped, _) => {}
             (Growing::Integers { offsets, values }, Cell::Integers(v)) => {
                 values.extend(v);
-                offsets.push(bounded(values.len())?);
+                offsets.push(values_end(values.len())?);
             }
             (Growing::Texts { offsets, values }, Cell::Texts(v)) => {
                 values.extend(v);
-                offsets.push(bounded(values.len())?);
+                offsets.push(values_end(values.len())?);
             }
             (Growing::Integers { offsets, .. } | Growing::Texts { offsets, .. }, Cell::Missing) => {
                 offsets.push(offsets[self.items]);
@@ -145,11 +145,6 @@ impl Column {
 fn exact(integer: i64) -> Option<f64> {
     let float = integer as f64;
     (float as i128 == i128::from(integer)).then_some(float)
-}
-
-fn bounded(values: usize) -> Result<u32> {
-    u32::try_from(values)
-        .map_err(|_| Error::invalid(format!("{values} values in one column, expected at most {}", u32::MAX)))
 }
 
 /// An item file on its way into [`Items`].

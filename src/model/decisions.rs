@@ -44,6 +44,6 @@ pub struct DecidedPart {
     pub width: usize,
     /// How they are stored.
     pub format: RowFormat,
-    /// The digest of the program that made them.
+    /// The digest of what made them: the cut, operations and weights; of older versions, of the program's text.
     pub digest: String,
 }

@@ -104,7 +104,7 @@ impl Package {
             cut: cut.clone(),
             width: part.width(),
             format,
-            digest: part.program().digest(),
+            digest: part.digest().to_owned(),
         };
         Ok(parted.part().map(decided))
     }
@@ -347,7 +347,7 @@ fn parted(graph: Graph, readable: &[Readable], tasks: usize, decided: &DecidedPa
     let name = graph.name().to_owned();
     let split = OverArch::with_part(graph, readable, tasks, &decided.cut);
     let is_it = |overarch: &OverArch| {
-        overarch.part().is_some_and(|p| p.width() == decided.width && p.program().digest() == decided.digest)
+        overarch.part().is_some_and(|part| part.width() == decided.width && part.is(&decided.digest))
     };
     let why = match split {
         Ok(overarch) if is_it(&overarch) => return Some(overarch),

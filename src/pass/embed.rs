@@ -3,7 +3,7 @@
 use super::batch::Batch;
 use super::fetch::lookup_each;
 use super::trace::Trace;
-use super::work::{Prepared, Query, Task};
+use super::work::{Prepared, Query, Task, not_finite};
 use crate::error::{Error, Result};
 use crate::limits::COMPONENT_MAX;
 use crate::model::UserInput;
@@ -145,7 +145,7 @@ fn run_each(
             let made: Made = made.iter().map(output).collect();
             match made[0].iter().all(|x| x.abs() <= COMPONENT_MAX) {
                 true => Ok(made),
-                false => Err(Error::internal(NOT_FINITE)),
+                false => Err(not_finite(NOT_FINITE, rows[n].0.largest())),
             }
         };
         Ok((0..rows.len()).map(of_row).collect())

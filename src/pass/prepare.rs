@@ -154,7 +154,8 @@ fn selection(view: &View, select: &Select) -> Result<Task> {
     };
     // Too few in the lists of one shard may be enough in those of all.
     let k = if further { request.k } else { 0 };
-    let search = Search { k0: search.k0.iter().map(|&k0| share(k0)).collect(), k, ..search };
+    let least = search.least.iter().map(|&least| least.min(k)).collect();
+    let search = Search { k0: search.k0.iter().map(|&k0| share(k0)).collect(), k, least, ..search };
     Ok(Task::Select { search, selection })
 }
 
@@ -217,7 +218,23 @@ fn search(view: &View, request: &Retrieve) -> Result<Search> {
     let pass_rate = planned.plan.pass_rate();
     let (probes, left) = probes(view, request, most, pass_rate);
     let (by_codes, by_int8) = if request.exact { (None, 0) } else { selected(view, request, most, pass_rate) };
-    Ok(Search { k: request.k, k0, probes, left, exact: request.exact, by_codes, by_int8, planned, excluded })
+    // A page of many results may ask for more than one of several queries has candidates.
+    let least = k0.iter().map(|&k0| match queries.len() {
+        0 => request.k,
+        _ => request.k.min(k0),
+    });
+    Ok(Search {
+        k: request.k,
+        least: least.collect(),
+        k0,
+        probes,
+        left,
+        exact: request.exact,
+        by_codes,
+        by_int8,
+        planned,
+        excluded,
+    })
 }
 
 /// The request's number of lists, else what its recall or the recipe's takes, else the recipe's number; and what a search

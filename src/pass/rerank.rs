@@ -87,6 +87,9 @@ impl Reranker<'_> {
             let bytes = count as u64 * main.candidates.bytes(&main.index);
             let run = || overarch.score(&run, self.threads, &mut graphs, &mut between, &mut tasks);
             scored = trace.step("overarch", run, |_| (count as u64, bytes));
+            if scored.is_err() && tasks.iter().any(|score| score.is_nan()) {
+                scored = scored.map_err(|e| asked.prepared.query.not_finite(&e.to_string()));
+            }
         }
         (self.scratch.tasks, self.scratch.graphs, self.scratch.slots) = (tasks, graphs, slots);
         scored

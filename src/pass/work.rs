@@ -80,6 +80,32 @@ pub(super) enum Query {
     Features { row: FeatureRow, fetched: Option<Result<Pooled>> },
 }
 
+/// Largest number of a request that a model is expected to be defined for: beyond, f32 overflows in a layer or two.
+const NUMBER_MAX: f32 = 4_294_967_296.0;
+
+impl Query {
+    /// What is wrong where a graph makes no finite numbers of the request.
+    pub(super) fn not_finite(&self, what: &str) -> Error {
+        let of = |numbers: &[f32]| numbers.iter().fold(0f32, |most, x| most.max(x.abs()));
+        not_finite(
+            what,
+            match self {
+                Query::Vector(vector) => of(vector),
+                Query::Embedded(user) => user.tensors.iter().map(|tensor| of(tensor)).fold(of(&user.query), f32::max),
+                Query::Features { row, .. } => row.largest(),
+            },
+        )
+    }
+}
+
+/// The same for a request whose largest number is known: the request is wrong if that is huge, else the model.
+pub(super) fn not_finite(what: &str, largest: f32) -> Error {
+    match largest > NUMBER_MAX {
+        true => Error::invalid(format!("{what}: got the number {largest:e}, expected at most {NUMBER_MAX:e}")),
+        false => Error::internal(what),
+    }
+}
+
 /// What is asked.
 #[derive(Debug)]
 pub(super) enum Task {
@@ -136,6 +162,8 @@ pub(super) struct Search {
     pub(super) k: usize,
     /// Candidates of each query of the user; of one query alone, where the model has no several.
     pub(super) k0: Vec<usize>,
+    /// Items that each query looks for in further lists where its own hold fewer: `k`, or its candidates where these are fewer.
+    pub(super) least: Vec<usize>,
     pub(super) probes: Probes,
     /// What the search may leave ahead where it has a filter, as a share of K0; none where its probes were not measured.
     pub(super) left: Option<f64>,
@@ -152,13 +180,13 @@ pub(super) struct Search {
 impl Search {
     /// What is searched for, of each query of the user: all but its vector.
     pub(super) fn queries<'a>(&'a self, view: &'a View) -> impl Iterator<Item = search::Query<'a>> {
-        self.k0.iter().map(|&k0| search::Query {
+        self.k0.iter().zip(&self.least).map(|(&k0, &least)| search::Query {
             vector: &[],
             selected: None,
             plan: &self.planned.plan,
             beside: &self.planned.beside,
             excluded: &self.excluded,
-            k: self.k,
+            k: least,
             k0,
             probes: self.probes.probes,
             ending: self.ending(view),

@@ -6,7 +6,8 @@
 //!    another one out of its way.
 //! 2. Sweeps over the best starts: each table is taken out and put back where it costs least, until nothing moves.
 //! 3. Ruin and recreate on the best: a few tables, half of the time from the slowest device, are taken out and put back in another
-//!    order, sometimes with another price; what is not worse stays.
+//!    order, sometimes with another price, and every other time with some candidates passed over at random (the *blinks* of J. Christiaens
+//!    and G. Vanden Berghe, 2020), which reaches what no order of least costs does; what is not worse stays.
 //!    On several hosts the best that copies of hosts alone make is known before, so that no host is planned slower than it would be alone.
 //! 4. A last sweep lowers the time of tables that do not touch the slowest device.
 //!
@@ -21,6 +22,8 @@ const PRICES: [f64; 6] = [0.0, 0.01, 0.1, 1.0, 10.0, 1e6];
 const STARTS_KEPT: usize = 3;
 /// Sweeps over one start at most.
 const SWEEPS_MAX: usize = 20;
+/// One candidate of so many is passed over where the search blinks.
+const BLINKS: usize = 4;
 /// Weight of the plain sum of times beside the sum of their eighth powers: decides where no large load is touched.
 const SUM_WEIGHT: f64 = 1e-3;
 /// Rounding of sums of times that is not a difference.
@@ -55,7 +58,8 @@ pub(super) fn search(machine: &Machine, tables: &[Vec<Candidate>], work: u64, kn
     let mut starts: Vec<(Score, Vec<Option<Choice>>)> = Vec::new();
     let mut stuck: Option<(usize, usize, Vec<u64>)> = None;
     for order in search.orders() {
-        for price in PRICES {
+        // The frugal ones first: where there is work for few of them, something must fit.
+        for price in PRICES.into_iter().rev() {
             search.clear();
             match search.greedy(&order, price) {
                 Ok(()) => {
@@ -265,9 +269,25 @@ impl<'a> PlanSearch<'a> {
 
     /// The choice for a table that is not placed that adds least, or none where nothing fits. Nothing stays placed.
     fn cheapest(&mut self, table: usize, goal: Goal, price: f64, max: f64) -> Option<(f64, Choice)> {
+        let all = |_: &mut Self| false;
+        self.cheapest_but(table, goal, price, max, all)
+    }
+
+    /// The same without the candidates that are `skipped`.
+    fn cheapest_but(
+        &mut self,
+        table: usize,
+        goal: Goal,
+        price: f64,
+        max: f64,
+        skipped: impl Fn(&mut Self) -> bool,
+    ) -> Option<(f64, Choice)> {
         let mut best: Option<(f64, Choice)> = None;
         let tables = self.tables;
         for (number, candidate) in tables[table].iter().enumerate() {
+            if skipped(self) {
+                continue;
+            }
             let mut sites: Vec<usize> = Vec::with_capacity(candidate.units.len());
             let mut total = 0.0;
             let limit = best.as_ref().map_or(f64::INFINITY, |(cost, _)| *cost);
@@ -397,9 +417,12 @@ impl<'a> PlanSearch<'a> {
                 0 => PRICES[self.random(PRICES.len())],
                 _ => 0.0,
             };
+            let blinks = self.random(2) == 0;
+            let skipped = |search: &mut Self| blinks && search.random(BLINKS) == 0;
             let mut put = 0;
             for table in &out {
-                let Some((_, choice)) = self.cheapest(*table, Goal::Balance, price, f64::INFINITY) else { break };
+                let found = self.cheapest_but(*table, Goal::Balance, price, f64::INFINITY, skipped);
+                let Some((_, choice)) = found else { break };
                 self.place(*table, choice);
                 put += 1;
             }

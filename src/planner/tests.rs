@@ -507,7 +507,6 @@ fn dlrm_dcnv2_is_planned_at_least_as_well_as_by_torchrec() {
         ..table(of["name"].as_str().unwrap(), of["rows"].as_u64().unwrap(), golden["width"].as_u64().unwrap() as u32)
     });
     let workload = Workload { batch: golden["batch"].as_u64().unwrap() as u32, ..workload(tables.collect()) };
-    let bytes: u64 = workload.tables.iter().map(TableWorkload::bytes).sum();
     let mut alone = f64::INFINITY;
     for of in golden["plans"].as_array().unwrap() {
         let (hosts, gpus) = (of["hosts"].as_u64().unwrap(), of["gpus"].as_u64().unwrap());
@@ -531,9 +530,7 @@ fn dlrm_dcnv2_is_planned_at_least_as_well_as_by_torchrec() {
         let both = format!("{hosts} hosts: {} us, TorchRec's plan {theirs} us\n{}", found.micros, report::text(&found));
         assert!(found.micros <= theirs, "{both}");
         assert!(found.micros <= alone * (1.0 + 1e-6), "{both}");
-        assert!(found.bytes as f64 <= 1.3 * hosts as f64 * bytes as f64, "{both}");
         alone = alone.min(found.micros);
-        println!("{both}");
     }
 }
 

@@ -195,8 +195,10 @@ fn features(
             let range = |offsets: &[u32]| offsets[row] as usize..offsets[row + 1] as usize;
             match &column.values {
                 ItemValues::Texts { offsets, values } => Values::Texts(values[range(offsets)].to_vec()),
+                // Missing, as in requests: a number is 0, a list of ids is empty.
+                ItemValues::Integers { offsets, .. } if range(offsets).is_empty() => continue,
+                ItemValues::Floats(values) if values[row].is_nan() => continue,
                 ItemValues::Integers { offsets, values } => Values::Integers(values[range(offsets)].to_vec()),
-                ItemValues::Floats(values) if values[row].is_nan() => Values::Numbers(vec![0.0]),
                 ItemValues::Floats(values) => Values::Numbers(vec![values[row] as f32]),
             }
         } else {
@@ -205,4 +207,27 @@ fn features(
         features.insert(source.into(), values);
     }
     Ok(features)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::columns::ItemColumn;
+
+    #[test]
+    fn a_number_that_is_missing_is_left_out_whatever_its_type() {
+        let column = |name: &str, values| ItemColumn { name: name.into(), filter: true, values };
+        let columns = vec![
+            column("age", ItemValues::Integers { offsets: vec![0, 1, 1], values: vec![7] }),
+            column("price", ItemValues::Floats(vec![2.5, f64::NAN])),
+        ];
+        let items = Items { ids: vec![1, 2], columns, ..Items::default() };
+        let spec = |name: &str| toml::from_str(&format!("name = '{name}'\nkind = 'dense'\nwidth = 1")).unwrap();
+        let specs: [FeatureSpec; 2] = [spec("age"), spec("price")];
+        let of_row = |row| features(&specs, &items, row, &|_| None).unwrap();
+        let expected = [("age", Values::Integers(vec![7])), ("price", Values::Numbers(vec![2.5]))];
+        assert_eq!(of_row(0), expected.map(|(name, values)| (name.to_owned(), values)).into());
+        assert_eq!(of_row(1), Features::new());
+    }
 }

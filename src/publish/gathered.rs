@@ -64,7 +64,7 @@ impl ViewItems {
         });
         let stacked = view.columns();
         let attribute = |row: usize, column: usize| Cow::Owned(Attribute::from(stacked.cell(column, slots[row])));
-        let columns = item_columns(&main.columns, slots.len(), attribute);
+        let columns = item_columns(&main.columns, slots.len(), attribute)?;
         let alike = columns::likeness(&columns, &main.recipe.filter.together, slots.len())?;
         let rows = VectorRows::of(&main.package.spec.item.vectors)?;
         let mut kept = Vec::with_capacity(slots.len() * rows.bytes());

@@ -11,6 +11,7 @@ use super::request::{Progress, Publish, Stage};
 use super::{precision, serving, warm, write};
 use crate::error::{Error, Result};
 use crate::files::Checksum;
+use crate::ivf;
 use crate::model::{Decisions, Package};
 use crate::snapshot::{
     CALIBRATION_FILE, Calibration, FORMAT, GraphRecord, Manifest, Provenance, QUERIES_FILE, REQUESTS_FILE, Recipe,
@@ -37,7 +38,7 @@ impl Making<'_> {
             Some(package) => serving::prepare(package, folder, &what.recipe, &mut files)?,
             None => Decisions::default(),
         };
-        keep(self.calibrate(folder, &mut files)?, folder, &mut files)?;
+        keep(self.calibrate(arranged, folder, &mut files)?, folder, &mut files)?;
         let built = &arranged.built;
         let extent = Extent {
             dimension: arranged.embedded.vectors.cols(),
@@ -57,6 +58,7 @@ impl Making<'_> {
     /// Calibrates the version in `folder` with the queries that come with it, else with those of the version before, else with perturbed items.
     fn calibrate(
         &self,
+        arranged: &Arranged,
         folder: &Path,
         files: &mut BTreeMap<String, Checksum>,
     ) -> Result<Option<(Calibration, Queries)>> {
@@ -93,6 +95,16 @@ impl Making<'_> {
         };
         if let Some((calibration, queries)) = &measured {
             warn(calibration, queries, (version_files.package, &what.recipe));
+            if what.recipe.index.rescore == ivf::Rescore::None {
+                let found = calibrate::kept_share(arranged, queries)?;
+                if found < what.recipe.serving.recall {
+                    tracing::warn!(
+                        found,
+                        "no rows are kept that rescore (index.rescore = \"none\"), and int8 rows find {found:.3} of the best of a sample: \
+                         the recall that is estimated is about what int8 rows find, not about the vectors"
+                    );
+                }
+            }
         }
         Ok(measured)
     }

@@ -81,7 +81,13 @@ impl<T: Send + Sync> Registry<T> {
     }
 
     fn wish_traffic(&self, name: &str, before: &Wish, traffic: Traffic) -> Result<()> {
-        let wish = self.store.change_wish(name, before, |wish| wish.traffic = traffic)?;
+        // Where the file was removed meanwhile, what is written anew must not look like an earlier revision.
+        let known = self.entry(name, |entry| Ok(entry.wish.revision))?;
+        let change = |wish: &mut Wish| {
+            wish.revision = wish.revision.max(known);
+            wish.traffic = traffic;
+        };
+        let wish = self.store.change_wish(name, before, change)?;
         tracing::info!(model = name, wished = wish.told(), "the store wishes");
         self.change(name, |entry| entry.hear(wish));
         Ok(())

@@ -7,8 +7,9 @@ use serde_json::value::RawValue;
 
 use crate::error::{Error, Result};
 use crate::fresh::{GivenItem, GivenValues};
-use crate::http::wire::{self, Retrievals};
+use crate::http::wire::{self, Named, Retrievals, Shape};
 use crate::items::{EMBEDDING, ID};
+use crate::limits::FEATURES_MAX;
 use crate::request::{Features, Rank, Request, Retrieve, Values};
 
 const COLUMNS: &str = "columns";
@@ -59,7 +60,7 @@ impl Questions {
     /// `Invalid` where it is none, or where a request of these fields and a user could not be read.
     pub fn parse(task: Task, text: &str) -> Result<Self> {
         let place = |e: Error| e.within("request");
-        let fields: BTreeMap<String, Box<RawValue>> =
+        let Named::<Box<RawValue>, FEATURES_MAX>(fields) =
             serde_json::from_str(text).map_err(|e| place(Error::invalid(format!("not a JSON object: {e}"))))?;
         let of_rows: &[&str] = match task {
             Task::Retrieve => &[ID, "features", "vector", "requests"],
@@ -110,8 +111,8 @@ impl Questions {
         if self.template == Template::Items {
             return item(line, sources);
         }
-        let mut fields: BTreeMap<String, &RawValue> = match serde_json::from_str(line) {
-            Ok(fields) => fields,
+        let mut fields = match serde_json::from_str::<Named<&RawValue, FEATURES_MAX>>(line) {
+            Ok(Named(fields)) => fields,
             Err(e) => return (None, Err(Error::invalid(format!("not a JSON object: {e}")))),
         };
         let id = match fields.remove(ID).map(|id| serde_json::from_str::<i64>(id.get())) {
@@ -168,6 +169,9 @@ fn joined<'a>(fields: impl Iterator<Item = (&'a str, &'a str)>, first: &str) -> 
 
 fn retrieve(body: &str) -> Result<Retrieve> {
     match wire::retrievals(body.as_bytes())? {
+        Retrievals::One(_, _, Shape { cursor: Some(_), .. }) => {
+            Err(Error::invalid("field `cursor`: a row has its `k` results at once, expected none"))
+        }
         Retrievals::One(request, ..) => Ok(*request),
         Retrievals::Many(_) => Err(Error::invalid("got a list of requests, expected one a row")),
     }
@@ -211,4 +215,33 @@ fn item(line: &str, sources: &[String]) -> Asking {
         }
     }
     (Some(id), Ok(Question::Item(features)))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn fields_of_a_row_are_taken_as_a_retrieval_takes_them() {
+        let questions = Questions::parse(Task::Retrieve, r#"{"k": 5}"#).unwrap();
+        assert!(questions.of_line(r#"{"id": 3, "vector": [1.0], "k": 2}"#, &[]).1.is_ok());
+        for (line, id, expected) in [
+            (r#"{"id": 3, "vector": [1.0], "vector": [-1.0]}"#, None, "got `vector` twice"),
+            (r#"{"id": 3, "id": 4, "vector": [1.0]}"#, None, "got `id` twice"),
+            (
+                r#"{"id": 3, "vector": [1.0], "cursor": ""}"#,
+                Some(3),
+                "field `cursor`: a row has its `k` results at once",
+            ),
+            (r#"{"id": 3, "vector": [1.0], "cursor": "nonsense"}"#, Some(3), "field `cursor`"),
+        ] {
+            let (known, asked) = questions.of_line(line, &[]);
+            let error = asked.unwrap_err().to_string();
+            assert!(known == id && error.contains(expected), "{line}: {error}");
+        }
+        let of_job = |text: &str| Questions::parse(Task::Retrieve, text).unwrap_err().to_string();
+        assert!(of_job(r#"{"k": 5, "k": 6}"#).contains("got `k` twice"));
+        assert!(of_job(r#"{"cursor": ""}"#).contains("field `cursor`"));
+    }
 }

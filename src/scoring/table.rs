@@ -181,11 +181,11 @@ impl<'a> Columns<'a> {
             }
         }
         for (feature, weights) in weights {
-            features.entry(feature.clone()).and_modify(|values| {
-                if let Values::Integers(ids) = values {
-                    *values = Values::Weighted { ids: std::mem::take(ids), weights };
-                }
-            });
+            let place = |e: Error| e.within(format!("column `{feature}{WEIGHTS}`"));
+            let values = features.remove(feature);
+            let values = values.ok_or_else(|| Error::invalid(format!("got weights, but no values in `{feature}`")));
+            let weighted = values.and_then(|values| values.weighted(weights)).map_err(place)?;
+            features.insert(feature.clone(), weighted);
         }
         if self.reads_id {
             features.insert(ID.into(), Values::Integers(vec![id]));

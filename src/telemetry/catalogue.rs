@@ -189,7 +189,7 @@ const METRICS: &[Metric] = &[
         "sterling_device_waiting",
         Gauge,
         Labels::None,
-        "versions that the CPU answers until there is room on the device, told with each batch",
+        "versions that the CPU answers until there is room on the device or it works again, told with each batch",
     ),
     metric(
         "sterling_device_table_hit_rate",

@@ -27,6 +27,8 @@ pub struct Graph {
     inputs: Vec<Port>,
     outputs: Vec<Port>,
     weights: usize,
+    /// What the runtime evaluates otherwise than ONNX says.
+    misread: Option<String>,
     /// The file, until it was lowered or the runtime has it.
     source: Vec<u8>,
     runtime: OnceLock<Model>,
@@ -79,13 +81,14 @@ impl Graph {
     /// # Errors
     /// `Invalid` where the bytes are no ONNX graph, or one that nothing should run.
     pub fn load(name: &str, bytes: Vec<u8>) -> Result<Self> {
-        let onnx::Ports { inputs, outputs } = onnx::read(&bytes).map_err(|e| e.within(name))?;
+        let onnx::Ports { inputs, outputs, misread } = onnx::read(&bytes).map_err(|e| e.within(name))?;
         let weights = bytes.len() / std::mem::size_of::<f32>();
         Ok(Graph {
             name: name.into(),
             inputs,
             outputs,
             weights,
+            misread,
             source: bytes,
             runtime: OnceLock::new(),
             precision: Precision::F32,
@@ -100,11 +103,15 @@ impl Graph {
     /// The graph as a program that takes its inputs as `given`, or, where it has what programs do not, in the runtime.
     ///
     /// # Errors
-    /// `Invalid` where it uses an operator that the runtime does not have either.
+    /// `Invalid` where it uses an operator that the runtime does not have either, or evaluates otherwise than ONNX says.
     pub(super) fn lower(&mut self, given: &[Given], outputs: &[Made]) -> Result<Runs> {
         let runs = match self.network(given, outputs, |network| network.program(self.precision)) {
             Ok(program) => Runs::Program(Box::new(program)),
             Err(e) => {
+                if let Some(node) = &self.misread {
+                    let name = &self.name;
+                    return Err(Error::invalid(format!("{name}: {node} in `rten`, which runs the graph, for {e}")));
+                }
                 tracing::info!(graph = self.name, reason = %e, "the graph runs in rten");
                 self.runtime()?;
                 Runs::Runtime(e.to_string())

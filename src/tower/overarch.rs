@@ -77,7 +77,8 @@ impl OverArch {
         let kept = Readable { name: String::new(), whose: Whose::Candidate, shape: vec![halves.width] };
         let mut reads = declared.some(&halves.candidate_inputs);
         reads.rows.insert(0, kept);
-        let part = ItemPart::new(cut.clone(), halves.item, declared.some(&halves.item_inputs), halves.width);
+        let item_reads = declared.some(&halves.item_inputs);
+        let part = ItemPart::new(cut.clone(), halves.item, item_reads, halves.width, halves.digest);
         let runs = Runs::Program(Box::new(halves.candidates));
         Ok(OverArch { graph: graph.read(), runs, declared, reads, part: Some(part), tasks })
     }

@@ -12,11 +12,22 @@ pub struct ItemPart {
     program: RowProgram,
     reads: Reads,
     width: usize,
+    digest: String,
 }
 
 impl ItemPart {
-    pub(super) fn new(cut: ItemCut, program: RowProgram, reads: Reads, width: usize) -> Self {
-        ItemPart { cut, program, reads, width }
+    pub(super) fn new(cut: ItemCut, program: RowProgram, reads: Reads, width: usize, digest: String) -> Self {
+        ItemPart { cut, program, reads, width, digest }
+    }
+
+    /// A name for what makes it, weights and all.
+    pub fn digest(&self) -> &str {
+        &self.digest
+    }
+
+    /// Whether this is what a publication kept under a digest. Those of 16 digits, of older ones, are of the program's text.
+    pub fn is(&self, digest: &str) -> bool {
+        digest == self.digest || digest == self.program.digest()
     }
 
     /// Where the graph is cut.

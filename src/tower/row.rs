@@ -26,6 +26,18 @@ impl FeatureRow {
         self.values.iter().map(FeatureValues::ids).sum()
     }
 
+    /// The largest magnitude of its numbers and weights.
+    pub fn largest(&self) -> f32 {
+        let numbers = |values: &FeatureValues| -> f32 {
+            let numbers = match values {
+                FeatureValues::Ids { weights, .. } => weights.as_deref().unwrap_or(&[]),
+                FeatureValues::Dense(numbers) => numbers,
+            };
+            numbers.iter().fold(0.0, |most, x| most.max(x.abs()))
+        };
+        self.values.iter().map(numbers).fold(0.0, f32::max)
+    }
+
     /// Bytes of its values.
     pub fn bytes(&self) -> usize {
         let bytes = |values: &FeatureValues| match values {
@@ -145,8 +157,15 @@ fn shown(values: &Values) -> String {
     match values {
         Values::Integers(integers) => integers.first().map_or("no values".into(), |n| format!("integers such as {n}")),
         Values::Numbers(numbers) => {
-            let fraction = numbers.iter().find(|x| x.fract() != 0.0).or(numbers.first());
-            fraction.map_or("no values".into(), |x| format!("numbers such as {x}"))
+            if let Some(fraction) = numbers.iter().find(|x| x.fract() != 0.0) {
+                return format!("numbers such as {fraction}");
+            }
+            // A whole number that is none of 64 bits has been rounded.
+            let beyond = numbers.iter().find(|x| x.abs() >= i64::MAX as f32);
+            let beyond = beyond.map(|x| format!("about {x:e}, and integers end at {}", i64::MAX));
+            beyond
+                .or(numbers.first().map(f32::to_string))
+                .map_or("no values".into(), |x| format!("numbers such as {x}"))
         }
         Values::Texts(texts) => texts.first().map_or("no values".into(), |text| {
             let start: String = text.chars().take(CHARS_MAX).collect();

@@ -32,7 +32,7 @@ pub(super) fn rows_within(work: u64, most: usize) -> usize {
 /// The work of one evaluation.
 pub(super) fn work_of(oracle: &Oracle, inputs: &[(String, Array)], outputs: &[&str]) -> Result<u64, Stop> {
     let mut arithmetic = Arithmetic::new(Mode::Exact, WORK / 4);
-    oracle.run(inputs, outputs, &mut arithmetic, &mut |_, _| ())?;
+    oracle.run(inputs, outputs, &mut arithmetic, &mut |_, _, _| ())?;
     Ok(arithmetic.work())
 }
 
@@ -40,7 +40,7 @@ pub(super) fn work_of(oracle: &Oracle, inputs: &[(String, Array)], outputs: &[&s
 pub(super) fn first_nan(oracle: &Oracle, inputs: &[(String, Array)], outputs: &[&str]) -> Option<String> {
     let mut found = None;
     let mut arithmetic = Arithmetic::new(Mode::Nearest, u64::MAX);
-    let mut seen = |node: &_, made: &Array| {
+    let mut seen = |node: &_, _: &str, made: &Array| {
         if found.is_none() && made.reals().is_ok_and(|numbers| numbers.iter().any(|x| x.is_nan())) {
             found = Some(shown(node));
         }
@@ -78,7 +78,7 @@ impl Expected {
         rows: usize,
     ) -> Result<Vec<Expected>, Stop> {
         let names: Vec<&str> = outputs.iter().map(|(name, _)| *name).collect();
-        let run = |mode: Mode| oracle.run(inputs, &names, &mut Arithmetic::new(mode, u64::MAX), &mut |_, _| ());
+        let run = |mode: Mode| oracle.run(inputs, &names, &mut Arithmetic::new(mode, u64::MAX), &mut |_, _, _| ());
         let exact = run(Mode::Exact)?;
         let rounded = ROUNDED.into_iter().map(run).collect::<Result<Vec<_>, Stop>>()?;
         let one = |(n, &(name, width)): (usize, &(&str, usize))| {

@@ -15,6 +15,9 @@
 
 mod apart;
 mod compare;
+#[cfg(test)]
+mod graphs;
+mod locate;
 mod oracle;
 mod rows;
 mod samples;

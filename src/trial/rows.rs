@@ -7,6 +7,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use super::compare::{self, Difference, Expected};
+use super::locate::Differing;
 use super::oracle::{Array, Oracle, Stop};
 use super::samples::{self, BLANK, SAMPLES};
 use crate::columns::Columns;
@@ -19,7 +20,8 @@ use crate::limits::{CANDIDATES_MAX, COMPONENT_MAX};
 use crate::model::{Package, UserInput};
 use crate::tensor::Tensor;
 use crate::tower::{
-    self, Candidates, FeatureRow, OverArch, Pooled, RUN_CANDIDATES, RUN_ROWS, Readable, Threads, Tower, TowerOutput,
+    self, Candidates, FeatureRow, OverArch, Pooled, RUN_CANDIDATES, RUN_ROWS, Readable, Runs, Threads, Tower,
+    TowerOutput,
 };
 use crate::units::Slot;
 
@@ -164,7 +166,7 @@ impl Bench<'_> {
             alone.push(made.into_iter().map(Tensor::into_data).collect::<Vec<_>>());
         }
         let oracle = self.oracle(file)?;
-        let inputs = samples.iter().map(|sample| tower_inputs(tower, sample)).collect::<Result<Vec<_>>>()?;
+        let inputs = samples.iter().map(|sample| tower_inputs(tower, &[sample])).collect::<Result<Vec<_>>>()?;
         for (output, numbers) in tower.outputs().iter().zip(&alone[BLANK]) {
             if numbers.iter().any(|x| x.is_nan()) {
                 let names = output_names(tower);
@@ -172,7 +174,7 @@ impl Bench<'_> {
                 return Err(undefined(&output.name, &format!("{side} without features"), node));
             }
         }
-        let expected = oracle.map_or(Ok(Vec::new()), |oracle| self.expected(tower, &oracle, &inputs))?;
+        let expected = oracle.as_ref().map_or(Ok(Vec::new()), |oracle| self.expected(tower, oracle, &inputs))?;
         let is_bf16 = tower.precision() == Precision::Bf16;
         let mut all = Vec::with_capacity(samples.len());
         for (n, numbers) in alone.iter().enumerate() {
@@ -183,7 +185,10 @@ impl Bench<'_> {
                     && let Some(difference) =
                         compare::difference(&numbers[o], expected.row(0), &expected.tolerances(0, is_bf16))
                 {
-                    return Err(differs(&output.name, &format!("{side} of sample {n}"), &difference));
+                    let twice = tower_inputs(tower, &[&samples[n], &samples[n]])?;
+                    let node =
+                        oracle.as_ref().and_then(|oracle| self.located(tower.graph(), oracle, [&inputs[n], &twice], 0));
+                    return Err(differs(&output.name, &format!("{side} of sample {n}"), &difference, node));
                 }
                 let largest = alone.iter().flat_map(|all| &all[o]).fold(0.0, |most: f32, x| most.max(x.abs()));
                 let known = known.map(|expected| expected.tolerances(0, is_bf16));
@@ -192,6 +197,20 @@ impl Bench<'_> {
             all.push(Alone { numbers: numbers.clone(), tolerances });
         }
         Ok(all)
+    }
+
+    /// The first node that makes another number of a row than the file says. The row's inputs come once and twice, those of the user,
+    /// `of_user` of them, ahead.
+    fn located(
+        &self,
+        (file, runs): (&str, &Runs),
+        oracle: &Oracle,
+        [one, two]: [&[(String, Array)]; 2],
+        of_user: usize,
+    ) -> Option<(String, Difference)> {
+        let bytes = files::read(&self.package.folder().join(file)).ok()?;
+        let (is_program, threads) = (runs.program().is_some(), &self.threads);
+        Differing { bytes: &bytes, oracle, one, two, of_user, is_program, threads }.first()
     }
 
     /// What the file says of as many samples as there is time for, output after output.
@@ -326,10 +345,12 @@ impl Bench<'_> {
                     let bounds = compare::score_bounds(one[0].row(0), &one[0].tolerances(0, is_bf16));
                     compare::outside(&made, &bounds).is_none()
                 });
-                return Err(match is_alone {
-                    true => mixes(LOGITS, "candidate", count),
-                    false => differs(LOGITS, &format!("a candidate of sample {sample}, as a score"), &difference),
-                });
+                if is_alone {
+                    return Err(mixes(LOGITS, "candidate", count));
+                }
+                let [one, two] = [inputs(&[sample]), inputs(&[sample, sample])];
+                let node = self.located(overarch.graph(), oracle, [&one, &two], user.len());
+                return Err(differs(LOGITS, &format!("a candidate of sample {sample}, as a score"), &difference, node));
             }
             scores.push(Scores { allowed: compare::allowed_among_others(&made, bounds.as_deref()), made });
         }
@@ -345,13 +366,19 @@ struct Scores {
     allowed: Vec<f64>,
 }
 
-/// What goes into a tower for one row.
-fn tower_inputs(tower: &Tower, row: &FeatureRow) -> Result<Vec<(String, Array)>> {
-    let (pooled, _) = tower.lookup(&[row], &Lookup::default())?;
-    let all = tower.input_numbers(row, &pooled[0]).into_iter();
-    Ok(all
-        .map(|(tensor, numbers)| (tensor.name.clone(), array([&[1], &tensor.shape[..]].concat(), &numbers)))
-        .collect())
+/// What goes into a tower for some rows.
+fn tower_inputs(tower: &Tower, rows: &[&FeatureRow]) -> Result<Vec<(String, Array)>> {
+    let (pooled, _) = tower.lookup(rows, &Lookup::default())?;
+    let mut all: Vec<(String, Vec<usize>, Vec<f32>)> = Vec::new();
+    for (row, pooled) in rows.iter().zip(&pooled) {
+        for (n, (tensor, numbers)) in tower.input_numbers(row, pooled).into_iter().enumerate() {
+            match all.get_mut(n) {
+                Some((.., before)) => before.extend(numbers),
+                None => all.push((tensor.name.clone(), [&[rows.len()], &tensor.shape[..]].concat(), numbers)),
+            }
+        }
+    }
+    Ok(all.into_iter().map(|(name, shape, numbers)| (name, array(shape, &numbers))).collect())
 }
 
 /// What goes into a reranker for one user and some candidates.
@@ -435,11 +462,14 @@ fn mixes(output: &str, what: &str, count: usize) -> Error {
     ))
 }
 
-fn differs(output: &str, of: &str, difference: &Difference) -> Error {
+fn differs(output: &str, of: &str, difference: &Difference, node: Option<(String, Difference)>) -> Error {
     let Difference { place, got, expected, tolerance } = difference;
+    let node = node.map_or(String::new(), |(node, Difference { place, got, expected, .. })| {
+        format!("; first in {node}, which makes {got} at place {place}, expected {expected}")
+    });
     Error::invalid(format!(
-        "output `{output}` of {of}: got {got} at place {place}, expected {expected} within {tolerance:.1e}, which an independent \
-         evaluation of the file gives: the program or the runtime would answer something else than the model"
+        "output `{output}` of {of}: got {got} at place {place}, expected {expected} within {tolerance:.1e} by an independent \
+         evaluation of the file{node}"
     ))
 }
 

@@ -122,7 +122,7 @@ impl Segment {
         };
         let mut file = TensorFile::new();
         let attribute = |row: usize, column: usize| Cow::Borrowed(&rows[row].attributes[column]);
-        columns::encode(&item_columns(&main.columns, rows.len(), attribute), &built.order, &mut file)?;
+        columns::encode(&item_columns(&main.columns, rows.len(), attribute)?, &built.order, &mut file)?;
         let numbers: Vec<i64> = rows.iter().map(|row| row.id).collect();
         ids::encode(&numbers, &built.order, &mut file)?;
         let tensors = file.in_memory("fresh columns")?;
@@ -225,11 +225,14 @@ impl Segment {
 }
 
 /// Attributes as columns like those of `like`; `attribute` gives the one of a row, of `rows` in all, in the column of a number.
+///
+/// # Errors
+/// `Invalid` for more values than a column holds.
 pub fn item_columns<'a>(
     like: &Columns,
     rows: usize,
     attribute: impl Fn(usize, usize) -> Cow<'a, Attribute>,
-) -> Vec<ItemColumn> {
+) -> Result<Vec<ItemColumn>> {
     let column = |(number, column): (usize, &columns::Column)| {
         let of_rows = (0..rows).map(|row| attribute(row, number));
         let mut offsets = vec![0u32];
@@ -241,7 +244,7 @@ pub fn item_columns<'a>(
                 let mut values: Vec<i64> = Vec::new();
                 for value in of_rows {
                     values.extend(if let Attribute::Integers(of_row) = &*value { of_row.as_slice() } else { &[] });
-                    offsets.push(values.len() as u32);
+                    offsets.push(columns::values_end(values.len())?);
                 }
                 ItemValues::Integers { offsets, values }
             }
@@ -249,12 +252,12 @@ pub fn item_columns<'a>(
                 let mut values: Vec<String> = Vec::new();
                 for value in of_rows {
                     values.extend_from_slice(if let Attribute::Texts(of_row) = &*value { of_row } else { &[] });
-                    offsets.push(values.len() as u32);
+                    offsets.push(columns::values_end(values.len())?);
                 }
                 ItemValues::Texts { offsets, values }
             }
         };
-        ItemColumn { name: column.name().into(), filter: column.is_filterable(), values }
+        Ok(ItemColumn { name: column.name().into(), filter: column.is_filterable(), values })
     };
     like.list().enumerate().map(column).collect()
 }

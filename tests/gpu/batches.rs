@@ -27,8 +27,6 @@ const COUNT: &str = "STERLING_BATCHES";
 const BATCHES: usize = 150;
 /// The first seed.
 const SEED: &str = "STERLING_BATCHES_SEED";
-/// Batches over the same devices, and over the same views.
-const BATCHES_EACH: usize = 50;
 
 /// A filter that nests so deep around another one.
 fn nested(inner: &str, depth: usize) -> String {
@@ -197,11 +195,13 @@ fn run(of: &Requests, gpu: &mut Cuda, random: &mut Random, found: &mut Found, wh
 fn whole_pass_answers_each_request_of_random_batches_as_alone() {
     let number = |name: &str, or: usize| std::env::var(name).map_or(or, |count| count.parse().unwrap());
     let (batches, first) = (number(COUNT, BATCHES), number(SEED, 1));
+    // Of each of two workers over the same devices.
+    let batches_each = (batches / 6).clamp(25, 250);
     let folder = tempfile::tempdir().unwrap();
     let plain = catalogue(folder.path(), 400, Rescore::F16, None).main().clone();
     let reranked = catalogue(folder.path(), 300, Rescore::F32, Some(PartFormat::None)).main().clone();
     let mut found = Found::default();
-    for seed in first..first + batches.div_ceil(2 * BATCHES_EACH) {
+    for seed in first..first + batches.div_ceil(2 * batches_each) {
         let mut random = Random::new(seed as u64);
         let devices = sharing(&vec![1 << 30; 1 + seed % 3]);
         let budget = [1, 1 << 16, 1 << 18, 64 << 20][random.below(4)];
@@ -222,7 +222,7 @@ fn whole_pass_answers_each_request_of_random_batches_as_alone() {
         let worker = |number: u64| {
             let (mut random, mut found) = (Random::new(seed as u64 * 1000 + number), Found::default());
             let mut gpu = Cuda::new(residents.clone(), Threads::new(1));
-            for batch in 0..BATCHES_EACH {
+            for batch in 0..batches_each {
                 let (_, requests) = &views[random.below(views.len())];
                 let what = format!("seed {seed}, worker {number}, batch {batch}");
                 if run(requests, &mut gpu, &mut random, &mut found, &what) || random.below(40) == 0 {

@@ -194,6 +194,12 @@ fn a_part_that_cannot_be_used_is_refused_or_left_alone() {
     // A cut that is none of this graph's, or parts of another program: the whole graph runs for each candidate.
     let digest = |manifest: &Value| manifest["decisions"]["item_part"]["digest"].as_str().unwrap().to_owned();
     let sample = digest(&read(whole.join("manifest.json")));
+    assert_eq!(sample.len(), 32);
+    // Versions of before have a digest of the program's text.
+    let before = view(&whole).overarch().unwrap().part().unwrap().program().digest();
+    let of_before = view(&changed(&sample, &before));
+    assert!(of_before.overarch().unwrap().part().is_some());
+    alike(&answers(&of_before), &want, 1e-6);
     for (from, to) in
         [("\"cut\": [", "\"cut\": [9999999, "), (sample.as_str(), "0123456789abcdef"), ("\"width\": 8", "\"width\": 9")]
     {

@@ -206,6 +206,24 @@ fn a_request_says_the_candidates_of_each_query_by_its_name() {
     }
 }
 
+/// As a page does, which asks for all results up to its end.
+#[test]
+fn more_results_than_one_query_has_candidates_are_those_of_all_queries() {
+    let view = package("union").view().unwrap();
+    let body = json!({"features": {"taste": TASTES[0]}, "k": 7, "candidates": 60, "query_candidates": {"click": 7},
+        "exact": true});
+    let ask = |k: usize| {
+        let wire::Retrievals::One(mut request, ..) = wire::retrievals(body.to_string().as_bytes()).unwrap() else {
+            panic!("a list")
+        };
+        request.k = k;
+        let Content::Items(ranked) = run(&view, Request::Retrieve(*request)) else { panic!("no items") };
+        ranked.ids
+    };
+    let all = ask(60);
+    assert!(all.len() >= 60 && ask(7) == all[..7] && ask(20) == all[..20] && ask(40) == all[..40]);
+}
+
 #[test]
 fn a_batch_of_several_queries_answers_as_each_alone_bit_for_bit() {
     for merge in ["union", "intersection", "weighted"] {

@@ -238,6 +238,11 @@ fn weights_of_ids_stand_in_a_column_of_their_own() {
     assert_eq!((by_row.counts.scored, by_line.rows), (1, by_row.rows));
     let wrong = shop.score(Task::Retrieve, "{}", shop.table("b.parquet", columns(vec![0.5]))).unwrap();
     assert!(wrong.problems[0]["reason"].as_str().unwrap().contains("1 weights"), "{:?}", wrong.problems);
+    let mut none = columns(vec![0.5, 2.0]);
+    none[2].1 = lists::<Int64Type>(vec![None]);
+    let wrong = shop.score(Task::Retrieve, "{}", shop.table("c.parquet", none)).unwrap();
+    let expected = "column `installed.weights`: got weights, but no values in `installed`";
+    assert_eq!(wrong.problems[0]["reason"], expected, "{:?}", wrong.problems);
 }
 
 #[test]

@@ -267,6 +267,11 @@ fn rerankers() -> Vec<(&'static str, Vec<u8>, &'static [&'static str])> {
             .bytes(),
             &["overarch.onnx: 2 candidates: overarch.onnx: the graph failed"],
         ),
+        (
+            "candidates that mix",
+            foreign(&["n = ReduceSum(sin, last)", "m = ReduceMax(n)", "logits = Sub(n, m)"]).bytes(),
+            &["overarch.onnx: output `logits` of a candidate is another one among", "in pieces, and by shards"],
+        ),
         ("width", given(&[query(), value("item", &[0, 0, 5])]), &["overarch.onnx: `item` has shape [?, ?, 5]"]),
         (
             "no item",
@@ -403,7 +408,29 @@ fn towers() -> Vec<(&'static str, Vec<u8>, &'static [&'static str])> {
             user(&["p = MatMul(x, w)", "s = ReduceMax(p, rows)", "query = Sub(p, s)"])
                 .with(&[integers("rows", &[0])])
                 .bytes(),
-            &["user.onnx: output `query` of a row is another one among 3 rows than alone"],
+            &["user.onnx: output `query` of a row is another one among 2 rows than alone"],
+        ),
+        (
+            "rows mixed by one percent",
+            user(&["p = MatMul(x, w)", "s = ReduceMean(p, rows)", "m = Mul(s, percent)", "query = Sub(p, m)"])
+                .with(&[integers("rows", &[0]), floats("percent", &[1], &[0.01])])
+                .bytes(),
+            &["user.onnx: output `query` of a row is another one among 2 rows than alone"],
+        ),
+        (
+            "nothing for a user without features",
+            user(&["n = ReduceSum(x, last)", "d = Div(x, n)", "query = MatMul(d, w)"])
+                .with(&[integers("last", &[1])])
+                .bytes(),
+            &[
+                "user.onnx: output `query` holds NaN for a user without features, first in node `make_d` (Div)",
+                "clamp(min=1)",
+            ],
+        ),
+        (
+            "an operator that the runtime has wrong",
+            user(&["p = MatMul(x, w)", "s = Sin(p)", "query = Sign(s)"]).bytes(),
+            &["user.onnx: node `make_query` (Sign): it makes 1 for 0, expected 0 in `rten`", "operator `Sin`"],
         ),
         (
             "fixed rows",
@@ -606,6 +633,41 @@ fn programs_are_printed_and_recorded() {
     let (_, shown, _) = run(&["inspect", version.to_str().unwrap()]);
     assert!(shown.contains("when it was published: user.onnx is a program, 0123456789abcdef"), "{shown}");
     Server::start(&folder.path("store")).stop();
+}
+
+#[test]
+fn a_graph_that_cannot_be_compared_is_published_and_told() {
+    let folder = Folder::new();
+    let graph = foreign(&["w = Swish(sin)", "logits = ReduceSum(w, last)"]).bytes();
+    let (code, said, errors) = folder.publish(MODEL, &[("overarch.onnx", graph)]);
+    assert_eq!(code, 0, "{said}{errors}");
+    let told = "overarch.onnx was not compared with an evaluation of its file: operator `Swish`";
+    assert!(errors.contains(told), "{errors}");
+    let (code, _, errors) = folder.publish(MODEL, &[("overarch.onnx", good().bytes())]);
+    assert!(code == 0 && !errors.contains("was not compared"), "{errors}");
+}
+
+#[test]
+fn numbers_of_a_request_that_overflow_are_its_fault() {
+    let folder = Folder::new();
+    let both = format!("{MODEL}{USER}");
+    let files = [("overarch.onnx", good().bytes()), ("user.onnx", user(&["query = MatMul(x, w)"]).bytes())];
+    let (code, _, errors) = folder.publish(&both, &files);
+    assert_eq!(code, 0, "{errors}");
+    let server = Server::start(&folder.path("store"));
+    for features in [json!({"x": [1e38, 1e38, 1e38]}), json!({"x": [-3e38, 0, 1]})] {
+        for path in [RETRIEVE, "/v1/models/m:embed"] {
+            let mut body = json!({"features": features});
+            if path == RETRIEVE {
+                body["k"] = json!(3);
+            }
+            let (status, said) = server.post(path, body);
+            assert!((400..500).contains(&status), "{path} {features}: {status} {said}");
+            assert!(said.to_string().contains("expected at most"), "{said}");
+        }
+    }
+    let good = server.ask(RETRIEVE, json!({"features": {"x": [1, 0.5, 0]}, "k": 3}));
+    assert_eq!(ids(&good).len(), 3);
 }
 
 #[test]

@@ -185,11 +185,11 @@ name = "year"
         &server,
         json!([
             put(10, json!([2, 3])),
-            put(11, json!([1e15, 1])),
+            put(11, json!([(1_u64 << 50), 1])),
             {"id": 12, "attributes": {"year": 1}},
             put(13, Value::Null),
             put(14, json!([0, 5])),
-            put(2, json!([1e15, 1])),
+            put(2, json!([(1_u64 << 50), 1])),
         ]),
     );
     assert_eq!((answer["accepted"].as_u64(), answer["position"].as_u64()), (Some(2), Some(2)), "{answer}");
@@ -200,7 +200,7 @@ name = "year"
         .map(|r| (r["id"].as_i64().unwrap(), r["field"].as_str().unwrap(), r["reason"].as_str().unwrap()))
         .collect();
     let missing = "missing, expected 2 numbers, which the item tower reads";
-    let unsearchable = "number 1 of the vector that the item tower makes is 1e30, which cannot be searched";
+    let unsearchable = "number 1 of the vector that the item tower makes is 1.2676506e30, which cannot be searched";
     assert_eq!(
         refused,
         [

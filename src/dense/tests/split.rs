@@ -8,6 +8,7 @@ fn halves(graph: &Graph, is_item: &[bool], cut: &ItemCut, kernels: Kernels) -> H
     let parts = split(graph, is_item, cut).unwrap();
     let program = |graph: &Graph| RowProgram::of(graph, Precision::F32, kernels).unwrap();
     Halves {
+        digest: parts.item.digest(cut),
         item: program(&parts.item.graph),
         item_inputs: parts.item.inputs,
         candidates: program(&parts.candidates.graph),
@@ -169,4 +170,35 @@ fn a_cut_of_another_graph_is_refused() {
         let error = split(&graph, &is_item, &cut_at(ids)).unwrap_err().to_string();
         assert!(error.contains("no cut of this graph"), "{ids:?}: {error}");
     }
+}
+
+#[test]
+fn the_digest_of_what_is_kept_tells_weights_and_values_apart() {
+    let made = |weight: f32| {
+        let mut graph = Graph::new(vec![input(Side::User, 2), input(Side::Pair, 2)]);
+        let (query, item) = (graph.input(0).unwrap(), graph.input(1).unwrap());
+        let all: Vec<Id> = [weight, 1.0]
+            .iter()
+            .map(|&w| {
+                let matrix = graph.number(vec![2, 2], vec![w, 0.5, 0.25, 2.0]).unwrap();
+                let product = graph.matmul(item, matrix).unwrap();
+                graph.unary(Unary::Tanh, product).unwrap()
+            })
+            .collect();
+        let both = graph.binary(Binary::Add, all[0], all[1]).unwrap();
+        graph.outputs = vec![graph.binary(Binary::Mul, both, query).unwrap()];
+        (graph, all)
+    };
+    let digest = |graph: &Graph, at: Id| {
+        let cut = cut_at(&[at]);
+        let half = halves(graph, &[false, true], &cut, Kernels::best());
+        (half.digest, half.item.digest())
+    };
+    let (graph, values) = made(0.125);
+    let (other, _) = made(0.75);
+    let (first, second) = (digest(&graph, values[0]), digest(&graph, values[1]));
+    let changed = digest(&other, values[0]);
+    assert!(first.1 == second.1 && first.1 == changed.1, "the texts are alike");
+    assert!(first.0 != second.0 && first.0 != changed.0 && first.0.len() == 32);
+    assert_eq!(first, digest(&made(0.125).0, values[0]));
 }

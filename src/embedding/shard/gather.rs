@@ -135,9 +135,10 @@ pub(in crate::embedding) fn gather(
             if let Some((distinct, states)) = distinct.zip(states.as_ref()) {
                 count_states(states, distinct, question, (input, number), &mut report[number]);
             }
-            of_table.push(match (groups_of(table, copy), distinct.zip(states)) {
-                ([group], _) => side_by_side(table, group, distinct, here),
-                (groups, Some((distinct, states))) => vec![whole_rows(table, groups, (distinct, &states), &here)?],
+            let asked = distinct.zip(states.as_deref());
+            of_table.push(match (groups_of(table, copy), asked) {
+                ([group], _) => side_by_side(table, group, asked, here)?,
+                (groups, Some(asked)) => vec![whole_rows(table, groups, asked, &here)?],
                 (_, None) => {
                     return Err(Error::internal(format!("table `{}`: rows that nobody asked for", table.name())));
                 }
@@ -157,19 +158,32 @@ struct Came {
     fetched: Fetched,
 }
 
-/// The pieces of a copy that is not cut in rows: its shards.
-fn side_by_side(table: &Table, group: &Group, distinct: Option<&Distinct>, mut came: Vec<Came>) -> Vec<Piece> {
+/// The pieces of a copy that is not cut in rows: its shards. A row of which one has not come is missing in all of them.
+fn side_by_side(
+    table: &Table,
+    group: &Group,
+    asked: Option<(&Distinct, &[RowState])>,
+    mut came: Vec<Came>,
+) -> Result<Vec<Piece>> {
+    let is_whole = asked.is_none_or(|(_, states)| states.iter().all(|state| *state == RowState::Hit));
     let piece = |&shard: &usize| {
         let part = &table.shards()[shard];
-        let rows = match (&part.source, distinct) {
-            (Source::Host(_), _) | (_, None) => PieceRows::OfShard(shard),
-            (Source::Fetched(_), Some(distinct)) => {
+        let rows = match (&part.source, asked) {
+            (_, None) => PieceRows::OfShard(shard),
+            (Source::Host(_), _) if is_whole => PieceRows::OfShard(shard),
+            (Source::Host(held), Some((distinct, states))) => {
+                let row_bytes = table.spec().format.row_bytes(part.columns.len())?;
+                let row = |row: &u64| &held[(row - group.rows.start) as usize * row_bytes..][..row_bytes];
+                let bytes = distinct.rows.iter().flat_map(row).copied().collect();
+                PieceRows::Gathered { bytes, places: hits(distinct, states) }
+            }
+            (Source::Fetched(_), Some((distinct, states))) => {
                 let of_shard = came.iter().position(|c| c.shard == shard);
-                let Fetched { bytes, states } = of_shard.map(|at| came.swap_remove(at).fetched).unwrap_or_default();
-                PieceRows::Gathered { bytes, places: hits(distinct, &states) }
+                let Fetched { bytes, .. } = of_shard.map(|at| came.swap_remove(at).fetched).unwrap_or_default();
+                PieceRows::Gathered { bytes, places: hits(distinct, states) }
             }
         };
-        Piece { columns: part.columns.clone(), rows }
+        Ok(Piece { columns: part.columns.clone(), rows })
     };
     group.shards.iter().map(piece).collect()
 }

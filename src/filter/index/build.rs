@@ -121,7 +121,7 @@ pub(in crate::filter) fn encode_by(
     let bits = Bits::new(columns, slots, &exact, (options, hashing));
     let widths: Vec<u32> = (0..slots.lists()).into_par_iter().map(|list| bits.width(list)).collect();
     let (planes, bloom) = bits.all(&widths);
-    let (ends, posted) = postings(columns, slots, &rare, &counts);
+    let (ends, posted) = postings(columns, slots, &rare, &counts)?;
     file.add_owned("planes", &[planes.len()], planes)?;
     file.add_owned("bloom", &[bloom.len()], bloom)?;
     numbers::encode(&bits.numbered, file)?;
@@ -176,12 +176,8 @@ fn term_counts(columns: &Columns, slots: ListSlots<'_>) -> Vec<u32> {
 }
 
 /// The slots of each of the `rare` terms: where those of a term start, and one past the last's; the slots, ascending.
-fn postings(columns: &Columns, slots: ListSlots<'_>, rare: &[u32], counts: &[u32]) -> (Vec<u32>, Vec<u32>) {
-    let mut starts = vec![0u32];
-    starts.extend(rare.iter().scan(0, |end, &term| {
-        *end += counts[term as usize];
-        Some(*end)
-    }));
+fn postings(columns: &Columns, slots: ListSlots<'_>, rare: &[u32], counts: &[u32]) -> Result<(Vec<u32>, Vec<u32>)> {
+    let starts = posting_starts(rare.iter().map(|&term| counts[term as usize]))?;
     let mut next = starts.clone();
     let mut posted = vec![0u32; starts[rare.len()] as usize];
     for slot in slots.all() {
@@ -192,7 +188,24 @@ fn postings(columns: &Columns, slots: ListSlots<'_>, rare: &[u32], counts: &[u32
             }
         }
     }
-    (starts, posted)
+    Ok((starts, posted))
+}
+
+/// Where the slots of each posting list start, and one past the last's.
+fn posting_starts(lengths: impl Iterator<Item = u32> + Clone) -> Result<Vec<u32>> {
+    let all = lengths.clone().map(u64::from).sum::<u64>();
+    if all > u64::from(u32::MAX) {
+        return Err(Error::invalid(format!(
+            "the posting lists of the filter have {all} slots, expected at most {}: lower `filter.posting_share_max`",
+            u32::MAX
+        )));
+    }
+    let mut end = 0;
+    let ends = lengths.map(|length| {
+        end += length;
+        end
+    });
+    Ok(std::iter::once(0).chain(ends).collect())
 }
 
 /// What the bits of an index follow from.
@@ -306,5 +319,19 @@ impl<'a> Bits<'a> {
             }
         }
         ListBits { planes, bloom }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn posting_lists_beyond_32_bits_are_refused() {
+        assert_eq!(posting_starts([2, 0, 3].into_iter()).unwrap(), [0, 2, 2, 5]);
+        assert_eq!(posting_starts([u32::MAX - 1, 1].into_iter()).unwrap().last(), Some(&u32::MAX));
+        let error = posting_starts([u32::MAX, 1].into_iter()).unwrap_err().to_string();
+        assert!(error.contains("have 4294967296 slots, expected at most 4294967295"), "{error}");
     }
 }

@@ -429,6 +429,17 @@ mod tests {
 
     /// Every field of the described schema is read, and every field that is read is described.
     #[test]
+    fn a_feature_that_is_null_is_as_if_it_were_left_out() {
+        let user = |body: &str| match retrievals(body.as_bytes()).unwrap() {
+            Retrievals::One(request, ..) => request.user,
+            Retrievals::Many(_) => panic!("a list"),
+        };
+        let bare = user("{\"features\": {\"b\": [1]}}");
+        assert_eq!(user("{\"features\": {\"a\": null, \"b\": [1], \"c\": null}}"), bare);
+        assert!(retrievals(b"{\"features\": {\"a\": [null]}}").is_err());
+    }
+
+    #[test]
     fn the_schemas_are_what_is_read() {
         fn names<T: PartialSchema>() -> Vec<String> {
             let schema = serde_json::to_value(T::schema()).unwrap();

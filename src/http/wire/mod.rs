@@ -54,4 +54,4 @@ pub use slow::{SlowCall, SlowPass, SlowResponse};
 pub use traffic::{
     CanaryInfo, SeenInfo, ShadowDiff, ShadowInfo, ShadowResponse, TrafficRequest, TrafficResponse, traffic_info,
 };
-pub use values::FeatureValue;
+pub use values::{FeatureValue, Named};

@@ -16,7 +16,8 @@ use crate::limits::{
 use crate::request::{self, Features, Priority, Reading, User};
 use crate::units::ItemId;
 
-pub(super) type FeatureValues = Named<FeatureValue, FEATURES_MAX>;
+/// Null is as if the feature were left out.
+pub(super) type FeatureValues = Named<Option<FeatureValue>, FEATURES_MAX>;
 
 /// What to do where rows of a remote table cannot be had in time.
 #[derive(serde::Deserialize, ToSchema)]
@@ -310,7 +311,7 @@ fn user(given: Option<FeatureValues>, vector: Option<Vector<DIMENSION_MAX>>) -> 
 }
 
 fn features(given: FeatureValues) -> Features {
-    given.0.into_iter().map(|(name, value)| (name, value.0)).collect()
+    given.0.into_iter().filter_map(|(name, value)| Some((name, value?.0))).collect()
 }
 
 fn items<const MOST: usize>(ids: List<i64, MOST>) -> Vec<ItemId> {

@@ -137,6 +137,11 @@ impl<T, const MOST: usize> Default for Named<T, MOST> {
     }
 }
 
+/// Reads null as what stands where nothing is said.
+pub(super) fn nullable<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(from: D) -> Result<T, D::Error> {
+    Option::deserialize(from).map(Option::unwrap_or_default)
+}
+
 impl<'de, T: Deserialize<'de>, const MOST: usize> Deserialize<'de> for Named<T, MOST> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Entries<T, const MOST: usize>(PhantomData<T>);

@@ -239,7 +239,7 @@ fn answer_embeddings(batch: &dyn Batch, embedded: &Embedded<'_>, users: &HostUse
         let user = users.whole(n, reads_more && is_whole(prepared));
         let is_wrong = !user.query.iter().all(|x| x.abs() <= COMPONENT_MAX);
         match &prepared.task {
-            _ if is_wrong => batch.answer(place, Err(Error::internal(embed::NOT_FINITE))),
+            _ if is_wrong => batch.answer(place, Err(prepared.query.not_finite(embed::NOT_FINITE))),
             Task::Embed { .. } => {
                 let (content, degraded_rows) = (Content::Embedding(user), embedded.degraded_rows[n]);
                 batch.answer(place, Ok(Answer { content, degraded_rows, explain: None }));

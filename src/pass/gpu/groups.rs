@@ -70,6 +70,8 @@ pub(super) struct Searched<'a> {
     pub(super) search: &'a Search,
     /// Candidates, K0.
     pub(super) k0: usize,
+    /// As [`Search::least`].
+    pub(super) least: usize,
     /// Those that are selected by int8 scores.
     pub(super) selected: usize,
     /// Those that are kept: K0, or all that are selected, where those of other shards may be better.
@@ -90,7 +92,7 @@ impl<'a> OneQuery<'a> {
             Task::Select { selection, .. } => (selection.own[self.n], selection.own[self.n]),
             _ => (snapshot.index.rows().selected(k0).max(search.by_int8), k0),
         };
-        Some(Searched { search, k0, selected, kept })
+        Some(Searched { search, k0, least: search.least[self.n], selected, kept })
     }
 }
 

@@ -10,7 +10,7 @@ use crate::device::cuda::ops::steps::RowsOf;
 use crate::device::cuda::ops::top::{self, Best, Scored, Ties};
 use crate::device::cuda::ops::worth::{Rated, tell};
 use crate::device::cuda::{Device, Later};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::model::Merge;
 use crate::pass::work::{Prepared, Task};
 use crate::request::{Content, Ranked};
@@ -149,7 +149,7 @@ pub(super) fn read(
     let queries = seen[0].resident.queries();
     let made = |(n, prepared): (usize, &&Prepared)| {
         let content = match columns.iter().any(|columns| columns.bad[n] != 0) {
-            true => Err(Error::internal("overarch.onnx: `logits` holds NaN")),
+            true => Err(prepared.query.not_finite("overarch.onnx: `logits` holds NaN")),
             false => Ok(Content::Items(ranked(&columns, n, seen, &prepared.task))),
         };
         let told = |query: usize| {

@@ -393,7 +393,7 @@ impl<'a> Searches<'a> {
         let (plan, ending) = (&search.planned.plan, search.ending(self.seen.view));
         let probes_max = most_lists(main, search);
         // Without a filter the first lists do, unless they hold too few.
-        let suffices = matches!(plan.route(), Route::All).then_some((search.probes.probes, search.k));
+        let suffices = matches!(plan.route(), Route::All).then_some((search.probes.probes, of_query.least));
         // What an exact plan lets through stays.
         let is_sure = ending.is_some() && plans_of(search).iter().all(|plan| plan.is_exact());
         let enough = if is_sure { k0 } else { selected };

@@ -85,14 +85,14 @@ pub(super) struct Inherited {
 }
 
 /// What calibrates a version that comes without queries.
-pub(super) struct Kept {
+pub(super) struct KeptQueries {
     /// Its file in the folder of the new version.
     pub(super) file: PathBuf,
     /// What it is called from now on.
     pub(super) source: String,
 }
 
-impl Kept {
+impl KeptQueries {
     /// What was measured with them, under their name.
     pub(super) fn rename(self, calibration: Calibration, queries: Queries) -> (Calibration, Queries) {
         let source = self.source;
@@ -126,7 +126,7 @@ impl Inherited {
         folder: &Path,
         package: Option<&Package>,
         files: &BTreeMap<String, Checksum>,
-    ) -> Result<Option<Kept>> {
+    ) -> Result<Option<KeptQueries>> {
         let has_tower = package.is_some_and(|package| package.user.is_some());
         let of_package = || package.into_iter().flat_map(Package::files).filter(|file| file != WARMUP_FILE);
         let is_same_tower = !has_tower || of_package().all(|file| files.get(&file) == self.files.get(&file));
@@ -137,8 +137,35 @@ impl Inherited {
         };
         let file = folder.join(name);
         files::write_atomic(&file, |out| out.write_all(bytes))?;
-        Ok(Some(Kept { file, source: format!("{name} of version {}", self.version) }))
+        Ok(Some(KeptQueries { file, source: format!("{name} of version {}", self.version) }))
     }
+}
+
+/// The share of the best of a sample of the items that their rows find as they are kept, with the queries of a calibration: of an index
+/// whose int8 rows are the widest, which measures nothing against the vectors that it was made of.
+///
+/// # Errors
+/// `Io`
+pub(super) fn kept_share(arranged: &Arranged, queries: &Queries) -> Result<f64> {
+    const ITEMS: usize = 4096;
+    const QUERIES: usize = 64;
+    const BEST: usize = 10;
+    let vectors = &arranged.embedded.vectors;
+    let numbers: Vec<u32> = spread(vectors.rows(), ITEMS).map(|n| n as u32).collect();
+    let (whole, kept) = (vectors.picked(&numbers)?, arranged.built.as_kept(vectors, &numbers)?.concat());
+    let best = |rows: &[f32], query: &[f32]| {
+        let product = |row: &[f32]| row.iter().zip(query).map(|(a, b)| a * b).sum::<f32>();
+        let mut scored: Vec<(f32, usize)> = rows.chunks_exact(query.len()).map(product).zip(0..).collect();
+        scored.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        scored.into_iter().take(BEST).map(|(_, row)| row).collect::<Vec<usize>>()
+    };
+    let (mut found, mut wanted) = (0, 0);
+    for query in spread(queries.vectors.len(), QUERIES).map(|n| &queries.vectors[n]) {
+        let (truth, some) = (best(&whole, query), best(&kept, query));
+        found += truth.iter().filter(|row| some.contains(row)).count();
+        wanted += truth.len();
+    }
+    Ok(found as f64 / wanted.max(1) as f64)
 }
 
 /// Keeps the sample requests of a file in the folder of a version, for later versions; nothing of a file of vectors.

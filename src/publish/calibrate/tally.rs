@@ -11,6 +11,8 @@ use crate::units::ListId;
 pub(super) const CANDIDATES: [usize; 4] = [10, 100, 1000, 10_000];
 /// A search that expects less than this share of K0 ahead has nothing left to decide.
 const LEFT_MIN: f64 = 1e-5;
+/// What int8 rows lose below this share of the best is nothing that searches should take longer for.
+const LOST_MIN: f64 = 5e-4;
 /// Halvings of the interval that holds the share at which searches may end.
 const HALVINGS: usize = 24;
 
@@ -58,7 +60,8 @@ pub(super) fn tallies(lists: usize, shares: &[Vec<Passing>]) -> Vec<Tally> {
 }
 
 impl Tally {
-    /// Adds what a query finds among the items of a share, from list to list. Lists without any count for nothing.
+    /// Adds what a query finds among the items of a share, from list to list. Lists without any count for nothing, but where all items
+    /// pass: a search without a filter probes empty lists too.
     pub(super) fn walk(&mut self, walk: &Walk<'_>, share: &Passing, ahead: &mut Ahead) {
         let (mut held, mut found, mut items, mut survivors) = (0, 0u64, 0u64, 0u64);
         let (mut look, mut before, mut looks) = (1, (0, 0), Vec::new());
@@ -67,7 +70,7 @@ impl Tally {
             let (length, passing) = (walk.lengths[list.index()], share.of_lists[list.index()]);
             ahead.take(score, length);
             items += u64::from(length);
-            if passing > 0 {
+            if passing > 0 || PASS_RATES[self.share] == 1.0 {
                 survivors += u64::from(passing);
                 found += u64::from(walk.hits[list.index()]);
                 self.hits[held] += found;
@@ -166,8 +169,12 @@ impl Choices<'_> {
     fn by_rows(&self, tally: &Tally, queries: usize, target: f64, least: usize) -> Point {
         let (times, all) = (&self.times[tally.share], tally.hits.len());
         let usual = (self.rows.selected(tally.k), 0.0, 0.0);
+        let counts = |(selected, lost, most): (usize, f64, f64)| match most < LOST_MIN {
+            true => (selected, 0.0, 0.0),
+            false => (selected, lost, most),
+        };
         let lost: Vec<(usize, f64, f64)> =
-            of(&self.depths.int8, tally).map_or_else(|| vec![usual], |int8| int8.lost(queries).collect());
+            of(&self.depths.int8, tally).map_or_else(|| vec![usual], |int8| int8.lost(queries).map(counts).collect());
         let point = |probes: usize, (selected, lost, lost_most): (usize, f64, f64)| {
             let (recall, low) = tally.recall(probes, queries);
             Point {

@@ -68,6 +68,19 @@ pub(super) fn graph(graph: &GraphProto) -> Result<()> {
     }
 }
 
+/// The first node that the fallback runtime evaluates otherwise than ONNX says, and how.
+pub(super) fn misread(graph: &GraphProto) -> Option<String> {
+    let how = |operator: &str| match operator {
+        "Sign" => Some("1 for 0, expected 0"),
+        "ArgMax" | "ArgMin" => Some("the place of the last of equal values, expected the first"),
+        _ => None,
+    };
+    let mut all = graph.node.iter().enumerate();
+    all.find_map(|(place, node)| {
+        how(node.op_type.as_deref().unwrap_or("")).map(|how| format!("{}: it makes {how}", shown(node, place)))
+    })
+}
+
 fn shown(node: &NodeProto, place: usize) -> String {
     let operator = node.op_type.as_deref().unwrap_or("?");
     match node.name.as_deref().filter(|name| !name.is_empty()) {

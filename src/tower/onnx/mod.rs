@@ -35,6 +35,8 @@ pub struct Port {
 pub(super) struct Ports {
     pub(super) inputs: Vec<Port>,
     pub(super) outputs: Vec<Port>,
+    /// What the fallback runtime evaluates otherwise than ONNX says.
+    pub(super) misread: Option<String>,
 }
 
 /// Looks at a file without running it.
@@ -57,6 +59,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Ports> {
         // Files of the first versions of ONNX list constants among the inputs.
         inputs: graph.input.iter().filter(|v| !is_constant(v)).map(|v| port("input", v)).collect::<Result<_>>()?,
         outputs: graph.output.iter().map(|v| port("output", v)).collect::<Result<_>>()?,
+        misread: check::misread(graph),
     })
 }
 

@@ -1,6 +1,6 @@
 //! How results are rounded, and how much work they took.
 
-use super::Stop;
+use super::stop::Stop;
 
 /// Most numbers of one value that is made.
 const NUMBERS_MAX: usize = 1 << 24;

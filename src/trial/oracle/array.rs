@@ -2,7 +2,7 @@
 
 use rten_onnx::onnx::{DataType, TensorProto};
 
-use super::Stop;
+use super::stop::Stop;
 
 /// The type of numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,8 +4,8 @@ use std::rc::Rc;
 
 use rten_onnx::onnx::{AttributeProto, NodeProto, TensorProto};
 
-use super::Stop;
 use super::array::Array;
+use super::stop::Stop;
 
 /// A node that is evaluated.
 pub(super) struct Call<'a> {

@@ -7,7 +7,7 @@
 //! How far f32 may lie from that is measured, not assumed: the graph is evaluated again with every inexact result rounded to f32
 //! ([`Arithmetic`]), up or down at random, and what that changes is the noise of the computation.
 //!
-//! `array` holds values, `call` reads a node, `numbers` computes, `views` moves.
+//! `stop` says why there is nothing to compare with, `array` holds values, `call` reads a node, `numbers` computes, `views` moves.
 
 mod arithmetic;
 mod array;
@@ -15,6 +15,7 @@ mod call;
 mod numbers;
 mod products;
 mod reductions;
+mod stop;
 mod views;
 
 use std::collections::HashMap;
@@ -25,27 +26,7 @@ use rten_onnx::onnx::{ModelProto, NodeProto};
 pub(super) use arithmetic::{Arithmetic, Mode};
 pub(super) use array::Array;
 use call::Call;
-
-/// Why there is nothing to compare with.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Stop {
-    /// An operator, attribute or type that is not evaluated here.
-    Unknown(String),
-    /// The graph takes more work than there is time for.
-    TooLarge,
-    /// The graph means nothing for these inputs.
-    Invalid(String),
-}
-
-impl std::fmt::Display for Stop {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Stop::Unknown(what) => write!(f, "{what} is not known to the comparison"),
-            Stop::TooLarge => write!(f, "it is too large to be evaluated twice"),
-            Stop::Invalid(what) => write!(f, "{what}"),
-        }
-    }
-}
+pub(super) use stop::Stop;
 
 /// A file that can be evaluated.
 pub(super) struct Oracle {
@@ -89,7 +70,7 @@ impl Oracle {
         inputs: &[(String, Array)],
         outputs: &[&str],
         arithmetic: &mut Arithmetic,
-        seen: &mut dyn FnMut(&NodeProto, &Array),
+        seen: &mut dyn FnMut(&NodeProto, &str, &Array),
     ) -> Result<Vec<Array>, Stop> {
         let mut values: HashMap<&str, Rc<Array>> = HashMap::new();
         for (name, array) in inputs {
@@ -110,7 +91,7 @@ impl Oracle {
                 stop => stop,
             })?;
             for (name, array) in node.output.iter().zip(made) {
-                seen(node, &array);
+                seen(node, name, &array);
                 values.insert(name, Rc::new(array));
             }
             for name in node.input.iter().chain(&node.output) {

@@ -2,9 +2,10 @@
 
 use rten_onnx::onnx::DataType;
 
+use super::arithmetic::Arithmetic;
 use super::array::{Array, Element, broadcast};
 use super::call::Call;
-use super::{Arithmetic, Stop};
+use super::stop::Stop;
 
 /// Work of a function, in multiply-adds.
 const FUNCTION_WORK: usize = 16;

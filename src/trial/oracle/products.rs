@@ -1,8 +1,9 @@
 //! Products of matrices.
 
+use super::arithmetic::Arithmetic;
 use super::array::{Array, broadcast, places, strides};
 use super::call::Call;
-use super::{Arithmetic, Stop};
+use super::stop::Stop;
 
 /// Most terms of an `Einsum`, which lie in memory together.
 const TERMS_MAX: usize = 1 << 22;

@@ -1,8 +1,9 @@
 //! Operators that reduce along axes: sums, extremes, softmax, normalisation.
 
+use super::arithmetic::Arithmetic;
 use super::array::{Array, Element, places, strides};
 use super::call::{Call, place};
-use super::{Arithmetic, Stop};
+use super::stop::Stop;
 
 pub(super) fn evaluate(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Option<Vec<Array>>, Stop> {
     let operator = call.operator();

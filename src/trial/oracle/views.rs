@@ -1,8 +1,9 @@
 //! Operators that move numbers, and those that make them of sizes.
 
+use super::arithmetic::Arithmetic;
 use super::array::{self, Array, Element, broadcast, places, strides};
 use super::call::{Call, place};
-use super::{Arithmetic, Stop};
+use super::stop::Stop;
 
 /// Work of a number that is moved, in multiply-adds.
 const MOVED_WORK: usize = 4;

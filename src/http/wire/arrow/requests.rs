@@ -105,7 +105,7 @@ impl Rows {
             let Some(values) = column.values(row).map_err(place)? else { continue };
             match role {
                 Role::Feature(feature) => {
-                    features.insert(feature.clone(), FeatureValue(bounded(values).map_err(place)?));
+                    features.insert(feature.clone(), Some(FeatureValue(bounded(values).map_err(place)?)));
                 }
                 Role::Weights(feature) => {
                     weights.push((name, feature, finite(values, FEATURE_IDS_MAX).map_err(place)?))
@@ -118,10 +118,11 @@ impl Rows {
         }
         for (name, feature, weights) in weights {
             let place = |e: Error| e.within(format!("column `{name}`"));
-            let Some(FeatureValue(values)) = features.get_mut(feature) else {
+            let Some(Some(FeatureValue(values))) = features.get_mut(feature) else {
                 return Err(place(Error::invalid(format!("got weights, but no values in `features.{feature}`"))));
             };
-            *values = weighted(std::mem::replace(values, Values::Integers(Vec::new())), weights).map_err(place)?;
+            let of = std::mem::replace(values, Values::Integers(Vec::new()));
+            *values = of.weighted(weights).map_err(place)?;
         }
         // Where features are columns a user may have none of them.
         if !features.is_empty() || self.has_features && given.vector.is_none() {
@@ -173,16 +174,6 @@ fn finite(values: Values, most: usize) -> Result<Vec<f32>> {
     match numbers.iter().position(|x| !x.is_finite()) {
         Some(at) => Err(Error::invalid(format!("got {} at place {at}, expected a finite 32-bit number", numbers[at]))),
         None => Ok(numbers),
-    }
-}
-
-fn weighted(values: Values, weights: Vec<f32>) -> Result<Values> {
-    match values {
-        Values::Integers(ids) if ids.len() == weights.len() => Ok(Values::Weighted { ids, weights }),
-        Values::Integers(ids) => {
-            Err(Error::invalid(format!("got {} weights, expected one for each of {} values", weights.len(), ids.len())))
-        }
-        _ => Err(Error::invalid("got weights, but values that are no integers")),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use utoipa::ToSchema;
 
 use super::tensor::{InputTensor, Tensor};
@@ -10,7 +10,7 @@ use crate::engine::Terms;
 use crate::error::{Error, Result};
 use crate::http::wire::body::object;
 use crate::http::wire::request::{OnDegradedName, PriorityName, on_degraded, priority, terms};
-use crate::http::wire::values::List;
+use crate::http::wire::values::{List, nullable};
 use crate::limits::{BATCH_REQUESTS_MAX, COLUMNS_MAX, FEATURES_MAX};
 use crate::request::{self, Features, Priority, Reading, Retrieve, User, Values};
 
@@ -37,14 +37,15 @@ pub struct InferenceRequest {
     #[serde(default)]
     model_name: Option<String>,
     /// How to retrieve, for all of the users.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "nullable")]
+    #[schema(value_type = Option<InferenceParameters>)]
     parameters: InferenceParameters,
     /// The users' features, or their vectors.
     #[schema(value_type = Vec<InputTensor>, min_items = 1)]
     inputs: List<InputTensor, INPUTS_MAX>,
     /// The tensors to answer with; all but columns where none is named.
-    #[serde(default)]
-    #[schema(value_type = Vec<RequestedOutput>)]
+    #[serde(default, deserialize_with = "nullable")]
+    #[schema(value_type = Option<Vec<RequestedOutput>>)]
     outputs: List<RequestedOutput, { COLUMNS_MAX + INPUTS_MAX }>,
 }
 
@@ -64,22 +65,60 @@ struct InferenceParameters {
     #[serde(default)]
     #[schema(minimum = 1, maximum = 1_048_576)]
     probes: Option<usize>,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "nullable")]
+    #[schema(value_type = Option<bool>)]
     exact: bool,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "nullable")]
+    #[schema(value_type = Option<String>)]
     filter: String,
     #[serde(default)]
     #[schema(minimum = 1, maximum = 600_000)]
     timeout_ms: Option<u64>,
-    #[serde(default, deserialize_with = "priority")]
-    #[schema(value_type = PriorityName)]
-    priority: Priority,
-    #[serde(default, deserialize_with = "on_degraded")]
-    #[schema(value_type = OnDegradedName)]
+    /// The same in microseconds, as Triton's clients send it; 0 for none.
+    #[serde(default)]
+    timeout: Option<u64>,
+    /// A name, or a level as Triton's clients send it: 0 and 1 are `interactive`, others `batch`.
+    #[serde(default)]
+    #[schema(value_type = Option<PriorityName>)]
+    priority: Option<PriorityLevel>,
+    #[serde(default, deserialize_with = "on_degraded_or_null")]
+    #[schema(value_type = Option<OnDegradedName>)]
     on_degraded: request::OnDegraded,
     /// Answers with all tensors as bytes behind the JSON.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "nullable")]
+    #[schema(value_type = Option<bool>)]
     binary_data_output: bool,
+}
+
+/// Who goes first where requests wait.
+#[derive(Clone, Copy, Deserialize)]
+#[serde(untagged, expecting = "expected `interactive`, `batch` or an integer from 0")]
+enum PriorityLevel {
+    Level(u64),
+    Named(#[serde(deserialize_with = "priority")] Priority),
+}
+
+fn on_degraded_or_null<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<request::OnDegraded, D::Error> {
+    #[derive(Deserialize)]
+    struct Named(#[serde(deserialize_with = "on_degraded")] request::OnDegraded);
+    Option::<Named>::deserialize(from).map(|named| named.map_or_else(Default::default, |named| named.0))
+}
+
+impl InferenceParameters {
+    fn terms(&self) -> Result<Terms> {
+        let timeout_ms = match (self.timeout_ms, self.timeout.filter(|&micros| micros > 0)) {
+            (Some(_), Some(_)) => {
+                return Err(Error::invalid("parameters `timeout` and `timeout_ms`: got both, expected one of them"));
+            }
+            (timeout_ms, micros) => timeout_ms.or(micros.map(|micros| micros.div_ceil(1000))),
+        };
+        let priority = match self.priority {
+            None | Some(PriorityLevel::Level(0 | 1)) => Priority::Interactive,
+            Some(PriorityLevel::Level(_)) => Priority::Batch,
+            Some(PriorityLevel::Named(priority)) => priority,
+        };
+        terms(timeout_ms, priority)
+    }
 }
 
 /// A tensor to answer with.
@@ -88,7 +127,8 @@ struct InferenceParameters {
 struct RequestedOutput {
     /// `ids`, `scores`, `similarities`, `counts`, `tasks.TASK` or `columns.COLUMN`.
     name: String,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "nullable")]
+    #[schema(value_type = Option<OutputParameters>)]
     parameters: OutputParameters,
 }
 
@@ -148,7 +188,7 @@ pub fn inference(model: &str, body: &[u8], header: Option<usize>, features: &BTr
         )));
     }
     let columns = wanted.iter().filter_map(|(name, _)| name.strip_prefix(COLUMNS)).map(str::to_owned).collect();
-    let terms = terms(parameters.timeout_ms, parameters.priority)?;
+    let terms = parameters.terms()?;
     let reading = Reading { columns, on_degraded: parameters.on_degraded, ..Reading::default() };
     let retrieve = |user| Retrieve {
         filter: parameters.filter.clone(),
@@ -243,5 +283,75 @@ fn values(tensor: &Tensor, counts: Option<&Tensor>, weights: Option<&Tensor>, ro
         (Values::Numbers(list), None) => Ok(Values::Numbers(list[range].to_vec())),
         (Values::Texts(list), None) => Ok(Values::Texts(list[range].to_vec())),
         (Values::Weighted { .. }, None) => Err(Error::internal("a tensor of ids with weights")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::time::Duration;
+
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn read(body: &Value) -> Result<Inference> {
+        inference("m", body.to_string().as_bytes(), None, &BTreeSet::from(["a"]))
+    }
+
+    fn with(parameters: &Value) -> Result<Terms> {
+        let input = json!({"name": "a", "shape": [1, 1], "datatype": "INT64", "data": [1], "parameters": null});
+        let body = json!({"inputs": [input], "parameters": parameters});
+        read(&body).map(|call| call.requests[0].1)
+    }
+
+    #[test]
+    fn null_is_as_if_it_were_left_out() {
+        let input = json!({"name": "a", "shape": [1, 1], "datatype": "INT64", "data": [1], "parameters": null});
+        let bare = json!({"inputs": [{"name": "a", "shape": [1, 1], "datatype": "INT64", "data": [1]}]});
+        let nulls = json!({
+            "id": null, "model_name": null, "parameters": null, "outputs": null, "inputs": [input],
+        });
+        let [bare, nulls] = [bare, nulls].map(|body| read(&body).unwrap());
+        assert_eq!((bare.requests, bare.wanted), (nulls.requests, nulls.wanted));
+        let nulls = json!({"k": null, "candidates": null, "recall": null, "probes": null, "exact": null, "filter": null,
+            "timeout_ms": null, "timeout": null, "priority": null, "on_degraded": null, "binary_data_output": null});
+        assert_eq!(with(&nulls).unwrap(), with(&json!({})).unwrap());
+        let output = json!({"inputs": [input], "outputs": [{"name": "ids", "parameters": null}]});
+        assert_eq!(read(&output).unwrap().wanted, [("ids".to_owned(), false)]);
+    }
+
+    #[test]
+    fn priorities_and_timeouts_are_read_as_tritons_clients_send_them() {
+        let terms =
+            |timeout_ms: Option<u64>, priority| Terms { timeout: timeout_ms.map(Duration::from_millis), priority };
+        for (parameters, expected) in [
+            (json!({"priority": 0}), terms(None, Priority::Interactive)),
+            (json!({"priority": 1, "timeout": 0}), terms(None, Priority::Interactive)),
+            (json!({"priority": 2, "timeout": 1_500_001}), terms(Some(1501), Priority::Batch)),
+            (json!({"priority": "batch", "timeout_ms": 7}), terms(Some(7), Priority::Batch)),
+        ] {
+            assert_eq!(with(&parameters).unwrap(), expected, "{parameters}");
+        }
+        for (parameters, expected) in [
+            (json!({"priority": -1}), "expected `interactive`, `batch` or an integer from 0"),
+            (json!({"priority": "high"}), "expected `interactive`, `batch` or an integer from 0"),
+            (json!({"timeout": 1, "timeout_ms": 1}), "got both"),
+            (json!({"timeout": u64::MAX}), "field `timeout_ms`: got"),
+            (json!({"on_degraded": "x"}), "unknown variant `x`"),
+        ] {
+            let error = with(&parameters).unwrap_err().to_string();
+            assert!(error.contains(expected), "{parameters}: {error}");
+        }
+    }
+
+    #[test]
+    fn ids_beyond_64_bits_are_told_with_where_integers_end() {
+        for datatype in ["UINT64", "INT64"] {
+            let input = json!({"name": "a", "shape": [1, 2], "datatype": datatype, "data": [1, (1u64 << 63)]});
+            let error = read(&json!({"inputs": [input]})).map(drop).unwrap_err().to_string();
+            let expected = format!("its values are no {datatype}: expected integers of at most 9223372036854775807");
+            assert!(error.contains(&expected), "{error}");
+        }
     }
 }

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::error::{Error, Result};
-use crate::http::wire::values::Push;
+use crate::http::wire::values::{Push, nullable};
 use crate::request::Values;
 
 /// Deepest nesting of values in JSON: that of a tensor's dimensions.
@@ -26,7 +26,8 @@ pub(super) struct InputTensor {
     /// `INT64` and other integers, `FP32`, `FP64`, `BYTES`, or, with its values as bytes, `FP16`.
     datatype: String,
     /// Says how many bytes behind the JSON are its values.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "nullable")]
+    #[schema(value_type = Option<TensorParameters>)]
     parameters: TensorParameters,
     /// Its values, nested or not, row after row.
     #[serde(default)]
@@ -157,6 +158,9 @@ fn typed(values: Values, datatype: &str) -> Result<Values, String> {
         ("BYTES", Values::Integers(list)) if list.is_empty() => Ok(Values::Texts(Vec::new())),
         ("FP16", _) => {
             Err("FP16 has no form in JSON: its values come as bytes behind it, with `binary_data_size`".into())
+        }
+        (name, Values::Numbers(_)) if is_integer(name) => {
+            Err(format!("its values are no {name}: expected integers of at most {}", i64::MAX))
         }
         (name, _) if is_integer(name) || ["FP32", "FP64", "BYTES"].contains(&name) => {
             Err(format!("its values are no {name}"))

@@ -1,0 +1,73 @@
+#!/usr/bin/env python3
+"""Breaks the checks of the emulated GPU, and what they guard, in one place at a time, and tells which breaks the tests do not notice.
+
+    scripts/mutate_emulation.py [--only WORD]
+
+Each mutant is built and run through the tests that are to notice it; about two minutes of a core each. The sources are put back at the end.
+"""
+
+import argparse
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+EMULATED, LANE, CUDA = "src/device/cuda/emulated.rs", "src/device/cuda/lane.rs", "src/pass/gpu/cuda.rs"
+KERNELS, BESIDE = "src/device/cuda/kernels/emulated.cpp", "src/pass/gpu/beside.rs"
+# What is broken: the file, what stands there, what takes its place, and the tests that notice.
+MUTANTS = [
+    ("freed while queued", EMULATED, "if let Some(work) = self.queued_over(run) {", "if let Some(work) = self.queued_over(run).filter(|_| false) {", "faults::memory_is"),
+    ("unpinned while unfetched", EMULATED, "        if is_expected {", "        if is_expected && false {", "faults::memory_is_not_unpinned"),
+    ("unregistered while queued", EMULATED, "if let Some(work) = self.queued_over((bytes.as_ptr() as u64, bytes.len())) {", "if let Some(work) = None::<&str> {", "faults::memory_of_the_host"),
+    ("two results in one place", EMULATED, "        if is_taken {", "        if is_taken && false {", "faults::a_result"),
+    ("use after free", EMULATED, "if overlaps(&locked(&GRAVES).runs, (address, bytes)) {", "if false {", "faults::freed_memory_is_not_used"),
+    ("argument after free", EMULATED, "overlaps(&locked(&GRAVES).runs, (word, 1))", "word == 1 << 63", "faults::freed_memory_is_not_used"),
+    ("no poison", KERNELS, "std::memset(memory, 0xDD, bytes);", "(void)memory;", "faults::freed_memory_is_overwritten"),
+    ("no quarantine", EMULATED, "graves.bytes > GRAVES_BYTES_MAX", "graves.bytes > 0", "faults::freed_memory_is_overwritten"),
+    ("used anew as it was", EMULATED, "std::ptr::write_bytes(address as *mut u8, DEAD, bytes)", "let _ = (address, DEAD)", "faults::memory_that_is_used_anew"),
+    ("not settled", EMULATED, "if let Some(work) = too_early {", "if let Some(work) = too_early.filter(|_| false) {", "faults::a_stream_uses"),
+    ("closed before its end", EMULATED, "if left > 0 && self.here().is_ok() {", "if left > 99 && self.here().is_ok() {", "faults::a_stream_is_not_closed"),
+    ("streams in the order of the waits", EMULATED, "let is_other = !self.is_late && self.random(2) == 0;", "let is_other = false;", "faults::streams_run"),
+    ("nothing before a wait", EMULATED, "if !self.is_late && self.random(4) == 0 {", "if false {", "faults::streams_run"),
+    ("shared memory", EMULATED, "if shared_bytes > shared_max {", "if shared_bytes > 2 * shared_max {", "faults::launches"),
+    ("threads", EMULATED, "threads > THREADS_MAX ||", "false ||", "faults::launches"),
+    ("grid", EMULATED, "blocks == 0 || blocks > most", "blocks == 0", "faults::launches"),
+    ("arguments", EMULATED, "if arguments.len() > ARGUMENTS_MAX {", "if false {", "faults::launches"),
+    ("a lane begins over results", LANE, "        if unfetched > 0 {", "        if unfetched > 99 {", "lanes::a_lane_does_not_begin"),
+    ("late groups take turns", CUDA, "by_turns[sent % by_turns.len()]", "by_turns[0]", "batches::whole_pass_skips"),
+    ("nobody waits at the end", CUDA, "let _ = device.finish();", "let _ = device;", "batches::whole_pass_answers_each_request"),
+    ("results of a failed stretch", LANE, "if let Some(failure) = &state.failure {", "if let Some(failure) = state.failure.as_ref().filter(|_| false) {", "faults::a_device"),
+    ("keys of the last slot", BESIDE, "Spare::new((cut.slots() + BLOCK) as u32..", "Spare::new(cut.slots() as u32..", "updates::whole_pass_keeps"),
+]
+
+
+def notices(test):
+    """Whether a test fails, or cannot be built."""
+    command = ["cargo", "test", "--locked", "--features", "full", "--test", "gpu", "--", test]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if "could not compile" in ran.stderr:
+        sys.exit(ran.stderr)
+    return ran.returncode != 0
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", default="")
+    survivors = []
+    for name, file, before, after, test in MUTANTS:
+        if parser.parse_args().only not in name:
+            continue
+        path, text = ROOT / file, (ROOT / file).read_text()
+        if text.count(before) != 1:
+            sys.exit(f"{name}: {file} has {text.count(before)} times `{before}`")
+        try:
+            path.write_text(text.replace(before, after))
+            is_noticed = notices(test)
+        finally:
+            path.write_text(text)
+        print(f"{'caught' if is_noticed else 'SURVIVES':10} {name}", flush=True)
+        survivors += [] if is_noticed else [name]
+    sys.exit(bool(survivors))
+
+
+main()

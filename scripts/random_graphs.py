@@ -1,0 +1,46 @@
+"""Compares the evaluation of random graphs with ONNX Runtime: random_graphs.py FOLDER
+
+The folder is what `STERLING_GRAPHS_FOLDER=FOLDER STERLING_RANDOM_GRAPHS=0:2000 cargo test --lib -- trial::graphs` has written.
+Needs numpy, onnx and onnxruntime. Exits 1 where a number of a row is another one.
+"""
+
+import json
+import pathlib
+import sys
+
+import numpy as np
+import onnxruntime
+
+
+def main():
+    wrong = compared = refused = 0
+    for path in sorted(pathlib.Path(sys.argv[1]).glob("*.onnx"), key=lambda path: int(path.stem)):
+        case = json.loads(path.with_suffix(".json").read_text())
+        inputs = {
+            name: np.array([float(x) for x in values], np.float32).reshape(shape)
+            for name, (shape, values) in case["inputs"].items()
+        }
+        expected = np.array([[float(x) for x in row] for row in case["rows"]])
+        allowed = np.array([[float(x) for x in row] for row in case["tolerances"]])
+        try:
+            session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
+            read = {port.name for port in session.get_inputs()}
+            got = session.run(None, {name: array for name, array in inputs.items() if name in read})[0]
+        except Exception as e:
+            refused += 1
+            print(f"{path.stem}: ONNX Runtime does not run it: {str(e)[:200]}")
+            continue
+        got = got.reshape(expected.shape).astype(np.float64)
+        compared += 1
+        single = expected.astype(np.float32).astype(np.float64)
+        with np.errstate(invalid="ignore"):
+            near = np.isinf(allowed) | (got == single) | (np.isnan(got) & np.isnan(single)) | (abs(got - expected) <= allowed)
+        if not near.all():
+            wrong += 1
+            row, place = np.argwhere(~near)[0]
+            print(f"{path.stem}: row {row}, place {place}: {got[row, place]} in ONNX Runtime, {expected[row, place]} here")
+    print(f"{compared} graphs compared, {wrong} differ, {refused} not run")
+    return 1 if wrong or not compared else 0
+
+
+sys.exit(main())
