@@ -4,7 +4,7 @@
     pip install './python[export]'
     python models/movielens/recall.py OUT --program target/release/sterling
 
-OUT receives the package. Half of the users calibrate the first publication (`queries.jsonl` of the package), the other half ask. The exit
+OUT receives the package. Half of the users calibrate the first publication (`samples` of the export), the other half ask. The exit
 code is 1 where a recall that is found is farther than 0.015 from the one that was asked for. Data and terms are those of train.py.
 """
 
@@ -103,8 +103,6 @@ def main():
         features={"user": [sterling.Ids("history", "films", "mean")], "item": [sterling.Ids("film", "films", column="id")]},
         samples=[{"history": history} for history in calibrating], items=rows, program=False,
     )  # fmt: skip
-    lines = (json.dumps({"features": {"history": history}}) for history in calibrating)
-    (o.out / "queries.jsonl").write_text("".join(f"{line}\n" for line in lines))
     wrong = 0
     with tempfile.TemporaryDirectory() as store:
         sterling.publish(o.out, pathlib.Path(store), program=o.program)

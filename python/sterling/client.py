@@ -39,6 +39,23 @@ COMPRESSED = 32 << 10
 """Bytes from which bodies are compressed, where that is asked for: as the server does with answers."""
 
 
+_forks = 0
+
+
+def _forked() -> None:
+    global _forks
+    _forks += 1
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
+
+
+def _process() -> tuple[int, int]:
+    """This process: the number of an ancestor that has ended may be given again, so that its forks are counted too."""
+    return os.getpid(), _forks
+
+
 class Client:
     """Calls of one server; it keeps its connections until the ``with`` block ends, or `close`.
 
@@ -89,7 +106,7 @@ class Client:
         self._open = lambda: httpx.Client(base_url=str(url), timeout=timeout, verify=context, headers=headers, mounts=direct)
         self._url, self._failed = str(url).rstrip("/"), httpx.TransportError
         #: Of each process that has used this client, its connections: those of another process are neither used nor closed.
-        self._pools = {os.getpid(): self._open()}
+        self._pools = {_process(): self._open()}
         self._is_closed = False
         self.timeout, self.retries, self.patience, self._arrow, self._compression = timeout, retries, patience, arrow, compression
 
@@ -102,17 +119,17 @@ class Client:
     def close(self) -> None:
         """Closes this process' connections."""
         self._is_closed = True
-        if pool := self._pools.get(os.getpid()):
+        if pool := self._pools.get(_process()):
             pool.close()
 
     @property
     def _http(self) -> Any:
         """The connections of this process."""
-        pool = self._pools.get(os.getpid())
+        pool = self._pools.get(_process())
         if pool is None:
             if self._is_closed:
                 raise SterlingError("the client is closed")
-            pool = self._pools.setdefault(os.getpid(), self._open())
+            pool = self._pools.setdefault(_process(), self._open())
         return pool
 
     def retrieve(

@@ -145,7 +145,7 @@ def export(
     if draft.user is not None and len(samples) < SAMPLES_MIN:
         warnings.warn(
             f"samples: {len(samples)} users' features are given, expected at least {SAMPLES_MIN}, better 256: without queries.jsonl `sterling publish` "
-            "measures recall with perturbed items, which users' queries may miss by far",
+            "measures recall with the requests of the version before, else with perturbed items, and users may find far less than they ask for",
             stacklevel=2,
         )
     return Exported(path, differences, reference)

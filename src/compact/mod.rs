@@ -20,9 +20,8 @@ pub use worker::Compactor;
 
 /// At so many times the share at which it is due a merge is overdue.
 const OVERDUE: f64 = 2.0;
-/// A merge is due too where items of a new kind come to this part of that share: searches scan more for them, and their lists were made
-/// of few.
-const STRAYS: f64 = 0.2;
+/// An item of a new kind counts as so many: searches scan more for it, and its list was made of few.
+const STRAY_COUNTS: f64 = 5.0;
 
 /// When updates are merged, and what that may take.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -58,7 +57,7 @@ impl Options {
 
     /// Whether updates that have changed this share of a snapshot are to be merged, where new items of this share of it are strays.
     fn is_due(&self, drift: f64, strays: f64) -> bool {
-        self.share > 0.0 && (drift >= self.share || strays >= STRAYS * self.share)
+        self.share > 0.0 && (drift >= self.share || STRAY_COUNTS * strays >= self.share)
     }
 
     /// How a merge stands behind requests where this share of a snapshot has changed: one that is overdue waits for idle cores

@@ -182,7 +182,7 @@ impl<'a> UnderWay<'a> {
         let under_way = UnderWay { feed, model };
         feed.begin_merge();
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        under_way.gauge("sterling_merge_started_timestamp_seconds", now.as_secs_f64());
+        under_way.tell_began(now.as_secs_f64());
         under_way.tell(0);
         under_way
     }
@@ -191,18 +191,19 @@ impl<'a> UnderWay<'a> {
     fn tell(&self, steps: usize) {
         let done = steps as f64 / (MERGE_STEPS + 1) as f64;
         self.feed.tell_merge(done);
-        self.gauge("sterling_merge_progress_ratio", done);
+        metrics::gauge!("sterling_merge_progress_ratio", "model" => self.model.to_owned()).set(done);
     }
 
-    fn gauge(&self, name: &'static str, value: f64) {
-        metrics::gauge!(name, "model" => self.model.to_owned()).set(value);
+    /// It began at this Unix time, or is over: 0.
+    fn tell_began(&self, at: f64) {
+        metrics::gauge!("sterling_merge_started_timestamp_seconds", "model" => self.model.to_owned()).set(at);
     }
 }
 
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
+        self.tell_began(0.0);
+        self.tell(0);
         self.feed.end_merge();
-        self.gauge("sterling_merge_started_timestamp_seconds", 0.0);
-        self.gauge("sterling_merge_progress_ratio", 0.0);
     }
 }

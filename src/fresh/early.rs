@@ -23,22 +23,26 @@ const KEPT: Duration = Duration::from_secs(60);
 /// Places of embeddings that were taken which may stay in their order.
 const COMPACTED_MIN: usize = 1024;
 
-/// Embeddings by what was put.
-#[derive(Default)]
-pub(super) struct EarlyEmbeddings(Mutex<Waiting>);
+/// Embeddings by what was put, each made for a snapshot (`T`).
+pub(super) struct EarlyEmbeddings<T = Snapshot>(Mutex<Waiting<T>>);
 
-#[derive(Default)]
-struct Waiting {
-    by_put: HashMap<u128, Entry>,
+struct Waiting<T> {
+    by_put: HashMap<u128, Entry<T>>,
     /// The order in which they came.
     order: VecDeque<(Instant, u128)>,
     bytes: usize,
 }
 
-struct Entry {
-    main: Weak<Snapshot>,
+struct Entry<T> {
+    main: Weak<T>,
     embedded: Embedded,
     since: Instant,
+}
+
+impl<T> Default for EarlyEmbeddings<T> {
+    fn default() -> Self {
+        EarlyEmbeddings(Mutex::new(Waiting { by_put: HashMap::new(), order: VecDeque::new(), bytes: 0 }))
+    }
 }
 
 /// Names an item by all of its content.
@@ -47,12 +51,12 @@ fn name(put: &Put) -> Option<u128> {
 }
 
 fn bytes(embedded: &Embedded) -> usize {
-    size_of::<Entry>() + size_of_val(embedded.vector.as_slice()) + embedded.kept.len()
+    size_of::<Entry<Snapshot>>() + size_of_val(embedded.vector.as_slice()) + embedded.kept.len()
 }
 
-impl EarlyEmbeddings {
+impl<T> EarlyEmbeddings<T> {
     /// Keeps what a snapshot's tower made of items, as far as there is room.
-    pub(super) fn keep(&self, main: &Arc<Snapshot>, made: Vec<(&Put, Embedded)>) {
+    pub(super) fn keep(&self, main: &Arc<T>, made: Vec<(&Put, Embedded)>) {
         let named = made.into_iter().filter_map(|(put, embedded)| Some((name(put)?, embedded)));
         let named: Vec<(u128, Embedded)> = named.collect();
         let since = Instant::now();
@@ -71,13 +75,13 @@ impl EarlyEmbeddings {
     }
 
     /// Takes what a snapshot's tower made of items: nothing where it was not kept.
-    pub(super) fn take(&self, main: &Arc<Snapshot>, puts: &[&Put]) -> Vec<Option<Embedded>> {
+    pub(super) fn take(&self, main: &Arc<T>, puts: &[&Put]) -> Vec<Option<Embedded>> {
         if self.waiting().by_put.is_empty() {
             return Vec::new();
         }
         let names: Vec<Option<u128>> = puts.iter().map(|put| name(put)).collect();
         let mut waiting = self.waiting();
-        let is_of = |entry: &Entry| entry.main.as_ptr() == Arc::as_ptr(main);
+        let is_of = |entry: &Entry<T>| entry.main.as_ptr() == Arc::as_ptr(main);
         let mut take = |name: u128| {
             let is_there = waiting.by_put.get(&name).is_some_and(is_of);
             if is_there { waiting.remove(name) } else { None }
@@ -85,13 +89,13 @@ impl EarlyEmbeddings {
         names.into_iter().map(|name| take(name?)).collect()
     }
 
-    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+    fn waiting(&self) -> MutexGuard<'_, Waiting<T>> {
         // What a panic leaves undone is one embedding.
         locked(&self.0)
     }
 }
 
-impl Waiting {
+impl<T> Waiting<T> {
     fn remove(&mut self, name: u128) -> Option<Embedded> {
         let Entry { embedded, .. } = self.by_put.remove(&name)?;
         self.bytes -= bytes(&embedded);
@@ -118,5 +122,55 @@ impl Waiting {
             let Waiting { by_put, order, .. } = self;
             order.retain(|(since, name)| by_put.get(name).is_some_and(|entry| entry.since == *since));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn put(id: i64) -> Put {
+        Put { id, ..Put::default() }
+    }
+
+    fn embedded(width: usize) -> Embedded {
+        Embedded { vector: vec![0.5; width], kept: vec![7] }
+    }
+
+    #[test]
+    fn an_embedding_is_taken_once_and_for_its_snapshot_alone() {
+        let (early, one, other) = (EarlyEmbeddings::default(), Arc::new("one"), Arc::new("other"));
+        let (a, b) = (put(1), put(2));
+        assert!(early.take(&one, &[&a]).is_empty());
+        early.keep(&one, vec![(&a, embedded(3)), (&b, embedded(4))]);
+        assert_eq!(early.take(&other, &[&a, &b]), [None, None]);
+        let changed = Put { dense: vec![("image".into(), vec![1.0])], ..put(1) };
+        assert_eq!(early.take(&one, &[&changed, &b, &a]), [None, Some(embedded(4)), Some(embedded(3))]);
+        assert!(early.take(&one, &[&a]).is_empty());
+        assert_eq!(early.waiting().bytes, 0);
+    }
+
+    #[test]
+    fn embeddings_that_nobody_takes_stay_within_their_bounds() {
+        let (early, main) = (EarlyEmbeddings::default(), Arc::new(()));
+        let width = BYTES_MAX / 4 / 4;
+        let large: Vec<Put> = (0..6).map(put).collect();
+        early.keep(&main, large.iter().map(|put| (put, embedded(width))).collect());
+        let all: Vec<&Put> = large.iter().collect();
+        let kept = early.take(&main, &all).iter().flatten().count();
+        assert!((1..=4).contains(&kept) && early.waiting().bytes == 0, "{kept}");
+        // One waits on; those behind it come and go.
+        let first = put(-1);
+        early.keep(&main, vec![(&first, embedded(1))]);
+        for id in 0..10_000 {
+            let put = put(id);
+            early.keep(&main, vec![(&put, embedded(1))]);
+            assert!(early.take(&main, &[&put])[0].is_some());
+        }
+        assert!(early.waiting().order.len() <= COMPACTED_MIN + 4, "{}", early.waiting().order.len());
+        // What has waited too long goes with the next one.
+        early.waiting().forget(Instant::now() + KEPT);
+        assert_eq!((early.waiting().by_put.len(), early.waiting().bytes), (0, 0));
     }
 }

@@ -449,7 +449,7 @@ fn of_kind(n: u64, is_new: bool, is_unit: bool) -> Vec<f32> {
 fn items_of_a_new_kind_are_found_beside_a_snapshot_and_in_what_it_is_merged_into() {
     for (is_unit, recipe) in [(false, ""), (true, ""), (false, "[index]\nfirst_pass = { codes = \"pq4\" }")] {
         let folder = tempfile::tempdir().unwrap();
-        let rows: Vec<Vec<f32>> = (0..6_000).map(|n| of_kind(n, false, is_unit)).collect();
+        let rows: Vec<Vec<f32>> = (0..4_000).map(|n| of_kind(n, false, is_unit)).collect();
         let main = published(folder.path(), &rows, Recipe::parse(recipe).unwrap());
         let queries = |is_new| (0..60).map(|n| of_kind((1 << 40) + n, is_new, is_unit)).collect::<Vec<_>>();
         let found = |view: &Arc<View>, is_new: bool, filters: &[&str]| {
