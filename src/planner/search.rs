@@ -18,6 +18,9 @@ use super::enumerate::Candidate;
 
 /// Prices on memory that the greedy starts try: what filling a device costs, in slowest devices.
 const PRICES: [f64; 6] = [0.0, 0.01, 0.1, 1.0, 10.0, 1e6];
+/// Loads that count as one, each so many times the one before, that the greedy starts try until something fits.
+const SCALES: usize = 4;
+const SCALE_STEP: f64 = 8.0;
 /// Starts that are improved.
 const STARTS_KEPT: usize = 3;
 /// Sweeps over one start at most.
@@ -57,25 +60,31 @@ pub(super) fn search(machine: &Machine, tables: &[Vec<Candidate>], work: u64, kn
     let mut search = PlanSearch::new(machine, tables, work);
     let mut starts: Vec<(Score, Vec<Option<Choice>>)> = Vec::new();
     let mut stuck: Option<(usize, usize, Vec<u64>)> = None;
-    for order in search.orders() {
-        // The frugal ones first: where there is work for few of them, something must fit.
-        for price in PRICES.into_iter().rev() {
-            search.clear();
-            match search.greedy(&order, price) {
-                Ok(()) => {
-                    let score = search.score();
-                    if !starts.iter().any(|(s, _)| s.same(&score)) {
-                        starts.push((score, search.choices.clone()));
+    // Where nothing fits, time is counted for less beside memory: the slowest device may be far slower than an even share.
+    for _ in 0..SCALES {
+        for order in search.orders() {
+            for price in PRICES {
+                search.clear();
+                match search.greedy(&order, price) {
+                    Ok(()) => {
+                        let score = search.score();
+                        if !starts.iter().any(|(s, _)| s.same(&score)) {
+                            starts.push((score, search.choices.clone()));
+                        }
                     }
-                }
-                Err(table) => {
-                    let placed = search.choices.iter().flatten().count();
-                    if stuck.as_ref().is_none_or(|(_, most, _)| placed > *most) {
-                        stuck = Some((table, placed, search.free_bytes()));
+                    Err(table) => {
+                        let placed = search.choices.iter().flatten().count();
+                        if stuck.as_ref().is_none_or(|(_, most, _)| placed > *most) {
+                            stuck = Some((table, placed, search.free_bytes()));
+                        }
                     }
                 }
             }
         }
+        if !starts.is_empty() {
+            break;
+        }
+        search.scale *= SCALE_STEP;
     }
     starts.sort_by(|(a, _), (b, _)| a.max.total_cmp(&b.max).then(a.sum.total_cmp(&b.sum)));
     starts.truncate(STARTS_KEPT);
