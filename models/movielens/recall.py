@@ -5,7 +5,7 @@
     python models/movielens/recall.py OUT --program target/release/sterling
 
 OUT receives the package. Half of the users calibrate the first publication (`samples` of the export), the other half ask. The exit
-code is 1 where a recall that is found is farther than 0.015 from the one that was asked for. Data and terms are those of train.py.
+code is 1 where the recall that is found is more than 0.015 below the one that was asked for. Data and terms are those of train.py.
 """
 
 import argparse
@@ -112,7 +112,7 @@ def main():
                 for k in CANDIDATES:
                     for recall in RECALLS:
                         share, estimate = found(server.url, asking, k, recall, leaves_out)
-                        is_wrong = abs(share - recall) > TOLERANCE
+                        is_wrong = share < recall - TOLERANCE
                         wrong += is_wrong
                         print(f"| {k} | {'left out' if leaves_out else 'found too'} | {recall} | {estimate:.3f} | {share:.3f}{' **' if is_wrong else ''} |", flush=True)
     sys.exit(bool(wrong))

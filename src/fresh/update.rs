@@ -10,8 +10,6 @@ use crate::view::Attribute;
 
 /// Bytes of the fields and reasons of refused items that are remembered of one call.
 const REASON_BYTES_MAX: usize = 64 << 10;
-/// What stands in place of the others.
-const REASON_NOT_KEPT: &str = "refused by the first call; its reason is not kept";
 
 /// A whole item.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -96,7 +94,7 @@ pub struct Wrong {
 
 impl CallAnswer {
     /// The same, with as many of the reasons as an answer that is remembered may have: fields and reasons of the items after
-    /// them give way to a note, so that a record stays short.
+    /// them are empty, so that a record stays short.
     #[must_use]
     pub fn bounded(mut self) -> Self {
         let mut left = REASON_BYTES_MAX;
@@ -105,8 +103,7 @@ impl CallAnswer {
                 Some(rest) => left = rest,
                 None => {
                     left = 0;
-                    wrong.field.clear();
-                    wrong.reason = REASON_NOT_KEPT.into();
+                    (wrong.field, wrong.reason) = (String::new(), String::new());
                 }
             }
         }
@@ -168,5 +165,29 @@ impl Put {
             features.insert(source.into(), values);
         }
         features
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn an_answer_that_is_remembered_has_all_places_and_a_bounded_number_of_reasons() {
+        let wrong = |id| Wrong { id: Some(id), field: "attributes.year".into(), reason: "x".repeat(100) };
+        let refused: Vec<RefusedUpdate> =
+            (0..10_000).map(|place| RefusedUpdate { place, wrong: wrong(i64::from(place) - (1 << 40)) }).collect();
+        let answer = CallAnswer { matched: 0, refused: refused.clone() };
+        let bounded = answer.bounded();
+        let known = bounded.refused.iter().take_while(|refused| !refused.wrong.reason.is_empty()).count();
+        assert_eq!(known, REASON_BYTES_MAX / 115);
+        assert_eq!(bounded.refused[..known], refused[..known]);
+        for (kept, refused) in bounded.refused.iter().zip(&refused).skip(known) {
+            assert_eq!((kept.place, kept.wrong.id), (refused.place, refused.wrong.id));
+            assert!(kept.wrong.field.is_empty() && kept.wrong.reason.is_empty());
+        }
+        let record = Update::AnsweredCall { key: "k".repeat(128), digest: 1, count: 0, answer: bounded };
+        assert!(record.encode().unwrap().len() < 256 << 10);
     }
 }

@@ -33,6 +33,8 @@ const KEY_BYTES_MAX: usize = 128;
 /// How long a merge waits until what it is to hold is seen: it takes long itself.
 const MERGE_WAIT: Duration = Duration::from_secs(60);
 const KEY: &str = "idempotency-key";
+/// Stands in place of a reason that is not remembered.
+const REASON_NOT_KEPT: &str = "refused by the first call, whose reason is not kept";
 /// What items may be written in beside JSON.
 pub(super) const ITEMS_SENT: [Sent; 2] = [Sent::Lines, Sent::Arrow];
 
@@ -92,6 +94,7 @@ pub async fn upsert(State(app): State<Arc<App>>, Names(model): Names<String>, re
 /// What became of an upsert, now or when it was made first.
 fn upserted(model: String, Call { count, position, answer, .. }: Call, repeated: bool) -> UpdateResponse {
     let refused = answer.refused.into_iter().map(|RefusedUpdate { place, wrong: Wrong { id, field, reason } }| {
+        let reason = if reason.is_empty() { REASON_NOT_KEPT.into() } else { reason };
         RefusedItem { place: place as usize, id, field, reason }
     });
     let (accepted, refused) = (count as usize, refused.collect());

@@ -220,7 +220,7 @@ fn recover(folder: &Path, options: &LogOptions, mark: Option<&Mark>) -> Result<(
     let missing = |at: &Path, last: u64| {
         let (at, mark) = (at.display(), mark.map(|mark| mark.path().display().to_string()).unwrap_or_default());
         Error::corrupt(format!(
-            "{at}: the journal ends at position {last}, expected {durable} at least, which was durable: bring back what is missing, or remove {mark} to go on without it"
+            "{at}: the journal ends at position {last}, expected {durable} at least, which was durable: bring back what is missing, or remove the note of that position ({mark}) to go on without it"
         ))
     };
     let mut found = segments(folder)?;

@@ -674,7 +674,7 @@ impl Graph {
             "inputs": inputs.iter().map(|(name, array)| (name.clone(), (&array.shape, texts(array.reals().unwrap().to_vec()))))
                 .collect::<std::collections::BTreeMap<_, _>>(),
             "rows": rows(&|n| expected[0].row(n).to_vec()),
-            "tolerances": rows(&|n| expected[0].tolerances(n, false)),
+            "tolerances": rows(&|n| expected[0].tolerances(n, 0.0, false)),
         });
         std::fs::write(folder.join(format!("{seed}.onnx")), bytes).unwrap();
         std::fs::write(folder.join(format!("{seed}.json")), json.to_string()).unwrap();
@@ -703,7 +703,7 @@ impl Graph {
         for &row in &all {
             let expected = Expected::of(&oracle, &self.arrays(&[row]), &[(&self.output.name, width)], 1);
             let expected = expected.map_err(|e| e.to_string())?.remove(0);
-            let tolerances = expected.tolerances(0, false);
+            let tolerances = expected.tolerances(0, 0.0, false);
             for (rows, made) in batches.iter().zip(&made) {
                 for (_, got) in rows.iter().zip(made).filter(|(own, _)| **own == row) {
                     if let Some(difference) = compare::difference(got, expected.row(0), &tolerances) {

@@ -42,7 +42,7 @@ impl Differing<'_> {
             let size = |(&d, &twice): (&usize, &usize)| if d == twice { Size::Fixed(d as i64) } else { Size::Rows };
             let shape = shape.iter().zip(twice).map(size).collect();
             let got = if self.is_program { self.program(name, shape) } else { self.runtime(name) }?;
-            let difference = compare::difference(&got, expected.row(0), &expected.tolerances(0, false))?;
+            let difference = compare::difference(&got, expected.row(0), &expected.tolerances(0, 0.0, false))?;
             Some((node.clone(), difference))
         })
     }

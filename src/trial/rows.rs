@@ -177,22 +177,23 @@ impl Bench<'_> {
         let expected = oracle.as_ref().map_or(Ok(Vec::new()), |oracle| self.expected(tower, oracle, &inputs))?;
         let is_bf16 = tower.precision() == Precision::Bf16;
         let mut all = Vec::with_capacity(samples.len());
+        let ordinary = || (0..alone.len()).filter(|n| samples::is_defined(*n)).map(|n| &alone[n]);
         for (n, numbers) in alone.iter().enumerate() {
             let mut tolerances = Vec::with_capacity(numbers.len());
             for (o, output) in tower.outputs().iter().enumerate() {
+                let largest = f64::from(largest(ordinary().flat_map(|all| &all[o]).copied()));
                 let known = expected.get(n).map(|expected| &expected[o]);
-                if let Some(expected) = known
-                    && let Some(difference) =
-                        compare::difference(&numbers[o], expected.row(0), &expected.tolerances(0, is_bf16))
+                let known = known.map(|expected| (expected.row(0), expected.tolerances(0, largest, is_bf16)));
+                if let Some((expected, tolerances)) = &known
+                    && let Some(difference) = compare::difference(&numbers[o], expected, tolerances)
                 {
                     let twice = tower_inputs(tower, &[&samples[n], &samples[n]])?;
                     let node =
                         oracle.as_ref().and_then(|oracle| self.located(tower.graph(), oracle, [&inputs[n], &twice], 0));
                     return Err(differs(&output.name, &format!("{side} of sample {n}"), &difference, node));
                 }
-                let largest = alone.iter().flat_map(|all| &all[o]).fold(0.0, |most: f32, x| most.max(x.abs()));
-                let known = known.map(|expected| expected.tolerances(0, is_bf16));
-                tolerances.push(compare::tolerances_among_others(&numbers[o], f64::from(largest), known));
+                let known = known.map(|(_, tolerances)| tolerances);
+                tolerances.push(compare::tolerances_among_others(&numbers[o], largest, known));
             }
             all.push(Alone { numbers: numbers.clone(), tolerances });
         }
@@ -309,7 +310,7 @@ impl Bench<'_> {
         // Of made-up numbers a reranker may have nothing to say; of nothing it says as much as of these.
         if let Some(who) = match (is_blank, has_nan(0), has_nan(BLANK)) {
             (true, true, _) => Some((0, "a user without features")),
-            (_, false, true) => Some((BLANK, "an item without values")),
+            (_, false, true) => Some((BLANK, "an item without features")),
             _ => None,
         } {
             let (sample, who) = who;
@@ -332,17 +333,22 @@ impl Bench<'_> {
             None => (None, 0, Vec::new()),
         };
         let is_bf16 = overarch.precision() == Precision::Bf16;
+        let ordinary = (0..count).filter(|sample| samples::is_defined(*sample));
+        let logits = expected.iter().flat_map(|e| ordinary.clone().flat_map(move |sample| e.row(sample)));
+        let largest = f64::from(largest(logits.map(|&x| x as f32)));
         let mut scores = Vec::with_capacity(SAMPLES);
         for (sample, made) in alone.into_iter().enumerate() {
-            let known =
-                expected.first().filter(|_| sample < count).map(|e| (e.row(sample), e.tolerances(sample, is_bf16)));
+            let known = expected
+                .first()
+                .filter(|_| sample < count)
+                .map(|e| (e.row(sample), e.tolerances(sample, largest, is_bf16)));
             let bounds = known.map(|(logits, tolerances)| compare::score_bounds(logits, &tolerances));
             if let (Some(bounds), Some(oracle)) = (&bounds, oracle)
                 && let Some(difference) = compare::outside(&made, bounds)
             {
                 let one = Expected::of(oracle, &inputs(&[sample]), &[(LOGITS, overarch.tasks())], 1);
                 let is_alone = one.is_ok_and(|one| {
-                    let bounds = compare::score_bounds(one[0].row(0), &one[0].tolerances(0, is_bf16));
+                    let bounds = compare::score_bounds(one[0].row(0), &one[0].tolerances(0, largest, is_bf16));
                     compare::outside(&made, &bounds).is_none()
                 });
                 if is_alone {
@@ -398,6 +404,11 @@ fn overarch_inputs(package: &Package, overarch: &OverArch, user: &[Vec<f32>], wh
     let numbers = samples::numbers(overarch, which);
     inputs.extend(overarch.numbers().zip(&numbers).map(|(name, all)| (name.into(), array(vec![1, which.len()], all))));
     inputs
+}
+
+/// The largest magnitude of finite numbers.
+fn largest(numbers: impl Iterator<Item = f32>) -> f32 {
+    numbers.filter(|x| x.is_finite()).fold(0.0, |most, x| most.max(x.abs()))
 }
 
 fn array(shape: Vec<usize>, numbers: &[f32]) -> Array {

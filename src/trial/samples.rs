@@ -95,12 +95,12 @@ pub(super) fn candidate(package: &Package, overarch: &OverArch, sample: usize, m
     }
 }
 
-/// The numbers of candidates, by their samples, that the reranker reads, input after input: an item without a column's value has 0 there.
+/// The numbers of candidates, by their samples, that the reranker reads, input after input. What a graph says of columns that are 0, as those of
+/// items without a value, is compared (edges), and need not be defined: models take logarithms of them.
 pub(super) fn numbers(overarch: &OverArch, which: &[usize]) -> Vec<Vec<f32>> {
     let column = |(place, name): (usize, &str)| {
         let number = |&sample: &usize| match sample {
             sample if name == OverArch::SIMILARITY => fraction(sample * 7 + 3),
-            BLANK => 0.0,
             sample => edge(sample, place).unwrap_or(0.5 + fraction(sample * 5 + place) / 4.0),
         };
         which.iter().map(number).collect()

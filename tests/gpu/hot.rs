@@ -1,6 +1,8 @@
 //! Tables of which only the rows that are asked for often are on the card: what is pooled is what the CPU pools of the whole table,
 //! whoever asks, whatever became of those before, and whether the card fetches the others or the host gathers them.
 
+use std::sync::Arc;
+
 use sterling::device::buffer::Buffer;
 use sterling::device::cpu::Kernels;
 use sterling::device::cpu::pool::{self, BagSums, Bags, RowFormat};
@@ -10,7 +12,7 @@ use sterling::embedding::place::CardShare;
 use sterling::embedding::{HostBags, HotCounters, HotTables, HotTurn, Table, TableSpec, Unseen};
 
 use crate::bags::rows_of;
-use crate::emulation::{Random, cards, device, emulated};
+use crate::emulation::{Random, device, emulated, seeded};
 
 const ROWS: usize = 500;
 
@@ -78,6 +80,8 @@ fn pool_from(device: &Device, formats: &[(RowFormat, usize)], what: &str) {
             assert!(hot.is_empty());
             let number = hot.add(device, &table, share(places * row_bytes)).unwrap();
             assert_eq!(hot.add(device, &table, share(row_bytes)).unwrap(), number, "it has its places");
+            // Lanes read it on streams of their own.
+            device.settle().unwrap();
             let case = Case { table: &table, number };
             let lanes = [device.lane().unwrap(), device.lane().unwrap()];
             let mut asked = 0;
@@ -132,6 +136,7 @@ fn what_is_missing_comes_over_the_link_once() {
     let mut hot = HotTables::default();
     let number = hot.add(&device, &table, share(1 << 20)).unwrap();
     assert_eq!(card.registered_bytes(), 16 * ROWS as u64);
+    device.settle().unwrap();
     let lane = device.lane().unwrap();
     for (ids, fetched) in [(vec![7i64, 9, 7, -1, 7], 2), (vec![9, 7, 3], 1), (vec![3, 7], 0)] {
         lane.begin().unwrap();
@@ -152,7 +157,7 @@ fn what_is_missing_comes_over_the_link_once() {
 /// What would be a fault of the card, or quietly wrong, is an error of the emulation.
 #[test]
 fn memory_of_the_host_is_read_while_it_is_registered() {
-    let [card, other] = &cards(&[1 << 20, 1 << 20])[..] else { panic!() };
+    let [card, other] = [1, 2].map(|seed| Arc::new(seeded(seed).late()));
     let device = Device::over(card.clone());
     let bytes = Buffer::copied(&(0..80u8).collect::<Vec<u8>>()).unwrap();
     let registered = device.register(bytes.clone()).unwrap();
@@ -173,7 +178,10 @@ fn memory_of_the_host_is_read_while_it_is_registered() {
     lane.begin().unwrap();
     let late = fetch_rows(&lane, &registered, &[1], 20).unwrap().later(20).unwrap();
     lane.flush().unwrap();
+    card.keep_faults();
     drop(registered);
+    let faults = card.faults();
+    assert!(faults.len() == 1 && faults[0].contains("is unregistered while `fetch_rows`"), "{faults:?}");
     let refused = late.get().unwrap_err().to_string();
     assert!(refused.contains("memory of the host that is not registered"), "{refused}");
 }
@@ -185,6 +193,7 @@ fn places_of_a_turn_that_failed_are_not_trusted() {
     let table = table_of(RowFormat::Int8, 12, &mut random);
     let mut hot = HotTables::default();
     let number = hot.add(&device, &table, share(16 * 50)).unwrap();
+    device.settle().unwrap();
     let case = Case { table: &table, number };
     for round in 0..6 {
         // Work that is written down and never sent off.

@@ -354,8 +354,9 @@ impl Emulated {
         graves.bytes += bytes;
         while graves.bytes > GRAVES_BYTES_MAX
             && let Some(oldest) = graves.order.iter().position(|(_, card)| *card == self.card)
+            && let Some((address, _)) = graves.order.remove(oldest)
         {
-            self.bury(&mut graves, oldest);
+            self.bury(&mut graves, address);
         }
         drop(graves);
         self.check_unused(how, (address, bytes));
@@ -385,8 +386,7 @@ impl Emulated {
     }
 
     /// Has memory that was freed used again.
-    fn bury(&self, graves: &mut Graves, at: usize) {
-        let Some((address, _)) = graves.order.remove(at) else { return };
+    fn bury(&self, graves: &mut Graves, address: u64) {
         let bytes = graves.runs.remove(&address).unwrap_or(0);
         graves.bytes -= bytes;
         // SAFETY: the library allocated it, and nobody has had it since it was freed.
@@ -652,9 +652,10 @@ impl Emulated {
 impl Drop for Emulated {
     fn drop(&mut self) {
         let mut graves = locked(&GRAVES);
-        while let Some(at) = graves.order.iter().position(|(_, card)| *card == self.card) {
-            self.bury(&mut graves, at);
-        }
+        let order = std::mem::take(&mut graves.order);
+        let (own, others): (VecDeque<_>, VecDeque<_>) = order.into_iter().partition(|(_, card)| *card == self.card);
+        graves.order = others;
+        own.into_iter().for_each(|(address, _)| self.bury(&mut graves, address));
         drop(graves);
         let faults = self.faults();
         // One that a thread of no test met.
