@@ -7,12 +7,16 @@
 
 mod catalogue;
 
+use std::borrow::Cow;
+use std::fmt::Write as _;
 use std::io::IsTerminal as _;
 use std::sync::OnceLock;
 
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
+use tracing_subscriber::field::RecordFields;
 use tracing_subscriber::filter::Targets;
-use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::FormatFields;
+use tracing_subscriber::fmt::format::{DefaultFields, Writer};
 use tracing_subscriber::fmt::time::{FormatTime as _, SystemTime};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
@@ -41,7 +45,11 @@ pub fn start_logs(json: bool) {
     let lines =
         tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(std::io::stderr().is_terminal());
     let filtered = tracing_subscriber::registry().with(filter);
-    let _ = if json { filtered.with(lines.json()).try_init() } else { filtered.with(lines).try_init() };
+    let _ = if json {
+        filtered.with(lines.json()).try_init()
+    } else {
+        filtered.with(lines.fmt_fields(OneLine(DefaultFields::new()))).try_init()
+    };
     if let Some(why) = wrong {
         tracing::warn!("STERLING_LOG: {why}; logging `{FILTER}`");
     }
@@ -61,6 +69,39 @@ fn filter(text: &str) -> std::result::Result<Targets, String> {
         Some(word) => Err(format!("got `{word}`, expected one of {}, or TARGET=LEVEL", LEVELS.join(", "))),
         None => text.parse().map_err(|e| format!("got `{text}`: {e}")),
     }
+}
+
+/// Formats the message and fields of an event on one line of the text log. Callers choose parts of them (names, reasons): a line end
+/// among these would begin a line that reads like the server's own, an escape would command the operator's terminal.
+struct OneLine(DefaultFields);
+
+impl<'w> FormatFields<'w> for OneLine {
+    fn format_fields<R: RecordFields>(&self, mut writer: Writer<'w>, fields: R) -> std::fmt::Result {
+        let mut text = String::new();
+        self.0.format_fields(Writer::new(&mut text), fields)?;
+        writer.write_str(&printable(&text))
+    }
+}
+
+/// Replaces control characters by their escapes (`\n`, `\u{1b}`), so that text of a caller or of another server stays on one line and
+/// commands no terminal.
+///
+/// ```
+/// assert_eq!(sterling::telemetry::printable("late\nwarning: \u{1b}[2J"), "late\\nwarning: \\u{1b}[2J");
+/// ```
+pub fn printable(text: &str) -> Cow<'_, str> {
+    if !text.contains(char::is_control) {
+        return Cow::Borrowed(text);
+    }
+    let mut escaped = String::with_capacity(text.len() + 16);
+    for character in text.chars() {
+        if character.is_control() {
+            escaped.extend(character.escape_default());
+        } else {
+            escaped.push(character);
+        }
+    }
+    Cow::Owned(escaped)
 }
 
 /// This moment in UTC, as the log writes it.
@@ -128,6 +169,39 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("a_requests_bucket{le=\"32\"}"), "{text}");
+    }
+
+    #[test]
+    fn events_are_one_line_whatever_their_fields_hold() {
+        use std::sync::{Arc, Mutex};
+
+        #[derive(Clone, Default)]
+        struct Kept(Arc<Mutex<Vec<u8>>>);
+        impl std::io::Write for Kept {
+            fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+                crate::locks::locked(&self.0).extend_from_slice(bytes);
+                Ok(bytes.len())
+            }
+            fn flush(&mut self) -> std::io::Result<()> {
+                Ok(())
+            }
+        }
+
+        let kept = Kept::default();
+        let writer = kept.clone();
+        let lines = tracing_subscriber::fmt::layer().with_writer(move || writer.clone()).with_ansi(false);
+        let lines = tracing_subscriber::registry().with(lines.fmt_fields(OneLine(DefaultFields::new())));
+        tracing::subscriber::with_default(lines, || {
+            let forged = "x\n2026-01-01T00:00:00Z INFO forged\r\u{1b}[31mred\u{9b}";
+            tracing::warn!(error = %forged, model = forged, "model {forged}");
+            tracing::info!("plain");
+        });
+        let text = String::from_utf8(crate::locks::locked(&kept.0).clone()).expect("UTF-8");
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 2, "{text}");
+        assert!(lines.iter().all(|line| !line.contains(char::is_control)), "{text}");
+        assert!(lines[0].contains("\\n2026-01-01T00:00:00Z INFO forged\\r\\u{1b}[31mred"), "{text}");
+        assert!(lines[1].ends_with("plain"), "{text}");
     }
 
     #[test]

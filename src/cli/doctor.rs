@@ -70,7 +70,7 @@ impl Doctor {
             say(report.map_err(|e| Error::internal(format!("report: {e}")))?)?;
         } else {
             tell(&observed)?;
-            wrong.iter().try_for_each(|sentence| say(format_args!("WRONG: {sentence}")))?;
+            wrong.iter().try_for_each(|sentence| say(format_args!("WRONG: {}", telemetry::printable(sentence))))?;
         }
         match wrong.len() {
             0 if self.json => Ok(()),

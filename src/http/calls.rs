@@ -18,6 +18,7 @@ use super::wire::{
 use super::worst::WINDOW;
 use crate::error::{Error, Result};
 use crate::registry::{Registry, VersionState, Which};
+use crate::telemetry::printable;
 
 /// Let a published version answer unpinned requests; loads it where it is not in memory.
 #[utoipa::path(post, path = "/v1/models/{model}/versions/{version}:activate", tag = "models",
@@ -195,7 +196,7 @@ pub async fn ready(State(app): State<Arc<App>>, Extension(caller): Extension<Cal
         return ready.map(|()| "ok\n".to_owned()).map_err(|_| Error::not_ready("the server is not ready").into());
     }
     ready?;
-    let warnings: String = app.warnings().iter().map(|warning| format!("warning: {warning}\n")).collect();
+    let warnings: String = app.warnings().iter().map(|warning| format!("warning: {}\n", printable(warning))).collect();
     Ok(format!("ok\ndevice: {}\n{warnings}", app.engine.backend().device()))
 }
 

@@ -39,6 +39,12 @@ pub async fn stop(State(app): State<Arc<App>>, Names(model): Names<String>, requ
             Error::invalid(format!("field `reason`: got {length} bytes, expected 1 to {REASON_BYTES_MAX}")).into()
         );
     }
+    if let Some(control) = reason.chars().find(|character| character.is_control()) {
+        return Err(Error::invalid(format!(
+            "field `reason`: got the control character {control:?}, expected one line of text"
+        ))
+        .into());
+    }
     let stopped = manage(&app, move |registry| {
         registry.stop_canary(&model, &canary, &reason)?;
         Ok(traffic_info(model.clone(), registry.traffic(&model)?))

@@ -265,8 +265,8 @@ mod tests {
             fs::rename(&other, &path).unwrap();
         };
         let add = |folder: &Path| fs::write(folder.join("items-2.jsonl"), line(40_001)).unwrap();
-        let changes: [(&Path, &(dyn Fn(&Path) + Sync)); 3] =
-            [(&path, &overwrite), (&path, &replace), (folder.path(), &add)];
+        type Change<'c> = &'c (dyn Fn(&Path) + Sync);
+        let changes: [(&Path, Change<'_>); 3] = [(&path, &overwrite), (&path, &replace), (folder.path(), &add)];
         for (read, change) in changes {
             fs::write(&path, &text).unwrap();
             let ended = AtomicBool::new(false);

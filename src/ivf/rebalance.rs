@@ -188,7 +188,7 @@ mod tests {
     fn strays_get_lists_of_their_own() {
         // Old lists, and three groups far away that all lay in the first of them, one of which is small.
         let row = |n: usize| match n {
-            0..200 => [if n % 2 == 0 { 10.0 } else { -10.0 }, n as f32 / 200.0],
+            0..200 => [if n.is_multiple_of(2) { 10.0 } else { -10.0 }, n as f32 / 200.0],
             200..260 => [9.0, 90.0 + n as f32 / 260.0],
             260..320 => [9.0, -90.0 + n as f32 / 320.0],
             _ => [90.0, 9.0],

@@ -72,7 +72,7 @@ struct RealTail {
 }
 
 impl RealTail {
-    fn new(path: &Path, mut file: File) -> Result<Box<dyn Tail>> {
+    fn boxed(path: &Path, mut file: File) -> Result<Box<dyn Tail>> {
         let (identity, bytes) = (identity(&file.metadata()?), file.seek(SeekFrom::End(0))?);
         Ok(Box::new(RealTail { path: path.to_owned(), file, identity, bytes }))
     }
@@ -122,11 +122,11 @@ impl Tail for RealTail {
 
 impl Disk for RealDisk {
     fn create(&self, path: &Path) -> Result<Box<dyn Tail>> {
-        RealTail::new(path, File::options().write(true).create_new(true).open(path)?)
+        RealTail::boxed(path, File::options().write(true).create_new(true).open(path)?)
     }
 
     fn open(&self, path: &Path) -> Result<Box<dyn Tail>> {
-        RealTail::new(path, File::options().write(true).open(path)?)
+        RealTail::boxed(path, File::options().write(true).open(path)?)
     }
 
     fn sync_folder(&self, folder: &Path) -> Result<()> {

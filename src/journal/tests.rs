@@ -635,7 +635,8 @@ fn a_log_whose_end_is_missing_is_refused() {
     let last = whole.keys().next_back().unwrap().clone();
     let first: u64 = last.trim_end_matches(".log").parse().unwrap();
     let end = |name: &str| 32 + 32 + payload(name.trim_end_matches(".log").parse().unwrap()).len();
-    let without = |change: &dyn Fn(&mut BTreeMap<String, Vec<u8>>)| {
+    type Files = BTreeMap<String, Vec<u8>>;
+    let without = |change: &dyn Fn(&mut Files)| {
         let mut files = whole.clone();
         change(&mut files);
         put(&folder, &files);

@@ -38,7 +38,7 @@ struct Bounds {
     charges: usize,
 }
 
-/// About two seconds of one core, and two gigabytes.
+/// About two seconds of one core for each search, of which there are two for several hosts, and two gigabytes.
 const BOUNDS: Bounds = Bounds { work: 60_000_000, charges: 10_000_000 };
 
 /// The placement of all tables whose slowest device is fastest, as far as the search finds it.
@@ -72,7 +72,7 @@ fn plan_within(topology: &Topology, workload: &Workload, bounds: Bounds) -> Resu
         tables.push(found);
     }
     explain::refuse_what_cannot_fit(&machine, workload, &tables)?;
-    let copies = if machine.hosts > 1 { copies_of_hosts(&machine, &tables, bounds.work) } else { None };
+    let copies = if machine.hosts > 1 { copies_of_hosts(&machine, workload, &tables, bounds.work) } else { None };
     match search::search(&machine, &tables, bounds.work, copies) {
         Outcome::Found(choices) => Ok(explain::plan_of(&machine, workload, &tables, &choices)),
         Outcome::Stuck { table, placed, free_bytes } => {
@@ -83,7 +83,12 @@ fn plan_within(topology: &Topology, workload: &Workload, bounds: Bounds) -> Resu
 
 /// The best that is found where each host has copies of all tables, as if it were alone: hosts that are alike are then planned as one
 /// of them would be.
-fn copies_of_hosts(machine: &Machine, tables: &[Vec<Candidate>], work: u64) -> Option<Vec<Choice>> {
+fn copies_of_hosts(
+    machine: &Machine,
+    workload: &Workload,
+    tables: &[Vec<Candidate>],
+    work: u64,
+) -> Option<Vec<Choice>> {
     let numbers = |candidates: &Vec<Candidate>| -> Vec<usize> {
         (0..candidates.len()).filter(|&number| candidates[number].has_copies).collect()
     };
@@ -94,6 +99,7 @@ fn copies_of_hosts(machine: &Machine, tables: &[Vec<Candidate>], work: u64) -> O
     let picked = numbers.iter().zip(tables);
     let copies: Vec<Vec<Candidate>> =
         picked.map(|(numbers, table)| numbers.iter().map(|&number| table[number].clone()).collect()).collect();
+    explain::refuse_what_cannot_fit(machine, workload, &copies).ok()?;
     let Outcome::Found(choices) = search::search(machine, &copies, work, None) else { return None };
     let whole = choices.into_iter().zip(&numbers);
     Some(whole.map(|(choice, numbers)| Choice { candidate: numbers[choice.candidate], ..choice }).collect())

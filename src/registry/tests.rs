@@ -153,6 +153,35 @@ fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 }
 
 #[test]
+fn names_lead_nowhere_out_of_the_store() {
+    let bed = Bed::obedient();
+    bed.put("m", 1, "a");
+    let walking = ["../outside/private", "m/../m", "m/.", "/absolute", "..", ".", "", "x\0y", "x\ny", &"x".repeat(300)];
+    for name in walking {
+        // A version whose manifest says the very name that walks there.
+        let elsewhere = bed.folder.path().join("store").join(name).join("1");
+        if !name.contains(['\0', '\n']) && name.len() < 256 && name.contains("outside") {
+            fs::create_dir_all(bed.folder.path().join("store")).unwrap();
+            fs::create_dir_all(&elsewhere).unwrap();
+            fs::write(elsewhere.join("text"), "theirs").unwrap();
+            fs::write(elsewhere.join("manifest.json"), format!("{name} 1 theirs 0")).unwrap();
+        }
+        for outcome in [bed.registry.load(name, 1).map(drop), bed.registry.activate(name, 1).map(drop)] {
+            assert_eq!(outcome.unwrap_err().kind(), Kind::NotFound, "{name:?}");
+        }
+        assert_eq!(bed.registry.versions(name).unwrap_err().kind(), Kind::NotFound, "{name:?}");
+        assert_eq!(bed.registry.get(name, Which::Active).map(drop).unwrap_err().kind(), Kind::NotFound, "{name:?}");
+    }
+    assert_eq!(bed.told.tried_in_all(), 1, "nothing but the published version was read");
+    assert_eq!(bed.registry.list().len(), 1);
+    assert_eq!(
+        bed.registry.entries.load().keys().collect::<Vec<_>>(),
+        ["m"],
+        "no entry is kept of a name that leads nowhere"
+    );
+}
+
+#[test]
 fn a_model_is_missing_only_once_it_is_known_which_there_are() {
     let (go, wait) = channel::<()>();
     let wait = Mutex::new(wait);

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::error::{Error, Result, ShortNumber};
+use crate::telemetry::printable;
 
 /// Longest name of a header or a feature, in bytes.
 const NAME_BYTES_MAX: usize = 256;
@@ -303,7 +304,7 @@ impl Traffic {
             let why = canary
                 .stopped
                 .as_ref()
-                .map(|stopped| format!(" (rolled back at {}: {})", stopped.time, stopped.reason));
+                .map(|stopped| format!(" (rolled back at {}: {})", stopped.time, printable(&stopped.reason)));
             Some(format!("canary {of} with {share} % by {}{}", canary.sticky, why.unwrap_or_default()))
         });
         let shadow = self.shadow.as_ref().and_then(|shadow| {

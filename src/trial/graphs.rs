@@ -22,6 +22,8 @@ use crate::error::Kind;
 
 /// Graphs of a run of the tests; `STERLING_RANDOM_GRAPHS` asks for more.
 const GRAPHS: u64 = 300;
+/// What numbers are measured by at least: ordinary inputs lie between -1 and 1, and what cancels exactly has no size of its own.
+const SCALE: f64 = 1.0;
 /// Rows that are compared.
 const ROWS: usize = 9;
 
@@ -196,9 +198,9 @@ impl Maker {
     /// A constant that broadcasts with a value, of more axes now and then.
     fn beside(&mut self, a: &Value, scale: f32) -> String {
         let mut shape = vec![1; a.shape.len()];
-        for axis in self.axis + 1..shape.len() {
+        for (size, &of_value) in shape.iter_mut().zip(&a.shape).skip(self.axis + 1) {
             if self.random.below(2) == 0 {
-                shape[axis] = a.shape[axis];
+                *size = of_value;
             }
         }
         let dropped = self.random.below(shape.len() + 1);
@@ -674,7 +676,7 @@ impl Graph {
             "inputs": inputs.iter().map(|(name, array)| (name.clone(), (&array.shape, texts(array.reals().unwrap().to_vec()))))
                 .collect::<std::collections::BTreeMap<_, _>>(),
             "rows": rows(&|n| expected[0].row(n).to_vec()),
-            "tolerances": rows(&|n| expected[0].tolerances(n, 0.0, false)),
+            "tolerances": rows(&|n| expected[0].tolerances(n, SCALE, false)),
         });
         std::fs::write(folder.join(format!("{seed}.onnx")), bytes).unwrap();
         std::fs::write(folder.join(format!("{seed}.json")), json.to_string()).unwrap();
@@ -703,7 +705,7 @@ impl Graph {
         for &row in &all {
             let expected = Expected::of(&oracle, &self.arrays(&[row]), &[(&self.output.name, width)], 1);
             let expected = expected.map_err(|e| e.to_string())?.remove(0);
-            let tolerances = expected.tolerances(0, 0.0, false);
+            let tolerances = expected.tolerances(0, SCALE, false);
             for (rows, made) in batches.iter().zip(&made) {
                 for (_, got) in rows.iter().zip(made).filter(|(own, _)| **own == row) {
                     if let Some(difference) = compare::difference(got, expected.row(0), &tolerances) {

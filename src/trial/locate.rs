@@ -60,12 +60,13 @@ impl Differing<'_> {
     }
 
     fn program(&self, name: &str, shape: Vec<Size>) -> Option<Vec<f32>> {
-        let given = |(n, ((name, one), (_, two))): (usize, (&(String, Array), &(String, Array)))| {
+        let given = |n: usize| {
+            let ((name, one), (_, two)) = (&self.one[n], &self.two[n]);
             let size = |(&d, &twice): (&usize, &usize)| if d == twice { Size::Fixed(d as i64) } else { Size::Rows };
             let shape = one.shape.iter().zip(&two.shape).map(size).collect();
             Given { name: name.clone(), is_pair: n >= self.of_user, shape }
         };
-        let given: Vec<Given> = self.one.iter().zip(self.two).enumerate().map(given).collect();
+        let given: Vec<Given> = (0..self.one.len().min(self.two.len())).map(given).collect();
         let program = RowProgram::lower(self.bytes, &given, &[Made { name: name.into(), shape }]).ok()?;
         let all: Vec<Vec<f32>> = self.one.iter().map(|(_, array)| singles(array)).collect::<Option<_>>()?;
         let user: Vec<&[f32]> = all[..self.of_user].iter().map(Vec::as_slice).collect();

@@ -40,6 +40,7 @@ use crate::gather::Gathered;
 use crate::request::{Answer, Rank, Retrieve};
 use crate::route::protocol::Written;
 use crate::route::{Beside, Conditions, Errand, Offering, Pin};
+use crate::telemetry::printable;
 use crate::traffic::Side;
 use crate::units::ItemId;
 
@@ -480,6 +481,7 @@ pub(super) async fn ready(
         return ready.map(|()| "ok\n".to_owned()).map_err(|_| Error::not_ready("the router is not ready").into());
     }
     ready?;
-    let warnings: String = app.fleet().troubles().iter().map(|trouble| format!("warning: {trouble}\n")).collect();
+    let warnings: String =
+        app.fleet().troubles().iter().map(|trouble| format!("warning: {}\n", printable(trouble))).collect();
     Ok(format!("ok\n{warnings}"))
 }

@@ -236,6 +236,9 @@ impl Store {
     /// # Errors
     /// `Io` with the path.
     pub fn versions(&self, model: &str) -> Result<Vec<u64>> {
+        if check_name("model name", model).is_err() {
+            return Ok(Vec::new());
+        }
         match self.shard {
             None => self.shelf.numbers(model, &[MANIFEST.into()]),
             Some(shard) => {
@@ -250,6 +253,9 @@ impl Store {
     /// # Errors
     /// `Io` with the path.
     pub fn cut_versions(&self, model: &str) -> Result<Vec<u64>> {
+        if check_name("model name", model).is_err() {
+            return Ok(Vec::new());
+        }
         self.shelf.numbers(model, &[SHARDS_FILE.into()])
     }
 
@@ -265,6 +271,7 @@ impl Store {
     /// # Errors
     /// `NotFound`, `Unavailable`, `Io`.
     pub fn outline(&self, model: &str, version: u64) -> Result<PathBuf> {
+        check_model(model)?;
         let unit = self.unit(model, version);
         self.folded_outline(unit)?.map_or_else(|| self.shelf.outline(unit), Ok)
     }
@@ -316,6 +323,7 @@ impl Store {
     /// `Corrupt` with the file that is not what the manifest says; `NoSpace` where it does not fit; `NotFound`, `Unavailable`,
     /// `Io`; `NotReady` where it was replaced meanwhile.
     pub fn bring(&self, model: &str, version: u64) -> Result<Held> {
+        check_model(model)?;
         let unit = self.unit(model, version);
         self.bring_fold(unit)?.map_or_else(|| self.shelf.bring(unit), Ok)
     }
@@ -332,6 +340,7 @@ impl Store {
 
     /// What the files of a version look like from outside, or `None` where it is not published.
     pub fn stamp(&self, model: &str, version: u64) -> Option<Stamp> {
+        check_name("model name", model).ok()?;
         self.shelf.stamp(self.unit(model, version))
     }
 
@@ -391,6 +400,7 @@ impl Store {
     /// # Errors
     /// `Io` with the path, `Unavailable`.
     pub fn remove(&self, model: &str, version: u64) -> Result<()> {
+        check_model(model)?;
         self.shelf.remove(model, version)
     }
 }
@@ -412,6 +422,14 @@ fn rival_under_way(model: &str) -> Error {
 fn number(name: &str) -> Option<u64> {
     let is_canonical = name.len() <= 18 && name.starts_with(|c: char| ('1'..='9').contains(&c));
     if is_canonical { name.parse().ok() } else { None }
+}
+
+/// Rejects a model whose name no folder of a store can have, before the name becomes part of a path: `..` and `/` lead out of the store.
+///
+/// # Errors
+/// `NotFound` with the name and the rule.
+fn check_model(model: &str) -> Result<()> {
+    check_name("model name", model).map_err(|e| Error::not_found(e.to_string()))
 }
 
 /// Refuses a name that cannot stand in a URL path and a folder name; `what` it is the name of.

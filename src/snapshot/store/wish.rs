@@ -8,7 +8,7 @@ use std::hash::{BuildHasher, RandomState};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Store, check_name};
+use super::{Store, check_model, check_name};
 use crate::error::{Error, Kind, Result};
 use crate::traffic::{Traffic, TrafficTarget};
 
@@ -88,6 +88,7 @@ impl Store {
     /// # Errors
     /// `Corrupt` or `Unsupported` with what is wrong with the file; `Io`, `Unavailable`.
     pub fn wish(&self, model: &str) -> Result<Wish> {
+        check_model(model)?;
         self.parsed(model, self.shelf.read(model, WISH_FILE)).map(|(wish, _)| wish)
     }
 
@@ -96,6 +97,7 @@ impl Store {
     /// # Errors
     /// As [`Store::wish`].
     pub fn seen_wish(&self, model: &str) -> Result<Wish> {
+        check_model(model)?;
         self.parsed(model, self.shelf.glance(model, WISH_FILE)).map(|(wish, _)| wish)
     }
 

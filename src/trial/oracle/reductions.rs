@@ -34,8 +34,11 @@ fn groups(shape: &[usize], axes: &[usize]) -> (Vec<usize>, Vec<usize>) {
     (places(shape, &moved), kept)
 }
 
+/// The numbers of each group, the group of each number, and the shape that is left.
+type Members = (Vec<Vec<f64>>, Vec<usize>, Vec<usize>);
+
 /// The numbers of each group.
-fn members(a: &Array, axes: &[usize]) -> Result<(Vec<Vec<f64>>, Vec<usize>, Vec<usize>), Stop> {
+fn members(a: &Array, axes: &[usize]) -> Result<Members, Stop> {
     let (group, kept) = groups(&a.shape, axes);
     let mut all = vec![Vec::new(); kept.iter().product()];
     group.iter().zip(a.as_reals()).for_each(|(&group, x)| all[group].push(x));
@@ -264,7 +267,7 @@ fn running(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Array, Stop> 
     }
     arithmetic.spend(a.count() * 4)?;
     let stride: usize = a.shape[axis + 1..].iter().product();
-    let is_first = |n: usize| n / stride % a.shape[axis] == 0;
+    let is_first = |n: usize| (n / stride).is_multiple_of(a.shape[axis]);
     if a.is_real() {
         let mut made = a.reals()?.to_vec();
         for n in (0..made.len()).filter(|&n| !is_first(n)) {

@@ -98,9 +98,10 @@ fn integers_of_two_shapes_are_broadcast() {
 #[test]
 fn ties_signs_and_axes_are_those_of_the_reference() {
     let ties = f32s(&[2, 3], &[1.0, 3.0, 3.0, 0.0, 0.0, 0.0]);
-    let first = made(int(node("ArgMax", &["in0"], "out"), "axis", -1), &[ties.clone()]);
+    let first = made(int(node("ArgMax", &["in0"], "out"), "axis", -1), std::slice::from_ref(&ties));
     assert_eq!((first.shape.as_slice(), first.wholes().unwrap()), (&[2, 1][..], &[1, 0][..]));
-    let last = made(int(int(node("ArgMax", &["in0"], "out"), "axis", 1), "select_last_index", 1), &[ties.clone()]);
+    let last =
+        made(int(int(node("ArgMax", &["in0"], "out"), "axis", 1), "select_last_index", 1), std::slice::from_ref(&ties));
     assert_eq!(last.wholes().unwrap(), [2, 2]);
     let signs = made(node("Sign", &["in0"], "out"), &[f32s(&[3], &[-0.5, 0.0, 7.0])]);
     assert_eq!(signs.reals().unwrap(), [-1.0, 0.0, 1.0]);

@@ -127,7 +127,7 @@ fn range(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Array, Stop> {
         [0, 1, 2].map(|n| call.input(n).map(|array| array.as_reals().first().copied().unwrap_or(0.0)));
     let (start, end, step) = (start?, end?, step?);
     let count = ((end - start) / step).ceil().max(0.0);
-    if !(count <= (1u64 << 26) as f64) {
+    if count.is_nan() || count > (1u64 << 26) as f64 {
         return Err(Stop::TooLarge);
     }
     let count = count as usize;
