@@ -8,7 +8,6 @@
 mod catalogue;
 
 use std::borrow::Cow;
-use std::fmt::Write as _;
 use std::io::IsTerminal as _;
 use std::sync::OnceLock;
 

@@ -14,7 +14,7 @@ use crate::gather::likely;
 use crate::limits;
 use crate::model::{QuerySpec, UserInput};
 use crate::request::{Embed, EmbeddedUser, Features, Probes, Rank, Reading, Request, Rerank, Retrieve, Select, User};
-use crate::snapshot::{Calibration, Chosen, Wanted};
+use crate::snapshot::{self, Calibration, Wanted};
 use crate::tower::Readable;
 use crate::units::{ItemId, Slot};
 use crate::view::View;
@@ -270,7 +270,7 @@ fn selected(view: &View, request: &Retrieve, candidates: usize, pass_rate: f64) 
 }
 
 /// What a calibration says for what is wanted. Excluded items are most often among the best; all shards count the same ids.
-fn choose(view: &View, calibration: &Calibration, request: &Retrieve, wanted: Wanted) -> Chosen {
+fn choose(view: &View, calibration: &Calibration, request: &Retrieve, wanted: Wanted) -> snapshot::Chosen {
     calibration.choose_beyond(request.exclude.len(), wanted, view.items_of_all(), view.main().index.lists())
 }
 

@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 use crate::files::{self, Checksum};
 use crate::ivf::Built;
 use crate::model::{Decisions, WARMUP_FILE};
-use crate::snapshot::{INDEX_FILE, Manifest, PARTS_FILE, ShardOf, Shards, shard_folder};
+use crate::snapshot::{INDEX_FILE, Manifest, PARTS_FILE, REQUESTS_FILE, ShardOf, Shards, shard_folder};
 
 /// Where the whole lies while it is cut.
 const WHOLE: &str = "whole";
@@ -57,6 +57,9 @@ pub(super) fn assemble(making: &Making<'_>, cut: &CutShards, folder: &Path, vers
     let measured = calibrate::of_shards(&folders, &told)?;
     if let Some((calibration, queries)) = &measured {
         making::warn(calibration, queries, (making.files.package, making.files.recipe));
+    }
+    if let Some(source) = calibrate::source(making.what.queries.as_deref(), making.what.package.as_deref()) {
+        files.extend(calibrate::keep_requests(&source, &whole_folder)?.map(|sum| (REQUESTS_FILE.into(), sum)));
     }
     making::keep(measured, &whole_folder, &mut files)?;
     // What cannot be kept of the items of one shard would not be kept of the whole.

@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 
 use crate::error::{Error, Result};
 use crate::fresh::{GivenItem, GivenValues};
-use crate::http::wire::{self, Named, Retrievals, Shape};
+use crate::http::wire::{self, Retrievals};
 use crate::items::{EMBEDDING, ID};
 use crate::limits::FEATURES_MAX;
 use crate::request::{Features, Rank, Request, Retrieve, Values};
@@ -60,7 +60,7 @@ impl Questions {
     /// `Invalid` where it is none, or where a request of these fields and a user could not be read.
     pub fn parse(task: Task, text: &str) -> Result<Self> {
         let place = |e: Error| e.within("request");
-        let Named::<Box<RawValue>, FEATURES_MAX>(fields) =
+        let wire::Named::<Box<RawValue>, FEATURES_MAX>(fields) =
             serde_json::from_str(text).map_err(|e| place(Error::invalid(format!("not a JSON object: {e}"))))?;
         let of_rows: &[&str] = match task {
             Task::Retrieve => &[ID, "features", "vector", "requests"],
@@ -111,8 +111,8 @@ impl Questions {
         if self.template == Template::Items {
             return item(line, sources);
         }
-        let mut fields = match serde_json::from_str::<Named<&RawValue, FEATURES_MAX>>(line) {
-            Ok(Named(fields)) => fields,
+        let mut fields = match serde_json::from_str::<wire::Named<&RawValue, FEATURES_MAX>>(line) {
+            Ok(wire::Named(fields)) => fields,
             Err(e) => return (None, Err(Error::invalid(format!("not a JSON object: {e}")))),
         };
         let id = match fields.remove(ID).map(|id| serde_json::from_str::<i64>(id.get())) {
@@ -169,7 +169,7 @@ fn joined<'a>(fields: impl Iterator<Item = (&'a str, &'a str)>, first: &str) -> 
 
 fn retrieve(body: &str) -> Result<Retrieve> {
     match wire::retrievals(body.as_bytes())? {
-        Retrievals::One(_, _, Shape { cursor: Some(_), .. }) => {
+        Retrievals::One(_, _, wire::Shape { cursor: Some(_), .. }) => {
             Err(Error::invalid("field `cursor`: a row has its `k` results at once, expected none"))
         }
         Retrievals::One(request, ..) => Ok(*request),

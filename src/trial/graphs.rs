@@ -17,7 +17,7 @@ use std::path::Path;
 
 use super::compare::{self, Expected};
 use super::oracle::{Array, Oracle};
-use crate::dense::{Block, Given, InputRows, Made, RowProgram, Scratch, Size};
+use crate::dense::{self, Block, Given, InputRows, Made, RowProgram, Size};
 use crate::error::Kind;
 
 /// Graphs of a run of the tests; `STERLING_RANDOM_GRAPHS` asks for more.
@@ -660,7 +660,7 @@ impl Graph {
             made.extend((0..count).map(|n| block.output(0).row(n).to_vec()));
             Ok(())
         };
-        program.run(rows.len(), &user, &mut Scratch::default(), fill, done).unwrap();
+        program.run(rows.len(), &user, &mut dense::Scratch::default(), fill, done).unwrap();
         made
     }
 

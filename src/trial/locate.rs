@@ -4,7 +4,7 @@ use rten_onnx::onnx::{ModelProto, ValueInfoProto};
 
 use super::compare::{self, Difference, Expected};
 use super::oracle::{Arithmetic, Array, Mode, Oracle, shown};
-use crate::dense::{Given, InputRows, Made, RowProgram, Scratch, Size};
+use crate::dense::{self, Given, InputRows, Made, RowProgram, Size};
 use crate::tower::{Graph, Input, Threads};
 
 /// Most bytes of files that are read in search of the node.
@@ -73,7 +73,7 @@ impl Differing<'_> {
         let row = all[self.of_user..].concat();
         let mut fill = |given: InputRows<'_>| given.each(|_, numbers| numbers.copy_from_slice(&row));
         let mut made = None;
-        let ran = program.run(1, &user, &mut Scratch::default(), &mut fill, &mut |_, _, block| {
+        let ran = program.run(1, &user, &mut dense::Scratch::default(), &mut fill, &mut |_, _, block| {
             made = Some(block.output(0).row(0).to_vec());
             Ok(())
         });

@@ -223,5 +223,7 @@ fn lanes_give_back_what_they_need_no_more() {
     lane.begin().unwrap();
     let error = lane.room::<u8>(3 << 20).unwrap_err().to_string();
     assert!(error.contains("need 3145728 more, of at most 2097152"), "{error}");
+    // The lane tries to have that much for the next stretch, and goes on with less.
+    assert!(lane.begin().is_err());
     run(10);
 }

@@ -303,10 +303,9 @@ impl Lane {
         if most <= run.bytes / 2 { self.replace(run, most, is_pinned) } else { Ok(()) }
     }
 
-    /// Gives a run other memory in place of what it has. Where there is none, it has none, and as much is wanted of it.
+    /// Gives a run other memory in place of what it has. If there is none, it has none, and the next stretch may go without.
     fn replace(&self, run: &mut Run, bytes: usize, is_pinned: bool) -> Result<()> {
         self.give_up(run, is_pinned);
-        run.wanted = bytes;
         let address = if is_pinned { self.inner.pin(bytes)? } else { self.take(bytes)? };
         *run = Run { address, bytes, ..Run::default() };
         Ok(())

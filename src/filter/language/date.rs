@@ -6,21 +6,21 @@ const NANOSECOND_DIGITS: usize = 9;
 
 /// Units in which a date may be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Unit {
+pub(super) enum DateUnit {
     Days,
     /// Seconds divided by this power of ten.
     Seconds(usize),
 }
 
-impl Unit {
+impl DateUnit {
     /// The unit of a name.
     pub(super) fn of(name: &str) -> Option<Self> {
         Some(match name {
-            "days" => Unit::Days,
-            "s" => Unit::Seconds(0),
-            "ms" => Unit::Seconds(3),
-            "us" => Unit::Seconds(6),
-            "ns" => Unit::Seconds(NANOSECOND_DIGITS),
+            "days" => DateUnit::Days,
+            "s" => DateUnit::Seconds(0),
+            "ms" => DateUnit::Seconds(3),
+            "us" => DateUnit::Seconds(6),
+            "ns" => DateUnit::Seconds(NANOSECOND_DIGITS),
             _ => return None,
         })
     }
@@ -31,8 +31,8 @@ impl Unit {
         let (date, time) = (text.get(..10)?, text.get(10..)?);
         let days = days_since_1970(date)?;
         let digits = match self {
-            Unit::Days => return time.is_empty().then(|| days.to_string()),
-            Unit::Seconds(digits) => digits,
+            DateUnit::Days => return time.is_empty().then(|| days.to_string()),
+            DateUnit::Seconds(digits) => digits,
         };
         let (seconds, nanoseconds) = if time.is_empty() { (0, 0) } else { time_of_day(time)? };
         let total = i128::from(days * SECONDS_PER_DAY + seconds) * 1_000_000_000 + i128::from(nanoseconds);
@@ -142,8 +142,8 @@ mod tests {
             ("s", "é024-01-01", None),
             ("s", "", None),
         ] {
-            assert_eq!(Unit::of(unit).unwrap().since_1970(text).as_deref(), expected, "{unit} {text}");
+            assert_eq!(DateUnit::of(unit).unwrap().since_1970(text).as_deref(), expected, "{unit} {text}");
         }
-        assert_eq!(Unit::of("minutes"), None);
+        assert_eq!(DateUnit::of("minutes"), None);
     }
 }

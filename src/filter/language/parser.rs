@@ -1,6 +1,6 @@
 //! Tokens to an expression: precedence climbing, OR below AND below NOT, with bounds on length, leaves and depth.
 
-use super::date::Unit;
+use super::date::DateUnit;
 use super::expr::{Expr, Leaf, Test};
 use super::lexer::{Token, tokens};
 use crate::columns::Operator;
@@ -191,7 +191,7 @@ impl Parser {
     /// A number, or a date in a unit.
     fn number(&mut self) -> Result<String> {
         let number = self.name("a number")?;
-        if let Some(unit) = Unit::of(&number)
+        if let Some(unit) = DateUnit::of(&number)
             && self.takes("(")
         {
             const EXPECTED: &str = "a date such as 2024-01-31, or a time such as \"2024-01-31T12:00:00Z\" but in days";

@@ -260,6 +260,7 @@ fn a_canary_that_was_ended_stays_ended_while_the_store_shows_what_was_before() {
     assert_eq!(bed.registry.troubles(), [""; 0]);
     // What this server writes counts, though the file has gone and begins anew.
     fs::remove_file(&path).unwrap();
+    store(&bed).change_wish("m", &Wish::default(), |wish| wish.answer(Some(1))).unwrap();
     set(&bed, r#"{"canary": {"version": 2, "share": 0.5}}"#);
     assert_eq!((parts(&bed.registry), bed.registry.troubles()), ((Some(2), None), Vec::new()));
 }

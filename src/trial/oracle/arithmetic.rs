@@ -7,7 +7,7 @@ const NUMBERS_MAX: usize = 1 << 24;
 
 /// How results are rounded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in super::super) enum Mode {
+pub(crate) enum Mode {
     /// Not at all: f64.
     Exact,
     /// To the nearest f32.
@@ -18,7 +18,7 @@ pub(in super::super) enum Mode {
 
 /// Rounds results and counts the work of an evaluation.
 #[derive(Debug)]
-pub(in super::super) struct Arithmetic {
+pub(crate) struct Arithmetic {
     mode: Mode,
     state: u64,
     work: u64,
@@ -27,13 +27,13 @@ pub(in super::super) struct Arithmetic {
 
 impl Arithmetic {
     /// An evaluation that may take so much work: a unit is a multiply-add.
-    pub(in super::super) fn new(mode: Mode, limit: u64) -> Self {
+    pub(crate) fn new(mode: Mode, limit: u64) -> Self {
         let state = if let Mode::Random(seed) = mode { seed } else { 0 };
         Arithmetic { mode, state, work: 0, limit }
     }
 
     /// Work so far.
-    pub(in super::super) fn work(&self) -> u64 {
+    pub(crate) fn work(&self) -> u64 {
         self.work
     }
 

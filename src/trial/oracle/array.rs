@@ -6,7 +6,7 @@ use super::stop::Stop;
 
 /// The type of numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in super::super) enum Element {
+pub(crate) enum Element {
     Real,
     Truth,
     /// Of so many bits.
@@ -48,14 +48,14 @@ enum Numbers {
 
 /// Numbers in row-major order.
 #[derive(Clone, Debug, PartialEq)]
-pub(in super::super) struct Array {
+pub(crate) struct Array {
     pub(super) element: Element,
-    pub(in super::super) shape: Vec<usize>,
+    pub(crate) shape: Vec<usize>,
     numbers: Numbers,
 }
 
 impl Array {
-    pub(in super::super) fn real(shape: Vec<usize>, numbers: Vec<f64>) -> Array {
+    pub(crate) fn real(shape: Vec<usize>, numbers: Vec<f64>) -> Array {
         Array { element: Element::Real, shape, numbers: Numbers::Reals(numbers) }
     }
 
@@ -81,7 +81,7 @@ impl Array {
         self.element == Element::Real
     }
 
-    pub(in super::super) fn reals(&self) -> Result<&[f64], Stop> {
+    pub(crate) fn reals(&self) -> Result<&[f64], Stop> {
         match &self.numbers {
             Numbers::Reals(numbers) => Ok(numbers),
             Numbers::Wholes(_) => Err(Stop::Invalid(format!("got {:?}, expected floats", self.element))),

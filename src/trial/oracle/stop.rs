@@ -2,7 +2,7 @@
 
 /// Why there is nothing to compare with.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in super::super) enum Stop {
+pub(crate) enum Stop {
     /// An operator, attribute or type that is not evaluated here.
     Unknown(String),
     /// The graph takes more work than there is time for.
