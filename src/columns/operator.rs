@@ -8,7 +8,7 @@ pub struct Threshold {
 }
 
 impl Threshold {
-    /// Reads a decimal number as [`f64::from_str`] does, but without rounding. The text must be a finite number.
+    /// Reads a decimal number as `f64::from_str` does, but without rounding. The text must be a finite number.
     pub fn of(text: &str) -> Self {
         let (is_negative, text) = match text.as_bytes().first() {
             Some(b'-') => (true, &text[1..]),

@@ -168,9 +168,11 @@ mod tests {
             early.keep(&main, vec![(&put, embedded(1))]);
             assert!(early.take(&main, &[&put])[0].is_some());
         }
-        assert!(early.waiting().order.len() <= COMPACTED_MIN + 4, "{}", early.waiting().order.len());
+        let places = early.waiting().order.len();
+        assert!(places <= COMPACTED_MIN + 4, "{places}");
         // What has waited too long goes with the next one.
-        early.waiting().forget(Instant::now() + KEPT);
-        assert_eq!((early.waiting().by_put.len(), early.waiting().bytes), (0, 0));
+        let mut waiting = early.waiting();
+        waiting.forget(Instant::now() + KEPT);
+        assert_eq!((waiting.by_put.len(), waiting.bytes), (0, 0));
     }
 }

@@ -28,10 +28,11 @@ RUNBOOK = (ROOT / "docs/RUNBOOK.md").read_text()
 # What PromQL has of its own.
 WORDS = set(
     "sum by rate increase histogram_quantile deriv and or unless on ignoring group_left offset bool label_values instance model call status reason le step "
-    "remote_table outcome table job role why kind up".split()
+    "remote_table outcome table job role why kind up time".split()
 )
-# Told where there is a cluster of rows or a bucket alone, and by routers.
+# Told where there is a cluster of rows, a bucket or a GPU alone, and by routers.
 ELSEWHERE = {
+    "sterling_device_failing",
     "sterling_store_available",
     "sterling_remote_rows_total",
     "sterling_remote_cache_hit_rate",
@@ -84,7 +85,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> collections.abc.Iterato
         server.post("/v1/models/vectors/items:merge", {})
         read = lambda: urllib.request.urlopen(server.url + "/metrics", timeout=30).read().decode()
         end = time.monotonic() + 30
-        while not all(name in read() for name in ("sterling_drift_ratio", "sterling_traffic_seconds", "sterling_shadow_seconds")):
+        while not all(name in read() for name in ("sterling_drift_ratio", "sterling_stray_ratio", "sterling_traffic_seconds", "sterling_shadow_seconds")):
             assert time.monotonic() < end, "no audit, or no canary beside which requests are divided, or no shadow"
             server.post("/v1/models/tiny:retrieve", {"features": user})
             time.sleep(0.1)

@@ -244,7 +244,6 @@ fn whole_pass_answers_each_request_of_random_batches_as_alone() {
             found.panics += of_worker.panics;
         }
     }
-    println!("{found:?}");
     assert!(found.by_device > 4 * found.by_cpu && found.by_cpu > 0 && found.late > 0 && found.left > 0, "{found:?}");
     assert!(found.panics > 0, "{found:?}");
 }
@@ -331,7 +330,7 @@ fn whole_pass_goes_back_to_a_device_that_is_found_again() {
     let folder = tempfile::tempdir().unwrap();
     let view = catalogue(folder.path(), 300, Rescore::F16, None);
     let card = cards(&[1 << 30]).remove(0);
-    let residents = Arc::new(Residents::new(devices(&[card.clone()])).with_budget(64 << 20));
+    let residents = Arc::new(Residents::new(devices(std::slice::from_ref(&card))).with_budget(64 << 20));
     let mut gpu = Cuda::new(residents.clone(), Threads::new(1));
     let body = json!({"vector": vec![0.3; 12], "k": 9, "candidates": 60, "probes": 12, "explain": true});
     let prepared = prepare(&view, &[body]);

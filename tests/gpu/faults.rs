@@ -119,7 +119,8 @@ fn a_result_does_not_take_the_place_of_another() {
 
 #[test]
 fn freed_memory_is_not_used() {
-    let uses: [(&str, fn(&Misused) -> bool); 5] = [
+    type Use = fn(&Misused) -> bool;
+    let uses: [(&str, Use); 5] = [
         ("an upload", |of| misuse!(of.card.upload(of.memory, &[1; 4])).is_err()),
         ("a download", |of| misuse!(of.card.download(of.memory, &mut [1; 4])).is_err()),
         ("a copy", |of| misuse!(of.card.copy(of.pinned, of.memory, 4)).is_err()),

@@ -111,7 +111,7 @@ fn searches_end_where_those_of_the_cpu_do() {
             let ending = ending.map(|(recall, left)| Ending { margins: &of.margins, recall, left });
             let probing = Probing { pass_rate: of.pass_rate, ending, ..Probing::of(probes, probes_max) };
             // Some want more results than the recall needs.
-            let least = |q: usize| if q % 2 == 0 { 0 } else { 3 * enough };
+            let least = |q: usize| if q.is_multiple_of(2) { 0 } else { 3 * enough };
             let search = |q: usize| FilteredSearch {
                 probing: Probing { least: least(q), ..probing },
                 enough: enough + q,

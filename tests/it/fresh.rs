@@ -127,8 +127,10 @@ fn quoted(text: &str) -> String {
 }
 
 /// A comparison, as it is written and as it is made.
-fn compared<T: PartialOrd>(random: &mut Random) -> (&'static str, fn(&T, &T) -> bool) {
-    let all: [(&str, fn(&T, &T) -> bool); 7] = [
+type Compared<T> = (&'static str, fn(&T, &T) -> bool);
+
+fn compared<T: PartialOrd>(random: &mut Random) -> Compared<T> {
+    let all: [Compared<T>; 7] = [
         ("<", |a, b| a < b),
         ("<=", |a, b| a <= b),
         (">", |a, b| a > b),

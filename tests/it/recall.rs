@@ -463,7 +463,7 @@ fn items_of_a_new_kind_are_found_beside_a_snapshot_and_in_what_it_is_merged_into
             let update = |n: u64| {
                 let attributes =
                     attributes(n).map(|(name, value)| (name.into(), Attribute::Integers(vec![value as i64])));
-                let vector = Some(of_kind(10_000 + n, n % 3 != 0, is_unit));
+                let vector = Some(of_kind(10_000 + n, !n.is_multiple_of(3), is_unit));
                 Update::Put(Put { id: 10_000 + n as i64, vector, attributes: attributes.into(), dense: Vec::new() })
             };
             let updates: Vec<Update> = (put..until).map(update).collect();

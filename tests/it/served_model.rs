@@ -102,11 +102,14 @@ fn sent(update: &Update) -> Value {
     }
 }
 
+/// Whether an item, by its id, may be found.
+type Passes = Box<dyn Fn(i64, &Item) -> bool>;
+
 /// A retrieval, and what it must find of a map.
 struct Question {
     body: Value,
     query: Vec<f32>,
-    passes: Box<dyn Fn(i64, &Item) -> bool>,
+    passes: Passes,
     filter: String,
     k: usize,
 }

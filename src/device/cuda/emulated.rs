@@ -467,6 +467,7 @@ impl Driver for Emulated {
         Ok(address)
     }
 
+    // SAFETY: what the trait asks of callers; `give_back` checks that the address is one of `alloc`.
     unsafe fn free(&self, address: u64) {
         self.give_back("freed", address);
     }

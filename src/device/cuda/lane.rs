@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use bytemuck::{Pod, Zeroable};
 
 use super::driver::{Coming, Demand, Driver, Launch, Streams, Unfetched, Work};
-use super::memory::LaneBytes;
+use super::lane_bytes::LaneBytes;
 use crate::error::{Error, Result};
 use crate::locks::locked;
 

@@ -19,6 +19,7 @@ pub mod cut;
 pub mod driver;
 pub mod emulated;
 mod lane;
+mod lane_bytes;
 pub mod link;
 pub mod memory;
 pub mod modelled;
@@ -28,4 +29,5 @@ pub mod spare;
 
 pub use choice::{Choice, ChosenDevice, Devices};
 pub use driver::{Demand, Driver, Launch, Streams, Work};
-pub use memory::{Array, Device, HostBytes, LaneBytes, Later};
+pub use lane_bytes::LaneBytes;
+pub use memory::{Array, Device, HostBytes, Later};

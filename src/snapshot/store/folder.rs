@@ -220,17 +220,12 @@ impl Shelf for Folder {
         };
         let (staging, version) = self.begin(model, &parent)?;
         let target = self.whole(model, version);
-        let published = may(&staging.folder)
+        let mut unfinished = Unfinished { parent: &parent, folder: &staging.folder, version, is_published: false };
+        may(&staging.folder)
             .and_then(|()| (what.fill)(&staging.folder, version))
-            .and_then(|()| self.finish(&staging, &parent, &target, may));
-        match published {
-            Ok(()) => Ok(version),
-            Err(e) => {
-                // What cannot be removed now, the next publication removes.
-                let _ = fs::remove_dir_all(&staging.folder);
-                Err(e)
-            }
-        }
+            .and_then(|()| self.finish(&staging, &parent, &target, may))?;
+        unfinished.is_published = true;
+        Ok(version)
     }
 
     fn add(&self, unit: Unit<'_>, _: &[&str], fill: &mut dyn FnMut(&Path) -> Result<()>) -> Result<()> {
@@ -241,6 +236,42 @@ impl Shelf for Folder {
         let parent = self.root.join(model);
         let _numbers = lock_folder(&parent)?;
         take_away(&parent, &self.whole(model, version))
+    }
+}
+
+/// A publication that leaves nothing behind unless it comes to its end: not where it fails, and not where it is unwound.
+struct Unfinished<'a> {
+    parent: &'a Path,
+    folder: &'a Path,
+    version: u64,
+    is_published: bool,
+}
+
+impl Unfinished<'_> {
+    /// Gives the number back, unless another publication has got a later one: a merge that is unwound begins anew.
+    fn give_number_back(&self) -> Result<()> {
+        let io = |e| Error::io(self.parent.join(LOCK).display(), e);
+        let mut numbers = lock_folder(self.parent)?;
+        let mut text = String::new();
+        numbers.read_to_string(&mut text).map_err(io)?;
+        if number(text.trim()) == Some(self.version) {
+            numbers.set_len(0).and_then(|()| numbers.rewind()).map_err(io)?;
+            writeln!(numbers, "{}", self.version - 1).map_err(io)?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        if !self.is_published {
+            // What cannot be removed now, the next publication removes.
+            let _ = fs::remove_dir_all(self.folder);
+            if std::thread::panicking() {
+                // A gap in the numbers does no harm.
+                let _ = self.give_number_back();
+            }
+        }
     }
 }
 

@@ -128,3 +128,27 @@ fn a_folder_whose_place_cannot_be_made_durable_is_taken_back() {
     place(&from, &to, || Ok(())).unwrap();
     assert_eq!(names_in(root.path()).unwrap(), ["to"]);
 }
+
+#[test]
+fn a_publication_that_is_unwound_leaves_neither_files_nor_a_gap() {
+    let root = tempfile::tempdir().unwrap();
+    let store = Store::new(root.path());
+    store.publish("m", |folder, _| whole(folder)).unwrap();
+    let unwound = |fill: &dyn Fn(&Path)| {
+        let broken = || {
+            store.publish_unrivalled("m", |folder, version| {
+                assert_eq!(version, 2);
+                whole(folder)?;
+                fill(folder);
+                std::panic::resume_unwind(Box::new("begins anew"));
+            })
+        };
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(broken)).is_err());
+    };
+    unwound(&|_| {});
+    assert_eq!(names_in(&root.path().join("m")).unwrap().len(), 2, "a version and the lock");
+    assert_eq!(store.publish_unrivalled("m", |folder, _| whole(folder)).unwrap(), 2);
+    store.remove("m", 2).unwrap();
+    // A number that was published is never given again.
+    assert_eq!(store.publish("m", |folder, _| whole(folder)).unwrap(), 3);
+}
