@@ -4,10 +4,12 @@
 Parts: lag (acknowledgement to visible), stream_lag (the same over a stream, at the server that was written to and at another one; NATS_SERVER
 is the broker, SYNC=always has it sync each message, of version 2.10 or later), cost (what the server takes for sustained writes alone, against
 PEER), rates (sustained writes beside half of saturation), fresh (5 % beside the snapshot against a full
-publication), turnover (half of the items replaced and merged, against a fresh build), merge (what a merge costs requests), recovery
-(a start with a journal of a million records). DATA keeps vectors and stores between runs. Needs numpy.
+publication), new_kinds (recall while items of another kind than the snapshot's come one by one and in bulk), turnover (half of the items
+replaced and merged, against a fresh build), merge (what a merge costs requests), busy (the same, and how long it takes, beside other processes
+that keep every core busy), recovery (a start with a journal of a million records). DATA keeps vectors and stores between runs. Needs numpy.
 """
 
+import contextlib
 import json
 import os
 import shutil
@@ -335,6 +337,70 @@ def turnover():
     verdict(fresh_recall[1] - kept[1] <= 0.005, "recall at equal lists within 0.005 of a fresh build")
 
 
+def new_kinds():
+    """Two geometries; rows of a kind have small numbers in one half of the dimensions, which half says old or new."""
+    most, each, asked_for = ITEMS // 10, 20, 0.98
+    random = np.random.default_rng(77)
+    centres = {"old": random.standard_normal((200, WIDTH)), "new": random.standard_normal((10, WIDTH))}
+
+    def drawn(kind, count, is_unit):
+        rows = centres[kind][random.integers(0, len(centres[kind]), count)] + 0.3 * random.standard_normal((count, WIDTH))
+        rows[:, slice(0, WIDTH // 2) if kind == "new" else slice(WIDTH // 2, WIDTH)] *= 0.1
+        if is_unit:
+            rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+        return rows.astype(np.float16).astype(np.float32)
+
+    def found(server, queries, rows):
+        """Mean recall of the default search among `rows`, whose ids are their places; an equal score is as good."""
+        connection, got = server.connect(), []
+        for query in queries:
+            status, told = server.post(f"{MODEL}:retrieve", {"vector": query.tolist(), "k": each}, connection)
+            assert status == 200, told
+            scores = rows @ query
+            got.append(np.mean(scores[[item["id"] for item in told["items"]]] >= np.partition(scores, -each)[-each] - 1e-3))
+        connection.close()
+        return float(np.mean(got))
+
+    def p50(server, queries):
+        connection, times = server.connect(), []
+        for query in np.concatenate([queries] * 6):
+            start = time.perf_counter()
+            server.post(f"{MODEL}:retrieve", {"vector": query.tolist(), "k": each}, connection)
+            times.append((time.perf_counter() - start) * 1e3)
+        connection.close()
+        return median(times)
+
+    header("rows", "put", "new", "recall, new", "recall, old", "p50 old, of none", "p50 new ms", "updates/s")
+    for is_unit in (False, True):
+        old, fresh = drawn("old", ITEMS, is_unit), drawn("new", most, is_unit)
+        asked = {kind: drawn(kind, 100, is_unit) for kind in centres}
+        geometry = "unit" if is_unit else "gaussian"
+        part = published(f"kinds-{geometry}-{ITEMS}", range(ITEMS), old)
+        for size in (1, 1000):
+            name, at = f"kinds-{geometry}-{size}", 0
+            # One by one is slow at a million: there a thousandth of it.
+            shares = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1] if size > 1 or ITEMS <= 100_000 else [0.0002, 0.001]
+            with serving(copied(part, name), f"{name}-updates") as server:
+                connection = server.connect(600)
+                before, alone = found(server, asked["old"], old), p50(server, asked["old"])
+                lowest = [1.0, 1.0]
+                for share in shares:
+                    until, start = int(ITEMS * share), time.perf_counter()
+                    for body in put_bodies(range(ITEMS + at, ITEMS + until), fresh[at:until], size):
+                        position = post(server, connection, body)["position"]
+                    rate = (until - at) / (time.perf_counter() - start)
+                    see(connection, position)
+                    at, rows = until, np.vstack([old, fresh[:until]])
+                    of_new, of_old = (found(server, asked[kind], rows) for kind in ("new", "old"))
+                    lowest = [min(lowest[0], of_new), min(lowest[1], of_old - before)]
+                    took = p50(server, asked["old"]) / alone
+                    row(geometry, "one by one" if size == 1 else f"by {size}", at, f"{of_new:.3f}", f"{of_old:.3f}", took, p50(server, asked["new"]), rate)
+                    if share == 0.05:
+                        verdict(took <= 1.15, f"{geometry}, {size} at once: p50 of old queries with 5 % fresh at most 1.15 x: {took:.2f}")
+                verdict(lowest[0] >= asked_for - 0.02, f"{geometry}, {size} at once: new ones found at any moment: {lowest[0]:.3f}")
+                verdict(lowest[1] >= -0.005, f"{geometry}, {size} at once: old ones found as before: {lowest[1]:+.3f}")
+
+
 def merge():
     asked, lasts = requests_file("asked", requests()), seconds(15)
     with serving(copied(base(), "merge"), "merge-updates") as server:
@@ -372,6 +438,49 @@ def merge():
             verdict(median(found) <= 1.3, f"a merge costs a request at most 1.3 x its p99, at {part} of saturation: {median(found):.2f}")
 
 
+@contextlib.contextmanager
+def burning(count):
+    """Processes that do nothing but compute, while the block lasts."""
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def busy():
+    """As many processes as there are cores compute beside the server, in all loads and merges."""
+    asked, lasts, burners = requests_file("asked", requests()), seconds(10), len(os.sched_getaffinity(0))
+    with serving(copied(base(), "busy"), "busy-updates") as server, burning(burners):
+        rate = (float(os.environ.get("PEAK", 0)) or peak(server, asked)) / 4
+        connection = server.connect(600)
+        header("requests /s", "p99 without", "p99 beside the merge, per load", "merge s", "ratio")
+        ratios, merges = [], []
+        for round in range(3):
+            for body in put_bodies(range(ITEMS, ITEMS + ITEMS // 20), vectors(ITEMS // 20, 5 + round), 500):
+                post(server, connection, body)
+            settle(server)
+            load(server, asked, rate, 3)
+            alone, beside = latency(load(server, asked, rate, lasts), "p99"), []
+
+            def merging():
+                start = time.perf_counter()
+                post(server, server.connect(600), "", f"{MODEL}/items:merge")
+                merges.append(time.perf_counter() - start)
+
+            thread = threading.Thread(target=merging)
+            thread.start()
+            while thread.is_alive():
+                beside.append(latency(load(server, asked, rate, lasts), "p99"))
+            thread.join()
+            ratios.append(median(beside) / alone)
+            row(rate, alone, ", ".join(f"{p99:.1f}" for p99 in beside), merges[-1], ratios[-1])
+        verdict(max(merges) <= 60, f"a merge of 5 % ends within 60 s beside {burners} busy processes: {max(merges):.1f} s")
+        verdict(median(ratios) <= 1.3, f"it costs a request at most 1.3 x its p99: {median(ratios):.2f}")
+
+
 def recovery():
     store = copied(base(), "recovery")
     with serving(store, "recovery-updates") as server:
@@ -389,7 +498,7 @@ def recovery():
     verdict(again <= 10, "a start with a million records takes 10 s at most")
 
 
-PARTS = {one.__name__: one for one in (lag, stream_lag, cost, rates, fresh, turnover, merge, recovery)}
+PARTS = {one.__name__: one for one in (lag, stream_lag, cost, rates, fresh, new_kinds, turnover, merge, busy, recovery)}
 
 if __name__ == "__main__":
     for part in sys.argv[1:] or PARTS:
