@@ -397,6 +397,10 @@ def new_kinds():
                     row(geometry, "one by one" if size == 1 else f"by {size}", at, f"{of_new:.3f}", f"{of_old:.3f}", took, p50(server, asked["new"]), rate)
                     if share == 0.05:
                         verdict(took <= 1.15, f"{geometry}, {size} at once: p50 of old queries with 5 % fresh at most 1.15 x: {took:.2f}")
+                post(server, connection, "", f"{MODEL}/items:merge")
+                of_new, of_old = (found(server, asked[kind], rows) for kind in ("new", "old"))
+                lowest = [min(lowest[0], of_new), min(lowest[1], of_old - before)]
+                row(geometry, "merged", at, f"{of_new:.3f}", f"{of_old:.3f}", p50(server, asked["old"]) / alone, p50(server, asked["new"]), "")
                 verdict(lowest[0] >= asked_for - 0.02, f"{geometry}, {size} at once: new ones found at any moment: {lowest[0]:.3f}")
                 verdict(lowest[1] >= -0.005, f"{geometry}, {size} at once: old ones found as before: {lowest[1]:+.3f}")
 
