@@ -77,7 +77,11 @@ struct Client<'f> {
 
 fn serve(folder: &Path) -> Server {
     let mut command = sterling();
-    command.env("STERLING_MERGE__SHARE", "0").env("STERLING_HTTP__DRAIN_MS", "0");
+    // Beside busy processes an answer takes seconds; how long it may take is another test.
+    command
+        .env("STERLING_MERGE__SHARE", "0")
+        .env("STERLING_HTTP__DRAIN_MS", "0")
+        .env("STERLING_ENGINE__TIMEOUT_MS", "60000");
     command.args(["serve", "--listen", "127.0.0.1:0", "--store"]).arg(folder.join("store"));
     let server = Server::spawn(command.arg("--updates").arg(folder.join("updates")));
     server.wait_ready();
