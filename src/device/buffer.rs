@@ -108,10 +108,15 @@ impl<T: Pod> Buffer<T> {
     /// The same numbers in memory of their own, which no change of a file reaches.
     ///
     /// # Errors
-    /// As [`Buffer::filled`].
+    /// As [`Buffer::filled`]; `Io` where the file is not what it was when it was mapped.
     pub fn in_memory(&self) -> Result<Self> {
         match &*self.backing {
-            Backing::Mapped(_) => Buffer::copied(self),
+            Backing::Mapped(map) => {
+                let mut read = Ok(());
+                let copy =
+                    Buffer::filled(self.len, |to| read = map.copy_to(self.offset, bytemuck::cast_slice_mut(to)))?;
+                read.map(|()| copy)
+            }
             Backing::Owned(_) | Backing::Empty => Ok(self.clone()),
         }
     }

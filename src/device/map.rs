@@ -1,7 +1,7 @@
 //! The bytes of whole files: mapped, where nobody may change them, else read.
 //!
 //! A map shows what the file holds at the moment of each look, and a look beyond the end of a file that has shrunk since ends
-//! the process. So only files of a store are mapped, and only while they are copied or looked at: what is served lies in memory
+//! the process. So only files of a store are mapped, and only until they are copied: what a server uses after a load lies in memory
 //! of its own. Files of users, which a training job may be writing, are read, and refused where they changed meanwhile.
 
 use std::fs::File;
@@ -44,7 +44,10 @@ pub struct Map {
 enum Held {
     #[default]
     Nothing,
-    Mapped(memmap2::Mmap),
+    /// A file, mapped, and the file itself, from which copies are read.
+    File(memmap2::Mmap, ForeignFile),
+    /// Anonymous memory.
+    Pages(memmap2::Mmap),
     /// So many bytes of cache lines.
     Heap(Vec<Line>, usize),
 }
@@ -61,14 +64,14 @@ impl Map {
     /// # Errors
     /// `NotFound` or `Io` with the path.
     pub fn published(path: &Path) -> Result<Self> {
-        let file = open(path)?;
-        if file.metadata().map_err(|e| Error::io(path.display(), e))?.len() == 0 {
+        let file = ForeignFile::open(path)?;
+        if file.is_empty() {
             return Ok(Map::default());
         }
         // SAFETY: published files are immutable by the store's contract (written under another name, then renamed), so
         // no one changes or truncates the bytes while they are mapped.
-        let map = unsafe { memmap2::Mmap::map(&file) }.map_err(|e| Error::io(path.display(), e))?;
-        Ok(Map { held: Held::Mapped(map) })
+        let map = unsafe { memmap2::Mmap::map(&file.file) }.map_err(|e| Error::io(path.display(), e))?;
+        Ok(Map { held: Held::File(map, file) })
     }
 
     /// Reads a file of anybody else into memory of its own.
@@ -108,7 +111,22 @@ impl Map {
             let _ = map.advise(memmap2::Advice::HugePage);
         }
         fill(&mut map);
-        Ok(Map { held: Held::Mapped(map.make_read_only().map_err(|e| lacking(&e))?) })
+        Ok(Map { held: Held::Pages(map.make_read_only().map_err(|e| lacking(&e))?) })
+    }
+
+    /// Copies the bytes from `start` on. Those of a mapped file are read from the file, not through the map: one that was truncated
+    /// or written to since it was mapped is an error, not the end of the process.
+    ///
+    /// # Errors
+    /// As [`ForeignFile::read_at`].
+    pub fn copy_to(&self, start: usize, to: &mut [u8]) -> Result<()> {
+        match &self.held {
+            Held::File(_, file) => file.read_at(start as u64, to),
+            Held::Nothing | Held::Pages(_) | Held::Heap(..) => {
+                to.copy_from_slice(&self[start..start + to.len()]);
+                Ok(())
+            }
+        }
     }
 }
 
@@ -117,7 +135,7 @@ impl Deref for Map {
     fn deref(&self) -> &[u8] {
         match &self.held {
             Held::Nothing => &[],
-            Held::Mapped(map) => map,
+            Held::File(map, _) | Held::Pages(map) => map,
             Held::Heap(lines, bytes) => &bytemuck::cast_slice(lines)[..*bytes],
         }
     }
@@ -232,6 +250,21 @@ mod tests {
         assert_eq!(&*Map::read(file.path()).unwrap(), vec![7; 20_000]);
         std::fs::write(file.path(), b"").unwrap();
         assert!(Map::read(file.path()).unwrap().is_empty() && Map::published(file.path()).unwrap().is_empty());
+    }
+
+    #[test]
+    fn copies_of_a_mapped_file_that_changed_are_errors() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), vec![7; 20_000]).unwrap();
+        let map = Map::published(file.path()).unwrap();
+        let mut bytes = vec![0; 10_000];
+        map.copy_to(10_000, &mut bytes).unwrap();
+        assert_eq!(bytes, vec![7; 10_000]);
+        file.as_file().set_len(4096).unwrap();
+        for start in [0, 10_000] {
+            let error = map.copy_to(start, &mut bytes).unwrap_err().to_string();
+            assert!(error.contains("it had 20000 bytes and has 4096"), "{error}");
+        }
     }
 
     #[test]

@@ -336,9 +336,10 @@ impl Table {
     /// The same table, whose rows lie in memory of its own where they were those of a mapped file.
     ///
     /// # Errors
-    /// `Overloaded` where the memory cannot be had.
+    /// `Overloaded` where the memory cannot be had; `Io` where the file has changed since it was mapped.
     pub fn in_memory(&self) -> Result<Self> {
-        let shards = self.shards.iter().cloned().map(Shard::in_memory).collect::<Result<_>>()?;
+        let shards = self.shards.iter().cloned().map(Shard::in_memory).collect::<Result<_>>();
+        let shards = shards.map_err(|e: Error| e.within(format!("table `{}`", self.spec.name)))?;
         Ok(Table { shards, ..self.clone() })
     }
 
@@ -397,7 +398,7 @@ impl Shard {
     /// The same rows, in memory of their own where they were those of a mapped file.
     ///
     /// # Errors
-    /// `Overloaded` where the memory cannot be had.
+    /// As [`Table::in_memory`].
     pub fn in_memory(self) -> Result<Self> {
         match &self.source {
             Source::Host(bytes) => Ok(Shard { source: Source::Host(bytes.in_memory()?), ..self }),

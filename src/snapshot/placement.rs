@@ -220,8 +220,6 @@ impl Placement {
         let version = Version { spec, manifest, edition: manifest.digest().into(), hosts: self.hosts() };
         let mut away = Vec::new();
         let mut place = |table: Arc<Table>| match plans.iter().find(|p| p.table == table.name()) {
-            // What no request reads may stay a map of its file.
-            None if spec.readers(table.name()).next().is_none() && !spec.serves_candidates(table.name()) => Ok(table),
             Some(_) if spec.serves_candidates(table.name()) => Err(Error::invalid(format!(
                 "table `{}` is planned, but candidates are looked up in it, expected it whole in memory: leave it out of the plan",
                 table.name()

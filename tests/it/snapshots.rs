@@ -8,9 +8,11 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use sterling::error::Kind;
+use sterling::files::{TensorFile, Tensors};
+use sterling::publish::Publish;
 use sterling::snapshot::{Manifest, Placement, Snapshot, Store};
 
-use crate::support::{Server, ids, put, run, sterling, text, tiny, until, vectors};
+use crate::support::{Server, ids, put, run, sterling, text, tiny, tiny_package, until, vectors};
 
 fn files(folder: &Path) -> Vec<PathBuf> {
     let mut files: Vec<PathBuf> = std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().path()).collect();
@@ -257,6 +259,55 @@ fn files_cut_off_or_overwritten_while_they_are_served_change_no_answer() {
         server.get_json("/v1/models/tiny/versions")["versions"][0]["refused"].is_string() && server.is_running()
     });
     assert_eq!(server.ask("/v1/models/tiny:retrieve", &request)["items"], before["items"]);
+}
+
+/// The tiny package in `folder`, whose item tower reads a table that nothing else reads, in a file of its own that spans several pages.
+fn with_a_table_of_items(folder: &Path) -> PathBuf {
+    let package = folder.join("package");
+    std::fs::create_dir(&package).unwrap();
+    files(&tiny_package()).iter().filter(|file| file.is_file()).for_each(|file| {
+        std::fs::copy(file, package.join(file.file_name().unwrap())).unwrap();
+    });
+    let (rows, shape) = Tensors::read(&package.join("tables.safetensors")).unwrap().get::<f32>("packages", 2).unwrap();
+    let mut tables = TensorFile::new();
+    tables.add("goods", &shape, &rows).unwrap();
+    tables.add_owned("padding", &[1 << 16], vec![0.0_f32; 1 << 16]).unwrap();
+    tables.write(&package.join("goods.safetensors")).unwrap();
+    let spec = text(package.join("model.toml"));
+    let (before, item) = spec.split_once("[item]").unwrap();
+    let table = "[[tables]]\nname = \"goods\"\nfile = \"goods.safetensors\"\nunseen = \"zero\"\n\n";
+    let item = item.replace("table = \"packages\"", "table = \"goods\"");
+    std::fs::write(package.join("model.toml"), format!("{before}{table}[item]{item}")).unwrap();
+    package
+}
+
+#[test]
+fn updates_are_embedded_as_before_when_a_table_of_items_is_cut_off_or_overwritten() {
+    for cut in [true, false] {
+        let folder = tempfile::tempdir().unwrap();
+        let package = with_a_table_of_items(folder.path());
+        let (store, updates) = (folder.path().join("store"), folder.path().join("updates"));
+        put(&store, &Publish { package: Some(package), ..tiny() }).unwrap();
+        let mut server = Server::start_with(&store, &["--updates", updates.to_str().unwrap()]);
+        let similarity = |server: &Server, id: i64| {
+            let item = json!({"id": id, "attributes": {"section": "games", "popularity": 1.0, "title": "t"}});
+            let position = server.ask("/v1/models/tiny/items:upsert", json!({"items": [item]}))["position"].clone();
+            let path = format!("/v1/models/tiny:rank?min_position={position}");
+            let answer = server.ask(&path, json!({"features": {"installed": [1, 2, 3]}, "items": [id]}));
+            answer["items"][0]["similarity"].as_f64().unwrap()
+        };
+        let before = similarity(&server, 3);
+        let file = store.join("tiny/1/goods.safetensors");
+        let length = std::fs::metadata(&file).unwrap().len();
+        let open = std::fs::File::options().write(true).open(&file).unwrap();
+        open.set_len(0).unwrap();
+        if !cut {
+            open.set_len(length).unwrap();
+        }
+        assert_ne!(similarity(&server, 5), before, "another item has another vector");
+        assert_eq!(similarity(&server, 3), before, "cut: {cut}");
+        assert!(server.is_running());
+    }
 }
 
 /// Every published version holds what its manifest says; returns their numbers.
