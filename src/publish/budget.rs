@@ -31,6 +31,8 @@ const READING_SHARE: u64 = 4;
 const DISK_CHECKED_MIN: u64 = 64 << 20;
 /// Bytes of planes and signatures that the filter makes of an item for each of its values, at the most that is usual.
 const FILTER_BYTES_A_VALUE: u64 = 14;
+/// Bytes of a value in a posting list.
+const POSTING_BYTES: u64 = 4;
 
 /// The memory of a publication.
 #[derive(Clone, Copy, Debug)]
@@ -129,6 +131,8 @@ pub(super) struct Held {
     pub(super) columns: u64,
     /// Values of all columns.
     pub(super) values: u64,
+    /// Width of the filter's signature of an item, as of a list that is like all items.
+    pub(super) bloom_bits: u64,
     /// Bytes of the columns.
     pub(super) column_bytes: u64,
     /// Bytes of the tensors that are kept by item.
@@ -156,7 +160,7 @@ struct Need {
 
 impl Need {
     fn of(package: Option<&Package>, held: Held, sizes: &Sizes) -> Self {
-        let Held { columns, values, column_bytes, kept_bytes } = held;
+        let Held { columns, values, bloom_bits, column_bytes, kept_bytes } = held;
         let (items, lists, width) = (sizes.items as u64, sizes.lists as u64, sizes.dimension as u64);
         let (slots, row) = (sizes.slots() as u64, 4 * width);
         // In turn: numbers, order, lists, members of each row of the sample, and the draw of a quarter of them; lists twice over.
@@ -164,7 +168,8 @@ impl Need {
         let likeness = 8 * items + 16 * values;
         let table = 4 * (2 * items.max(1)).next_power_of_two();
         let written = 8 * slots + table + 8 * values + 4 * slots * columns + column_bytes;
-        let filter = FILTER_BYTES_A_VALUE * values;
+        // Where few items have many values, signatures are wider than the values let expect.
+        let filter = (FILTER_BYTES_A_VALUE * values).max(slots * bloom_bits / 8 + POSTING_BYTES * values);
         let disk = sizes.bytes() + written + filter + kept_bytes;
         let is_asked = package.is_some_and(|package| {
             package.spec.precision == AskedPrecision::Auto || package.folder().join(WARMUP_FILE).exists()
@@ -225,7 +230,7 @@ mod tests {
     #[test]
     fn less_memory_is_more_passes_and_then_a_refusal() {
         let sizes = sizes(1 << 18, 64);
-        let held = Held { columns: 2, values: 1 << 19, column_bytes: 6 << 20, kept_bytes: 1 << 20 };
+        let held = Held { columns: 2, values: 1 << 19, bloom_bits: 24, column_bytes: 6 << 20, kept_bytes: 1 << 20 };
         let mut passes = 0;
         let mut refused = false;
         for megabytes in (1..400).rev() {
@@ -247,6 +252,17 @@ mod tests {
         // Where nobody said how much, it is a plan and no bound.
         let budget = Budget { bytes: 1, is_bound: false, bucket_bytes_min: BUCKET_BYTES_MIN };
         assert!(budget.plan(None, held, &sizes).unwrap().peak_bytes > 1);
+    }
+
+    #[test]
+    fn wide_signatures_are_planned_for() {
+        let sizes = sizes(1 << 16, 4);
+        let held = Held { columns: 1, values: 1 << 17, ..Held::default() };
+        let bytes = |held| plan(400, held, &sizes).unwrap().disk_bytes;
+        let more = bytes(Held { bloom_bits: 4000, ..held }) - bytes(held);
+        // There are somewhat more slots than items.
+        assert!(((500 - 28) << 16..560 << 16).contains(&more), "{more}");
+        assert_eq!(bytes(Held { bloom_bits: 24, ..held }), bytes(held));
     }
 
     #[test]

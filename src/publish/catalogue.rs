@@ -9,6 +9,7 @@ use super::embed::{self, Embedded, embed};
 use super::request::{Progress, Publish, Stage, Vectors};
 use crate::columns::{self, ItemColumn, ItemValues};
 use crate::error::{Error, Result};
+use crate::filter;
 use crate::items::Items;
 use crate::ivf;
 use crate::model::{ColumnSpec, MODEL_FILE, ModelSpec, Package};
@@ -129,7 +130,7 @@ impl Catalogue {
             None => ivf::Sizes::of(&survey, options)?,
         };
         progress(Stage::Sized(sizes), 0, 1);
-        let plan = self.budget.plan(package, held(&columns, &kept), &sizes)?;
+        let plan = self.budget.plan(package, held(&columns, &kept, filter), &sizes)?;
         progress(Stage::Planned(plan), 0, 1);
         let disk_bytes = match (of_shards, what.shards) {
             (Some(shards), _) => plan.disk_bytes / u64::from(shards),
@@ -177,11 +178,19 @@ impl Arranged {
     }
 }
 
-fn held(columns: &[ItemColumn], kept: &[u8]) -> Held {
+fn held(columns: &[ItemColumn], kept: &[u8], filter: &filter::Options) -> Held {
+    let terms = columns.iter().filter(|column| column.filter).fold(Vec::new(), |mut terms: Vec<u32>, column| {
+        if let ItemValues::Integers { offsets, .. } | ItemValues::Texts { offsets, .. } = &column.values {
+            terms.resize(offsets.len() - 1, 0);
+            terms.iter_mut().zip(offsets.windows(2)).for_each(|(terms, of_item)| *terms += of_item[1] - of_item[0]);
+        }
+        terms
+    });
     let sum = |of: fn(&ItemValues) -> usize| columns.iter().map(|c| of(&c.values) as u64).sum();
     Held {
         columns: columns.len() as u64,
         values: sum(ItemValues::count),
+        bloom_bits: u64::from(filter.bloom_bits(&mut { terms })),
         column_bytes: sum(ItemValues::bytes),
         kept_bytes: kept.len() as u64,
     }

@@ -4,7 +4,7 @@
 //! which are all of them where a filter contradicts itself, and all of it again for more candidates where too few of those that
 //! seem to pass will. What the search finds by distance, that further lists bring little, is not known before.
 
-use super::find::{ROOM_GROWTH, Walked};
+use super::find::{Round, Walked};
 use super::{Catalogue, CataloguePart, Query};
 use crate::filter::{Plan, Route};
 
@@ -153,12 +153,11 @@ impl<'a> Catalogue<'a> {
         let survivors: f64 = shares.iter().map(Share::survivors).sum();
         let held: f64 = shares.iter().map(|share| share.survivors() * share.plan.holding()).sum();
         let probing = self.probing(query, walked);
-        let (mut room, mut most) = (query.room(self), query.room_at_first(self));
-        let (mut expected, mut again) = (Expected::default(), false);
+        let (mut expected, mut next) = (Expected::default(), Round::first(self, query));
         loop {
+            let Round { room, selected: most, is_checked } = next;
             let enough = walked.enough(query, &probing, room).max(query.k);
-            let is_last = again && room >= self.items();
-            let in_lists = match is_last {
+            let in_lists = match is_checked {
                 true => probing.most(lists),
                 false => probing.expected_lists(lists, survivors_a_list, holding, enough),
             };
@@ -172,7 +171,8 @@ impl<'a> Catalogue<'a> {
             let selected = round.survivors.min(most as f64);
             if !walked.is_exact() {
                 let passes_ns = shares.iter().map(|share| share.plan.passes_ns()).fold(0.0, f64::max);
-                round.filter_ns += selected * passes_ns;
+                let looked_up = if is_checked { round.survivors } else { selected };
+                round.filter_ns += looked_up * passes_ns;
             }
             if query.by_codes.is_some() {
                 round.rows += selected - selected.min(query.k0 as f64);
@@ -180,12 +180,10 @@ impl<'a> Catalogue<'a> {
             expected.add(&round);
             let hold = selected * held / survivors.max(f64::MIN_POSITIVE) * HOLDING_DOUBT;
             let all_seen = round.survivors <= most as f64 && in_lists >= probing.most(lists);
-            if hold >= query.kept() as f64 || all_seen || walked.is_exact() || is_last {
+            if hold >= query.kept() as f64 || all_seen || walked.is_exact() || is_checked {
                 return expected;
             }
-            again = true;
-            room = (room * ROOM_GROWTH).min(self.items());
-            most = room.max(most);
+            next = next.next(self, query);
         }
     }
 }

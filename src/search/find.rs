@@ -11,8 +11,36 @@ use crate::units::{ListId, Slot};
 
 /// Candidates more that are selected where some may be gone.
 const GONE_ROOM: usize = 64;
-/// So many times the candidates are selected where too few of those that seemed to pass did.
-pub(super) const ROOM_GROWTH: usize = 4;
+/// So many times the candidates are selected where too few of those that seemed to pass did ...
+const ROOM_GROWTH: usize = 4;
+/// ... up to so many, which bounds what a search takes of memory. Beyond, items are looked at before they are selected.
+const ROOM_MAX: usize = 1 << 16;
+
+/// How often a search with words begins anew, and how.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Round {
+    /// Candidates that are selected by int8 scores.
+    pub(super) room: usize,
+    /// Candidates that are selected.
+    pub(super) selected: usize,
+    /// Whether each item whose word lets it pass is looked at before it is selected, in all lists: as many as at first are enough then.
+    pub(super) is_checked: bool,
+}
+
+impl Round {
+    pub(super) fn first(catalogue: &Catalogue<'_>, query: &Query<'_>) -> Self {
+        Round { room: query.room(catalogue), selected: query.room_at_first(catalogue), is_checked: false }
+    }
+
+    /// The round after this one, where too few of those that seemed to pass did.
+    pub(super) fn next(self, catalogue: &Catalogue<'_>, query: &Query<'_>) -> Self {
+        let room = self.room * ROOM_GROWTH;
+        match room < ROOM_MAX.min(catalogue.items()) {
+            true => Round { room, selected: self.selected.max(room), is_checked: false },
+            false => Round { is_checked: true, ..Round::first(catalogue, query) },
+        }
+    }
+}
 
 /// The parts of a catalogue whose lists a query walks: what a posting list does not tell.
 pub(super) struct Walked<'a> {
@@ -182,7 +210,7 @@ impl<'a> Catalogue<'a> {
         times: &mut Times,
     ) -> Counters {
         let Scratch { selector, alone, words, candidates, .. } = scratch;
-        let (mut room, mut selected, mut again) = (query.room(self), query.room_at_first(self), 0u64);
+        let (mut round, mut again) = (Round::first(self, query), 0u64);
         let own = |part: &&CataloguePart<'_>| match part.first_slot {
             0 => Cow::Borrowed(query.excluded),
             _ => Cow::Owned(part.take(query.excluded)),
@@ -192,9 +220,8 @@ impl<'a> Catalogue<'a> {
         let (mut probing, is_exact) = (self.probing(query, walked), walked.is_exact());
         let most_lists = union.most_lists(&probing) as u64;
         loop {
-            // Where all items are selected there is nothing to gain from an early end.
-            let is_last = again > 0 && room >= self.items();
-            if is_last {
+            let Round { room, selected, is_checked } = round;
+            if is_checked {
                 probing = Probing { probes: probing.most(self.main().index.lists()), ending: None, ..probing };
             }
             self.begin(selector, selected);
@@ -206,6 +233,17 @@ impl<'a> Catalogue<'a> {
                 if let Some(gone) = part.gone {
                     gone.clear(part.filter.first_slot(list), &mut out[..part.filter.words(list)]);
                 }
+                if is_checked && !plan.is_exact() {
+                    let first = part.filter.first_slot(list);
+                    for (word, slots) in out[..part.filter.words(list)].iter_mut().zip((first..).step_by(64)) {
+                        let mut seem = *word;
+                        while seem != 0 {
+                            let bit = seem.trailing_zeros();
+                            seem &= seem - 1;
+                            *word &= !(u64::from(!plan.passes(Slot(slots + bit))) << bit);
+                        }
+                    }
+                }
             };
             let enough = walked.enough(query, &probing, room).min(selected);
             let counters = union.search(query.vector, probing, Some(&mut fill), selector, enough, alone);
@@ -215,11 +253,10 @@ impl<'a> Catalogue<'a> {
             // Where too few of the survivors held, which the words only suspect, more of them are looked at: those that were not selected, and
             // those of further lists.
             let all_seen = counters.survivors <= selected as u64 && counters.lists >= most_lists;
-            if candidates.len() >= query.kept() || all_seen || is_exact || is_last {
+            if candidates.len() >= query.kept() || all_seen || is_exact || is_checked {
                 return counters;
             }
-            room = (room * ROOM_GROWTH).min(self.items());
-            selected = room.max(selected);
+            round = round.next(self, query);
             again += 1;
         }
     }

@@ -15,6 +15,12 @@ use crate::units::{Slot, TermId};
 
 const WIDTH_MAX: u32 = 1 << 20;
 const NUMBER_BUCKETS_MAX: u32 = 1024;
+/// One item in so many of a list may have more terms than its Bloom filters are made for, and one at least.
+const OUTLIERS: usize = 64;
+/// Filters are made for so many times the terms of the fullest item that is no outlier ...
+const OVER_TYPICAL: u32 = 2;
+/// ... and for so many terms at least where an item has them: up to there they are small.
+const TERMS_MIN: u32 = 16;
 /// Lists whose bits are in memory a second time, before they lie in their planes.
 const LISTS_AT_ONCE: usize = 256;
 
@@ -54,6 +60,24 @@ impl Default for Options {
 }
 
 impl Options {
+    /// Width of the Bloom filters of items with these numbers of terms. It follows the fullest item, unless that is an outlier: the planes
+    /// of all items would be as many as one item needs. The filter of an outlier is full, so that it is looked at more often than it passes.
+    pub fn bloom_bits(&self, terms: &mut [u32]) -> u32 {
+        match (terms.iter().copied().max().unwrap_or(0), self.fixed_bits) {
+            (0, _) => 0,
+            (_, Some(bits)) => bits,
+            (fullest, None) => {
+                let outliers = (terms.len() / OUTLIERS).max(1);
+                let typical = match outliers < terms.len() {
+                    true => *terms.select_nth_unstable_by(outliers, |a, b| b.cmp(a)).1,
+                    false => fullest,
+                };
+                let terms = fullest.min(typical.saturating_mul(OVER_TYPICAL).max(TERMS_MIN));
+                terms.saturating_mul(self.bits_per_term).min(WIDTH_MAX).next_multiple_of(8)
+            }
+        }
+    }
+
     /// Refuses options that no index can have.
     ///
     /// # Errors
@@ -259,16 +283,10 @@ impl<'a> Bits<'a> {
         self.exact.len() + self.numbered.iter().map(Buckets::len).sum::<usize>()
     }
 
-    /// Width of a list's Bloom filters: it follows the fullest item.
+    /// Width of a list's Bloom filters.
     fn width(&self, list: usize) -> u32 {
-        let hashed = |slot| self.columns.slot_terms(slot).filter(|&t| self.exact_plane(t).is_none()).count();
-        match (self.slots.of(list).map(hashed).max().unwrap_or(0), self.options.fixed_bits) {
-            (0, _) => 0,
-            (_, Some(bits)) => bits,
-            (fullest, None) => {
-                (fullest as u32).saturating_mul(self.options.bits_per_term).min(WIDTH_MAX).next_multiple_of(8)
-            }
-        }
+        let hashed = |slot| self.columns.slot_terms(slot).filter(|&t| self.exact_plane(t).is_none()).count() as u32;
+        self.options.bloom_bits(&mut self.slots.of(list).map(hashed).collect::<Vec<u32>>())
     }
 
     /// The exact planes, each over all lists, and the Bloom planes of each list in turn.
@@ -326,6 +344,23 @@ impl<'a> Bits<'a> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+
+    #[test]
+    fn an_outlier_does_not_widen_the_filters_of_all() {
+        let bits = |terms: &[u32]| Options::default().bloom_bits(&mut terms.to_vec());
+        // A tenth of the items have twice as many terms: the fullest item counts, as it does where few have many.
+        let mut terms: Vec<u32> = (0..200).map(|n| if n % 10 == 0 { 60 } else { 30 }).collect();
+        assert_eq!([bits(&terms), bits(&[7, 3]), bits(&[0, 0, 5]), bits(&[1000]), bits(&[])], [600, 72, 56, 10_000, 0]);
+        terms[77] = 1000;
+        assert_eq!(bits(&terms), 1200);
+        terms[78..80].fill(1000);
+        assert_eq!(bits(&terms), 1200, "three of two hundred are outliers");
+        terms[80] = 1000;
+        assert_eq!(bits(&terms), 10_000, "four of two hundred are not");
+        assert_eq!(bits(&[1000, 0, 0]), 160);
+        let fixed = Options { fixed_bits: Some(64), ..Options::default() };
+        assert_eq!([fixed.bloom_bits(&mut [1000, 1, 1]), fixed.bloom_bits(&mut [0])], [64, 0]);
+    }
 
     #[test]
     fn posting_lists_beyond_32_bits_are_refused() {
