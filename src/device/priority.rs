@@ -21,12 +21,14 @@ const BREATH: (Duration, Duration) = (Duration::from_millis(1), Duration::from_m
 
 /// Work that got less than this share of a core, of this long that it wanted one, is starved.
 const STARVED: (f64, Duration) = (0.05, Duration::from_secs(3));
+/// How often that is looked at: each look reads a file that the system writes.
+const LOOK: Duration = Duration::from_millis(100);
 
 thread_local! {
     /// Since when this thread has gone on, where it is one of [`Background::Last`] or [`Background::Raised`].
     static SINCE: Cell<Option<Instant>> = const { Cell::new(None) };
-    /// What it had of cores when it was looked at last, where its work ends once it is starved.
-    static BEFORE: Cell<Option<Turns>> = const { Cell::new(None) };
+    /// What it had of cores when its share was taken last, and when it was looked at last, where its work ends once it is starved.
+    static BEFORE: Cell<Option<(Turns, Instant)>> = const { Cell::new(None) };
 }
 
 /// The panic that ends work which is starved.
@@ -100,7 +102,7 @@ impl Background {
     pub fn last_until_starved(name: &'static str, threads: usize) -> Result<ThreadPool> {
         let take = |_| {
             Background::Last.take();
-            BEFORE.set(Turns::now());
+            BEFORE.set(Turns::now().map(|turns| (turns, Instant::now())));
         };
         built(name, ThreadPoolBuilder::new().num_threads(threads).start_handler(take))
     }
@@ -136,12 +138,14 @@ pub fn breathe() {
         return;
     }
     std::thread::sleep(BREATH.1);
-    SINCE.set(Some(Instant::now()));
-    let Some((before, now)) = BEFORE.get().zip(Turns::now()) else { return };
+    let awake = Instant::now();
+    SINCE.set(Some(awake));
+    let Some((before, _)) = BEFORE.get().filter(|(_, looked)| awake - *looked >= LOOK) else { return };
+    let Some(now) = Turns::now() else { return };
     match before.is_starved(now) {
         Some(true) => resume_unwind(Box::new(Starved)),
-        Some(false) => BEFORE.set(Some(now)),
-        None => {}
+        Some(false) => BEFORE.set(Some((now, awake))),
+        None => BEFORE.set(Some((before, awake))),
     }
 }
 
