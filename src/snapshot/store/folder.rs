@@ -220,7 +220,7 @@ impl Shelf for Folder {
         };
         let (staging, version) = self.begin(model, &parent)?;
         let target = self.whole(model, version);
-        let mut unfinished = Unfinished { parent: &parent, folder: &staging.folder, version, is_published: false };
+        let mut unfinished = Unfinished { parent: &parent, version, is_published: false };
         may(&staging.folder)
             .and_then(|()| (what.fill)(&staging.folder, version))
             .and_then(|()| self.finish(&staging, &parent, &target, may))?;
@@ -239,10 +239,9 @@ impl Shelf for Folder {
     }
 }
 
-/// A publication that leaves nothing behind unless it comes to its end: not where it fails, and not where it is unwound.
+/// The number of a publication, which another one gets where this one is unwound.
 struct Unfinished<'a> {
     parent: &'a Path,
-    folder: &'a Path,
     version: u64,
     is_published: bool,
 }
@@ -264,18 +263,15 @@ impl Unfinished<'_> {
 
 impl Drop for Unfinished<'_> {
     fn drop(&mut self) {
-        if !self.is_published {
-            // What cannot be removed now, the next publication removes.
-            let _ = fs::remove_dir_all(self.folder);
-            if std::thread::panicking() {
-                // A gap in the numbers does no harm.
-                let _ = self.give_number_back();
-            }
+        if !self.is_published && std::thread::panicking() {
+            // A gap in the numbers does no harm.
+            let _ = self.give_number_back();
         }
     }
 }
 
-/// The folder of a publication that is under way, and the lock that says so.
+/// The folder of a publication that is under way, and the lock that says so. Unless the folder gets another name it is removed in the end, also where
+/// that is a failure or a panic.
 pub(super) struct Staging {
     pub(super) folder: PathBuf,
     _lock: File,
@@ -294,6 +290,13 @@ impl Staging {
     /// Takes the lock's file away before the folder gets its place.
     pub(super) fn unlock(&self) -> Result<()> {
         fs::remove_file(self.folder.join(LOCK)).map_err(|e| Error::io(self.folder.display(), e))
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        // What cannot be removed now, the next publication removes.
+        let _ = fs::remove_dir_all(&self.folder);
     }
 }
 

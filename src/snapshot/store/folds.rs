@@ -126,12 +126,8 @@ impl Store {
             remove_leftovers(&parent)?;
             Staging::new(&parent)?
         };
-        let made = fill(&staging.folder).and_then(|()| finish(&staging, &parent, root, position));
-        if made.is_err() {
-            // What cannot be removed now, the next fold removes.
-            let _ = fs::remove_dir_all(&staging.folder);
-        }
-        made
+        fill(&staging.folder)?;
+        finish(&staging, &parent, root, position)
     }
 
     /// Removes the folds that the shard has of a model's versions before one.
@@ -154,7 +150,7 @@ fn finish(staging: &Staging, parent: &Path, root: &Path, position: u64) -> Resul
     let _lock = lock_folder(parent)?;
     let target = parent.join(position.to_string());
     if target.exists() {
-        return take_away(parent, &staging.folder);
+        return Ok(());
     }
     staging.unlock()?;
     fs::rename(&staging.folder, &target).map_err(|e| Error::io(target.display(), e))?;
