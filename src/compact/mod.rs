@@ -6,6 +6,8 @@
 //! folded into another snapshot of it, which takes its place. What no version needs any more then goes (`retention`): segments of
 //! the journal, and versions that were merged.
 
+#[cfg(test)]
+mod faults;
 mod retention;
 mod worker;
 

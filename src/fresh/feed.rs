@@ -20,7 +20,7 @@ use crate::error::{Error, Result};
 use crate::journal::{Append, Done, Follower, Journal, Journals, Record, Topic};
 use crate::locks::locked;
 use crate::registry::{Declared, Loader, Snapshots, is_passing};
-use crate::snapshot::check_name;
+use crate::snapshot::{Snapshot, check_name};
 use crate::view::{Live, Shown, View};
 
 /// Updates that are applied before they are shown, and before a version is: then all cores can share them.
@@ -34,6 +34,8 @@ const DECODED: usize = 1024;
 const SILENCE: Duration = Duration::from_secs(10);
 /// How long a version that nobody holds any more may go on following.
 const LINGER: Duration = Duration::from_millis(250);
+/// Panics after which a version follows no more: a fault of a moment does not come again.
+const PANICS_MAX: u32 = 3;
 
 /// The updates of one model.
 pub struct Feed {
@@ -263,30 +265,17 @@ impl Loader<Live> for Updating {
         let Some(feeds) = &self.feeds else { return Ok(live) };
         let (topic, position) = (main.manifest.topic(), main.manifest.position);
         let feed = feeds.open(&topic, position)?;
-        let fresh = Fresh::new(main, position);
-        let fresh = if self.in_place { fresh.in_place() } else { fresh }.taking(feed.early.clone());
-        follow(feed, fresh, &live).map_err(|e| e.within(format!("updates of {topic} after position {position}")))?;
+        let following = Following::new(feed, main, self.in_place);
+        let followed = following.and_then(|following| follow(following, &live));
+        followed.map_err(|e| e.within(format!("updates of {topic} after position {position}")))?;
         Ok(live)
     }
 }
 
 /// Brings a snapshot to the position that its journal is at, and keeps it there on a thread of its own.
-fn follow(feed: Arc<Feed>, fresh: Fresh, live: &Live) -> Result<()> {
-    let mut following = Following {
-        records: feed.journal.follow(fresh.position())?,
-        name: live.view().main().manifest.name.clone(),
-        fresh,
-        feed,
-        pending: Vec::new(),
-        failed: None,
-        is_unseen: false,
-        misfits: Misfits::default(),
-    };
-    while following.fresh.position() < following.feed.last() {
-        following.advance(LINGER, TOGETHER_MAX_UNSEEN, Fresh::catch_up)?;
-    }
+fn follow(mut following: Following, live: &Live) -> Result<()> {
+    following.catch_up()?;
     following.is_unseen = false;
-    following.fresh.caught_up()?;
     live.warn(following.misfits.warning());
     live.show(following.fresh.view()?);
     let shown = live.shared();
@@ -300,6 +289,9 @@ type Apply = fn(&mut Fresh, &[Update]) -> Result<Vec<Misfit>>;
 /// A version that follows its journal.
 struct Following {
     name: String,
+    main: Arc<Snapshot>,
+    /// Whether attributes change where items lie.
+    in_place: bool,
     feed: Arc<Feed>,
     records: Box<dyn Follower>,
     fresh: Fresh,
@@ -309,6 +301,8 @@ struct Following {
     failed: Option<Error>,
     /// Whether `fresh` has changed since it was shown last.
     is_unseen: bool,
+    /// Whether a panic has left the rest in no state to go on from.
+    is_broken: bool,
     misfits: Misfits,
 }
 
@@ -334,11 +328,44 @@ impl Misfits {
 }
 
 impl Following {
+    /// A version as it was published, with none of the updates after it.
+    fn new(feed: Arc<Feed>, main: Arc<Snapshot>, in_place: bool) -> Result<Self> {
+        let fresh = Fresh::new(main.clone(), main.manifest.position);
+        let fresh = if in_place { fresh.in_place() } else { fresh }.taking(feed.early.clone());
+        Ok(Following {
+            records: feed.journal.follow(fresh.position())?,
+            name: main.manifest.name.clone(),
+            main,
+            in_place,
+            fresh,
+            feed,
+            pending: Vec::new(),
+            failed: None,
+            is_unseen: false,
+            is_broken: false,
+            misfits: Misfits::default(),
+        })
+    }
+
+    /// Applies all that is durable by now, of which no view is shown on the way.
+    fn catch_up(&mut self) -> Result<()> {
+        while self.fresh.position() < self.feed.last() {
+            self.advance(LINGER, TOGETHER_MAX_UNSEEN, Fresh::catch_up)?;
+        }
+        self.fresh.caught_up()
+    }
+
     fn run(&mut self, shown: &Weak<Shown>) {
+        let mut panics = 0;
         loop {
-            // A panic costs the updates that follow, which is told, and no answer.
-            let step = catch_unwind(AssertUnwindSafe(|| self.step(shown)));
-            match step.unwrap_or_else(|_| Err(Error::internal("what applies updates broke; this is a defect"))) {
+            // A panic costs no answer: what is shown stays until the updates were applied again, to the version as it was published.
+            let step = catch_unwind(AssertUnwindSafe(|| self.step(shown))).unwrap_or_else(|_| {
+                self.is_broken = true;
+                panics += 1;
+                let what = "what applies updates broke; this is a defect";
+                Err(if panics < PANICS_MAX { Error::unavailable(what) } else { Error::internal(what) })
+            });
+            match step {
                 Ok(true) => {}
                 Ok(false) => return,
                 Err(e) if is_passing(e.kind()) => {
@@ -357,6 +384,14 @@ impl Following {
 
     /// Applies and shows what comes in a while; false where nobody looks any more.
     fn step(&mut self, shown: &Weak<Shown>) -> Result<bool> {
+        if self.is_broken {
+            if shown.strong_count() == 0 {
+                return Ok(false);
+            }
+            let mut anew = Following::new(self.feed.clone(), self.main.clone(), self.in_place)?;
+            anew.catch_up()?;
+            *self = Following { is_unseen: true, ..anew };
+        }
         let advanced = self.advance(LINGER, TOGETHER_MAX, Fresh::apply);
         let Some(shown) = shown.upgrade() else { return Ok(false) };
         let has_trouble = self.feed.trouble().is_some();

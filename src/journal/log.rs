@@ -14,13 +14,13 @@
 use std::fs::File;
 use std::io::{Error as IoError, ErrorKind};
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TrySendError, bounded};
-use rustix::io::Errno;
 
 use super::disk::{Disk, RealDisk, Tail};
 use super::follow::{LogFollower, State};
@@ -310,12 +310,6 @@ fn is_no_room(e: &IoError) -> bool {
     matches!(e.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge)
 }
 
-/// Whether this process or the machine had no file descriptor, or no memory for one, at that moment.
-fn is_no_descriptor(e: &IoError) -> bool {
-    let lacks = [Errno::MFILE, Errno::NFILE, Errno::NOMEM];
-    e.raw_os_error().is_some_and(|code| lacks.iter().any(|lack| lack.raw_os_error() == code))
-}
-
 /// The thread that writes.
 struct Writer {
     folder: PathBuf,
@@ -340,7 +334,8 @@ impl Writer {
                 Err(RecvTimeoutError::Disconnected) => return,
             }
             if looked.elapsed() >= LOOK {
-                self.look();
+                // A panic costs one look.
+                let _ = catch_unwind(AssertUnwindSafe(|| self.look()));
                 looked = Instant::now();
             }
         }
@@ -405,7 +400,9 @@ impl Writer {
             }
             told.push((range, done));
         }
-        match self.write(&bytes, next - 1) {
+        // A panic ends in an answer too, and leaves it as uncertain as a failed write what is durable.
+        let written = catch_unwind(AssertUnwindSafe(|| self.write(&bytes, next - 1)));
+        match written.unwrap_or_else(|_| Err(self.poisoned("a write", &IoError::other("a panic")))) {
             Ok(()) => told.into_iter().for_each(|(range, done)| done(range)),
             Err(e) => told.into_iter().for_each(|(range, done)| done(range.and(Err(e.again())))),
         }
@@ -468,10 +465,8 @@ impl Writer {
         self.tail = made.map_err(|e| match segment.path.exists() {
             // Nothing was written that may be lost, and the next append tries again.
             false if is_no_room(&e) => no_room(e),
-            false if is_no_descriptor(&e) => {
-                Error::unavailable(format!("journal: no new segment, try again later: {e}")).caused_by(e)
-            }
-            _ => self.poisoned("a new segment", &e),
+            false => Error::unavailable(format!("journal: no new segment, try again later: {e}")).caused_by(e),
+            true => self.poisoned("a new segment", &e),
         })?;
         let full = std::mem::replace(&mut self.bytes, HEADER_BYTES as u64);
         self.shared.change(|state| {

@@ -33,6 +33,9 @@ pub fn is_passing(kind: Kind) -> bool {
     }
 }
 
+/// Loads after which a version that panics, or meets another defect, is tried no more: what broke one may be over with it.
+const BROKEN_LOADS: u32 = 3;
+
 /// A version that is worth a load, or an activation where its bytes are in memory.
 struct Due {
     version: u64,
@@ -437,7 +440,8 @@ impl<T: Send + Sync> Registry<T> {
             entry.loading = None;
             let before = entry.refused.get(&version).filter(|r| r.stamp == stamp).map_or(0, |r| r.what.attempts);
             let attempts = before.saturating_add(1);
-            let wait = is_passing(error.kind()).then(|| back_off(retry, attempts));
+            let may_pass = is_passing(error.kind()) || (error.kind() == Kind::Internal && attempts < BROKEN_LOADS);
+            let wait = may_pass.then(|| back_off(retry, attempts));
             let what = Refused { kind: error.kind(), reason: error.to_string(), attempts, retry_in: wait };
             tracing::error!(model = name, version, %error, attempts, retry_in = ?wait, "refused; what answers goes on");
             entry.refused.insert(version, Refusal { what, stamp, again: wait.map(|wait| Instant::now() + wait) });

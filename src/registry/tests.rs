@@ -436,13 +436,22 @@ fn a_panic_in_a_load_is_a_refusal() {
     bed.put("m", 1, "one");
     bed.publish("m", 2, "two", 0);
     bed.registry.watch(Duration::from_millis(5)).unwrap();
-    eventually("the refusal", || bed.refused("m", 2).is_some());
+    eventually("the refusal", || bed.refused("m", 2).is_some_and(|refused| refused.retry_in.is_none()));
     let refused = bed.refused("m", 2).unwrap();
-    assert_eq!((refused.kind, refused.retry_in), (Kind::Internal, None));
+    assert_eq!((refused.kind, refused.attempts), (Kind::Internal, 3));
     assert!(refused.reason.contains("a broken graph"), "{}", refused.reason);
     bed.publish("m", 3, "three", 0);
     eventually("the next version", || bed.active("m").0 == 3);
-    assert_eq!(bed.told.tried("m", 2), 1);
+    assert_eq!(bed.told.tried("m", 2), 3);
+}
+
+#[test]
+fn a_load_that_panics_once_is_tried_again() {
+    let bed = Bed::new(|_, _, nth| if nth == 1 { panic!("for a moment") } else { Ok(()) });
+    bed.publish("m", 1, "one", 0);
+    bed.registry.watch(Duration::from_millis(5)).unwrap();
+    eventually("the version", || bed.answer("m", Which::Active).is_some());
+    assert_eq!((bed.told.tried("m", 1), bed.refused("m", 1)), (2, None));
 }
 
 #[test]

@@ -43,6 +43,8 @@ pub use part::ItemParts;
 pub use placement::{Placement, PlacementOptions, placed, rows_on_cluster};
 pub use recipe::{PartFormat, Recipe, Reranking, Serving};
 pub use shards::{SHARDS_FILE, ShardEntry, Shards, shard_folder, shard_of};
+#[cfg(test)]
+pub use store::failing;
 pub use store::{CacheOptions, Held, Stamp, Store, WISH_FILE, Wish, check_name};
 pub use vectors::VectorRows;
 pub use workload::workload;

@@ -33,6 +33,8 @@ use crate::objects;
 pub use cache::CacheOptions;
 use folder::Folder;
 use remote::Remote;
+#[cfg(test)]
+pub use tests::failing::failing;
 pub use wish::{WISH_FILE, Wish};
 
 /// A store of models, each a folder of versions.

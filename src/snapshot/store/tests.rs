@@ -1,5 +1,6 @@
 #![allow(clippy::unwrap_used)]
 
+pub mod failing;
 mod folder;
 mod memory;
 mod remote;

@@ -1,0 +1,252 @@
+//! One failure at every operation of the disk in turn, over a script of appends, rotations, releases and restarts: nothing that was
+//! acknowledged is missing afterwards, nothing that was refused is there, and the log goes on as one that never failed.
+
+use super::*;
+
+/// What an operation fails with, once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Failure {
+    Code(Errno),
+    Panic,
+}
+
+/// Which operation fails, and how.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    /// Counted from 0 over all operations on all files; none fails where it is the largest number.
+    at: usize,
+    failure: Failure,
+    /// Whether it has its effect all the same: of a write half of it otherwise.
+    is_done: bool,
+}
+
+/// The disk, and how many operations were asked of it.
+#[derive(Clone)]
+struct OnceFailing {
+    case: Case,
+    asked: Arc<AtomicUsize>,
+    /// The operation that failed.
+    failed: Arc<Mutex<Option<&'static str>>>,
+}
+
+impl OnceFailing {
+    fn new(case: Case) -> Self {
+        OnceFailing { case, asked: Arc::default(), failed: Arc::default() }
+    }
+
+    fn run<R>(&self, name: &'static str, run: impl FnOnce() -> std::io::Result<R>) -> std::io::Result<R> {
+        if self.asked.fetch_add(1, Ordering::SeqCst) != self.case.at {
+            return run();
+        }
+        *self.failed.lock().unwrap() = Some(name);
+        if self.case.is_done {
+            run()?;
+        }
+        match self.case.failure {
+            Failure::Code(code) => Err(code.into()),
+            // As a panic, but for the message on the terminal.
+            Failure::Panic => std::panic::resume_unwind(Box::new("the disk broke")),
+        }
+    }
+}
+
+struct OnceFailingTail(Box<dyn Tail>, OnceFailing);
+
+impl Disk for OnceFailing {
+    fn create(&self, path: &Path) -> std::io::Result<Box<dyn Tail>> {
+        let tail = self.run("create", || RealDisk.create(path))?;
+        Ok(Box::new(OnceFailingTail(tail, self.clone())))
+    }
+    fn open(&self, path: &Path) -> std::io::Result<Box<dyn Tail>> {
+        let tail = self.run("open", || RealDisk.open(path))?;
+        Ok(Box::new(OnceFailingTail(tail, self.clone())))
+    }
+    fn sync_folder(&self, folder: &Path) -> std::io::Result<()> {
+        self.run("sync_folder", || RealDisk.sync_folder(folder))
+    }
+}
+
+impl Tail for OnceFailingTail {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let OnceFailingTail(tail, disk) = self;
+        // No byte of a write that was interrupted counts, and none is there.
+        let is_interrupted = disk.case.failure == Failure::Code(Errno::INTR);
+        if disk.asked.load(Ordering::SeqCst) == disk.case.at && !disk.case.is_done && !is_interrupted {
+            let _ = tail.write(&bytes[..bytes.len() / 2])?;
+        }
+        let is_done = disk.case.is_done && !is_interrupted;
+        let disk = OnceFailing { case: Case { is_done, ..disk.case }, ..disk.clone() };
+        disk.run("write", || tail.write(bytes))
+    }
+    fn sync(&mut self) -> std::io::Result<()> {
+        let OnceFailingTail(tail, disk) = self;
+        disk.run("sync", || tail.sync())
+    }
+    fn cut(&mut self, bytes: u64) -> std::io::Result<()> {
+        let OnceFailingTail(tail, disk) = self;
+        disk.run("cut", || tail.cut(bytes))
+    }
+    fn check(&self) -> std::io::Result<()> {
+        let OnceFailingTail(tail, disk) = self;
+        disk.run("check", || tail.check())
+    }
+}
+
+/// A log, and what its writers were told.
+struct Script<'a> {
+    root: &'a Path,
+    disk: OnceFailing,
+    log: Option<Log>,
+    /// Counted from 0.
+    appends: u64,
+    starts: u64,
+    acknowledged: BTreeMap<u64, Vec<u8>>,
+    /// Those of which the log said that they may be there.
+    uncertain: Vec<Vec<u8>>,
+    /// Errors that writers were told.
+    refusals: u64,
+}
+
+impl<'a> Script<'a> {
+    fn new(root: &'a Path, disk: OnceFailing) -> Self {
+        let (acknowledged, uncertain) = (BTreeMap::new(), Vec::new());
+        let mut script = Script { root, disk, log: None, appends: 0, starts: 0, acknowledged, uncertain, refusals: 0 };
+        script.start();
+        script
+    }
+
+    fn log(&self) -> &Log {
+        self.log.as_ref().unwrap()
+    }
+
+    /// Ends the log, where it is open, and opens it: at the second try at the latest.
+    fn start(&mut self) {
+        drop(self.log.take());
+        self.starts += 1;
+        let mark = Some(self.root.join("positions/log"));
+        let open = || {
+            let options = LogOptions { mark: mark.clone(), ..options(self.disk.clone()) };
+            // A process that ends by a panic of its start is started again.
+            caught(|| Log::open(&self.root.join("log"), options))?.ok()
+        };
+        self.log = Some(open().or_else(open).expect("it opens where the disk is well"));
+    }
+
+    /// Appends a record: at the second try at the latest, or at the first after a start where the log says that it takes one.
+    fn append(&mut self) {
+        self.appends += 1;
+        for attempt in 0..4 {
+            let payload = format!("{} {attempt} {}", self.appends, "x".repeat(self.appends as usize % 40)).into_bytes();
+            match append(self.log(), &[&payload]) {
+                Ok(range) => {
+                    assert_eq!(self.acknowledged.insert(range.start, payload), None, "a position is given once");
+                    return;
+                }
+                Err(e) => {
+                    self.refusals += 1;
+                    if e.to_string().contains("may be lost or kept") {
+                        self.uncertain.push(payload);
+                    }
+                    let told = self.log().trouble();
+                    if told.is_some_and(|why| why.contains("until the server is started anew")) {
+                        self.start();
+                    }
+                }
+            }
+        }
+        panic!("nothing is appended though the disk is well: {:?}", self.log().trouble());
+    }
+
+    fn release(&mut self, position: u64) {
+        let release = || caught(|| self.log().release(position));
+        if !release().is_some_and(|released| released.is_ok()) {
+            release().unwrap().unwrap();
+        }
+    }
+
+    /// Holds what can be read against what was told.
+    fn check(&self) {
+        let first = self.log().first();
+        let mut found: BTreeMap<u64, Vec<u8>> = read(self.log(), first - 1).unwrap().into_iter().collect();
+        for (position, payload) in self.acknowledged.range(first..) {
+            assert_eq!(found.remove(position).as_ref(), Some(payload), "position {position} was acknowledged");
+        }
+        for (position, payload) in found {
+            assert!(self.uncertain.contains(&payload), "position {position} was refused");
+        }
+    }
+
+    fn run(&mut self) {
+        (0..12).for_each(|_| self.append());
+        self.check();
+        let mut follower = self.log().follow(self.log().last()).unwrap();
+        (0..5).for_each(|_| self.append());
+        self.release(5);
+        self.append();
+        // Who follows sees what was acknowledged, and nothing else, up to where the log that it follows ended.
+        while let Some(record) = follower.next(NOW).unwrap() {
+            assert_eq!(self.acknowledged.get(&record.position), Some(&record.payload));
+        }
+        self.start();
+        self.check();
+        (0..9).for_each(|_| self.append());
+        self.release(14);
+        self.append();
+        self.start();
+        self.append();
+        self.check();
+    }
+}
+
+#[test]
+fn one_failure_at_any_operation_of_the_disk_is_over_with_it() {
+    let run = |case: Case| {
+        let root = tempfile::tempdir_in(memory()).unwrap();
+        let disk = OnceFailing::new(case);
+        let told = caught(|| {
+            let mut script = Script::new(root.path(), disk.clone());
+            script.run();
+            (script.refusals, script.starts, script.uncertain.len())
+        });
+        let failed = *disk.failed.lock().unwrap();
+        let asked = disk.asked.load(Ordering::SeqCst);
+        let told = told.unwrap_or_else(|| panic!("{case:?}, at {failed:?}"));
+        (told, failed, asked)
+    };
+    let none = Case { at: usize::MAX, failure: Failure::Panic, is_done: false };
+    let ((refusals, starts, _), _, operations) = run(none);
+    assert_eq!((refusals, starts), (0, 3));
+    let failures = [Errno::MFILE, Errno::IO, Errno::NOSPC, Errno::INTR].map(Failure::Code);
+    let mut cases = 0;
+    for (failure, is_done) in failures.into_iter().chain([Failure::Panic]).flat_map(|f| [(f, false), (f, true)]) {
+        // The writer looks at its files by itself, once a second: a few operations more or less.
+        for at in 0..operations {
+            let ((refusals, starts, uncertain), failed, _) = run(Case { at, failure, is_done });
+            let Some(operation) = failed else { continue };
+            cases += 1;
+            let case = format!("{failure:?} at {operation}, operation {at}, done {is_done}");
+            assert!(refusals <= 1 && uncertain <= 1 && starts <= 4, "{case}: {refusals}, {uncertain}, {starts}");
+            let mends = match (failure, operation) {
+                (Failure::Code(Errno::INTR), "write") => refusals == 0 && starts == 3,
+                // The segment was not begun: it is made later.
+                (Failure::Code(_), "create") if !is_done => starts == 3 && uncertain == 0,
+                (Failure::Code(Errno::NOSPC), "write") => starts == 3 && uncertain == 0,
+                (Failure::Code(_), "check") => starts == 3 && uncertain == 0,
+                _ => true,
+            };
+            assert!(mends, "{case}: {refusals} refused, {uncertain} of them perhaps there, {starts} starts");
+        }
+    }
+    eprintln!("{cases} failures, at {operations} operations");
+    assert!(cases > 8 * operations, "{cases} of {operations} operations");
+}
+
+/// What comes of a call, unless it panics.
+fn caught<R>(call: impl FnOnce() -> R) -> Option<R> {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)).ok()
+}
+
+/// Where files are that need not survive this machine.
+fn memory() -> &'static Path {
+    Some(Path::new("/dev/shm")).filter(|memory| memory.is_dir()).unwrap_or(Path::new("/tmp"))
+}
