@@ -2,7 +2,8 @@
 //! labels and restarts: nothing that was acknowledged is missing afterwards, nothing that was refused is there, and the server is
 //! as good as one that never failed.
 
-#![allow(clippy::unwrap_used)]
+// How many cases were run is told.
+#![allow(clippy::unwrap_used, clippy::print_stderr)]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -15,7 +16,7 @@ use rustix::io::Errno;
 
 use super::{Compactor, Options};
 use crate::error::{Error, Result};
-use crate::fresh::{Feed, Feeds, Put, Update, Updating};
+use crate::fresh::{Feed, Feeds, MergeWanted, Put, Update, Updating};
 use crate::ivf::Rescore;
 use crate::journal::{
     Append, Disk, Done, Follower, Journal, Journals, LogOptions, Logs, RealDisk, Record, Tail, Topic,
@@ -55,19 +56,27 @@ const FAILURES: [Failure; 6] = [
 
 /// Takes note of calls, and makes one of them fail.
 struct Faults {
-    at: usize,
+    at: AtomicUsize,
     failure: Failure,
     asked: Mutex<Vec<&'static str>>,
 }
 
 impl Faults {
+    fn new(at: usize, failure: Failure) -> Arc<Self> {
+        Arc::new(Faults { at: AtomicUsize::new(at), failure, asked: Mutex::default() })
+    }
+
+    fn asked(&self) -> usize {
+        self.asked.lock().unwrap().len()
+    }
+
     fn call(&self, name: &'static str) -> std::result::Result<(), Failure> {
         let number = {
             let mut asked = self.asked.lock().unwrap();
             asked.push(name);
             asked.len() - 1
         };
-        if number != self.at {
+        if number != self.at.load(SeqCst) {
             return Ok(());
         }
         match self.failure {
@@ -476,7 +485,7 @@ impl<'a> Script<'a> {
 
 /// Runs the script. Returns the calls, and how often the server was begun.
 fn run(at: usize, failure: Failure) -> (Vec<&'static str>, usize) {
-    let faults = Arc::new(Faults { at, failure, asked: Mutex::default() });
+    let faults = Faults::new(at, failure);
     let folder = folder();
     let starts = caught(|| {
         let mut script = Script::new(folder.path(), faults.clone());
@@ -538,6 +547,28 @@ fn one_failure_at_any_call_is_over_with_it() {
     let done: usize = met.values().sum();
     eprintln!("{done} failures of {}, at {} calls, in {:?}: {met:?}", cases.len(), calls.len(), begun.elapsed());
     assert!(done >= CASES_MIN, "{done}");
+}
+
+#[test]
+fn a_look_that_panics_ends_no_merges() {
+    let folder = folder();
+    let faults = Faults::new(usize::MAX, Failure::Panic);
+    let mut script = Script::new(folder.path(), faults.clone());
+    script.publish();
+    script.start();
+    script.update(&[100], &[]);
+    let Server { registry, compactor, feeds: _feeds } = script.server.take().unwrap();
+    let before = faults.asked();
+    faults.at.store(before, SeqCst);
+    let (ask, asked) = crossbeam_channel::bounded(1);
+    compactor.start(asked).unwrap();
+    script.until("a look", || (faults.asked() > before).then_some(()));
+    let (tell, told) = mpsc::channel();
+    let told_to = Box::new(move |merged| drop(tell.send(merged)));
+    ask.send(MergeWanted { model: MODEL.into(), told: told_to }).unwrap();
+    let merged = told.recv_timeout(PATIENCE).unwrap().unwrap();
+    assert_eq!((merged.position, merged.items), (1, ITEMS as usize + 1));
+    drop(registry);
 }
 
 fn place(failure: Failure) -> usize {

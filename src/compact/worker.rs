@@ -56,7 +56,10 @@ impl Compactor {
                 let Some(registry) = self.registry.upgrade() else { return };
                 match asked {
                     Ok(MergeWanted { model, told }) => told(self.merge(&registry, &model)),
-                    Err(RecvTimeoutError::Timeout) => self.look(&registry),
+                    // A panic costs one look.
+                    Err(RecvTimeoutError::Timeout) => {
+                        let _ = catch_unwind(AssertUnwindSafe(|| self.look(&registry)));
+                    }
                     Err(RecvTimeoutError::Disconnected) => return,
                 }
             }

@@ -34,7 +34,7 @@ const DECODED: usize = 1024;
 const SILENCE: Duration = Duration::from_secs(10);
 /// How long a version that nobody holds any more may go on following.
 const LINGER: Duration = Duration::from_millis(250);
-/// Panics after which a version follows no more: a fault of a moment does not come again.
+/// Panics over the same updates after which a version follows no more: a fault of a moment does not come again.
 const PANICS_MAX: u32 = 3;
 
 /// The updates of one model.
@@ -356,16 +356,18 @@ impl Following {
     }
 
     fn run(&mut self, shown: &Weak<Shown>) {
-        let mut panics = 0;
+        // How many there were, and the last position of the updates that they may be due to.
+        let (mut panics, mut suspect) = (0, 0);
         loop {
             // A panic costs no answer: what is shown stays until the updates were applied again, to the version as it was published.
             let step = catch_unwind(AssertUnwindSafe(|| self.step(shown))).unwrap_or_else(|_| {
                 self.is_broken = true;
-                panics += 1;
+                (panics, suspect) = (panics + 1, self.feed.last());
                 let what = "what applies updates broke; this is a defect";
                 Err(if panics < PANICS_MAX { Error::unavailable(what) } else { Error::internal(what) })
             });
             match step {
+                Ok(true) if self.fresh.position() >= suspect => panics = 0,
                 Ok(true) => {}
                 Ok(false) => return,
                 Err(e) if is_passing(e.kind()) => {

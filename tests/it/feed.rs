@@ -21,6 +21,10 @@ use crate::support::{put, vectors};
 struct Faults {
     /// The next call fails, and the one after it gives the record.
     fails: BTreeSet<u64>,
+    /// The next call panics, and the one after it gives the record.
+    panics: BTreeSet<u64>,
+    /// Each call panics.
+    broken: Option<u64>,
     /// The record after it is given in its place.
     skipped: Option<u64>,
     /// It is given with other bytes.
@@ -79,6 +83,12 @@ impl Follower for FaultyFollower {
         };
         let Some(mut record) = next else { return Ok(None) };
         let mut faults = self.faults.lock().unwrap();
+        if faults.panics.remove(&record.position) || faults.broken == Some(record.position) {
+            drop(faults);
+            self.held = Some(record);
+            // As a panic, but for the message on the terminal.
+            std::panic::resume_unwind(Box::new("broken"));
+        }
         if faults.fails.remove(&record.position) {
             let error = Error::unavailable(format!("position {} cannot be read", record.position));
             self.held = Some(record);
@@ -168,6 +178,26 @@ fn reads_that_fail_for_a_moment_lose_no_update() {
         assert_eq!(load(&served.loader, &served.version).err().unwrap().kind(), Kind::Unavailable);
     }
     check(&load(&served.loader, &served.version).unwrap(), 3600, 3600);
+}
+
+#[test]
+fn a_panic_of_what_applies_updates_loses_none_and_one_that_comes_again_is_told() {
+    let served = served();
+    served.faults.lock().unwrap().panics.extend([1, 2, 700, 1025, 2048, 3000, 3600]);
+    for first in (1..=3600).step_by(600) {
+        let last = write(&served.feed, first..=first + 599);
+        wait("the updates", || served.live.view().position() >= last || served.live.stalled().is_some());
+    }
+    assert_eq!(served.live.stalled(), None);
+    assert!(served.faults.lock().unwrap().panics.is_empty());
+    check(&served.live, 3600, 3600);
+    served.faults.lock().unwrap().broken = Some(3605);
+    write(&served.feed, 3601..=3610);
+    wait("the end", || served.live.stalled().is_some());
+    assert!(served.live.stalled().unwrap().contains("this is a defect"));
+    check(&served.live, 3600, 3610);
+    served.faults.lock().unwrap().broken = None;
+    check(&load(&served.loader, &served.version).unwrap(), 3610, 3610);
 }
 
 #[test]

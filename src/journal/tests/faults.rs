@@ -1,6 +1,9 @@
 //! One failure at every operation of the disk in turn, over a script of appends, rotations, releases and restarts: nothing that was
 //! acknowledged is missing afterwards, nothing that was refused is there, and the log goes on as one that never failed.
 
+// How many cases were run is told.
+#![allow(clippy::print_stderr)]
+
 use super::*;
 
 /// What an operation fails with, once.
