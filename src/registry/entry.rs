@@ -18,6 +18,8 @@ pub(super) struct Refusal {
     pub(super) stamp: Stamp,
     /// When it is tried again though nothing has changed.
     pub(super) again: Option<Instant>,
+    /// How many of its loads met a defect.
+    pub(super) broken: u32,
 }
 
 impl Refusal {

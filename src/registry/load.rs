@@ -438,13 +438,16 @@ impl<T: Send + Sync> Registry<T> {
         let retry = self.options.retry;
         self.change(name, |entry| {
             entry.loading = None;
-            let before = entry.refused.get(&version).filter(|r| r.stamp == stamp).map_or(0, |r| r.what.attempts);
-            let attempts = before.saturating_add(1);
-            let may_pass = is_passing(error.kind()) || (error.kind() == Kind::Internal && attempts < BROKEN_LOADS);
+            let before = entry.refused.get(&version).filter(|r| r.stamp == stamp);
+            let (attempts, broken) = before.map_or((0, 0), |r| (r.what.attempts, r.broken));
+            let is_broken = error.kind() == Kind::Internal;
+            let (attempts, broken) = (attempts.saturating_add(1), broken + u32::from(is_broken));
+            let may_pass = is_passing(error.kind()) || (is_broken && broken < BROKEN_LOADS);
             let wait = may_pass.then(|| back_off(retry, attempts));
             let what = Refused { kind: error.kind(), reason: error.to_string(), attempts, retry_in: wait };
             tracing::error!(model = name, version, %error, attempts, retry_in = ?wait, "refused; what answers goes on");
-            entry.refused.insert(version, Refusal { what, stamp, again: wait.map(|wait| Instant::now() + wait) });
+            let again = wait.map(|wait| Instant::now() + wait);
+            entry.refused.insert(version, Refusal { what, stamp, again, broken });
         });
     }
 }
