@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
 use tokio::runtime::Runtime;
@@ -142,19 +143,60 @@ fn check(config: &Config) -> Result<()> {
     ))
 }
 
-/// The store as the server sees it. One that does not keep publishers apart is refused; one that does not answer is waited for.
+/// How long the start of a server waits for a store that it could do without, as what it serves was fetched before.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// The store as the server sees it. One that does not keep publishers apart is refused; one that does not answer is waited for
+/// where nothing was fetched before.
 fn open(config: &Config) -> Result<Store> {
     check_folder(&config.store)?;
     config.updates.as_deref().map_or(Ok(()), journals::check)?;
     let store = Store::open(&config.store, &config.cache)?;
-    match store.prove() {
-        Err(e) if e.kind() == Kind::Unavailable => tracing::warn!(error = %e, "the store does not answer yet"),
-        other => other?,
-    }
-    Ok(match config.shard {
+    let store = match config.shard {
         Some(shard) => store.of_shard(shard),
         None => store,
-    })
+    };
+    let asked = {
+        let store = store.clone();
+        move || -> Result<()> {
+            prove(&store)?;
+            // Where it does not answer, what was fetched before is what there is.
+            let _ = store.renew();
+            Ok(())
+        }
+    };
+    if !store.has_copies(config.model.as_deref()) {
+        asked()?;
+        return Ok(store);
+    }
+    let (tell, told) = sync_channel(1);
+    let ask = move || {
+        let answer = asked();
+        if let Err(error) = &answer {
+            tracing::error!(%error, "the store must not be published to");
+        }
+        // A server that serves what was fetched waits no more.
+        let _ = tell.send(answer);
+    };
+    std::thread::Builder::new().name("store".into()).spawn(ask).map_err(|e| Error::io("a thread", e))?;
+    match told.recv_timeout(PATIENCE) {
+        Ok(answer) => answer?,
+        Err(_) => {
+            tracing::warn!(store = store.name(), "the store has not answered yet: what was fetched before is served")
+        }
+    }
+    Ok(store)
+}
+
+/// Refuses a store that does not keep publishers apart. One that does not answer is none of those.
+fn prove(store: &Store) -> Result<()> {
+    match store.prove() {
+        Err(e) if e.kind() == Kind::Unavailable => {
+            tracing::warn!(error = %e, "the store does not answer yet");
+            Ok(())
+        }
+        other => other,
+    }
 }
 
 /// The store as a server sees it: as it is now, with the folds of its shard.
@@ -164,8 +206,6 @@ fn open_to_serve(config: &Config) -> Result<Store> {
         (Some(updates), Some(_)) => journals::folding(updates, store),
         _ => store,
     };
-    // Where it does not answer, what was fetched before is what there is.
-    let _ = store.renew();
     if let Some(model) = config.model.as_deref().filter(|m| store.versions(m).map_or(true, |v| v.is_empty())) {
         let what = config.shard.map_or("version".into(), |shard| format!("version with a shard {shard}"));
         tracing::warn!("model `{model}` has no {what} in {} yet, waiting for one", config.store.display());

@@ -9,7 +9,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::error::Result;
+use crate::error::{Kind, Result};
 use crate::fresh::Feeds;
 use crate::journal::Topic;
 use crate::registry::Registry;
@@ -38,12 +38,18 @@ pub fn release(registry: &Registry, store: &Store, feeds: &Feeds, model: &str) -
         let is_held = topic.shard.is_some() && labels.values().any(|version| *version == loaded.version());
         need(topic, if is_held { 0 } else { behind.min(position) });
     }
-    for version in store.versions(model)? {
-        let manifest = || store.manifest(model, version);
+    for version in store.versions(model)?.into_iter().filter(|version| *version > newest || *version < oldest) {
+        let manifest = match store.manifest(model, version) {
+            // No server can load it: it was damaged, or its files are removed or copied at this moment.
+            Err(error) if matches!(error.kind(), Kind::Corrupt | Kind::NotFound) => {
+                tracing::warn!(model, version, %error, "the version cannot be read: nothing is kept for it, and it stays");
+                continue;
+            }
+            other => other?,
+        };
         if version > newest {
-            let manifest = manifest()?;
             need(manifest.topic(), manifest.position);
-        } else if version < oldest && manifest()?.merged.is_some() {
+        } else if manifest.merged.is_some() {
             store.remove(model, version)?;
             tracing::info!(model, version, "removed: later versions have its updates");
         }

@@ -128,7 +128,22 @@ impl Compactor {
         let view = loaded.view();
         let topic = view.main().manifest.topic();
         let feed = self.feeds.of(&topic).ok_or_else(|| Error::unsupported("it takes no updates"))?;
-        let under_way = UnderWay::begin(&feed, model);
+        let merged = self.merge_view(registry, &loaded, view, &feed);
+        // A version that takes over shows the updates in its own way.
+        feed.note_merge(merged.as_ref().err().map(Error::kind).filter(|kind| *kind != Kind::Conflict));
+        drop(loaded);
+        if merged.is_ok() {
+            self.let_go(registry, model);
+        }
+        merged
+    }
+
+    fn merge_view(&self, registry: &Registry, loaded: &Loaded, view: Arc<View>, feed: &Feed) -> Result<Merged> {
+        let (model, version) = (loaded.name(), loaded.version());
+        let is_cut = view.main().manifest.shard.is_some();
+        // What could not be loaded would lie in the store, and the next merge would add another one.
+        registry.check_room(loaded)?;
+        let under_way = UnderWay::begin(feed, model);
         let (made, background) = self.made(&view, &under_way)?;
         tracing::info!(
             model,
@@ -141,14 +156,29 @@ impl Compactor {
         );
         metrics::histogram!("sterling_merge_seconds", "model" => model.to_owned()).record(made.seconds);
         drop(view);
-        match topic.shard {
-            Some(_) => registry.replace(model, made.version, background)?,
-            None => registry.succeed(model, (loaded.version(), made.version), background)?,
+        let taken_in = match is_cut {
+            true => registry.replace(model, made.version, background),
+            false => registry.succeed(model, (version, made.version), background),
         };
-        drop(loaded);
-        drop(under_way);
-        self.let_go(registry, model);
-        Ok(Merged { version: made.version, position: made.position, items: made.items })
+        match taken_in {
+            Ok(_) => Ok(Merged { version: made.version, position: made.position, items: made.items }),
+            Err(error) => {
+                if !is_cut && error.kind() != Kind::Conflict {
+                    self.take_back(model, made.version);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Removes a merged version that this server cannot load.
+    fn take_back(&self, model: &str, version: u64) {
+        match self.store.remove(model, version) {
+            Ok(()) => tracing::warn!(model, version, "the merged version is removed, as it cannot be loaded here"),
+            Err(error) => {
+                tracing::warn!(model, version, %error, "the merged version cannot be loaded here, nor removed")
+            }
+        }
     }
 
     /// Publishes what a view shows, on time that nothing else wants; where there is none, with a share of a core that grows with what is to

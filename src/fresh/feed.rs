@@ -16,7 +16,7 @@ use super::merges::MergeUnderWay;
 use super::state::{Fresh, Misfit};
 use super::update::{CallAnswer, Put, Update};
 use crate::device::priority::{self, Background};
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::journal::{Append, Done, Follower, Journal, Journals, Record, Topic};
 use crate::locks::locked;
 use crate::registry::{Declared, Loader, Snapshots, is_passing};
@@ -48,6 +48,8 @@ pub struct Feed {
     /// What item towers made of items before their updates were durable.
     early: Arc<EarlyEmbeddings>,
     merging: Mutex<Option<MergeUnderWay>>,
+    /// How the last merge failed, where it did.
+    unmerged: Mutex<Option<Kind>>,
 }
 
 impl Feed {
@@ -66,6 +68,7 @@ impl Feed {
             released: AtomicU64::new(0),
             early: Arc::default(),
             merging: Mutex::default(),
+            unmerged: Mutex::default(),
         };
         // Versions follow from their own positions on and do not see those before.
         if first <= until {
@@ -120,6 +123,16 @@ impl Feed {
     /// The merge has ended.
     pub fn end_merge(&self) {
         *locked(&self.merging) = None;
+    }
+
+    /// What kind of failure keeps the updates unmerged on this server, since its last try.
+    pub fn unmerged(&self) -> Option<Kind> {
+        *locked(&self.unmerged)
+    }
+
+    /// Notes whether the last merge failed, and how.
+    pub fn note_merge(&self, failed: Option<Kind>) {
+        *locked(&self.unmerged) = failed;
     }
 
     /// Appends updates; `done` is told when they are durable, and must not wait.

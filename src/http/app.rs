@@ -161,6 +161,13 @@ impl App {
                     "model `{name}`: a merge has been under way for {seconds} s, {done} % of its steps are done"
                 ));
             }
+            let unmerged = self.feed(&model).ok().and_then(|feed| feed.unmerged());
+            warnings.extend(unmerged.map(|kind| {
+                format!(
+                    "model `{name}`: its updates are served, and the last merge failed ({}): the log tells why",
+                    kind.name()
+                )
+            }));
             let trouble = self.feed(&model).ok().and_then(|feed| feed.trouble());
             warnings.extend(trouble.map(|why| format!("model `{name}`: {why}")));
             let misfits = model.content().warning();

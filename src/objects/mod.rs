@@ -3,7 +3,8 @@
 //! [`Objects`] is what is asked of a bucket, and nothing else of it is used: whole objects are listed, read, written where
 //! nothing or a known object stands, and removed. [`open`] gives those of S3 and what speaks like it, Google Cloud Storage and
 //! Azure (feature `object-store`); [`prove`] refuses a bucket that takes a write under a condition and does not keep to it;
-//! [`Health`] says when one that does not answer is asked again.
+//! [`Health`] says when one that does not answer is asked again. Calls are repeated where that can do no harm; [`replace`] makes
+//! a write under a condition certain, whose answer may be lost.
 
 use std::fmt;
 use std::ops::Range;
@@ -17,6 +18,11 @@ mod health;
 #[cfg(not(feature = "object-store"))]
 mod none;
 mod prove;
+mod settled;
+#[cfg(feature = "object-store")]
+mod strays;
+#[cfg(feature = "object-store")]
+mod transport;
 
 #[cfg(feature = "object-store")]
 pub use bucket::open;
@@ -24,6 +30,7 @@ pub use health::{Health, back_off};
 #[cfg(not(feature = "object-store"))]
 pub use none::open;
 pub use prove::{Proof, prove};
+pub use settled::{found, read_twice, replace};
 
 /// Most bytes of an object that is read whole.
 pub const WHOLE_BYTES_MAX: u64 = 64 << 20;
@@ -42,13 +49,19 @@ pub struct Tag {
 }
 
 impl Tag {
-    /// A number that changes with the object's bytes: of its entity tag, or of its length and time where it has none.
+    /// A number that changes with the object's bytes: of its entity tag, or of its length and time where it has none. Some
+    /// stores call a tag weak in one answer (`W/"..."`) and strong in another one.
     pub fn mark(&self) -> u64 {
         let text = match &self.e_tag {
-            Some(e_tag) => e_tag.clone(),
+            Some(e_tag) => e_tag.trim_start_matches("W/").to_owned(),
             None => format!("{} {}", self.bytes, self.modified_ms),
         };
         xxhash_rust::xxh3::xxh3_64(text.as_bytes())
+    }
+
+    /// The entity tag, where a condition can name it: no weak one equals any other (RFC 9110, 8.8.3.2).
+    pub fn strong(&self) -> Option<&str> {
+        self.e_tag.as_deref().filter(|e_tag| !e_tag.starts_with("W/"))
     }
 }
 
@@ -64,12 +77,14 @@ pub enum Over {
 }
 
 /// A bucket, or what lies in it under a prefix. Keys are names with `/` between them, without one at either end. Calls wait for
-/// the answer, within a bound of time, and may come from any thread.
+/// the answer as long as bytes move, are repeated where they fail for a moment, and may come from any thread.
 ///
 /// # Errors
-/// All calls end with `Unavailable` where the bucket does not answer, and with `Io` where it does not let this caller.
+/// All calls end with `Unavailable` where the bucket does not answer or does not know who calls, and with `Io` where this caller
+/// lacks the right.
 pub trait Objects: fmt::Debug + Send + Sync {
     /// All objects whose keys begin with `under` and `/`, or all there are where it is empty: their keys, and what they are.
+    /// Objects whose keys cannot be ours are skipped.
     ///
     /// # Errors
     /// As all calls.
@@ -93,10 +108,11 @@ pub trait Objects: fmt::Debug + Send + Sync {
     /// `NotFound`; `Conflict` where it is another one by now; what `take` ends with.
     fn read(&self, key: &str, of: &Tag, range: Range<u64>, take: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()>;
 
-    /// Writes an object.
+    /// Writes an object. A write under a condition is tried once: [`replace`] repeats it.
     ///
     /// # Errors
-    /// `Conflict` where something else stands there than what may be replaced.
+    /// `Conflict` where something else stands there than what may be replaced, or did after a write whose answer was lost;
+    /// `Unavailable` where it may have been written; `Unsupported` where the bucket tells nothing that a condition could name.
     fn put(&self, key: &str, bytes: Vec<u8>, over: &Over) -> Result<Tag>;
 
     /// Writes a file as an object, in parts where it is large.

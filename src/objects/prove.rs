@@ -3,7 +3,7 @@
 
 use std::hash::{BuildHasher, RandomState};
 
-use super::{Objects, Over};
+use super::{Objects, Over, replace};
 use crate::error::{Error, Kind, Result};
 
 /// What the probe showed.
@@ -32,6 +32,7 @@ pub fn prove(objects: &dyn Objects) -> Result<Proof> {
 }
 
 fn probe(objects: &dyn Objects, key: &str) -> Result<()> {
+    // What stands there in the end tells whether the condition held, where an answer is lost.
     let refused = |what: &str, again: Result<_>| match again {
         Err(e) if e.kind() == Kind::Conflict => Ok(()),
         Err(e) => Err(e),
@@ -40,8 +41,8 @@ fn probe(objects: &dyn Objects, key: &str) -> Result<()> {
              or publishers would overwrite each other"
         ))),
     };
-    let first = objects.put(key, b"1".to_vec(), &Over::Nothing)?;
-    refused("a second object of one key", objects.put(key, b"2".to_vec(), &Over::Nothing))?;
-    objects.put(key, b"3".to_vec(), &Over::This(first.clone()))?;
-    refused("an object in the place of one that was gone", objects.put(key, b"4".to_vec(), &Over::This(first)))
+    let first = replace(objects, key, b"1", &Over::Nothing)?;
+    refused("a second object of one key", replace(objects, key, b"2", &Over::Nothing))?;
+    replace(objects, key, b"3", &Over::This(first.clone()))?;
+    refused("an object in the place of one that was gone", replace(objects, key, b"4", &Over::This(first)))
 }

@@ -46,6 +46,8 @@ pub(super) struct Entry<T> {
     pub(super) wish_unread: Option<String>,
     /// True where the wished version answers or did, or none is wished.
     pub(super) is_wish_done: bool,
+    /// True where the store has the active version no more.
+    pub(super) is_missing: bool,
     /// Labels that the store wishes and that do not point where it wishes yet.
     pub(super) labels_left: BTreeSet<String>,
     /// The canary that is wished, where it and another one that answers are in memory.
@@ -74,6 +76,7 @@ impl<T> Default for Entry<T> {
             wish: Wish::default(),
             wish_unread: None,
             is_wish_done: true,
+            is_missing: false,
             labels_left: BTreeSet::new(),
             canary: None,
             shadow: None,
@@ -96,6 +99,7 @@ impl<T> Clone for Entry<T> {
             wish: self.wish.clone(),
             wish_unread: self.wish_unread.clone(),
             is_wish_done: self.is_wish_done,
+            is_missing: self.is_missing,
             labels_left: self.labels_left.clone(),
             canary: self.canary.clone(),
             shadow: self.shadow.clone(),

@@ -18,6 +18,9 @@ use crate::objects::back_off;
 use crate::snapshot::{Held, Stamp, Wish};
 use crate::telemetry;
 
+/// How many times longer than after other failures the longest wait is for a version whose fetched bytes are wrong.
+const SLOWER: u32 = 10;
+
 /// True for failures of a load that time may mend: it is tried again though the folder does not change.
 pub fn is_passing(kind: Kind) -> bool {
     match kind {
@@ -62,12 +65,15 @@ impl<T: Send + Sync> Registry<T> {
     /// Takes in what was published since the last look, and returns when that is done. A version that cannot be loaded is
     /// refused with its reason, and the one before goes on.
     pub fn refresh(&self) {
+        // Where the store does not answer, what was seen of it last is what there is.
+        let _ = self.store.renew();
         let names = self.look();
         std::thread::scope(|scope| names.iter().for_each(|name| drop(scope.spawn(move || self.update(name)))));
     }
 
     /// Looks at the store again and again in a thread of its own, as long as the registry lives. Loads run beside it: a slow
-    /// one keeps no other model back.
+    /// one keeps no other model back. The first look is at what is known of the store: nobody waits for one that does not answer
+    /// as long as there is something to serve.
     ///
     /// # Errors
     /// `Io` where no thread can be had.
@@ -76,10 +82,17 @@ impl<T: Send + Sync> Registry<T> {
         T: 'static,
     {
         let registry = Arc::downgrade(self);
+        let mut is_first = true;
         let look = move || {
             while let Some(registry) = registry.upgrade() {
                 // A panic costs one look.
-                let names = catch_unwind(AssertUnwindSafe(|| registry.look())).unwrap_or_default();
+                let look = || {
+                    if !std::mem::take(&mut is_first) {
+                        let _ = registry.store.renew();
+                    }
+                    registry.look()
+                };
+                let names = catch_unwind(AssertUnwindSafe(look)).unwrap_or_default();
                 for name in names {
                     let registry = registry.clone();
                     let update = move || registry.update(&name);
@@ -97,8 +110,6 @@ impl<T: Send + Sync> Registry<T> {
     /// The models that have something to load and nobody who is at it.
     fn look(&self) -> Vec<String> {
         self.judge_canaries();
-        // Where the store does not answer, what was seen of it last is what there is.
-        let _ = self.store.renew();
         let mut names = match (&self.options.only, self.store.models()) {
             (Some(only), _) => vec![only.clone()],
             (None, Ok(models)) => models,
@@ -108,6 +119,7 @@ impl<T: Send + Sync> Registry<T> {
             }
         };
         self.forget(&names);
+        self.note_missing();
         names.iter().for_each(|name| self.hear(name));
         names.retain(|name| {
             let gate = self.entries.load().get(name).map(|entry| entry.gate.clone());
@@ -153,6 +165,17 @@ impl<T: Send + Sync> Registry<T> {
             let mut entries = BTreeMap::clone(&self.entries.load());
             entries.retain(|name, entry| !is_gone(name, entry));
             self.entries.store(Arc::new(entries));
+        }
+    }
+
+    /// Notes of the active versions whether the store still has them.
+    fn note_missing(&self) {
+        for (name, entry) in self.entries.load_full().iter() {
+            let (Some(active), Ok(published)) = (entry.active, self.store.versions(name)) else { continue };
+            let is_missing = !published.contains(&active);
+            if is_missing != entry.is_missing {
+                self.change(name, |entry| entry.is_missing = is_missing);
+            }
         }
     }
 
@@ -412,6 +435,16 @@ impl<T: Send + Sync> Registry<T> {
         Ok((Arc::new(content?), held))
     }
 
+    /// Refuses where there is no memory for another version like this one. The one before the active one makes room where it must.
+    ///
+    /// # Errors
+    /// `NoSpace` with what is free and what is loaded.
+    pub fn check_room(&self, like: &Loaded<T>) -> Result<()> {
+        let (name, digest) = (like.name.clone(), like.digest.clone());
+        let declared = Declared { name, version: like.version, digest, memory_bytes: like.memory_bytes() };
+        self.room(&like.name, &declared).map(drop).map_err(|e| e.within("another one like it"))
+    }
+
     /// Memory for a version: the one before the active one makes room where it must.
     fn room(&self, name: &str, declared: &Declared) -> Result<Room> {
         let need = declared.memory_bytes;
@@ -434,16 +467,26 @@ impl<T: Send + Sync> Registry<T> {
         })
     }
 
+    /// How long a version that failed so waits for its next try, at first and at most; `None` where it waits for a change. What a
+    /// network brought may be damaged or missing for a moment, and to fetch it anew costs much.
+    fn retry(&self, kind: Kind, broken: u32) -> Option<(Duration, Duration)> {
+        let (first, most) = self.options.retry;
+        match kind {
+            kind if is_passing(kind) => Some((first, most)),
+            Kind::Internal if broken < BROKEN_LOADS => Some((first, most)),
+            Kind::Corrupt | Kind::NotFound if self.store.is_bucket() => Some((first, most.saturating_mul(SLOWER))),
+            _ => None,
+        }
+    }
+
     fn refuse(&self, name: &str, version: u64, stamp: Stamp, error: &Error) {
-        let retry = self.options.retry;
         self.change(name, |entry| {
             entry.loading = None;
             let before = entry.refused.get(&version).filter(|r| r.stamp == stamp);
             let (attempts, broken) = before.map_or((0, 0), |r| (r.what.attempts, r.broken));
             let is_broken = error.kind() == Kind::Internal;
             let (attempts, broken) = (attempts.saturating_add(1), broken + u32::from(is_broken));
-            let may_pass = is_passing(error.kind()) || (is_broken && broken < BROKEN_LOADS);
-            let wait = may_pass.then(|| back_off(retry, attempts));
+            let wait = self.retry(error.kind(), broken).map(|retry| back_off(retry, attempts));
             let what = Refused { kind: error.kind(), reason: error.to_string(), attempts, retry_in: wait };
             tracing::error!(model = name, version, %error, attempts, retry_in = ?wait, "refused; what answers goes on");
             let again = wait.map(|wait| Instant::now() + wait);

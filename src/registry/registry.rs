@@ -290,10 +290,40 @@ impl<T: Send + Sync> Registry<T> {
                 format!("model `{name}`: label `{label}` is wished for version {version} in the store, and does not point there yet")
             }));
         }
+        troubles.extend(self.version_troubles());
         troubles.extend(self.traffic_troubles());
         for (name, entry) in self.entries.load().iter() {
             if let Some(why) = &entry.wish_unread {
                 troubles.push(format!("model `{name}`: what is wished cannot be read, what was wished stays: {why}"));
+            }
+        }
+        troubles
+    }
+
+    /// Versions that the store has and that are not taken in though they would serve, and served ones that it has no more or in
+    /// another state, a line each. The reasons name paths, which are for those who may read the model.
+    fn version_troubles(&self) -> Vec<String> {
+        let mut troubles = Vec::new();
+        for (name, entry) in self.entries.load().iter() {
+            let Some(active) = entry.active else { continue };
+            let why = format!("`GET /v1/models/{name}/versions` tells why");
+            for (version, refused) in &entry.refused {
+                let kind = refused.what.kind.name();
+                let is_next = self.options.follow && entry.wish.version.is_none() && *version > active;
+                if entry.loaded.contains_key(version) {
+                    troubles.push(format!(
+                        "model `{name}`: version {version} is served from memory, what the store has of it is refused ({kind}): {why}"
+                    ));
+                } else if is_next {
+                    troubles.push(format!(
+                        "model `{name}`: version {version} is refused ({kind}), version {active} answers: {why}"
+                    ));
+                }
+            }
+            if entry.is_missing {
+                troubles.push(format!(
+                    "model `{name}`: version {active} is served from memory alone, the store has it no more"
+                ));
             }
         }
         troubles

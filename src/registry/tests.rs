@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod traffic;
+mod troubles;
 mod wishes;
 
 use std::collections::BTreeMap;

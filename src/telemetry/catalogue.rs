@@ -149,6 +149,12 @@ const METRICS: &[Metric] = &[
         "1 where the last look at the store's bucket was answered or at its folder found it, 0 where not",
     ),
     metric(
+        "sterling_store_stray_objects",
+        Gauge,
+        Labels::None,
+        "objects of the store's bucket that are skipped, as no path can have their keys",
+    ),
+    metric(
         "sterling_store_fetched_bytes_total",
         Counter,
         Labels::None,

@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 use axum::body::{Body, to_bytes};
 use axum::http::Request;
 use serde_json::{Value, json};
-use sterling::compact::release;
+use sterling::compact::{Compactor, release};
 use sterling::engine::{self, Engine, Passes};
+use sterling::error::Kind;
 use sterling::fresh::{CallAnswer, Put, RefusedUpdate, Update, Wrong};
 use sterling::fresh::{Feed, Feeds, MergeWanted, Merged, Merges, Updating};
 use sterling::http;
@@ -283,6 +284,75 @@ fn the_journal_lets_go_of_what_versions_hold_and_keeps_what_one_may_need() {
     put(store.root(), &late).unwrap();
     registry.load("vectors", version + 2).unwrap();
     release(&registry, &store, &feeds, "vectors").unwrap();
+}
+
+/// What merges the updates of a store in a folder, with so much memory for versions.
+fn merging(folder: &Path, memory_bytes: Option<u64>) -> (Store, Arc<Feed>, Arc<Registry>, Compactor) {
+    let store = Store::new(folder.join("store"));
+    let feeds = Arc::new(Feeds::new(Logs { root: folder.join("updates"), options: small() }));
+    let loader = Updating { snapshots: Snapshots::default(), feeds: Some(feeds.clone()), in_place: true };
+    let registry = Arc::new(Registry::new(store.clone(), loader, Options { memory_bytes, ..Options::default() }));
+    registry.refresh();
+    let feed = feeds.of(&Topic::whole("vectors")).unwrap();
+    let compactor = Compactor::new(store.clone(), &registry, feeds, Default::default());
+    (store, feed, registry, compactor)
+}
+
+/// Appends updates of further items, and waits until they are seen.
+fn more(feed: &Feed, registry: &Registry, from: i64, count: i64) {
+    let updates: Vec<Update> = (from..from + count).map(update).collect();
+    let last = updates.chunks(4).fold(0, |_, updates| append(feed, updates));
+    let loaded = registry.get("vectors", Which::Active).unwrap();
+    let start = Instant::now();
+    while loaded.view().position() < last {
+        assert!(start.elapsed() < Duration::from_secs(20));
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_version_that_cannot_be_read_keeps_no_journal() {
+    let folder = tempfile::tempdir().unwrap();
+    published(folder.path(), 40);
+    let (store, feed, registry, compactor) = merging(folder.path(), None);
+    let damaged = store.folder("vectors", 2);
+    std::fs::create_dir_all(&damaged).unwrap();
+    std::fs::write(damaged.join("manifest.json"), "{").unwrap();
+    for round in 1..5 {
+        more(&feed, &registry, 1000 * round, 40);
+        compactor.merge(&registry, "vectors").unwrap();
+    }
+    assert!(feed.first() > 100, "the journal begins at {} of {}", feed.first(), feed.last());
+    let versions = store.versions("vectors").unwrap();
+    assert!(
+        versions.contains(&2) && versions.len() <= 4,
+        "what cannot be read stays, merged versions go: {versions:?}"
+    );
+}
+
+#[test]
+fn a_merge_that_memory_cannot_hold_leaves_no_version() {
+    let begun = |memory: Option<u64>| {
+        let folder = tempfile::tempdir().unwrap();
+        published(folder.path(), 400);
+        let parts = merging(folder.path(), memory);
+        (folder, parts)
+    };
+    let (_folder, (_, feed, registry, compactor)) = begun(None);
+    let need = registry.get("vectors", Which::Active).unwrap().memory_bytes();
+    more(&feed, &registry, 1000, 2000);
+    compactor.merge(&registry, "vectors").unwrap();
+    assert_eq!(feed.unmerged(), None);
+    // Memory for one version: none is made. For two such ones: the merged one is larger, and is taken back.
+    for memory in [need * 3 / 2, need * 5 / 2] {
+        let (_folder, (store, feed, registry, compactor)) = begun(Some(memory));
+        more(&feed, &registry, 1000, 2000);
+        for _ in 0..2 {
+            let kind = compactor.merge(&registry, "vectors").unwrap_err().kind();
+            assert_eq!((kind, feed.unmerged()), (Kind::NoSpace, Some(Kind::NoSpace)));
+            assert_eq!(store.versions("vectors").unwrap(), [1]);
+        }
+    }
 }
 
 #[test]

@@ -31,7 +31,7 @@ pub struct CacheOptions {
     /// The folder; where there is none, `sterling` in the folder of caches that `XDG_CACHE_HOME` names, else in `~/.cache`.
     #[schema(value_type = Option<String>)]
     pub folder: Option<PathBuf>,
-    /// Megabytes (2^20 bytes) that versions may take there together; 0: most of what the disk has free at the start.
+    /// Megabytes (2^20 bytes) that versions may take there together; 0: 7/8 of what the disk has free beside them.
     pub limit_mb: u64,
 }
 
@@ -46,7 +46,8 @@ struct Origin {
 #[derive(Debug)]
 pub(super) struct Cache {
     root: PathBuf,
-    limit: u64,
+    /// The bytes that versions may take; none where that depends on what the disk has free.
+    limit: Option<u64>,
 }
 
 /// Something that takes room.
@@ -70,20 +71,21 @@ impl Cache {
         })?;
         let root = folder.join(format!("{:016x}", xxh3_64(url.as_bytes())));
         fs::create_dir_all(&root).map_err(|e| Error::io(root.display(), e))?;
-        let limit = match options.limit_mb {
-            0 => {
-                let disk = rustix::fs::statvfs(&root).map_err(|e| Error::io(root.display(), e.into()))?;
-                let free = disk.f_bavail.saturating_mul(disk.f_frsize);
-                let taken: u64 = entries(&root)?.iter().map(|entry| entry.bytes).sum();
-                (free + taken) / 8 * 7
-            }
-            megabytes => megabytes.saturating_mul(1 << 20),
-        };
+        let limit = (options.limit_mb > 0).then(|| options.limit_mb.saturating_mul(1 << 20));
         Ok(Cache { root, limit })
     }
 
     pub(super) fn root(&self) -> &Path {
         &self.root
+    }
+
+    /// The bytes that versions may take which take so many now: others fill the disk, too, and make room on it.
+    fn limit(&self, taken: u64) -> Result<u64> {
+        if let Some(limit) = self.limit {
+            return Ok(limit);
+        }
+        let disk = rustix::fs::statvfs(&self.root).map_err(|e| Error::io(self.root.display(), e.into()))?;
+        Ok(disk.f_bavail.saturating_mul(disk.f_frsize).saturating_add(taken) / 8 * 7)
     }
 
     /// Keeps the version of a folder, there or to come, from making room for others.
@@ -135,8 +137,9 @@ impl Cache {
         entries.retain(|entry| entry.folder != staging);
         entries.sort_by_key(|entry| entry.used);
         let mut taken: u64 = entries.iter().map(|entry| entry.bytes).sum();
+        let limit = self.limit(taken)?;
         for entry in &entries {
-            if taken.saturating_add(bytes) <= self.limit {
+            if taken.saturating_add(bytes) <= limit {
                 break;
             }
             let lock = File::options().write(true).open(&entry.lock);
@@ -146,8 +149,8 @@ impl Cache {
             taken -= entry.bytes;
             drop(lock);
         }
-        if taken.saturating_add(bytes) > self.limit {
-            let (need, limit) = (bytes.div_ceil(1 << 20), self.limit >> 20);
+        if taken.saturating_add(bytes) > limit {
+            let (need, limit) = (bytes.div_ceil(1 << 20), limit >> 20);
             return Err(Error::no_space(format!(
                 "cache {}: a version needs {need} MB, {limit} are there for all, {} MB are in use",
                 self.root.display(),

@@ -15,7 +15,7 @@ use super::{Stamp, Unit};
 use crate::error::{Error, Kind, Result};
 use crate::files::{self, Checksum, Hashed};
 use crate::model::MODEL_FILE;
-use crate::objects::{Objects, Tag};
+use crate::objects::{Objects, Tag, found, read_twice};
 
 /// A version as the last look at its bucket saw it.
 pub(super) struct Source<'a> {
@@ -36,11 +36,12 @@ impl Source<'_> {
         cache.root().join(self.unit.path())
     }
 
-    /// Where it is filled.
+    /// Where it is filled. Objects that come or are mended later change nothing of what is there already: the manifest says
+    /// what each file is.
     fn staging(&self, cache: &Cache) -> PathBuf {
         let folder = self.folder(cache);
         let name = folder.file_name().unwrap_or_default().to_string_lossy();
-        folder.with_file_name(format!("{FETCHING}{name}-{:016x}", self.stamp.0))
+        folder.with_file_name(format!("{FETCHING}{name}-{:016x}", self.manifest.mark()))
     }
 
     /// True where the version is there as it is in its bucket.
@@ -96,7 +97,8 @@ impl Source<'_> {
 
     /// Reads an object that no manifest names, which must be the one that was seen.
     fn whole(&self, key: &str, seen: &Tag, to: &Path) -> Result<()> {
-        let (bytes, tag) = self.objects.get(key)?;
+        // It has no checksum, and says what all else must be.
+        let (bytes, tag) = found(|| read_twice(self.objects, key))?;
         if tag.mark() != seen.mark() {
             return Err(Error::not_ready(format!("{key}: it was replaced meanwhile")));
         }
@@ -111,7 +113,7 @@ impl Source<'_> {
         }
         let key = self.unit.key(name);
         let told = |what: String| Error::corrupt(format!("{key}: file `{name}` {what}"));
-        let head = match self.objects.head(&key) {
+        let head = match found(|| self.objects.head(&key)) {
             Err(e) if e.kind() == Kind::NotFound => return Err(told("is missing".into())),
             other => other?,
         };
@@ -120,10 +122,10 @@ impl Source<'_> {
         }
         let part = staging.join(format!(".{name}.part"));
         let unwritten = |e| Error::io(part.display(), e);
-        let had = fs::metadata(&part).map_or(0, |about| about.len());
         let mut found = self.read(&key, &head, &part)?;
-        if found != *sum && had > 0 {
-            // What an earlier fetch has left may be at fault.
+        if found != *sum {
+            // What an earlier fetch has left may be at fault, or the way.
+            tracing::warn!(key, "the file is not what the manifest says, and is read anew");
             fs::remove_file(&part).map_err(unwritten)?;
             found = self.read(&key, &head, &part)?;
         }
@@ -145,9 +147,11 @@ impl Source<'_> {
         let mut to = Hashed::resumed(file).map_err(unwritten)?;
         loop {
             let from = to.bytes();
-            let read = self.objects.read(key, head, from..head.bytes, &mut |piece| {
-                metrics::counter!("sterling_store_fetched_bytes_total").increment(piece.len() as u64);
-                to.write_all(piece).map_err(unwritten)
+            let read = found(|| {
+                self.objects.read(key, head, to.bytes()..head.bytes, &mut |piece| {
+                    metrics::counter!("sterling_store_fetched_bytes_total").increment(piece.len() as u64);
+                    to.write_all(piece).map_err(unwritten)
+                })
             });
             match read {
                 Ok(()) => break,

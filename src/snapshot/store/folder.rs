@@ -137,6 +137,14 @@ impl Shelf for Folder {
         Some(format!("the store's folder cannot be read, what is loaded is served on: {why}"))
     }
 
+    fn is_bucket(&self) -> bool {
+        false
+    }
+
+    fn has_copies(&self, _: Option<&str>) -> bool {
+        false
+    }
+
     fn prove(&self) -> Result<()> {
         Ok(())
     }

@@ -118,6 +118,10 @@ trait Shelf: Debug + Send + Sync {
     fn renew(&self) -> Result<()>;
     /// Why it cannot be looked at, where that is so.
     fn trouble(&self) -> Option<String>;
+    /// True for a bucket, whose bytes come by a network.
+    fn is_bucket(&self) -> bool;
+    /// True where versions of a model, or of any, were brought here and could be served without the store.
+    fn has_copies(&self, model: Option<&str>) -> bool;
     /// Refuses a store that two cannot publish to.
     fn prove(&self) -> Result<()>;
     /// Names that may be those of models.
@@ -197,6 +201,17 @@ impl Store {
     /// Why the store cannot be looked at, where it cannot: what is known of it is then that of the last look.
     pub fn trouble(&self) -> Option<String> {
         self.shelf.trouble()
+    }
+
+    /// True for a bucket: what is read of it may be damaged on its way, or come before the rest.
+    pub fn is_bucket(&self) -> bool {
+        self.shelf.is_bucket()
+    }
+
+    /// True where versions of a bucket were fetched before, of one model or of any, so that they can be served while it does not
+    /// answer.
+    pub fn has_copies(&self, model: Option<&str>) -> bool {
+        self.shelf.has_copies(model)
     }
 
     /// Refuses a store that does not keep publishers apart: a bucket that passes over the conditions of writes. One that takes

@@ -13,6 +13,10 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
+use std::thread::sleep;
+use std::time::Duration;
+
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::super::manifest::MANIFEST;
 use super::super::shards::SHARDS_FILE;
@@ -24,14 +28,17 @@ use super::{Held, Publication, Shelf, Stamp, Unit, WISH_FILE, check_rivals, numb
 use crate::error::{Error, Kind, Result};
 use crate::files;
 use crate::locks::locked;
-use crate::objects::{Health, Objects, Over, Proof, Tag, prove};
+use crate::objects::{Health, Objects, Over, Proof, Tag, back_off, found, prove, read_twice, replace};
 
 /// The object that holds the highest number that was given to a publication of a model.
 const GIVEN: &str = ".given";
 /// How the names of files begin that may come to a version later.
 const LATER: &str = "recalibration";
-/// How often a number is asked for that somebody else takes at the same time.
-const TRIES: usize = 100;
+/// How often a number is asked for that somebody else takes at the same time, and how often where no answer comes.
+const TRIES: (usize, u32) = (100, 5);
+/// How often a listing is looked at that does not show what was written, and how long the first wait for the next one is, and
+/// each at most.
+const LOOKS: (u32, (Duration, Duration)) = (5, (Duration::from_millis(100), Duration::from_secs(2)));
 
 /// A bucket and the folder that its versions are fetched to.
 #[derive(Debug)]
@@ -51,11 +58,29 @@ pub(super) struct Remote {
 #[derive(Debug, Default)]
 struct Seen {
     keys: BTreeMap<String, Tag>,
+    /// What all objects of each version look like, and of each of its shards, by the names of their folders.
+    looks: BTreeMap<String, u64>,
     /// True where they are those of what was fetched, as the bucket has not answered yet.
     is_of_cache: bool,
 }
 
 impl Seen {
+    fn of(found: Vec<(String, Tag)>) -> Self {
+        let mut seen = Seen::default();
+        for (key, tag) in found {
+            let look = xxh3_64(format!("{key} {}", tag.mark()).as_bytes());
+            for folder in folders_of(&key) {
+                // Whatever order they come in.
+                let looks = seen.looks.entry(folder.to_owned()).or_default();
+                *looks = looks.wrapping_add(look);
+            }
+            if tells(&key) {
+                seen.keys.insert(key, tag);
+            }
+        }
+        seen
+    }
+
     /// The keys under a name.
     fn under(&self, name: &str) -> impl Iterator<Item = (&str, &Tag)> {
         let prefix = format!("{name}/");
@@ -75,9 +100,21 @@ impl Seen {
     }
 }
 
+/// The folders of the version and of the shard that an object belongs to. Hidden ones belong to those who publish.
+fn folders_of(key: &str) -> impl Iterator<Item = &str> {
+    let ends: Vec<usize> = key.match_indices('/').map(|(at, _)| at).collect();
+    let is_of_version = match ends[..] {
+        [model, version, ..] => number(&key[model + 1..version]).is_some(),
+        _ => false,
+    };
+    let is_hidden = key.rsplit('/').next().is_some_and(|name| name.starts_with('.'));
+    let deep = if is_of_version && !is_hidden { 1..ends.len().min(3) } else { 0..0 };
+    deep.map(move |n| &key[..ends[n]])
+}
+
 fn tells(key: &str) -> bool {
     let name = key.rsplit('/').next().unwrap_or(key);
-    [MANIFEST, SHARDS_FILE, LEASE, WISH_FILE].contains(&name) || name.starts_with(LATER)
+    [MANIFEST, SHARDS_FILE, LEASE, WISH_FILE, GIVEN].contains(&name) || name.starts_with(LATER)
 }
 
 impl Remote {
@@ -88,8 +125,7 @@ impl Remote {
     }
 
     fn look(&self) -> Result<Seen> {
-        let found = self.objects.list("")?.into_iter().filter(|(key, _)| tells(key));
-        Ok(Seen { keys: found.collect(), is_of_cache: false })
+        self.objects.list("").map(Seen::of)
     }
 
     fn take(&self, looked: Result<Seen>) -> Result<()> {
@@ -125,7 +161,7 @@ impl Remote {
                 }
             }
         }
-        Seen { keys, is_of_cache: true }
+        Seen { keys, is_of_cache: true, ..Seen::default() }
     }
 
     /// The version as the last look saw it.
@@ -138,15 +174,31 @@ impl Remote {
         let folder = unit.path().to_string_lossy().into_owned();
         let later = seen.under(&folder).filter(|(name, _)| name.starts_with(LATER));
         let others: Vec<(String, Tag)> = later.map(|(name, tag)| (name.to_owned(), tag.clone())).collect();
-        let tags = [&manifest].into_iter().chain(&shards).chain(others.iter().map(|(_, tag)| tag));
-        let marks: Vec<u8> = tags.flat_map(|tag| tag.mark().to_le_bytes()).collect();
-        let stamp = Stamp(xxhash_rust::xxh3::xxh3_64(&marks));
+        // As of a folder, any object that comes, goes or is replaced changes what the version looks like.
+        let looks = seen.looks.get(&folder).copied().unwrap_or_default();
+        let marks = [looks, shards.as_ref().map_or(0, Tag::mark)];
+        let stamp = Stamp(xxh3_64(&marks.map(u64::to_le_bytes).concat()));
         Some(Source { objects: &*self.objects, unit, stamp, manifest, shards, others })
     }
 
     fn sourced<'a>(&'a self, seen: &Seen, unit: Unit<'a>) -> Result<Source<'a>> {
         let told = || Error::not_found(format!("{}/{}: not published", self.url, unit.path().display()));
         self.source(seen, unit).ok_or_else(told)
+    }
+
+    /// A small object as it is now. One that the last look saw is there, whatever a single answer says.
+    fn small(&self, key: &str) -> Result<(Vec<u8>, Tag)> {
+        let read = || read_twice(&*self.objects, key);
+        let is_seen = locked(&self.seen).as_ref().is_some_and(|seen| seen.keys.contains_key(key));
+        if is_seen { found(read) } else { read() }
+    }
+
+    /// The same, or none where there is no such object.
+    fn now(&self, key: &str) -> Result<Option<(Vec<u8>, Tag)>> {
+        match self.small(key) {
+            Err(e) if e.kind() == Kind::NotFound => Ok(None),
+            other => other.map(Some),
+        }
     }
 
     /// Refuses a bucket that does not keep to conditions, or takes no writes.
@@ -164,11 +216,9 @@ impl Remote {
     /// Takes a number that nobody else gets, above all that are there.
     fn take_number(&self, model: &str) -> Result<u64> {
         let key = format!("{model}/{GIVEN}");
-        for _ in 0..TRIES {
-            let before = match self.objects.get(&key) {
-                Err(e) if e.kind() == Kind::NotFound => None,
-                other => Some(other?),
-            };
+        let mut failures = 0;
+        for _ in 0..TRIES.0 {
+            let before = self.now(&key)?;
             let given =
                 before.as_ref().and_then(|(text, _)| number(std::str::from_utf8(text).ok()?.trim())).unwrap_or(0);
             let taken = self.look_now()?.numbers(model).last().copied().unwrap_or(0);
@@ -178,6 +228,10 @@ impl Remote {
                 Ok(_) => return Ok(version),
                 // Of two who ask at once one gets it; one whose answer was lost leaves a number out.
                 Err(e) if e.kind() == Kind::Conflict => {}
+                Err(e) if e.kind() == Kind::Unavailable && failures < TRIES.1 => {
+                    failures += 1;
+                    sleep(back_off(LOOKS.1, failures));
+                }
                 Err(e) => return Err(e),
             }
         }
@@ -194,12 +248,27 @@ impl Remote {
             let unit = Unit { model, version, shard: None };
             let is_whole = [MANIFEST, SHARDS_FILE].iter().any(|file| seen.keys.contains_key(&unit.key(file)));
             if !is_whole {
+                if !self.is_leftover(unit, own)? {
+                    continue;
+                }
                 tracing::warn!(model, version, "removing an unfinished publication");
                 self.remove_all(model, version)?;
             }
             self.objects.remove(&unit.key(LEASE))?;
         }
         Ok(())
+    }
+
+    /// Makes sure of what a listing said before a version is removed: one that came wrong must not cost a published one.
+    fn is_leftover(&self, unit: Unit<'_>, own: u64) -> Result<bool> {
+        for file in [MANIFEST, SHARDS_FILE] {
+            match self.objects.head(&unit.key(file)) {
+                Err(e) if e.kind() == Kind::NotFound => {}
+                other => return other.map(|_| false),
+            }
+        }
+        let written = |version| self.objects.head(&Unit { version, ..unit }.key(LEASE)).map(|tag| tag.modified_ms);
+        Ok(written(own)? - written(unit.version)? >= LEASE_MS)
     }
 
     fn has_lease(&self, seen: &Seen, model: &str, version: u64) -> bool {
@@ -275,29 +344,39 @@ impl Remote {
             self.objects.upload(&unit.key(name), path)?;
             lease.check()?;
         }
-        let there: BTreeMap<String, Tag> = self.objects.list(&unit.path().to_string_lossy())?.into_iter().collect();
-        for (name, path) in &files {
-            let (key, bytes) = (unit.key(name), fs::metadata(path).map_err(|e| Error::io(path.display(), e))?.len());
-            if there.get(&key).is_none_or(|tag| tag.bytes != bytes) {
+        let mut looks = 1;
+        while let Some(key) = self.missing(unit, &files)? {
+            if looks == LOOKS.0 {
                 return Err(Error::unavailable(format!("{}/{key}: it is not there as it was written", self.url)));
             }
+            sleep(back_off(LOOKS.1, looks));
+            looks += 1;
         }
         may()?;
         lease.check()
+    }
+
+    /// The key of a file that a listing does not show as it was written, where there is one.
+    fn missing(&self, unit: Unit<'_>, files: &[(String, PathBuf)]) -> Result<Option<String>> {
+        let there: BTreeMap<String, Tag> = self.objects.list(&unit.path().to_string_lossy())?.into_iter().collect();
+        for (name, path) in files {
+            let (key, bytes) = (unit.key(name), fs::metadata(path).map_err(|e| Error::io(path.display(), e))?.len());
+            if there.get(&key).is_none_or(|tag| tag.bytes != bytes) {
+                return Ok(Some(key));
+            }
+        }
+        Ok(None)
     }
 
     /// Writes the file that makes the version whole, where there is none.
     fn seal(&self, unit: Unit<'_>, staging: &Path, last: &str) -> Result<()> {
         let (key, path) = (unit.key(last), staging.join(last));
         let bytes = files::read(&path)?;
-        match self.objects.put(&key, bytes.clone(), &Over::Nothing) {
-            // An answer that was lost: it was this one that wrote it.
-            Err(e) if e.kind() == Kind::Conflict && self.objects.get(&key)?.0 == bytes => Ok(()),
-            Err(e) if e.kind() == Kind::Conflict => {
-                Err(Error::conflict(format!("{}/{key}: put there by somebody else meanwhile", self.url)))
-            }
-            other => other.map(drop),
-        }
+        replace(&*self.objects, &key, &bytes, &Over::Nothing).map(drop).map_err(|e| match e.kind() {
+            Kind::Conflict => Error::conflict(format!("{}/{key}: put there by somebody else meanwhile", self.url)),
+            Kind::Unavailable => e.within("the version is there whole or not, which `sterling inspect` shows"),
+            _ => e,
+        })
     }
 
     fn versions(&self, model: &str) -> Result<Vec<u64>> {
@@ -351,8 +430,23 @@ impl Shelf for Remote {
     }
 
     fn trouble(&self) -> Option<String> {
-        let (since, why) = self.health.trouble()?;
+        let Some((since, why)) = self.health.trouble() else {
+            let is_unseen = locked(&self.seen).is_none();
+            return is_unseen.then(|| format!("store {}: no answer yet, what was fetched before is served", self.url));
+        };
         Some(format!("store {}: no answer for {} s, what is loaded is served on: {why}", self.url, since.as_secs()))
+    }
+
+    fn is_bucket(&self) -> bool {
+        true
+    }
+
+    fn has_copies(&self, model: Option<&str>) -> bool {
+        let fetched = self.fetched();
+        match model {
+            Some(model) => !fetched.numbers(model).is_empty(),
+            None => !fetched.keys.is_empty(),
+        }
     }
 
     fn prove(&self) -> Result<()> {
@@ -421,7 +515,7 @@ impl Shelf for Remote {
     }
 
     fn read(&self, model: &str, file: &str) -> Result<Vec<u8>> {
-        self.objects.get(&format!("{model}/{file}")).map(|(bytes, _)| bytes)
+        self.small(&format!("{model}/{file}")).map(|(bytes, _)| bytes)
     }
 
     fn glance(&self, model: &str, file: &str) -> Result<Vec<u8>> {
@@ -436,7 +530,7 @@ impl Shelf for Remote {
         if let Some((_, bytes)) = locked(&self.read).get(&key).filter(|(of, _)| *of == mark) {
             return Ok(bytes.clone());
         }
-        let (bytes, tag) = self.objects.get(&key)?;
+        let (bytes, tag) = self.small(&key)?;
         fs::create_dir_all(self.cache.root().join(model)).map_err(|e| Error::io(copy.display(), e))?;
         files::write_atomic(&copy, |out| out.write_all(&bytes))?;
         locked(&self.read).insert(key, (tag.mark(), bytes.clone()));
@@ -446,17 +540,13 @@ impl Shelf for Remote {
     fn swap(&self, model: &str, file: &str, before: Option<&[u8]>, bytes: &[u8]) -> Result<bool> {
         self.may_write()?;
         let key = format!("{model}/{file}");
-        let now = match self.objects.get(&key) {
-            Err(e) if e.kind() == Kind::NotFound => None,
-            other => Some(other?),
-        };
+        let now = self.now(&key)?;
         if now.as_ref().map(|(bytes, _)| bytes.as_slice()) != before {
             return Ok(false);
         }
         let over = now.map_or(Over::Nothing, |(_, tag)| Over::This(tag));
-        let is_swapped = match self.objects.put(&key, bytes.to_vec(), &over) {
-            // An answer that was lost: it was this one that wrote it.
-            Err(e) if e.kind() == Kind::Conflict => self.read(model, file).is_ok_and(|now| now == bytes),
+        let is_swapped = match replace(&*self.objects, &key, bytes, &over) {
+            Err(e) if e.kind() == Kind::Conflict => false,
             other => other.map(|_| true)?,
         };
         if is_swapped {

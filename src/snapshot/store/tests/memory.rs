@@ -20,6 +20,21 @@ pub enum Fault {
     Flip(u64),
 }
 
+/// What one call meets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CallFault {
+    /// It does not reach the bucket.
+    Before,
+    /// Its answer is lost.
+    After,
+    /// A read finds nothing, a listing lacks its last object.
+    Missing,
+    /// A write under a condition is refused as if another object stood there.
+    Conflict,
+    /// A byte of the answer is another one.
+    Flip,
+}
+
 #[derive(Debug, Default)]
 pub struct Memory {
     pub kept: Mutex<Kept>,
@@ -36,6 +51,9 @@ pub struct Memory {
     pub clock_ms: AtomicU64,
     pub bytes_read: AtomicU64,
     writes: AtomicU64,
+    calls: AtomicUsize,
+    /// The call that meets a fault, and which.
+    plan: Mutex<Option<(usize, CallFault)>>,
 }
 
 impl Memory {
@@ -44,6 +62,33 @@ impl Memory {
         memory.writes_left.store(usize::MAX, SeqCst);
         memory.clock_ms.store(1_000_000_000, SeqCst);
         Arc::new(memory)
+    }
+
+    /// Has a call from now on meet a fault, the next one being 0.
+    pub fn fail_at(&self, call: usize, fault: CallFault) {
+        *self.plan.lock().unwrap() = Some((self.calls.load(SeqCst) + call, fault));
+    }
+
+    /// Takes the fault back; returns whether it was met.
+    pub fn no_fault(&self) -> bool {
+        let plan = self.plan.lock().unwrap().take();
+        plan.is_some_and(|(at, _)| at < self.calls.load(SeqCst))
+    }
+
+    /// The fault that this call meets.
+    fn met(&self) -> Result<Option<CallFault>> {
+        let call = self.calls.fetch_add(1, SeqCst);
+        let fault = self.plan.lock().unwrap().filter(|(at, _)| *at == call).map(|(_, fault)| fault);
+        if fault == Some(CallFault::Before) {
+            Err(Error::unavailable("the call did not come through"))
+        } else {
+            Ok(fault)
+        }
+    }
+
+    /// The end of a call that meets this.
+    fn lost<T>(&self, fault: Option<CallFault>, done: T) -> Result<T> {
+        if fault == Some(CallFault::After) { Err(Error::unavailable("the answer was lost")) } else { Ok(done) }
     }
 
     pub fn keys(&self) -> Vec<String> {
@@ -86,22 +131,41 @@ impl Memory {
 impl Objects for Memory {
     fn list(&self, under: &str) -> Result<Vec<(String, Tag)>> {
         self.up()?;
+        let fault = self.met()?;
         let (kept, listed) = (self.kept.lock().unwrap(), self.listed.lock().unwrap());
         let shown = listed.as_ref().unwrap_or(&kept);
         let within = shown.iter().filter(|(key, _)| under.is_empty() || key.starts_with(&format!("{under}/")));
-        Ok(within.map(|(key, (_, tag))| (key.clone(), tag.clone())).collect())
+        let mut within: Vec<_> = within.map(|(key, (_, tag))| (key.clone(), tag.clone())).collect();
+        match fault {
+            Some(CallFault::Missing) => drop(within.pop()),
+            Some(CallFault::Flip) => within.last_mut().into_iter().for_each(|(_, tag)| tag.bytes ^= 1),
+            _ => {}
+        }
+        self.lost(fault, within)
     }
 
     fn head(&self, key: &str) -> Result<Tag> {
-        self.found(key).map(|(_, tag)| tag)
+        let fault = self.met()?;
+        let key = if fault == Some(CallFault::Missing) { "" } else { key };
+        self.found(key).and_then(|(_, tag)| self.lost(fault, tag))
     }
 
     fn get(&self, key: &str) -> Result<(Vec<u8>, Tag)> {
-        self.found(key)
+        let fault = self.met()?;
+        let key = if fault == Some(CallFault::Missing) { "" } else { key };
+        let (mut bytes, tag) = self.found(key)?;
+        if fault == Some(CallFault::Flip) {
+            bytes.iter_mut().take(1).for_each(|byte| *byte ^= 1);
+        }
+        self.lost(fault, (bytes, tag))
     }
 
     fn read(&self, key: &str, of: &Tag, range: Range<u64>, take: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
-        let (mut bytes, tag) = self.found(key)?;
+        let met = self.met()?;
+        let (mut bytes, tag) = self.found(if met == Some(CallFault::Missing) { "" } else { key })?;
+        if met == Some(CallFault::Flip) {
+            bytes[range.start as usize] ^= 1;
+        }
         if tag.e_tag != of.e_tag {
             return Err(Error::conflict("another object"));
         }
@@ -117,7 +181,7 @@ impl Objects for Memory {
             self.bytes_read.fetch_add(piece.len() as u64, SeqCst);
             take(piece)?;
         }
-        match end < range.end {
+        match end < range.end || met == Some(CallFault::After) {
             true => Err(Error::unavailable("the connection broke")),
             false => Ok(()),
         }
@@ -125,6 +189,10 @@ impl Objects for Memory {
 
     fn put(&self, key: &str, bytes: Vec<u8>, over: &Over) -> Result<Tag> {
         self.may_write()?;
+        let fault = self.met()?;
+        if fault == Some(CallFault::Conflict) && *over != Over::Anything {
+            return Err(Error::conflict(format!("{key}: another object stands there")));
+        }
         let mut kept = self.kept.lock().unwrap();
         let stands = kept.get(key).map(|(_, tag)| tag.e_tag.clone());
         let may = match over {
@@ -146,7 +214,7 @@ impl Objects for Memory {
             // What a repetition of the request then gets.
             return Err(Error::conflict(format!("{key}: another object stands there")));
         }
-        Ok(tag)
+        self.lost(fault, tag)
     }
 
     fn upload(&self, key: &str, file: &Path) -> Result<()> {
@@ -155,7 +223,8 @@ impl Objects for Memory {
 
     fn remove(&self, key: &str) -> Result<()> {
         self.may_write()?;
+        let fault = self.met()?;
         self.kept.lock().unwrap().remove(key);
-        Ok(())
+        self.lost(fault, ())
     }
 }

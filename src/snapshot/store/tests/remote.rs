@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use tempfile::TempDir;
 
 use super::super::lease::{LEASE, LEASE_MS};
-use super::memory::{Fault, Memory};
+use super::memory::{CallFault, Fault, Memory};
 use super::*;
 use crate::error::Kind;
 use crate::objects::{Objects as _, Over, Proof, prove};
@@ -201,9 +201,9 @@ fn a_store_that_lies_is_refused_by_the_name_of_what_differs() {
     // A bit that fell over on its way, once, in what a fetch that broke off has left.
     let store = bench.store("on its way");
     let key = || "m/1/data.bin".to_owned();
-    bench.memory.faults.lock().unwrap().push((key(), Fault::Flip(10)));
-    assert_eq!(store.bring("m", 1).unwrap_err().kind(), Kind::Corrupt);
+    bench.memory.faults.lock().unwrap().extend([(key(), Fault::Cut(40_000)), (key(), Fault::Flip(50_000))]);
     store.bring("m", 1).unwrap();
+    assert!(bench.memory.faults.lock().unwrap().is_empty());
     // A manifest that was replaced under the list that was looked at is another version.
     let store = bench.store("replaced");
     let manifest = bench.memory.get("m/1/manifest.json").unwrap().0;
@@ -373,4 +373,121 @@ fn shards_are_fetched_one_by_one() {
     assert!(held.folder().parent().unwrap().join(SHARDS_FILE).exists());
     assert!(!shard_folder(held.folder().parent().unwrap(), 0).exists());
     assert_eq!(store.of_shard(2).versions("m").unwrap(), [0; 0]);
+}
+
+#[test]
+fn every_object_that_comes_changes_what_a_version_looks_like() {
+    let bench = Bench::new();
+    put(&bench.store("here"), 1).unwrap();
+    let whole = std::mem::take(&mut *bench.memory.kept.lock().unwrap());
+    // Copied in the order of names reversed: the manifest comes before most files.
+    let store = bench.store("there");
+    let mut stamps = Vec::new();
+    for (key, object) in whole.iter().rev().filter(|(key, _)| !key.ends_with(".given")) {
+        if let Some(stamp) = store.stamp("m", 1) {
+            assert_eq!(store.bring("m", 1).unwrap_err().kind(), Kind::Corrupt, "before {key}");
+            assert!(!stamps.contains(&stamp), "before {key}");
+            stamps.push(stamp);
+        }
+        bench.memory.kept.lock().unwrap().insert(key.clone(), object.clone());
+        store.renew().unwrap();
+    }
+    assert_eq!(stamps.len(), 2);
+    assert_eq!(data(&store.bring("m", 1).unwrap()), vec![1; 100_000]);
+    // Each file came once, however often it was tried.
+    assert_eq!(bench.memory.bytes_read.load(SeqCst), 150_010);
+    // Objects of publishers change nothing, and neither do those beside versions.
+    let stamp = store.stamp("m", 1);
+    for key in ["m/1/.publishing", "m/1/.x/y/.z", "m/wish.json", "m/x/1", "1", "m/1x/a"] {
+        bench.memory.put(key, vec![1], &Over::Anything).unwrap();
+    }
+    store.renew().unwrap();
+    assert_eq!(store.stamp("m", 1), stamp);
+    bench.memory.remove("m/1/same.bin").unwrap();
+    store.renew().unwrap();
+    assert_ne!(store.stamp("m", 1), stamp);
+}
+
+#[test]
+fn no_listing_alone_removes_what_another_publication_has_written() {
+    let bench = Bench::new();
+    put(&bench.store("a"), 1).unwrap();
+    bench.memory.put("m/1/.publishing", Vec::new(), &Over::Anything).unwrap();
+    bench.memory.clock_ms.fetch_add(LEASE_MS as u64 + 1, SeqCst);
+    // A listing without the manifest of a version whose lease is old.
+    let mut wrong = bench.memory.kept.lock().unwrap().clone();
+    wrong.remove("m/1/manifest.json");
+    *bench.memory.listed.lock().unwrap() = Some(wrong);
+    let _ = put(&bench.store("b"), 2);
+    *bench.memory.listed.lock().unwrap() = None;
+    assert!(bench.store("c").versions("m").unwrap().contains(&1), "{:?}", bench.memory.keys());
+}
+
+/// What publishers, operators and servers do: each fault once at each call, and afterwards all is as if there had been none, or
+/// whoever called was told.
+#[test]
+fn one_fault_at_any_call_loses_nothing_and_mixes_nothing() {
+    let cases: usize = std::thread::scope(|scope| {
+        let kinds = [CallFault::Before, CallFault::After, CallFault::Missing, CallFault::Conflict, CallFault::Flip];
+        let tables: Vec<_> = kinds.into_iter().map(|fault| scope.spawn(move || table(fault))).collect();
+        tables.into_iter().map(|table| table.join().unwrap()).sum()
+    });
+    println!("{cases} cases");
+    assert!(cases > 150, "{cases}");
+}
+
+/// The cases of one fault: at each call of the script in turn.
+fn table(fault: CallFault) -> usize {
+    let mut at = 0;
+    loop {
+        let bench = Bench::new();
+        put(&bench.store("first"), 1).unwrap();
+        bench.memory.fail_at(at, fault);
+        let (publisher, server) = (bench.seen_from("publisher", 64), bench.seen_from("server", 64));
+        let said = script(&publisher, &server);
+        let is_met = bench.memory.no_fault();
+        let store = bench.store("reader");
+        let versions = store.versions("m").unwrap();
+        let context = || format!("{fault:?} at {at}: {said:?}, {versions:?}, {:?}", bench.memory.keys());
+        assert!(versions.contains(&1), "{}", context());
+        for version in &versions {
+            let held = store.bring("m", *version).unwrap();
+            assert_eq!(data(&held), vec![if *version == 1 { 1 } else { 2 }; 100_000], "{}", context());
+        }
+        // What was said to be done is done.
+        if let Ok(version) = &said[0] {
+            assert!(versions.contains(version), "{}", context());
+        }
+        let wish = store.wish("m").unwrap();
+        if said[1].is_ok() {
+            assert_eq!((wish.version, wish.labels.get("old")), (Some(1), Some(&1)), "{}", context());
+        }
+        // And nothing needs anybody to mend it.
+        let next = put(&bench.store("next"), 2).unwrap();
+        assert!(versions.iter().all(|version| next > *version), "{}", context());
+        server.renew().unwrap();
+        assert_eq!(server.versions("m").unwrap().last(), Some(&next), "{}", context());
+        server.bring("m", next).unwrap();
+        assert_eq!(server.seen_wish("m").unwrap(), wish, "{}", context());
+        if !is_met {
+            return at;
+        }
+        at += 1;
+    }
+}
+
+/// Publishes a version, has the first one answer under a label, and takes both to another machine.
+fn script(publisher: &Store, server: &Store) -> Vec<Result<u64>> {
+    let published = publisher.renew().and_then(|()| put(publisher, 2));
+    let wished = publisher.wish("m").and_then(|before| {
+        publisher.change_wish("m", &before, |wish| {
+            wish.version = Some(1);
+            wish.labels.insert("old".into(), 1);
+        })
+    });
+    let fetched = server.renew().and_then(|()| {
+        let _ = server.seen_wish("m");
+        server.bring("m", server.versions("m")?.last().copied().unwrap_or(1))
+    });
+    vec![published, wished.map(|wish| wish.revision), fetched.map(|_| 0)]
 }

@@ -1,0 +1,107 @@
+//! Keys of a listing that no path of ours can have: `a//b`, `..`, control characters.
+//!
+//! Buckets allow them, and the crate `object_store` refuses a whole page of a listing for one of them. They are renamed in the
+//! listing, so that the bucket's own objects are found, and the others can be counted.
+
+use hyper::body::Bytes;
+use object_store::path::Path as Key;
+
+/// What the key of each stray object becomes in a listing.
+pub(super) const STRAY: &str = ".stray";
+/// The element of an object in a listing and that of its key: of S3 and Google's, and of Azure.
+const ELEMENTS: [(&str, &str); 2] = [("<Contents>", "Key"), ("<Blob>", "Name")];
+
+/// The page of a listing, with the keys of stray objects renamed.
+pub(super) fn without_strays(page: Bytes) -> Bytes {
+    let Ok(text) = std::str::from_utf8(&page) else { return page };
+    let Some((entry, name)) = ELEMENTS.into_iter().find(|(entry, _)| text.contains(entry)) else { return page };
+    let (open, close) = (format!("<{name}>"), format!("</{name}>"));
+    let stray = |piece: &str| {
+        let from = piece.find(&open)? + open.len();
+        let to = from + piece[from..].find(&close)?;
+        is_stray(&unescaped(&piece[from..to])).then_some(from..to)
+    };
+    let mut pieces = text.split(entry);
+    let mut out = pieces.next().unwrap_or_default().to_owned();
+    for piece in pieces {
+        out.push_str(entry);
+        match stray(piece) {
+            Some(key) => {
+                [&piece[..key.start], STRAY, &piece[key.end..]].into_iter().for_each(|part| out.push_str(part))
+            }
+            None => out.push_str(piece),
+        }
+    }
+    out.into()
+}
+
+/// True for a key that the crate refuses, or changes: one with a `/` before it. One behind it is that of a folder.
+fn is_stray(key: &str) -> bool {
+    Key::parse(key).map_or(true, |parsed| parsed.as_ref() != key.strip_suffix('/').unwrap_or(key))
+}
+
+/// The text of an element, with its references replaced.
+fn unescaped(text: &str) -> String {
+    let mut pieces = text.split('&');
+    let mut out = pieces.next().unwrap_or_default().to_owned();
+    for piece in pieces {
+        let (reference, rest) = piece.split_once(';').unwrap_or((piece, ""));
+        let number = reference.strip_prefix('#').and_then(|digits| match digits.strip_prefix('x') {
+            Some(digits) => u32::from_str_radix(digits, 16).ok(),
+            None => digits.parse().ok(),
+        });
+        let named = || match reference {
+            "lt" => '<',
+            "gt" => '>',
+            "quot" => '"',
+            "apos" => '\'',
+            _ => '&',
+        };
+        // A character that is none is as little that of a name as a control character.
+        out.push(number.map_or_else(named, |number| char::from_u32(number).unwrap_or('\0')));
+        out.push_str(rest);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn page(keys: &[&str]) -> String {
+        let entry = |key: &&str| format!("<Contents><Key>{key}</Key><Size>1</Size></Contents>");
+        format!(
+            "<ListBucketResult><Prefix>b/</Prefix>{}</ListBucketResult>",
+            keys.iter().map(entry).collect::<String>()
+        )
+    }
+
+    #[test]
+    fn renames_keys_that_no_path_can_have() {
+        let strays = ["b//x", "b/../x", "b/./x", "/b/x", "b/&#x1;x", "b/&#10;", "b/\u{7f}", "b/x//"];
+        for stray in strays {
+            let seen = without_strays(page(&["b/1", stray, "b/a &amp; b/"]).into());
+            assert_eq!(seen, page(&["b/1", STRAY, "b/a &amp; b/"]), "{stray}");
+        }
+        let azure = "<Blobs><Blob><Name>b//x</Name></Blob><Blob><Name>b/y</Name></Blob></Blobs>";
+        assert_eq!(without_strays(azure.into()), azure.replace("b//x", STRAY));
+        assert_eq!(without_strays(Bytes::from_static(&[0xff, 1])), [0xff, 1][..]);
+    }
+
+    proptest! {
+        #[test]
+        fn every_key_left_is_one_of_a_path(keys in prop::collection::vec("[a-c./&;#x01\u{1}]{0,8}", 0..6)) {
+            let keys: Vec<String> = keys.iter().map(|key| key.replace('&', "&amp;")).collect();
+            let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+            let seen = without_strays(page(&keys).into());
+            let seen = std::str::from_utf8(&seen).unwrap_or_default();
+            for (n, piece) in seen.split("<Key>").skip(1).enumerate() {
+                let key = piece.split("</Key>").next().unwrap_or_default();
+                prop_assert!(Key::parse(unescaped(key)).is_ok(), "{key:?}");
+                prop_assert!(key == STRAY || key == keys[n]);
+            }
+        }
+    }
+}
