@@ -9,7 +9,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::output::say;
 use super::store::StoreArgs;
 use crate::embedding::tiers::remote::{Cluster, ClusterOptions};
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::publish::{self, Stage, Vectors};
 use crate::snapshot::{CALIBRATION_FILE, Calibration, Manifest, PARTS_FILE, Recipe, Store};
 use crate::telemetry;
@@ -94,22 +94,34 @@ impl Publish {
         };
         let store = self.store.open()?;
         let (name, version) = publish(&store, &what)?;
-        if what.shards.is_some() {
-            tell_shards(&store, &name, version)?;
-            return calibrated(&store, &name, version);
+        let told = match what.shards {
+            Some(_) => tell_shards(&store, &name, version).and_then(|()| calibrated(&store, &name, version)),
+            None => tell_version(&store, &name, version),
+        };
+        match told {
+            // The publication stands, whatever becomes of the read.
+            Err(e) if matches!(e.kind(), Kind::NotFound | Kind::NotReady | Kind::Unavailable) => {
+                tracing::warn!(error = %e, "the published version could not be read back");
+                say(format_args!("published {name} version {version}"))
+            }
+            told => told,
         }
-        let manifest = store.manifest(&name, version)?;
-        say(format_args!(
-            "published {name} version {version}: {} items in {} lists, {:.1} MB, {:.1} s",
-            manifest.items,
-            manifest.lists,
-            manifest.bytes() as f64 / 1e6,
-            manifest.provenance.seconds,
-        ))?;
-        manifest.graphs.iter().flatten().try_for_each(|(file, record)| say(format_args!("  {file} {record}")))?;
-        decisions(&manifest)?;
-        calibrated(&store, &name, version)
     }
+}
+
+/// What a version is that was published whole.
+fn tell_version(store: &Store, name: &str, version: u64) -> Result<()> {
+    let manifest = store.manifest(name, version)?;
+    say(format_args!(
+        "published {name} version {version}: {} items in {} lists, {:.1} MB, {:.1} s",
+        manifest.items,
+        manifest.lists,
+        manifest.bytes() as f64 / 1e6,
+        manifest.provenance.seconds,
+    ))?;
+    manifest.graphs.iter().flatten().try_for_each(|(file, record)| say(format_args!("  {file} {record}")))?;
+    decisions(&manifest)?;
+    calibrated(store, name, version)
 }
 
 /// What a version was calibrated with.

@@ -208,7 +208,9 @@ impl Patience {
 fn explained(error: &object_store::Error) -> Option<(Kind, &'static str)> {
     let text = error.to_string();
     let code = text.split_once("<Code>").and_then(|(_, rest)| rest.split_once("</Code>")).map_or("", |(code, _)| code);
+    let lacks = Some((Kind::Io, "this caller lacks the right"));
     let told = match code {
+        "AccessDenied" | "AllAccessDisabled" | "AuthorizationPermissionMismatch" => return lacks,
         "RequestTimeTooSkewed" | "RequestExpired" => {
             "the clocks of this machine and of the bucket differ: set this one"
         }
@@ -219,7 +221,7 @@ fn explained(error: &object_store::Error) -> Option<(Kind, &'static str)> {
         "ExpiredToken" | "TokenRefreshRequired" | "InvalidToken" => "the session token is wrong or has expired",
         _ => {
             return match error {
-                object_store::Error::PermissionDenied { .. } => Some((Kind::Io, "this caller lacks the right")),
+                object_store::Error::PermissionDenied { .. } => lacks,
                 object_store::Error::Unauthenticated { .. } => {
                     Some((Kind::Unavailable, "the bucket does not know this caller"))
                 }
@@ -285,33 +287,39 @@ impl Bucket {
 
 /// A listing finds nothing where there is no bucket, or where a part of the service does not know of it yet.
 fn listing_failed(error: object_store::Error) -> object_store::Error {
-    match error {
-        object_store::Error::NotFound { .. } => {
-            object_store::Error::Generic { store: "store", source: "there is no such bucket".into() }
-        }
-        other => other,
+    match error.to_string().contains("status code: 404") {
+        true => object_store::Error::Generic { store: "store", source: "there is no such bucket".into() },
+        false => error,
     }
 }
 
-/// All objects under a prefix. A listing that breaks off goes on behind the last one that came.
+/// All objects under a prefix. A listing that breaks off goes on behind the last one that came, where they come in order.
 async fn listed(store: &dyn ObjectStore, prefix: Option<&Key>) -> object_store::Result<Vec<ObjectMeta>> {
     let mut found: Vec<ObjectMeta> = Vec::new();
-    let mut patience = Patience::new(SMALL);
+    let (mut furthest, mut patience) = (0, Patience::new(SMALL));
     loop {
-        let last = found.iter().rev().find(|meta| meta.location.as_ref() != STRAY);
-        let mut pages = match last {
-            Some(last) => store.list_with_offset(prefix, &last.location),
+        let after = found.last().map(|last| last.location.clone());
+        let mut pages = match &after {
+            Some(after) => store.list_with_offset(prefix, after),
             None => store.list(prefix),
         };
         loop {
             match pages.next().await {
+                // Some services pass over where a listing is to begin.
+                Some(Ok(meta)) if after.as_ref().is_some_and(|after| meta.location <= *after) => {}
                 Some(Ok(meta)) if found.len() <= OBJECTS_MAX => {
                     found.push(meta);
-                    patience = Patience::new(SMALL);
+                    if found.len() > furthest {
+                        furthest = found.len();
+                        patience = Patience::new(SMALL);
+                    }
                 }
                 Some(Err(error)) => break patience.wait(listing_failed(error)).await?,
                 _ => return Ok(found),
             }
+        }
+        if !found.is_sorted_by(|one, next| one.location < next.location) {
+            found.clear();
         }
     }
 }
@@ -521,9 +529,10 @@ impl Objects for Bucket {
         };
         let payload = payload(bytes);
         let once = *over != Over::Anything;
+        let most = if length > STEP_BYTES as u64 { LARGE } else { SMALL };
         let put = self.call(key, async move {
             let put = || store.put_opts(&at, payload.clone(), mode.clone().into());
-            if once { put().await } else { repeated(LARGE, put).await }
+            if once { put().await } else { repeated(most, put).await }
         })?;
         Ok(Tag { e_tag: put.e_tag.map(quoted), generation: put.version, bytes: length, modified_ms: 0 })
     }

@@ -23,8 +23,10 @@ pub enum Proof {
 pub fn prove(objects: &dyn Objects) -> Result<Proof> {
     let key = format!(".probe-{:016x}", RandomState::new().hash_one(std::process::id()));
     let proven = probe(objects, &key);
-    // What stays is a few bytes that nobody looks at.
-    let _ = objects.remove(&key);
+    // What stays is a few bytes that nobody looks at: a bucket that does not answer is not waited for once more.
+    if !proven.as_ref().is_err_and(|e| e.kind() == Kind::Unavailable) {
+        let _ = objects.remove(&key);
+    }
     match proven {
         Err(e) if e.kind() == Kind::Io => Ok(Proof::ReadOnly),
         other => other.map(|()| Proof::Kept),

@@ -119,7 +119,7 @@ impl<T: Send + Sync> Registry<T> {
             }
         };
         self.forget(&names);
-        self.note_missing();
+        self.note_store();
         names.iter().for_each(|name| self.hear(name));
         names.retain(|name| {
             let gate = self.entries.load().get(name).map(|entry| entry.gate.clone());
@@ -128,7 +128,10 @@ impl<T: Send + Sync> Registry<T> {
         });
         // From now on there is an entry of each.
         names.iter().for_each(|name| drop(self.gate(name)));
-        self.is_read.store(true, Ordering::Release);
+        // What was fetched of a store that has not answered yet is not all that there may be.
+        if self.store.trouble().is_none() {
+            self.is_read.store(true, Ordering::Release);
+        }
         names
     }
 
@@ -168,9 +171,17 @@ impl<T: Send + Sync> Registry<T> {
         }
     }
 
-    /// Notes of the active versions whether the store still has them.
-    fn note_missing(&self) {
+    /// Notes of the active versions whether the store still has them, and forgets refusals of what is again as it is in memory.
+    fn note_store(&self) {
         for (name, entry) in self.entries.load_full().iter() {
+            let is_mended = |version: &u64| {
+                let loaded = entry.loaded.get(version).zip(self.store.stamp(name, *version));
+                loaded.is_some_and(|(loaded, stamp)| self.is_current(loaded, stamp))
+            };
+            let mended: Vec<u64> = entry.refused.keys().copied().filter(is_mended).collect();
+            if !mended.is_empty() {
+                self.change(name, |entry| entry.refused.retain(|version, _| !mended.contains(version)));
+            }
             let (Some(active), Ok(published)) = (entry.active, self.store.versions(name)) else { continue };
             let is_missing = !published.contains(&active);
             if is_missing != entry.is_missing {

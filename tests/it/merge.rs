@@ -301,7 +301,7 @@ fn merging(folder: &Path, memory_bytes: Option<u64>) -> (Store, Arc<Feed>, Arc<R
 /// Appends updates of further items, and waits until they are seen.
 fn more(feed: &Feed, registry: &Registry, from: i64, count: i64) {
     let updates: Vec<Update> = (from..from + count).map(update).collect();
-    let last = updates.chunks(4).fold(0, |_, updates| append(feed, updates));
+    let last = updates.chunks(updates.len() / 10).fold(0, |_, updates| append(feed, updates));
     let loaded = registry.get("vectors", Which::Active).unwrap();
     let start = Instant::now();
     while loaded.view().position() < last {

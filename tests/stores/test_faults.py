@@ -58,7 +58,7 @@ def test_every_call_meets_the_fault_once(faulty: FaultyS3, fault: str, record_pr
             faulty.proxy.begin(None)
             if done.returncode:
                 # What went wrong, and where.
-                assert "vectors" in done.stderr and faulty.name in done.stderr and "panicked" not in done.stderr, done.stderr
+                assert faulty.name in done.stderr and "panicked" not in done.stderr, done.stderr
                 told.append((arguments[0], done.stderr.strip().splitlines()[-1]))
             return done.returncode == 0
 
@@ -86,7 +86,7 @@ def test_every_call_meets_the_fault_once(faulty: FaultyS3, fault: str, record_pr
             assert version(other, "/labels/new") == newest
             faulty.proxy.begin(None)
             wait_for("a server without warnings", lambda: "warning" not in readyz(other), 60)
-        assert "warning" not in readyz(running)
+        wait_for("no warning of the server that ran", lambda: "warning" not in readyz(running), 60)
     record_property("cases", faulty.proxy.cases)
     print(f"{fault}: {faulty.proxy.cases} cases, told: {told}")
     assert faulty.proxy.cases > (8 if fault == "409" else 40)
@@ -147,7 +147,7 @@ def test_what_became_of_a_served_version_in_the_store_is_a_warning(faulty: Fault
     with faulty.serve() as server:
         key = "models/vectors/1/index.safetensors"
         whole = faulty.ask("GET", key)
-        faulty.ask("PUT", key, bytes([*whole[:-1], whole[-1] ^ 1]))
+        faulty.ask("PUT", key, whole[:-1])
         wait_for("the warning", lambda: "version 1 is served from memory, what the store has of it is refused (corrupt)" in readyz(server))
         assert version(server) == 1
         faulty.ask("PUT", key, whole)

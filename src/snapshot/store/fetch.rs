@@ -41,7 +41,8 @@ impl Source<'_> {
     fn staging(&self, cache: &Cache) -> PathBuf {
         let folder = self.folder(cache);
         let name = folder.file_name().unwrap_or_default().to_string_lossy();
-        folder.with_file_name(format!("{FETCHING}{name}-{:016x}", self.manifest.mark()))
+        let mark = self.manifest.mark() ^ self.shards.as_ref().map_or(0, Tag::mark).rotate_left(1);
+        folder.with_file_name(format!("{FETCHING}{name}-{mark:016x}"))
     }
 
     /// True where the version is there as it is in its bucket.
@@ -108,7 +109,7 @@ impl Source<'_> {
     /// Brings a file of the manifest to the folder, where it is not there.
     fn file(&self, cache: &Cache, staging: &Path, name: &str, sum: &Checksum) -> Result<()> {
         let target = staging.join(name);
-        if target.exists() || self.link(cache, &target, sum) {
+        if target.exists() {
             return Ok(());
         }
         let key = self.unit.key(name);
@@ -119,6 +120,9 @@ impl Source<'_> {
         };
         if head.bytes != sum.bytes {
             return Err(told(format!("has {} bytes, expected {}", head.bytes, sum.bytes)));
+        }
+        if self.link(cache, &target, sum) {
+            return Ok(());
         }
         let part = staging.join(format!(".{name}.part"));
         let unwritten = |e| Error::io(part.display(), e);
