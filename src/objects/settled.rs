@@ -51,7 +51,8 @@ pub fn replace(objects: &dyn Objects, key: &str, bytes: &[u8], over: &Over) -> R
 pub fn read_twice(objects: &dyn Objects, key: &str) -> Result<(Vec<u8>, Tag)> {
     let mut before = vec![objects.get(key)?.0];
     for _ in 0..REPEATS.0 {
-        let (bytes, tag) = objects.get(key)?;
+        // It was there a moment ago.
+        let (bytes, tag) = found(|| objects.get(key))?;
         if before.contains(&bytes) {
             return Ok((bytes, tag));
         }
