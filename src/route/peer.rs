@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use axum::body::Bytes;
@@ -25,6 +25,8 @@ use crate::locks::locked;
 
 /// Time between two looks at the servers, and how long each may take.
 pub(super) const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Every so many looks it is asked as well whether it holds the rows.
+pub(super) const ROWS_EVERY: u32 = 2;
 /// Calls in a row that no server of a host answers before it is passed by.
 pub(super) const FAILURES_MAX: u32 = 5;
 /// A call that had less time says nothing of those who did not answer it.
@@ -47,6 +49,10 @@ pub(super) struct Peer {
     pub(super) host: PeerHost,
     names: Names,
     known: Mutex<BTreeMap<SocketAddr, Seen>>,
+    /// What is asked of it, by model and edition.
+    wanted: Mutex<BTreeMap<(String, Arc<str>), Wanted>>,
+    /// Rows that it was seen to hold and does not any more.
+    lacking: Mutex<Vec<String>>,
     group: Arc<Replicas>,
     pub(super) outbox: Mutex<Vec<Question>>,
     pub(super) breaker: Breaker,
@@ -57,6 +63,14 @@ pub(super) struct Peer {
 struct Seen {
     client: Arc<Client>,
     trouble: Option<String>,
+}
+
+/// The slices of a version that a host is asked for.
+#[derive(Default)]
+struct Wanted {
+    slices: Vec<Weak<PeerSlice>>,
+    /// Whether the host has been seen to hold all of them: before that, the version waits for it.
+    was_held: bool,
 }
 
 /// A question that is to go with others.
@@ -88,11 +102,80 @@ impl Peer {
             host,
             names: Names::default(),
             known: Mutex::default(),
+            wanted: Mutex::default(),
+            lacking: Mutex::default(),
             group: Arc::new(Mutex::new(Group::new(seed))),
             outbox: Mutex::default(),
             breaker: Breaker::default(),
             shared,
         }
+    }
+
+    /// The slice is asked of it as long as somebody has it.
+    pub(super) fn want(&self, slice: &Arc<PeerSlice>) {
+        let mut wanted = locked(&self.wanted);
+        let of_version = wanted.entry((slice.name.model.clone(), slice.edition.clone())).or_default();
+        of_version.slices.push(Arc::downgrade(slice));
+        // A version that is opened again waits for its rows again.
+        of_version.was_held = false;
+    }
+
+    /// Whether it was seen to hold all that is asked of it for versions of a model.
+    #[cfg(test)]
+    pub(super) fn is_known_to_hold(&self, model: &str) -> bool {
+        let wanted = locked(&self.wanted);
+        let mut of_model =
+            wanted.iter().filter(|((of, _), _)| of == model).map(|(_, wanted)| wanted.was_held).peekable();
+        of_model.peek().is_some() && of_model.all(|was_held| was_held)
+    }
+
+    /// Looks at whether a server of the host holds what is asked of it.
+    pub(super) async fn look_for_rows(&self) {
+        let lacking = self.lacking().await;
+        let mut before = locked(&self.lacking);
+        if let Some(what) = lacking.first().filter(|_| before.is_empty()) {
+            tracing::warn!(host = self.host.name, what, "gives no rows though it answers");
+        }
+        *before = lacking;
+    }
+
+    /// The rows that no server of the host holds any more, by the name of one slice of each version.
+    async fn lacking(&self) -> Vec<String> {
+        let is_reached = locked(&self.known).values().any(|seen| seen.trouble.is_none());
+        let mut lacking = Vec::new();
+        if !is_reached || self.breaker.is_open() {
+            return lacking;
+        }
+        let mut by_version = Vec::new();
+        locked(&self.wanted).retain(|version, wanted| {
+            let slices: Vec<Arc<PeerSlice>> = wanted.slices.iter().filter_map(Weak::upgrade).collect();
+            wanted.slices.retain(|slice| slice.strong_count() > 0);
+            by_version.push((version.clone(), slices));
+            !wanted.slices.is_empty()
+        });
+        for (version, slices) in by_version {
+            let mut trouble = None;
+            for slices in slices.chunks(QUESTIONS_MAX) {
+                let asked = self.ask_whether_held(slices).await;
+                trouble = trouble
+                    .or(asked.err().map(|error| format!("none of its servers gives {}: {error}", slices[0].name)));
+            }
+            let mut wanted = locked(&self.wanted);
+            let Some(known) = wanted.get_mut(&version).filter(|known| known.slices.len() == slices.len()) else {
+                continue;
+            };
+            known.was_held |= trouble.is_none();
+            lacking.extend(trouble.filter(|_| known.was_held));
+        }
+        lacking
+    }
+
+    /// Asks for no rows of some slices, up to [`QUESTIONS_MAX`] of one version: an error where no server holds all of them.
+    async fn ask_whether_held(&self, slices: &[Arc<PeerSlice>]) -> Result<()> {
+        let questions = slices.iter().map(|slice| RowsQuestion::of(&slice.name, Vec::new())).collect();
+        let row_bytes: Vec<usize> = slices.iter().map(|slice| slice.row_bytes).collect();
+        let call = RowsCall { questions };
+        self.ask(&slices[0].name.model, &call, &row_bytes, Instant::now() + LOOK_EVERY).await.map(drop)
     }
 
     /// Finds its servers, and asks each whether it is there.
@@ -136,6 +219,8 @@ impl Peer {
         if known.is_empty() {
             troubles.push(format!("host `{name}`: none of {:?} stands for a server", self.host.servers));
         }
+        drop(known);
+        troubles.extend(locked(&self.lacking).iter().map(|what| format!("host `{name}`: {what}")));
         troubles
     }
 
@@ -182,10 +267,7 @@ impl Peer {
         loop {
             let mut trouble = None;
             for slices in slices.chunks(QUESTIONS_MAX) {
-                let questions = slices.iter().map(|slice| RowsQuestion::of(&slice.name, Vec::new())).collect();
-                let row_bytes: Vec<usize> = slices.iter().map(|slice| slice.row_bytes).collect();
-                let call = RowsCall { questions };
-                let asked = self.ask(&slices[0].name.model, &call, &row_bytes, Instant::now() + LOOK_EVERY).await;
+                let asked = self.ask_whether_held(slices).await;
                 trouble = trouble.or(asked.err().map(|e| (e, slices[0].name.clone())));
             }
             let Some((error, name)) = trouble else { return Ok(()) };

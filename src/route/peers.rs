@@ -14,7 +14,7 @@ use tokio::runtime::{Handle, Runtime};
 use tokio::time::{Instant, sleep};
 use utoipa::ToSchema;
 
-use super::peer::{LOOK_EVERY, Peer, Question, Shared};
+use super::peer::{LOOK_EVERY, Peer, Question, ROWS_EVERY, Shared};
 use super::rows::ROWS_BYTES_MAX;
 use super::tls::{Connector, ServersTls};
 use crate::embedding::tiers::slices::{Neighbours, PeerHost, PeerSlice, Slices};
@@ -92,8 +92,14 @@ impl Peers {
         hosts.push(peer.clone());
         let watched = Arc::downgrade(&peer);
         self.runtime().spawn(async move {
+            let mut looks = 0;
             while let Some(peer) = watched.upgrade() {
                 peer.look().await;
+                looks += 1;
+                if looks > ROWS_EVERY {
+                    peer.look_for_rows().await;
+                    looks = 1;
+                }
                 drop(peer);
                 sleep(LOOK_EVERY).await;
             }
@@ -123,6 +129,7 @@ impl Neighbours for Peers {
 
     fn open(&self, slice: &PeerSlice) -> Arc<dyn RowSource> {
         let (peer, slice) = (self.of(&slice.host), Arc::new(slice.clone()));
+        peer.want(&slice);
         Arc::new(PeerRows { peer, slice, runtime: self.runtime().handle().clone() })
     }
 

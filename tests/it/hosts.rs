@@ -335,6 +335,23 @@ fn a_host_that_is_lost_is_as_a_cluster_that_is_lost() {
     until("rows come again", || said(&near, &split).0 == 200);
     pair.check(&near);
     pair.check(&back);
+    // One that is up and has other rows, by another plan.
+    back.signal("KILL");
+    back.wait();
+    let folder = tempfile::tempdir().unwrap();
+    let tables = tables_of(pair.stores[1].path());
+    let tables = tables.iter().map(|table| by_rows(table, &["h0", "h0", "h1"])).collect();
+    let other = plan_file(folder.path(), &pair.hosts, tables);
+    let unlike = spawn(pair.stores[1].path(), &other, "h1", &pair.hosts[1].1[1]);
+    until("the warning", || near.get("/readyz").1.contains("warning: host `h1`: none of its servers gives tiny/"));
+    assert_eq!(said(&near, &split).0, 503);
+    unlike.signal("KILL");
+    unlike.wait();
+    let back = pair.spawn(1, 1);
+    back.wait_ready();
+    until("rows come again", || said(&near, &split).0 == 200);
+    until("the warning goes", || !near.get("/readyz").1.contains("none of its servers gives"));
+    pair.check(&near);
 }
 
 /// The tiny package whose first table has its signs turned.

@@ -153,3 +153,38 @@ fn a_host_that_is_gone_costs_nothing_after_some_calls_and_is_told() {
     assert!(peers.of(&slice.host).breaker.is_open());
     assert!(peers.troubles()[0].starts_with(&format!("host `h1`: {gone} gives no rows: ")), "{:?}", peers.troubles());
 }
+
+#[test]
+fn a_host_that_answers_and_lacks_the_rows_is_reported_until_it_has_them() {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    let holds = Arc::new(AtomicBool::new(true));
+    let held = holds.clone();
+    let slice = server(move |call| match held.load(Ordering::Relaxed) {
+        true => reply(call, |_| ()),
+        false => reply(call, |reply| reply.given.iter_mut().for_each(|given| *given = None)),
+    });
+    let peers = peers();
+    peers.wait_for(std::slice::from_ref(&slice)).unwrap();
+    let source = peers.open(&slice);
+    let until = |what: &str, is_so: &dyn Fn() -> bool| {
+        let start = Instant::now();
+        while !is_so() {
+            assert!(start.elapsed() < Duration::from_secs(60), "{what}: {:?}", peers.troubles());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    };
+    let peer = peers.of(&slice.host);
+    until("it is seen to hold them", &|| peer.is_known_to_hold("m"));
+    assert!(peers.troubles().is_empty());
+    holds.store(false, Ordering::Relaxed);
+    let warning = "host `h1`: none of its servers gives m/t-c, rows [5, 9], columns [0, 2]: ";
+    until("the warning", &|| peers.troubles().iter().any(|trouble| trouble.starts_with(warning)));
+    assert!(!peer.breaker.is_open(), "it answers");
+    holds.store(true, Ordering::Relaxed);
+    until("the warning goes", &|| peers.troubles().is_empty());
+    holds.store(false, Ordering::Relaxed);
+    until("the warning", &|| !peers.troubles().is_empty());
+    drop(source);
+    until("nothing is asked of it", &|| peers.troubles().is_empty());
+}
