@@ -9,7 +9,8 @@ mod catalogue;
 
 use std::borrow::Cow;
 use std::io::IsTerminal as _;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 use tracing_subscriber::field::RecordFields;
@@ -103,6 +104,31 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     Cow::Owned(escaped)
 }
 
+/// Lets a line of the log through now and then, so that an outage in which every request fails does not fill the log.
+#[derive(Debug, Default)]
+pub struct Seldom {
+    /// When the last line went through, and the lines since.
+    state: Mutex<(Option<Instant>, u64)>,
+}
+
+impl Seldom {
+    /// Lets the first line through.
+    pub const fn new() -> Self {
+        Seldom { state: Mutex::new((None, 0)) }
+    }
+
+    /// Whether a line goes through, once in `every`: the number of lines before it that did not. None where it does not.
+    pub fn pass(&self, every: Duration) -> Option<u64> {
+        let (last, held_back) = &mut *self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.is_some_and(|at| at.elapsed() < every) {
+            *held_back += 1;
+            return None;
+        }
+        *last = Some(Instant::now());
+        Some(std::mem::take(held_back))
+    }
+}
+
 /// This moment in UTC, as the log writes it.
 pub fn now() -> String {
     let mut text = String::new();
@@ -168,6 +194,16 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("a_requests_bucket{le=\"32\"}"), "{text}");
+    }
+
+    #[test]
+    fn lines_that_come_too_often_are_counted_in_the_next_one() {
+        let line = Seldom::new();
+        let hour = Duration::from_secs(3600);
+        assert_eq!(line.pass(hour), Some(0));
+        assert_eq!([line.pass(hour), line.pass(hour)], [None, None]);
+        assert_eq!(line.pass(Duration::ZERO), Some(2));
+        assert_eq!((line.pass(hour), line.pass(Duration::ZERO)), (None, Some(1)));
     }
 
     #[test]

@@ -15,6 +15,7 @@ use super::form::Form;
 use super::wire::{ARROW_STREAM, ArrowReply, Problem, Reply, Step};
 use crate::device::heap;
 use crate::error::{Error, Kind, Result};
+use crate::telemetry::Seldom;
 
 /// A part of a budget, given back when it is dropped.
 pub(super) type Share = Option<OwnedSemaphorePermit>;
@@ -38,6 +39,9 @@ pub(super) type Outcome = std::result::Result<Response, Refusal>;
 pub(super) const PROBLEM_JSON: &str = "application/problem+json";
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const ARROW: HeaderValue = HeaderValue::from_static(ARROW_STREAM);
+
+/// Time between two lines of the log about requests that fail because something they need is away.
+const AWAY_EVERY: Duration = Duration::from_secs(1);
 
 /// Codings of bodies that are read.
 pub(super) const CODINGS: &str = "gzip, zstd";
@@ -71,12 +75,23 @@ fn whole_seconds(wait: Duration) -> u64 {
     wait.as_millis().div_ceil(1000).max(1) as u64
 }
 
-/// What the caller is told of an error; what the server itself must look into goes to the log in full.
+/// What the caller is told of an error; what the server itself must look into goes to the log in full. While something that
+/// requests need is away, every one of them fails alike: of each kind a line a second is logged, which counts the others.
 pub fn problem(error: &Error) -> Problem {
+    static AWAY: [Seldom; 4] = [const { Seldom::new() }; 4];
     match error.kind() {
         Kind::Internal | Kind::Io | Kind::Corrupt => tracing::error!(%error, kind = error.kind().name(), "failed"),
-        Kind::NotReady | Kind::Unavailable | Kind::NoSpace | Kind::Partial => {
-            tracing::warn!(%error, kind = error.kind().name(), "failed");
+        kind @ (Kind::NotReady | Kind::Unavailable | Kind::NoSpace | Kind::Partial) => {
+            let line = match kind {
+                Kind::NotReady => &AWAY[0],
+                Kind::Unavailable => &AWAY[1],
+                Kind::NoSpace => &AWAY[2],
+                _ => &AWAY[3],
+            };
+            match line.pass(AWAY_EVERY) {
+                Some(more) => tracing::warn!(%error, kind = kind.name(), more, "failed"),
+                None => tracing::debug!(%error, kind = kind.name(), "failed"),
+            }
         }
         _ => tracing::debug!(%error, kind = error.kind().name(), "refused"),
     }
