@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use clap::Parser;
 use sterling::embedding::tiers::remote::{
-    Cluster, ClusterOptions, ReadFrom, RemoteOptions, RemoteTable, TableShape, TableVersion, load,
+    Cluster, ClusterOptions, ReadFrom, RemoteOptions, RemoteTable, RowSet, TableShape, load,
 };
 use sterling::embedding::tiers::{RowSource, RowState};
 use sterling::error::Result;
@@ -101,7 +101,7 @@ fn main() {
     assert!(rows > 2 * HOT_ROWS, "--rows: expected more than {}", 2 * HOT_ROWS);
     let mut redis = RedisCluster::start(5000);
     let cluster = Cluster::connect(ClusterOptions::new(redis.seeds())).expect("the cluster has just been started");
-    let named = TableVersion::new("bench", "rows", 1, 0).expect("plain names");
+    let named = RowSet::new("bench", "rows", 1).expect("plain names");
     let shape = TableShape { rows, row_bytes, format: "bytes".into() };
     let start = Instant::now();
     let report = load(&cluster, &named, &shape, |r, out| fill(r, out, row_bytes), |_| {}).expect("the table loads");
@@ -142,12 +142,12 @@ fn micros(times: &mut [Duration], quantile: f64) -> f64 {
     times[((times.len() - 1) as f64 * quantile) as usize].as_secs_f64() * 1e6
 }
 
-fn open(cluster: &Arc<Cluster>, named: &TableVersion, shape: &TableShape, cache_bytes: usize) -> RemoteTable {
+fn open(cluster: &Arc<Cluster>, named: &RowSet, shape: &TableShape, cache_bytes: usize) -> RemoteTable {
     let options = RemoteOptions { cache_bytes, timeout: Duration::from_millis(200) };
     RemoteTable::open(cluster, named, shape, &options).expect("the table has just been loaded")
 }
 
-fn at_hit_rate(cluster: &Arc<Cluster>, named: &TableVersion, shape: &TableShape, settings: &Settings, rate: f64) {
+fn at_hit_rate(cluster: &Arc<Cluster>, named: &RowSet, shape: &TableShape, settings: &Settings, rate: f64) {
     let Settings { rows, ids, batches, callers, .. } = *settings;
     let table = open(cluster, named, shape, 64 << 20);
     let order = Rows { next: 0, rows };
@@ -193,13 +193,7 @@ fn at_hit_rate(cluster: &Arc<Cluster>, named: &TableVersion, shape: &TableShape,
 }
 
 /// Kills a primary while one caller asks without a cache, starts it again, and says what that did to the calls.
-fn fail_over(
-    redis: &mut RedisCluster,
-    named: &TableVersion,
-    shape: &TableShape,
-    settings: &Settings,
-    read_from: ReadFrom,
-) {
+fn fail_over(redis: &mut RedisCluster, named: &RowSet, shape: &TableShape, settings: &Settings, read_from: ReadFrom) {
     let options = ClusterOptions { read_from, ..ClusterOptions::new(redis.seeds()) };
     let cluster = Cluster::connect(options).expect("the cluster runs");
     let table = open(&cluster, named, shape, 0);

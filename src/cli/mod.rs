@@ -85,7 +85,7 @@ enum Command {
     Kernels(kernels::Kernels),
     /// Make a key for calls of a server, and the entry of its file of keys.
     Key(key::Key),
-    /// Show whose rows a Redis or Valkey Cluster holds, or remove those of a version.
+    /// Show whose rows a Redis or Valkey Cluster holds, check, load and remove them.
     Remote(remote::Remote),
     /// Run the graphs of a package or version within bounds of memory and time, as `publish` and `serve` have it done.
     #[command(hide = true)]

@@ -1,11 +1,15 @@
 //! `sterling remote`.
 
 use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::output::say;
-use super::publish::connect;
-use crate::embedding::tiers::remote::{TableState, TableVersion, delete, find};
+use super::publish::{connect, shown};
+use super::store::StoreArgs;
+use crate::embedding::tiers::remote::{Cluster, RowSet, TableState, delete, find, sample, verify};
 use crate::error::{Error, Result};
+use crate::publish::{self, Stage, load_published, prune};
 
 /// Arguments of `sterling remote`.
 #[derive(Debug, clap::Args)]
@@ -13,53 +17,104 @@ pub(super) struct Remote {
     /// A node of the cluster, such as redis://10.0.0.1:6379; several may be given
     #[arg(required = true)]
     nodes: Vec<String>,
-    /// Remove the rows of one version of a model, or of one publication of it as the list names them, MODEL/VERSION-ROWS; servers that
-    /// have them open see degraded rows from then on
-    #[arg(long, value_name = "MODEL/VERSION")]
+    /// Count the rows that cannot be read: a row of every chunk is read, where the list reads one of each partition. Some are an error
+    #[arg(long)]
+    verify: bool,
+    /// Bring the rows of a published version there, or back to where they were lost
+    #[arg(long, value_name = "STORE/MODEL/VERSION", conflicts_with = "verify")]
+    load: Option<PathBuf>,
+    /// With --load, a table whose rows are brought there; all that the user tower reads where none is given
+    #[arg(long, value_name = "TABLE", requires = "load")]
+    table: Vec<String>,
+    /// Remove the rows that no version of this store has, of the models in it; several stores may be given, and all that share the
+    /// cluster have to be. Rows that were loaded within the last hour stay
+    #[arg(long, value_name = "STORE", conflicts_with_all = ["verify", "load"])]
+    prune: Vec<PathBuf>,
+    /// Remove rows of a model by their name in the list, whoever has them; servers that have them open see degraded rows from then on
+    #[arg(long, value_name = "MODEL/ROWS", conflicts_with_all = ["verify", "load", "prune"])]
     delete: Option<String>,
 }
 
 impl Remote {
     pub(super) fn run(self) -> Result<()> {
+        crate::telemetry::start_logs(false);
         let cluster = connect(self.nodes)?;
-        let tables = cluster.tables()?;
-        let Some(asked) = self.delete else {
-            say(format_args!("{:32} {:>24} {:>12} {:>9} {:>10} state", "table", "version", "rows", "row bytes", "MB"))?;
-            for named in &tables {
-                let Some(m) = find(&cluster, named)? else { continue };
-                let state = match m.state {
-                    TableState::Complete => "complete",
-                    TableState::Loading => "loading",
-                    TableState::Deleting => "deleting",
-                };
-                let megabytes = m.rows as f64 * m.row_bytes as f64 / 1e6;
-                let (name, version) = (named.label(), named.tag());
-                say(format_args!(
-                    "{name:32} {version:>24} {:>12} {:>9} {megabytes:>10.1} {state}",
-                    m.rows, m.row_bytes
-                ))?;
-            }
-            return Ok(());
-        };
-        let wrong = || Error::invalid(format!("--delete {asked}: expected MODEL/VERSION, such as debian/3"));
-        let (model, version) = asked.rsplit_once('/').ok_or_else(wrong)?;
-        if version.split('-').next().is_none_or(|number| number.parse::<u64>().is_err()) {
-            return Err(wrong());
+        if let Some(version) = &self.load {
+            return bring(cluster, version, self.table);
         }
-        let is_meant =
-            |t: &&TableVersion| t.model() == model && (t.tag() == version || t.version().to_string() == version);
-        let of_version: Vec<&TableVersion> = tables.iter().filter(is_meant).collect();
-        if of_version.is_empty() {
-            let known: BTreeSet<String> = tables.iter().map(|t| format!("{}/{}", t.model(), t.tag())).collect();
-            return Err(Error::not_found(format!(
-                "the cluster has no rows of {asked}; there are: {}",
-                if known.is_empty() { "none".into() } else { Vec::from_iter(known).join(", ") }
-            )));
+        if !self.prune.is_empty() {
+            let stores = self.prune.iter().map(|store| StoreArgs::of(store).existing()).collect::<Result<Vec<_>>>()?;
+            let removed = prune(&cluster, &stores)?;
+            removed.iter().try_for_each(|set| say(format_args!("deleted {} rows {}", set.label(), set.tag())))?;
+            return say(format_args!("deleted {} sets of rows", removed.len()));
         }
-        for named in of_version {
-            delete(&cluster, named)?;
-            say(format_args!("deleted {} version {}", named.label(), named.tag()))?;
+        match self.delete {
+            Some(asked) => remove(&cluster, &asked),
+            None => list(&cluster, self.verify),
         }
-        Ok(())
     }
+}
+
+fn list(cluster: &Arc<Cluster>, all: bool) -> Result<()> {
+    say(format_args!("{:32} {:>20} {:>12} {:>9} {:>10} state", "table", "rows", "count", "row bytes", "MB"))?;
+    let mut lost = 0;
+    for set in cluster.tables()? {
+        let Some(m) = find(cluster, &set)? else { continue };
+        let trouble = match m.state {
+            TableState::Complete => if all { verify(cluster, &set) } else { sample(cluster, &set) }?.trouble(),
+            _ => None,
+        };
+        lost += u32::from(trouble.is_some());
+        let state = trouble.map_or(m.state.name().to_owned(), |why| format!("damaged: {why}"));
+        let megabytes = m.rows as f64 * m.row_bytes as f64 / 1e6;
+        let (name, tag) = (set.label(), set.tag());
+        say(format_args!("{name:32} {tag:>20} {:>12} {:>9} {megabytes:>10.1} {state}", m.rows, m.row_bytes))?;
+    }
+    let troubles = cluster.misconfigured()?;
+    troubles.iter().try_for_each(|line| say(format_args!("warning: {line}")))?;
+    match lost {
+        0 => Ok(()),
+        lost if all => Err(Error::unavailable(format!(
+            "rows of {lost} sets cannot be read; `sterling remote NODE --load STORE/MODEL/VERSION` brings lost ones back"
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Brings the rows of `STORE/MODEL/VERSION` to the cluster.
+fn bring(cluster: Arc<Cluster>, version: &Path, tables: Vec<String>) -> Result<()> {
+    let text = version.to_string_lossy();
+    let wrong = || Error::invalid(format!("--load {text}: expected STORE/MODEL/VERSION, such as store/debian/3"));
+    let mut parts = text.trim_end_matches('/').rsplitn(3, '/');
+    let number = parts.next().and_then(|number| number.parse::<u64>().ok()).ok_or_else(wrong)?;
+    let model = parts.next().filter(|model| !model.is_empty()).ok_or_else(wrong)?;
+    let store = StoreArgs::of(Path::new(parts.next().unwrap_or("."))).existing()?;
+    let remote = publish::Remote { cluster, tables };
+    shown(|progress| {
+        load_published(&remote, &store, model, number, &|done, total| progress(Stage::Loading, done, total))
+    })?;
+    say(format_args!("loaded the rows of {model} version {number}"))
+}
+
+/// Removes the rows with this name, `MODEL/ROWS`.
+fn remove(cluster: &Arc<Cluster>, asked: &str) -> Result<()> {
+    let (model, tag) = asked.rsplit_once('/').ok_or_else(|| {
+        Error::invalid(format!(
+            "--delete {asked}: expected MODEL/ROWS as the list has it, such as debian/5f02c81a9e4bd376"
+        ))
+    })?;
+    let tables = cluster.tables()?;
+    let named: Vec<&RowSet> = tables.iter().filter(|set| set.model() == model && set.tag() == tag).collect();
+    if named.is_empty() {
+        let known: BTreeSet<String> = tables.iter().map(|set| format!("{}/{}", set.model(), set.tag())).collect();
+        return Err(Error::not_found(format!(
+            "the cluster has no rows {asked}; there are: {}",
+            if known.is_empty() { "none".into() } else { Vec::from_iter(known).join(", ") }
+        )));
+    }
+    for set in named {
+        delete(cluster, set)?;
+        say(format_args!("deleted {} rows {}", set.label(), set.tag()))?;
+    }
+    Ok(())
 }

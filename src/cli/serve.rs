@@ -250,6 +250,7 @@ impl Server {
             Some(peers) => placement.beside(peers.clone()),
             None => placement,
         };
+        let cluster = placement.cluster().cloned();
         let trials = Trials::Apart(Apart::of_this_program()?);
         let loader = Snapshots { placement, trials, recorded: config.recorded_queries };
         let options = registry::Options {
@@ -283,6 +284,7 @@ impl Server {
             .with_updates(feeds.clone(), Duration::from_millis(config.engine.timeout_ms))
             .with_merges(merges)
             .with_peers(peers)
+            .with_cluster(cluster)
             .with_access(access)
             .with_traces(Traces::start(&config.traces)?)
             .with_audit(config.audit_share);

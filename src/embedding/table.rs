@@ -11,9 +11,7 @@ use safetensors::Dtype;
 use super::format::{encode_row, encode_rows};
 use super::place::{CardShare, Sharding};
 use super::spec::{TableSpec, Unseen};
-use super::tiers::remote::{
-    Cluster, LoadProgress, LoadReport, RemoteOptions, RemoteTable, TableShape, TableVersion, load,
-};
+use super::tiers::remote::{Cluster, LoadProgress, LoadReport, RemoteOptions, RemoteTable, RowSet, TableShape, load};
 use super::tiers::slices::Slice;
 use super::tiers::{RowSource, Source};
 use super::vocabulary::Vocabulary;
@@ -85,7 +83,7 @@ impl Table {
     /// As [`RemoteTable::open`], and where the specification is none.
     pub fn on_cluster(
         cluster: &Arc<Cluster>,
-        named: &TableVersion,
+        named: &RowSet,
         spec: TableSpec,
         options: &RemoteOptions,
     ) -> Result<Self> {
@@ -371,7 +369,7 @@ impl Table {
     pub fn load(
         &self,
         cluster: &Arc<Cluster>,
-        named: &TableVersion,
+        named: &RowSet,
         progress: impl FnMut(LoadProgress),
     ) -> Result<LoadReport> {
         let bytes = self.bytes().map_err(|e| e.within(named))?;

@@ -15,6 +15,7 @@ use super::shadow::Shadows;
 use super::traces::Traces;
 use super::wire::{self, ModelInfo, Served, SlowCall};
 use super::worst::Worst;
+use crate::embedding::tiers::remote::Cluster;
 use crate::engine::{Engine, Passes};
 use crate::error::{Error, Result};
 use crate::fresh::{Feed, Feeds, MergeUnderWay, Merges};
@@ -73,6 +74,8 @@ pub struct App {
     pub(super) merges: Option<Merges>,
     /// The servers of other hosts, where tables lie over several.
     pub(super) peers: Option<Arc<Peers>>,
+    /// The cluster that holds rows of tables, where there is one.
+    pub(super) cluster: Option<Arc<Cluster>>,
     /// Which answers are held against exact ones.
     pub(super) audit: Audit,
     /// Which answers are held against those of other versions.
@@ -96,6 +99,7 @@ impl App {
             feeds: None,
             merges: None,
             peers: None,
+            cluster: None,
             audit: Audit::new(0.0),
             shadows: Shadows::default(),
             updates_wait: Duration::from_secs(1),
@@ -127,6 +131,11 @@ impl App {
         App { peers, ..self }
     }
 
+    /// The same edge, which reports what is wrong with the cluster that holds rows of tables.
+    pub fn with_cluster(self, cluster: Option<Arc<Cluster>>) -> Self {
+        App { cluster, ..self }
+    }
+
     /// The same edge, which runs this share of the retrievals again exactly, beside their answers.
     pub fn with_audit(self, share: f64) -> Self {
         App { audit: Audit::new(share), ..self }
@@ -136,6 +145,7 @@ impl App {
     pub(super) fn warnings(&self) -> Vec<String> {
         let mut warnings = self.registry.troubles();
         warnings.extend(self.peers.iter().flat_map(|peers| peers.troubles()));
+        warnings.extend(self.cluster.iter().flat_map(|cluster| cluster.troubles()));
         warnings.extend(self.engine.backend().residents().iter().flat_map(|residents| residents.warnings()));
         for model in self.registry.list() {
             let (name, view) = (model.name(), model.view());

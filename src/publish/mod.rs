@@ -54,7 +54,7 @@ use crate::snapshot::Store;
 pub use budget::MemoryPlan;
 pub use gathered::MergedVersion;
 pub use merge::{MERGE_STEPS, merge};
-pub use remote::Remote;
+pub use remote::{Remote, load_published, prune};
 pub use request::{Progress, Publish, Stage, Vectors};
 
 /// Publishes a version and returns the model's name and the version's number.

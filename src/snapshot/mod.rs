@@ -40,7 +40,7 @@ pub use ids::Ids;
 pub use load::Snapshot;
 pub use manifest::{FORMAT, FoldedFrom, GraphRecord, MANIFEST, Manifest, MergedFrom, PROGRAM, Provenance, ShardOf};
 pub use part::ItemParts;
-pub use placement::{Placement, PlacementOptions, placed, rows_on_cluster};
+pub use placement::{Placement, PlacementOptions, content_of, placed, rows_on_cluster};
 pub use recipe::{PartFormat, Recipe, Reranking, Serving};
 pub use shards::{SHARDS_FILE, ShardEntry, Shards, shard_folder, shard_of};
 #[cfg(test)]

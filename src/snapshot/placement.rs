@@ -16,7 +16,7 @@ use super::workload::workload;
 use crate::embedding::Table;
 use crate::embedding::place::{CardShare, ShardPlan, Sharding, TablePlan, Tier};
 use crate::embedding::tiers;
-use crate::embedding::tiers::remote::{Cluster, ClusterOptions, RemoteOptions, TableVersion};
+use crate::embedding::tiers::remote::{Cluster, ClusterOptions, RemoteOptions, RowSet};
 use crate::embedding::tiers::slices::{Neighbours, PeerHost, PeerSlice, SliceName};
 use crate::error::{Error, Result};
 use crate::model::ModelSpec;
@@ -125,6 +125,11 @@ impl Placement {
     /// The same, among the servers of other hosts.
     pub fn beside(self, neighbours: Arc<dyn Neighbours>) -> Self {
         Placement { neighbours: Some(neighbours), ..self }
+    }
+
+    /// The cluster that holds rows of tables, where there is one.
+    pub fn cluster(&self) -> Option<&Arc<Cluster>> {
+        self.cluster.as_ref()
     }
 
     /// Every host that is spoken of, and its servers as far as they are named.
@@ -366,17 +371,21 @@ fn checksum<'a>(spec: &ModelSpec, manifest: &'a Manifest, table: &str) -> Result
     found.map(|sum| sum.xxh3.as_str()).ok_or_else(missing)
 }
 
-/// The name under which a cluster has the rows of a table of a version. The checksum of the file that holds them is part of it, so
-/// that rows which a publication left behind are never taken for those of a later one with the same number. A version that was
-/// merged has the rows of the one that was published.
+/// The name under which a cluster has the rows of a table of a version: by the checksum of the file that holds them, so that versions
+/// whose file is the same share them, and rows which a publication left behind are never taken for others.
 ///
 /// # Errors
-/// `NotFound` for a table or a file that the version does not have; as [`TableVersion::new`].
-pub fn rows_on_cluster(spec: &ModelSpec, manifest: &Manifest, table: &str) -> Result<TableVersion> {
+/// `NotFound` for a table or a file that the version does not have; as [`RowSet::new`].
+pub fn rows_on_cluster(spec: &ModelSpec, manifest: &Manifest, table: &str) -> Result<RowSet> {
     let checksum = checksum(spec, manifest, table)?;
-    let rows = checksum.get(..16).and_then(|digits| u64::from_str_radix(digits, 16).ok());
-    let rows = rows.ok_or_else(|| Error::not_found(format!("table `{table}`: `{checksum}` is no checksum")))?;
-    TableVersion::new(&manifest.name, table, manifest.origin(), rows)
+    let content = content_of(checksum)
+        .ok_or_else(|| Error::not_found(format!("table `{table}`: `{checksum}` is no checksum")))?;
+    RowSet::new(&manifest.name, table, content)
+}
+
+/// What rows are keyed by whose file has this checksum.
+pub fn content_of(checksum: &str) -> Option<u64> {
+    checksum.get(..16).and_then(|digits| u64::from_str_radix(digits, 16).ok())
 }
 
 /// How a table lies, in a few words: its sharding type and the devices of its parts.

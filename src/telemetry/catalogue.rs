@@ -121,6 +121,18 @@ const METRICS: &[Metric] = &[
         Open("remote_table, outcome"),
         "rows asked of a remote table, by what came",
     ),
+    metric(
+        "sterling_remote_unread_total",
+        Counter,
+        Open("remote_table, cause"),
+        "rows that the cluster did not bring: late, down (no node of the shard answers), refused, missing, corrupt",
+    ),
+    metric(
+        "sterling_remote_unreadable_ratio",
+        Gauge,
+        Open("remote_table"),
+        "share of the rows looked at last that cannot be read, with and without requests",
+    ),
     metric("sterling_remote_cache_hit_rate", Gauge, Open("remote_table"), "share of rows that the cache had"),
     metric(
         "sterling_peer_rows_total",

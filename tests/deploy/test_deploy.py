@@ -27,7 +27,7 @@ BOARD = json.loads((DEPLOY / "grafana.json").read_text())
 RUNBOOK = (ROOT / "docs/RUNBOOK.md").read_text()
 # What PromQL has of its own.
 WORDS = set(
-    "sum by rate increase histogram_quantile deriv and or unless on ignoring group_left offset bool label_values instance model call status reason le step "
+    "sum by max rate increase histogram_quantile deriv and or unless on ignoring group_left offset bool label_values instance model call status reason le step "
     "remote_table outcome table job role why kind up time".split()
 )
 # Told where there is a cluster of rows, a bucket or a GPU alone, and by routers.
@@ -36,6 +36,8 @@ ELSEWHERE = {
     "sterling_store_available",
     "sterling_remote_rows_total",
     "sterling_remote_cache_hit_rate",
+    "sterling_remote_unread_total",
+    "sterling_remote_unreadable_ratio",
     "sterling_route_partial_total",
     "sterling_route_again_total",
     "sterling_route_second_calls_total",

@@ -42,6 +42,7 @@ mod recall;
 mod redis_cluster;
 mod registry;
 mod remote;
+mod remote_faults;
 mod route;
 mod routed_traffic;
 mod routed_updates;

@@ -30,7 +30,7 @@ use crate::support::{Server, ids, loses, put, retrieve, root, run, tiny, tiny_pa
 type Part = ([u64; 2], [u32; 2], Tier);
 
 /// The plan of one table.
-fn planned(table: &Table, sharding: Sharding, parts: &[Part]) -> TablePlan {
+pub fn planned(table: &Table, sharding: Sharding, parts: &[Part]) -> TablePlan {
     let shard = |(rows, columns, tier): &Part| ShardPlan {
         copy: 0,
         rows: *rows,
@@ -56,7 +56,7 @@ fn planned(table: &Table, sharding: Sharding, parts: &[Part]) -> TablePlan {
 }
 
 /// A file that holds a plan.
-fn plan_file(folder: &Path, tables: Vec<TablePlan>) -> PathBuf {
+pub fn plan_file(folder: &Path, tables: Vec<TablePlan>) -> PathBuf {
     let plan = PlacementPlan {
         batch: 1,
         micros: 0.0,
@@ -279,6 +279,23 @@ fn plans_that_cannot_be_followed_are_refused_with_the_reason() {
     assert_eq!(model_info(&planned).tables[0].placed, "table_wise on h");
 }
 
+/// The name of the rows of the first table of a version of the tiny model.
+fn rows_of_tiny(package: &Package, manifest: &Manifest) -> String {
+    rows_on_cluster(&package.spec, manifest, "packages").unwrap().tag()
+}
+
+/// Has all rows look as if they had been loaded long ago.
+fn make_old(redis: &RedisCluster) {
+    for key in redis.keys("sterling:*:manifest") {
+        let node = redis.primary_of(&key);
+        let text: String = redis::cmd("GET").arg(&key).query(&mut redis.connection(node)).unwrap();
+        let mut manifest: Value = serde_json::from_str(&text).unwrap();
+        assert!(manifest["loaded"].as_u64().unwrap() > 0, "{manifest}");
+        manifest["loaded"] = json!(1);
+        redis.ask(node, &["SET", &key, &manifest.to_string()]);
+    }
+}
+
 #[test]
 fn published_rows_are_served_from_a_cluster_and_taken_out_of_it() {
     let _alone = alone();
@@ -331,24 +348,49 @@ fn published_rows_are_served_from_a_cluster_and_taken_out_of_it() {
     assert_eq!(listed.matches("tiny/packages").count(), 2, "{listed}");
     assert_eq!(ids(&server.ask("/v1/models/tiny:retrieve", request("fail"))), ids(&local));
 
-    // A version that the cluster does not have is refused, and the one before goes on.
+    // A version whose tables are the same is served from the rows that are there.
     put(store.path(), &tiny()).unwrap();
-    let second = || {
+    until("the second version", || server.get_json("/v1/models/tiny")["version"] == 2);
+    assert_eq!(ids(&server.ask("/v1/models/tiny:retrieve", request("fail"))), ids(&local));
+    let (_, listed, _) = run(&["remote", &seed]);
+    assert_eq!(listed.matches("tiny/packages").count(), 2, "{listed}");
+
+    // One that the cluster does not have is refused, and the one before goes on.
+    let mut unlike = tiny();
+    unlike.recipe.tables = [("packages".to_owned(), RowFormat::F16)].into();
+    put(store.path(), &unlike).unwrap();
+    let third = || {
         let versions = server.get_json("/v1/models/tiny/versions");
-        versions["versions"].as_array().unwrap().iter().find(|v| v["version"] == 2).cloned()
+        versions["versions"].as_array().unwrap().iter().find(|v| v["version"] == 3).cloned()
     };
-    until("the second version is refused", || second().is_some_and(|v| v["refused"].is_string()));
-    let why = second().unwrap()["refused"].as_str().unwrap().to_owned();
-    assert!(why.contains("packages version 2-") && why.contains(": not in the cluster; versions there: 1-"), "{why}");
+    until("the third version is refused", || third().is_some_and(|v| v["refused"].is_string()));
+    let why = third().unwrap()["refused"].as_str().unwrap().to_owned();
+    assert!(why.contains("packages rows ") && why.contains(": not in the cluster; rows there: "), "{why}");
+    assert_eq!(ids(&server.ask("/v1/models/tiny:retrieve", request("fail"))), ids(&local));
+
+    // What no version of the store has goes, but not while its publication may be under way; what another store has goes unless it is named.
+    let kept = rows_of_tiny(&package, &Manifest::read(&store.path().join("tiny/1")).unwrap());
+    let others = rows_of_tiny(&package, &Manifest::read(&elsewhere.path().join("tiny/1")).unwrap());
+    let (here, there) = (store.path().display().to_string(), elsewhere.path().display().to_string());
+    let (code, out, said) = run(&["remote", &seed, "--prune", &here]);
+    assert!(code == 0 && out.contains("deleted 0 sets of rows"), "rows of this hour: {out}{said}");
+    make_old(&redis);
+    let (code, out, said) = run(&["remote", &seed, "--prune", &here, "--prune", &there]);
+    assert!(code == 0 && out.contains("deleted 0 sets of rows"), "{out}{said}");
+    let (code, out, said) = run(&["remote", &seed, "--prune", &here]);
+    assert!(code == 0 && out.contains(&format!("deleted tiny/packages rows {others}")), "{out}{said}");
+    assert!(!out.contains(&kept), "{out}");
     assert_eq!(ids(&server.ask("/v1/models/tiny:retrieve", request("fail"))), ids(&local));
 
     // Rows taken out under the server's feet: the request's policy decides, and the reply says what happened.
-    let (code, out, _) = run(&["remote", &seed, "--delete", "tiny/1"]);
-    assert!(code == 0 && out.contains("deleted tiny/packages version 1"), "{out}");
     let (code, _, said) = run(&["remote", &seed, "--delete", "tiny/1"]);
-    assert!(code == 2 && said.contains("the cluster has no rows of tiny/1; there are: none"), "{said}");
+    assert!(code == 2 && said.contains(&format!("the cluster has no rows tiny/1; there are: tiny/{kept}")), "{said}");
+    let (code, out, _) = run(&["remote", &seed, "--delete", &format!("tiny/{kept}")]);
+    assert!(code == 0 && out.contains(&format!("deleted tiny/packages rows {kept}")), "{out}");
+    let (code, _, said) = run(&["remote", &seed, "--delete", &format!("tiny/{kept}")]);
+    assert!(code == 2 && said.contains("; there are: none"), "{said}");
     let (code, _, said) = run(&["remote", &seed, "--delete", "tiny"]);
-    assert!(code == 2 && said.contains("expected MODEL/VERSION"), "{said}");
+    assert!(code == 2 && said.contains("expected MODEL/ROWS"), "{said}");
     // Ids that no cache holds.
     let fresh = |on_degraded: &str| {
         let mut request = request(on_degraded);

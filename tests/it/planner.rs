@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::Value;
 use sterling::embedding::place::{Sharding, TablePlan, Tier};
 use sterling::embedding::shard::Cut;
-use sterling::embedding::tiers::remote::{Cluster, ClusterOptions, RemoteOptions, TableVersion};
+use sterling::embedding::tiers::remote::{Cluster, ClusterOptions, RemoteOptions, RowSet};
 use sterling::embedding::{
     BagConfig, EmbeddingBagCollection, KeyedJaggedTensor, Lookup, OnDegraded, Pooling, RowFormat, Table, Unseen,
 };
@@ -187,7 +187,7 @@ fn the_debian_model_answers_alike_with_half_a_table_on_a_cluster() {
     let cut = |rows: Range<u64>, device: &str| Cut { rows, columns: 0..width, copy: 0, device: device.into() };
     let [near, far] = [cut(0..rows / 2, "here"), cut(rows / 2..rows, "cluster")];
     let on_cluster = |table: &Table, version: u64| {
-        let named = TableVersion::new("debian", "packages", version, 0).unwrap();
+        let named = RowSet::new("debian", "packages", version).unwrap();
         table.load(&cluster, &named, |_| {}).unwrap();
         let options = RemoteOptions { timeout: Duration::from_secs(10), ..RemoteOptions::default() };
         Table::on_cluster(&cluster, &named, table.spec().clone(), &options).unwrap()

@@ -52,6 +52,11 @@ impl RedisCluster {
         cluster
     }
 
+    /// Numbers of the nodes.
+    pub fn nodes(&self) -> std::ops::Range<usize> {
+        0..self.nodes.len()
+    }
+
     /// Addresses of the nodes.
     pub fn seeds(&self) -> Vec<String> {
         self.ports.iter().map(|port| format!("redis://127.0.0.1:{port}")).collect()
@@ -85,7 +90,7 @@ impl RedisCluster {
     }
 
     /// Sends a command to one node, which may refuse it, as it does while it loads what its primary sends.
-    fn try_ask(&self, node: usize, words: &[&str]) -> redis::RedisResult<Value> {
+    pub fn try_ask(&self, node: usize, words: &[&str]) -> redis::RedisResult<Value> {
         let mut command = cmd(words[0]);
         words[1..].iter().for_each(|word| {
             command.arg(word);
@@ -199,6 +204,7 @@ impl RedisCluster {
             .args(["--cluster-port", &free_ports(1)[0].to_string()])
             .args(["--cluster-node-timeout", &NODE_TIMEOUT_MS.to_string()])
             .args(["--cluster-require-full-coverage", "no", "--cluster-allow-reads-when-down", "yes"])
+            .args(["--enable-debug-command", "yes"])
             .args([
                 "--save",
                 "",

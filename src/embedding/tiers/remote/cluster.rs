@@ -5,22 +5,27 @@
 //! it knows no breaker, so that one hung node would cost every request its deadline.
 //!
 //! A task asks for the owners again after each failure and redirection, and now and then; another probes nodes whose breaker
-//! is open.
+//! is open. Only nodes of this cluster are believed: an address may belong to another one by now, as those of pods do.
 
 use std::collections::HashMap;
 use std::future::Future;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
+use futures_util::future::join_all;
 use redis::{ConnectionAddr, ConnectionInfo, IntoConnectionInfo, Pipeline, ServerErrorKind, Value, cmd, pipe};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout, timeout_at};
 
-use super::node::ClusterNode;
+use super::layout::slot_of;
+use super::manifest::{TableManifest, TableState};
+use super::node::{ClusterNode, words};
+use super::open::OpenSet;
 use super::slots::{Address, SlotMap};
 use crate::error::{Error, Result};
+use crate::locks::locked;
 
 const REFRESH_PAUSE: Duration = Duration::from_millis(50);
 const PROBE_INTERVAL_MAX: Duration = Duration::from_secs(2);
@@ -115,20 +120,25 @@ impl Cluster {
     /// Finds the nodes and their slots.
     ///
     /// # Errors
-    /// Where a seed is no address, asks for TLS, or no seed answers as a node of a cluster.
+    /// `Invalid` where a seed is no address, `Unsupported` where it asks for TLS, `Unavailable` where no seed answers as a node of a
+    /// cluster.
     pub fn connect(options: ClusterOptions) -> Result<Arc<Self>> {
         let mut seeds = Vec::new();
         let mut like = None;
         for seed in &options.seeds {
+            let shown = without_password(seed);
+            if ["rediss:", "valkeys:"].iter().any(|scheme| seed.starts_with(scheme)) {
+                return Err(Error::unsupported(format!(
+                    "cluster address {shown}: TLS to a cluster is not supported, expected redis://HOST:PORT of a node or of a TLS proxy on \
+                     this machine"
+                )));
+            }
             let info = seed
                 .as_str()
                 .into_connection_info()
-                .map_err(|e| Error::invalid(format!("cluster address {}: {e}", without_password(seed))))?;
+                .map_err(|e| Error::invalid(format!("cluster address {shown}: {e}")))?;
             let ConnectionAddr::Tcp(host, port) = info.addr().clone() else {
-                let seed = without_password(seed);
-                return Err(Error::unsupported(format!(
-                    "cluster address {seed}: expected redis://host:port, without TLS"
-                )));
+                return Err(Error::unsupported(format!("cluster address {shown}: expected redis://HOST:PORT")));
             };
             seeds.push(Address { host, port });
             like.get_or_insert(info);
@@ -146,13 +156,16 @@ impl Cluster {
             seeds,
             view: ArcSwap::from_pointee(View { slots: SlotMap::empty(), shards: Vec::new() }),
             nodes: RwLock::default(),
+            open: Mutex::default(),
+            trouble: ArcSwapOption::empty(),
+            strangers: ArcSwap::default(),
             refresh: Notify::new(),
             counters: ClusterTally::default(),
             turn: AtomicU64::new(0),
         });
         let cluster = Arc::new(Cluster { shared: shared.clone(), runtime: Some(runtime) });
         let first = shared.clone();
-        cluster.run(async move { first.refresh().await })??;
+        cluster.run(async move { first.begin().await })??;
         cluster.spawn(shared.keep_fresh());
         Ok(cluster)
     }
@@ -202,6 +215,7 @@ impl Drop for Cluster {
     }
 }
 
+/// The seed without user and password.
 fn without_password(seed: &str) -> &str {
     seed.rsplit_once('@').map_or(seed, |(_, rest)| rest)
 }
@@ -227,8 +241,8 @@ pub(super) struct View {
 pub(super) enum PipelineOutcome {
     /// A reply to each command, an error of its own maybe.
     Replies(Vec<Value>),
-    /// The connection failed.
-    Lost,
+    /// The connection failed, for this reason.
+    Lost(String),
     /// The time ran out.
     Late,
 }
@@ -240,6 +254,12 @@ pub(super) struct Shared {
     seeds: Vec<Address>,
     pub(super) view: ArcSwap<View>,
     nodes: RwLock<HashMap<Address, Arc<ClusterNode>>>,
+    /// The sets of rows that are open for reading.
+    pub(super) open: Mutex<Vec<Weak<OpenSet>>>,
+    /// Why the owners of slots are not known anew.
+    pub(super) trouble: ArcSwapOption<String>,
+    /// Seeds at which another cluster answers.
+    pub(super) strangers: ArcSwap<Vec<Address>>,
     refresh: Notify,
     counters: ClusterTally,
     turn: AtomicU64,
@@ -251,10 +271,14 @@ impl Shared {
         if let Some(node) = self.nodes.read().unwrap_or_else(PoisonError::into_inner).get(address) {
             return Ok(node.clone());
         }
-        let node = ClusterNode::new(address.clone(), &self.like, self.options.connect_timeout)
-            .map_err(|e| Error::invalid(format!("cluster node {address}: {e}")))?;
+        let node = self.new_node(address)?;
         let mut nodes = self.nodes.write().unwrap_or_else(PoisonError::into_inner);
         Ok(nodes.entry(address.clone()).or_insert_with(|| Arc::new(node)).clone())
+    }
+
+    fn new_node(&self, address: &Address) -> Result<ClusterNode> {
+        ClusterNode::new(address.clone(), &self.like, self.options.connect_timeout)
+            .map_err(|e| Error::invalid(format!("cluster node {address}: {e}")))
     }
 
     /// Sends a pipeline to one node. Time that ran out counts as the node's failure.
@@ -265,20 +289,19 @@ impl Shared {
         deadline: Instant,
     ) -> PipelineOutcome {
         let start = Instant::now();
-        self.counters.pipelines.fetch_add(1, Ordering::Relaxed);
         match timeout_at(deadline.into(), node.ask(pipeline)).await {
             Ok(Ok(replies)) => {
                 node.breaker.success();
                 PipelineOutcome::Replies(replies)
             }
             Ok(Err(error)) => {
-                tracing::debug!(node = %node.address, %error, "remote tier: a pipeline failed");
-                self.failed(node);
-                PipelineOutcome::Lost
+                let why = error.to_string();
+                self.failed(node, &why);
+                PipelineOutcome::Lost(why)
             }
             Err(_) => {
                 if start.elapsed() >= PATIENCE_MIN {
-                    self.failed(node);
+                    self.failed(node, "no answer in time");
                 }
                 PipelineOutcome::Late
             }
@@ -286,11 +309,13 @@ impl Shared {
     }
 
     /// Counts a failure of the node; the one that opens its breaker starts the probes.
-    pub(super) fn failed(self: &Arc<Self>, node: &Arc<ClusterNode>) {
+    pub(super) fn failed(self: &Arc<Self>, node: &Arc<ClusterNode>, why: &str) {
+        tracing::debug!(node = %node.address, why, "remote tier: a pipeline failed");
         self.counters.failures.fetch_add(1, Ordering::Relaxed);
         self.refresh.notify_one();
         if node.breaker.failure(self.options.breaker_failures) {
-            tracing::warn!(node = %node.address, "remote tier: the node does not answer, requests pass it by");
+            tracing::warn!(node = %node.address, why, "remote tier: the node does not answer, requests pass it by");
+            node.trouble.store(Some(Arc::new(why.to_owned())));
             node.disconnect();
             tokio::spawn(self.clone().probe(node.clone()));
         }
@@ -312,6 +337,10 @@ impl Shared {
         }
     }
 
+    pub(super) fn count_pipeline(&self) {
+        self.counters.pipelines.fetch_add(1, Ordering::Relaxed);
+    }
+
     pub(super) fn count_redirection(&self) {
         self.counters.redirections.fetch_add(1, Ordering::Relaxed);
         self.refresh.notify_one();
@@ -325,35 +354,109 @@ impl Shared {
         self.refresh.notify_one();
     }
 
-    /// Asks one node after another who owns what, well ones first, until one says.
+    /// What a node says of who owns what.
+    async fn slots_of(&self, node: &ClusterNode) -> Result<SlotMap, String> {
+        let mut question = pipe();
+        question.add_command(cmd("CLUSTER").arg("SLOTS").to_owned());
+        let answer = timeout(self.options.connect_timeout, node.ask(&question)).await;
+        let slots = match answer {
+            Ok(Ok(replies)) => match replies.first() {
+                Some(Value::ServerError(e)) => Err(words(e)),
+                reply => SlotMap::parse(reply.unwrap_or(&Value::Nil), &node.address).map_err(|e| e.to_string()),
+            },
+            Ok(Err(e)) => Err(e.to_string()),
+            Err(_) => Err(format!("no answer in {} ms", self.options.connect_timeout.as_millis())),
+        };
+        match slots {
+            Ok(slots) if slots.shards.is_empty() => Err(format!("{}: no node owns a slot", node.address)),
+            Ok(slots) => Ok(slots),
+            Err(e) => Err(format!("{}: {e}", node.address)),
+        }
+    }
+
+    /// Asks all seeds who owns what, and believes the cluster that most of them name.
+    async fn begin(&self) -> Result<()> {
+        let seeds = self.seeds.iter().map(|seed| self.node(seed)).collect::<Result<Vec<_>>>()?;
+        let mut maps = Vec::new();
+        let mut last = String::new();
+        for answer in join_all(seeds.iter().map(|node| self.slots_of(node))).await {
+            match answer {
+                Ok(slots) => maps.push(slots),
+                Err(why) => last = why,
+            }
+        }
+        let votes = |map: &SlotMap| maps.iter().filter(|other| map.is_of(other)).count();
+        // Of several with as many votes the first seed's.
+        match maps.iter().rev().max_by_key(|map| votes(map)) {
+            Some(slots) => self.adopt(slots.clone()),
+            None => Err(unknown_owners(&last)),
+        }
+    }
+
+    /// Asks one node after another who owns what, well ones first, until one of this cluster says. Another cluster is taken for
+    /// this one, made anew, only where it has the rows of all tables that are open. While none is open, seeds decide.
     pub(super) async fn refresh(self: &Arc<Self>) -> Result<()> {
+        let open: Vec<Arc<OpenSet>> = locked(&self.open).iter().filter_map(Weak::upgrade).collect();
+        if open.is_empty() && self.begin().await.is_ok() {
+            return Ok(());
+        }
         let view = self.view.load_full();
         let mut known: Vec<Arc<ClusterNode>> = view.shards.iter().flatten().cloned().collect();
         known.sort_by_key(|n| n.breaker.is_open());
         for seed in &self.seeds {
             known.push(self.node(seed)?);
         }
-        let mut question = pipe();
-        question.add_command(cmd("CLUSTER").arg("SLOTS").to_owned());
-        let mut last = None;
+        let mut last = String::new();
+        let mut others = Vec::new();
         for node in known {
-            let answer = timeout(self.options.connect_timeout, node.ask(&question)).await;
-            let slots = match answer {
-                Ok(Ok(replies)) => match replies.first() {
-                    Some(Value::ServerError(e)) => Err(format!("{} {}", e.code(), e.details().unwrap_or_default())),
-                    reply => SlotMap::parse(reply.unwrap_or(&Value::Nil), &node.address).map_err(|e| e.to_string()),
-                },
-                Ok(Err(e)) => Err(e.to_string()),
-                Err(_) => Err(format!("no answer in {} ms", self.options.connect_timeout.as_millis())),
-            };
-            match slots {
-                Ok(slots) if !slots.shards.is_empty() => return self.adopt(slots),
-                Ok(_) => last = Some(format!("{}: no node owns a slot", node.address)),
-                Err(e) => last = Some(format!("{}: {e}", node.address)),
+            match self.slots_of(&node).await {
+                Ok(slots) if slots.is_of(&view.slots) => return self.adopt(slots),
+                Ok(slots) => {
+                    last = format!("{}: a node of another cluster", node.address);
+                    others.push(slots);
+                }
+                Err(why) => last = why,
             }
         }
-        let last = last.unwrap_or_default();
-        Err(Error::unavailable(format!("no node of the cluster tells who owns what; the last asked was {last}")))
+        for slots in others.into_iter().filter(|_| !open.is_empty()) {
+            if self.has_all(&slots, &open).await {
+                tracing::warn!("remote tier: the cluster was made anew and has the rows of all open tables");
+                return self.adopt(slots);
+            }
+        }
+        Err(unknown_owners(&last))
+    }
+
+    /// Whether a cluster has the rows of all open sets.
+    async fn has_all(&self, slots: &SlotMap, open: &[Arc<OpenSet>]) -> bool {
+        for set in open {
+            let key = set.named.manifest_key();
+            let owner = slots.owner(slot_of(&key)).and_then(|shard| slots.shards[shard].nodes.first());
+            let Some(Ok(node)) = owner.map(|address| self.new_node(address)) else { return false };
+            let mut question = pipe();
+            question.cmd("GET").arg(&key);
+            let answer = timeout(self.options.connect_timeout, node.ask(&question)).await;
+            let Ok(Ok(replies)) = answer else { return false };
+            let Some(Value::BulkString(bytes)) = replies.first() else { return false };
+            let manifest = TableManifest::parse(&set.named, bytes);
+            if !manifest.is_ok_and(|found| found.state == TableState::Complete && set.has_rows_of(&found)) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Looks for seeds at which another cluster answers. Those that the map names were asked for it, or are its nodes.
+    async fn look_for_strangers(&self) {
+        let view = self.view.load_full();
+        let mut strangers = Vec::new();
+        for seed in self.seeds.iter().filter(|seed| view.slots.nodes().all(|node| node != *seed)) {
+            let Ok(node) = self.node(seed) else { continue };
+            if self.slots_of(&node).await.is_ok_and(|slots| !slots.is_of(&view.slots)) {
+                strangers.push(seed.clone());
+            }
+        }
+        self.strangers.store(Arc::new(strangers));
     }
 
     fn adopt(&self, slots: SlotMap) -> Result<()> {
@@ -367,11 +470,12 @@ impl Shared {
         let mut nodes = self.nodes.write().unwrap_or_else(PoisonError::into_inner);
         nodes.retain(|address, _| self.seeds.contains(address) || slots.nodes().any(|n| n == address));
         drop(nodes);
-        tracing::info!(
-            shards = shards.len(),
-            nodes = slots.nodes().count(),
-            "remote tier: owners of slots have changed"
-        );
+        let (count, nodes) = (shards.len(), slots.nodes().count());
+        if self.view.load().shards.is_empty() {
+            tracing::debug!(shards = count, nodes, "remote tier: owners of slots are known");
+        } else {
+            tracing::info!(shards = count, nodes, "remote tier: owners of slots have changed");
+        }
         self.view.store(Arc::new(View { slots, shards }));
         Ok(())
     }
@@ -380,12 +484,19 @@ impl Shared {
         loop {
             let unwell = self.view.load().shards.iter().flatten().any(|n| n.breaker.is_open());
             let period = if unwell { self.options.probe_interval } else { self.options.refresh_interval };
-            tokio::select! {
-                () = self.refresh.notified() => {}
-                () = sleep(period) => {}
+            let is_asked = tokio::select! {
+                () = self.refresh.notified() => true,
+                () = sleep(period) => false,
+            };
+            let trouble = self.refresh().await.err().map(|error| Arc::new(error.to_string()));
+            match (&trouble, &*self.trouble.load()) {
+                (Some(why), None) => tracing::warn!(%why, "remote tier: the owners of slots are not known anew"),
+                (None, Some(_)) => tracing::info!("remote tier: the owners of slots are known again"),
+                _ => {}
             }
-            if let Err(error) = self.refresh().await {
-                tracing::warn!(%error, "remote tier: the owners of slots are not known anew");
+            self.trouble.store(trouble);
+            if !is_asked && !unwell {
+                self.look_for_strangers().await;
             }
             sleep(REFRESH_PAUSE).await;
         }
@@ -407,6 +518,7 @@ impl Shared {
                 && !matches!(replies.first(), None | Some(Value::ServerError(_)))
             {
                 tracing::info!(node = %node.address, "remote tier: the node answers again");
+                node.trouble.store(None);
                 node.breaker.close();
                 self.refresh.notify_one();
                 return;
@@ -463,10 +575,14 @@ impl Shared {
     }
 }
 
+fn unknown_owners(last: &str) -> Error {
+    Error::unavailable(format!("no node of the cluster tells who owns what; the last asked was {last}"))
+}
+
 /// What a reply says, where it speaks of a state of the cluster that will pass.
 fn passing(reply: &Value) -> Option<String> {
     use ServerErrorKind::{Ask, BusyLoading, ClusterDown, MasterDown, Moved, ReadOnly, TryAgain};
     let Value::ServerError(error) = reply else { return None };
     let passes = matches!(error.kind()?, Ask | BusyLoading | ClusterDown | MasterDown | Moved | ReadOnly | TryAgain);
-    passes.then(|| format!("{} {}", error.code(), error.details().unwrap_or_default()))
+    passes.then(|| words(error))
 }

@@ -1,10 +1,10 @@
 //! Where a row of a table lies in the cluster, and how its bytes prove that they are that row.
 //!
-//! - A table version is cut into *groups* of `partitions × rows_per_chunk` consecutive rows. Within a group row `i` goes to
+//! - A set of rows is cut into *groups* of `partitions × rows_per_chunk` consecutive rows. Within a group row `i` goes to
 //!   partition `i % partitions`, so that rows that are often used together, such as the head of a table sorted by frequency,
 //!   spread over all nodes.
 //! - The rows of one group and partition are one string value, a *chunk*, under the key
-//!   `sterling:{MODEL/TABLE/VERSION-ROWS/PARTITION.SALT}:GROUP`. The hash tag keeps a partition in one slot of the cluster, and the
+//!   `sterling:{MODEL/TABLE/CONTENT/PARTITION.SALT}:GROUP`. The hash tag keeps a partition in one slot of the cluster, and the
 //!   salt is the first number that puts partition `p` of `P` into the `p`-th of `P` equal ranges of slots: every node that
 //!   owns an equal share of slots owns an equal share of rows.
 //! - A chunk is `[rows, row_bytes + 4]` and 8 bytes more: each row is followed by 32 bits of XXH3 of it, the chunk by 64 bits of
@@ -33,24 +33,24 @@ const GROUP_BYTES_MAX: usize = 64 << 20;
 const PARTITIONS_MAX: usize = 256;
 const NAME_BYTES_MAX: usize = 200;
 
-/// The rows of one version of one table of one model.
+/// A set of rows in the cluster: those of one table of one model, keyed by their content. Versions whose table is the same share it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct TableVersion {
+pub struct RowSet {
     model: String,
     table: String,
-    version: u64,
-    rows: u64,
+    content: u64,
+    /// The version that earlier releases put before the content.
+    version: Option<u64>,
 }
 
-impl TableVersion {
-    /// Names a version of a table. `rows` tells its rows from others that were brought under the same number, by a publication that
-    /// broke off or from another store: a hash of them or of the file that holds them.
+impl RowSet {
+    /// Names a set of rows. `content` distinguishes rows of the same table: a hash of them, or of the file that holds them.
     ///
     /// # Errors
-    /// Where a name is empty, longer than 200 bytes or holds anything but ASCII letters, digits, `_`, `-` and `.`, which have
-    /// no meaning in a key.
-    pub fn new(model: impl Into<String>, table: impl Into<String>, version: u64, rows: u64) -> Result<Self> {
-        let named = TableVersion { model: model.into(), table: table.into(), version, rows };
+    /// `Invalid` where a name is empty, longer than 200 bytes or holds anything but ASCII letters, digits, `_`, `-` and `.`, which
+    /// have no meaning in a key.
+    pub fn new(model: impl Into<String>, table: impl Into<String>, content: u64) -> Result<Self> {
+        let named = RowSet { model: model.into(), table: table.into(), content, version: None };
         for (what, name) in [("model", &named.model), ("table", &named.table)] {
             let plain = name.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-.".contains(&b));
             if name.is_empty() || name.len() > NAME_BYTES_MAX || !plain {
@@ -62,30 +62,33 @@ impl TableVersion {
         Ok(named)
     }
 
-    /// The version's number.
-    pub fn version(&self) -> u64 {
-        self.version
-    }
-
-    /// The same table at another version.
-    pub fn at(&self, version: u64) -> Self {
-        TableVersion { version, ..self.clone() }
-    }
-
     /// The model's name.
     pub fn model(&self) -> &str {
         &self.model
     }
 
-    /// Version and rows, `VERSION-ROWS`, as keys and operators name them.
-    pub fn tag(&self) -> String {
-        format!("{}-{:016x}", self.version, self.rows)
+    /// Hash of the rows, or of the file that holds them.
+    pub fn content(&self) -> u64 {
+        self.content
     }
 
-    /// The same table with the version and rows of a tag.
+    /// The set's name among those of its table, as keys and operators have it: 16 hexadecimal digits of the content.
+    pub fn tag(&self) -> String {
+        match self.version {
+            None => format!("{:016x}", self.content),
+            Some(version) => format!("{version}-{:016x}", self.content),
+        }
+    }
+
+    /// The set of the same table with this tag. Earlier releases named sets `VERSION-CONTENT`.
     pub(super) fn tagged(&self, tag: &str) -> Option<Self> {
-        let (version, rows) = tag.split_once('-')?;
-        Some(TableVersion { version: version.parse().ok()?, rows: u64::from_str_radix(rows, 16).ok()?, ..self.clone() })
+        let (version, content) = match tag.split_once('-') {
+            None => (None, tag),
+            Some((version, content)) => (Some(version.parse().ok()?), content),
+        };
+        let is_content = (1..=16).contains(&content.len()) && content.bytes().all(|b| b.is_ascii_hexdigit());
+        let content = u64::from_str_radix(content, 16).ok().filter(|_| is_content)?;
+        Some(RowSet { content, version, ..self.clone() })
     }
 
     /// Model and table, as metrics name them.
@@ -93,24 +96,25 @@ impl TableVersion {
         format!("{}/{}", self.model, self.table)
     }
 
-    /// The version whose manifest has this key.
+    /// The set whose manifest has this key.
     pub(super) fn of_manifest_key(key: &str) -> Option<Self> {
         let mut parts = key.strip_prefix("sterling:{")?.strip_suffix("}:manifest")?.split('/');
-        TableVersion::new(parts.next()?, parts.next()?, 0, 0).ok()?.tagged(parts.next()?)
+        RowSet::new(parts.next()?, parts.next()?, 0).ok()?.tagged(parts.next()?)
     }
 
     pub(super) fn manifest_key(&self) -> String {
         format!("sterling:{{{}/{}/{}}}:manifest", self.model, self.table, self.tag())
     }
 
-    pub(super) fn versions_key(&self) -> String {
+    /// The key of the names of all sets of the table.
+    pub(super) fn sets_key(&self) -> String {
         format!("sterling:{{{}/{}}}:versions", self.model, self.table)
     }
 }
 
-impl std::fmt::Display for TableVersion {
+impl std::fmt::Display for RowSet {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "remote table {}/{} version {}", self.model, self.table, self.tag())
+        write!(f, "remote table {}/{} rows {}", self.model, self.table, self.tag())
     }
 }
 
@@ -144,7 +148,7 @@ pub(super) struct RowPlace {
     pub(super) offset: usize,
 }
 
-/// How the rows of a table version are cut into chunks.
+/// How a set of rows is cut into chunks.
 #[derive(Clone, Debug)]
 pub(super) struct ChunkLayout {
     pub(super) rows: u64,
@@ -175,7 +179,7 @@ impl ChunkLayout {
         Ok((rows_of(class), chunks.min(partitions_max).next_power_of_two() as usize))
     }
 
-    pub(super) fn new(named: &TableVersion, shape: &TableShape, rows_per_chunk: usize, partitions: usize) -> Self {
+    pub(super) fn new(named: &RowSet, shape: &TableShape, rows_per_chunk: usize, partitions: usize) -> Self {
         let mut layout = ChunkLayout {
             rows: shape.rows,
             row_bytes: shape.row_bytes,
@@ -226,6 +230,11 @@ impl ChunkLayout {
         }
     }
 
+    /// The row with this index in a chunk.
+    pub(super) fn row_of(&self, group: u64, partition: usize, index: usize) -> u64 {
+        group * self.group_rows() + (index * self.partitions() + partition) as u64
+    }
+
     /// Rows of one chunk: `first, first + partitions, ...`.
     pub(super) fn chunk_rows(&self, group: u64, partition: usize) -> usize {
         let rows = (self.rows - group * self.group_rows()).min(self.group_rows()) as usize;
@@ -258,7 +267,7 @@ impl ChunkLayout {
             let within = index * self.partitions() + partition;
             let bytes = &group_bytes[within * self.row_bytes..][..self.row_bytes];
             chunk.extend_from_slice(bytes);
-            chunk.extend_from_slice(&row_check(load, group * self.group_rows() + within as u64, bytes));
+            chunk.extend_from_slice(&row_check(load, self.row_of(group, partition, index), bytes));
         }
         let digest = self.digest(load, group, partition, &chunk);
         chunk.extend_from_slice(&digest);
@@ -313,7 +322,7 @@ mod tests {
 
     fn layout_of(rows: u64, row_bytes: usize) -> ChunkLayout {
         let shape = TableShape { rows, row_bytes, format: "int8".into() };
-        let named = TableVersion::new("debian", "packages", 3, 0xfeed).unwrap();
+        let named = RowSet::new("debian", "packages", 0xfeed).unwrap();
         let (rows_per_chunk, partitions) = ChunkLayout::cut(&shape).unwrap();
         ChunkLayout::new(&named, &shape, rows_per_chunk, partitions)
     }
@@ -337,14 +346,24 @@ mod tests {
     }
 
     #[test]
-    fn versions_are_read_back_from_their_keys() {
-        let named = TableVersion::new("debian", "packages-2", 3, 0xfeed).unwrap();
-        assert_eq!(named.to_string(), "remote table debian/packages-2 version 3-000000000000feed");
-        assert_eq!(TableVersion::of_manifest_key(&named.manifest_key()), Some(named.clone()));
-        for wrong in ["sterling:{a/b/3}:manifest", "sterling:{a/b/x-1}:manifest", "sterling:{a/3-1}:manifest", "a"] {
-            assert_eq!(TableVersion::of_manifest_key(wrong), None, "{wrong}");
+    fn sets_are_read_back_from_their_keys() {
+        let named = RowSet::new("debian", "packages-2", 0xfeed).unwrap();
+        assert_eq!(named.to_string(), "remote table debian/packages-2 rows 000000000000feed");
+        let earlier = named.tagged("3-000000000000feed").unwrap();
+        assert_eq!(earlier.to_string(), "remote table debian/packages-2 rows 3-000000000000feed");
+        for set in [&named, &earlier] {
+            assert_eq!(RowSet::of_manifest_key(&set.manifest_key()).as_ref(), Some(set));
         }
-        assert_eq!(named.tagged("7-1"), TableVersion::new("debian", "packages-2", 7, 1).ok());
+        for wrong in [
+            "sterling:{a/b/x}:manifest",
+            "sterling:{a/b/x-1}:manifest",
+            "sterling:{a/3-1}:manifest",
+            "sterling:{a/b/+3}:manifest",
+            "a",
+        ] {
+            assert_eq!(RowSet::of_manifest_key(wrong), None, "{wrong}");
+        }
+        assert_eq!((earlier.content(), named.tagged("1")), (0xfeed, RowSet::new("debian", "packages-2", 1).ok()));
     }
 
     #[test]
@@ -361,8 +380,8 @@ mod tests {
     #[test]
     fn names_and_shapes_that_cannot_be_stored_are_refused() {
         for name in ["", "a{b", "a}b", "a/b", "a b", "ä", "a:b", &"x".repeat(201)] {
-            assert!(TableVersion::new(name, "t", 1, 0).is_err(), "{name}");
-            assert!(TableVersion::new("m", name, 1, 0).is_err(), "{name}");
+            assert!(RowSet::new(name, "t", 0).is_err(), "{name}");
+            assert!(RowSet::new("m", name, 0).is_err(), "{name}");
         }
         for (rows, row_bytes) in [(0, 68), (1, 0), (1, ROW_BYTES_MAX + 1)] {
             assert!(ChunkLayout::cut(&TableShape { rows, row_bytes, format: "f32".into() }).is_err());
@@ -399,6 +418,7 @@ mod tests {
                 let place = layout.place(row);
                 prop_assert_eq!(place.offset % layout.stride(), 0);
                 let index = place.offset / layout.stride();
+                prop_assert_eq!(layout.row_of(place.group, place.partition as usize, index), row);
                 prop_assert!(index < layout.chunk_rows(place.group, place.partition as usize));
                 prop_assert!(place.group < layout.groups());
                 *filled.entry((place.group, place.partition)).or_insert(0) += 1;

@@ -1,4 +1,4 @@
-//! Brings the rows of a table version into the cluster, and takes them out again.
+//! Brings a set of rows into the cluster, and takes them out again.
 //!
 //! 1. The manifest is written as `loading` with a new random load id, or an earlier one that was interrupted is taken up.
 //! 2. Group by group, the rows are read once from the source and cut into chunks. A chunk whose digest the cluster already
@@ -7,8 +7,9 @@
 //!    chunk, is found now and not by a request.
 //! 4. Replicas are waited for, and the manifest is written as `complete` with the checksum of all rows.
 //!
-//! A complete version is never changed: loading the same rows again repairs what is lost, other rows are refused before
-//! anything is written. Deleting writes `deleting`, removes the chunks, then the manifest.
+//! A complete set is never changed: loading the same rows again repairs what is lost, other rows are refused before anything is
+//! written. Deleting writes `deleting`, removes the chunks, then the manifest; on a full node, which takes no such word, it goes
+//! without.
 
 use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
@@ -21,10 +22,11 @@ use tokio::task::JoinSet;
 use xxhash_rust::xxh3::Xxh3Default;
 
 use super::cluster::{Cluster, Shared};
-use super::layout::{ChunkLayout, DIGEST_BYTES, TableShape, TableVersion, slot_of};
-use super::manifest::{self, PATIENCE, TableManifest, TableState};
-use super::survey::Memory;
-use crate::error::{Error, Result};
+use super::layout::{ChunkLayout, DIGEST_BYTES, RowSet, TableShape, slot_of};
+use super::manifest::{TableManifest, TableState, now};
+use super::sets::{PATIENCE, find, stored};
+use super::survey::{Memory, evicting};
+use crate::error::{Error, Kind, Result};
 
 /// Chunks on their way at a time.
 const CHUNKS_IN_FLIGHT: usize = 32;
@@ -58,27 +60,32 @@ pub struct LoadReport {
     pub is_replicated: bool,
 }
 
-/// Loads a table version. `source` writes the rows of a range, `[rows, row_bytes]`, into its buffer; ranges come in order, and
-/// a complete version that is loaded again is read twice. Interrupted at any point, the same call takes the load up.
+/// Loads a set of rows. `source` writes the rows of a range, `[rows, row_bytes]`, into its buffer; ranges come in order, and
+/// a complete set that is loaded again is read twice. Interrupted at any point, the same call takes the load up.
 ///
 /// # Errors
-/// Where the shape cannot be stored, the source fails, the version exists with other rows or another shape, a node is full
+/// Where the shape cannot be stored, the source fails, the set exists with other rows or another shape, a node is full
 /// ([`Kind::Overloaded`](crate::error::Kind::Overloaded), which one and how full), or the cluster does not answer for long.
 pub fn load(
     cluster: &Arc<Cluster>,
-    named: &TableVersion,
+    named: &RowSet,
     shape: &TableShape,
     mut source: impl FnMut(Range<u64>, &mut [u8]) -> Result<()>,
     mut progress: impl FnMut(LoadProgress),
 ) -> Result<LoadReport> {
-    let manifest = begin(cluster, named, shape)?;
+    let (named, manifest) = begin(cluster, named, shape)?;
+    let named = &named;
+    let shared = cluster.shared.clone();
+    for line in cluster.run(async move { evicting(&shared).await })? {
+        tracing::warn!("{line}");
+    }
     let layout = Arc::new(manifest.layout(named));
     if manifest.state == TableState::Complete {
         let checksum = checksum_of(&layout, &mut source)?;
         if checksum != manifest.checksum {
             return Err(Error::conflict(format!(
                 "{named}: exists with other rows (checksum {:016x}, the source has {checksum:016x}); \
-                 publish another version, or delete this one first",
+                 publish other content, or delete this set first",
                 manifest.checksum
             )));
         }
@@ -105,18 +112,22 @@ pub fn load(
     let shared = cluster.shared.clone();
     let is_replicated = cluster.run(async move { replicated(&shared).await })?;
     let checksum = checksum.digest();
-    store(cluster, named, &TableManifest { state: TableState::Complete, checksum, ..manifest })?;
+    store(cluster, named, &TableManifest { state: TableState::Complete, checksum, loaded: now(), ..manifest })?;
     Ok(LoadReport { progress: done, checksum, chunks, is_replicated })
 }
 
-/// Removes a table version; true where there was one. Readers that have it open see degraded rows from then on.
+/// Removes a set of rows; true where there was one. Readers that have it open see degraded rows from then on.
 ///
 /// # Errors
 /// Where the cluster does not answer for long; the same call takes the removal up.
-pub fn delete(cluster: &Arc<Cluster>, named: &TableVersion) -> Result<bool> {
-    let Some(manifest) = manifest::find(cluster, named)? else { return Ok(false) };
+pub fn delete(cluster: &Arc<Cluster>, named: &RowSet) -> Result<bool> {
+    let Some(manifest) = find(cluster, named)? else { return Ok(false) };
     let layout = manifest.layout(named);
-    store(cluster, named, &TableManifest { state: TableState::Deleting, ..manifest })?;
+    match store(cluster, named, &TableManifest { state: TableState::Deleting, ..manifest }) {
+        // A full node takes no word; the commands below need no memory, and are what makes room.
+        Err(e) if e.kind() == Kind::Overloaded => tracing::warn!(error = %e, "removing the rows all the same"),
+        marked => marked?,
+    }
     let shared = cluster.shared.clone();
     let name = named.clone();
     let removed = cluster.run(async move {
@@ -127,7 +138,7 @@ pub fn delete(cluster: &Arc<Cluster>, named: &TableVersion) -> Result<bool> {
             });
             obey(&shared, layout.slot(partition), &pipeline, CHUNK_PATIENCE).await?;
         }
-        let key = name.versions_key();
+        let key = name.sets_key();
         let mut pipeline = pipe();
         pipeline.cmd("SREM").arg(&key).arg(name.tag());
         obey(&shared, slot_of(&key), &pipeline, PATIENCE).await?;
@@ -146,29 +157,32 @@ async fn obey(shared: &Arc<Shared>, slot: u16, pipeline: &Pipeline, patience: Du
     refuse_errors(shared, slot, &replies).await
 }
 
-/// The manifest of a version that is there in the same shape, or a new one.
-fn begin(cluster: &Arc<Cluster>, named: &TableVersion, shape: &TableShape) -> Result<TableManifest> {
-    if let Some(manifest) = manifest::find(cluster, named)? {
-        if manifest.state == TableState::Deleting {
-            return Err(Error::conflict(format!("{named}: is being deleted; delete it again to end that")));
-        }
-        if let Err(differs) = manifest.expect(named, shape) {
-            return Err(Error::conflict(format!("{differs}; delete it first, or publish another version")));
-        }
-        return Ok(manifest);
+/// The set with this content that is there in the same shape, or a new one, with its manifest.
+fn begin(cluster: &Arc<Cluster>, named: &RowSet, shape: &TableShape) -> Result<(RowSet, TableManifest)> {
+    let Some((named, manifest)) = stored(cluster, named)? else {
+        let manifest = TableManifest::begin(shape, RandomState::new().hash_one(named)).map_err(|e| e.within(named))?;
+        store(cluster, named, &manifest)?;
+        return Ok((named.clone(), manifest));
+    };
+    if manifest.state == TableState::Deleting {
+        return Err(Error::conflict(format!("{named}: is being deleted; delete it again to end that")));
     }
-    let manifest = TableManifest::begin(shape, RandomState::new().hash_one(named)).map_err(|e| e.within(named))?;
-    store(cluster, named, &manifest)?;
-    Ok(manifest)
+    if let Err(differs) = manifest.expect(&named, shape) {
+        return Err(Error::conflict(format!("{differs}; delete it first, or publish other content")));
+    }
+    // Nobody takes rows for old ones that are being brought.
+    let manifest = TableManifest { loaded: now(), ..manifest };
+    store(cluster, &named, &manifest)?;
+    Ok((named, manifest))
 }
 
-fn store(cluster: &Cluster, named: &TableVersion, manifest: &TableManifest) -> Result<()> {
+fn store(cluster: &Cluster, named: &RowSet, manifest: &TableManifest) -> Result<()> {
     let text = serde_json::to_string(manifest).map_err(|e| Error::internal(format!("{named}: manifest: {e}")))?;
     let shared = cluster.shared.clone();
     let name = named.clone();
     cluster
         .run(async move {
-            let key = name.versions_key();
+            let key = name.sets_key();
             let mut pipeline = pipe();
             pipeline.cmd("SADD").arg(&key).arg(name.tag());
             obey(&shared, slot_of(&key), &pipeline, PATIENCE).await?;
@@ -326,6 +340,6 @@ async fn refuse_errors(shared: &Arc<Shared>, slot: u16, replies: &[Value]) -> Re
     };
     let uses = memory.map_or(String::new(), |m| format!(" uses {} of its maxmemory of {} bytes", m.used, m.max));
     Err(Error::overloaded(format!(
-        "the cluster is full: node {address}{uses}; delete old versions or add nodes, then load again to go on"
+        "the cluster is full: node {address}{uses}; remove old rows (`sterling remote --prune STORE`) or add nodes, then load again to go on"
     )))
 }

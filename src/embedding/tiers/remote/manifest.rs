@@ -1,24 +1,20 @@
-//! What a table version in the cluster says of itself: one JSON value beside its chunks.
+//! What a set of rows in the cluster says of itself: one JSON value beside its chunks.
 //!
 //! A loader writes it first as `loading`, so that an interrupted load can be taken up and a reader is told; as `complete` last,
 //! after every chunk was seen to be there; and as `deleting` before the chunks go.
 
-use redis::{Value, pipe};
-use serde::{Deserialize, Serialize};
-use std::sync::Arc;
-use std::time::Duration;
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::cluster::{Cluster, Shared};
-use super::layout::{ChunkLayout, ROW_BYTES_MAX, TableShape, TableVersion, slot_of};
+use serde::{Deserialize, Serialize};
+
+use super::layout::{ChunkLayout, ROW_BYTES_MAX, RowSet, TableShape};
 use crate::error::{Error, Result};
 
 const LAYOUT: u32 = 1;
 const CHUNK_BYTES_MAX: usize = 1 << 20;
 const PARTITIONS_MAX: usize = 4096;
-/// How long questions about a table, which no request waits for, may take while the cluster rearranges itself.
-pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What may be done with a table version.
+/// What may be done with a set of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TableState {
@@ -30,7 +26,18 @@ pub enum TableState {
     Deleting,
 }
 
-/// The description of a table version in the cluster.
+impl TableState {
+    /// As operators read it.
+    pub fn name(self) -> &'static str {
+        match self {
+            TableState::Loading => "loading",
+            TableState::Complete => "complete",
+            TableState::Deleting => "deleting",
+        }
+    }
+}
+
+/// The description of a set of rows in the cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TableManifest {
     pub(super) layout: u32,
@@ -48,6 +55,9 @@ pub struct TableManifest {
     pub(super) load: u64,
     /// XXH3 of all rows in order; 0 until complete.
     pub checksum: u64,
+    /// Unix time in seconds at which a load of it began or ended last; 0 where an earlier release loaded it.
+    #[serde(default)]
+    pub loaded: u64,
 }
 
 impl TableManifest {
@@ -64,6 +74,7 @@ impl TableManifest {
             partitions,
             load,
             checksum: 0,
+            loaded: now(),
         })
     }
 
@@ -71,12 +82,12 @@ impl TableManifest {
         TableShape { rows: self.rows, row_bytes: self.row_bytes, format: self.format.clone() }
     }
 
-    pub(super) fn layout(&self, named: &TableVersion) -> ChunkLayout {
+    pub(super) fn layout(&self, named: &RowSet) -> ChunkLayout {
         ChunkLayout::new(named, &self.shape(), self.rows_per_chunk, self.partitions)
     }
 
     /// Refuses another shape than the expected one, naming what differs.
-    pub(super) fn expect(&self, named: &TableVersion, expected: &TableShape) -> Result<()> {
+    pub(super) fn expect(&self, named: &RowSet, expected: &TableShape) -> Result<()> {
         let mut differs = Vec::new();
         if self.rows != expected.rows {
             differs.push(format!("{} rows, expected {}", self.rows, expected.rows));
@@ -90,7 +101,7 @@ impl TableManifest {
         if differs.is_empty() { Ok(()) } else { Err(Error::corrupt(format!("{named}: has {}", differs.join("; ")))) }
     }
 
-    fn parse(named: &TableVersion, bytes: &[u8]) -> Result<Self> {
+    pub(super) fn parse(named: &RowSet, bytes: &[u8]) -> Result<Self> {
         let wrong = |why: String| Error::corrupt(format!("{named}: its manifest is wrong: {why}"));
         let manifest: TableManifest = serde_json::from_slice(bytes).map_err(|e| wrong(e.to_string()))?;
         let TableManifest { layout, rows, row_bytes, rows_per_chunk, partitions, .. } = manifest;
@@ -111,59 +122,7 @@ impl TableManifest {
     }
 }
 
-/// The manifest of a version, where there is one.
-///
-/// # Errors
-/// Where the cluster does not answer or the manifest is broken.
-pub fn find(cluster: &Cluster, named: &TableVersion) -> Result<Option<TableManifest>> {
-    let (shared, named) = (cluster.shared.clone(), named.clone());
-    cluster.run(async move { find_async(&shared, &named).await })?
-}
-
-pub(super) async fn find_async(shared: &Arc<Shared>, named: &TableVersion) -> Result<Option<TableManifest>> {
-    let key = named.manifest_key();
-    let mut question = pipe();
-    question.cmd("GET").arg(&key);
-    let reply = shared.on_primary(slot_of(&key), &question, PATIENCE).await.map_err(|e| e.within(named))?.pop();
-    match reply {
-        Some(Value::Nil) => Ok(None),
-        Some(Value::BulkString(bytes)) => TableManifest::parse(named, &bytes).map(Some),
-        Some(Value::ServerError(e)) => Err(Error::unavailable(format!("{named}: {e}"))),
-        other => Err(Error::corrupt(format!("{named}: its manifest is no string but {other:?}"))),
-    }
-}
-
-/// The versions of the table that the cluster has something of, in rising order.
-///
-/// # Errors
-/// Where the cluster does not answer.
-pub fn versions(cluster: &Cluster, named: &TableVersion) -> Result<Vec<TableVersion>> {
-    let (shared, key) = (cluster.shared.clone(), named.versions_key());
-    let mut question = pipe();
-    question.cmd("SMEMBERS").arg(&key);
-    let reply = cluster.run(async move { shared.on_primary(slot_of(&key), &question, PATIENCE).await })??.pop();
-    let reply = reply.unwrap_or_default();
-    let members = match reply {
-        Value::Array(members) | Value::Set(members) => members,
-        other => return Err(Error::corrupt(format!("{named}: its list of versions is no set but {other:?}"))),
-    };
-    let version = |member: &Value| named.tagged(&redis::from_redis_value_ref::<String>(member).ok()?);
-    let mut versions: Vec<TableVersion> = members.iter().filter_map(version).collect();
-    versions.sort_unstable();
-    Ok(versions)
-}
-
-/// The complete manifest of the version a reader wants.
-pub(super) fn open(cluster: &Cluster, named: &TableVersion, expected: &TableShape) -> Result<TableManifest> {
-    let Some(manifest) = find(cluster, named)? else {
-        let others: Vec<String> = versions(cluster, named)?.iter().map(TableVersion::tag).collect();
-        let others = if others.is_empty() { "none".to_owned() } else { others.join(", ") };
-        return Err(Error::not_found(format!("{named}: not in the cluster; versions there: {others}")));
-    };
-    match manifest.state {
-        TableState::Complete => manifest.expect(named, expected)?,
-        TableState::Loading => return Err(Error::not_ready(format!("{named}: its load has not ended"))),
-        TableState::Deleting => return Err(Error::not_found(format!("{named}: is being deleted"))),
-    }
-    Ok(manifest)
+/// Unix time in seconds.
+pub(super) fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

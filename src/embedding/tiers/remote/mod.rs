@@ -18,27 +18,37 @@ pub mod layout;
 mod load;
 mod manifest;
 mod node;
+mod open;
 mod read;
+mod sets;
 mod slots;
 mod survey;
+mod watch;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 pub use cluster::{Cluster, ClusterCounters, ClusterOptions, NodeHealth, ReadFrom};
-pub use layout::{TableShape, TableVersion};
+pub use layout::{RowSet, TableShape};
 pub use load::{LoadProgress, LoadReport, delete, load};
-pub use manifest::{TableManifest, TableState, find, versions};
+pub use manifest::{TableManifest, TableState};
+pub use sets::{find, sets, stored};
 pub use slots::Address;
 pub use survey::Survey;
+pub use watch::{Verified, sample, verify};
 
 use super::cache::{CacheCounters, RowCache};
 use super::{Fetched, Pending, RowSource, RowState};
-use crate::error::Result;
+use crate::error::{Error, Result};
+use crate::locks::locked;
 use flight::{Flight, InFlight};
-use layout::{ChunkLayout, RowPlace, checked};
-use read::{Cause, read};
+use layout::RowPlace;
+use open::{Cause, OpenSet};
+use read::{Reader, read};
+use sets::complete;
+use watch::{look, watch};
 
 /// Less time than this is not worth another question.
 const RETRY_TIME_MIN: Duration = Duration::from_millis(2);
@@ -99,7 +109,7 @@ struct RemoteTally {
     corrupt: AtomicU64,
 }
 
-/// One version of a table in the cluster, open for reading.
+/// A set of rows in the cluster, open for reading.
 #[derive(Debug)]
 pub struct RemoteTable {
     cluster: Arc<Cluster>,
@@ -109,9 +119,7 @@ pub struct RemoteTable {
 
 #[derive(Debug)]
 struct Inner {
-    named: TableVersion,
-    load: u64,
-    layout: ChunkLayout,
+    set: Arc<OpenSet>,
     cache: Option<RowCache>,
     in_flight: InFlight,
     counters: RemoteTally,
@@ -120,31 +128,37 @@ struct Inner {
 }
 
 impl RemoteTable {
-    /// Opens a version of a table that was loaded completely.
+    /// Opens a set of rows that was loaded completely. From now on somebody looks at whether its rows can be read
+    /// ([`Cluster::troubles`]).
     ///
     /// # Errors
-    /// Where the version is not there, not complete, or of another shape than expected; each difference is named. Where the
-    /// cluster does not answer.
+    /// `NotFound` where the set is not there, `NotReady` where it is not complete, `Corrupt` where it has another shape than expected;
+    /// each difference is named. `Unavailable` where the cluster does not answer, or not one of the rows that are tried can be read.
     pub fn open(
         cluster: &Arc<Cluster>,
-        named: &TableVersion,
+        named: &RowSet,
         expected: &TableShape,
         options: &RemoteOptions,
     ) -> Result<Self> {
-        let manifest = manifest::open(cluster, named, expected)?;
+        let (named, manifest) = complete(cluster, named)?;
+        manifest.expect(&named, expected)?;
         let cache = match options.cache_bytes {
             0 => None,
             bytes => Some(RowCache::new(manifest.row_bytes, bytes)?),
         };
-        let inner = Inner {
-            named: named.clone(),
-            load: manifest.load,
-            layout: manifest.layout(named),
-            cache,
-            in_flight: InFlight::default(),
-            counters: RemoteTally::default(),
-            label: named.label().into(),
-        };
+        let label = named.label();
+        let set = Arc::new(OpenSet::new(named, &manifest));
+        let shared = cluster.shared.clone();
+        locked(&shared.open).push(Arc::downgrade(&set));
+        let first = (shared.clone(), set.clone());
+        let (found, _) = cluster.run(async move { look(&first.0, &first.1, 0).await })?;
+        // Also of a set that is refused: it ends by itself, and takes back what the look has told.
+        cluster.spawn(watch(shared, Arc::downgrade(&set), set.wake.clone(), label.clone()));
+        if let Some(why) = found.trouble().filter(|_| found.unreadable_rows() == found.rows) {
+            return Err(Error::unavailable(format!("{}: {why}", set.named)));
+        }
+        let (in_flight, counters) = (InFlight::default(), RemoteTally::default());
+        let inner = Inner { set, cache, in_flight, counters, label: label.into() };
         Ok(RemoteTable { cluster: cluster.clone(), inner: Arc::new(inner), timeout: options.timeout })
     }
 
@@ -166,7 +180,7 @@ impl RemoteTable {
 
     /// Asks for the flight's rows whose indices are given, one task a shard.
     fn send(&self, flight: &Arc<Flight>, led: Vec<usize>) {
-        let layout = &self.inner.layout;
+        let layout = &self.inner.set.layout;
         let view = self.cluster.shared.view.load();
         let mut shards: Vec<Vec<usize>> = vec![Vec::new(); view.shards.len() + 1];
         for index in led {
@@ -177,10 +191,10 @@ impl RemoteTable {
             let shared = self.cluster.shared.clone();
             let mut leg = Leg { inner: self.inner.clone(), flight: flight.clone(), indices };
             self.cluster.spawn(async move {
-                let layout = &leg.inner.layout;
+                let layout = &leg.inner.set.layout;
                 let places: Vec<RowPlace> = leg.indices.iter().map(|&i| layout.place(leg.flight.rows()[i])).collect();
-                let answers = read(&shared, layout, &places, leg.flight.deadline).await;
-                leg.settle(&answers);
+                let came = read(&shared, layout, &places, leg.flight.deadline, Reader::Request).await;
+                leg.settle(&places, &came.answers);
             });
         }
     }
@@ -188,7 +202,7 @@ impl RemoteTable {
     /// Asks once more, without joining anyone, for rows that other calls with less time gave up.
     fn retry(&self, degraded: Vec<u64>, deadline: Instant) -> Arc<Flight> {
         let led = (0..degraded.len()).collect();
-        let flight = Arc::new(Flight::new(degraded, self.inner.layout.row_bytes, deadline));
+        let flight = Arc::new(Flight::new(degraded, self.inner.set.layout.row_bytes, deadline));
         self.send(&flight, led);
         flight
     }
@@ -207,20 +221,21 @@ impl Inner {
         }
     }
 
-    /// The row's bytes, where the answer is that row; else the cause is counted.
-    fn accept<'a>(&self, row: u64, answer: &'a Result<Vec<u8>, Cause>) -> Option<&'a [u8]> {
-        let cause = match answer {
-            Ok(came) if came.is_empty() => &self.counters.missing,
-            Ok(came) => match checked(self.load, row, self.layout.row_bytes, came) {
-                Some(bytes) => return Some(bytes),
-                None => &self.counters.corrupt,
-            },
-            Err(Cause::Timeout) => &self.counters.late,
-            Err(Cause::Down) => &self.counters.down,
-            Err(Cause::Refused) => &self.counters.refused,
-        };
-        cause.fetch_add(1, Ordering::Relaxed);
-        None
+    /// Counts the rows of a shard that could not be read.
+    fn count(&self, causes: &BTreeMap<Cause, u64>) {
+        let RemoteTally { late, down, refused, missing, corrupt, .. } = &self.counters;
+        for (cause, &rows) in causes {
+            let counter = match cause {
+                Cause::Timeout => late,
+                Cause::Down => down,
+                Cause::Refused => refused,
+                Cause::Missing => missing,
+                Cause::Corrupt => corrupt,
+            };
+            counter.fetch_add(rows, Ordering::Relaxed);
+            let labels = [("remote_table", self.label.clone()), ("cause", cause.name().into())];
+            metrics::counter!("sterling_remote_unread_total", &labels).increment(rows);
+        }
     }
 }
 
@@ -232,14 +247,23 @@ struct Leg {
 }
 
 impl Leg {
-    fn settle(&mut self, answers: &[Result<Vec<u8>, Cause>]) {
+    fn settle(&mut self, places: &[RowPlace], answers: &[Result<Vec<u8>, Cause>]) {
         let Leg { inner, flight, indices } = self;
-        let accepted: Vec<Option<&[u8]>> =
-            indices.iter().zip(answers).map(|(&i, answer)| inner.accept(flight.rows()[i], answer)).collect();
+        let mut causes = BTreeMap::new();
+        let mut lost = Vec::new();
+        let mut accepted: Vec<Option<&[u8]>> = Vec::with_capacity(indices.len());
+        for ((&index, answer), place) in indices.iter().zip(answers).zip(places) {
+            let row = inner.set.accept(flight.rows()[index], answer);
+            if let Err(cause) = row {
+                *causes.entry(cause).or_insert(0) += 1;
+                lost.extend(cause.is_lost().then_some(*place));
+            }
+            accepted.push(row.ok());
+        }
+        inner.count(&causes);
         flight.settle(indices.iter().copied().zip(accepted.iter().copied()));
-        let lost = answers.iter().filter(|a| a.is_ok()).count() - accepted.iter().flatten().count();
-        if lost > 0 {
-            tracing::warn!(table = %inner.named, rows = lost, "remote tier: rows are missing or corrupt in the cluster");
+        if !causes.is_empty() {
+            inner.set.suspect(lost.into_iter());
         }
         for (&index, bytes) in indices.iter().zip(&accepted) {
             let row = flight.rows()[index];
@@ -261,17 +285,18 @@ impl Drop for Leg {
 
 impl RowSource for RemoteTable {
     fn row_bytes(&self) -> usize {
-        self.inner.layout.row_bytes
+        self.inner.set.layout.row_bytes
     }
 
     fn rows(&self) -> u64 {
-        self.inner.layout.rows
+        self.inner.set.layout.rows
     }
 
     fn begin(&self, rows: Vec<u64>, deadline: Option<Instant>) -> Box<dyn Pending + '_> {
         let latest = Instant::now() + self.timeout;
         let deadline = deadline.map_or(latest, |deadline| deadline.min(latest));
-        let Inner { layout, cache, in_flight, counters, .. } = &*self.inner;
+        let Inner { set, cache, in_flight, counters, .. } = &*self.inner;
+        let layout = &set.layout;
         let row_bytes = layout.row_bytes;
         counters.rows.fetch_add(rows.len() as u64, Ordering::Relaxed);
         let mut fetched =
@@ -328,7 +353,7 @@ struct Fetching<'a> {
 impl Fetching<'_> {
     /// Takes a row out of a flight that has landed.
     fn take(&mut self, place: usize, from: &Flight, row: u64, until: Instant) -> RowState {
-        let row_bytes = self.table.inner.layout.row_bytes;
+        let row_bytes = self.table.inner.set.layout.row_bytes;
         let out = &mut self.fetched.bytes[place * row_bytes..][..row_bytes];
         let index = from.index_of(row).expect("a flight is joined for its own rows");
         let state = from.copy(&from.wait(until), index, out);
@@ -340,7 +365,7 @@ impl Fetching<'_> {
 impl Pending for Fetching<'_> {
     fn wait(mut self: Box<Self>) -> Result<Fetched> {
         let (table, deadline, flight) = (self.table, self.deadline, self.flight.clone());
-        let row_bytes = table.inner.layout.row_bytes;
+        let row_bytes = table.inner.set.layout.row_bytes;
         let counters = &table.inner.counters;
         let answers = flight.wait(deadline);
         let mut brought = 0;
@@ -370,6 +395,7 @@ impl Pending for Fetching<'_> {
         let (unknown, degraded) = (count(RowState::Unknown), count(RowState::Degraded));
         counters.unknown.fetch_add(unknown, Ordering::Relaxed);
         counters.degraded.fetch_add(degraded, Ordering::Relaxed);
+        table.inner.set.served(self.fetched.states.len() as u64, degraded);
         let cached = (self.fetched.states.len() - self.places.len()) as u64 - unknown;
         let remote = count(RowState::Hit) - cached;
         table.inner.export(&[("cache", cached), ("remote", remote), ("unknown", unknown), ("degraded", degraded)]);

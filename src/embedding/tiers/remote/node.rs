@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use arc_swap::ArcSwapOption;
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, Pipeline, RedisResult, Value, cmd};
+use redis::{
+    AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, Pipeline, RedisResult, ServerError, Value, cmd,
+};
 
 use super::slots::Address;
 use crate::embedding::tiers::breaker::Breaker;
@@ -15,6 +17,8 @@ use crate::embedding::tiers::breaker::Breaker;
 pub(super) struct ClusterNode {
     pub(super) address: Address,
     pub(super) breaker: Breaker,
+    /// Why it does not answer, while its breaker is open.
+    pub(super) trouble: ArcSwapOption<String>,
     client: Client,
     connect_timeout: Duration,
     connection: ArcSwapOption<MultiplexedConnection>,
@@ -28,6 +32,7 @@ impl ClusterNode {
         Ok(ClusterNode {
             address,
             breaker: Breaker::default(),
+            trouble: ArcSwapOption::empty(),
             client: Client::open(info)?,
             connect_timeout,
             connection: ArcSwapOption::empty(),
@@ -72,4 +77,9 @@ impl ClusterNode {
         self.connection.store(Some(connection.clone()));
         Ok(connection)
     }
+}
+
+/// An error in the server's own words, such as `NOAUTH Authentication required.`
+pub(super) fn words(error: &ServerError) -> String {
+    format!("{} {}", error.code(), error.details().unwrap_or_default())
 }

@@ -3,35 +3,40 @@
 //! 1. Commands are grouped by the shard that owns their slot, and a shard's commands are one pipeline on one connection.
 //! 2. The nodes of the shard are tried in the order of [`ReadFrom`]; one whose breaker is open is passed by. Where the first
 //!    has not answered after `hedge_after`, the second is asked as well and the first answer counts.
-//! 3. A command answered with MOVED or ASK is sent where the answer says, alone. One that cannot be served at the moment
-//!    (CLUSTERDOWN, LOADING, TRYAGAIN, a lost connection) is asked again with the owners then known.
+//! 3. A command answered with MOVED or ASK is sent where the answer says, alone. A node that refuses a whole pipeline (LOADING,
+//!    MASTERDOWN, CLUSTERDOWN, NOAUTH) has the next one of its shard asked. What none of them serves at the moment is asked
+//!    again, with the owners then known, until the deadline; what they refuse for good is not.
 //! 4. A value that a replica lacks or has shorter is asked of the primary: a replica may lag.
 
-use std::collections::HashMap;
-use std::pin::pin;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
 use redis::{Pipeline, ServerError, ServerErrorKind, Value};
 use tokio::time::sleep;
 
 use super::cluster::{PipelineOutcome, Shared, View};
 use super::layout::{ChunkLayout, RowPlace};
-use super::node::ClusterNode;
+use super::node::{ClusterNode, words};
+use super::open::Cause;
 use super::slots::Address;
 
-/// Rounds of a read: enough for a redirection that leads to another, few enough that an outage is told soon.
-const ROUNDS_MAX: u32 = 5;
+/// Redirections that are followed at once; after them a read pauses, for nodes that redirect to each other are being rearranged.
+const REDIRECTIONS_MAX: u32 = 5;
+/// The first pause of a read, which doubles ...
+const PAUSE: Duration = Duration::from_millis(5);
+/// ... so often.
+const DOUBLINGS: u32 = 5;
 
-/// Why there is no answer.
+/// On whose behalf rows are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Cause {
-    /// The deadline came first.
-    Timeout,
-    /// No node of the shard takes requests.
-    Down,
-    /// The node refuses the command.
-    Refused,
+pub(super) enum Reader {
+    /// A lookup.
+    Request,
+    /// A look at whether rows can be read, which no counter of requests has.
+    Watch,
 }
 
 /// Where a round sends a command.
@@ -51,16 +56,26 @@ type PipelineKey = (ReadRoute, Option<usize>);
 /// A command, and where it goes next.
 type Next = (usize, ReadRoute);
 
-/// Reads rows with their checks; the answer to each is as long as that, or shorter where the chunk is.
+/// What a read came to.
+pub(super) struct Came {
+    /// The answer to each row, as long as the row with its check, or shorter where the chunk is.
+    pub(super) answers: Vec<Result<Vec<u8>, Cause>>,
+    /// What nodes said that did not serve the read.
+    pub(super) faults: BTreeMap<Address, String>,
+}
+
+/// Reads rows with their checks.
 pub(super) async fn read(
     shared: &Arc<Shared>,
     layout: &ChunkLayout,
     places: &[RowPlace],
     deadline: Instant,
-) -> Vec<Result<Vec<u8>, Cause>> {
-    let mut reading = RowRead { shared, layout, places, deadline, answers: vec![Err(Cause::Down); places.len()] };
+    reader: Reader,
+) -> Came {
+    let came = Came { answers: vec![Err(Cause::Down); places.len()], faults: BTreeMap::new() };
+    let mut reading = RowRead { shared, layout, places, deadline, reader, came };
     let mut pending: Vec<Next> = (0..places.len()).map(|index| (index, ReadRoute::Owner)).collect();
-    for round in 0..ROUNDS_MAX {
+    for round in 0u32.. {
         let view = shared.view.load_full();
         let mut groups: HashMap<PipelineKey, Vec<usize>> = HashMap::new();
         for (index, route) in pending.drain(..) {
@@ -73,15 +88,15 @@ pub(super) async fn read(
         if pending.is_empty() {
             break;
         }
-        if pending.iter().any(|(_, route)| *route == ReadRoute::Owner) {
-            let pause = Duration::from_millis(5 << round);
+        if round >= REDIRECTIONS_MAX || pending.iter().any(|(_, route)| *route == ReadRoute::Owner) {
+            let pause = PAUSE * (1 << round.min(DOUBLINGS));
             if Instant::now() + pause >= deadline {
                 break;
             }
             sleep(pause).await;
         }
     }
-    reading.answers
+    reading.came
 }
 
 struct RowRead<'a> {
@@ -89,7 +104,8 @@ struct RowRead<'a> {
     layout: &'a ChunkLayout,
     places: &'a [RowPlace],
     deadline: Instant,
-    answers: Vec<Result<Vec<u8>, Cause>>,
+    reader: Reader,
+    came: Came,
 }
 
 impl RowRead<'_> {
@@ -106,10 +122,11 @@ impl RowRead<'_> {
             ReadRoute::Moved { to, .. } => self.shared.node(to).into_iter().collect(),
         };
         let asking = matches!(route, ReadRoute::Moved { asking: true, .. });
-        let (node, replies) = match self.ask_nodes(&nodes, &self.pipeline(indices, asking)).await {
+        let pipeline = self.pipeline(indices, asking);
+        let (node, replies) = match self.ask_nodes(&nodes, &pipeline).await {
             Ok(came) => came,
             Err(Some(cause)) => {
-                indices.iter().for_each(|&i| self.answers[i] = Err(cause));
+                indices.iter().for_each(|&i| self.came.answers[i] = Err(cause));
                 return Vec::new();
             }
             Err(None) => return indices.iter().map(|&i| (i, ReadRoute::Owner)).collect(),
@@ -141,12 +158,12 @@ impl RowRead<'_> {
             Value::Nil => Vec::new(),
             Value::ServerError(error) => return self.redirect(index, &error, node),
             _ => {
-                self.answers[index] = Err(Cause::Refused);
+                self.came.answers[index] = Err(Cause::Refused);
                 return None;
             }
         };
         let short = came.len() < self.layout.stride();
-        self.answers[index] = Ok(came);
+        self.came.answers[index] = Ok(came);
         (short && is_replica).then_some((index, ReadRoute::Primary))
     }
 
@@ -164,60 +181,91 @@ impl RowRead<'_> {
                 Some((index, ReadRoute::Owner))
             }
             _ => {
-                let RowPlace { partition, group, .. } = self.places[index];
-                let key = self.layout.key(group, partition as usize);
-                tracing::warn!(node = %node.address, key, %error, "remote tier: a read is refused");
-                self.answers[index] = Err(Cause::Refused);
+                self.came.faults.insert(node.address.clone(), words(error));
+                self.came.answers[index] = Err(Cause::Refused);
                 None
             }
         }
     }
 
-    /// Asks the first well node, and the next where it fails or is slow; no cause where it is worth another round.
+    /// Asks the first well node, and the next where it fails, refuses everything or is slow; no cause where it is worth another
+    /// round.
     async fn ask_nodes(
-        &self,
+        &mut self,
         nodes: &[Arc<ClusterNode>],
         pipeline: &Pipeline,
     ) -> Result<(Arc<ClusterNode>, Vec<Value>), Option<Cause>> {
-        let mut well = nodes.iter().filter(|n| !n.breaker.is_open());
-        let Some(first) = well.next() else {
-            self.shared.ask_for_owners();
-            return Err(Some(Cause::Down));
+        let (shared, deadline) = (self.shared, self.deadline);
+        let begin = move |node: &Arc<ClusterNode>| {
+            let node = node.clone();
+            async move {
+                let outcome = shared.ask(&node, pipeline, deadline).await;
+                (node, outcome)
+            }
         };
-        let mut asked_first = pin!(self.shared.ask(first, pipeline, self.deadline));
-        let Some(second) = well.next() else {
-            return outcome(first, asked_first.await);
-        };
-        let hedge_after = self.shared.options.hedge_after;
-        tokio::select! {
-            asked = &mut asked_first => match asked {
-                PipelineOutcome::Lost => return outcome(second, self.shared.ask(second, pipeline, self.deadline).await),
-                asked => return outcome(first, asked),
-            },
-            () = sleep(hedge_after) => self.shared.count_hedge(),
+        let mut well = nodes.iter().filter(|node| !node.breaker.is_open());
+        let mut asked = FuturesUnordered::new();
+        // Those without an answer, in the order in which they were asked.
+        let mut silent: Vec<Arc<ClusterNode>> = Vec::new();
+        let mut turned_down = None;
+        let mut failure = Some(Cause::Down);
+        let mut next = well.next();
+        let mut is_due = true;
+        if next.is_none() {
+            shared.ask_for_owners();
         }
-        let mut asked_second = pin!(self.shared.ask(second, pipeline, self.deadline));
-        tokio::select! {
-            asked = &mut asked_first => match asked {
-                PipelineOutcome::Replies(replies) => Ok((first.clone(), replies)),
-                _ => outcome(second, asked_second.await),
-            },
-            asked = &mut asked_second => match asked {
-                PipelineOutcome::Replies(replies) => {
-                    // The first is dropped unanswered: enough of that, and it is passed by.
-                    self.shared.failed(first);
-                    Ok((second.clone(), replies))
+        loop {
+            if let Some(node) = next.filter(|_| is_due) {
+                if self.reader == Reader::Request {
+                    shared.count_pipeline();
                 }
-                _ => outcome(first, asked_first.await),
-            },
+                silent.push(node.clone());
+                asked.push(begin(node));
+                next = well.next();
+            }
+            tokio::select! {
+                Some((node, outcome)) = asked.next() => {
+                    let rank = silent.iter().position(|other| Arc::ptr_eq(other, &node)).unwrap_or(0);
+                    silent.remove(rank);
+                    match outcome {
+                        PipelineOutcome::Replies(replies) => match refused(&replies) {
+                            None => {
+                                // Dropped unanswered: enough of that, and they are passed by.
+                                silent[..rank].iter().for_each(|node| shared.failed(node, "is slow"));
+                                return Ok((node, replies));
+                            }
+                            Some(error) => {
+                                self.came.faults.insert(node.address.clone(), words(error));
+                                turned_down.get_or_insert((node, replies));
+                            }
+                        },
+                        PipelineOutcome::Lost(why) => {
+                            self.came.faults.insert(node.address.clone(), why);
+                            failure = failure.filter(|cause| *cause == Cause::Timeout);
+                        }
+                        PipelineOutcome::Late => failure = Some(Cause::Timeout),
+                    }
+                    is_due = asked.is_empty();
+                }
+                () = sleep(shared.options.hedge_after), if next.is_some() => {
+                    shared.count_hedge();
+                    is_due = true;
+                }
+                else => return turned_down.ok_or(failure),
+            }
         }
     }
 }
 
-fn outcome(node: &Arc<ClusterNode>, asked: PipelineOutcome) -> Result<(Arc<ClusterNode>, Vec<Value>), Option<Cause>> {
-    match asked {
-        PipelineOutcome::Replies(replies) => Ok((node.clone(), replies)),
-        PipelineOutcome::Lost => Err(None),
-        PipelineOutcome::Late => Err(Some(Cause::Timeout)),
-    }
+/// The error of a reply; a redirection is an answer.
+fn refusal(reply: &Value) -> Option<&ServerError> {
+    use ServerErrorKind::{Ask, Moved};
+    let Value::ServerError(error) = reply else { return None };
+    (!matches!(error.kind(), Some(Moved | Ask))).then_some(error)
+}
+
+/// The first error of a node that serves nothing of a pipeline.
+fn refused(replies: &[Value]) -> Option<&ServerError> {
+    let first = refusal(replies.first()?)?;
+    replies.iter().all(|reply| refusal(reply).is_some()).then_some(first)
 }

@@ -1,5 +1,7 @@
 //! Which nodes own which slots, as a node of the cluster tells it.
 
+use std::collections::BTreeSet;
+
 use redis::Value;
 
 use super::layout::SLOTS;
@@ -42,6 +44,8 @@ const UNOWNED: u16 = u16::MAX;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SlotMap {
     pub(super) shards: Vec<NodeGroup>,
+    /// The ids of its nodes, which a node keeps when its address changes.
+    ids: BTreeSet<String>,
     /// Index into `shards`, by slot.
     owners: Vec<u16>,
 }
@@ -49,7 +53,12 @@ pub(super) struct SlotMap {
 impl SlotMap {
     /// A map in which nobody owns anything.
     pub(super) fn empty() -> Self {
-        SlotMap { shards: Vec::new(), owners: vec![UNOWNED; SLOTS] }
+        SlotMap { shards: Vec::new(), ids: BTreeSet::new(), owners: vec![UNOWNED; SLOTS] }
+    }
+
+    /// True unless the maps name nodes of different clusters: none in common. A map without ids says nothing of that.
+    pub(super) fn is_of(&self, other: &SlotMap) -> bool {
+        self.ids.is_empty() || other.ids.is_empty() || !self.ids.is_disjoint(&other.ids)
     }
 
     /// Number of the shard that owns the slot.
@@ -70,6 +79,7 @@ impl SlotMap {
         for range in ranges {
             let Value::Array(parts) = range else { return Err(wrong()) };
             let [Value::Int(first), Value::Int(last), nodes @ ..] = parts.as_slice() else { return Err(wrong()) };
+            slots.ids.extend(nodes.iter().filter_map(id_of));
             let nodes: Vec<Address> = nodes.iter().filter_map(|n| node_of(n, asked)).collect();
             if !(0..SLOTS as i64).contains(first) || !(*first..SLOTS as i64).contains(last) {
                 return Err(wrong());
@@ -103,6 +113,11 @@ fn node_of(node: &Value, asked: &Address) -> Option<Address> {
     Some(Address { host: host.to_owned(), port: u16::try_from(*port).ok()? })
 }
 
+fn id_of(node: &Value) -> Option<String> {
+    let Value::Array(parts) = node else { return None };
+    redis::from_redis_value_ref(parts.get(2)?).ok().filter(|id: &String| !id.is_empty())
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
@@ -132,6 +147,20 @@ mod tests {
         assert_eq!((slots.owner(0), slots.owner(100), slots.owner(16_383)), (Some(0), Some(1), Some(0)));
         assert_eq!((slots.owner(200), slots.owner(299)), (None, None));
         assert_eq!(slots.nodes().count(), 3);
+    }
+
+    #[test]
+    fn maps_are_of_one_cluster_by_the_ids_of_its_nodes() {
+        let named = |id: &str, port: i64| {
+            Value::Array(vec![Value::BulkString("a".into()), Value::Int(port), Value::BulkString(id.into())])
+        };
+        let map = |nodes: Vec<Value>| SlotMap::parse(&Value::Array(vec![range(0, 9, nodes)]), &asked()).unwrap();
+        let (first, moved) = (map(vec![named("x", 1), named("y", 2)]), map(vec![named("z", 1), named("y", 7)]));
+        let other = map(vec![named("w", 1), named("v", 2)]);
+        assert!(first.is_of(&moved) && moved.is_of(&first));
+        assert!(!first.is_of(&other), "equal addresses are no sign of one cluster");
+        let nameless = map(vec![Value::Array(vec![Value::Nil, Value::Int(7)])]);
+        assert!(first.is_of(&nameless) && nameless.is_of(&first) && SlotMap::empty().is_of(&first));
     }
 
     #[test]

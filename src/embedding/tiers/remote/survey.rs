@@ -1,17 +1,20 @@
-//! What a cluster has: memory, for those who plan, and versions of tables, for those who keep house.
+//! What a cluster has: memory, for those who plan, and sets of rows, for those who keep house.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use futures_util::future::join_all;
 use redis::{Pipeline, Value, pipe};
 
 use super::cluster::{Cluster, Shared};
-use super::layout::TableVersion;
+use super::layout::RowSet;
 use super::node::ClusterNode;
 use crate::error::{Error, Result};
 
 /// How long a node may take to say what it has.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a node may take to say how it makes room.
+const EVICTION_PATIENCE: Duration = Duration::from_millis(500);
 /// Round trips of which the median is taken.
 const PINGS: usize = 21;
 /// Keys that a node looks through for one answer.
@@ -36,6 +39,8 @@ pub(super) struct Memory {
     pub(super) max: u64,
     /// Bytes of its machine.
     system: u64,
+    /// Its `maxmemory-policy`.
+    policy: String,
 }
 
 impl Memory {
@@ -44,11 +49,20 @@ impl Memory {
         question.cmd("INFO").arg("memory");
         let reply = ask(node, &question).await?.pop();
         let text: String = reply.and_then(|r| redis::from_redis_value(r).ok()).unwrap_or_default();
-        let field = |name: &str| {
-            let value = text.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(':'));
-            value.and_then(|v| v.trim().parse().ok()).unwrap_or(0)
-        };
-        Ok(Memory { used: field("used_memory"), max: field("maxmemory"), system: field("total_system_memory") })
+        let field =
+            |name: &str| text.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(':')).unwrap_or("").trim();
+        let number = |name: &str| field(name).parse().unwrap_or(0);
+        Ok(Memory {
+            used: number("used_memory"),
+            max: number("maxmemory"),
+            system: number("total_system_memory"),
+            policy: field("maxmemory_policy").to_owned(),
+        })
+    }
+
+    /// Whether the node removes rows to make room: they never expire, so that the `volatile` policies leave them alone.
+    fn evicts(&self) -> bool {
+        self.max > 0 && self.policy.starts_with("allkeys-")
     }
 }
 
@@ -62,14 +76,40 @@ impl Cluster {
         self.run(async move { survey(&shared).await })?
     }
 
-    /// Every version of every table that the cluster has something of, in order.
+    /// What is wrong with how its nodes are set up, a line each.
+    ///
+    /// # Errors
+    /// `Internal` alone: nodes that do not answer are none of these.
+    pub fn misconfigured(&self) -> Result<Vec<String>> {
+        let shared = self.shared.clone();
+        self.run(async move { evicting(&shared).await })
+    }
+
+    /// Every set of rows that the cluster has something of, in order.
     ///
     /// # Errors
     /// `Unavailable` where a primary does not answer.
-    pub fn tables(&self) -> Result<Vec<TableVersion>> {
+    pub fn tables(&self) -> Result<Vec<RowSet>> {
         let shared = self.shared.clone();
         self.run(async move { tables(&shared).await })?
     }
+}
+
+/// The primaries that remove rows when their memory is full, a line each.
+pub(super) async fn evicting(shared: &Shared) -> Vec<String> {
+    let primaries = shared.primaries();
+    let asked = primaries.iter().filter(|(node, _)| !node.breaker.is_open()).map(|(node, _)| async move {
+        let memory = tokio::time::timeout(EVICTION_PATIENCE, Memory::of(node)).await.ok()?.ok()?;
+        let Memory { policy, max, .. } = &memory;
+        let line = || {
+            format!(
+                "remote tier: node {} removes rows once it uses {max} bytes: maxmemory-policy {policy}, expected noeviction",
+                node.address
+            )
+        };
+        memory.evicts().then(line)
+    });
+    join_all(asked).await.into_iter().flatten().collect()
 }
 
 async fn ask(node: &ClusterNode, question: &Pipeline) -> Result<Vec<Value>> {
@@ -99,7 +139,7 @@ async fn survey(shared: &Arc<Shared>) -> Result<Survey> {
     Ok(Survey { primaries: primaries.len() as u32, node_bytes, round_trip })
 }
 
-async fn tables(shared: &Arc<Shared>) -> Result<Vec<TableVersion>> {
+async fn tables(shared: &Arc<Shared>) -> Result<Vec<RowSet>> {
     let mut found = Vec::new();
     for (node, _) in shared.primaries() {
         let mut cursor = 0u64;
@@ -110,7 +150,7 @@ async fn tables(shared: &Arc<Shared>) -> Result<Vec<TableVersion>> {
             let reply = ask(&node, &question).await?.pop().unwrap_or_default();
             let (next, keys): (u64, Vec<String>) = redis::from_redis_value(reply)
                 .map_err(|e| Error::unavailable(format!("node {}: SCAN: {e}", node.address)))?;
-            found.extend(keys.iter().filter_map(|key| TableVersion::of_manifest_key(key)));
+            found.extend(keys.iter().filter_map(|key| RowSet::of_manifest_key(key)));
             cursor = next;
             if cursor == 0 {
                 break;
