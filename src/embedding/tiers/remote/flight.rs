@@ -75,6 +75,28 @@ impl Flight {
         held
     }
 
+    /// Gives rows up that are not settled: whoever brings them from now on is too late. Returns how many these are.
+    pub(super) fn give_up(&self) -> u64 {
+        let mut held = self.lock();
+        if held.outstanding == 0 {
+            return 0;
+        }
+        let mut late = 0;
+        for state in held.states.iter_mut().filter(|state| state.is_none()) {
+            *state = Some(RowState::Degraded);
+            late += 1;
+        }
+        held.outstanding = 0;
+        self.settled.notify_all();
+        late
+    }
+
+    /// Which of these rows, by their index, are not settled.
+    pub(super) fn unsettled(&self, indices: &[usize]) -> Vec<bool> {
+        let held = self.lock();
+        indices.iter().map(|index| held.states[*index].is_none()).collect()
+    }
+
     /// Index of a row of this flight.
     pub(super) fn index_of(&self, row: u64) -> Option<usize> {
         self.rows.binary_search(&row).ok()
@@ -164,7 +186,9 @@ mod tests {
         let answers = flight.wait(Instant::now() + Duration::from_millis(5));
         assert_eq!(flight.copy(&answers, 0, &mut [0]), RowState::Degraded);
         drop(answers);
-        flight.settle([(0, None)].into_iter());
+        assert_eq!(flight.unsettled(&[0]), [true]);
+        assert_eq!((flight.give_up(), flight.give_up()), (1, 0));
+        assert_eq!(flight.unsettled(&[0]), [false]);
         flight.settle([(0, Some(&[1u8][..]))].into_iter());
         assert_eq!(flight.copy(&flight.wait(Instant::now()), 0, &mut [0]), RowState::Degraded, "settled once");
     }

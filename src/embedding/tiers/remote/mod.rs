@@ -221,10 +221,12 @@ impl Inner {
         }
     }
 
-    /// Counts the rows of a shard that could not be read.
-    fn count(&self, causes: &BTreeMap<Cause, u64>) {
+    /// Counts rows that could not be read.
+    fn count(&self, causes: impl Iterator<Item = Cause>) {
         let RemoteTally { late, down, refused, missing, corrupt, .. } = &self.counters;
-        for (cause, &rows) in causes {
+        let mut by_cause: BTreeMap<Cause, u64> = BTreeMap::new();
+        causes.for_each(|cause| *by_cause.entry(cause).or_default() += 1);
+        for (cause, rows) in by_cause {
             let counter = match cause {
                 Cause::Timeout => late,
                 Cause::Down => down,
@@ -249,22 +251,18 @@ struct Leg {
 impl Leg {
     fn settle(&mut self, places: &[RowPlace], answers: &[Result<Vec<u8>, Cause>]) {
         let Leg { inner, flight, indices } = self;
-        let mut causes = BTreeMap::new();
-        let mut lost = Vec::new();
-        let mut accepted: Vec<Option<&[u8]>> = Vec::with_capacity(indices.len());
-        for ((&index, answer), place) in indices.iter().zip(answers).zip(places) {
-            let row = inner.set.accept(flight.rows()[index], answer);
-            if let Err(cause) = row {
-                *causes.entry(cause).or_insert(0) += 1;
-                lost.extend(cause.is_lost().then_some(*place));
-            }
-            accepted.push(row.ok());
+        let rows = indices.iter().zip(answers).map(|(&index, answer)| inner.set.accept(flight.rows()[index], answer));
+        let rows: Vec<Result<&[u8], Cause>> = rows.collect();
+        if rows.iter().any(Result::is_err) {
+            let failed = rows.iter().zip(places).filter_map(|(row, place)| Some((row.err()?, *place)));
+            inner.set.suspect(failed.filter(|(cause, _)| cause.is_lost()).map(|(_, place)| place));
+            // The others were counted when they were given up.
+            let unsettled = flight.unsettled(indices);
+            let causes = rows.iter().zip(&unsettled).filter(|(_, is_unsettled)| **is_unsettled);
+            inner.count(causes.filter_map(|(row, _)| row.err()));
         }
-        inner.count(&causes);
+        let accepted: Vec<Option<&[u8]>> = rows.iter().map(|row| row.ok()).collect();
         flight.settle(indices.iter().copied().zip(accepted.iter().copied()));
-        if !causes.is_empty() {
-            inner.set.suspect(lost.into_iter());
-        }
         for (&index, bytes) in indices.iter().zip(&accepted) {
             let row = flight.rows()[index];
             if let (Some(cache), Some(bytes)) = (&inner.cache, bytes) {
@@ -367,6 +365,8 @@ impl Pending for Fetching<'_> {
         let (table, deadline, flight) = (self.table, self.deadline, self.flight.clone());
         let row_bytes = table.inner.set.layout.row_bytes;
         let counters = &table.inner.counters;
+        drop(flight.wait(deadline));
+        let mut late = flight.give_up();
         let answers = flight.wait(deadline);
         let mut brought = 0;
         for (index, &place) in self.places.iter().enumerate() {
@@ -390,7 +390,9 @@ impl Pending for Fetching<'_> {
             for (place, row) in given_up {
                 self.take(place, &again, row, deadline);
             }
+            late += again.give_up();
         }
+        table.inner.count((0..late).map(|_| Cause::Timeout));
         let count = |state| self.fetched.states.iter().filter(|s| **s == state).count() as u64;
         let (unknown, degraded) = (count(RowState::Unknown), count(RowState::Degraded));
         counters.unknown.fetch_add(unknown, Ordering::Relaxed);
