@@ -8,10 +8,10 @@ use super::output::say;
 use super::store::StoreArgs;
 use crate::bench::{self, Target};
 use crate::compact::{self, Compactor};
+use crate::config::{Config, Flags};
 use crate::error::{Error, Result};
 use crate::fresh::{Merged, Updating};
 use crate::http::wire::MergeResponse;
-use crate::journal::StreamOptions;
 use crate::registry::{self, Registry, Snapshots};
 use crate::snapshot::{Placement, check_name};
 use crate::telemetry;
@@ -82,7 +82,9 @@ fn merge(store: &StoreArgs, updates: &Path, (model, shard): (&str, Option<u32>))
         Some(shard) => journals::folding(updates, store.existing()?.of_shard(shard)),
         None => store.existing()?,
     };
-    let feeds = Arc::new(journals::open(updates, &StreamOptions::default())?);
+    // Streams have the prefix and the credentials that the environment says, as for a server.
+    let streams = Config::read(None, &Flags::default())?.streams;
+    let feeds = Arc::new(journals::open(updates, &streams, &store)?);
     let snapshots =
         Snapshots { placement: Placement::whole(), trials: Trials::Apart(Apart::of_this_program()?), recorded: 0 };
     let loader = Updating { snapshots, feeds: Some(feeds.clone()), in_place: true };

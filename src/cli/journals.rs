@@ -26,14 +26,14 @@ pub(super) fn check(updates: &Path) -> Result<()> {
     }
 }
 
-/// The updates of a folder, or of streams.
+/// The updates of a folder, or of streams, how far which came is noted in the folder of the store.
 ///
 /// # Errors
 /// `Unavailable` where no server of the cluster answers; `Unsupported` where this build has no streams, or the brokers do not keep
 /// to what the options ask for.
-pub(super) fn open(updates: &Path, options: &StreamOptions) -> Result<Feeds> {
+pub(super) fn open(updates: &Path, options: &StreamOptions, store: &Store) -> Result<Feeds> {
     match are_streams(updates) {
-        true => streams(updates.to_string_lossy().into_owned(), options.clone()),
+        true => streams(updates.to_string_lossy().into_owned(), options.clone(), store.root()),
         false => Ok(Feeds::new(Logs::below(updates))),
     }
 }
@@ -46,13 +46,13 @@ pub(super) fn folding(updates: &Path, store: Store) -> Store {
 }
 
 #[cfg(feature = "nats")]
-fn streams(servers: String, streams: StreamOptions) -> Result<Feeds> {
+fn streams(servers: String, streams: StreamOptions, notes: &Path) -> Result<Feeds> {
     use crate::journal::nats::{Nats, NatsOptions};
-    Ok(Feeds::new(Nats::connect(NatsOptions { servers, streams })?))
+    Ok(Feeds::new(Nats::connect(NatsOptions { servers, streams, notes: Some(notes.to_owned()) })?))
 }
 
 #[cfg(not(feature = "nats"))]
-fn streams(_servers: String, _streams: StreamOptions) -> Result<Feeds> {
+fn streams(_servers: String, _streams: StreamOptions, _notes: &Path) -> Result<Feeds> {
     // The address may hold a password.
     let what = "updates: this program was built without streams, expected a folder, or a build with the feature `nats`";
     Err(Error::unsupported(what))

@@ -260,7 +260,7 @@ impl Server {
             ..registry::Options::default()
         };
         let store = open_to_serve(config)?;
-        let feeds = config.updates.as_ref().map(|updates| journals::open(updates, &config.streams));
+        let feeds = config.updates.as_ref().map(|updates| journals::open(updates, &config.streams, &store));
         let feeds = feeds.transpose()?.map(Arc::new);
         let chosen = config.device.parse::<Choice>()?.open()?;
         tracing::info!(device = %chosen, "passes run here");

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::scan::{Cursor, Segment};
-use super::shared::Shared;
+use super::shared::{Progress, Shared};
 use super::{Follower, Record};
 use crate::error::{Error, Result};
 
@@ -15,12 +15,20 @@ pub(super) struct State {
     pub(super) segments: Vec<Segment>,
     /// The last durable position.
     pub(super) last: u64,
+    /// Bytes of the last segment.
+    pub(super) tail_bytes: u64,
     /// How often the end of the last segment was cut: what was read of it before may not be there any more.
     pub(super) cuts: u64,
     /// Segments that begin before this position are being removed.
     pub(super) releasing: u64,
     /// What is wrong with the log's files, where something is.
     pub(super) trouble: Option<String>,
+}
+
+impl Progress for State {
+    fn last(&self) -> u64 {
+        self.last
+    }
 }
 
 /// Follows a [`super::Log`].

@@ -25,7 +25,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TrySendError, bounde
 use super::disk::{Disk, RealDisk, Tail};
 use super::follow::{LogFollower, State};
 use super::format::{HEADER_BYTES, PAYLOAD_BYTES_MAX, header, write_record};
-use super::mark::Mark;
+use super::mark::{MARKS, Mark};
 use super::scan::{Cursor, Segment, segments};
 use super::shared::Shared;
 use super::{Append, Done, Follower, Journal, Journals, Topic};
@@ -33,8 +33,6 @@ use crate::error::{Error, Kind, Result};
 
 /// The file that is locked as long as a log is open.
 const LOCK: &str = ".lock";
-/// The folder of the files that say how far the logs below a folder came. No model and no log has such a name.
-const MARKS: &str = ".positions";
 /// How often the writer looks at the files.
 const LOOK: Duration = Duration::from_secs(1);
 /// Appends that may wait; a server's requests for bodies are bounded long before.
@@ -159,7 +157,7 @@ impl Journal for Log {
     }
 
     fn last(&self) -> u64 {
-        self.shared.lock().last
+        self.shared.last()
     }
 
     fn first(&self) -> u64 {
@@ -195,6 +193,15 @@ impl Journal for Log {
 
     fn trouble(&self) -> Option<String> {
         self.shared.lock().trouble.clone()
+    }
+
+    fn bytes_after(&self, position: u64) -> u64 {
+        let state = self.shared.lock();
+        let Some((_, full)) = state.segments.split_last() else { return 0 };
+        let ends = state.segments.iter().skip(1).map(|next| next.first - 1).chain([state.last]);
+        let bytes = full.iter().map(|segment| segment.bytes).chain([state.tail_bytes]);
+        let firsts = state.segments.iter().map(|segment| segment.first);
+        firsts.zip(ends).zip(bytes).map(|((first, end), bytes)| share_after(position, (first, end), bytes)).sum()
     }
 }
 
@@ -237,8 +244,9 @@ fn recover(folder: &Path, options: &LogOptions, mark: Option<&Mark>) -> Result<(
         }
         let segment = Segment::new(folder, options.after + 1);
         let tail = create(options, folder, &segment).map_err(io(&segment.path))?;
-        let state = State { segments: vec![segment], last: options.after, ..State::default() };
-        return Ok((state, tail, HEADER_BYTES as u64));
+        let tail_bytes = HEADER_BYTES as u64;
+        let state = State { segments: vec![segment], last: options.after, tail_bytes, ..State::default() };
+        return Ok((state, tail, tail_bytes));
     };
     let (mut next, mut end, mut torn) = (found[0].first, 0, 0);
     for segment in &mut found {
@@ -268,7 +276,7 @@ fn recover(folder: &Path, options: &LogOptions, mark: Option<&Mark>) -> Result<(
     // What a crash left in memory of the kernel alone must not be built upon.
     tail.cut(end).and_then(|()| tail.sync()).map_err(io(&last.path))?;
     options.disk.sync_folder(folder).map_err(io(folder))?;
-    Ok((State { segments: found, last: next - 1, ..State::default() }, tail, end))
+    Ok((State { segments: found, last: next - 1, tail_bytes: end, ..State::default() }, tail, end))
 }
 
 /// True for a segment that a crash kept from getting its header: nothing was ever written behind it.
@@ -431,7 +439,7 @@ impl Writer {
         self.last = last;
         // What is durable is acknowledged whatever comes of that; where it fails the next look tells, and notes it again.
         self.mark.iter_mut().for_each(|mark| drop(mark.set(last)));
-        self.shared.change(|state| state.last = last);
+        self.shared.change(|state| (state.last, state.tail_bytes) = (last, self.bytes));
         Ok(())
     }
 
@@ -472,9 +480,17 @@ impl Writer {
         self.shared.change(|state| {
             state.segments.last_mut().into_iter().for_each(|last| last.bytes = full);
             state.segments.push(segment);
+            state.tail_bytes = HEADER_BYTES as u64;
         });
         Ok(())
     }
+}
+
+/// Bytes of the records after a position, of so many bytes of the records from a first to a last one; they are taken to be of one length.
+pub(super) fn share_after(position: u64, (first, last): (u64, u64), bytes: u64) -> u64 {
+    let all = (last + 1).saturating_sub(first);
+    let after = last.saturating_sub(position).min(all);
+    (u128::from(bytes) * u128::from(after) / u128::from(all.max(1))) as u64
 }
 
 /// Why nothing is appended any more.

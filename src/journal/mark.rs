@@ -1,4 +1,4 @@
-//! The highest durable position of a log, in a file outside of the log's folder.
+//! The highest durable position of a log or a stream, in a file outside of it.
 //!
 //! The records alone do not tell that the last ones are missing: a log whose end was cut, whose segments were removed or whose
 //! folder was renamed looks like one that never came further. So the position is noted elsewhere, after each sync. The note is
@@ -14,6 +14,8 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::error::{Error, Result};
 use crate::files;
 
+/// The folder of such files. No model, no log and no stream has such a name.
+pub(super) const MARKS: &str = ".positions";
 /// Bytes of the file: 20 decimal digits, a space, 16 hexadecimal digits of their XXH3-64, a line feed.
 const BYTES: usize = 38;
 

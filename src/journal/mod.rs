@@ -91,6 +91,16 @@ pub trait Journal: Send + Sync {
     fn trouble(&self) -> Option<String> {
         None
     }
+
+    /// What an operator should look at though updates are taken and followed, where anything is.
+    fn warning(&self) -> Option<String> {
+        None
+    }
+
+    /// Bytes of the records after a position, about.
+    fn bytes_after(&self, _position: u64) -> u64 {
+        0
+    }
 }
 
 /// The journals of a server.

@@ -1,20 +1,34 @@
 //! A state that a journal's writer and its followers share, and a bell that rings when it changes.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use crate::locks::locked;
 
+/// A state that tells how far a journal is.
+pub(super) trait Progress {
+    /// The last durable position.
+    fn last(&self) -> u64;
+}
+
 /// The state, and the bell.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Shared<S> {
     state: Mutex<S>,
     changed: Condvar,
+    /// The last position again, for threads that must wait for no lock: every answer compares it with its own.
+    last: AtomicU64,
 }
 
-impl<S> Shared<S> {
+impl<S: Progress> Shared<S> {
     pub(super) fn new(state: S) -> Self {
-        Shared { state: Mutex::new(state), changed: Condvar::new() }
+        Shared { last: AtomicU64::new(state.last()), state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    /// The last durable position.
+    pub(super) fn last(&self) -> u64 {
+        self.last.load(Ordering::Acquire)
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, S> {
@@ -23,7 +37,10 @@ impl<S> Shared<S> {
     }
 
     pub(super) fn change(&self, change: impl FnOnce(&mut S)) {
-        change(&mut self.lock());
+        let mut state = self.lock();
+        change(&mut state);
+        self.last.store(state.last(), Ordering::Release);
+        drop(state);
         self.changed.notify_all();
     }
 

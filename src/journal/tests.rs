@@ -828,3 +828,28 @@ fn the_format_is_that_of_the_golden_file() {
     }
     assert_eq!(written, std::fs::read(&golden).unwrap());
 }
+
+#[test]
+fn the_bytes_after_a_position_are_about_those_of_its_records() {
+    let folder = tempfile::tempdir().unwrap();
+    let log = Log::open(folder.path(), options(RealDisk)).unwrap();
+    for n in 0..60u8 {
+        append(&log, &[&[n; 40]]).unwrap();
+    }
+    assert!(files(folder.path()).len() > 5, "it has several segments");
+    let all = log.bytes_after(0);
+    assert_eq!(all, log.bytes());
+    for after in 0..=60 {
+        let exact = (60 - after) * (40 + 32);
+        assert!(
+            log.bytes_after(after).abs_diff(exact) <= all - 60 * 72,
+            "{after}: {} of {exact}",
+            log.bytes_after(after)
+        );
+    }
+    assert_eq!((log.bytes_after(60), log.bytes_after(u64::MAX)), (0, 0));
+    // A start knows them too.
+    drop(log);
+    let log = Log::open(folder.path(), options(RealDisk)).unwrap();
+    assert_eq!((log.bytes_after(0), log.bytes_after(60)), (all, 0));
+}

@@ -18,10 +18,12 @@ pub(super) struct StreamFollower {
     shared: Arc<Shared<State>>,
     remote: Remote,
     threads: Arc<Threads>,
+    /// The beginning of the stream that sequences are of.
+    beginning: u64,
     /// The message that is read next ...
     sequence: u64,
-    /// ... those from it on that are here ...
-    read: VecDeque<Arc<Commit>>,
+    /// ... those from it on that are here, of which some are skipped ...
+    read: VecDeque<Option<Arc<Commit>>>,
     /// The number of the one before it, where that was taken.
     before: Option<u128>,
     /// ... and the position that is taken next, with the records of it and after it that are here.
@@ -47,46 +49,66 @@ impl StreamFollower {
         if after > last {
             return Err(Error::not_found(format!("stream `{name}`: no position {after}, the stream ends at {last}")));
         }
-        let (read, records) = (VecDeque::new(), VecDeque::new());
-        let mut follower =
-            StreamFollower { shared, remote, threads, sequence: 0, read, before: None, next: after + 1, records };
-        follower.sequence = follower.seek()?;
+        let mut follower = StreamFollower {
+            shared,
+            remote,
+            threads,
+            beginning: 0,
+            sequence: 0,
+            read: VecDeque::new(),
+            before: None,
+            next: after + 1,
+            records: VecDeque::new(),
+        };
+        follower.seek()?;
         Ok(follower)
     }
 
-    /// The message that holds the next position, or will.
-    fn seek(&self) -> Result<u64> {
-        let (mut low, mut high) = {
+    /// Goes to the message that holds the next position, or will.
+    fn seek(&mut self) -> Result<()> {
+        let (beginning, first, last) = {
             let state = self.shared.lock();
-            if state.position < self.next {
-                return Ok(state.sequence + 1);
-            }
-            (state.first_sequence, state.sequence)
+            let first = if state.position < self.next { state.sequence + 1 } else { state.first_sequence };
+            (state.beginning, first, state.sequence)
         };
-        // The last one that begins at the position or before it.
-        while low < high {
-            let middle = low + (high - low).div_ceil(2);
-            match self.read(middle..middle + 1)?.pop() {
-                Some(commit) if commit.first > self.next => high = middle - 1,
-                // Those that are gone lay before all others.
-                _ => low = middle,
-            }
-        }
-        Ok(low)
+        self.sequence = if first > last { first } else { self.sought(first, last)? };
+        (self.beginning, self.before) = (beginning, None);
+        self.read.clear();
+        Ok(())
     }
 
-    /// Messages of the stream; fewer where some are gone.
-    fn read(&self, messages: std::ops::Range<u64>) -> Result<Vec<Commit>> {
+    /// The last message of some that begins at the next position or before it.
+    fn sought(&self, first: u64, last: u64) -> Result<u64> {
+        let (mut found, mut low, mut high) = (first, first, last);
+        while low < high {
+            let middle = low + (high - low).div_ceil(2);
+            // One that is skipped tells nothing: the one before it does. Those that are gone lay before all others.
+            let (mut at, mut told) = (middle, self.read(middle..middle + 1)?.pop());
+            while at > low && matches!(told, Some(None)) {
+                at -= 1;
+                told = self.read(at..at + 1)?.pop();
+            }
+            match told {
+                Some(Some(commit)) if commit.first > self.next => high = at - 1,
+                Some(None) => low = middle,
+                _ => (found, low) = (at, middle),
+            }
+        }
+        Ok(found)
+    }
+
+    /// Messages of the stream, `None` for one that is skipped; fewer where some are gone.
+    fn read(&self, messages: std::ops::Range<u64>) -> Result<Vec<Option<Commit>>> {
         let remote = self.remote.clone();
         let all = async move {
             let read = join_all(messages.map(|sequence| remote.read(sequence))).await;
-            read.into_iter().filter_map(Result::transpose).collect()
+            read.into_iter().filter_map(|read| Some(read.transpose()?.map(std::result::Result::ok))).collect()
         };
         wait(&self.threads, all).map_err(|e| e.within(format!("stream `{}`", self.remote.name)))
     }
 
-    /// The next message, which is there.
-    fn commit(&mut self) -> Result<Arc<Commit>> {
+    /// The next message, which is there: its commit, or none where it is skipped.
+    fn commit(&mut self) -> Result<Option<Arc<Commit>>> {
         if let Some(commit) = self.read.pop_front() {
             return Ok(commit);
         }
@@ -98,7 +120,7 @@ impl StreamFollower {
             return Ok(commit);
         }
         let read = self.read(self.sequence..(self.sequence + AHEAD).min(last + 1))?;
-        self.read.extend(read.into_iter().map(Arc::new));
+        self.read.extend(read.into_iter().map(|commit| commit.map(Arc::new)));
         let (name, next) = (&self.remote.name, self.next);
         let gone = || Error::not_found(format!("stream `{name}`: position {next} was released before it was read"));
         self.read.pop_front().ok_or_else(gone)
@@ -108,16 +130,26 @@ impl StreamFollower {
 impl Follower for StreamFollower {
     fn next(&mut self, wait: Duration) -> Result<Option<Record>> {
         while self.records.is_empty() {
-            let sequence = self.sequence;
-            let there = self.shared.wait(|state| state.sequence >= sequence || state.broken.is_some(), wait);
-            let Some((last, broken)) = there.map(|state| (state.sequence, state.broken.clone())) else {
+            let (sequence, beginning) = (self.sequence, self.beginning);
+            let is_there = |state: &State| state.sequence >= sequence || state.beginning != beginning;
+            let there = self.shared.wait(|state| is_there(state) || state.broken.is_some(), wait);
+            let Some((is_there, is_same, broken)) =
+                there.map(|state| (is_there(&state), state.beginning == beginning, state.broken.clone()))
+            else {
                 return Ok(None);
             };
             // What was read before is good.
-            if let Some(why) = broken.filter(|_| last < sequence) {
+            if let Some(why) = broken.filter(|_| !is_there) {
                 return Err(Error::corrupt(why));
             }
-            let commit = self.commit()?;
+            if !is_same {
+                self.seek()?;
+                continue;
+            }
+            let Some(commit) = self.commit()? else {
+                self.sequence = sequence + 1;
+                continue;
+            };
             let first = commit.first;
             if first > self.next {
                 let (name, next) = (&self.remote.name, self.next);

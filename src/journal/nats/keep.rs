@@ -5,8 +5,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use async_nats::jetstream::context::{PublishError, PublishErrorKind};
-use async_nats::jetstream::{self, ErrorCode};
+use async_nats::jetstream::ErrorCode;
+use async_nats::jetstream::context::PublishErrorKind;
 use async_nats::{Message, Subscriber};
 use futures_util::future::join_all;
 use futures_util::{FutureExt as _, StreamExt as _};
@@ -14,7 +14,7 @@ use tokio::sync::mpsc::Receiver;
 use tokio::time::{sleep, timeout_at};
 
 use super::message::{Attempt, Commit, FRAME_BYTES, LENGTH_BYTES, tried_for};
-use super::remote::{AHEAD, Remote, does_not_follow, number, unavailable};
+use super::remote::{AHEAD, Remote, does_not_follow, number, refusal};
 use super::state::State;
 use crate::error::{Error, Kind, Result};
 use crate::journal::shared::Shared;
@@ -40,7 +40,7 @@ const COMMIT_BYTES: usize = 256 << 10;
 /// Appends that are committed before others are looked at.
 const TOGETHER_MAX: usize = 1024;
 /// Bytes of a message that are left to headers.
-const HEADER_BYTES: usize = 1 << 10;
+pub(super) const HEADER_BYTES: usize = 1 << 10;
 
 pub(super) struct Keeper {
     remote: Remote,
@@ -183,21 +183,37 @@ impl Keeper {
 
     /// Asks how far the stream is, and reads on to there.
     async fn look(&mut self) {
-        let told = match self.remote.stream.get_info().await {
-            Ok(info) => info.state,
-            Err(e) => return self.lost(&unavailable("its state", e)),
+        let info = match self.remote.info().await {
+            Ok(info) => info,
+            Err(e) if e.kind() == Kind::NotFound => return self.away(e.to_string()),
+            Err(e) => return self.lost(&e),
         };
-        self.shared.change(|state| state.lost = None);
-        let (sequence, first) = {
+        self.shared.change(|state| {
+            state.lost = None;
+            state.look_at(&info);
+        });
+        let told = info.state;
+        let (sequence, first, is_away) = {
             let state = self.shared.lock();
-            (state.sequence, state.first_sequence)
+            (state.sequence, state.first_sequence, state.away.is_some())
         };
-        if told.last_sequence < sequence || told.first_sequence > sequence + 1 {
+        if told.last_sequence < sequence {
+            return self.shrunk(told.first_sequence, told.last_sequence).await;
+        }
+        if is_away && !self.is_back().await {
+            return;
+        }
+        if told.first_sequence > sequence + 1 {
             let (from, to) = (told.first_sequence, told.last_sequence);
             return self.broken(format!("it holds messages {from} to {to}, the last that was seen was {sequence}"));
         }
+        if told.messages == 0 {
+            self.shared.change(|state| (state.first_sequence, state.first) = (told.first_sequence, state.position + 1));
+            // Nothing is left that tells the position to those who come later.
+            return self.name_position(sequence).await;
+        }
         if told.first_sequence > first
-            && let Ok(Some(commit)) = self.remote.read(told.first_sequence).await
+            && let Ok(Some(Ok(commit))) = self.remote.read(told.first_sequence).await
         {
             self.shared.change(|state| (state.first_sequence, state.first) = (told.first_sequence, commit.first));
         }
@@ -213,6 +229,63 @@ impl Keeper {
         }
     }
 
+    /// Goes on with a stream that holds less than was seen where it was begun anew after all of that, and waits for the one that was
+    /// followed where it was not.
+    async fn shrunk(&mut self, first: u64, last: u64) {
+        if last > 0
+            && let Ok(Some(Ok(commit))) = self.remote.read(first).await
+            && commit.before == 0
+            && commit.first > self.shared.lock().position
+        {
+            let (stream, position) = (&self.remote.name, commit.first - 1);
+            tracing::warn!(stream, position, "the stream was begun anew after this position, and is followed there");
+            return self.shared.change(|state| state.begin_anew(first, &commit));
+        }
+        let (sequence, position) = {
+            let state = self.shared.lock();
+            (state.sequence, state.position)
+        };
+        self.away(format!(
+            "it holds messages {first} to {last}, the last that was seen was {sequence}, up to position {position}: it was deleted, emptied or restored from an earlier state"
+        ));
+    }
+
+    /// Whether a stream that was away holds the last commit that was seen: then it is followed again.
+    async fn is_back(&mut self) -> bool {
+        let (last, number) = {
+            let state = self.shared.lock();
+            (state.last_commit, state.number)
+        };
+        let is_back = match self.remote.read(last).await {
+            Ok(read) => read.is_some_and(|read| read.is_ok_and(|commit| commit.number == number)),
+            Err(e) if e.kind() == Kind::Corrupt => false,
+            Err(e) => {
+                self.lost(&e);
+                return false;
+            }
+        };
+        if is_back {
+            tracing::info!(stream = self.remote.name, "the stream is back, and is followed again");
+            self.shared.change(|state| state.away = None);
+        } else {
+            self.away(format!("its message {last} is not the one that was seen: it was begun anew, or lost updates"));
+        }
+        is_back
+    }
+
+    /// Writes a commit without a record, as the only message of a stream that its limits or a purge have emptied.
+    async fn name_position(&mut self, after: u64) {
+        let (first, before) = {
+            let state = self.shared.lock();
+            (state.position + 1, state.number)
+        };
+        let commit = self.next(first, before, Vec::new());
+        // Another server may have done it, which is read next time.
+        if self.tried(&commit, after).await.is_ok() {
+            drop(self.take(Ok(commit)));
+        }
+    }
+
     /// Reads all messages that follow, or those that a while is enough for.
     async fn read_on(&mut self) -> Result<()> {
         // About as many as there were last.
@@ -222,19 +295,15 @@ impl Keeper {
         while self.read == 0 || Instant::now() < last {
             let next = self.shared.lock().sequence + 1;
             for read in join_all((next..next + ahead).map(|sequence| self.remote.read(sequence))).await {
-                let commit = match read {
-                    Ok(Some(commit)) => commit,
+                let read = match read {
+                    Ok(Some(read)) => read,
                     Ok(None) => return Ok(()),
                     Err(e) => {
                         self.failed(&e);
                         return Err(e);
                     }
                 };
-                // It has come to write.
-                self.gives_way.take_if(|(tried, _)| tried_for(commit.tries, commit.needs) >= *tried);
-                let number = commit.number;
-                self.take(commit)?;
-                self.trying.take_if(|trying| *trying == number);
+                self.take(read)?;
                 self.read += 1;
             }
             ahead = (ahead * 2).min(AHEAD);
@@ -250,11 +319,18 @@ impl Keeper {
         }
     }
 
-    /// Takes the next message, whose positions must follow.
-    fn take(&self, commit: Commit) -> Result<()> {
+    /// Takes the next message, whose positions must follow where a journal wrote it there.
+    fn take(&mut self, read: std::result::Result<Commit, String>) -> Result<()> {
         let (sequence, position, number) = {
             let state = self.shared.lock();
             (state.sequence + 1, state.position, state.number)
+        };
+        let commit = match read {
+            Ok(commit) => commit,
+            Err(what) => {
+                self.skip(what);
+                return Ok(());
+            }
         };
         let wrong = if commit.first != position + 1 {
             Some(format!("message {sequence} begins at position {}, expected {}", commit.first, position + 1))
@@ -265,11 +341,38 @@ impl Keeper {
             self.broken(why.clone());
             return Err(Error::corrupt(why));
         }
+        // It has come to write.
+        self.gives_way.take_if(|(tried, _)| tried_for(commit.tries, commit.needs) >= *tried);
+        self.trying.take_if(|trying| *trying == commit.number);
         self.shared.change(|state| {
             state.lost = None;
             state.take(Arc::new(commit));
         });
         Ok(())
+    }
+
+    /// Skips the next message, which is this: the commits before and after it tell that nothing is missing.
+    fn skip(&self, what: String) {
+        let stream = self.remote.name.clone();
+        let (message, is_told) = {
+            let state = self.shared.lock();
+            (state.sequence + 1, state.skipped.is_recent())
+        };
+        // Of many a line a second.
+        if !is_told {
+            tracing::warn!(stream, message, what, "skipped a message that no journal wrote there");
+        }
+        metrics::counter!("sterling_stream_skipped_total", "stream" => stream).increment(1);
+        self.shared.change(|state| state.skip(what));
+    }
+
+    fn away(&self, why: String) {
+        self.shared.change(|state| {
+            if state.away.is_none() {
+                tracing::error!(stream = self.remote.name, why, "updates are refused until the stream is back");
+            }
+            (state.lost, state.away) = (None, Some(why));
+        });
     }
 
     fn lost(&self, e: &Error) {
@@ -304,8 +407,8 @@ impl Keeper {
         }
         let mut since = Instant::now();
         while !all.is_empty() {
-            if let Some(why) = self.shared.lock().broken.clone() {
-                all.drain(..).for_each(|one| (one.done)(Err(Error::corrupt(why.clone()))));
+            if let Some(why) = self.stopped() {
+                all.drain(..).for_each(|one| (one.done)(Err(why.again())));
                 return;
             }
             self.give_way().await;
@@ -327,16 +430,34 @@ impl Keeper {
                     since = Instant::now();
                 }
                 Outcome::Refused(e) | Outcome::Unknown(e) => {
+                    if matches!(e.kind(), Kind::NoSpace | Kind::Unavailable) {
+                        self.shared.change(|state| state.refused = Some((Instant::now(), e.to_string())));
+                    }
                     all.drain(..shares.len()).for_each(|one| (one.done)(Err(e.again())));
                 }
             }
         }
     }
 
+    /// Why nothing can be appended, where nothing can.
+    fn stopped(&self) -> Option<Error> {
+        let state = self.shared.lock();
+        let broken = state.broken.as_ref().map(|why| Error::corrupt(why.clone()));
+        let name = &self.remote.name;
+        let away = state.away.as_ref().map(|why| Error::unavailable(format!("stream `{name}`: {why}")));
+        broken.or(away)
+    }
+
+    /// Bytes that a message may have, apart from its headers.
+    fn most(&self) -> usize {
+        let of_stream = self.shared.lock().message_bytes_max.unwrap_or(usize::MAX);
+        self.remote.client.max_payload().min(of_stream).saturating_sub(HEADER_BYTES)
+    }
+
     /// The next message: of those that wait, as many as it has room for, with how many records are whose. Those that cannot be
     /// written are told so.
     async fn plan(&mut self, all: &mut VecDeque<Waiting>) -> Option<(Commit, Vec<usize>)> {
-        let most = self.remote.client.max_payload().saturating_sub(HEADER_BYTES);
+        let most = self.most();
         let ahead =
             |position: u64| move |one: &Waiting| one.append.expected.is_some_and(|expected| expected > position);
         while all.iter().any(ahead(self.shared.lock().position)) {
@@ -392,24 +513,43 @@ impl Keeper {
         if commit.records.is_empty() {
             return Outcome::Stored;
         }
-        let after = self.shared.lock().sequence;
+        let (after, beginning) = {
+            let state = self.shared.lock();
+            (state.sequence, state.beginning)
+        };
         self.trying = Some(commit.number);
         let (start, mut wait) = (Instant::now(), BACKOFF.0);
+        let mut is_certain = true;
         loop {
             let failed = match self.tried(commit, after).await {
                 Ok(()) => {
                     metrics::histogram!("sterling_journal_commit_seconds").record(start.elapsed().as_secs_f64());
-                    return self.take(commit.clone()).map_or_else(Outcome::Unknown, |()| Outcome::Stored);
+                    return self.take(Ok(commit.clone())).map_or_else(Outcome::Unknown, |()| Outcome::Stored);
                 }
-                Err(e) if matches!(e.kind(), Kind::NoSpace | Kind::Invalid) => return Outcome::Refused(e),
-                Err(e) => e,
+                // Where an earlier trial may have come through, that is known by reading on.
+                Err(Failed::Refused(e)) if is_certain && e.kind() == Kind::NoSpace => return Outcome::Refused(e),
+                Err(Failed::Refused(e)) if is_certain && e.kind() == Kind::Invalid => {
+                    // The limits may be others by now, which a smaller commit keeps.
+                    let planned = self.most();
+                    self.look().await;
+                    return if self.most() < planned { Outcome::Overtaken } else { Outcome::Refused(e) };
+                }
+                Err(Failed::Refused(e)) => e,
+                Err(Failed::Unknown(e)) => {
+                    is_certain = false;
+                    e
+                }
             };
             // It is the message after the last one that was seen, or it is not there.
             let read = self.read_on().await;
             if self.trying.is_none() {
                 return Outcome::Stored;
             }
-            if self.shared.lock().sequence > after {
+            let is_overtaken = {
+                let state = self.shared.lock();
+                state.sequence > after || state.beginning != beginning
+            };
+            if is_overtaken {
                 return Outcome::Overtaken;
             }
             if let Err(e) = read
@@ -417,27 +557,65 @@ impl Keeper {
             {
                 return Outcome::Refused(e);
             }
-            if start.elapsed() > PATIENCE {
-                let why = format!("journal: {failed}; the update may be lost or kept");
-                return Outcome::Unknown(Error::unavailable(why));
+            if is_certain && let Some(why) = self.stopped() {
+                return Outcome::Refused(why);
             }
+            if start.elapsed() > PATIENCE {
+                let outcome = if is_certain { "it was not written" } else { "the update may be lost or kept" };
+                return Outcome::Unknown(Error::unavailable(format!("journal: {failed}; {outcome}")));
+            }
+            // The stream may be gone, or not be what it was.
+            self.look().await;
             sleep(wait).await;
             wait = (wait * 2).min(BACKOFF.1);
         }
     }
 
-    /// Publishes a commit once; an error of another kind than `NoSpace` and `Invalid` leaves it open whether it is there.
-    async fn tried(&self, commit: &Commit, after: u64) -> Result<()> {
-        self.remote.connected()?;
-        match self.remote.publish(commit, after).await {
-            Ok(sequence) if sequence == after + 1 => Ok(()),
-            Ok(sequence) => Err(Error::unavailable(format!("message {sequence} for the one after {after}"))),
-            Err(e) if is_no_room(&e) => Err(Error::no_space(format!("journal: no room for the update: {e}"))),
-            Err(e) if e.kind() == PublishErrorKind::MaxPayloadExceeded => Err(Error::invalid(format!("journal: {e}"))),
-            Err(e) => Err(unavailable("an update", e)),
-        }
+    /// Publishes a commit once.
+    async fn tried(&self, commit: &Commit, after: u64) -> std::result::Result<(), Failed> {
+        // What would only wait in memory for a connection is not sent.
+        self.remote.connected().map_err(Failed::Refused)?;
+        let e = match self.remote.publish(commit, after).await {
+            Ok(sequence) if sequence == after + 1 => return Ok(()),
+            Ok(sequence) => {
+                let what = format!("message {sequence} for the one after {after}");
+                return Err(Failed::Unknown(Error::unavailable(what)));
+            }
+            Err(e) => e,
+        };
+        let too_long = ErrorCode::STREAM_MESSAGE_EXCEEDS_MAXIMUM;
+        Err(match (e.kind(), refusal(&e)) {
+            (_, Some(code)) if FULL.contains(&code) => {
+                Failed::Refused(Error::no_space(format!("journal: no room for the update: {e}")))
+            }
+            (PublishErrorKind::MaxPayloadExceeded, _) => Failed::Refused(Error::invalid(format!("journal: {e}"))),
+            (_, Some(code)) if code == too_long => {
+                Failed::Refused(Error::invalid(format!("journal: `max_msg_size` of the stream: {e}")))
+            }
+            (PublishErrorKind::StreamNotFound | PublishErrorKind::WrongLastSequence, _) | (_, Some(_)) => {
+                Failed::Refused(self.remote.unavailable("an update", e))
+            }
+            _ => Failed::Unknown(self.remote.unavailable("an update", e)),
+        })
     }
 }
+
+/// Why a commit was not acknowledged.
+enum Failed {
+    /// The broker has not taken it.
+    Refused(Error),
+    /// Nobody knows whether it has.
+    Unknown(Error),
+}
+
+/// What a broker says where it has no room.
+const FULL: [ErrorCode; 5] = [
+    ErrorCode::STREAM_MAX_STREAM_BYTES_EXCEEDED,
+    ErrorCode::STORAGE_RESOURCES_EXCEEDED,
+    ErrorCode::ACCOUNT_RESOURCES_EXCEEDED,
+    ErrorCode::INSUFFICIENT_RESOURCES,
+    ErrorCode::STREAM_STORE_FAILED,
+];
 
 /// What somebody else publishes; nothing where the subscription has ended.
 async fn ring(bell: &mut Option<Subscriber>) -> Option<Message> {
@@ -474,16 +652,4 @@ fn check(one: &Waiting, next: u64, most: usize) -> Result<()> {
         Some(bytes) => Err(Error::invalid(format!("journal: a record of {bytes} bytes, expected 1 to {most}"))),
         None => Ok(()),
     }
-}
-
-fn is_no_room(e: &PublishError) -> bool {
-    let told = std::error::Error::source(e).and_then(|source| source.downcast_ref::<jetstream::Error>());
-    let full = [
-        ErrorCode::STREAM_MAX_STREAM_BYTES_EXCEEDED,
-        ErrorCode::STORAGE_RESOURCES_EXCEEDED,
-        ErrorCode::ACCOUNT_RESOURCES_EXCEEDED,
-        ErrorCode::INSUFFICIENT_RESOURCES,
-        ErrorCode::STREAM_STORE_FAILED,
-    ];
-    told.is_some_and(|told| full.contains(&told.error_code()))
 }

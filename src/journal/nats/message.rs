@@ -69,6 +69,42 @@ impl Attempt {
     }
 }
 
+/// A message of a stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Read {
+    /// A commit that its headers say was published to stand where it stands.
+    Original(Commit),
+    /// A commit without such headers: somebody published it again, or copied the whole stream.
+    Copy(Commit),
+    /// A message that no journal wrote, with what it is.
+    Stray(String),
+}
+
+impl Read {
+    /// Reads a message by its payload and the sequence that its headers expected before it.
+    ///
+    /// # Errors
+    /// Why it cannot be read although a journal wrote it: it is damaged, or of a later release.
+    pub(super) fn of(payload: &[u8], sequence: u64, expected: Option<u64>) -> Result<Self, String> {
+        match Commit::decode(payload) {
+            Ok(commit) if expected.is_some_and(|expected| expected + 1 == sequence) => Ok(Read::Original(commit)),
+            Ok(commit) => Ok(Read::Copy(commit)),
+            Err(why) if payload.starts_with(MAGIC) => Err(why),
+            Err(why) => Ok(Read::Stray(why)),
+        }
+    }
+
+    /// The commit of a message, or why the message is skipped. Copies count only in a stream that was copied as a whole.
+    pub(super) fn commit(self, is_copied: bool) -> Result<Commit, String> {
+        match self {
+            Read::Original(commit) => Ok(commit),
+            Read::Copy(commit) if is_copied => Ok(commit),
+            Read::Copy(commit) => Err(format!("it is a copy of a commit, of position {}", commit.first)),
+            Read::Stray(what) => Err(what),
+        }
+    }
+}
+
 impl Commit {
     /// The position of the last record, or of the one before where there is none.
     pub(super) fn last(&self) -> u64 {
@@ -153,6 +189,31 @@ mod tests {
             flipped[at % bytes.len()] ^= 1 << bit;
             prop_assert!(Commit::decode(&flipped).is_err());
             prop_assert!(Commit::decode(&bytes[..at % bytes.len()]).is_err());
+        }
+    }
+
+    #[test]
+    fn messages_of_others_are_strays_and_damaged_commits_are_errors() {
+        let commit = Commit { first: 5, number: 1, before: 0, tries: 0, needs: 0, records: vec![vec![1]] };
+        let bytes = commit.encode();
+        let read = |expected| Read::of(&bytes, 7, expected).unwrap();
+        assert_eq!(read(Some(6)), Read::Original(commit.clone()));
+        for copied in [None, Some(5), Some(7)] {
+            assert_eq!(read(copied), Read::Copy(commit.clone()));
+            assert_eq!(read(copied).commit(true), Ok(commit.clone()));
+            assert!(read(copied).commit(false).unwrap_err().contains("copy"));
+        }
+        for stray in [&b""[..], b"hello", b"STRLSTR", &[0; 100]] {
+            assert!(matches!(Read::of(stray, 7, Some(6)), Ok(Read::Stray(_))), "{stray:?}");
+        }
+        let mut damaged = bytes.clone();
+        damaged[20] ^= 1;
+        let mut later = bytes[..bytes.len() - CHECK_BYTES].to_vec();
+        later[8] = 2;
+        later.extend_from_slice(&xxh3_64(&later).to_le_bytes());
+        for (bytes, why) in [(damaged, "damaged"), (later, "format 2"), (bytes[..30].to_vec(), "damaged")] {
+            let said = Read::of(&bytes, 7, Some(6)).unwrap_err();
+            assert!(said.contains(why), "{said}");
         }
     }
 

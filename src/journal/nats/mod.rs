@@ -13,12 +13,19 @@
 //! **Following.** Messages are asked for by their sequence, one after the other; the broker keeps no state of who reads. A
 //! subscription rings when something was published; now and then the stream is asked how far it is, so that a lost ring costs
 //! time and no update. A server that others were faster than says so with its next trial, and they let it go first: nobody is
-//! kept from writing by its way to the broker being longer. What is not known to be a journal's message, a gap, or a position that does not follow ends following
-//! with the reason: nothing is passed over.
+//! kept from writing by its way to the broker being longer.
+//!
+//! **Messages of others.** A message that no journal wrote is skipped, and so is a copy of a commit that was read before: each commit
+//! names the one before it, so that no update can be lost with them. They are counted, and operators are warned. A damaged commit, one
+//! of a later release, a gap, or a position that does not follow ends following with the reason: nothing is passed over.
+//!
+//! **Streams that are lost.** How far a stream came is noted outside of it (`mark`). A stream that is gone or ends before the note is
+//! not begun again: a start is refused, and a server that runs refuses updates, until the stream is back or begins after all that was seen.
 //!
 //! What is acknowledged is as durable as the stream: `docs/UPDATES.md` says which settings of the broker that takes. Records are
 //! released by the stream's own limits.
 
+mod credentials;
 mod follow;
 mod keep;
 mod message;
@@ -27,28 +34,34 @@ mod remote;
 mod state;
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use async_nats::jetstream::context::{Context, ContextBuilder};
-use async_nats::jetstream::stream::{Config, PersistenceMode, RetentionPolicy, StorageType};
+use async_nats::jetstream::ErrorCode;
+use async_nats::jetstream::context::{Context, ContextBuilder, GetStreamErrorKind};
+use async_nats::jetstream::stream::{Config, PersistenceMode, RetentionPolicy, StorageType, Stream};
 use async_nats::{Client, ConnectOptions};
 use tokio::sync::mpsc as commands;
 
+use super::log::share_after;
+use super::mark::{MARKS, Mark};
 use super::shared::Shared;
 use super::{Append, Done, Follower, Journal, Journals, StreamOptions, Topic};
 use crate::error::{Error, Result};
+use credentials::Source;
 use follow::StreamFollower;
-use keep::{Keeper, RINGS_MAX};
-use remote::{ANSWER, Remote, Threads, unavailable, wait};
+use keep::{HEADER_BYTES, Keeper, RINGS_MAX};
+use remote::{ANSWER, Noted, Remote, Said, Threads, wait};
 use state::State;
 
 /// Appends that may wait; a server's requests for bodies are bounded long before.
 const WAITING_MAX: usize = 4096;
 /// How often a connection is tried that says nothing: two pings without an answer, and another one is made.
 const PING: Duration = Duration::from_secs(2);
-/// What the names of streams and subjects begin with.
-const PREFIX: &str = "sterling";
+/// Bytes that a message of a stream must be allowed to have at least.
+const MESSAGE_BYTES_MIN: i32 = 2 * HEADER_BYTES as i32;
+/// How often the position is noted.
+const NOTE: Duration = Duration::from_millis(500);
 
 /// Where streams are, and how they are made.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,6 +70,8 @@ pub struct NatsOptions {
     pub servers: String,
     /// What they must keep to.
     pub streams: StreamOptions,
+    /// The folder below which the positions of streams are noted; without one the streams alone tell them.
+    pub notes: Option<PathBuf>,
 }
 
 /// A connection to a cluster of NATS servers.
@@ -64,6 +79,7 @@ pub struct Nats {
     options: NatsOptions,
     client: Client,
     context: Context,
+    said: Said,
     threads: Arc<Threads>,
 }
 
@@ -96,17 +112,68 @@ impl Nats {
             .build()
             .map_err(|e| Error::io("a thread for streams", e))?;
         let threads = Arc::new(Threads::of(runtime));
-        // What this server publishes it need not be told of.
-        let how = ConnectOptions::new().name("sterling").no_echo().connection_timeout(ANSWER).ping_interval(PING);
-        let how = how.subscription_capacity(RINGS_MAX);
         let servers: Vec<String> = options.servers.split(',').map(|server| server.trim().to_owned()).collect();
-        let connected = async move { how.connect(servers).await.map_err(|e| unavailable("connection", e)) };
+        let how = match Source::of(&servers, options.streams.credentials.as_ref())? {
+            Source::Nowhere => ConnectOptions::new(),
+            source => ConnectOptions::with_auth_callback(move |nonce| std::future::ready(source.answer(&nonce))),
+        };
+        // What this server publishes it need not be told of.
+        let how = how.name("sterling").no_echo().connection_timeout(ANSWER).ping_interval(PING);
+        let said = Said::default();
+        let heard = said.clone();
+        let how = how.subscription_capacity(RINGS_MAX).event_callback(move |event| {
+            heard.hear(&event);
+            async {}
+        });
+        let tells = said.clone();
+        let connected = async move { how.connect(servers).await.map_err(|e| tells.unavailable("connection", e)) };
         let client = wait(&threads, connected).map_err(|e| e.within(named(&options.servers)))?;
         let context = {
             let _inside = threads.handle.enter();
             ContextBuilder::new().timeout(ANSWER).build(client.clone())
         };
-        Ok(Nats { options, client, context, threads })
+        Ok(Nats { options, client, context, said, threads })
+    }
+
+    /// The file where the position of a stream is noted.
+    fn mark(&self, stream: &str) -> Result<Option<Mark>> {
+        let path = self.options.notes.as_ref().map(|notes| notes.join(MARKS).join(stream));
+        path.map(|path| Mark::open(&path)).transpose()
+    }
+}
+
+/// The stream of a configuration, which is made where there is none and `may_make` allows it.
+async fn found(
+    context: &Context,
+    said: &Said,
+    config: Config,
+    may_make: impl FnOnce() -> Result<()>,
+) -> Result<Stream> {
+    match context.get_stream(&config.name).await {
+        Ok(stream) => return Ok(stream),
+        Err(e) => match e.kind() {
+            GetStreamErrorKind::JetStream(e) if e.error_code() == ErrorCode::STREAM_NOT_FOUND => may_make()?,
+            _ => return Err(said.unavailable("opening", e)),
+        },
+    }
+    context.create_stream(config).await.map_err(|e| said.unavailable("making it", e))
+}
+
+/// Notes how far a stream came, until nobody follows it any more.
+async fn note(shared: Weak<Shared<State>>, mut mark: Mark) {
+    loop {
+        tokio::time::sleep(NOTE).await;
+        let Some(position) = shared.upgrade().map(|shared| shared.lock().position) else { return };
+        // A store on a network may not answer: that must hold nothing else up.
+        let written = tokio::task::spawn_blocking(move || {
+            let written = if position > mark.position() { mark.set(position) } else { Ok(()) };
+            (mark, written)
+        });
+        let Ok((back, written)) = written.await else { return };
+        mark = back;
+        let unnoted =
+            written.err().map(|e| format!("how far it came cannot be noted in {}: {e}", mark.path().display()));
+        shared.upgrade().iter().for_each(|shared| shared.change(|state| state.unnoted = unnoted.clone()));
     }
 }
 
@@ -114,8 +181,12 @@ impl Journals for Nats {
     fn open(&self, topic: &Topic, after: u64) -> Result<Box<dyn Journal>> {
         // Neither a stream's name nor a part of a subject may have dots; the names of models have no tilde.
         let token = topic.to_string().replace('.', "~");
-        let (name, subject) = (format!("{PREFIX}-{token}"), format!("{PREFIX}.{token}"));
-        let (client, context, replicas) = (self.client.clone(), self.context.clone(), self.options.streams.replicas);
+        let StreamOptions { prefix, replicas, .. } = self.options.streams.clone();
+        let (name, subject) = (format!("{prefix}-{token}"), format!("{prefix}.{token}"));
+        let (client, context, said) = (self.client.clone(), self.context.clone(), self.said.clone());
+        let mark = self.mark(&name)?;
+        let noted = mark.as_ref().map(|mark| Noted { position: mark.position(), file: mark.path().to_owned() });
+        let noted = noted.unwrap_or_default();
         let open = async move {
             let config = Config {
                 name: name.clone(),
@@ -127,10 +198,11 @@ impl Journals for Nats {
                 ..Config::default()
             };
             let place = |e: Error| e.within(format!("stream `{name}`"));
-            let stream = context.get_or_create_stream(config).await.map_err(|e| place(unavailable("opening", e)))?;
+            let may_make = || noted.allows(after, "the broker has no such stream");
+            let stream = found(&context, &said, config, may_make).await.map_err(place)?;
             check(&stream.cached_info().config, &subject, replicas).map_err(place)?;
-            let remote = Remote { name: name.clone(), subject, client, context, stream };
-            let state = remote.begin(after).await.map_err(place)?;
+            let mut remote = Remote { name: name.clone(), subject, client, context, stream, said, is_copied: false };
+            let state = remote.begin(after, &noted).await.map_err(place)?;
             Ok((remote, state))
         };
         let (remote, state) = wait(&self.threads, open)?;
@@ -149,6 +221,7 @@ impl Journals for Nats {
         let shared = Arc::new(Shared::new(state));
         let (waiting, arrivals) = commands::channel(WAITING_MAX);
         self.threads.handle.spawn(Keeper::new(remote.clone(), shared.clone(), arrivals).run());
+        mark.into_iter().for_each(|mark| drop(self.threads.handle.spawn(note(Arc::downgrade(&shared), mark))));
         Ok(Box::new(StreamJournal { shared, remote, waiting, threads: self.threads.clone() }))
     }
 
@@ -174,7 +247,7 @@ impl Journal for StreamJournal {
     }
 
     fn last(&self) -> u64 {
-        self.shared.lock().position
+        self.shared.last()
     }
 
     fn first(&self) -> u64 {
@@ -201,7 +274,27 @@ impl Journal for StreamJournal {
         let silent = lost.map(|(since, why)| {
             format!("stream `{}` has not answered for {} s: {why}", self.remote.name, since.elapsed().as_secs())
         });
-        state.broken.clone().or(silent)
+        let away = state.away.as_ref().map(|why| {
+            format!(
+                "stream `{}`: {why}; updates are refused until it is back, merge those that are shown before a restart",
+                self.remote.name
+            )
+        });
+        let refused = state.refused.as_ref().map(|(at, why)| {
+            format!("stream `{}` took no update {} s ago: {why}", self.remote.name, at.elapsed().as_secs())
+        });
+        state.broken.clone().or(away).or(silent).or(refused)
+    }
+
+    fn warning(&self) -> Option<String> {
+        let state = self.shared.lock();
+        let warnings: Vec<String> = [state.skipped.warning(), state.unnoted.clone()].into_iter().flatten().collect();
+        (!warnings.is_empty()).then(|| format!("stream `{}`: {}", self.remote.name, warnings.join("; ")))
+    }
+
+    fn bytes_after(&self, position: u64) -> u64 {
+        let state = self.shared.lock();
+        share_after(position, (state.first, state.position), state.bytes)
     }
 }
 
@@ -222,6 +315,11 @@ fn check(config: &Config, subject: &str, replicas: usize) -> Result<()> {
             "it lets go of messages that somebody has read, expected retention by limits"
         }
         Config { no_ack: true, .. } => "it acknowledges nothing",
+        Config { max_message_size: bytes @ 1..MESSAGE_BYTES_MIN, .. } => {
+            return Err(Error::unsupported(format!(
+                "it takes messages of {bytes} bytes at most (`max_msg_size`), expected {MESSAGE_BYTES_MIN} at least"
+            )));
+        }
         Config { subjects, .. } if subjects.iter().all(|of| of != subject) => "it takes other subjects",
         Config { mirror: Some(_), .. } | Config { sources: Some(_), .. } => "it is fed by other streams",
         _ => return Ok(()),

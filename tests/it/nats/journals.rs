@@ -13,11 +13,11 @@ use sterling::error::{Kind, Result};
 use sterling::journal::nats::{Nats, NatsOptions};
 use sterling::journal::{Append, Journal, Journals, Record, StreamOptions, Topic};
 
-use super::{Broker, Stop, ask};
+use super::{Broker, Stop, ask, message, send};
 use crate::support::until;
 
 fn connect(servers: String) -> Nats {
-    Nats::connect(NatsOptions { servers, streams: StreamOptions::default() }).unwrap()
+    Nats::connect(NatsOptions { servers, streams: StreamOptions::default(), notes: None }).unwrap()
 }
 
 fn open(servers: String) -> Box<dyn Journal> {
@@ -236,17 +236,73 @@ fn streams_that_keep_no_journal_are_refused_with_the_reason() {
     // Fewer copies than the configuration asks for; Debian's broker syncs every two minutes.
     nats.open(&Topic::whole("one"), 0).unwrap();
     let streams = StreamOptions { replicas: 3, ..StreamOptions::default() };
-    let three = Nats::connect(NatsOptions { servers: broker.url(), streams }).unwrap();
+    let three = Nats::connect(NatsOptions { servers: broker.url(), streams, notes: None }).unwrap();
     let error = three.open(&Topic::whole("one"), 0).err().unwrap();
     assert_eq!(error.kind(), Kind::Unsupported);
     assert!(error.to_string().contains("keeps 1 copies of a message, expected 3"), "{error}");
     let streams = StreamOptions { monitors: vec![broker.monitor()], ..StreamOptions::default() };
-    let error = Nats::connect(NatsOptions { servers: broker.url(), streams }).err().unwrap();
+    let error = Nats::connect(NatsOptions { servers: broker.url(), streams, notes: None }).err().unwrap();
     assert!(error.kind() == Kind::Unsupported && error.to_string().contains("sync_interval: always"), "{error}");
-    // A message that is no commit ends following, and is never passed over.
-    let journal = nats.open(&Topic::whole("m"), 0).unwrap();
+    let nowhere =
+        NatsOptions { servers: "nats://u:secret@127.0.0.1:1".into(), streams: StreamOptions::default(), notes: None };
+    let error = Nats::connect(nowhere).err().unwrap();
+    assert_eq!(error.kind(), Kind::Unavailable);
+    assert!(error.to_string().contains("nats://127.0.0.1:1") && !error.to_string().contains("secret"), "{error}");
+}
+
+/// Publishes what the protocol carries as text.
+fn publish(broker: &Broker, message: &str) {
+    assert!(ask(broker.port, "sterling.m", message).is_some(), "the stream acknowledges it");
+}
+
+#[test]
+fn messages_that_no_journal_wrote_there_are_skipped_by_all_also_after_a_restart() {
+    let broker = Broker::start();
+    let journals = [open(broker.url()), open(broker.url())];
+    let mut acknowledged = BTreeMap::new();
+    let mut write = |n: usize| {
+        let records: Vec<Vec<u8>> = (0..1 + n % 3).map(|part| name(n % 2, n, part)).collect();
+        let range = append(&*journals[n % 2], records.clone(), None).unwrap();
+        let last = range.end - 1;
+        acknowledged.extend(range.zip(records));
+        last
+    };
+    for n in 0..12 {
+        let last = write(n);
+        match n % 4 {
+            0 => publish(&broker, "hello"),
+            1 => publish(&broker, ""),
+            2 => publish(&broker, &"x".repeat(900_000)),
+            // The commits that were written first, once more: their positions were taken long ago.
+            _ => (1..4).for_each(|sequence| {
+                send(broker.port, "sterling.m", &message(broker.port, "sterling-m", sequence));
+            }),
+        }
+        // One that comes now finds the position, whatever stands at the end of the stream or between.
+        let late = open(broker.url());
+        assert_eq!(late.last(), last, "after {n}");
+        assert_eq!(records(&*late, 0, last).len() as u64, last);
+        assert!(late.trouble().is_none());
+    }
+    write(12);
+    hold(&journals, &acknowledged);
+    let last = acknowledged.len() as u64;
+    for after in 0..=last {
+        assert_eq!(records(&*journals[0], after, last).len() as u64, last - after);
+    }
+    for journal in &journals {
+        until("all are told", || journal.warning().is_some_and(|why| why.contains("18 messages were skipped")));
+        assert!(journal.trouble().is_none());
+    }
+}
+
+#[test]
+fn a_damaged_commit_ends_following_and_is_never_skipped() {
+    let broker = Broker::start();
+    let journal = open(broker.url());
     append(&*journal, vec![b"one".to_vec()], None).unwrap();
-    assert!(ask(broker.port, "sterling.m", "hello").is_some(), "the stream acknowledges it");
+    // What begins as a commit does may be one that somebody was told is durable.
+    publish(&broker, "STRLSTRM and what a later release may write");
     let mut follower = journal.follow(0).unwrap();
     assert_eq!(follower.next(Duration::from_secs(10)).unwrap().unwrap().payload, b"one");
     let start = Instant::now();
@@ -258,16 +314,129 @@ fn streams_that_keep_no_journal_are_refused_with_the_reason() {
         }
     };
     assert_eq!(error.kind(), Kind::Corrupt);
-    assert!(
-        error.to_string().contains("message 3") && error.to_string().contains("no message of a journal"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("message 3") && error.to_string().contains("damaged"), "{error}");
     assert_eq!(append(&*journal, vec![b"two".to_vec()], None).unwrap_err().kind(), Kind::Corrupt);
     assert!(journal.trouble().unwrap().contains("message 3"));
-    let nowhere = NatsOptions { servers: "nats://u:secret@127.0.0.1:1".into(), streams: StreamOptions::default() };
-    let error = Nats::connect(nowhere).err().unwrap();
-    assert_eq!(error.kind(), Kind::Unavailable);
-    assert!(error.to_string().contains("nats://127.0.0.1:1") && !error.to_string().contains("secret"), "{error}");
+}
+
+#[test]
+fn a_stream_whose_positions_were_noted_is_not_begun_again_without_them() {
+    let mut broker = Broker::start();
+    let notes = tempfile::tempdir().unwrap();
+    let noted = || {
+        let options = NatsOptions {
+            servers: broker.url(),
+            streams: StreamOptions::default(),
+            notes: Some(notes.path().to_owned()),
+        };
+        Nats::connect(options).unwrap()
+    };
+    let journal = noted().open(&Topic::whole("m"), 0).unwrap();
+    fill(&*journal, 0, 6, 1);
+    let note = notes.path().join(".positions/sterling-m");
+    until("it is noted", || std::fs::read_to_string(&note).is_ok_and(|text| text.starts_with("00000000000000000006 ")));
+    drop(journal);
+    let copy = broker.backup();
+    let noted = |broker: &Broker| {
+        let (servers, streams) = (broker.url(), StreamOptions::default());
+        Nats::connect(NatsOptions { servers, streams, notes: Some(notes.path().to_owned()) }).unwrap()
+    };
+    broker.lose_all();
+    let topic = Topic::whole("m");
+    for _ in 0..2 {
+        let error = noted(&broker).open(&topic, 5).err().unwrap();
+        // It is tried again: the stream may come back.
+        assert_eq!(error.kind(), Kind::Unavailable);
+        let said = error.to_string();
+        assert!(said.contains("position 6") && said.contains(".positions/sterling-m"), "{said}");
+    }
+    assert!(
+        ask(broker.port, "$JS.API.STREAM.INFO.sterling-m", "").unwrap().contains("stream not found"),
+        "it was made"
+    );
+    broker.restore(&copy);
+    assert_eq!(noted(&broker).open(&topic, 0).unwrap().last(), 6);
+    // A version that holds all of it may begin it anew.
+    broker.lose_all();
+    let journal = noted(&broker).open(&topic, 6).unwrap();
+    assert_eq!((journal.first(), journal.last()), (7, 6));
+    assert_eq!(append(&*journal, vec![b"x".to_vec()], None).unwrap(), 7..8);
+    // One that ends too early is as bad as one that is gone.
+    until("it is noted", || std::fs::read_to_string(&note).is_ok_and(|text| text.starts_with("00000000000000000007 ")));
+    drop(journal);
+    broker.restore(&copy);
+    let error = noted(&broker).open(&topic, 6).err().unwrap();
+    assert!(error.to_string().contains("ends at position 6, expected position 7"), "{error}");
+    std::fs::remove_file(&note).unwrap();
+    assert_eq!(noted(&broker).open(&topic, 6).unwrap().last(), 6);
+}
+
+#[test]
+fn a_stream_that_is_begun_anew_after_all_that_was_seen_is_followed_on() {
+    let mut broker = Broker::start();
+    let (ahead, behind) = (open(broker.url()), open(broker.url()));
+    fill(&*ahead, 0, 5, 2);
+    reached(&*behind, 10);
+    let (mut seen, mut unseen) = (ahead.follow(10).unwrap(), behind.follow(4).unwrap());
+    assert_eq!(unseen.next(Duration::from_secs(10)).unwrap().unwrap().position, 5);
+    broker.lose_all();
+    until("it is told", || ahead.trouble().is_some_and(|why| why.contains("no such stream")));
+    assert_eq!(append(&*ahead, vec![b"x".to_vec()], None).unwrap_err().kind(), Kind::Unavailable);
+    assert!(seen.next(Duration::ZERO).unwrap().is_none(), "what was shown stays");
+    // As a server with a version that holds position 10 does.
+    let anew = connect(broker.url()).open(&Topic::whole("m"), 10).unwrap();
+    until("both go on", || ahead.trouble().is_none() && behind.trouble().is_none());
+    assert_eq!(append(&*ahead, vec![b"eleven".to_vec()], None).unwrap(), 11..12);
+    assert_eq!(append(&*anew, vec![b"twelve".to_vec()], None).unwrap(), 12..13);
+    for position in [11, 12] {
+        assert_eq!(seen.next(Duration::from_secs(10)).unwrap().unwrap().position, position);
+    }
+    // Whoever has not read all that is gone is told so, once what was read is taken.
+    let told = std::iter::repeat_with(|| unseen.next(Duration::from_secs(10)))
+        .find_map(|next| match next {
+            Ok(Some(record)) if record.position <= 10 => None,
+            other => Some(other),
+        })
+        .unwrap();
+    assert!(told.map_or_else(|e| e.kind() == Kind::NotFound, |record| record.unwrap().position == 11));
+}
+
+#[test]
+fn limits_of_a_stream_divide_large_appends_or_refuse_them_at_once() {
+    let broker = Broker::start();
+    let stream = |bytes: i32| {
+        json!({"name": "sterling-m", "subjects": ["sterling.m"], "storage": "file", "max_msg_size": bytes}).to_string()
+    };
+    assert!(ask(broker.port, "$JS.API.STREAM.CREATE.sterling-m", &stream(2047)).is_some());
+    let error = connect(broker.url()).open(&Topic::whole("m"), 0).err().unwrap();
+    assert!(error.kind() == Kind::Unsupported && error.to_string().contains("max_msg_size"), "{error}");
+    assert!(ask(broker.port, "$JS.API.STREAM.UPDATE.sterling-m", &stream(4096)).is_some());
+    let journal = open(broker.url());
+    let many: Vec<Vec<u8>> = (0..50u8).map(|n| vec![n; 1000]).collect();
+    assert_eq!(append(&*journal, many.clone(), None).unwrap(), 1..51);
+    let read: Vec<Vec<u8>> = records(&*journal, 0, 50).into_iter().map(|record| record.payload).collect();
+    assert_eq!(read, many);
+    let start = Instant::now();
+    assert_eq!(append(&*journal, vec![vec![1; 4000]], None).unwrap_err().kind(), Kind::Invalid);
+    // A limit that comes later is kept too.
+    assert!(ask(broker.port, "$JS.API.STREAM.UPDATE.sterling-m", &stream(2048)).is_some());
+    let error = append(&*journal, vec![vec![1; 2500]], None).unwrap_err();
+    assert!(error.kind() == Kind::Invalid && start.elapsed() < Duration::from_secs(8), "{error}");
+    assert_eq!(append(&*journal, vec![vec![1; 500]; 4], None).unwrap(), 51..55);
+}
+
+#[test]
+fn two_installations_share_a_broker_by_a_prefix() {
+    let broker = Broker::start();
+    let [staging, production] = ["staging", "production"].map(|prefix| {
+        let streams = StreamOptions { prefix: prefix.into(), ..StreamOptions::default() };
+        Nats::connect(NatsOptions { servers: broker.url(), streams, notes: None }).unwrap()
+    });
+    let topic = Topic::whole("m");
+    let (ours, theirs) = (staging.open(&topic, 0).unwrap(), production.open(&topic, 0).unwrap());
+    assert_eq!(append(&*ours, vec![b"one".to_vec(); 3], None).unwrap(), 1..4);
+    assert_eq!(append(&*theirs, vec![b"two".to_vec()], None).unwrap(), 1..2);
+    assert!(ask(broker.port, "$JS.API.STREAM.INFO.staging-m", "").unwrap().contains("staging.m"));
 }
 
 #[test]
@@ -281,8 +450,18 @@ fn what_a_stream_has_let_go_of_is_refused_and_the_rest_is_read() {
     assert_eq!((late.first(), late.last()), (19, 40));
     assert_eq!(records(&*late, 18, 40).len(), 22);
     assert_eq!(late.follow(17).err().unwrap().kind(), Kind::NotFound);
+    // One that holds nothing tells no position, unless a server that knows it still runs.
     assert!(ask(broker.port, "$JS.API.STREAM.PURGE.sterling-m", "").is_some());
-    assert_eq!(connect(broker.url()).open(&Topic::whole("m"), 0).err().unwrap().kind(), Kind::Corrupt);
+    let name_is_known = || connect(broker.url()).open(&Topic::whole("m"), 0).is_ok_and(|again| again.last() == 40);
+    until("it is written", name_is_known);
+    assert_eq!(append(&*late, vec![b"x".to_vec()], None).unwrap(), 41..42);
+    let unknown = json!({"name": "sterling-unknown", "subjects": ["sterling.unknown"], "storage": "file"}).to_string();
+    assert!(ask(broker.port, "$JS.API.STREAM.CREATE.sterling-unknown", &unknown).is_some());
+    assert!(ask(broker.port, "sterling.unknown", "hello").is_some());
+    let error = connect(broker.url()).open(&Topic::whole("unknown"), 0).err().unwrap();
+    assert!(error.kind() == Kind::Corrupt && error.to_string().contains("no message of a journal"), "{error}");
+    assert!(ask(broker.port, "$JS.API.STREAM.PURGE.sterling-unknown", "").is_some());
+    assert_eq!(connect(broker.url()).open(&Topic::whole("unknown"), 0).err().unwrap().kind(), Kind::Corrupt);
 }
 
 #[test]

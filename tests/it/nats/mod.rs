@@ -1,17 +1,21 @@
 //! Updates in streams of a real NATS server: brokers that are killed, networks that are cut, several servers that write at once.
 //! What was acknowledged is there once, in order, for everybody.
 
+mod faults;
 mod journals;
 mod routed;
 mod servers;
 
-use std::io::{Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
+
+use base64::Engine as _;
+use serde_json::Value;
 
 use crate::network::Wire;
 
@@ -21,28 +25,77 @@ pub struct Broker {
     pub port: u16,
     monitor: u16,
     folder: tempfile::TempDir,
+    /// The file of its configuration, where it has one.
+    configuration: Option<tempfile::NamedTempFile>,
 }
 
 impl Broker {
     pub fn start() -> Self {
         let [port, monitor] = [0; 2].map(|_| TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port());
         let folder = tempfile::tempdir().unwrap();
-        let child = Broker::spawn((port, monitor), folder.path());
-        Broker { child, port, monitor, folder }
+        let child = Broker::spawn((port, monitor), folder.path(), None);
+        Broker { child, port, monitor, folder, configuration: None }
     }
 
-    fn spawn((port, monitor): (u16, u16), folder: &Path) -> Child {
+    /// One with a configuration of its own, such as who may do what.
+    pub fn configured(text: &str) -> Self {
+        let [port, monitor] = [0; 2].map(|_| TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port());
+        let (folder, mut file) = (tempfile::tempdir().unwrap(), tempfile::NamedTempFile::new().unwrap());
+        file.write_all(text.as_bytes()).unwrap();
+        let child = Broker::spawn((port, monitor), folder.path(), Some(file.path()));
+        Broker { child, port, monitor, folder, configuration: Some(file) }
+    }
+
+    /// Goes on with another configuration. A reload of users takes the streams of the account away in version 2.9.
+    pub fn reconfigure(&mut self, text: &str) {
+        self.kill();
+        std::fs::write(self.configuration.as_ref().unwrap().path(), text).unwrap();
+        self.restart();
+    }
+
+    fn spawn((port, monitor): (u16, u16), folder: &Path, configuration: Option<&Path>) -> Child {
         let mut command = Command::new(std::env::var("NATS_SERVER").as_deref().unwrap_or("nats-server"));
         command
             .args(["-a", "127.0.0.1", "-js", "-p", &port.to_string(), "-m", &monitor.to_string(), "-sd"])
             .arg(folder);
+        if let Some(file) = configuration {
+            command.arg("-c").arg(file);
+        }
         let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("nats-server is installed");
         let start = Instant::now();
-        while ask(port, "$JS.API.INFO", "").is_none() {
+        // One that asks who calls answers nobody here: it is there once it greets.
+        let is_there = || match configuration {
+            None => ask(port, "$JS.API.INFO", "").is_some(),
+            Some(_) => greets(port),
+        };
+        while !is_there() {
             assert!(start.elapsed() < Duration::from_secs(20), "the broker does not answer");
             sleep(Duration::from_millis(20));
         }
         child
+    }
+
+    /// Copies what it holds, as of now.
+    pub fn backup(&mut self) -> tempfile::TempDir {
+        self.kill();
+        let copy = tempfile::tempdir().unwrap();
+        copied(self.folder.path(), copy.path());
+        self.restart();
+        copy
+    }
+
+    /// Goes on with what was copied.
+    pub fn restore(&mut self, copy: &tempfile::TempDir) {
+        self.kill();
+        self.folder = tempfile::tempdir().unwrap();
+        copied(copy.path(), self.folder.path());
+        self.restart();
+    }
+
+    /// Stops it where it stands, or lets it go on.
+    pub fn hang(&self, is_hanging: bool) {
+        let signal = if is_hanging { "-STOP" } else { "-CONT" };
+        assert!(Command::new("kill").args([signal, &self.child.id().to_string()]).status().unwrap().success());
     }
 
     pub fn kill(&mut self) {
@@ -51,7 +104,8 @@ impl Broker {
     }
 
     pub fn restart(&mut self) {
-        self.child = Broker::spawn((self.port, self.monitor), self.folder.path());
+        let configuration = self.configuration.as_ref().map(|file| file.path());
+        self.child = Broker::spawn((self.port, self.monitor), self.folder.path(), configuration);
     }
 
     /// What a broker that acknowledges before it syncs may do when the power goes, at its worst.
@@ -81,6 +135,20 @@ impl Drop for Broker {
     }
 }
 
+/// Copies what is in a folder.
+fn copied(from: &Path, to: &Path) {
+    let copy = Command::new("cp").arg("-a").arg(from.join(".")).arg(to).status().unwrap();
+    assert!(copy.success());
+}
+
+/// Whether a broker listens there and says who it is.
+fn greets(port: u16) -> bool {
+    let Ok(stream) = TcpStream::connect(("127.0.0.1", port)) else { return false };
+    stream.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
+    let mut line = String::new();
+    BufReader::new(stream).read_line(&mut line).is_ok() && line.starts_with("INFO")
+}
+
 /// What the broker answers to a request, in the protocol's own words; nothing where it does not.
 pub fn ask(port: u16, subject: &str, body: &str) -> Option<String> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
@@ -101,6 +169,23 @@ pub fn ask(port: u16, subject: &str, body: &str) -> Option<String> {
             return Some(message.to_owned());
         }
     }
+}
+
+/// Publishes bytes, and waits until the broker has them.
+pub fn send(port: u16, subject: &str, bytes: &[u8]) {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    let head = format!("CONNECT {{\"verbose\":false}}\r\nPUB {subject} {}\r\n", bytes.len());
+    stream.write_all(&[head.as_bytes(), bytes, b"\r\nPING\r\n"].concat()).unwrap();
+    let mut lines = BufReader::new(stream).lines();
+    assert!(lines.any(|line| line.unwrap().starts_with("PONG")));
+}
+
+/// The bytes of a message of a stream.
+pub fn message(port: u16, stream: &str, sequence: u64) -> Vec<u8> {
+    let call = format!("$JS.API.STREAM.MSG.GET.{stream}");
+    let told = ask(port, &call, &format!("{{\"seq\": {sequence}}}")).unwrap();
+    let told: Value = serde_json::from_str(told.split_once('\n').unwrap().1.trim()).unwrap();
+    base64::engine::general_purpose::STANDARD.decode(told["message"]["data"].as_str().unwrap()).unwrap()
 }
 
 /// Tells writers to stop, also where a test ends before.
