@@ -23,6 +23,8 @@ const LOOK: Duration = Duration::from_secs(1);
 const CHANGED_MIN: f64 = 1024.0;
 /// How full the room for updates may become before a merge, however few items have changed.
 const FULL: f64 = 0.5;
+/// How long a journal is kept after it could not be let go of, before that is tried again.
+const KEPT: Duration = Duration::from_secs(30);
 /// How long after a failure a model is left alone, and at most: each failure doubles it.
 const WAIT: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(600));
 
@@ -34,15 +36,17 @@ pub struct Compactor {
     options: Options,
     /// Models whose merges failed: until when they are left alone, and how often they did.
     failed: BTreeMap<String, (Instant, u32)>,
-    /// The versions that were in memory at the last look.
+    /// The versions that were in memory when a journal was let go of last.
     seen: BTreeMap<String, Vec<u64>>,
+    /// Models whose journals could not be let go of, and when that was.
+    kept: BTreeMap<String, Instant>,
 }
 
 impl Compactor {
     /// Merges into versions of `store`, which `registry` serves.
     pub fn new(store: Store, registry: &Arc<Registry>, feeds: Arc<Feeds>, options: Options) -> Self {
-        let (failed, seen) = (BTreeMap::new(), BTreeMap::new());
-        Compactor { store, registry: Arc::downgrade(registry), feeds, options, failed, seen }
+        let (failed, seen, kept) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Compactor { store, registry: Arc::downgrade(registry), feeds, options, failed, seen, kept }
     }
 
     /// Looks after the models in a thread of its own, until nobody can ask any more.
@@ -72,9 +76,13 @@ impl Compactor {
         let models: Vec<String> = registry.list().iter().map(|loaded| loaded.name().to_owned()).collect();
         for name in &models {
             let now: Vec<u64> = registry.all_in_memory(name).iter().map(|loaded| loaded.version()).collect();
-            if self.seen.get(name) != Some(&now) {
-                self.let_go(registry, name);
-                self.seen.insert(name.clone(), now);
+            let waits = self.kept.get(name).is_some_and(|at| at.elapsed() < KEPT);
+            if self.seen.get(name) != Some(&now) && !waits {
+                // What fails, such as on a full disk, is tried again though the versions stay.
+                match self.let_go(registry, name) {
+                    true => drop((self.kept.remove(name), self.seen.insert(name.clone(), now))),
+                    false => drop(self.kept.insert(name.clone(), Instant::now())),
+                }
             }
             if !registry.get(name, Which::Active).is_ok_and(|loaded| self.is_due(&loaded)) {
                 continue;
@@ -91,10 +99,13 @@ impl Compactor {
         }
     }
 
-    fn let_go(&self, registry: &Registry, model: &str) {
-        if let Err(error) = release(registry, &self.store, &self.feeds, model) {
+    /// Lets go of what is not needed of a model; false where that failed.
+    fn let_go(&self, registry: &Registry, model: &str) -> bool {
+        let released = release(registry, &self.store, &self.feeds, model);
+        if let Err(error) = &released {
             tracing::warn!(model, %error, "the journal is kept longer than it need be");
         }
+        released.is_ok()
     }
 
     fn is_due(&self, loaded: &Loaded) -> bool {
@@ -103,7 +114,20 @@ impl Compactor {
         metrics::gauge!("sterling_stray_ratio", "model" => loaded.name().to_owned()).set(view.stray_share());
         let waits = self.failed.get(loaded.name()).is_some_and(|(until, _)| Instant::now() < *until);
         let has_changed = self.options.is_due(drift, view.stray_share()) && drift * items >= CHANGED_MIN;
-        self.options.share > 0.0 && (has_changed || view.fullness() >= FULL) && !waits
+        let is_long = self.is_long(loaded.name(), &view);
+        let is_due = has_changed || view.fullness() >= FULL || is_long;
+        // A version has one item at least.
+        self.options.share > 0.0 && is_due && view.items() > 0 && !waits
+    }
+
+    /// Whether a start would have to read too much of a journal, or needs what it has let go of.
+    fn is_long(&self, model: &str, view: &View) -> bool {
+        let Some(feed) = self.feeds.of(&view.main().manifest.topic()) else { return false };
+        let backlog = feed.backlog(view);
+        metrics::gauge!("sterling_journal_backlog_updates", "model" => model.to_owned()).set(backlog.updates as f64);
+        metrics::gauge!("sterling_journal_backlog_bytes", "model" => model.to_owned()).set(backlog.bytes as f64);
+        metrics::gauge!("sterling_journal_backlog_ratio", "model" => model.to_owned()).set(backlog.share);
+        backlog.share >= 1.0 || feed.lacks(view).is_some()
     }
 
     /// Publishes what the active version of a model shows, lets it answer, and lets go of what that makes superfluous.

@@ -93,13 +93,20 @@ impl Calls {
         Ok(calls)
     }
 
-    /// Keeps those that were made in a folder.
+    /// Those that were made, for a file.
+    ///
+    /// # Errors
+    /// `Internal` where they cannot be told.
+    pub(super) fn text(&self) -> Result<Vec<u8>> {
+        serde_json::to_vec(&self.made()).map_err(|e| Error::internal(format!("calls: {e}")))
+    }
+
+    /// Keeps the text of calls in a folder.
     ///
     /// # Errors
     /// `Io` with the file.
-    pub(super) fn write(&self, folder: &Path) -> Result<()> {
-        let text = serde_json::to_vec(&self.made()).map_err(|e| Error::internal(format!("calls: {e}")))?;
-        files::write_atomic(&folder.join(CALLS), |out| out.write_all(&text)).map(drop)
+    pub(super) fn write(text: &[u8], folder: &Path) -> Result<()> {
+        files::write_atomic(&folder.join(CALLS), |out| out.write_all(text)).map(drop)
     }
 
     /// As [`super::Feed::begin`].

@@ -1,12 +1,14 @@
 //! The journal of a model, and who follows it.
 
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
+use arc_swap::ArcSwap;
 use rayon::prelude::*;
 
 use super::calls::{Call, Calls};
@@ -36,6 +38,8 @@ const SILENCE: Duration = Duration::from_secs(10);
 const LINGER: Duration = Duration::from_millis(250);
 /// Panics over the same updates after which a version follows no more: a fault of a moment does not come again.
 const PANICS_MAX: u32 = 3;
+/// How often the log is told that updates wait, for the same reason.
+const RETOLD: Duration = Duration::from_secs(60);
 
 /// The updates of one model.
 pub struct Feed {
@@ -43,7 +47,7 @@ pub struct Feed {
     calls: Mutex<Calls>,
     /// Where calls are kept of which the journal lets go.
     folder: Option<PathBuf>,
-    /// The position that was released last.
+    /// The position that was released last, with the calls up to it kept.
     released: AtomicU64,
     /// What item towers made of items before their updates were durable.
     early: Arc<EarlyEmbeddings>,
@@ -103,6 +107,16 @@ impl Feed {
     /// What is wrong with the journal, where something is.
     pub fn trouble(&self) -> Option<String> {
         self.journal.trouble()
+    }
+
+    /// What an operator should look at though updates are taken and followed, where anything is.
+    pub fn warning(&self) -> Option<String> {
+        self.journal.warning()
+    }
+
+    /// Bytes of the updates after a position, about.
+    pub fn bytes_after(&self, position: u64) -> u64 {
+        self.journal.bytes_after(position)
     }
 
     /// The merge of the updates that is under way on this server.
@@ -174,15 +188,27 @@ impl Feed {
     /// # Errors
     /// `Io` where the calls cannot be kept; as [`Journal::release`].
     pub fn release(&self, position: u64) -> Result<()> {
-        if position <= self.released.load(Ordering::Relaxed).max(self.journal.first() - 1) {
+        if position <= self.released.load(Ordering::Relaxed) {
             return Ok(());
         }
-        if let Some(folder) = &self.folder {
-            self.calls().write(folder)?;
+        let kept = self.keep_calls();
+        if kept.as_ref().is_err_and(|e| !is_full_disk(e)) {
+            return kept;
         }
         self.journal.release(position)?;
+        // On a full disk the calls have room once the records are gone. A server that ends in between forgets them.
+        if kept.is_err() {
+            self.keep_calls()?;
+        }
         self.released.store(position, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Writes the calls that are known to the folder, while others go on.
+    fn keep_calls(&self) -> Result<()> {
+        let Some(folder) = &self.folder else { return Ok(()) };
+        let text = self.calls().text()?;
+        Calls::write(&text, folder)
     }
 
     /// Begins a call with a key; where the same one was made before, what it came to.
@@ -214,16 +240,27 @@ impl Feed {
     }
 }
 
+/// Whether something failed because a disk is full.
+fn is_full_disk(e: &Error) -> bool {
+    let io = std::error::Error::source(e).and_then(|source| source.downcast_ref::<std::io::Error>());
+    io.is_some_and(|io| {
+        matches!(io.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge)
+    })
+}
+
 /// The updates of all models of a server, a journal each; shards have journals of their own.
 pub struct Feeds {
     journals: Box<dyn Journals>,
-    open: Mutex<BTreeMap<Topic, Arc<Feed>>>,
+    /// Those that are open. Every answer looks here, so that no lock is in its way.
+    open: ArcSwap<BTreeMap<Topic, Arc<Feed>>>,
+    /// A lock for each, held while it is opened, which takes long where a broker is away or a journal is large.
+    opening: Mutex<BTreeMap<Topic, Arc<Mutex<()>>>>,
 }
 
 impl Feeds {
     /// The updates of such journals.
     pub fn new(journals: impl Journals + 'static) -> Self {
-        Feeds { journals: Box::new(journals), open: Mutex::default() }
+        Feeds { journals: Box::new(journals), open: ArcSwap::default(), opening: Mutex::default() }
     }
 
     /// Whether other servers write and follow the same updates.
@@ -233,7 +270,7 @@ impl Feeds {
 
     /// The updates of a model or a shard of which a version was loaded.
     pub fn of(&self, topic: &Topic) -> Option<Arc<Feed>> {
-        self.lock().get(topic).cloned()
+        self.open.load().get(topic).cloned()
     }
 
     /// The updates of a model or a shard, whose journal begins after a position where there is none yet.
@@ -242,18 +279,19 @@ impl Feeds {
     /// As [`Journals::open`] and [`Feed::open`].
     pub fn open(&self, topic: &Topic, after: u64) -> Result<Arc<Feed>> {
         check_name("model name", &topic.model)?;
-        let mut open = self.lock();
-        if let Some(feed) = open.get(topic) {
-            return Ok(feed.clone());
+        let opening = locked(&self.opening).entry(topic.clone()).or_default().clone();
+        let _opening = locked(&opening);
+        if let Some(feed) = self.of(topic) {
+            return Ok(feed);
         }
         let (journal, folder) = (self.journals.open(topic, after)?, self.journals.folder(topic));
         let feed = Arc::new(Feed::open(journal, folder, after)?);
-        open.insert(topic.clone(), feed.clone());
+        self.open.rcu(|open| {
+            let mut open = BTreeMap::clone(open);
+            open.insert(topic.clone(), feed.clone());
+            open
+        });
         Ok(feed)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<Topic, Arc<Feed>>> {
-        locked(&self.open)
     }
 }
 
@@ -317,6 +355,8 @@ struct Following {
     /// Whether a panic has left the rest in no state to go on from.
     is_broken: bool,
     misfits: Misfits,
+    /// Why updates wait, where they do, and when the log was told of it last.
+    waits: Option<(Instant, String)>,
 }
 
 /// Updates that did not fit the version, since its snapshot.
@@ -357,6 +397,7 @@ impl Following {
             is_unseen: false,
             is_broken: false,
             misfits: Misfits::default(),
+            waits: None,
         })
     }
 
@@ -380,11 +421,15 @@ impl Following {
                 Err(if panics < PANICS_MAX { Error::unavailable(what) } else { Error::internal(what) })
             });
             match step {
-                Ok(true) if self.fresh.position() >= suspect => panics = 0,
-                Ok(true) => {}
+                Ok(true) => {
+                    if self.fresh.position() >= suspect {
+                        panics = 0;
+                    }
+                    self.waits(None, shown);
+                }
                 Ok(false) => return,
                 Err(e) if is_passing(e.kind()) => {
-                    tracing::warn!(model = self.name, error = %e, "updates wait");
+                    self.waits(Some(e), shown);
                     std::thread::sleep(LINGER);
                 }
                 // What is shown stays as it is.
@@ -397,6 +442,28 @@ impl Following {
         }
     }
 
+    /// Takes note of why updates wait, or that they do not, and tells operators once.
+    fn waits(&mut self, why: Option<Error>, shown: &Weak<Shown>) {
+        let now = why.map(|why| why.to_string());
+        let before = self.waits.as_ref().map(|(_, why)| why);
+        if now.as_ref() == before && self.waits.as_ref().is_none_or(|(at, _)| at.elapsed() < RETOLD) {
+            return;
+        }
+        match &now {
+            Some(error) => tracing::warn!(model = self.name, error, "updates wait"),
+            None => tracing::info!(model = self.name, "updates are applied again"),
+        }
+        self.waits = now.map(|why| (Instant::now(), why));
+        shown.upgrade().iter().for_each(|shown| shown.warn(self.warning()));
+    }
+
+    /// What an operator should know of the updates of this version.
+    fn warning(&self) -> Option<String> {
+        let waits = self.waits.as_ref().map(|(_, why)| format!("updates wait: {why}"));
+        let told: Vec<String> = self.misfits.warning().into_iter().chain(waits).collect();
+        (!told.is_empty()).then(|| told.join("; "))
+    }
+
     /// Applies and shows what comes in a while; false where nobody looks any more.
     fn step(&mut self, shown: &Weak<Shown>) -> Result<bool> {
         if self.is_broken {
@@ -405,7 +472,7 @@ impl Following {
             }
             let mut anew = Following::new(self.feed.clone(), self.main.clone(), self.in_place)?;
             anew.catch_up()?;
-            *self = Following { is_unseen: true, ..anew };
+            *self = Following { is_unseen: true, waits: self.waits.take(), ..anew };
         }
         let advanced = self.advance(LINGER, TOGETHER_MAX, Fresh::apply);
         let Some(shown) = shown.upgrade() else { return Ok(false) };
@@ -420,7 +487,7 @@ impl Following {
     fn show(&mut self, shown: &Shown) -> Result<()> {
         self.is_unseen |= self.fresh.tidy()?;
         if self.is_unseen {
-            shown.warn(self.misfits.warning());
+            shown.warn(self.warning());
             let view = self.fresh.view()?;
             metrics::gauge!("sterling_fresh_items", "model" => self.name.clone()).set(view.fresh_items() as f64);
             metrics::gauge!("sterling_position", "model" => self.name.clone()).set(view.position() as f64);

@@ -7,6 +7,7 @@
 //!
 //! Updates hold inputs: attributes, features and vectors as they were sent. Each version runs them through its own item tower.
 
+mod backlog;
 mod calls;
 mod early;
 mod embed;
@@ -18,6 +19,7 @@ mod merges;
 mod state;
 mod update;
 
+pub use backlog::Backlog;
 pub use calls::Call;
 pub use feed::{Feed, Feeds, Updating};
 pub use given::{GivenItem, GivenValues, UPDATES_MAX};

@@ -18,7 +18,7 @@ use super::worst::Worst;
 use crate::embedding::tiers::remote::Cluster;
 use crate::engine::{Engine, Passes};
 use crate::error::{Error, Result};
-use crate::fresh::{Feed, Feeds, MergeUnderWay, Merges};
+use crate::fresh::{Backlog, Feed, Feeds, MergeUnderWay, Merges};
 use crate::registry::{Loaded, Registry};
 use crate::route::Peers;
 use crate::view::View;
@@ -31,6 +31,8 @@ const FRESH_MIN: usize = 1024;
 const STRAY_SHARE_MAX: f64 = 0.05;
 /// How long a merge may take before it is told of.
 const MERGE_LONG: Duration = Duration::from_secs(60);
+/// How many times as much as makes a merge due a start may have to read of a journal before `/readyz` warns.
+const BACKLOG_MAX: f64 = 4.0;
 /// Durable updates that are not seen yet before `/readyz` warns: a second of as many as come at most.
 const LAG_MAX: u64 = 10_000;
 /// What every call passes, whoever answers it.
@@ -163,7 +165,8 @@ impl App {
                     "model `{name}`: {strays} new items ({share} % of its snapshot) are of a kind that its lists were not trained on, which slows searches: merge them"
                 ));
             }
-            let merging = self.feed(&model).ok().and_then(|feed| feed.merging());
+            let feed = self.feed(&model).ok();
+            let merging = feed.as_ref().and_then(|feed| feed.merging());
             if let Some(MergeUnderWay { since, done }) = merging.filter(|merging| merging.since.elapsed() >= MERGE_LONG)
             {
                 let (seconds, done) = (since.elapsed().as_secs(), (done * 100.0).round());
@@ -171,15 +174,8 @@ impl App {
                     "model `{name}`: a merge has been under way for {seconds} s, {done} % of its steps are done"
                 ));
             }
-            let unmerged = self.feed(&model).ok().and_then(|feed| feed.unmerged());
-            warnings.extend(unmerged.map(|kind| {
-                format!(
-                    "model `{name}`: its updates are served, and the last merge failed ({}): the log tells why",
-                    kind.name()
-                )
-            }));
-            let trouble = self.feed(&model).ok().and_then(|feed| feed.trouble());
-            warnings.extend(trouble.map(|why| format!("model `{name}`: {why}")));
+            let of_journal = feed.iter().flat_map(|feed| journal_warnings(feed, &view));
+            warnings.extend(of_journal.map(|why| format!("model `{name}`: {why}")));
             let misfits = model.content().warning();
             warnings.extend(misfits.map(|why| format!("model `{name}`, version {}: {why}", model.version())));
             let lag = self.lag(&model, &view);
@@ -241,6 +237,20 @@ impl App {
             None => Ok(()),
         }
     }
+}
+
+/// What an operator should know of the journal of a model that has a view.
+fn journal_warnings(feed: &Feed, view: &View) -> Vec<String> {
+    let Backlog { updates, bytes, share } = feed.backlog(view);
+    let is_long = (share >= BACKLOG_MAX)
+        .then(|| format!("a start applies {updates} updates ({} MB) to its snapshot: merge them", bytes >> 20));
+    let lacks = feed.lacks(view).map(|next| {
+        format!("position {next} was released, which its version needs at a restart: merge its updates before, and keep more of the stream (`max_age`, `max_msgs`, `max_bytes`)")
+    });
+    let unmerged = feed.unmerged().map(|kind| {
+        format!("its updates are served, and the last merge failed ({}): the log tells why", kind.name())
+    });
+    [unmerged, feed.trouble(), feed.warning(), lacks, is_long].into_iter().flatten().collect()
 }
 
 /// The share of the items that an answer speaks of: where so many durable updates are not seen that the server counts as behind,

@@ -30,10 +30,11 @@ WORDS = set(
     "sum by max rate increase histogram_quantile deriv and or unless on ignoring group_left offset bool label_values instance model call status reason le step "
     "remote_table outcome table job role why kind up time".split()
 )
-# Told where there is a cluster of rows, a bucket or a GPU alone, and by routers.
+# Told where there is a cluster of rows, a bucket, a stream or a GPU alone, and by routers.
 ELSEWHERE = {
     "sterling_device_failing",
     "sterling_store_available",
+    "sterling_stream_skipped_total",
     "sterling_remote_rows_total",
     "sterling_remote_cache_hit_rate",
     "sterling_remote_unread_total",

@@ -29,6 +29,8 @@ struct Faults {
     skipped: Option<u64>,
     /// It is given with other bytes.
     damaged: Option<u64>,
+    /// Every call fails.
+    is_away: bool,
 }
 
 /// Journals in files that have such faults.
@@ -83,6 +85,10 @@ impl Follower for FaultyFollower {
         };
         let Some(mut record) = next else { return Ok(None) };
         let mut faults = self.faults.lock().unwrap();
+        if faults.is_away {
+            self.held = Some(record);
+            return Err(Error::unavailable("it is away"));
+        }
         if faults.panics.remove(&record.position) || faults.broken == Some(record.position) {
             drop(faults);
             self.held = Some(record);
@@ -216,4 +222,74 @@ fn a_record_of_another_position_or_other_bytes_ends_following_after_those_before
         let refused = load(&served.loader, &served.version).err().unwrap();
         assert!(refused.kind() == Kind::Corrupt && refused.to_string().contains(why), "{refused}");
     }
+}
+
+#[test]
+fn a_version_whose_updates_wait_says_so_and_ends_with_who_holds_it() {
+    let served = served();
+    write(&served.feed, 1..=10);
+    wait("the updates", || served.live.view().position() == 10);
+    served.faults.lock().unwrap().is_away = true;
+    write(&served.feed, 11..=20);
+    let warning = || served.live.warning().map_or(String::new(), |warning| warning.to_string());
+    wait("that they wait", || warning().contains("updates wait: it is away"));
+    check(&served.live, 10, 20);
+    served.faults.lock().unwrap().is_away = false;
+    wait("the rest", || served.live.view().position() == 20);
+    wait("that they do not", || warning().is_empty());
+    // Nobody holds the version any more: its thread ends though its updates wait, and its snapshot goes.
+    served.faults.lock().unwrap().is_away = true;
+    write(&served.feed, 21..=30);
+    wait("that they wait again", || warning().contains("updates wait"));
+    let Served { _folder, live, .. } = served;
+    let main = Arc::downgrade(live.view().main());
+    drop(live);
+    wait("the end of its thread", || main.strong_count() == 0);
+}
+
+/// Journals of which one is opened only when somebody says so.
+struct Slow(Logs, Mutex<mpsc::Receiver<()>>);
+
+impl Journals for Slow {
+    fn open(&self, topic: &Topic, after: u64) -> Result<Box<dyn Journal>> {
+        if topic.model == "slow" {
+            let _ = self.1.lock().unwrap().recv();
+        }
+        self.0.open(topic, after)
+    }
+
+    fn folder(&self, topic: &Topic) -> Option<PathBuf> {
+        self.0.folder(topic)
+    }
+}
+
+#[test]
+fn a_journal_that_is_being_opened_holds_up_nobody_who_asks_for_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let (go, told) = mpsc::channel();
+    let feeds = Arc::new(Feeds::new(Slow(Logs::below(folder.path()), Mutex::new(told))));
+    let [slow, quick, late] = ["slow", "quick", "late"].map(Topic::whole);
+    feeds.open(&quick, 0).unwrap();
+    let opening: Vec<_> = (0..2)
+        .map(|_| {
+            let (feeds, slow) = (feeds.clone(), slow.clone());
+            std::thread::spawn(move || feeds.open(&slow, 0).map(|feed| feed.last()))
+        })
+        .collect();
+    // On a thread of its own, so that a wait is a failure and no test without an end.
+    let (tell, done) = mpsc::channel();
+    let others = feeds.clone();
+    std::thread::spawn(move || {
+        for _ in 0..1000 {
+            assert_eq!(others.of(&quick).unwrap().last(), 0);
+            assert!(others.of(&Topic::whole("slow")).is_none());
+        }
+        assert_eq!(others.open(&late, 0).unwrap().last(), 0);
+        tell.send(()).unwrap();
+    });
+    done.recv_timeout(Duration::from_secs(30)).expect("others wait for a journal that is not theirs");
+    drop(go);
+    // Of those who open the same one, one does.
+    opening.into_iter().for_each(|one| assert_eq!(one.join().unwrap().unwrap(), 0));
+    assert!(feeds.of(&slow).is_some());
 }

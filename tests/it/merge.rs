@@ -21,7 +21,7 @@ use sterling::snapshot::{Manifest, Snapshot, Store};
 use sterling::view::Attribute;
 use tower::ServiceExt as _;
 
-use crate::support::{Server, ids, put, run, vectors};
+use crate::support::{Server, ids, put, run, until, vectors};
 
 const ITEMS: &str = "/v1/models/vectors/items";
 const RETRIEVE: &str = "/v1/models/vectors:retrieve";
@@ -152,6 +152,34 @@ fn updates_are_merged_by_themselves_and_readyz_warns_of_many() {
     assert!(!server.get("/readyz").1.contains("warning"));
     let metrics = server.get("/metrics").1;
     assert!(metrics.contains("sterling_merges_total{model=\"vectors\",outcome=\"merged\"} 1"), "{metrics}");
+}
+
+#[test]
+fn a_few_hot_items_are_merged_once_their_updates_have_many_bytes() {
+    let folder = tempfile::tempdir().unwrap();
+    published(folder.path(), 2000);
+    let server = serve(folder.path(), "0.1");
+    // A hundred items, whole each time: a twentieth of the catalogue, and far fewer than are merged for being changed.
+    let text = "x".repeat(60_000);
+    let mut last = 0;
+    for round in 0..30 {
+        let item = |id: i64| json!({"id": id, "embedding": [id, 1], "attributes": {"n": round, "lang": [text]}});
+        let items: Vec<Value> = (0..100).map(item).collect();
+        let told = server.ask(&format!("{ITEMS}:upsert"), json!({"items": items}));
+        assert_eq!(told["accepted"], 100, "{told}");
+        last = told["position"].as_u64().unwrap();
+        if server.get_json("/v1/models/vectors")["version"] != 1 {
+            break;
+        }
+    }
+    until("they are merged", || server.get_json("/v1/models/vectors")["version"].as_u64() > Some(1));
+    let (_, items) = state(&server, last);
+    assert_eq!(items.len(), 2000);
+    let metrics = server.get("/metrics").1;
+    assert!(metrics.contains("sterling_merges_total{model=\"vectors\",outcome=\"merged\"} 1"), "{metrics}");
+    for name in ["ratio", "bytes", "updates"] {
+        assert!(metrics.contains(&format!("sterling_journal_backlog_{name}{{model=\"vectors\"}}")), "{metrics}");
+    }
 }
 
 #[test]
