@@ -57,6 +57,8 @@ pub(super) struct Keeper {
     needs: Duration,
     /// Messages that were read at a time last.
     read: u64,
+    /// When the stream was looked at last.
+    looked: Instant,
     /// Whether the stream was further at the last look than it could be read.
     is_missing: bool,
     /// For how long another server has tried that is let go first, and until when.
@@ -96,6 +98,7 @@ impl Keeper {
             tries: 0,
             needs: Duration::ZERO,
             read: 0,
+            looked: Instant::now(),
             is_missing: false,
             gives_way: None,
         }
@@ -105,6 +108,11 @@ impl Keeper {
         loop {
             if self.bell.is_none() {
                 self.bell = self.remote.client.subscribe(self.remote.subject.clone()).await.ok();
+            }
+            // Writers that try again and again must not keep a stream that is back from being seen.
+            if self.looked.elapsed() >= LOOK {
+                self.look().await;
+                self.looked = Instant::now();
             }
             let pause = self.rung.as_ref().map_or(LOOK, |(_, wait)| *wait);
             tokio::select! {
@@ -116,9 +124,8 @@ impl Keeper {
                     self.note(rang);
                     self.heard().await;
                 }
-                () = sleep(pause) => match self.rung.take() {
-                    Some((attempt, waited)) => self.seek(attempt, waited * 2).await,
-                    None => self.look().await,
+                () = sleep(pause) => if let Some((attempt, waited)) = self.rung.take() {
+                    self.seek(attempt, waited * 2).await;
                 }
             }
         }
