@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::rows::{RowWriter, Spill};
 
 /// One value of an item as a file may hold it.
+#[derive(Clone)]
 pub(super) enum Cell {
     Missing,
     Integers(Vec<i64>),
@@ -150,7 +151,10 @@ fn exact(integer: i64) -> Option<f64> {
 /// An item file on its way into [`Items`].
 pub(super) struct Builder {
     ids: Vec<i64>,
+    /// Number of the first item of each file.
     files: Vec<usize>,
+    /// Cells that all items of the file have which do not name them.
+    of_file: Vec<(String, Cell)>,
     columns: Vec<Column>,
     by_name: BTreeMap<String, usize>,
     /// Of each column of vectors.
@@ -161,12 +165,14 @@ pub(super) struct Builder {
 
 impl Builder {
     pub(super) fn new(spill: Spill) -> Self {
-        Builder { ids: Vec::new(), files: Vec::new(), columns: Vec::new(), by_name: BTreeMap::new(), spill, taken: 0 }
+        let (files, of_file) = (Vec::new(), Vec::new());
+        Builder { ids: Vec::new(), files, of_file, columns: Vec::new(), by_name: BTreeMap::new(), spill, taken: 0 }
     }
 
-    /// Starts another file than the first.
-    pub(super) fn begin_file(&mut self) {
+    /// Starts a file, all items of which have these cells, but for columns that they name themselves.
+    pub(super) fn begin_file(&mut self, cells: Vec<(String, Cell)>) {
         self.files.push(self.ids.len());
+        self.of_file = cells;
     }
 
     /// Starts the next item; its cells follow, then [`Builder::end_item`].
@@ -199,9 +205,17 @@ impl Builder {
         self.columns[at].push(cell, &self.spill)
     }
 
-    /// Ends the item: columns it did not name are missing on it.
+    /// Ends the item: columns it did not name are those of its file, or missing on it.
     pub(super) fn end_item(&mut self) -> Result<()> {
         let items = self.ids.len();
+        let of_file = std::mem::take(&mut self.of_file);
+        for (name, cell) in &of_file {
+            let is_named = self.by_name.get(name).is_some_and(|&at| self.columns[at].items == items);
+            if !is_named {
+                self.cell(name, cell.clone())?;
+            }
+        }
+        self.of_file = of_file;
         self.taken += size_of::<i64>() as u64;
         self.spill.check_others(self.taken)?;
         let Builder { columns, spill, .. } = self;
@@ -211,7 +225,8 @@ impl Builder {
     /// Everything that was read. Columns without a single value are left out, with a note.
     pub(super) fn finish(self) -> Result<Items> {
         let names = self.columns.iter().map(|column| column.name.clone()).collect();
-        let mut items = Items { ids: self.ids, files: self.files, names, ..Items::default() };
+        let files = self.files.into_iter().skip(1).collect();
+        let mut items = Items { ids: self.ids, files, names, ..Items::default() };
         for Column { name, values, .. } in self.columns {
             let values = match values {
                 Growing::Untyped => {

@@ -2,7 +2,7 @@
 //!
 //! Two forms say the same thing. A JSON line is `{"id": 1, "embedding": [...], "attributes": {"lang": ["en", "fr"],
 //! "year": 2024, "price": 9.5}}`; a Parquet file has `id`, `embedding` and the attributes as flat columns. A file is what its
-//! first bytes say, JSON lines may be compressed by gzip, and a folder is all its files in the order of their names, as Spark
+//! first bytes say, JSON lines may be compressed by gzip, and a folder is all files below it in the order of their paths, as Spark
 //! writes one. Vectors may also stand beside either as a `.npy` matrix with one row an item, in the order of the file, or in
 //! an index of Faiss.
 //!
@@ -19,11 +19,13 @@ mod arrays;
 mod builder;
 mod catalogue;
 pub mod faiss;
+mod folder;
 mod json;
 mod parquet;
 mod read;
 
 pub use arrays::ArrowColumn;
 pub use catalogue::{EMBEDDING, ID, Items};
-pub use parquet::{open_parquet, unreadable};
-pub use read::{parts, text_of};
+pub use folder::{FolderTypes, RowFile};
+pub use parquet::{batch_rows, open_parquet, unreadable};
+pub use read::text_of;

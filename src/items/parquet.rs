@@ -10,7 +10,8 @@ use arrow_array::{Array, ArrayRef, Float64Array, Int64Array, NullArray, RecordBa
 use arrow_schema::{DataType, Field, Schema};
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_reader::{ArrowReaderOptions, ParquetRecordBatchReaderBuilder};
-use parquet::basic::{Compression, ZstdLevel};
+use parquet::basic::{Compression, Type, ZstdLevel};
+use parquet::file::metadata::{ColumnChunkMetaData, ParquetMetaData, RowGroupMetaData};
 use parquet::file::properties::WriterProperties;
 
 use super::arrays::{ArrowColumn, list_of, unit};
@@ -19,7 +20,10 @@ use super::catalogue::{EMBEDDING, ID, Items};
 use crate::columns::ItemValues;
 use crate::error::{Error, Kind, Result};
 
+/// Rows that are read together at most.
 const BATCH_ROWS: usize = 8192;
+/// Decoded bytes of the rows that are read together: of wide rows there are fewer.
+const BATCH_BYTES: u64 = 4 << 20;
 /// Rows that are written together.
 const WRITTEN_ROWS: usize = 1024;
 /// Bytes of encoded rows after which they become a row group.
@@ -40,10 +44,43 @@ pub fn unreadable(e: &dyn std::fmt::Display) -> Error {
     Error::invalid(format!("not a readable Parquet file: {e}"))
 }
 
+/// Number of rows of a file, at most `most`, that take some megabytes decoded.
+pub fn batch_rows(file: &ParquetMetaData, most: usize) -> usize {
+    let row_bytes = |group: &RowGroupMetaData| {
+        let bytes: u64 = group.columns().iter().map(decoded_bytes).sum();
+        bytes / group.num_rows().max(1).unsigned_abs()
+    };
+    let widest = file.row_groups().iter().map(row_bytes).max().unwrap_or(0);
+    usize::try_from(BATCH_BYTES / widest.max(1)).unwrap_or(most).clamp(1, most)
+}
+
+/// Bytes of the decoded values of a column of a row group.
+fn decoded_bytes(column: &ColumnChunkMetaData) -> u64 {
+    // A value has its definition and its repetition level while it is decoded.
+    let level = size_of::<i16>() * 2;
+    let width = level
+        + match column.column_type() {
+            Type::BOOLEAN => 1,
+            Type::INT32 | Type::FLOAT => 4,
+            Type::INT64 | Type::DOUBLE => 8,
+            Type::INT96 => 12,
+            // The offset of a text; its bytes are added below.
+            Type::BYTE_ARRAY => size_of::<i32>(),
+            Type::FIXED_LEN_BYTE_ARRAY => usize::try_from(column.column_descr().type_length()).unwrap_or(0),
+        };
+    let texts = match column.column_type() {
+        // Without a note of the writer: what a dictionary repeats is not counted, its texts are short.
+        Type::BYTE_ARRAY => column.unencoded_byte_array_data_bytes().unwrap_or(column.uncompressed_size()),
+        _ => 0,
+    };
+    column.num_values().unsigned_abs() * width as u64 + texts.unsigned_abs()
+}
+
 pub(super) fn read(path: &Path, builder: &mut Builder) -> Result<()> {
     let reader = open_parquet(path)?;
     check(reader.schema())?;
-    let reader = reader.with_batch_size(BATCH_ROWS).build().map_err(|e| unreadable(&e))?;
+    let rows = batch_rows(reader.metadata(), BATCH_ROWS);
+    let reader = reader.with_batch_size(rows).build().map_err(|e| unreadable(&e))?;
     let mut first_row = 0;
     for batch in reader {
         let batch = batch.map_err(|e| unreadable(&e))?;
@@ -216,6 +253,33 @@ mod tests {
             ItemValues::Integers { values, .. } => format!("{values:?}"),
             ItemValues::Texts { values, .. } => format!("{values:?}"),
             ItemValues::Floats(values) => format!("{values:?}"),
+        }
+    }
+
+    #[test]
+    fn batches_of_wide_rows_have_few_rows() {
+        let folder = tempfile::tempdir().unwrap();
+        let batches = |width: usize, text: &str| {
+            let path = folder.path().join(format!("{width}-{}.parquet", text.len()));
+            let rows = 4_000;
+            let vectors = Float64Array::from_iter_values((0..rows * width).map(|x| x as f64));
+            let field = Arc::new(Field::new("item", arrow_schema::DataType::Float64, true));
+            let vectors = FixedSizeListArray::try_new(field, width as i32, Arc::new(vectors), None).unwrap();
+            let texts = StringArray::from_iter_values((0..rows).map(|n| format!("{n}{text}")));
+            let columns: Vec<(&str, ArrayRef)> = vec![("embedding", Arc::new(vectors)), ("text", Arc::new(texts))];
+            let batch = RecordBatch::try_from_iter(columns).unwrap();
+            let mut writer = ArrowWriter::try_new(File::create(&path).unwrap(), batch.schema(), None).unwrap();
+            writer.write(&batch).unwrap();
+            writer.close().unwrap();
+            let reader = open_parquet(&path).unwrap();
+            let rows = batch_rows(reader.metadata(), BATCH_ROWS);
+            let batches = reader.with_batch_size(rows).build().unwrap();
+            batches.map(|batch| batch.unwrap().get_array_memory_size()).max().unwrap()
+        };
+        // The bytes of a batch do not grow with the width of its rows.
+        for (width, text) in [(4, ""), (1536, ""), (3072, ""), (4, "long".repeat(2_000).as_str())] {
+            let bytes = batches(width, text);
+            assert!(bytes < 3 * BATCH_BYTES as usize, "{width} {}: {bytes}", text.len());
         }
     }
 

@@ -11,6 +11,7 @@ use flate2::bufread::MultiGzDecoder;
 use super::builder::Builder;
 use super::catalogue::{EMBEDDING, Items};
 use super::faiss::IndexFile;
+use super::folder::{FolderTypes, RowFile};
 use super::parquet::{open_parquet, unreadable};
 use super::{json, parquet};
 use crate::error::{Error, Kind, Result};
@@ -53,13 +54,21 @@ impl Items {
         Ok(items)
     }
 
-    /// One of several item files, or none of whose rows there are: the rest of a catalogue lies elsewhere. `vectors` are those of all, and
-    /// the row of the first of this file.
+    /// One of several item files, or none of whose rows there are: the rest of a catalogue lies elsewhere. `types` are those of all files;
+    /// `vectors` are those of all, and the row of the first of this file.
     ///
     /// # Errors
     /// As [`Items::read_spilling`], but for a file without items.
-    pub fn read_one(path: &Path, vectors: Option<(&Path, usize)>, spill: &Spill) -> Result<Self> {
-        let mut items = read(path, spill).map_err(|e| e.within(path.display()))?;
+    pub fn read_one(
+        file: &RowFile,
+        types: &FolderTypes,
+        vectors: Option<(&Path, usize)>,
+        spill: &Spill,
+    ) -> Result<Self> {
+        let path = &file.path;
+        let mut builder = Builder::new(spill.clone());
+        builder.begin_file(types.cells(&file.columns));
+        let mut items = read_alone(path, builder).map_err(|e| e.within(path.display()))?;
         if let Some((file, first)) = vectors.filter(|_| !items.is_empty()) {
             let rows = npy::open_f32(file)?.of_file(first..first + items.len());
             let of_items = |e: Error| e.within(format!("the vectors of {}", path.display())).within(file.display());
@@ -76,9 +85,7 @@ impl Items {
     pub fn read_parts(files: &[PathBuf], named: impl Fn(usize) -> String, spill: &Spill) -> Result<Self> {
         let mut builder = Builder::new(spill.clone());
         for (number, file) in files.iter().enumerate() {
-            if number > 0 {
-                builder.begin_file();
-            }
+            builder.begin_file(Vec::new());
             parquet::read(file, &mut builder).map_err(|e| e.within(named(number)))?;
         }
         let items = builder.finish()?;
@@ -150,55 +157,39 @@ impl Items {
 
 fn read(path: &Path, spill: &Spill) -> Result<Items> {
     let mut builder = Builder::new(spill.clone());
-    if path.is_dir() {
-        let files = parts(path)?;
-        let before = Unchanged::of(files.iter().map(PathBuf::as_path))?;
-        for (number, part) in files.iter().enumerate() {
-            if number > 0 {
-                builder.begin_file();
-            }
-            let name = part.file_name().unwrap_or_default();
-            read_file(part, &mut builder).map_err(|e| unreadable_while(&before, e.within(name.display())))?;
-        }
-        before.check()?;
-        let now = parts(path)?;
-        if now != files {
-            let (had, has) = (files.len(), now.len());
-            let what = format!("changed while it was read: it had {had} files and has {has}, or others");
-            return Err(Error::new(Kind::Io, what));
-        }
-    } else {
-        let before = Unchanged::of([path])?;
-        read_file(path, &mut builder).map_err(|e| unreadable_while(&before, e))?;
-        before.check()?;
+    if !path.is_dir() {
+        builder.begin_file(Vec::new());
+        return read_alone(path, builder);
     }
+    let files = RowFile::below(path)?;
+    let types = FolderTypes::of(files.iter().map(|file| file.columns.as_slice()));
+    let before = Unchanged::of(files.iter().map(|file| file.path.as_path()))?;
+    for file in &files {
+        builder.begin_file(types.cells(&file.columns));
+        let name = file.path.strip_prefix(path).unwrap_or(&file.path);
+        read_file(&file.path, &mut builder).map_err(|e| unreadable_while(&before, e.within(name.display())))?;
+    }
+    before.check()?;
+    let now = RowFile::below(path)?;
+    if now != files {
+        let (had, has) = (files.len(), now.len());
+        let what = format!("changed while it was read: it had {had} files and has {has}, or others");
+        return Err(Error::new(Kind::Io, what));
+    }
+    builder.finish()
+}
+
+/// Reads a file that is no part of a folder.
+fn read_alone(path: &Path, mut builder: Builder) -> Result<Items> {
+    let before = Unchanged::of([path])?;
+    read_file(path, &mut builder).map_err(|e| unreadable_while(&before, e))?;
+    before.check()?;
     builder.finish()
 }
 
 /// Why a file cannot be read: that it was changed meanwhile, or what is wrong with it.
 fn unreadable_while(before: &Unchanged, error: Error) -> Error {
     before.check().err().unwrap_or(error)
-}
-
-/// The files of a folder that hold rows, in the order of their names; names that begin with a dot or an underscore are notes of the
-/// writer.
-///
-/// # Errors
-/// `NotFound` or `Io` with the folder.
-pub fn parts(folder: &Path) -> Result<Vec<PathBuf>> {
-    let io = |e| Error::io(folder.display(), e);
-    let mut parts = Vec::new();
-    for entry in folder.read_dir().map_err(io)? {
-        let path = entry.map_err(io)?.path();
-        let hidden = path
-            .file_name()
-            .is_none_or(|name| name.as_encoded_bytes().starts_with(b".") || name.as_encoded_bytes().starts_with(b"_"));
-        if !hidden && path.is_file() {
-            parts.push(path);
-        }
-    }
-    parts.sort();
-    Ok(parts)
 }
 
 fn read_file(path: &Path, builder: &mut Builder) -> Result<()> {

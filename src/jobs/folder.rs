@@ -11,7 +11,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::{Error, Kind, Result};
 use crate::files::{self, Checksum, Unchanged};
-use crate::items;
+use crate::items::RowFile;
 
 const JOB_FILE: &str = "_job.json";
 /// What a job is for: what is asked of every unit of it.
@@ -28,6 +28,16 @@ pub struct Unit {
     pub input: PathBuf,
     /// Its length and hash.
     pub sum: Checksum,
+    /// Columns that the folders it was found in give all of its rows.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub columns: Vec<(String, String)>,
+}
+
+impl Unit {
+    /// The file with the columns of its folders.
+    pub fn file(&self) -> RowFile {
+        RowFile { path: self.input.clone(), columns: self.columns.clone() }
+    }
 }
 
 /// Everything that the outputs of a job follow from.
@@ -51,22 +61,22 @@ pub struct JobFolder<T> {
 impl<T: Purpose> JobFolder<T> {
     /// Begins the job in a folder, or goes on with it where it was begun there. Of several that begin at once one writes what the
     /// job is, and all others find it. Inputs are hashed by the one that begins; [`JobFolder::check_all`] and
-    /// [`JobFolder::check`] do it again. An input that is a folder is all files in it.
+    /// [`JobFolder::check`] do it again. An input that is a folder is all files below it.
     ///
     /// # Errors
     /// `Conflict` with the first difference where another job was begun there; `Invalid` without inputs, or where one stands
-    /// twice; `NotFound` or `Io` with the path.
+    /// twice, and as [`RowFile::below`]; `NotFound` or `Io` with the path.
     pub fn open(root: &Path, asked: T, given: Vec<PathBuf>) -> Result<Self> {
         let mut inputs = Vec::with_capacity(given.len());
         for input in given {
             match input.is_dir() {
-                true => inputs.extend(items::parts(&input)?),
-                false => inputs.push(input),
+                true => inputs.extend(RowFile::below(&input)?),
+                false => inputs.push(RowFile::alone(input)),
             }
         }
-        inputs.sort();
-        if let Some(pair) = inputs.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(Error::invalid(format!("input {}: given twice, expected once", pair[0].display())));
+        inputs.sort_by(|a, b| a.path.cmp(&b.path));
+        if let Some(pair) = inputs.windows(2).find(|pair| pair[0].path == pair[1].path) {
+            return Err(Error::invalid(format!("input {}: given twice, expected once", pair[0].path.display())));
         }
         if inputs.is_empty() {
             return Err(Error::invalid("no inputs, expected at least one file"));
@@ -84,7 +94,10 @@ impl<T: Purpose> JobFolder<T> {
         let job = match begun {
             Some(job) => job,
             None => {
-                let unit = |input: &PathBuf| Ok(Unit { sum: Checksum::of_file(input)?, input: input.clone() });
+                let unit = |file: &RowFile| {
+                    let RowFile { path: input, columns } = file.clone();
+                    Ok(Unit { sum: Checksum::of_file(&input)?, input, columns })
+                };
                 let units = inputs.par_iter().map(unit).collect::<Result<_>>()?;
                 create(&path, Job { asked: asked.clone(), units })?
             }
@@ -145,7 +158,7 @@ impl<T: Purpose> JobFolder<T> {
     /// # Errors
     /// `Conflict` where it does not; `NotFound` or `Io` with its path.
     pub fn check(&self, unit: usize) -> Result<Unchanged> {
-        let Unit { input, sum } = &self.job.units[unit];
+        let Unit { input, sum, .. } = &self.job.units[unit];
         let before = Unchanged::of([input.as_path()])?;
         let now = Checksum::of_file(input)?;
         match now == *sum {
@@ -183,7 +196,7 @@ impl<T: Purpose> JobFolder<T> {
     /// `Io` with the folder.
     pub fn sweep(&self, others: &[&str]) -> Result<()> {
         let mut left: Vec<String> = [JOB_FILE].iter().chain(others).map(|name| format!(".{name}.tmp-")).collect();
-        left.push(".part-".into());
+        left.extend([".part-".into(), "._part-".into()]);
         for entry in fs::read_dir(&self.root).map_err(|e| Error::io(self.root.display(), e))?.flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
             // Whoever still writes one finds the output there; another may have removed it before.
@@ -239,14 +252,14 @@ fn create<T: Purpose>(path: &Path, job: Job<T>) -> Result<Job<T>> {
 }
 
 /// What differs first between the job that was begun and what is asked for.
-fn difference<T: Purpose>(begun: &Job<T>, asked: &T, inputs: &[PathBuf]) -> Result<Option<String>> {
+fn difference<T: Purpose>(begun: &Job<T>, asked: &T, inputs: &[RowFile]) -> Result<Option<String>> {
     if let Some(difference) = terms_differ(begun, asked) {
         return Ok(Some(difference));
     }
     if begun.units.len() != inputs.len() {
         return Ok(Some(differ("number of inputs", &begun.units.len(), &inputs.len())));
     }
-    for (unit, input) in begun.units.iter().zip(inputs) {
+    for (unit, RowFile { path: input, .. }) in begun.units.iter().zip(inputs) {
         if unit.input != *input {
             return Ok(Some(differ("input", &unit.input.display(), &input.display())));
         }

@@ -17,7 +17,7 @@ use super::terms::{
 };
 use crate::error::{Error, Kind, Result};
 use crate::files::{self, Checksum};
-use crate::items::Items;
+use crate::items::{FolderTypes, Items};
 use crate::ivf::{self, RowSurvey, Sizes, Trained};
 use crate::jobs::{self, JobFolder};
 use crate::model::Package;
@@ -78,7 +78,8 @@ impl Embedding {
             Some(file) => Some((file.checked()?, self.first_row(unit)?)),
             None => None,
         };
-        let items = Items::read_one(input, vectors, &self.spill)?;
+        let types = FolderTypes::of(self.job.units().iter().map(|unit| unit.columns.as_slice()));
+        let items = Items::read_one(&self.job.units()[unit].file(), &types, vectors, &self.spill)?;
         unchanged.check().map_err(|e| e.within(input.display()))?;
         if let Some((file, first)) = vectors.filter(|_| unit + 1 == self.units()) {
             let (rows, items) = (npy::open_f32(file)?.rows(), first + items.len());
