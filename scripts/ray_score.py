@@ -104,11 +104,11 @@ def drive(job: dict) -> None:
     import sterling.ray
 
     ray.init(address=f"{ADDRESSES[0]}:{PORT}", log_to_driver=False, logging_level="warning")
-    print(json.dumps(sterling.ray.score(**job, told=lambda done, all: print(f"{done} of {all}", flush=True))))
+    print(json.dumps(sterling.ray.score(**job, max_problems=FILES, told=lambda done, all: print(f"{done} of {all}", flush=True))))
 
 
 def outputs(folder: pathlib.Path) -> dict[str, str]:
-    names = [*folder.glob("part-*"), folder / "_SUCCESS.json"]
+    names = [*folder.glob("part-*"), *folder.glob("_part-*"), folder / "_SUCCESS.json"]
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in names}
 
 
@@ -127,7 +127,7 @@ def prepare(folder: pathlib.Path, program: str) -> dict:
     inputs = sorted(str(path) for path in folder.glob("users-*.jsonl"))
     start = time.monotonic()
     shared = ["--model", "shop@1", "--store", str(folder / "store"), "--request", json.dumps(REQUEST)]
-    said = run(program, "score", *shared, "--in", *inputs, "--out", str(folder / "alone"))
+    said = run(program, "score", *shared, "--in", *inputs, "--out", str(folder / "alone"), "--max-problems", str(FILES))
     print(f"alone: {said.strip()}, {time.monotonic() - start:.1f} s")
     return {"inputs": inputs, "model": "shop@1", "store": str(folder / "store"), "request": REQUEST, "program": program}
 
@@ -181,7 +181,7 @@ def chaos(cluster: Cluster, folder: pathlib.Path, job: dict, what: str) -> None:
         raise SystemExit(f"{what}: other bytes than undisturbed")
     counts = json.loads((out / "_SUCCESS.json").read_text())
     assert counts == {"rows": FILES * (ROWS + 1), "scored": FILES * ROWS, "problems": {"invalid": FILES}}, counts
-    left = [path.name for path in out.iterdir() if path.name.startswith(".part-")]
+    left = [path.name for path in out.iterdir() if path.name.startswith((".part-", "._part-"))]
     assert not left, left
     print(f"{what} killed after {before} of {FILES} files: all {counts['rows']} rows, byte-equal, {took:.1f} s", flush=True)
 

@@ -37,11 +37,11 @@ def made(folder):
         users = [{"id": id, "vector": [math.sin(0.7 * id), math.cos(1.3 * id), 0.25]} for id in range(n * ROWS, (n + 1) * ROWS)]
         # A row in each file has a problem, which is an output too.
         path.write_text("".join(json.dumps(user) + "\n" for user in users) + "{}\n")
-    return [STERLING, "score", "--model", "items", "--in", *map(str, inputs), "--store", str(store), "--request", '{"k": 7, "columns": ["size"]}']
+    return [STERLING, "score", "--model", "items", "--in", *map(str, inputs), "--store", str(store), "--request", '{"k": 7, "columns": ["size"]}', "--max-problems", str(FILES)]
 
 
 def outputs(out):
-    paths = [path for path in out.iterdir() if path.name.startswith(("part-", "_SUCCESS"))] if out.exists() else []
+    paths = [path for path in out.iterdir() if path.name.startswith(("part-", "_part-", "_SUCCESS"))] if out.exists() else []
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
 
 

@@ -118,6 +118,8 @@ def export(
         import torch  # noqa: F401
     except ImportError as e:
         raise ExportError(f"{_MISSING} ({e})") from e
+    if "://" in str(path):
+        raise ExportError(f"{path}: is a URL, expected a folder of this machine")
     path = pathlib.Path(path)
     real = path.resolve()
     if real.exists() and not real.is_dir():

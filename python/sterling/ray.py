@@ -18,6 +18,8 @@ from . import scoring
 from .errors import ProgramError
 from .program import Path
 
+#: The exit status of a worker that refuses what the same call again would not mend.
+REFUSED = 2
 #: How often a file may be lost with its worker, or fail for what time may mend, before the job does.
 ATTEMPTS = 4
 #: How long the driver waits for news before it looks after its workers, in seconds.
@@ -48,8 +50,9 @@ class _Actor:
             # An exception would pass for an answer; without its process the actor is of no use.
             os._exit(1)
 
-    def close(self) -> int:
-        return self._worker.close()
+    def close(self) -> str | None:
+        """Ends the worker; why it refuses to say that the job is done, if it does."""
+        return str(self._worker.ended) if self._worker.close() == REFUSED else None
 
 
 def score(
@@ -60,6 +63,7 @@ def score(
     store: Path = "store",
     request: Mapping[str, Any] | None = None,
     task: str = "retrieve",
+    max_problems: int | str = 0,
     workers: int | None = None,
     cpus: int | None = None,
     program: Path | None = None,
@@ -69,14 +73,15 @@ def score(
 
     ``inputs`` is a pattern such as ``/data/users/*.parquet`` or a list of files; they, ``output``, ``store`` and ``program`` are paths that mean the
     same on every node. ``workers`` actors of ``cpus`` CPUs each; by default one a node, with all of its CPUs but one, which Ray's own tasks may
-    need. ``told`` hears of the files done and of all. A job that was begun in ``output`` goes on.
+    need. ``told`` hears of the files done and of all. A job that was begun in ``output`` goes on. ``max_problems`` rows may have a problem: a number,
+    or a share such as ``"0.5%"``.
 
-    Raises `ProgramError` with the files that failed and why; all others are done then.
+    Raises `ProgramError` with the files that failed and why, or where more rows have a problem; all others are done then.
     """
     import ray
 
     paths = sorted(glob.glob(inputs)) if isinstance(inputs, str) else list(inputs)
-    arguments = scoring.command(paths, output, model=model, store=store, request=request, task=task)
+    arguments = scoring.command(paths, output, model=model, store=store, request=request, task=task, max_problems=max_problems)
     if not ray.is_initialized():
         ray.init()
     nodes = [node["Resources"].get("CPU", 0) for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
@@ -175,14 +180,17 @@ class _Pool:
         """Has the workers end, of which the last finds that nothing is left, and reads the counts."""
         path = output / "_SUCCESS.json"
         for attempt in range(ATTEMPTS):
+            refused = None
             for worker in self._idle:
                 try:
-                    ray.get(worker.close.remote())
+                    refused = ray.get(worker.close.remote()) or refused
                 except ray.exceptions.RayError:
                     continue
             self._idle.clear()
             if path.exists():
                 return json.loads(path.read_text())
+            if refused:
+                raise ProgramError(refused)
             worker = self._start()
             try:
                 ray.get(worker.ready.remote())

@@ -33,21 +33,29 @@ def command(
     store: Path = "store",
     request: Mapping[str, Any] | None = None,
     task: str = "retrieve",
+    max_problems: int | str = 0,
 ) -> list[str]:
     """The arguments of ``sterling score`` for a job (``docs/SCORE.md``); paths become absolute, for workers run in other folders.
+    ``max_problems`` rows of the job may have a problem: a number, or a share such as ``"0.5%"``.
 
-    Raises `ValueError` without inputs, or for another ``task`` than ``retrieve``, ``rank`` and ``items``.
+    Raises `ValueError` without inputs, for URLs in the place of paths, or for another ``task`` than ``retrieve``, ``rank`` and ``items``.
     """
     if task not in TASKS:
         raise ValueError(f"task: got {task!r}, expected one of {', '.join(TASKS)}")
     if not inputs:
         raise ValueError("inputs: got no files, expected at least one")
-    said = ["score", "--model", model, "--in", *(os.path.abspath(path) for path in inputs)]
+    said = ["score", "--model", model, "--in", *(_absolute("inputs", path) for path in inputs)]
     # The URL of a bucket is no path.
     store_at = os.fspath(store) if "://" in os.fspath(store) else os.path.abspath(store)
-    said += ["--out", os.path.abspath(output), "--store", store_at]
+    said += ["--out", _absolute("output", output), "--store", store_at]
     said += [f"--{task}"] if task != "retrieve" else []
-    return said + ["--request", json.dumps(request or {}, allow_nan=False)]
+    return said + ["--request", json.dumps(request or {}, allow_nan=False), "--max-problems", str(max_problems)]
+
+
+def _absolute(what: str, path: Path) -> str:
+    if "://" in os.fspath(path):
+        raise ValueError(f"{what}: got {os.fspath(path)!r}, expected files and folders that all workers see; buckets are for `store` alone")
+    return os.path.abspath(path)
 
 
 class Worker:
@@ -59,6 +67,8 @@ class Worker:
         said += ["--threads", str(threads)] if threads else []
         descriptor, log = tempfile.mkstemp(prefix="sterling-score-", suffix=".log")
         self._log = pathlib.Path(log)
+        #: Once it is closed: its exit status with the end of its log.
+        self.ended: ProgramError | None = None
         with os.fdopen(descriptor, "wb") as errors:
             self._process = _started(
                 lambda: subprocess.Popen(
@@ -98,19 +108,23 @@ class Worker:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line.endswith("\n"):
-            code = self._process.wait()
-            log = self._log.read_text(encoding="utf-8", errors="replace")[-4000:].strip() if self._log.exists() else ""
-            error = ProgramError(f"sterling score ended with {code}: {log}")
-            error.status = code
-            raise error
+            raise self._ended(self._process.wait())
         return json.loads(line)
 
+    def _ended(self, code: int) -> ProgramError:
+        log = self._log.read_text(encoding="utf-8", errors="replace")[-4000:].strip() if self._log.exists() else ""
+        error = ProgramError(f"sterling score ended with {code}: {log}")
+        error.status = code
+        return error
+
     def close(self) -> int:
-        """Tells it that there is no more, and waits; where no file of the job is left it writes the counts. The exit status."""
+        """Tells it that there is no more, and waits; where no file of the job is left it writes the counts. The exit status: 2 where a file
+        failed, or more rows have a problem than the job allows, of which ``ended`` has what it said."""
         assert self._process.stdin is not None and self._process.stdout is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
         code = self._process.wait()
+        self.ended = self._ended(code)
         self._process.stdout.close()
         self._log.unlink(missing_ok=True)
         return code

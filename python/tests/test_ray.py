@@ -118,6 +118,14 @@ def test_a_job_that_is_refused_ends_at_once(monkeypatch, tmp_path):
     assert cluster.started == 1
 
 
+def test_a_job_with_too_many_problems_is_refused_at_the_end(monkeypatch, tmp_path):
+    cluster = Cluster(tmp_path)
+    monkeypatch.setattr(Worker, "_close", lambda worker: "sterling score ended with 2: 5 of 9 rows have a problem")
+    with pytest.raises(sterling.ProgramError, match="5 of 9 rows have a problem"):
+        run(cluster, monkeypatch)
+    assert cluster.done == set(range(UNITS)) and cluster.started == 3
+
+
 def test_workers_that_never_start_are_given_up(monkeypatch, tmp_path):
     cluster = Cluster(tmp_path, loss=1.0)
     with pytest.raises(sterling.ProgramError, match="workers do not start"):

@@ -1,5 +1,6 @@
 """The worker of offline scoring: what it is told, what it says, that it dies with its parent."""
 
+import importlib
 import json
 import os
 import signal
@@ -46,6 +47,49 @@ def test_a_job_that_is_refused_says_why(job, program, store, tmp_path):
         scoring.command(["a"], "b", model="tiny", task="rnk")
     with pytest.raises(ValueError, match="no files"):
         scoring.command([], "b", model="tiny")
+    for inputs, output in ((["a"], "s3://bucket/b"), (["s3://bucket/a"], "b")):
+        with pytest.raises(ValueError, match="got 's3://bucket/.', expected files and folders"):
+            scoring.command(inputs, output, model="tiny")
+
+
+def test_more_problems_than_allowed_are_refused_at_the_end(job, store, program):
+    arguments, out = job
+    users = out.parent / "users-0.jsonl"
+    users.write_text(users.read_text() + '{"id": 99, "features": {"installed": "x"}, "more": 1}\n')
+    worker = scoring.Worker(arguments, program=program)
+    assert [worker.score(unit)["done"] for unit in range(3)] == [True] * 3
+    assert worker.close() == 2 and "1 of 31 rows have a problem" in str(worker.ended)
+    assert not (out / "_SUCCESS.json").exists()
+    allowed = scoring.command([users], out.parent / "allowed", model="tiny@1", store=store, max_problems="10%")
+    with scoring.Worker(allowed, program=program) as worker:
+        assert worker.score(0)["counts"]["problems"] == {"invalid": 1}
+    assert (out.parent / "allowed" / "_SUCCESS.json").exists()
+
+
+def test_an_output_folder_is_a_data_set(job, program):
+    arguments, out = job
+    users = out.parent / "users-1.jsonl"
+    users.write_text(users.read_text() + '{"id": 99, "more": 1}\n')
+    subprocess.run([program, *arguments[:-1], "1"], check=True, capture_output=True)
+    assert len(list(out.glob("_*.problems.jsonl"))) == 1
+    rows = {}
+    if pyarrow_parquet := installed("pyarrow.parquet"):
+        rows["pyarrow"] = pyarrow_parquet.read_table(out).num_rows
+        if pandas := installed("pandas"):
+            rows["pandas"] = len(pandas.read_parquet(out))
+    if polars := installed("polars"):
+        rows["polars"] = polars.read_parquet(out).height
+    if not rows:
+        pytest.skip("neither PyArrow nor Polars is installed")
+    assert set(rows.values()) == {30}, rows
+
+
+def installed(module):
+    """A module, if it is installed."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        return None
 
 
 def test_a_worker_that_is_killed_is_missed(job, program):

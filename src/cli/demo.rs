@@ -11,6 +11,7 @@ use serde::Deserialize;
 use super::output::say;
 use super::publish::publish;
 use super::serve::Server;
+use super::store::local_path;
 use crate::columns::Cell;
 use crate::config::Config;
 use crate::error::{Error, Result};
@@ -41,7 +42,7 @@ pub(super) struct Demo {
     #[arg(long)]
     package: Option<PathBuf>,
     /// Where the model is published
-    #[arg(long, default_value = "store")]
+    #[arg(long, default_value = "store", value_parser = local_path())]
     store: PathBuf,
     /// The address to answer on
     #[arg(long, default_value = "127.0.0.1:8080")]

@@ -5,6 +5,7 @@ use std::path::Path;
 use crate::error::{Error, Result};
 use crate::fresh::Feeds;
 use crate::journal::{Logs, StreamOptions};
+use crate::objects;
 use crate::snapshot::Store;
 
 /// The folder of folds. No model and no journal has such a name.
@@ -15,8 +16,12 @@ pub(super) fn are_streams(updates: &Path) -> bool {
     ["nats://", "tls://"].iter().any(|scheme| updates.to_string_lossy().starts_with(scheme))
 }
 
-/// Refuses a place of updates that is there and is no folder.
+/// Refuses a place of updates that is there and is no folder, and URLs of anything but streams.
 pub(super) fn check(updates: &Path) -> Result<()> {
+    if objects::is_url(updates) && !are_streams(updates) {
+        let what = "expected a folder, or streams as nats://HOST:PORT";
+        return Err(Error::invalid(format!("updates {}: {what}", updates.display())));
+    }
     match std::fs::metadata(updates) {
         Ok(found) if !found.is_dir() && !are_streams(updates) => {
             Err(Error::invalid(format!("updates {}: expected a folder", updates.display())))

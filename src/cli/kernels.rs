@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use super::output::say;
+use super::store::local_path;
 use crate::device::cpu;
 #[cfg(feature = "cuda")]
 use crate::device::cuda::cubins::Compilation;
@@ -19,7 +20,7 @@ pub(super) struct Kernels {
     #[arg(long, value_name = "SM", default_values_t = ["sm_80".to_owned(), "sm_90".to_owned(), "sm_100".to_owned()])]
     arch: Vec<String>,
     /// Where compiled kernels are kept; the user's cache by default.
-    #[arg(long, env = "STERLING_KERNELS", value_name = "FOLDER")]
+    #[arg(long, env = "STERLING_KERNELS", value_name = "FOLDER", value_parser = local_path())]
     folder: Option<PathBuf>,
 }
 

@@ -6,6 +6,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::PathBuf;
 
 use super::output::say;
+use super::store::local_path;
 use crate::error::{Error, Result};
 use crate::http::{NewKey, Role, check_keys, new_key};
 
@@ -21,7 +22,7 @@ pub(super) struct Key {
     #[arg(long)]
     model: Vec<String>,
     /// Append the entry to this file, which a server reads again by itself, and print the key alone
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = local_path())]
     file: Option<PathBuf>,
 }
 

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use super::output::say;
 use super::publish::{recipe, shown, size};
+use super::store::local_path;
 use crate::error::Result;
 use crate::jobs;
 use crate::publish::parts::{self, Assigning, Cutting, Embedding, PartCounts};
@@ -33,25 +34,25 @@ enum Step {
 #[derive(Debug, clap::Args)]
 struct Embed {
     /// The model package, as for `publish`; without it, --name publishes an embedding-only model
-    #[arg(required_unless_present = "name", conflicts_with = "name")]
+    #[arg(required_unless_present = "name", conflicts_with = "name", value_parser = local_path())]
     package: Option<PathBuf>,
     /// The name of an embedding-only model
     #[arg(long)]
     name: Option<String>,
     /// Items, a folder of Parquet files or JSON lines, each of which is a unit; the package's items.parquet or items.jsonl where it is not given
-    #[arg(long)]
+    #[arg(long, value_parser = local_path())]
     items: Option<PathBuf>,
     /// Vectors of the items of all files, one row an item, as .npy
-    #[arg(long)]
+    #[arg(long, value_parser = local_path())]
     vectors: Option<PathBuf>,
     /// The index recipe; indexes/default.toml holds what is used where it is not given
-    #[arg(long)]
+    #[arg(long, value_parser = local_path())]
     index: Option<PathBuf>,
     /// Memory that it may take for the vectors and columns of a file, such as 6GiB; most of what is free where it is not given
     #[arg(long, value_name = "SIZE", value_parser = size)]
     memory: Option<u64>,
     /// The folder of the parts, which all workers see
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = local_path())]
     out: PathBuf,
     #[command(flatten)]
     which: Which,
@@ -60,12 +61,14 @@ struct Embed {
 #[derive(Debug, clap::Args)]
 struct Train {
     /// The folder of the parts
+    #[arg(value_parser = local_path())]
     parts: PathBuf,
 }
 
 #[derive(Debug, clap::Args)]
 struct Assign {
     /// The folder of the parts
+    #[arg(value_parser = local_path())]
     parts: PathBuf,
     #[command(flatten)]
     which: Which,
@@ -74,12 +77,13 @@ struct Assign {
 #[derive(Debug, clap::Args)]
 struct Cut {
     /// The folder of the parts
+    #[arg(value_parser = local_path())]
     parts: PathBuf,
     /// How many shards the version has
     #[arg(long, value_name = "S")]
     shards: u32,
     /// Queries that tell how many lists a recall takes, as for `publish`, which is given the same
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = local_path())]
     queries: Option<PathBuf>,
     /// Memory that it may take, such as 6GiB; most of what is free where it is not given
     #[arg(long, value_name = "SIZE", value_parser = size)]

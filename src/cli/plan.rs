@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::output::say;
 use super::publish::connect;
+use super::store::local_path;
 use crate::device::cuda::{Choice, Devices};
 use crate::embedding::Vocabulary;
 use crate::embedding::place::{Sharding, Tier};
@@ -56,7 +57,7 @@ pub(super) struct Plan {
     #[arg(long)]
     calibrate: bool,
     /// Write the topology that was used
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = local_path())]
     write_topology: Option<PathBuf>,
     /// Print the plan as JSON
     #[arg(long)]

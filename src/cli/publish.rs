@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::output::say;
-use super::store::StoreArgs;
+use super::store::{StoreArgs, local_path};
 use crate::embedding::tiers::remote::{Cluster, ClusterOptions};
 use crate::error::{Error, Kind, Result};
 use crate::publish::{self, Stage, Vectors};
@@ -20,29 +20,29 @@ use crate::trial::{Apart, Trials};
 pub(super) struct Publish {
     /// The model package, a folder with a model.toml; without it, --name and --items or --faiss publish an embedding-only
     /// model
-    #[arg(required_unless_present_any = ["name", "parts"], conflicts_with = "name")]
+    #[arg(required_unless_present_any = ["name", "parts"], conflicts_with = "name", value_parser = local_path())]
     package: Option<PathBuf>,
     /// The name of an embedding-only model
     #[arg(long)]
     name: Option<String>,
     /// Items, as Parquet or JSON lines; the package's items.parquet or items.jsonl where it is not given
-    #[arg(long)]
+    #[arg(long, value_parser = local_path())]
     items: Option<PathBuf>,
     /// Vectors of the items, one row an item, as .npy
-    #[arg(long)]
+    #[arg(long, value_parser = local_path())]
     vectors: Option<PathBuf>,
     /// An IVF index that Faiss wrote: its items keep their lists; --items then adds attributes by id
-    #[arg(long, requires = "name", conflicts_with = "vectors")]
+    #[arg(long, requires = "name", conflicts_with = "vectors", value_parser = local_path())]
     faiss: Option<PathBuf>,
     /// The index recipe; indexes/default.toml holds what is used where it is not given
-    #[arg(long)]
+    #[arg(long, value_parser = local_path())]
     index: Option<PathBuf>,
     /// Items that `sterling parts` has embedded and assigned there, in place of the package, the items and the recipe (docs/SHARDS.md)
-    #[arg(long, value_name = "DIR", conflicts_with_all = ["package", "name", "items", "vectors", "faiss", "index"])]
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["package", "name", "items", "vectors", "faiss", "index"], value_parser = local_path())]
     parts: Option<PathBuf>,
     /// Queries that tell how many lists a recall takes: vectors as .npy, or a `:retrieve` body a line; the package's
     /// queries.jsonl where it is not given, else items with some noise
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = local_path())]
     queries: Option<PathBuf>,
     /// The items contain the updates up to this position; the server applies those after it (docs/UPDATES.md). With --shards one for each
     /// of them, with commas

@@ -7,12 +7,12 @@ use std::time::Instant;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::output::say;
-use super::store::StoreArgs;
+use super::store::{StoreArgs, local_path};
 use crate::device::priority::Background;
 use crate::error::{Error, Result};
 use crate::jobs::{self, JobFolder};
 use crate::registry::{Loader as _, Snapshots};
-use crate::scoring::{self, JobTerms, Questions, Scorer, Task};
+use crate::scoring::{JobTerms, ProblemLimit, Questions, Scorer, Task};
 use crate::snapshot::{Manifest, Placement, Store};
 use crate::telemetry;
 use crate::trial::{Apart, Trials};
@@ -24,10 +24,10 @@ pub(super) struct Score {
     #[arg(long)]
     model: String,
     /// Files of users, or folders of such, JSON lines or Parquet: an `id` and the fields of a `:retrieve` body each (docs/SCORE.md)
-    #[arg(long = "in", value_name = "PATH", required = true, num_args = 1..)]
+    #[arg(long = "in", value_name = "PATH", required = true, num_args = 1.., value_parser = local_path())]
     inputs: Vec<PathBuf>,
     /// Where the recommendations go: a Parquet file for each file of users
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", value_parser = local_path())]
     out: PathBuf,
     /// Fields that rows get that do not say, as a JSON object such as {"k": 50, "columns": ["name"]}
     #[arg(long, value_name = "JSON", default_value = "{}")]
@@ -40,6 +40,9 @@ pub(super) struct Score {
     items: bool,
     #[command(flatten)]
     store: StoreArgs,
+    /// Rows that may have a problem, as a number or a share such as 0.5%; with more the job ends with exit code 2 and without _SUCCESS.json
+    #[arg(long, value_name = "N", default_value = "0")]
+    max_problems: ProblemLimit,
     /// Threads that run passes; one a core where it is not given
     #[arg(long)]
     threads: Option<usize>,
@@ -83,13 +86,13 @@ impl Score {
             let order = |unit| scorer.order(&job, unit);
             let served = jobs::serve(job.units().len(), order, std::io::stdin().lock(), std::io::stdout().lock());
             // The last of the workers finds that nothing is left.
-            return served.and(job.finish().map(drop));
+            return served.and(job.finish(self.max_problems).map(drop));
         } else {
             all(&job, &scorer)?;
         }
-        match job.finish()? {
-            Some(scoring::Counts { rows, scored, problems }) => {
-                let wrong: u64 = problems.values().sum();
+        match job.finish(self.max_problems)? {
+            Some(counts) => {
+                let (rows, scored, wrong) = (counts.rows, counts.scored, counts.wrong());
                 say(format_args!("{rows} rows: {scored} scored, {wrong} with a problem"))
             }
             None => say(format_args!("{} files are left", job.left().len())),

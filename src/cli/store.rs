@@ -2,6 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
+use clap::builder::{PathBufValueParser, TypedValueParser};
+
 use crate::error::{Error, Result};
 use crate::objects;
 use crate::snapshot::{CacheOptions, Store};
@@ -46,6 +48,14 @@ impl StoreArgs {
     pub(super) fn of(store: &Path) -> Self {
         StoreArgs { store: store.to_owned(), cache: std::env::var_os("STERLING_CACHE__FOLDER").map(Into::into) }
     }
+}
+
+/// Parses the path of a file or folder of this machine. Without it `--out s3://bucket/x` would be the folder `s3:` of the current one.
+pub(super) fn local_path() -> impl TypedValueParser<Value = PathBuf> {
+    PathBufValueParser::new().try_map(|path| match objects::is_url(&path) {
+        true => Err("a URL, expected a file or folder of this machine; buckets are for --store alone"),
+        false => Ok(path),
+    })
 }
 
 /// Refuses a folder that is not there: most often a typing error, and an empty store would never get ready.

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::counts::Counts;
+use super::counts::{Counts, ProblemLimit};
 use super::questions::Task;
 use crate::error::{Error, Result};
 use crate::files;
@@ -51,9 +51,10 @@ impl JobFolder<JobTerms> {
         self.root().join(format!("{}.parquet", self.name(unit)))
     }
 
-    /// The file of the problems of a unit, a JSON line each; it is there before the output is.
+    /// The file of the problems of a unit, a JSON line each, if it has any; it is there before the output is. Readers of data sets skip names
+    /// that begin with an underscore.
     pub fn problems(&self, unit: usize) -> PathBuf {
-        self.root().join(format!("{}.problems.jsonl", self.name(unit)))
+        self.root().join(format!("_{}.problems.jsonl", self.name(unit)))
     }
 
     /// True where a unit has its output.
@@ -71,10 +72,14 @@ impl JobFolder<JobTerms> {
     /// # Errors
     /// `Io` with the path.
     pub fn reopen(&self) -> Result<()> {
-        let path = self.root().join(SUCCESS_FILE);
-        if self.left().is_empty() {
-            return Ok(());
+        match self.left().is_empty() {
+            true => Ok(()),
+            false => self.retract(),
         }
+    }
+
+    fn retract(&self) -> Result<()> {
+        let path = self.root().join(SUCCESS_FILE);
         match fs::remove_file(&path) {
             Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
             removed => removed.and_then(|()| files::sync_folder(self.root())).map_err(|e| Error::io(path.display(), e)),
@@ -84,8 +89,9 @@ impl JobFolder<JobTerms> {
     /// Counts what all units made, and writes it where none is left. What killed runs left behind is removed.
     ///
     /// # Errors
-    /// `Corrupt` with the file that is no output of this job; `Io`.
-    pub fn finish(&self) -> Result<Option<Counts>> {
+    /// `Invalid` where more rows have a problem than `limit` allows: then the job does not say that it is done; `Corrupt` with the file that
+    /// is no output of this job; `Io`.
+    pub fn finish(&self, limit: ProblemLimit) -> Result<Option<Counts>> {
         if !self.left().is_empty() {
             return Ok(None);
         }
@@ -94,6 +100,10 @@ impl JobFolder<JobTerms> {
             counts.add(&Counts::read(&self.output(unit), &self.problems(unit), &self.origin(unit)?)?);
         }
         self.sweep(&[])?;
+        if let Err(e) = limit.check(&counts) {
+            self.retract()?;
+            return Err(e.within(self.root().display()));
+        }
         let text = serde_json::to_vec_pretty(&counts).map_err(|e| Error::internal(format!("counts: {e}")))?;
         files::write_atomic(&self.root().join(SUCCESS_FILE), |out| out.write_all(&text))?;
         Ok(Some(counts))

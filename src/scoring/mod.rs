@@ -6,7 +6,7 @@
 //! 3. Within a unit one thread reads, others run passes over chunks of rows, and one writes their answers in the order of the
 //!    rows. So many chunks are under way at most, which bounds the memory.
 //! 4. A row that is wrong is a problem with its reason in a file of its own; it stops nobody. Rows in are rows out and problems.
-//! 5. When all units are done `_SUCCESS.json` tells the counts.
+//! 5. When all units are done and no more rows have a problem than the job allows, `_SUCCESS.json` has the counts.
 
 mod counts;
 mod job;
@@ -18,7 +18,7 @@ mod run;
 mod table;
 mod worker;
 
-pub use counts::Counts;
+pub use counts::{Counts, ProblemLimit};
 pub use job::JobTerms;
 pub use questions::{Questions, Task};
 pub use run::Scorer;

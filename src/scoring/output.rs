@@ -1,4 +1,4 @@
-//! Answers as a Parquet file, and the rows that have none as JSON lines beside it.
+//! Answers as a Parquet file, and the rows that have none, if any, as JSON lines beside it.
 //!
 //! | column | holds |
 //! |---|---|
@@ -22,7 +22,7 @@ use parquet::basic::{Compression, Type, ZstdLevel};
 use parquet::file::metadata::KeyValue;
 use parquet::file::properties::WriterProperties;
 
-use super::counts::{ORIGIN, Problem};
+use super::counts::{ORIGIN, PROBLEMS, Problem};
 use super::job::JobTerms;
 use super::questions::{Questions, Template};
 use crate::columns::{Cell, Stacked};
@@ -174,6 +174,7 @@ fn text(cell: Cell<'_>) -> Option<String> {
 pub(super) struct Output {
     writer: ArrowWriter<File>,
     problems: BufWriter<File>,
+    problem_count: u64,
     output: Growing,
     of_problems: Growing,
 }
@@ -203,6 +204,14 @@ impl Growing {
             renamed => renamed.map_err(|e| Error::io(self.path.display(), e)),
         }
     }
+
+    /// Removes what an output that was removed had left under the name.
+    fn withdraw(&self) -> Result<()> {
+        match fs::remove_file(&self.path) {
+            Err(e) if e.kind() != ErrorKind::NotFound => Err(Error::io(self.path.display(), e)),
+            _ => Ok(()),
+        }
+    }
 }
 
 impl Drop for Growing {
@@ -229,11 +238,12 @@ impl Output {
             properties = properties.set_column_dictionary_enabled(leaf.path().clone(), false);
         }
         let writer = ArrowWriter::try_new(file, schema, Some(properties.build())).map_err(|e| output.wrong(&e))?;
-        Ok(Output { writer, problems: BufWriter::new(problems), output, of_problems })
+        Ok(Output { writer, problems: BufWriter::new(problems), problem_count: 0, output, of_problems })
     }
 
     /// Adds rows, in their order.
     pub(super) fn write(&mut self, rows: &Scored) -> Result<()> {
+        self.problem_count += rows.problems.len() as u64;
         for problem in &rows.problems {
             let line = serde_json::to_string(problem).map_err(|e| Error::internal(format!("problem: {e}")))?;
             writeln!(self.problems, "{line}").map_err(|e| Error::io(self.of_problems.path.display(), e))?;
@@ -248,11 +258,15 @@ impl Output {
 
     /// Gives the files their names, the one of the recommendations last.
     pub(super) fn finish(mut self) -> Result<()> {
+        self.writer.append_key_value_metadata(KeyValue::new(PROBLEMS.to_owned(), self.problem_count.to_string()));
         self.writer.finish().map_err(|e| self.output.wrong(&e))?;
         self.writer.inner().sync_all().map_err(|e| self.output.wrong(&e))?;
         let synced = self.problems.flush().and_then(|()| self.problems.get_ref().sync_all());
         synced.map_err(|e| self.of_problems.wrong(&e))?;
-        self.of_problems.publish()?;
+        match self.problem_count {
+            0 => self.of_problems.withdraw()?,
+            _ => self.of_problems.publish()?,
+        }
         self.output.publish()?;
         let folder = self.output.path.parent().unwrap_or(Path::new("."));
         files::sync_folder(folder).map_err(|e| Error::io(folder.display(), e))

@@ -12,7 +12,7 @@ use super::lines::Lines;
 use super::questions::{Asking, Questions};
 use super::table::{Roles, sources};
 use crate::error::{Error, Result};
-use crate::items::{open_parquet, text_of, unreadable};
+use crate::items::{batch_rows, open_parquet, text_of, unreadable};
 use crate::model::Package;
 
 /// Rows that are scored together.
@@ -124,7 +124,8 @@ fn read_table(
     let reader = open_parquet(path)?;
     let roles = Arc::new(Roles::of(reader.schema(), package, questions.template())?);
     let all = reader.metadata().file_metadata().num_rows().max(1) as u64;
-    let reader = reader.with_batch_size(CHUNK_ROWS).build().map_err(|e| unreadable(&e))?;
+    let rows = batch_rows(reader.metadata(), CHUNK_ROWS);
+    let reader = reader.with_batch_size(rows).build().map_err(|e| unreadable(&e))?;
     for batch in reader {
         let batch = batch.map_err(|e| unreadable(&e))?;
         // Rows of long lists come in smaller chunks.

@@ -11,9 +11,10 @@ use super::job::JobTerms;
 use super::output::{Layout, Output, Scored};
 use super::questions::Questions;
 use super::rows::{self, Chunk};
+use super::table::check_folders;
 use super::worker::Worker;
 use crate::error::{Error, Result};
-use crate::jobs::{self, JobFolder};
+use crate::jobs::{self, JobFolder, Unit};
 use crate::view::View;
 
 /// Chunks under way for each thread that runs passes: those that are read, run, and wait for an earlier one to be written.
@@ -51,7 +52,9 @@ impl Scorer {
     /// time may mend, such as a cluster that is away, is an error and no problem of a row. The
     /// output is then not there.
     pub fn score(&self, folder: &JobFolder<JobTerms>, unit: usize, told: &(dyn Fn(u64) + Sync)) -> Result<Counts> {
-        let input = &folder.units()[unit].input;
+        let Unit { input, columns, .. } = &folder.units()[unit];
+        check_folders(columns, &self.view.main().package, self.questions.template())
+            .map_err(|e| e.within(input.display()))?;
         let unchanged = folder.check(unit)?;
         let mut out = Output::create(folder, unit, &self.layout)?;
         let under_way = self.threads * CHUNKS_A_THREAD;

@@ -53,6 +53,45 @@ pub(super) fn sources(tower: Option<&Tower>) -> Vec<String> {
     tower.map_or(&[][..], Tower::features).iter().map(|feature| feature.source().to_owned()).collect()
 }
 
+/// The names of the features that rows have values for.
+fn features(package: &Package, template: &Template) -> Vec<String> {
+    sources(if *template == Template::Items { package.item.as_ref() } else { package.user.as_ref() })
+}
+
+/// What a column of this name is to a row, if it is anything.
+fn role(name: &str, features: &[String], template: &Template) -> Option<Role> {
+    match name {
+        ID => Some(Role::Id),
+        name if features.iter().any(|feature| feature == name) => Some(Role::Feature(name.into())),
+        _ if *template == Template::Items => Some(Role::Unread),
+        VECTOR => Some(Role::Vector),
+        "filter" | "exclude" | "k" if matches!(template, Template::Rank(_)) => None,
+        "filter" => Some(Role::Filter),
+        "exclude" => Some(Role::Exclude),
+        "k" => Some(Role::K),
+        "items" if matches!(template, Template::Rank(_)) => Some(Role::Items),
+        name => {
+            let feature = name.strip_suffix(WEIGHTS)?;
+            features.iter().any(|known| known == feature).then(|| Role::Weights(feature.into()))
+        }
+    }
+}
+
+/// Refuses a file in a folder `NAME=VALUE` whose name is that of a field of rows: the files themselves would lack it.
+///
+/// # Errors
+/// `Unsupported` with the column.
+pub(super) fn check_folders(columns: &[(String, String)], package: &Package, template: &Template) -> Result<()> {
+    let features = features(package, template);
+    let is_read = |name: &str| !matches!(role(name, &features, template), None | Some(Role::Unread));
+    match columns.iter().find(|(name, _)| is_read(name)) {
+        Some((name, value)) => Err(Error::unsupported(format!(
+            "its folder `{name}={value}` names the field `{name}` of its rows, expected it in the file: folders give rows of `score` no fields"
+        ))),
+        None => Ok(()),
+    }
+}
+
 impl Roles {
     /// The roles of the columns of a file.
     ///
@@ -67,28 +106,12 @@ impl Roles {
         if !names.contains(&ID) {
             return Err(Error::invalid("column `id` is missing, expected 64-bit integers"));
         }
-        let is_item = *template == Template::Items;
-        let features = sources(if is_item { package.item.as_ref() } else { package.user.as_ref() });
-        let role = |name: &str| match name {
-            ID => Some(Role::Id),
-            name if features.iter().any(|feature| feature == name) => Some(Role::Feature(name.into())),
-            _ if is_item => Some(Role::Unread),
-            VECTOR => Some(Role::Vector),
-            "filter" | "exclude" | "k" if matches!(template, Template::Rank(_)) => None,
-            "filter" => Some(Role::Filter),
-            "exclude" => Some(Role::Exclude),
-            "k" => Some(Role::K),
-            "items" if matches!(template, Template::Rank(_)) => Some(Role::Items),
-            name => {
-                let feature = name.strip_suffix(WEIGHTS)?;
-                features.iter().any(|known| known == feature).then(|| Role::Weights(feature.into()))
-            }
-        };
+        let features = features(package, template);
         let known =
             || format!("id, {}", features.iter().map(String::as_str).chain([VECTOR]).collect::<Vec<_>>().join(", "));
         let mut roles = Vec::with_capacity(names.len());
         for name in &names {
-            let role = role(name).ok_or_else(|| {
+            let role = role(name, &features, template).ok_or_else(|| {
                 Error::invalid(format!("column `{name}`: nothing of a request is called so; rows are {}", known()))
             })?;
             roles.push(((*name).to_owned(), role));
