@@ -27,7 +27,8 @@ BOARD = json.loads((DEPLOY / "grafana.json").read_text())
 RUNBOOK = (ROOT / "docs/RUNBOOK.md").read_text()
 # What PromQL has of its own.
 WORDS = set(
-    "sum by max rate increase histogram_quantile deriv and or unless on ignoring group_left offset bool label_values instance model call status reason le step "
+    "sum by max rate increase histogram_quantile deriv count_over_time and or unless on ignoring group_left offset bool label_values instance model call status reason "
+    "le step "
     "remote_table outcome table job role why kind up time".split()
 )
 # Told where there is a cluster of rows, a bucket, a stream or a GPU alone, and by routers.
@@ -131,6 +132,83 @@ def test_every_alert_has_its_section_and_every_section_its_alert() -> None:
 @pytest.mark.skipif(not shutil.which("promtool"), reason="no promtool")
 def test_promtool_takes_the_rules() -> None:
     subprocess.run(["promtool", "check", "rules", DEPLOY / "alerts.yml"], check=True)
+
+
+@pytest.mark.skipif(not shutil.which("promtool"), reason="no promtool")
+def test_a_server_that_is_down_is_told_whatever_its_job_is_called(tmp_path: pathlib.Path) -> None:
+    series = [
+        # Jobs as Prometheus' operator, a chart and a person name them, and what is no server of ours.
+        *[(f'up{{job="{job}", instance="{n}"}}', "1x10 0x10") for n, job in enumerate(("sterling", "prod/sterling-pods", "kubernetes-pods", "other"))],
+        ('sterling_connections{job="kubernetes-pods", instance="2"}', "3x10 _x10"),
+    ]
+    told = [{"exp_labels": {"severity": "page", "job": job, "instance": str(n)}} for n, job in enumerate(("sterling", "prod/sterling-pods", "kubernetes-pods"))]
+    for alert in told:
+        alert["exp_annotations"] = {"summary": f"{alert['exp_labels']['instance']} does not answer Prometheus", "runbook": "docs/RUNBOOK.md#sterlingisdown"}
+    rule = lambda minute, alerts: {"eval_time": f"{minute}m", "alertname": "SterlingIsDown", "exp_alerts": alerts}
+    test = {
+        "rule_files": [str(DEPLOY / "alerts.yml")],
+        "evaluation_interval": "1m",
+        "tests": [{"interval": "1m", "input_series": [{"series": s, "values": v} for s, v in series], "alert_rule_test": [rule(9, []), rule(15, told)]}],
+    }
+    path = tmp_path / "down.yml"
+    path.write_text(yaml.safe_dump(test))
+    done = subprocess.run(["promtool", "test", "rules", path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_pods_are_scraped_with_a_key(tmp_path: pathlib.Path) -> None:
+    """`/metrics` takes a key, which annotations of pods cannot bring."""
+    made = [resource for path in DEPLOY.rglob("*.yaml") for resource in yaml.safe_load_all(path.read_text())]
+    assert made and not [path for path in DEPLOY.rglob("*.yaml") if "prometheus.io/scrape" in path.read_text()]
+    (job,) = yaml.safe_load((DEPLOY / "kubernetes/prometheus.yml").read_text())["scrape_configs"]
+    assert job["authorization"]["credentials_file"] and "keys" in (DEPLOY / "kubernetes/sterling.toml").read_text()
+    pods = [resource["spec"]["template"] for resource in made if resource and resource.get("kind") in ("Deployment", "StatefulSet")]
+    (discovered,) = job["kubernetes_sd_configs"]
+    label, name = discovered["selectors"][0]["label"].split("=")
+    for pod in pods:
+        assert pod["metadata"]["labels"][label] == name
+        assert "http" in [port["name"] for container in pod["spec"]["containers"] for port in container["ports"]]
+    # The network lets it in at every pod.
+    policies = [resource["spec"] for resource in made if resource and resource.get("kind") == "NetworkPolicy"]
+    metrics = {"namespaceSelector": {"matchLabels": {"sterling-access": "metrics"}}}
+    assert sum(metrics in rule["from"] for policy in policies for rule in policy.get("ingress", [])) == len(pods)
+    if shutil.which("promtool"):
+        key = tmp_path / "key"
+        key.write_text("stk_0")
+        config = tmp_path / "prometheus.yml"
+        # The promtool of distributions knows no discovery by Kubernetes.
+        known = {name: value for name, value in job.items() if name != "kubernetes_sd_configs"}
+        known |= {"authorization": {"credentials_file": str(key)}, "static_configs": [{"targets": ["pod:8080"]}]}
+        config.write_text(yaml.safe_dump({"scrape_configs": [known]}))
+        subprocess.run(["promtool", "check", "config", config], check=True, capture_output=True)
+
+
+def health_check() -> list[str]:
+    """The command by which the image looks whether its server answers."""
+    dockerfile = (DEPLOY / "cpu.Dockerfile").read_text().replace("\\\n", "")
+    return json.loads(re.search(r"^HEALTHCHECK .*?CMD (\[.*\])$", dockerfile, re.M)[1])
+
+
+def test_the_image_knows_whether_its_server_answers(tmp_path: pathlib.Path) -> None:
+    sterling.publish(ROOT / "tests/golden/tiny", tmp_path / "store", program=PROGRAM)
+    healthy = lambda listen: subprocess.run(health_check(), env={"PATH": os.environ["PATH"], "STERLING_LISTEN": listen}, capture_output=True).returncode == 0
+    with sterling.serve(tmp_path / "store", program=PROGRAM) as server:
+        assert healthy(server.url.removeprefix("http://"))
+        listen = "0.0.0.0:" + server.url.rpartition(":")[2]
+        assert healthy(listen)
+    assert not healthy(listen)
+
+
+def test_the_context_of_the_image_has_what_it_is_built_of_and_no_more() -> None:
+    left_out = {line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")}
+    assert {".git", "target"} <= left_out
+    copied = re.findall(r"^COPY (?!--from)(.+) \S+$", (DEPLOY / "cpu.Dockerfile").read_text(), re.M)
+    assert "." in copied and not {name for line in copied for name in line.split()} & left_out
+    # Sources of the program and its library name no file that is left out, outside of tests.
+    for path in (ROOT / "src").rglob("*.rs"):
+        for name in re.findall(r'include_(?:str|bytes)!\("(\.\./[^"]+)"\)', path.read_text()):
+            file = (path.parent / name).resolve().relative_to(ROOT)
+            assert file.parts[0] not in left_out or "test" in path.read_text(), (path, file)
 
 
 def test_the_dashboard_shows_metrics_that_are_there(scraped: str) -> None:

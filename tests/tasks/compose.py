@@ -6,6 +6,7 @@ Images of others are not to be had here, and are passed over aloud."""
 
 import argparse
 import os
+import re
 import pathlib
 import shlex
 import signal
@@ -31,6 +32,34 @@ def arguments() -> argparse.Namespace:
     run.add_argument("service")
     run.add_argument("arguments", nargs=argparse.REMAINDER)
     return parser.parse_args()
+
+
+def interpolated(file: pathlib.Path) -> dict:
+    """The services of a compose file, `${NAME:-default}` in it filled in: by the environment, or else by `.env` beside it."""
+    beside = file.with_name(".env")
+    known = dict(line.split("=", 1) for line in beside.read_text().splitlines()) if beside.exists() else {}
+    fill = lambda found: (known | os.environ).get(found[1], found[2] or "")
+    return yaml.safe_load(re.sub(r"\$\{(\w+)(?::-([^}]*))?\}", fill, file.read_text()))["services"]
+
+
+def check_build(service: dict, folder: pathlib.Path) -> None:
+    """What would be built from is the clone."""
+    context = (folder / service["build"]["context"]).resolve()
+    for name in (service["build"]["dockerfile"], "Cargo.toml", "src/main.rs"):
+        if not (context / name).is_file():
+            sys.exit(f"build: {context} has no {name}")
+
+
+def check_secrets(service: dict, folder: pathlib.Path) -> None:
+    """Others may not read what is secret, and the container's user may, by a group of its."""
+    groups = {int(group) for group in service.get("group_add", [])}
+    for volume in service.get("volumes", []):
+        place = (folder / volume.split(":")[0]).resolve()
+        for file in place.rglob("*") if place.is_dir() else [place]:
+            if file.suffix == ".key" and file.stem != "ca" or file.name == "keys.toml":
+                about = file.stat()
+                if about.st_mode & 0o007 or not about.st_mode & 0o040 or about.st_gid not in groups:
+                    sys.exit(f"{file}: mode {about.st_mode & 0o777:o} of group {about.st_gid}, expected 640 of one of {groups}")
 
 
 def mounts(service: dict, volumes: list[str], folder: pathlib.Path, state: pathlib.Path) -> list[tuple[pathlib.Path, str, bool]]:
@@ -95,9 +124,10 @@ def main() -> None:
     folder = asked.file.resolve().parent
     state = folder / ".compose"
     state.mkdir(exist_ok=True)
-    services = yaml.safe_load(asked.file.read_text())["services"]
+    services = interpolated(asked.file)
     if asked.command == "run":
         service = services[asked.service]
+        check_build(service, folder)
         sys.exit(start(service | {"ports": []}, asked.arguments, asked.volumes, folder, state).wait())
     if asked.command == "down":
         for pid in state.glob("*.pid"):
@@ -105,9 +135,11 @@ def main() -> None:
             pid.unlink()
         return
     for name, service in services.items():
+        check_secrets(service, folder)
         if service["image"] != "sterling":
             print(f"{name}: the image {service['image']} is not here", file=sys.stderr)
             continue
+        check_build(service, folder)
         with open(state / f"{name}.log", "w") as log:
             process = start(service, service["command"], [], folder, state, log)
         time.sleep(1)
