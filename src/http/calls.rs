@@ -1,31 +1,63 @@
 //! The calls about models, versions and the server, one function each.
 
+use std::str::FromStr;
 use std::sync::Arc;
 
 use axum::Extension;
 use axum::body::Bytes;
 use axum::extract::{Request, State};
+use axum::http::Uri;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 
 use super::access::Caller;
 use super::answer::{Held, Outcome, Refusal, json};
 use super::app::App;
+use super::parameters::parameter;
 use super::paths::Names;
 use super::wire::{
-    self, LabelList, LabelRequest, ModelInfo, ModelList, Problem, SlowResponse, VersionInfo, VersionList,
+    self, DesiredState, LabelList, LabelRequest, ModelInfo, ModelList, Problem, SlowResponse, VersionInfo, VersionList,
 };
 use super::worst::WINDOW;
 use crate::error::{Error, Result};
 use crate::registry::{Registry, VersionState, Which};
+use crate::snapshot::Wish;
 use crate::telemetry::printable;
 
-/// Let a published version answer unpinned requests; loads it where it is not in memory.
+/// Where a version is activated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Scope {
+    /// At this server, until something else is desired or published.
+    #[default]
+    Server,
+    /// At all servers of the store.
+    Store,
+}
+
+impl FromStr for Scope {
+    type Err = ();
+
+    fn from_str(text: &str) -> std::result::Result<Self, ()> {
+        match text {
+            "server" => Ok(Scope::Server),
+            "store" => Ok(Scope::Store),
+            _ => Err(()),
+        }
+    }
+}
+
+/// Let a published version answer unpinned requests, at this server or at all servers of the store; loads it where it is not in memory.
 #[utoipa::path(post, path = "/v1/models/{model}/versions/{version}:activate", tag = "models",
-    params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path)),
+    params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path),
+        ("scope" = Option<String>, Query, description = "`server` (what is used where it is left out), or `store` for all servers of the store, as `sterling activate`")),
     responses((status = 200, body = ModelInfo), (status = "default", body = Problem, content_type = "application/problem+json")))]
-pub async fn activate(State(app): State<Arc<App>>, Names((model, version)): Names<(String, u64)>) -> Outcome {
-    let loaded = manage(&app, move |registry| registry.activate(&model, version)).await?;
+pub async fn activate(State(app): State<Arc<App>>, Names((model, version)): Names<(String, u64)>, uri: Uri) -> Outcome {
+    let scope = parameter(&uri, "scope", "`server` or `store`")?.unwrap_or_default();
+    let activate = move |registry: &Registry| match scope {
+        Scope::Server => registry.activate(&model, version),
+        Scope::Store => registry.activate_in_store(&model, version),
+    };
+    let loaded = manage(&app, activate).await?;
     Ok(json(&app.info(&loaded)))
 }
 
@@ -48,7 +80,7 @@ pub async fn unload(State(app): State<Arc<App>>, Names((model, version)): Names<
         Ok((registry.versions(&model)?, model))
     });
     let (states, model) = states.await?;
-    Ok(json(&version_list(model, states)))
+    Ok(json(&version_list(&app, model, states)))
 }
 
 /// Let a label point to a version in memory.
@@ -121,10 +153,10 @@ pub async fn version(State(app): State<Arc<App>>, Names((model, version)): Names
     responses((status = 200, body = VersionList), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn versions(State(app): State<Arc<App>>, Names(model): Names<String>) -> Outcome {
     let states = app.registry.versions(&model)?;
-    Ok(json(&version_list(model, states)))
+    Ok(json(&version_list(&app, model, states)))
 }
 
-fn version_list(model: String, states: Vec<VersionState>) -> VersionList {
+fn version_list(app: &App, model: String, states: Vec<VersionState>) -> VersionList {
     let told = |v: VersionState| VersionInfo {
         version: v.version,
         published: v.published,
@@ -136,7 +168,9 @@ fn version_list(model: String, states: Vec<VersionState>) -> VersionList {
         retry_in_ms: v.refused.as_ref().and_then(|refused| Some(refused.retry_in?.as_millis() as u64)),
         refused: v.refused.map(|refused| wire::without_places(&refused.reason)),
     };
-    VersionList { model, versions: states.into_iter().map(told).collect() }
+    let desired = |wish: Wish| DesiredState { revision: wish.revision, version: wish.version, labels: wish.labels };
+    let desired = app.registry.desired(&model).map(desired);
+    VersionList { model, versions: states.into_iter().map(told).collect(), desired }
 }
 
 /// The labels of a model.

@@ -83,7 +83,7 @@ pub(super) static TABLE: [Route; 54] = table! {
     GET "/v1/models/{model}/versions", Read, Model, "versions", calls::versions;
     GET "/v1/models/{model}/versions/{version}", Read, Model, "version", calls::version;
     POST "/v1/models/{model}/versions/{version}:load", Admin, Model, "load", calls::load;
-    POST "/v1/models/{model}/versions/{version}:activate", Admin, Model, "activate", calls::activate;
+    POST "/v1/models/{model}/versions/{version}:activate", Admin, Model, "activate", calls::activate, scope;
     POST "/v1/models/{model}/versions/{version}:unload", Admin, Model, "unload", calls::unload;
     GET "/v1/models/{model}/labels", Read, Model, "labels", calls::labels;
     GET "/v1/models/{model}/labels/{label}", Read, Model, "label", calls::label;

@@ -1,4 +1,4 @@
-//! What unpinned requests go to: what the store wishes of that, how operators change it, and how a canary that is behind is rolled back.
+//! What unpinned requests go to: the desired state in the store, how operators change it, and how a canary that is behind is rolled back.
 
 use std::sync::Arc;
 
@@ -81,16 +81,50 @@ impl<T: Send + Sync> Registry<T> {
     }
 
     fn wish_traffic(&self, name: &str, before: &Wish, traffic: Traffic) -> Result<()> {
+        self.change_wish(name, before, |wish| wish.traffic = traffic)
+    }
+
+    fn change_wish(&self, name: &str, before: &Wish, change: impl FnOnce(&mut Wish)) -> Result<()> {
         // Where the file was removed meanwhile, what is written anew must not look like an earlier revision.
         let known = self.entry(name, |entry| Ok(entry.wish.revision))?;
         let change = |wish: &mut Wish| {
             wish.revision = wish.revision.max(known);
-            wish.traffic = traffic;
+            change(wish);
         };
         let wish = self.store.change_wish(name, before, change)?;
         tracing::info!(model = name, wished = wish.told(), "the store wishes");
         self.change(name, |entry| entry.hear(wish));
         Ok(())
+    }
+
+    /// The desired state of a model in its store, as far as this server has heard; `None` where it does not follow the store.
+    pub fn desired(&self, name: &str) -> Option<Wish> {
+        let wish = || self.entry(name, |entry| Ok(entry.wish.clone())).ok();
+        if self.options.follow { wish() } else { None }
+    }
+
+    /// Activates a version at all servers of the store. This server does so first: a version that it cannot load is activated nowhere.
+    ///
+    /// # Errors
+    /// `Unsupported` where this server does not follow the store; as [`Registry::activate`] and
+    /// [`Store::change_wish`](crate::snapshot::Store::change_wish). The version that was active before stays.
+    pub fn activate_in_store(&self, name: &str, version: u64) -> Result<Arc<Loaded<T>>> {
+        self.check_follows()?;
+        let desired = self.store.wish(name)?;
+        let before = self.entry(name, |entry| Ok(entry.active)).ok().flatten();
+        let loaded = self.activate(name, version)?;
+        if desired.version == Some(version) {
+            return Ok(loaded);
+        }
+        if let Err(error) = self.change_wish(name, &desired, |wish| wish.answer(Some(version))) {
+            if let Some(before) = before.filter(|before| *before != version) {
+                self.activate(name, before)?;
+            }
+            return Err(error);
+        }
+        // It answers already; no look at the store has to bring it.
+        self.change(name, |entry| entry.is_wish_done |= entry.active == entry.wish.version);
+        Ok(loaded)
     }
 
     /// Judges the canaries, and has the store know of those that are behind.

@@ -42,6 +42,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> collections.abc.Iterator
         subprocess.run(books, check=True, stdin=subprocess.DEVNULL, capture_output=True)
     sterling.publish(ROOT / "tests/golden/tiny", store, program=PROGRAM)
     with sterling.serve(store, program=PROGRAM, settings={"STERLING_UPDATES": str(folder / "updates")}) as running:
+        running.store = store
         yield running
 
 

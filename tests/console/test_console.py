@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import urllib.parse
 import urllib.request
@@ -179,6 +180,9 @@ def test_versions_are_switched_and_labelled(console: Console, server: sterling.S
     def active() -> int:
         return next(v["version"] for v in server.get("/v1/models/books/versions")["versions"] if v["active"])
 
+    def desired() -> int | None:
+        return server.get("/v1/models/books/versions")["desired"].get("version")
+
     def press(text: str, version: int) -> None:
         row = next(row for row in console.all("#versions tbody tr") if row.text.split()[0] == str(version))
         next(button for button in row.find_elements(By.TAG_NAME, "button") if button.text == text).click()
@@ -186,8 +190,16 @@ def test_versions_are_switched_and_labelled(console: Console, server: sterling.S
     console.open("models", model="books")
     assert active() == 2
     console.until(lambda: press("activate", 1) is None)
+    # Nothing is done at one click.
+    console.until(lambda: "version 1 of books" in console.text("dialog"))
+    next(button for button in console.all("dialog button") if button.text == "Cancel").click()
+    console.until(lambda: not console.all("dialog"))
+    assert active() == 2
+    press("activate", 1)
+    console.until(lambda: console.click("dialog button.main") is None)
     console.until(lambda: "books, version 1:" in console.text("#about"))
-    assert active() == 1
+    assert active() == 1 and desired() is None
+    console.until(lambda: "It differs: this server answers with version 1" in console.text("#versions"))
     console.one('[aria-label="new label of version 1"]').send_keys("canary")
     press("label", 1)
     console.until(lambda: console.all('[aria-label="take the label canary away"]'))
@@ -195,8 +207,49 @@ def test_versions_are_switched_and_labelled(console: Console, server: sterling.S
     console.picture("versions")
     console.click('[aria-label="take the label canary away"]')
     console.until(lambda: not console.all('[aria-label="take the label canary away"]'))
-    console.until(lambda: press("activate", 2) is None)
+    press("activate", 2)
+    console.until(lambda: console.click("dialog input[value=store]") is None)
+    console.click("dialog button.main")
+    # Here first, then in the store.
     console.until(lambda: active() == 2)
+    console.until(lambda: desired() == 2)
+    console.until(lambda: "Desired in the store: version 2 answers." in console.text("#versions"))
+    assert "differs" not in console.text("#versions")
+    subprocess.run([PROGRAM, "activate", "books", "newest", "--store", server.store], check=True, stdin=subprocess.DEVNULL, capture_output=True)
+
+
+def test_ids_and_times_beyond_the_integers_of_floats_are_exact(chromium: webdriver.Chrome, tmp_path: pathlib.Path) -> None:
+    ids = [2**53 + 1 + 2 * n for n in range(4)]
+    times = [1_768_907_725_507_217_523 + n for n in range(4)]
+    package = tmp_path / "package"
+    shutil.copytree(ROOT / "tests/golden/tiny", package)
+    lines = (package / "items.jsonl").read_text().splitlines()
+    items = [json.loads(line) | {"id": id} for line, id in zip(lines, ids)]
+    for item, time in zip(items, times):
+        item["attributes"] |= {"seen": time, "popularity": time % 100 + 1900.0}
+    (package / "items.jsonl").write_text("".join(json.dumps(item) + "\n" for item in items))
+    with (package / "model.toml").open("a") as model:
+        model.write('[[item.columns]]\nname = "seen"\n')
+    sterling.publish(package, tmp_path / "store", program=PROGRAM)
+    with sterling.serve(tmp_path / "store", program=PROGRAM) as server:
+        page = Console(chromium, server.url).open(model="tiny")
+        field = page.one("#features input[aria-label=installed]")
+        field.send_keys(str(ids[0]), Keys.ENTER)
+        page.until(lambda: page.text(".chips li").startswith(str(ids[0])))
+        page.click("#send")
+        page.until(lambda: page.rows(".answer [aria-label=Items]"))
+        shown = {int(row[1]) for row in page.rows(".answer [aria-label=Items]")}
+        # The one that the user has is left out by its exact id.
+        assert shown == set(ids[1:])
+        said = page.driver.execute_script("return [...document.querySelectorAll('.answer pre')].map(one => one.textContent)")
+        assert f'"installed":[{ids[0]}]' in said[0] and all(f'"id": {id}' in said[1] for id in shown)
+        page.open("index", model="tiny")
+        choose = lambda name: [button.click() for button in page.all("#attributes button") if button.text == name]
+        page.until(lambda: choose("seen"))
+        page.until(lambda: {row[0] for row in page.rows("#values")} == {str(time) for time in times})
+        # Years as people write them.
+        page.until(lambda: choose("popularity"))
+        page.until(lambda: f"from {1900 + times[0] % 100} to {1900 + times[3] % 100}" in page.text("#values"))
 
 
 def test_a_shadow_is_set_and_ended(console: Console, server: sterling.Server) -> None:
@@ -224,6 +277,27 @@ def test_charts_show_what_happens(console: Console, server: sterling.Server) -> 
     named = [figure.text.split("\n")[0] for figure in console.all("#charts figure")]
     assert {"Answers a second", "Latency of passes, ms", "Items beside the snapshot"} <= set(named)
     console.picture("live")
+
+
+def test_before_there_was_traffic_charts_have_no_numbers(chromium: webdriver.Chrome, tmp_path: pathlib.Path) -> None:
+    sterling.publish(ROOT / "tests/golden/tiny", tmp_path / "store", program=PROGRAM)
+    with sterling.serve(tmp_path / "store", program=PROGRAM) as server:
+        page = Console(chromium, server.url).open("live", model="tiny")
+        page.until(lambda: len(page.all("#charts figure svg path")) > 2)
+        text = page.driver.execute_script("return document.getElementById('charts').outerHTML")
+        assert "NaN" not in text and "Infinity" not in text
+        latency = next(figure for figure in page.all("#charts figure") if figure.text.startswith("Latency of passes"))
+        assert "nothing yet" in latency.text
+
+
+def test_a_chart_tells_the_values_at_the_pointer(console: Console, server: sterling.Server) -> None:
+    console.open("live", model="books")
+    console.until(lambda: console.all("#charts figure svg path"))
+    picture = console.one("#charts figure svg")
+    webdriver.ActionChains(console.driver).move_to_element(picture).perform()
+    console.until(lambda: "s ago" in console.text("#charts figure .legend"))
+    webdriver.ActionChains(console.driver).move_to_element(console.one("#about")).perform()
+    console.until(lambda: "s ago" not in console.text("#charts figure .legend"))
 
 
 def test_the_index_its_columns_and_the_tables(console: Console, server: sterling.Server) -> None:
@@ -394,6 +468,19 @@ def test_a_phone_shows_everything(console: Console, page: str) -> None:
             console.until(lambda: console.rows(".answer [aria-label=Items]"))
         wide, inner = console.driver.execute_script("return [document.documentElement.scrollWidth, innerWidth]")
         assert wide <= inner, f"{wide} pixels of content on a screen of {inner}"
+        if page == "models":
+            console.until(lambda: console.all("#versions button"))
+            beyond = console.driver.execute_script("return [...document.querySelectorAll('#versions button, #versions input')].filter(e => e.getBoundingClientRect().right > innerWidth).length")
+            assert beyond == 0, "controls off the screen"
+        if page in ("query", "index"):
+            console.until(lambda: console.all(".bars td:first-child span"))
+            # A name is broken behind its separators alone, and never within a word.
+            broken = (
+                "const lines = text => { const range = document.createRange(); range.selectNode(text); return new Set([...range.getClientRects()].map(box => box.top)).size; };"
+                "return [...document.querySelectorAll('.bars td:first-child span')].flatMap(e => [...e.childNodes])"
+                ".filter(text => text.nodeType === Node.TEXT_NODE && lines(text) > text.data.split(' ').length).map(text => text.data)"
+            )
+            assert console.driver.execute_script(broken) == []
         console.picture(f"phone-{page}")
     finally:
         console.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
@@ -450,11 +537,15 @@ def test_a_server_with_keys_is_unlocked_with_one(chromium: webdriver.Chrome, tmp
         page = Console(chromium, running.url)
         chromium.get(running.url)
         page.until(lambda: page.one("#unlock").is_displayed())
+        # Nobody has done anything wrong yet.
+        page.until(lambda: page.text("#absent") == "This server asks for a key.")
+        assert not page.all(".problem")
         page.one("#key").send_keys("stk_0", Keys.ENTER)
         page.until(lambda: page.one("#unlock").is_displayed() and "401" in page.text("#absent"))
         page.one("#key").clear()
         page.one("#key").send_keys(key, Keys.ENTER)
         page.until(lambda: "items in" in page.text("#about"))
-        assert not page.one("#unlock").is_displayed() and page.one("#key").get_attribute("value") == ""
+        page.until(lambda: page.one("#key").get_attribute("value") == "")
+        assert not page.one("#unlock").is_displayed()
         page.click("#send")
         page.until(lambda: page.rows(".answer [aria-label=Items]"))

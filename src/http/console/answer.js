@@ -11,6 +11,12 @@ function moved(rank, before) {
   return make("span", { class: `moved ${by > 0 ? "good" : by < 0 ? "bad" : "muted"}` }, by > 0 ? `▲ ${by}` : by < 0 ? `▼ ${-by}` : "=");
 }
 
+// What people call an item: its text of the first text column, or its id.
+function title_of(item) {
+  const name = item.columns?.[name_column()];
+  return name === undefined || name === null ? `#${item.id}` : cell(name);
+}
+
 function item_table(answer, other) {
   const tasks = Object.keys(answer.items[0]?.tasks ?? {}), columns = Object.keys(answer.items[0]?.columns ?? {}), before = ranks(other);
   const head = ["", ...(other ? ["moved"] : []), "id", ...columns, "score", "similarity", ...tasks];
@@ -22,9 +28,9 @@ function item_cards(answer, other) {
   const before = ranks(other), tasks = Object.keys(answer.items[0]?.tasks ?? {});
   const most = Object.fromEntries(tasks.map(name => [name, Math.max(...answer.items.map(item => item.tasks[name]), 1e-12)]));
   return make("ul", { class: "cards" }, answer.items.map((item, rank) => {
-    const [first, ...others] = Object.entries(item.columns ?? {});
+    const others = Object.entries(item.columns ?? {}).filter(([name]) => name !== name_column());
     return make("li", { class: "panel" },
-      make("h3", {}, `${rank + 1}. ${first ? cell(first[1]) : `#${item.id}`} `, other ? moved(rank, before.get(item.id)) : null),
+      make("h3", {}, `${rank + 1}. ${title_of(item)} `, other ? moved(rank, before.get(item.id)) : null),
       make("div", { class: "muted" }, `#${item.id}`, others.map(([name, value]) => ` · ${name} ${cell(value)}`)),
       make("dl", {}, [["score", item.score], ["similarity", item.similarity]].map(([name, value]) => [make("dt", {}, name), make("dd", {}), make("dd", {}, short(value))]).flat(),
         tasks.map(name => [make("dt", {}, name), make("dd", {}, make("span", { class: "bar", style: `width:${(100 * Math.max(item.tasks[name], 0) / most[name]).toFixed(1)}%` })), make("dd", {}, short(item.tasks[name]))]).flat()));
@@ -41,13 +47,13 @@ function answer_panel({ title, call, body, answer }, other) {
   show();
   const gone = other ? other.items.filter(item => !ranks(told).has(item.id)) : [];
   const { explain } = told;
-  const command = `curl ${location.origin}${call} --json '${JSON.stringify(body).replaceAll("'", "'\\''")}'`;
+  const command = `curl ${location.origin}${call} --json '${written(body).replaceAll("'", "'\\''")}'`;
   return put(panel, {}, [
     make("p", { class: "muted" }, `version ${told.version} (${told.digest}), position ${whole(told.position)}, ${answer.ms.toFixed(1)} ms here, ${bytes(answer.bytes)}, coverage ${percent(told.coverage)} `, toggle),
     items,
-    gone.length ? make("p", { class: "muted" }, `No longer here: ${gone.map(item => cell(Object.values(item.columns ?? {})[0] ?? item.id)).join(", ")}`) : null,
+    gone.length ? make("p", { class: "muted" }, `No longer here: ${gone.map(title_of).join(", ")}`) : null,
     explain ? make("details", { open: true }, make("summary", {}, "Where the time went"), waterfall(explain.steps), funnel(explain, shown.model.items), make("p", { class: "muted" }, notes(explain))) : null,
-    make("details", {}, make("summary", {}, "Request and answer"), make("pre", { tabindex: 0 }, command), make("pre", { tabindex: 0 }, JSON.stringify(told, null, 1))),
+    make("details", {}, make("summary", {}, "Request and answer"), make("pre", { tabindex: 0 }, command), make("pre", { tabindex: 0 }, written(told, 1))),
   ]);
 }
 

@@ -21,7 +21,9 @@ async function render_values(column) {
   const answer = await ask(`${base()}/columns/${encodeURIComponent(column.name)}?limit=30`);
   if (!answer.ok) return at("values").replaceChildren(problem(answer));
   const { values, found, least, greatest } = answer.told;
-  const range = least === undefined ? "" : `, from ${short(least)} to ${short(greatest)}`;
+  // Without separators, as a filter has them: many are years, times and ids.
+  const bound = value => typeof value === "number" && !Number.isInteger(value) ? String(+value.toPrecision(6)) : String(value);
+  const range = least === undefined ? "" : `, from ${bound(least)} to ${bound(greatest)}`;
   const title = `${column.name}: ${column.kind === "floats" ? "numbers" : `${whole(found)} values`}${range}`;
   at("values").replaceChildren(values.length ? bars(title, values.map(({ value, items }) => [String(value), items ?? 0, items === undefined ? "" : `${whole(items)} (${percent(items / shown.model.items)})`])) : make("p", {}, title));
   at("values").scrollIntoView({ block: "nearest" });

@@ -1,20 +1,26 @@
 // Pictures: lines over time, bars, the waterfall of steps.
 const WIDE = 420, HIGH = 150, LEFT = 46, LOW = 22;
 
-function legend(names) {
-  return make("div", { class: "legend" }, names.map((name, n) => make("span", {}, make("i", { style: `background:${color(n)}` }), name)));
+// Names with their colours, and with values behind them, which `tell` changes.
+function legend(names, values = []) {
+  const told = names.map((_, n) => make("b", {}, values[n] ?? ""));
+  const element = make("div", { class: "legend" }, names.map((name, n) => make("span", {}, make("i", { style: `background:${color(n)}` }), `${name} `, told[n])));
+  return { element, tell: values => told.forEach((value, n) => value.textContent = values[n]) };
 }
 
 // `series`: [{name, points: [[x, y], ...]}], y from 0 up.
-function lines(title, series, { x_text = short, y_text = short, log_x = false } = {}) {
-  const points = series.flatMap(one => one.points).filter(([, y]) => Number.isFinite(y));
+function lines(title, all, { x_text = short, y_text = short, log_x = false } = {}) {
+  // Before there was traffic a quantile or a rate is no number.
+  const series = all.map(({ name, points }) => ({ name, points: points.filter(([, y]) => Number.isFinite(y)) }));
+  const points = series.flatMap(one => one.points);
   const panel = make("figure", { class: "panel" }, make("h3", {}, title));
   if (!series.some(one => one.points.length > 1)) return put(panel, {}, [make("p", { class: "muted" }, "nothing yet")]);
   const place = x => log_x ? Math.log10(Math.max(x, 1e-9)) : x;
   const xs = points.map(([x]) => place(x)), least = Math.min(...xs), most = Math.max(...xs), top = Math.max(...points.map(([, y]) => y)) || 1;
   const left = x => LEFT + (WIDE - LEFT - 8) * (most > least ? (place(x) - least) / (most - least) : .5);
   const down = y => HIGH - LOW - (HIGH - LOW - 10) * y / top;
-  const picture = draw("svg", { viewBox: `0 0 ${WIDE} ${HIGH}`, role: "img", "aria-label": `${title}: ${series.map(one => `${one.name} ${y_text(one.points.at(-1)?.[1] ?? 0)}`).join(", ")}` });
+  const said = point => point ? y_text(point[1]) : "none";
+  const picture = draw("svg", { viewBox: `0 0 ${WIDE} ${HIGH}`, role: "img", "aria-label": `${title}: ${series.map(one => `${one.name} ${said(one.points.at(-1))}`).join(", ")}` });
   for (const part of [0, .5, 1]) {
     const y = down(top * part);
     picture.append(draw("line", { class: "grid-line", x1: LEFT, x2: WIDE - 8, y1: y, y2: y }), draw("text", { x: LEFT - 4, y: y + 4, "text-anchor": "end" }, y_text(top * part)));
@@ -22,16 +28,35 @@ function lines(title, series, { x_text = short, y_text = short, log_x = false } 
   const ends = points.map(([x]) => x);
   picture.append(draw("text", { x: LEFT, y: HIGH - 6 }, x_text(Math.min(...ends))), draw("text", { x: WIDE - 8, y: HIGH - 6, "text-anchor": "end" }, x_text(Math.max(...ends))));
   series.forEach(({ points }, n) => {
-    const path = points.filter(([, y]) => Number.isFinite(y)).map(([x, y], at) => `${at ? "L" : "M"}${left(x).toFixed(1)} ${down(y).toFixed(1)}`).join("");
+    const path = points.map(([x, y], at) => `${at ? "L" : "M"}${left(x).toFixed(1)} ${down(y).toFixed(1)}`).join("");
     picture.append(draw("path", { d: path, fill: "none", stroke: color(n), "stroke-width": 2 }));
   });
-  return put(panel, {}, [picture, series.length > 1 ? legend(series.map(one => one.name)) : null]);
+  // The values at the pointer; without it the last ones.
+  const key = legend(series.map(one => one.name), series.map(one => said(one.points.at(-1))));
+  const rule = draw("line", { class: "axis", y1: 10, y2: HIGH - LOW, visibility: "hidden" }), where = make("span", { class: "muted" });
+  picture.append(rule);
+  put(picture, {
+    onpointermove: event => {
+      const box = picture.getBoundingClientRect(), x = (event.clientX - box.left) * WIDE / box.width;
+      const nearest = points => points.reduce((best, point) => !best || Math.abs(left(point[0]) - x) < Math.abs(left(best[0]) - x) ? point : best, undefined);
+      const at_pointer = nearest(points);
+      put(rule, { x1: left(at_pointer[0]), x2: left(at_pointer[0]), visibility: "visible" }, []);
+      where.textContent = x_text(at_pointer[0]);
+      key.tell(series.map(one => said(one.points.find(([x]) => x === at_pointer[0]) ?? nearest(one.points))));
+    },
+    onpointerleave: () => {
+      put(rule, { visibility: "hidden" }, []);
+      where.textContent = "";
+      key.tell(series.map(one => said(one.points.at(-1))));
+    },
+  }, []);
+  return put(panel, {}, [picture, put(key.element, {}, [where])]);
 }
 
 // `rows`: [[name, amount, text]].
 function bars(title, rows) {
   const most = Math.max(...rows.map(([, amount]) => amount), 1e-12);
-  const made = rows.map(([name, amount, text], n) => [name, make("span", { class: "bar", style: `width:${(100 * amount / most).toFixed(1)}%;background:${color(0)}`, "aria-hidden": "true" }), make("span", { class: "moved" }, text)]);
+  const made = rows.map(([name, amount, text, help]) => [make("span", { title: help }, breakable(name)), make("span", { class: "bar", style: `width:${(100 * amount / most).toFixed(1)}%;background:${color(0)}`, "aria-hidden": "true" }), make("span", { class: "moved" }, text)]);
   return make("figure", { class: "panel bars" }, make("h3", {}, title), table(null, made, title));
 }
 
@@ -46,7 +71,7 @@ function areas(title, parts) {
     if (wide > 60) picture.append(draw("text", { x: left + 4, y: 108 }, name));
     left += wide;
   }
-  return make("div", { class: "panel" }, picture, legend(kinds));
+  return make("div", { class: "panel" }, picture, legend(kinds).element);
 }
 
 // The steps of an answer, one after another in time.
@@ -65,6 +90,13 @@ function waterfall(steps) {
 
 function funnel(explain, items) {
   const eligible = explain.pass_rate === undefined ? null : Math.round(explain.pass_rate * items);
-  const stages = [["items", items], ["eligible", eligible], ["scanned", explain.scanned], ["survivors", explain.survivors], ["candidates", explain.candidates], ["returned", explain.returned]];
-  return bars("Funnel", stages.filter(([, count]) => Number.isFinite(count)).map(([name, count]) => [name, Math.log1p(count), whole(count)]));
+  const stages = [
+    ["items", items, "Items of the catalogue."],
+    ["eligible, about", eligible, "Items that pass the filter, as estimated from a sample."],
+    ["scanned", explain.scanned, "Items of the probed lists whose scores were computed."],
+    ["survivors", explain.survivors, "Items that the filter's bits let through. Bits may let items through that do not pass, so that there may be more than eligible ones; each is checked exactly before it is returned."],
+    ["candidates", explain.candidates, "The best by similarity, which the reranker scores."],
+    ["returned", explain.returned, "Items of the answer."],
+  ];
+  return bars("Funnel (lengths are logarithmic)", stages.filter(([, count]) => Number.isFinite(count)).map(([name, count, help]) => [name, Math.log1p(count), whole(count), help]));
 }

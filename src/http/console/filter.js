@@ -7,7 +7,7 @@ function term_at(text, cursor) {
   return { start, column, value: rest.length ? rest.join(":").replace(/^"/, "") : undefined };
 }
 
-const quoted = value => typeof value === "number" || /^[\w.+-]+$/.test(value) ? String(value) : JSON.stringify(value);
+const quoted = value => is_number(value) || /^[\w.+-]+$/.test(value) ? String(value) : JSON.stringify(value);
 
 function filter_field() {
   const input = make("textarea", { rows: 2, spellcheck: "false", placeholder: "all items; for example " + example_filter() });

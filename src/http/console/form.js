@@ -74,23 +74,22 @@ function numbers(name, width) {
   const fill = read => input.value = JSON.stringify(Array.from({ length: width }, read));
   fill(() => 0);
   const random = make("button", { type: "button", onclick: () => { fill(() => +(Math.random() * 2 - 1).toFixed(3)); changed(); } }, "random");
-  return { element: make("div", {}, input, random), value: () => JSON.parse(input.value) };
+  return { element: make("div", {}, input, random), value: () => parsed(input.value) };
 }
 
 function feature_field({ name, kind, width }) {
-  const integer = text => /^-?\d+$/.test(text) ? Number(text) : null;
   const has_column = shown.model.columns.some(column => column.name === name && column.kind !== "floats");
   const field = kind === "dense" ? numbers(name, width)
-    : kind === "ids" ? chips(name, text => items_like(text), integer)
+    : kind === "ids" ? chips(name, text => items_like(text), text => is_whole(text) ? integer(text) : null)
     : chips(name, has_column ? text => values_like(name, text) : () => [], text => text || null);
   const hint = kind === "ids" ? "ids, found by an item's name" : kind === "dense" ? `${width} numbers` : "values";
   return { name, kind, ...field, element: make("div", { class: "field" }, make("span", {}, make("strong", {}, name), " ", make("span", { class: "muted" }, hint)), field.element) };
 }
 
-function slider(name, value, { least = 0, most = Math.max(1, Math.abs(value) * 2), step = (most - least) / 200, tell = () => {} } = {}) {
+function slider(name, value, { least = 0, most = Math.max(1, Math.abs(value) * 2), step = (most - least) / 200, tell = () => {}, help } = {}) {
   const range = make("input", { type: "range", min: least, max: most, step, value, "aria-label": name });
   const number = make("input", { type: "number", step: "any", value, "aria-label": `${name}, exactly` });
   range.addEventListener("input", () => { number.value = range.value; tell(); });
   number.addEventListener("input", () => { range.value = number.value; tell(); });
-  return { element: make("span", { class: "inline" }, name, range, number), value: () => number.value === "" ? undefined : Number(number.value) };
+  return { element: make("span", { class: "inline", title: help }, name, range, number), value: () => number.value === "" ? undefined : Number(number.value) };
 }

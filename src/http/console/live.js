@@ -1,6 +1,7 @@
 // What the server is at: its metrics, every two seconds, as differences.
-const STEP_MS = 2000, KEPT = 150;
+const STEP_MS = 2000, KEPT = 150, STEPS = 4;
 const series = new Map();
+const drawn_steps = [];
 let last = null;
 
 // Prometheus' text as [{name, labels, value}].
@@ -33,7 +34,7 @@ function keep(chart, name, time, value) {
 
 async function read_metrics() {
   const answer = await ask("/metrics");
-  if (!answer.ok) return at("charts").replaceChildren(problem(answer));
+  if (!answer.ok) return page() === "live" && at("charts").replaceChildren(problem(answer));
   const now = samples(answer.told), time = Date.now() / 1000;
   if (last) {
     const seconds = time - last.time, rate = (name, matches) => Math.max(0, (total(now, name, matches) - total(last.samples, name, matches)) / seconds);
@@ -46,20 +47,25 @@ async function read_metrics() {
     for (const reason of new Set(now.filter(one => one.name === "sterling_refused_total").map(one => one.labels.reason))) keep("Refused a second", reason, time, rate("sterling_refused_total", labels => labels.reason === reason));
     keep("Memory of requests in flight, MB", "in flight", time, total(now, "sterling_in_flight_bytes") / 1e6);
     const steps = [...new Set(now.filter(one => one.name === "sterling_step_seconds_sum").map(one => one.labels.step))];
-    const costs = steps.map(step => [step, total(now, "sterling_step_seconds_sum", labels => labels.step === step)]).sort((a, b) => b[1] - a[1]).slice(0, 5);
-    for (const [step] of costs) keep("Seconds a second, by step", step, time, rate("sterling_step_seconds_sum", labels => labels.step === step));
+    const costs = steps.map(step => [step, total(now, "sterling_step_seconds_sum", labels => labels.step === step)]).filter(([, cost]) => cost > 0).sort((a, b) => b[1] - a[1]);
+    // Those that were the dearest when they came first stay, and so does the colour of each.
+    for (const [step] of costs) if (drawn_steps.length < STEPS && !drawn_steps.includes(step)) drawn_steps.push(step);
+    for (const step of drawn_steps) keep("Seconds a second, by step", step, time, rate("sterling_step_seconds_sum", labels => labels.step === step));
+    if (drawn_steps.length) keep("Seconds a second, by step", "others", time, rate("sterling_step_seconds_sum", labels => !drawn_steps.includes(labels.step)));
     const hits = now.filter(one => /_cache_(hits|misses)_total$/.test(one.name));
     if (hits.length) {
       const hit = rate("sterling_cache_hits_total"), miss = rate("sterling_cache_misses_total");
       keep("Hit rate of row caches", "hits", time, hit + miss ? hit / (hit + miss) : NaN);
     }
   }
-  const index = await ask(`${base()}/index`);
+  const index = page() === "live" ? await ask(`${base()}/index`) : { ok: false };
   if (last && index.ok && index.told.durable !== undefined) {
     keep("Updates that are not seen yet", "lag", time, index.told.durable - index.told.position);
     keep("Items beside the snapshot", "fresh", time, index.told.fresh_items);
   }
   last = { samples: now, time };
+  // What somebody points at stays until the pointer has left it.
+  if (page() !== "live" || document.querySelector("#charts svg:hover")) return;
   const ago = x => `${Math.round(time - x)} s ago`;
   at("charts").replaceChildren(...[...series].map(([chart, named]) => lines(chart, [...named].map(([name, points]) => ({ name, points })), { x_text: ago })));
 }

@@ -50,7 +50,8 @@ at("form").addEventListener("submit", event => { event.preventDefault(); send();
 at("beside").addEventListener("change", () => { if (answers.length) send(); });
 at("model").addEventListener("change", () => { choose(at("model").value); refresh_versions(); show_page(); });
 addEventListener("hashchange", () => { show_page(); at("main").focus(); });
-setInterval(() => { if (!document.hidden && shown.model && page() === "live") read_metrics(); }, STEP_MS);
+// Also while another page is shown, so that the charts begin with what was.
+setInterval(() => { if (!document.hidden && shown.model) read_metrics(); }, STEP_MS);
 setInterval(async () => {
   if (document.hidden) return;
   await health();

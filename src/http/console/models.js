@@ -4,6 +4,7 @@ async function refresh_versions() {
   const answer = await ask(`${base()}/versions`);
   if (!answer.ok) return at("versions").replaceChildren(problem(answer));
   shown.versions = answer.told.versions;
+  shown.desired = answer.told.desired ?? null;
   build_beside();
   render_versions();
   await refresh_traffic();
@@ -16,6 +17,36 @@ async function change(path, method, body) {
   await refresh();
 }
 
+// Asks before a version is let answer, and where.
+function activate(version) {
+  const path = `/versions/${version}:activate`;
+  const scopes = [["server", "this server, until another version is published or desired"], ...(shown.desired ? [["store", "all servers of the store"]] : [])];
+  const boxes = scopes.map(([value, text], n) => make("label", { class: "choice" }, make("input", { type: "radio", name: "scope", value, checked: n === 0 }), text));
+  const confirm = () => {
+    const scope = dialog.querySelector("input:checked").value;
+    dialog.close();
+    change(scope === "store" ? `${path}?scope=store` : path, "POST");
+  };
+  const dialog = make("dialog", { "aria-label": "Activate a version", onclose: () => dialog.remove() },
+    make("h2", {}, `Let version ${version} of ${shown.model.name} answer?`), make("div", {}, "At:", boxes),
+    make("div", { class: "row" }, make("button", { type: "button", class: "main", onclick: confirm }, "Activate"), make("button", { type: "button", onclick: () => dialog.close() }, "Cancel")));
+  document.body.append(dialog);
+  dialog.showModal();
+}
+
+// What all servers of the store are to do, and in what this one differs.
+function desired_state() {
+  const { desired, versions } = shown;
+  if (!desired) return [];
+  const newest = Math.max(...versions.filter(version => version.published).map(version => version.version));
+  const answers = versions.find(version => version.active)?.version, wanted = desired.version ?? newest;
+  const name = desired.version === undefined ? `the newest version${versions.length ? ` (${newest})` : ""}` : `version ${desired.version}`;
+  const astray = Object.entries(desired.labels ?? {}).filter(([label, version]) => !versions.find(one => one.version === version)?.labels.includes(label));
+  const wrong = [answers === wanted ? null : `this server answers with ${answers === undefined ? "none" : `version ${answers}`}`, ...astray.map(([label, version]) => `label ${label} does not point to version ${version} here`)].filter(Boolean);
+  const said = `Desired in the store: ${name} answers.`;
+  return [wrong.length ? make("div", { class: "problem", role: "status" }, `${said} It differs: ${wrong.join("; ")}.`) : make("p", { class: "muted" }, said)];
+}
+
 function render_versions() {
   const act = (text, path, method = "POST") => make("button", { type: "button", onclick: () => change(path, method) }, text);
   const rows = [...shown.versions].reverse().map(version => {
@@ -24,9 +55,11 @@ function render_versions() {
     const labels = version.labels.map(label => make("span", { class: "inline" }, label, make("button", { type: "button", "aria-label": `take the label ${label} away`, onclick: () => change(`/labels/${encodeURIComponent(label)}`, "DELETE") }, "×")));
     const label = make("input", { type: "text", size: 8, "aria-label": `new label of version ${version.version}` });
     const give = make("button", { type: "button", onclick: () => label.value && change(`/labels/${encodeURIComponent(label.value)}`, "PUT", { version: version.version }) }, "label");
-    const actions = make("div", { class: "row" }, version.active ? null : act("activate", `${path}:activate`), version.loaded ? null : act("load", `${path}:load`), version.loaded && !version.active ? act("unload", `${path}:unload`) : null, version.loaded ? [label, give] : null);
+    const actions = make("div", { class: "row" }, version.active ? null : make("button", { type: "button", onclick: () => activate(version.version) }, "activate"), version.loaded ? null : act("load", `${path}:load`), version.loaded && !version.active ? act("unload", `${path}:unload`) : null, version.loaded ? [label, give] : null);
     const refused = version.refused ? make("div", { class: "problem" }, `refused ${version.attempts} times: ${version.refused}${version.retry_in_ms === undefined ? "" : `; tried again in ${(version.retry_in_ms / 1000).toFixed(0)} s`}`) : "";
     return [make("strong", {}, String(version.version)), make("span", { class: version.active ? "good" : null }, state), version.digest ?? "", make("div", { class: "row" }, labels), actions, refused];
   });
-  at("versions").replaceChildren(table(["version", "state", "digest", "labels", "", ""], rows, "Versions"));
+  const listed = table(["version", "state", "digest", "labels", "", ""], rows, "Versions");
+  listed.classList.add("stack");
+  at("versions").replaceChildren(...desired_state(), listed);
 }

@@ -13,9 +13,21 @@ function put(element, attributes, children) {
 const make = (tag, attributes, ...children) => put(document.createElement(tag), attributes, children);
 const draw = (tag, attributes, ...children) => put(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 
-const whole = number => Number(number).toLocaleString("en");
+// JSON whose integers beyond 2^53 are BigInts: as numbers, ids would be rounded to others.
+const is_whole = text => /^-?\d+$/.test(text);
+const integer = text => Number.isSafeInteger(Number(text)) ? Number(text) : BigInt(text);
+function parsed(text) {
+  // A browser without the source of numbers (before 2025) shows the ones it rounds as such.
+  const exact = (_, value, { source } = {}) => typeof value !== "number" || Math.abs(value) <= Number.MAX_SAFE_INTEGER ? value
+    : source === undefined ? `≈${value}` : is_whole(source) ? BigInt(source) : value;
+  return JSON.parse(text, exact);
+}
+const written = (value, indent) => JSON.stringify(value, (_, value) => typeof value === "bigint" ? JSON.rawJSON(String(value)) : value, indent);
+
+const is_number = value => typeof value === "number" || typeof value === "bigint";
+const whole = number => (is_number(number) ? number : Number(number)).toLocaleString("en");
 function short(number) {
-  if (Number.isInteger(number)) return whole(number);
+  if (typeof number === "bigint" || Number.isInteger(number)) return whole(number);
   return Math.abs(number) < 1e-3 ? Number(number).toExponential(2) : Math.abs(number) >= 1000 ? whole(Math.round(number)) : String(+Number(number).toPrecision(3));
 }
 const percent = share => `${short(share * 100)} %`;
@@ -26,6 +38,8 @@ function bytes(count) {
   return `${unit ? count.toFixed(1) : count} ${units[unit]}`;
 }
 const micros = time => time < 1000 ? `${Math.round(time)} µs` : `${(time / 1000).toFixed(2)} ms`;
+// A name that a line breaks behind its separators alone, and not within a word.
+const breakable = name => name.split(/(?<=[/._-])/).flatMap((part, n) => n ? [make("wbr"), part] : [part]);
 const cell = value => value === null || value === undefined ? "" : Array.isArray(value) ? value.join(", ") : String(value);
 const after = (wait, work) => { let timer; return (...all) => { clearTimeout(timer); timer = setTimeout(() => work(...all), wait); }; };
 const color = number => `var(--${["one", "two", "three", "four", "five"][number % 5]})`;
@@ -38,11 +52,11 @@ async function ask(path, { method = "GET", body, signal } = {}) {
   const start = performance.now(), key = sessionStorage.getItem(KEY);
   try {
     const headers = { ...(body === undefined ? {} : { "Content-Type": "application/json" }), ...(key ? { Authorization: `Bearer ${key}` } : {}) };
-    const reply = await fetch(path, { method, signal, headers, body: body === undefined ? undefined : JSON.stringify(body) });
+    const reply = await fetch(path, { method, signal, headers, body: body === undefined ? undefined : written(body) });
     if (reply.status === 401) at("unlock").hidden = false;
     const text = await reply.text();
     const is_json = (reply.headers.get("content-type") ?? "").includes("json");
-    const told = is_json ? JSON.parse(text) : text;
+    const told = is_json ? parsed(text) : text;
     return { ok: reply.ok, status: reply.status, told, ms: performance.now() - start, bytes: text.length, id: reply.headers.get("x-request-id") };
   } catch (error) {
     if (error.name === "AbortError") return { ok: false, aborted: true };
@@ -51,6 +65,8 @@ async function ask(path, { method = "GET", body, signal } = {}) {
 }
 
 function problem(answer, text) {
+  // Nobody has given a key yet: the field for it is all that there is to say.
+  if (answer.status === 401 && !sessionStorage.getItem(KEY)) return make("p", {}, "This server asks for a key.");
   const { title = "", detail = "", code = "", offset } = typeof answer.told === "object" ? answer.told : { detail: answer.told };
   const box = make("div", { class: "problem", role: "alert" }, make("strong", {}, `${answer.status || ""} ${title} `), make("code", {}, code), make("div", {}, detail));
   if (text !== undefined && offset !== undefined) {
@@ -64,10 +80,10 @@ function problem(answer, text) {
 }
 
 function table(head, rows, caption) {
-  const is_number = (head ?? rows[0] ?? []).map((_, n) => rows.length > 0 && rows.every(row => typeof row[n] === "number"));
-  const top = make("tr", {}, (head ?? []).map((name, n) => make("th", { scope: "col", class: is_number[n] ? "number" : null }, name)));
+  const are_numbers = (head ?? rows[0] ?? []).map((_, n) => rows.length > 0 && rows.every(row => is_number(row[n])));
+  const top = make("tr", {}, (head ?? []).map((name, n) => make("th", { scope: "col", class: are_numbers[n] ? "number" : null }, name)));
   const line = row => make("tr", {}, row.map((value, n) =>
-    value instanceof Node ? make("td", {}, value) : make("td", { class: is_number[n] ? "number" : null }, is_number[n] ? short(value) : cell(value))));
+    value instanceof Node ? make("td", {}, value) : make("td", { class: are_numbers[n] ? "number" : null }, are_numbers[n] ? short(value) : cell(value))));
   return make("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption },
     make("table", {}, make("caption", { hidden: true }, caption), head ? make("thead", {}, top) : null, make("tbody", {}, rows.map(line))));
 }

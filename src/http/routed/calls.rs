@@ -410,7 +410,7 @@ pub(super) async fn versions(State(app): State<Arc<RouterApp>>, Names(model): Na
         attempts: None,
         retry_in_ms: None,
     });
-    Ok(json(&VersionList { versions: versions.collect(), model }))
+    Ok(json(&VersionList { versions: versions.collect(), model, desired: None }))
 }
 
 /// `/v1/models/{model}/labels`

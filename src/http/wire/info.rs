@@ -295,6 +295,22 @@ pub struct VersionList {
     pub model: String,
     /// Ascending.
     pub versions: Vec<VersionInfo>,
+    /// The desired state in the store; left out by servers that do not follow it, and by routers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub desired: Option<DesiredState>,
+}
+
+/// The desired state of a model, which all servers of its store follow.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct DesiredState {
+    /// How often it was changed.
+    pub revision: u64,
+    /// The version that is to answer; the newest where it is left out.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub version: Option<u64>,
+    /// The version that each label is to point to.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, u64>,
 }
 
 fn shard(snapshot: &Snapshot) -> Option<ShardInfo> {

@@ -33,9 +33,9 @@ pub use inference::{
     inference, inference_answer, inference_model,
 };
 pub use info::{
-    CalibrationInfo, CodedCurveInfo, ColumnInfo, CurveInfo, FeatureInfo, LabelList, LabelRequest, ModelInfo, ModelList,
-    QueryLine, ShardInfo, TableInfo, UnavailableModel, VersionInfo, VersionList, calibration_info, column_info,
-    model_info,
+    CalibrationInfo, CodedCurveInfo, ColumnInfo, CurveInfo, DesiredState, FeatureInfo, LabelList, LabelRequest,
+    ModelInfo, ModelList, QueryLine, ShardInfo, TableInfo, UnavailableModel, VersionInfo, VersionList,
+    calibration_info, column_info, model_info,
 };
 pub use items::{
     DeleteRequest, DeleteResponse, FailedShard, ItemResponse, ItemUpsert, MergeResponse, PositionResponse, RefusedItem,

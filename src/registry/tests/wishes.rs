@@ -126,3 +126,32 @@ fn labels_of_the_store_come_and_go_and_those_of_a_server_stay() {
     set(&[]);
     assert_eq!(labels(&bed), [("mine".into(), 1)]);
 }
+
+#[test]
+fn a_version_is_activated_at_all_servers_of_a_store() {
+    let bed = Bed::obedient();
+    (1..=3).for_each(|version| bed.put("m", version, "x"));
+    let store = Store::new(bed.folder.path().join("store"));
+    let other = Registry::new(store.clone(), bed.told.clone(), Options::default());
+    other.refresh();
+    assert_eq!(bed.registry.desired("m").unwrap().version, None);
+    bed.registry.activate_in_store("m", 1).unwrap();
+    assert_eq!((bed.active("m"), bed.registry.desired("m").unwrap().version), (is(1, "x"), Some(1)));
+    assert_eq!((store.wish("m").unwrap().version, bed.registry.troubles()), (Some(1), vec![]));
+    other.refresh();
+    assert_eq!(other.get("m", Which::Active).unwrap().version(), 1);
+    // Again, and beside a decision for this server alone.
+    let revision = store.wish("m").unwrap().revision;
+    bed.registry.activate("m", 3).unwrap();
+    bed.registry.activate_in_store("m", 1).unwrap();
+    assert_eq!((bed.active("m"), store.wish("m").unwrap().revision), (is(1, "x"), revision));
+    // A version that cannot be loaded, or is not there, changes nothing.
+    fs::remove_dir_all(bed.path("m", 2)).unwrap();
+    assert!(bed.registry.activate_in_store("m", 2).is_err());
+    assert_eq!((bed.active("m"), store.wish("m").unwrap().version), (is(1, "x"), Some(1)));
+    let options = Options { follow: false, ..Options::default() };
+    let alone = Registry::new(store.clone(), bed.told.clone(), options);
+    alone.refresh();
+    assert!(alone.activate_in_store("m", 3).unwrap_err().to_string().contains("does not follow"));
+    assert!(alone.desired("m").is_none());
+}
