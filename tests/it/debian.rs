@@ -217,3 +217,31 @@ fn the_calls_in_the_documents_work_as_printed() {
         }
     }
 }
+
+/// The README prints its first request's answer, shortened.
+#[test]
+fn the_first_request_of_the_readme_is_answered_as_printed() {
+    let server = server();
+    let page = text(root().join("README.md"));
+    let (path, body) = calls_of("README.md").remove(0);
+    let request: Value = serde_json::from_str(&body).unwrap();
+    let answer = server.ask(&path, body);
+    let printed = page.split("```text\n").nth(1).unwrap().split("```").next().unwrap();
+    let number = |line: &str, name: &str| -> f64 {
+        let (_, rest) = line.split_once(&format!("\"{name}\":")).unwrap();
+        rest.split([',', '}']).next().unwrap().parse().unwrap()
+    };
+    let lines: Vec<&str> = printed.lines().filter(|line| line.contains("\"id\":")).collect();
+    let items = answer["items"].as_array().unwrap();
+    assert_eq!(lines.len(), items.len());
+    for (line, item) in lines.iter().zip(items) {
+        assert_eq!(number(line, "id") as i64, item["id"].as_i64().unwrap(), "{item}");
+        assert!((number(line, "score") - item["score"].as_f64().unwrap()).abs() < 1e-3, "{line}: {item}");
+        assert!(line.contains(&format!("\"columns\":{}", item["columns"])), "{line}: {item}");
+    }
+    // The ids are those of the names beside them.
+    for id in request["features"]["installed"].as_array().unwrap() {
+        let name = server.get_json(&format!("/v1/models/debian/items/{id}"))["attributes"]["name"].clone();
+        assert!(page.replace('\n', " ").contains(&format!("`{}` ({id})", name.as_str().unwrap())), "{id}: {name}");
+    }
+}
