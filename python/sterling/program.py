@@ -34,7 +34,8 @@ def find_program(program: Path | None = None, *, required: bool = True) -> pathl
         return pathlib.Path(found)
     if given or required:
         where = f"`{given}` is no program" if given else "there is none on PATH"
-        raise ProgramError(f"the program `sterling` is needed and {where}; `cargo build --release` makes target/release/sterling")
+        make = "`cargo build --profile quick` in the clone makes target/quick/sterling, which `pip install ./python` then brings along"
+        raise ProgramError(f"the program `sterling` is needed and {where}; {make}")
     return None
 
 

@@ -1,7 +1,11 @@
 """The program from Python: what it is given, what it says, that it ends."""
 
+import importlib.util
 import os
+import pathlib
 import subprocess
+import sys
+import types
 
 import pytest
 import sterling
@@ -77,3 +81,40 @@ def test_nothing_but_numpy_is_imported():
     check = "import sys, sterling; print(sorted({'torch', 'onnx', 'safetensors', 'onnxruntime'} & set(sys.modules)))"
     done = subprocess.run([os.sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_package_brings_whatever_program_was_built(tmp_path, monkeypatch):
+    """The hook of the build, with nothing of hatchling but the class that it extends."""
+    names = "hatchling.builders.hooks.plugin.interface"
+    interface = types.ModuleType(names)
+    interface.BuildHookInterface = object
+    for part in range(1, len(names.split(".")) + 1):
+        name = ".".join(names.split(".")[:part])
+        monkeypatch.setitem(sys.modules, name, interface if name == names else types.ModuleType(name))
+    spec = importlib.util.spec_from_file_location("hatch_build", pathlib.Path(__file__).parents[1] / "hatch_build.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    for name in ("STERLING_PROGRAM", "STERLING_PLATFORM", "CARGO_TARGET_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "models/debian").mkdir(parents=True)
+    warned = []
+
+    def brought():
+        hook = module.ProgramHook()
+        hook.root, hook.app = str(tmp_path / "python"), types.SimpleNamespace(display_warning=warned.append)
+        data = {"shared_scripts": {}, "shared_data": {}}
+        hook.initialize("standard", data)
+        return list(data["shared_scripts"])
+
+    assert brought() == [] and "the package has no program" in warned[0]
+    # The fastest of those that are there.
+    for profile in ("debug", "quick", "release"):
+        made = tmp_path / "target" / profile / "sterling"
+        made.parent.mkdir(parents=True)
+        made.touch()
+        assert brought() == [str(made)]
+    elsewhere = tmp_path / "elsewhere/quick/sterling"
+    elsewhere.parent.mkdir(parents=True)
+    elsewhere.touch()
+    monkeypatch.setenv("CARGO_TARGET_DIR", str(tmp_path / "elsewhere"))
+    assert brought() == [str(elsewhere)] and len(warned) == 1
