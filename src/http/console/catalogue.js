@@ -15,6 +15,22 @@ async function render_index() {
   const button = column => make("button", { type: "button", onclick: () => render_values(column) }, column.name);
   at("attributes").replaceChildren(table(["column", "kind", "distinct", "filters"], model.columns.map(column => [button(column), column.kind, column.distinct, column.filter ? "yes" : "no"]), "Columns"));
   at("values").replaceChildren();
+  at("browser").replaceChildren(...item_browser());
+}
+
+// One item with all of its attributes, found by its name or its id.
+function item_browser() {
+  const found = make("div", { role: "status" });
+  const show = async id => {
+    const answer = await ask(`${base()}/items/${id}`);
+    found.replaceChildren(answer.ok ? table(["column", "value"], [["id", String(answer.told.id)], ...Object.entries(answer.told.attributes).map(([name, value]) => [name, cell(value)])], `Item ${id}`) : problem(answer));
+  };
+  const box = combo(name_column() ? "name or id of an item" : "id of an item", text => items_like(text), ({ value, text }, input) => { input.value = text; show(value); });
+  box.querySelector("input").addEventListener("keydown", event => {
+    const text = event.target.value.trim();
+    if (event.key === "Enter" && !event.defaultPrevented && is_whole(text)) show(text);
+  });
+  return [make("p", { class: "muted" }, `By ${box.firstChild.getAttribute("aria-label")}.`), box, found];
 }
 
 async function render_values(column) {

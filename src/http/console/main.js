@@ -50,6 +50,9 @@ at("form").addEventListener("submit", event => { event.preventDefault(); send();
 at("beside").addEventListener("change", () => { if (answers.length) send(); });
 at("model").addEventListener("change", () => { choose(at("model").value); refresh_versions(); show_page(); });
 addEventListener("hashchange", () => { show_page(); at("main").focus(); });
+await health();
+await refresh();
+show_page();
 // Also while another page is shown, so that the charts begin with what was.
 setInterval(() => { if (!document.hidden && shown.model) read_metrics(); }, STEP_MS);
 setInterval(async () => {
@@ -59,7 +62,3 @@ setInterval(async () => {
   if (!is_first && page() === "shards") render_shards();
   if (await refresh_models() && is_first) { await refresh_versions(); show_page(); }
 }, 5000);
-
-await health();
-await refresh();
-show_page();
