@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::entry::Entry;
 use super::loaded::{Loaded, Which};
 use super::registry::Registry;
 use super::split::{CanaryVersion, ShadowVersion};
@@ -110,21 +111,26 @@ impl<T: Send + Sync> Registry<T> {
     /// [`Store::change_wish`](crate::snapshot::Store::change_wish). The version that was active before stays.
     pub fn activate_in_store(&self, name: &str, version: u64) -> Result<Arc<Loaded<T>>> {
         self.check_follows()?;
+        let now = |entry: &Entry<T>| Ok((entry.active, entry.is_wish_done, entry.wish.revision));
+        let (before, was_done, revision) = self.entry(name, now).unwrap_or_default();
         let desired = self.store.wish(name)?;
-        let before = self.entry(name, |entry| Ok(entry.active)).ok().flatten();
         let loaded = self.activate(name, version)?;
-        if desired.version == Some(version) {
-            return Ok(loaded);
+        let changed = match desired.version == Some(version) {
+            true => Ok(()),
+            false => self.change_wish(name, &desired, |wish| wish.answer(Some(version))),
+        };
+        if changed.is_err()
+            && let Some(before) = before.filter(|before| *before != version)
+            && let Err(error) = self.activate(name, before)
+        {
+            tracing::warn!(model = name, version = before, %error, "not activated again, though another version was not activated in the store");
         }
-        if let Err(error) = self.change_wish(name, &desired, |wish| wish.answer(Some(version))) {
-            if let Some(before) = before.filter(|before| *before != version) {
-                self.activate(name, before)?;
-            }
-            return Err(error);
-        }
-        // It answers already; no look at the store has to bring it.
-        self.change(name, |entry| entry.is_wish_done |= entry.active == entry.wish.version);
-        Ok(loaded)
+        // To activate is to decide for this server alone; here the store decides, where it was heard of anew or does by now.
+        self.change(name, |entry| {
+            let is_met = entry.wish.version.is_none_or(|version| entry.active == Some(version));
+            entry.is_wish_done = is_met || was_done && entry.wish.revision == revision;
+        });
+        changed.map(|()| loaded)
     }
 
     /// Judges the canaries, and has the store know of those that are behind.
