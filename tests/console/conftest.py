@@ -54,5 +54,12 @@ def chromium() -> collections.abc.Iterator[webdriver.Chrome]:
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(shutil.which("chromedriver")))
     driver.set_page_load_timeout(60)
+    # How many questions of the page have no answer yet.
+    count = """window.asked = 0;
+        for (const [of, name] of [[window, "fetch"], [Response.prototype, "text"]]) {
+            const real = of[name];
+            of[name] = async function (...all) { asked++; try { return await real.apply(this, all); } finally { asked--; } };
+        }"""
+    driver.execute_cdp_cmd("Page.addScriptToEvaluateOnNewDocument", {"source": count})
     yield driver
     driver.quit()

@@ -39,6 +39,10 @@ class Console:
             self.until(lambda: f"{model}, version" in self.text("#about"))
         return self
 
+    def is_quiet(self) -> bool:
+        """Whether the page asks for nothing, and has drawn all that it asked for."""
+        return self.driver.execute_script("return asked === 0")
+
     def until(self, holds: collections.abc.Callable[[], object], seconds: float = 30) -> object:
         return WebDriverWait(self.driver, seconds, ignored_exceptions=[Exception]).until(lambda _: holds())
 
@@ -501,6 +505,8 @@ def test_every_control_is_reached_by_the_keyboard_and_has_a_name(console: Consol
     if page == "query":
         console.click("#send")
         console.until(lambda: console.rows(".answer [aria-label=Items]"))
+    # What is drawn anew meanwhile is not what was counted.
+    console.until(console.is_quiet)
     controls = "const all = [...document.querySelectorAll('a[href], button, input, select, textarea, summary')].filter(e => e.checkVisibility() && !e.disabled);"
     count, unnamed = console.driver.execute_script(
         controls + "all.forEach((e, n) => e.dataset.n = n);"

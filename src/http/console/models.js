@@ -13,8 +13,9 @@ async function refresh_versions() {
 async function change(path, method, body) {
   at("page-models").querySelectorAll("button").forEach(button => button.disabled = true);
   const answer = await ask(base() + path, { method, body });
-  at("trouble").replaceChildren(...(answer.ok ? [] : [problem(answer)]));
   await refresh();
+  // With buttons that can be pressed again.
+  at("trouble").replaceChildren(...(answer.ok ? [] : [problem(answer)]));
 }
 
 // Asks before a version is let answer, and where.
