@@ -1,7 +1,9 @@
 //! What the memory gives: how much there is, and reading scattered rows and doing nothing with them, the ceiling that lookups
 //! are measured against.
 
-/// Bytes of memory that this machine or its container has installed, where the system says so.
+use super::limit;
+
+/// Bytes of memory that this machine has, or the control groups of this process leave it, where the system says so.
 pub fn installed_bytes() -> Option<u64> {
     within_container(meminfo("MemTotal:")?)
 }
@@ -18,8 +20,7 @@ fn meminfo(name: &str) -> Option<u64> {
 }
 
 fn within_container(bytes: u64) -> Option<u64> {
-    let limit = std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok().and_then(|t| t.trim().parse::<u64>().ok());
-    Some(limit.map_or(bytes, |limit| limit.min(bytes)))
+    Some(limit::of_this_process().map_or(bytes, |limit| limit.min(bytes)))
 }
 
 /// Asks the memory for the lines that hold `run`, as [`prefetch_range`] does.

@@ -7,6 +7,7 @@ pub mod buffer;
 pub mod cpu;
 pub mod cuda;
 pub mod heap;
+mod limit;
 pub mod map;
 pub mod memory;
 pub mod priority;
