@@ -19,10 +19,14 @@ use crate::model::{MODEL_FILE, ModelSpec};
 
 /// How often a trial is looked at.
 const LOOK: Duration = Duration::from_millis(2);
+/// The signal by which others end it.
+const KILLED: i32 = Signal::KILL.as_raw();
 /// Most bytes that are kept of what a trial writes.
 const SAID_MAX: u64 = 1 << 20;
-/// The signals by which the system ends a process that has used up its time.
-const OUT_OF_TIME: [i32; 2] = [Signal::XCPU.as_raw(), Signal::KILL.as_raw()];
+/// The signal by which the system ends a process that has used up its time.
+const OUT_OF_TIME: i32 = Signal::XCPU.as_raw();
+/// Seconds of a processor after that at which it ends whatever does not heed that.
+const GRACE_SECONDS: u64 = 5;
 /// Most characters of a reason.
 const REASON_CHARS: usize = 2_000;
 
@@ -126,7 +130,10 @@ impl Apart {
         if !last.is_empty() {
             why = format!("{why}; it said: {}", cut(last));
         }
-        Err(Error::invalid(format!("{at}: {why}")))
+        // What the machine did to it says nothing of the graph: it may pass when there is time and memory for it.
+        let is_by_machine = ended.is_none_or(|status| status.signal() == Some(KILLED));
+        let kind = if is_by_machine { Kind::Unavailable } else { Kind::Invalid };
+        Err(Error::new(kind, format!("{at}: {why}")))
     }
 
     fn why(&self, ended: Option<ExitStatus>, cried: &str) -> String {
@@ -137,9 +144,10 @@ impl Apart {
             _ if cried.contains("memory allocation of") => {
                 format!("the trial needs more than {} MB of memory", memory_bytes >> 20)
             }
-            Some(signal) if OUT_OF_TIME.contains(&signal) => {
+            Some(OUT_OF_TIME) => {
                 format!("the trial was not done after {} s of a processor", cpu.as_secs())
             }
+            Some(KILLED) => "the trial was killed from outside, as the system does where memory runs out".into(),
             Some(signal) => format!("the trial ended by signal {signal}"),
             None => format!("the trial ended with code {}", status.code().unwrap_or(-1)),
         }
@@ -190,13 +198,13 @@ pub fn answer(folder: &Path, bounds: &Bounds, out: &mut dyn Write) -> Result<()>
 fn bound(folder: &Path, bounds: &Bounds) -> Result<()> {
     let files = whole_bytes(folder).unwrap_or(0).saturating_mul(8);
     let limits = [
-        (Resource::Core, 0),
-        (Resource::Cpu, bounds.cpu.as_secs()),
+        (Resource::Core, 0, 0),
+        (Resource::Cpu, bounds.cpu.as_secs(), GRACE_SECONDS),
         // What the process writes to: tables that are mapped do not count.
-        (Resource::Data, bounds.memory_bytes.saturating_add(files)),
+        (Resource::Data, bounds.memory_bytes.saturating_add(files), 0),
     ];
-    for (resource, limit) in limits {
-        let limit = Rlimit { current: Some(limit), maximum: Some(limit) };
+    for (resource, limit, grace) in limits {
+        let limit = Rlimit { current: Some(limit), maximum: Some(limit.saturating_add(grace)) };
         setrlimit(resource, limit).map_err(|e| Error::io("the bounds of a trial", e.into()))?;
     }
     Ok(())
@@ -208,4 +216,41 @@ fn whole_bytes(folder: &Path) -> Option<u64> {
     let towers = [spec.user.map(|u| u.tower), spec.item.tower, spec.overarch.map(|o| o.graph)];
     let files = towers.into_iter().flatten().chain(spec.tables.into_iter().filter_map(|t| t.vocabulary));
     Some(files.filter_map(|file| std::fs::metadata(folder.join(file)).ok()).map(|about| about.len()).sum())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn what_the_machine_did_to_a_trial_is_not_held_against_the_graph() {
+        let apart = Apart { program: "sterling".into(), bounds: Bounds::default() };
+        let said = "{\"at\":\"user.onnx: 7 rows\"}\n";
+        let judged = |ended: Option<i32>, cried: &str| {
+            let error = apart.judge(ended.map(ExitStatus::from_raw), said, cried).unwrap_err();
+            (error.kind(), error.to_string())
+        };
+        for (ended, cried, kind, expected) in [
+            (Some(KILLED), "", Kind::Unavailable, "user.onnx: 7 rows: the trial was killed from outside"),
+            (None, "", Kind::Unavailable, "user.onnx: 7 rows: the trial was not done after 300 s"),
+            (
+                Some(OUT_OF_TIME),
+                "",
+                Kind::Invalid,
+                "user.onnx: 7 rows: the trial was not done after 60 s of a processor",
+            ),
+            (
+                Some(6),
+                "memory allocation of 9 bytes failed",
+                Kind::Invalid,
+                "the trial needs more than 2048 MB of memory",
+            ),
+            (Some(11), "", Kind::Invalid, "the trial ended by signal 11"),
+            (Some(1 << 8), "", Kind::Invalid, "the trial ended with code 1"),
+        ] {
+            let (got, text) = judged(ended, cried);
+            assert!(got == kind && text.contains(expected), "{ended:?}: {got:?}: {text}");
+        }
+    }
 }
