@@ -155,25 +155,41 @@ impl Connection {
     }
 }
 
-/// All open connections.
+/// Connections to the door of administrators that may be open, of the descriptors that are kept for others.
+const ADMIN_CONNECTIONS: usize = 16;
+
+/// Connections by their numbers.
+type ByNumber = BTreeMap<u64, Arc<Connection>>;
+
+/// All open connections. Each door has room of its own, so that nobody at one is locked out by the crowd at the other.
 #[derive(Debug)]
 pub(super) struct Connections {
-    open: Mutex<BTreeMap<u64, Arc<Connection>>>,
+    /// By door.
+    open: Mutex<[ByNumber; 2]>,
     /// Connections so far.
     count: AtomicU64,
     closed: Notify,
-    most: usize,
+    most: [usize; 2],
     /// Requests of HTTP/2 that may be under way: as many as those of HTTP/1.1.
-    turns: Arc<Semaphore>,
+    turns: [Arc<Semaphore>; 2],
+}
+
+fn all(open: &[ByNumber; 2]) -> impl Iterator<Item = &Arc<Connection>> {
+    open.iter().flat_map(BTreeMap::values)
+}
+
+fn tell(open: &[ByNumber; 2]) {
+    metrics::gauge!("sterling_connections").set(open.iter().map(BTreeMap::len).sum::<usize>() as f64);
 }
 
 impl Connections {
     pub(super) fn new(most: usize) -> Arc<Self> {
-        let turns = Arc::new(Semaphore::new(most));
+        let most = [most, ADMIN_CONNECTIONS.min(most)];
+        let turns = most.map(|most| Arc::new(Semaphore::new(most)));
         Arc::new(Connections { open: Mutex::default(), count: AtomicU64::new(0), closed: Notify::new(), most, turns })
     }
 
-    fn open(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Connection>>> {
+    fn open(&self) -> MutexGuard<'_, [ByNumber; 2]> {
         locked(&self.open)
     }
 
@@ -182,34 +198,34 @@ impl Connections {
         let connection = Arc::new(Connection::new(peer));
         let number = self.count.fetch_add(1, Ordering::Relaxed);
         let mut open = self.open();
-        open.insert(number, connection.clone());
-        metrics::gauge!("sterling_connections").set(open.len() as f64);
+        open[peer.door as usize].insert(number, connection.clone());
+        tell(&open);
         drop(open);
         Open { connection, number, all: self.clone() }
     }
 
-    pub(super) fn most(&self) -> usize {
-        self.most
+    pub(super) fn most(&self, door: Door) -> usize {
+        self.most[door as usize]
     }
 
-    pub(super) fn is_full(&self) -> bool {
-        self.open().len() >= self.most
+    pub(super) fn is_full(&self, door: Door) -> bool {
+        self.open()[door as usize].len() >= self.most(door)
     }
 
-    /// Makes room: closes those that have waited for longest for a request of their client, the idle before those with half
+    /// Makes room at a door: closes those that have waited for longest for a request of their client, the idle before those with half
     /// a header. More than one where there are many, for the search looks at all of them. False where none waits.
-    pub(super) fn make_room(&self) -> bool {
+    pub(super) fn make_room(&self, door: Door) -> bool {
         let open = self.open();
-        let mut waiting: Vec<_> = open.values().filter_map(|c| Some((c.waits()?, c))).collect();
+        let mut waiting: Vec<_> = open[door as usize].values().filter_map(|c| Some((c.waits()?, c))).collect();
         waiting.sort_by_key(|(since, _)| *since);
-        let count = (self.most / 64).max(1);
+        let count = (self.most(door) / 64).max(1);
         waiting.iter().take(count).for_each(|(_, connection)| connection.go("crowded"));
         !waiting.is_empty()
     }
 
     /// Closes what has taken too long.
     pub(super) fn sweep(&self, options: &Options) {
-        for connection in self.open().values() {
+        for connection in all(&self.open()) {
             if let Some(reason) = connection.overdue(options) {
                 connection.go(reason);
             }
@@ -219,20 +235,26 @@ impl Connections {
     /// Closes all.
     pub(super) fn cut_all(&self) -> usize {
         let open = self.open();
-        open.values().for_each(|connection| connection.go("stopping"));
-        open.len()
+        all(&open).for_each(|connection| connection.go("stopping"));
+        all(&open).count()
     }
 
-    /// Ready when fewer than `count` are open.
-    pub(super) async fn fewer_than(&self, count: usize) {
+    /// Ready when fewer than `count` are open at a door.
+    pub(super) async fn fewer_than(&self, count: usize, door: Door) {
         loop {
             // Asked for before the look, so that a close between the two is not missed.
             let closed = self.closed.notified();
-            if self.open().len() < count {
+            if self.open()[door as usize].len() < count {
                 return;
             }
             closed.await;
         }
+    }
+
+    /// Ready when none is open at any door, once none is accepted any more.
+    pub(super) async fn ended(&self) {
+        self.fewer_than(1, Door::Main).await;
+        self.fewer_than(1, Door::Admin).await;
     }
 }
 
@@ -247,15 +269,15 @@ pub(super) struct Open {
 impl Open {
     /// The turn of a request of HTTP/2; nothing where as many are under way as there may be.
     pub(super) fn turn(&self) -> Option<OwnedSemaphorePermit> {
-        self.all.turns.clone().try_acquire_owned().ok()
+        self.all.turns[self.connection.peer.door as usize].clone().try_acquire_owned().ok()
     }
 }
 
 impl Drop for Open {
     fn drop(&mut self) {
         let mut open = self.all.open();
-        open.remove(&self.number);
-        metrics::gauge!("sterling_connections").set(open.len() as f64);
+        open[self.connection.peer.door as usize].remove(&self.number);
+        tell(&open);
         drop(open);
         self.all.closed.notify_waiters();
     }
@@ -292,7 +314,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Socket<S> {
                 this.is_framed = false;
                 return polled;
             };
-            let Some(refusal) = gate::refusal(&*this.host, &whole) else { return polled };
+            let Some(refusal) = gate::refusal(&*this.host, this.connection.peer.address.ip(), &whole) else {
+                return polled;
+            };
             match Pin::new(&mut this.stream).poll_write(cx, &refusal) {
                 Poll::Ready(Ok(sent)) if sent == refusal.len() => {}
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
@@ -445,19 +469,20 @@ mod tests {
         let made =
             [(IDLE, 10), (IDLE, 3000), (HEADER, 9000), (BUSY, 90_000)].map(|(stage, ms)| Arc::new(aged(stage, ms)));
         for (n, connection) in made.iter().enumerate() {
-            all.open().insert(n as u64, connection.clone());
+            all.open()[0].insert(n as u64, connection.clone());
         }
-        assert!(all.is_full() && all.make_room());
+        assert!(all.is_full(Door::Main) && all.make_room(Door::Main));
+        assert!(!all.is_full(Door::Admin) && !all.make_room(Door::Admin), "which has room of its own");
         let is_cut = |c: &Connection| {
             let cut = std::pin::pin!(c.cut.notified());
             cut.poll(&mut Context::from_waker(std::task::Waker::noop())).is_ready()
         };
         assert_eq!(made.each_ref().map(|c| is_cut(c)), [false, true, false, false]);
-        all.open().remove(&0);
-        all.open().remove(&1);
-        assert!(all.make_room());
+        all.open()[0].remove(&0);
+        all.open()[0].remove(&1);
+        assert!(all.make_room(Door::Main));
         assert_eq!(made.each_ref().map(|c| is_cut(c)), [false, false, true, false]);
-        all.open().remove(&2);
-        assert!(!all.make_room(), "what works is not cut");
+        all.open()[0].remove(&2);
+        assert!(!all.make_room(Door::Main), "what works is not cut");
     }
 }

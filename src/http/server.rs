@@ -149,12 +149,11 @@ pub(super) async fn answer_all(
     }
     closing.send_replace(true);
     let rest = async {
-        let done = connections.fewer_than(1);
-        if tokio::time::timeout(Duration::from_millis(options.stop_ms), done).await.is_ok() {
+        if tokio::time::timeout(Duration::from_millis(options.stop_ms), connections.ended()).await.is_ok() {
             return true;
         }
         tracing::warn!(connections = connections.cut_all(), "cut: they did not end in time");
-        let _ = tokio::time::timeout(PAUSE, connections.fewer_than(1)).await;
+        let _ = tokio::time::timeout(PAUSE, connections.ended()).await;
         false
     };
     tokio::select! {
@@ -195,9 +194,9 @@ async fn accept(
 ) -> Infallible {
     loop {
         // One over the limit is held at most, until the one that made room for it has gone.
-        connections.fewer_than(connections.most() + 1).await;
+        connections.fewer_than(connections.most(door) + 1, door).await;
         match listener.accept().await {
-            Ok((stream, _)) if connections.is_full() && !connections.make_room() => {
+            Ok((stream, _)) if connections.is_full(door) && !connections.make_room(door) => {
                 refuse(&stream, edge.tls.is_some());
             }
             Ok((stream, address)) => {
@@ -208,7 +207,7 @@ async fn accept(
             }
             Err(error) => {
                 tracing::warn!(%error, "no connection can be accepted");
-                connections.make_room();
+                connections.make_room(door);
                 tokio::time::sleep(PAUSE).await;
             }
         }

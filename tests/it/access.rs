@@ -1,5 +1,6 @@
 //! Keys, doors and the audit log of a real server.
 
+use std::io::{Read as _, Write as _};
 use std::path::Path;
 use std::time::Duration;
 
@@ -155,6 +156,47 @@ fn administrators_come_in_by_their_own_address() {
     assert_eq!(ask(&other, &admin, "POST", VECTORS, "{\"vector\": [1, 0]}").0, 200);
     assert_eq!(server.stop(), Some(0));
     assert!(std::net::TcpStream::connect(other).is_err());
+}
+
+#[test]
+fn a_crowd_at_the_main_address_locks_no_administrator_out() {
+    let (store, _) = guarded();
+    let config = store.path().join("sterling.toml");
+    // A port that was free a moment ago.
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let options = format!("[http]\nconnections = 4\n[access]\nadmin_listen = \"127.0.0.1:{port}\"");
+    std::fs::write(&config, options).unwrap();
+    let mut command = sterling();
+    command.env("STERLING_HTTP__DRAIN_MS", "0");
+    command.args(["serve", "--listen", "127.0.0.1:0", "--store"]).arg(store.path()).arg("--config").arg(config);
+    let server = Server::spawn(&mut command);
+    server.wait_ready();
+    // Requests whose bodies do not end: no connection waits for its client's next request.
+    let busy = || {
+        let mut stream = std::net::TcpStream::connect(&server.address).unwrap();
+        let head = format!("POST {VECTORS} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n");
+        stream.write_all(format!("{head}content-length: 100\r\n\r\n{{").as_bytes()).unwrap();
+        stream
+    };
+    let mut crowd = Vec::new();
+    until("a full house", || {
+        crowd.push(busy());
+        let mut one_more = busy();
+        one_more.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+        let mut start = [0; 12];
+        let is_refused = one_more.read_exact(&mut start).is_ok() && start.ends_with(b"503");
+        crowd.push(one_more);
+        is_refused
+    });
+    let other = format!("127.0.0.1:{port}");
+    for _ in 0..20 {
+        assert_eq!(ask(&other, "", "GET", "/v1/debug/slow", "").0, 200);
+    }
+    // Nor does one at the other door take a place at the main one.
+    drop(crowd);
+    until("room again", || {
+        agent().get(format!("http://{}/readyz", server.address)).call().is_ok_and(|r| r.status() == 200)
+    });
 }
 
 #[test]
