@@ -40,6 +40,7 @@ pub mod packed;
 pub mod pass;
 pub mod planner;
 pub mod publish;
+pub mod quota;
 pub mod registry;
 pub mod request;
 pub mod route;

@@ -147,11 +147,13 @@ struct OfColumn {
     values: Sparse<Value>,
     /// Whether no slot ever had two values.
     is_single: bool,
+    /// Bytes of the largest values that a slot ever had.
+    cell_bytes: usize,
 }
 
 impl Default for OfColumn {
     fn default() -> Self {
-        OfColumn { values: Sparse::default(), is_single: true }
+        OfColumn { values: Sparse::default(), is_single: true, cell_bytes: 0 }
     }
 }
 
@@ -186,6 +188,11 @@ impl Overlay {
         self.columns.get(column).is_none_or(|column| column.is_single)
     }
 
+    /// Bytes of the largest values that a slot has, or had, in the column of a number, as [`Cell::bytes`] counts them.
+    pub fn cell_bytes(&self, column: usize) -> usize {
+        self.columns.get(column).map_or(0, |column| column.cell_bytes)
+    }
+
     /// What a slot has in a column, where that has changed.
     pub fn get(&self, column: usize, slot: Slot) -> Option<&Value> {
         self.columns.get(column)?.values.get(slot)
@@ -217,6 +224,7 @@ impl Overlay {
         }
         let column = &mut self.columns[column];
         column.is_single &= value.is_single();
+        column.cell_bytes = column.cell_bytes.max(value.cell().bytes());
         self.bytes += value.bytes();
         let replaced = column.values.insert(slot, value);
         self.bytes -= replaced.map_or(0, |value| value.bytes());

@@ -34,6 +34,12 @@ impl Stacked {
         is_single && self.others.iter().all(|(_, columns)| columns.at(column).is_single())
     }
 
+    /// Bytes that an answer takes for the values of a slot, of any part, in the column of a number at most.
+    pub fn cell_bytes(&self, column: usize) -> usize {
+        let first = self.first.at(column).cell_bytes().max(self.overlay.cell_bytes(column));
+        self.others.iter().map(|(_, columns)| columns.at(column).cell_bytes()).fold(first, usize::max)
+    }
+
     /// The values of a slot, of any part, in the column of a number.
     pub fn cell(&self, column: usize, slot: Slot) -> Cell<'_> {
         match self.others.partition_point(|(first, _)| *first <= slot.0).checked_sub(1) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::cell::Cell;
+use super::cell::{Cell, FLOAT_BYTES, integer_bytes, text_bytes};
 use super::operator::{Operator, Threshold};
 use super::overlay::Predicate;
 use super::sparse::bits;
@@ -60,6 +60,7 @@ pub struct Column {
     codes: Buffer<u32>,
     first_term: Option<TermId>,
     is_single: bool,
+    cell_bytes: usize,
 }
 
 /// All columns of a snapshot.
@@ -203,6 +204,7 @@ impl Column {
                     codes: Buffer::default(),
                     first_term: None,
                     is_single: true,
+                    cell_bytes: FLOAT_BYTES,
                 });
             }
             ColumnKind::Integers => {
@@ -238,8 +240,28 @@ impl Column {
         if !offsets.windows(2).all(ascending) {
             return Err(corrupt("a slot has codes that are out of order or outside the dictionary"));
         }
-        let is_single = offsets.windows(2).all(|w| w[1] - w[0] <= 1);
-        Ok(Column { declared, values, offsets, codes, first_term: None, is_single })
+        let most = offsets.windows(2).map(|w| w[1] - w[0]).max().unwrap_or(0) as usize;
+        let is_single = most <= 1;
+        let column = Column { declared, values, offsets, codes, first_term: None, is_single, cell_bytes: 0 };
+        let cell_bytes = column.largest_cell(most);
+        Ok(Column { cell_bytes, ..column })
+    }
+
+    /// What [`Column::cell_bytes`] is where no slot has more than `most` values.
+    fn largest_cell(&self, most: usize) -> usize {
+        let Values::Texts { offsets, .. } = &self.values else { return integer_bytes(most) };
+        let of_code = |code: usize| text_bytes((offsets[code + 1] - offsets[code]) as usize);
+        let longest = (0..self.dictionary_len()).map(of_code).max().unwrap_or(0);
+        if most <= 1 {
+            return longest;
+        }
+        let of_slot = |w: &[u32]| self.codes[w[0] as usize..w[1] as usize].iter().map(|&c| of_code(c as usize)).sum();
+        self.offsets.windows(2).map(of_slot).max().unwrap_or(0)
+    }
+
+    /// Bytes that an answer takes for the values of a slot at most, as [`Cell::bytes`] counts them.
+    pub fn cell_bytes(&self) -> usize {
+        self.cell_bytes
     }
 
     /// The name that filters and replies use.

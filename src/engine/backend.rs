@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::ticket::Ticket;
+use crate::quota::Flow;
 use crate::request::Priority;
 
 /// What the workers run.
@@ -81,4 +82,8 @@ pub struct Terms {
     pub timeout: Option<Duration>,
     /// Who goes first where requests wait.
     pub priority: Priority,
+    /// Whose request it is: callers that wait share the workers, and the memory, evenly.
+    pub flow: Flow,
+    /// True for what no caller waits for: it ends unanswered where a caller's request would be refused because of it.
+    pub is_background: bool,
 }

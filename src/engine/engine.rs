@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::backend::{Backend, Job, Terms};
@@ -14,6 +15,7 @@ use super::ticket::Ticket;
 use super::worker;
 use crate::error::{Error, Result};
 use crate::limits::TIMEOUT_MS_MAX;
+use crate::quota::Flow;
 use crate::request::Priority;
 
 /// Threads that fetch rows. Each waits for one answer of the cluster at a time.
@@ -73,13 +75,28 @@ impl<B: Backend> Engine<B> {
         self.workers
     }
 
-    /// Whether an interactive request that costs what is usual would be taken in now: the question to ask before a body is
-    /// read and parsed. Takes no lock. [`Engine::submit`] decides for good, by what the request costs.
+    /// Workers that can answer: neither have their threads ended, nor do they hang in requests that nobody waits for.
+    pub fn able_workers(&self) -> usize {
+        let since = Instant::now().checked_sub(LOST_AFTER);
+        let threads = self.shared.threads();
+        let is_alive = |number: usize| {
+            let of_worker =
+                |hand: &&Hand| hand.life.is_some_and(|life| life.number == number && self.shared.is_current(life));
+            threads.iter().find(of_worker).is_some_and(|hand| !hand.thread.is_finished())
+        };
+        let alive: Vec<usize> = (0..self.workers).filter(|&number| is_alive(number)).collect();
+        drop(threads);
+        let queue = self.shared.lock();
+        alive.into_iter().filter(|&worker| since.is_none_or(|since| !queue.hangs(worker, since))).count()
+    }
+
+    /// Whether an interactive request of a caller that costs what is usual would be taken in now: the question to ask before a body is
+    /// read and parsed. Takes no lock, and looks for the caller only where some have requests waiting. [`Engine::submit`] decides for good, by what the request costs.
     ///
     /// # Errors
     /// As [`Engine::submit`].
-    pub fn admits(&self, timeout: Option<Duration>) -> Result<()> {
-        self.shared.admits(timeout.unwrap_or(self.timeout)).map_err(|refused| self.shared.meters.refused(refused))
+    pub fn admits(&self, flow: impl FnOnce() -> Flow, timeout: Option<Duration>) -> Result<()> {
+        self.shared.admits(flow, timeout.unwrap_or(self.timeout)).map_err(|refused| self.shared.meters.refused(refused))
     }
 
     /// How long whoever reads requests should let them gather: zero but under overload. Each request that is read as soon as
@@ -115,6 +132,8 @@ impl<B: Backend> Engine<B> {
         let deadline = arrived + terms.timeout.unwrap_or(self.timeout).min(TIMEOUT_MAX);
         let ask = Ask {
             priority: terms.priority,
+            flow: terms.flow,
+            is_background: terms.is_background,
             group: shared.backend.group(&work),
             needs_fetch: shared.backend.needs_fetch(&work),
             price: cost.time.clamp(PRICE_MIN, PRICE_MAX),
@@ -124,16 +143,22 @@ impl<B: Backend> Engine<B> {
         // What may pile up leaves half of the memory to others.
         let may_pile_up = ask.needs_fetch || ask.priority == Priority::Batch;
         let may_be_lent = may_be_lent && shared.backend.runs_anywhere(&work);
-        let held = shared.ledger.hold(cost.memory_bytes, may_pile_up).map_err(|error| shared.meters.memory(error))?;
+        let held = shared.ledger.hold(terms.flow, cost.memory_bytes, may_pile_up);
+        let held = held.map_err(|error| shared.meters.memory(error))?;
         let mut queue = shared.lock();
+        if queue.overtake(&ask, arrived) {
+            shared.overtaken.fetch_add(1, Ordering::Relaxed);
+        }
         let latest_start = match queue.admit(&ask, arrived) {
             Ok(latest_start) => latest_start,
             Err(refused) => {
+                shared.publish_for(&queue, &ask, arrived);
                 drop(queue);
                 return Err(shared.meters.refused(refused));
             }
         };
         let (ticket, answer) = Ticket::new(held, arrived, deadline);
+        let ticket = if ask.is_background { ticket.until_overtaken(&shared.overtaken) } else { ticket };
         if may_be_lent && let Some(lent) = shared.lend(&mut queue, &ask, arrived) {
             let is_brief = queue.is_brief(&ask);
             shared.publish(&queue);
@@ -143,6 +168,7 @@ impl<B: Backend> Engine<B> {
         }
         let id = queue.push(Job { work, ticket }, ask, latest_start, arrived);
         shared.publish(&queue);
+        shared.publish_for(&queue, &ask, arrived);
         match ask.needs_fetch {
             true => shared.fetch.notify_one(),
             false => shared.call(&mut queue, 1),

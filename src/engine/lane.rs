@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use crate::quota::Flow;
 use crate::request::Priority;
 
 /// Where the oldest of a lane has used this share of its time, predictions have failed, and the newest go first: the
@@ -14,6 +15,8 @@ const BEHIND_SHARE: f64 = 0.75;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ask {
     pub(super) priority: Priority,
+    pub(super) flow: Flow,
+    pub(super) is_background: bool,
     pub(super) group: usize,
     pub(super) needs_fetch: bool,
     pub(super) price: Duration,

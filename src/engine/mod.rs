@@ -4,7 +4,8 @@
 //!    most likely come late (`queue`, `pace`).
 //! 2. A request that needs rows of a cluster goes to a thread that fetches them, together with all others that wait for
 //!    the same; only then does it wait for a worker.
-//! 3. An idle worker takes a batch: of one group and priority, its share of what waits, a few milliseconds long. Where it is
+//! 3. An idle worker takes a batch: of one group and priority, its share of what waits, a few milliseconds long, from the callers that
+//!    have had least (`fair`). Where it is
 //!    idle and nobody waits, [`Engine::answer`] has the caller run a short request in the worker's place, with what it keeps (`own`).
 //! 4. [`Backend::run`] answers each [`Ticket`] as soon as its answer is made. It may look at [`Ticket::is_wanted`] at any
 //!    time, and stop.
@@ -15,6 +16,7 @@
 mod backend;
 #[expect(clippy::module_inception, reason = "the engine is what the folder is about; beside it stand its parts")]
 mod engine;
+mod fair;
 mod lane;
 mod meters;
 mod options;

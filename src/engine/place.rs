@@ -36,7 +36,7 @@ impl<B: Backend> Place<B> {
         let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(latest_start.into())));
         while timer.as_mut().poll(context).is_ready() {
             // Too late for a worker to begin; where one has begun, it has until the deadline.
-            if let Some(entry) = self.shared.withdraw(self.id) {
+            if let Some(entry) = self.shared.withdraw(self.id, &self.ask) {
                 return Poll::Ready(Err(self.shared.meters.expired(&entry.ask)));
             }
             if timer.deadline() >= self.ask.deadline.into() {
@@ -62,7 +62,7 @@ impl<B: Backend> Drop for Place<B> {
     fn drop(&mut self) {
         if !self.is_settled {
             self.shared.meters.left();
-            drop(self.shared.withdraw(self.id));
+            drop(self.shared.withdraw(self.id, &self.ask));
         }
     }
 }

@@ -13,8 +13,10 @@
 
 use std::time::{Duration, Instant};
 
+use super::fair::{Ahead, Fair};
 use super::lane::{Ask, Entry, KINDS, Kind, Lane};
 use super::pace::Pace;
+use crate::quota::{FREE_FACTOR, Flow};
 use crate::request::Priority;
 
 /// Longest batch of more than one request, by price. Whoever comes while all workers run waits that long at least.
@@ -27,9 +29,6 @@ pub(super) const BRIEF_TIME: Duration = Duration::from_micros(100);
 /// A request is taken in where its predicted wait is at most this share of the time it has to spare. What the rest is
 /// for: predictions err, and whoever is taken in ought to be answered.
 pub(super) const WAIT_SHARE: f64 = 0.4;
-/// Where a lane is behind, its work is thought to take this much longer than predicted. Without that it would stay behind
-/// for as long as more comes than can be done: the newest are run, as many come after them, and those between grow old.
-const DOUBT: f64 = 2.0;
 /// A request is thought to need this much more than predicted.
 const MARGIN: f64 = 1.25;
 /// And so is a batch: its first answer may come with its last.
@@ -53,6 +52,9 @@ pub(super) enum Refused {
     /// A worker would take it after `wait`, at most `allowed` would do; it would run for `own`.
     Late { wait: Duration, allowed: Duration, own: Duration },
 }
+
+/// Where another caller has asked so lately, no caller holds the last worker with requests longer than [`LENT_TIME`].
+const LATELY: Duration = Duration::from_millis(250);
 
 /// What a worker gets.
 #[derive(Debug)]
@@ -79,6 +81,12 @@ struct Running {
     deadline: Instant,
     price: Duration,
     is_dear: bool,
+    /// Whose it is, where it is of one caller alone.
+    flow: Option<Flow>,
+    /// True where no caller waits for it.
+    is_background: bool,
+    /// True where it is to end, because a caller overtook it.
+    is_overtaken: bool,
 }
 
 /// Who waits and who runs.
@@ -88,13 +96,15 @@ pub(super) struct Queue<J> {
     pace: Pace,
     /// Of requests that their callers run, by the time that a core was theirs.
     own_pace: Pace,
-    /// By priority, then kind.
-    lanes: [[Lane<J>; 3]; 2],
+    /// By priority.
+    waiting: [Fair<J>; 2],
     to_fetch: Lane<J>,
     in_fetch: usize,
     running: Vec<Option<Running>>,
     /// The workers whose threads wait to be woken.
     asleep: Vec<bool>,
+    /// The caller that asked last, and the last one that was another, each with when.
+    callers: [Option<(Flow, Instant)>; 2],
     /// Time that batch requests are owed.
     owed: Duration,
     /// What the cheaper of the last interactive requests cost.
@@ -109,11 +119,12 @@ impl<J> Queue<J> {
             bounds,
             pace: Pace::new(now),
             own_pace: Pace::new(now),
-            lanes: Default::default(),
+            waiting: Default::default(),
             to_fetch: Lane::default(),
             in_fetch: 0,
             running: vec![None; bounds.workers],
             asleep: vec![false; bounds.workers],
+            callers: [None; 2],
             owed: Duration::ZERO,
             usual: None,
             next_id: 0,
@@ -128,7 +139,7 @@ impl<J> Queue<J> {
 
     /// Requests that wait for a worker and have this priority or a higher one.
     pub(super) fn waiting_before(&self, priority: Priority) -> usize {
-        self.lanes[..=priority as usize].iter().flatten().map(|lane| lane.entries.len()).sum()
+        self.waiting[..=priority as usize].iter().map(Fair::len).sum()
     }
 
     /// Requests whose rows are fetched, or wait for that.
@@ -156,31 +167,60 @@ impl<J> Queue<J> {
     }
 
     fn dear_running(&self) -> usize {
-        self.running.iter().flatten().filter(|running| running.is_dear).count()
+        self.running.iter().flatten().filter(|running| running.is_dear && !running.is_overtaken).count()
     }
 
     fn is_dear(&self, price: Duration) -> bool {
         price > self.bounds.dear
     }
 
+    /// Takes note of who asks.
+    fn heard(&mut self, ask: &Ask, now: Instant) {
+        if ask.is_background {
+            return;
+        }
+        if self.callers[0].is_some_and(|(last, _)| last != ask.flow) {
+            self.callers[1] = self.callers[0];
+        }
+        self.callers[0] = Some((ask.flow, now));
+    }
+
+    /// Whether a request is long and other callers have asked lately, so that its caller may not hold the last worker with it.
+    fn leaves_one(&self, ask: &Ask, now: Instant) -> bool {
+        let is_other = |(flow, at): (Flow, Instant)| flow != ask.flow && now.saturating_duration_since(at) < LATELY;
+        self.running.len() > 1 && ask.price > LENT_TIME && self.callers.iter().flatten().copied().any(is_other)
+    }
+
+    fn held_by(&self, flow: Flow) -> impl Iterator<Item = &Running> {
+        self.running.iter().flatten().filter(move |running| running.flow == Some(flow) && !running.is_overtaken)
+    }
+
+    /// Whether a request may take a worker, of those that are left to its caller.
+    fn may_take(&self, ask: &Ask, now: Instant) -> bool {
+        !self.leaves_one(ask, now) || self.held_by(ask.flow).count() + 1 < self.running.len()
+    }
+
     /// How long a worker is still thought to run, in seconds; 0 for an idle one.
     fn left_s(&self, running: Option<Running>, now: Instant) -> f64 {
-        running.map_or(0.0, |running| {
+        running.filter(|running| !running.is_overtaken).map_or(0.0, |running| {
             let ran_s = now.saturating_duration_since(running.began).as_secs_f64();
             let left_s = self.pace.predict(running.price).as_secs_f64() - ran_s;
             if left_s > 0.0 { left_s } else { ran_s * OVERRUN_SHARE }
         })
     }
 
-    /// How long a request that comes now would wait for a worker.
-    pub(super) fn wait(&self, priority: Priority, is_dear: bool, now: Instant) -> Duration {
-        let ahead = |kinds: &[Kind]| -> f64 {
-            let lanes = self.lanes[..=priority as usize].iter().flatten().zip(KINDS.iter().cycle());
-            let lanes = lanes.filter(|(_, kind)| kinds.contains(kind)).map(|(lane, _)| lane);
-            let doubt = |lane: &Lane<J>| if lane.is_behind(now) { DOUBT } else { 1.0 };
-            lanes.map(|lane| self.pace.predict(lane.price).as_secs_f64() * doubt(lane)).sum()
+    /// How long a request of a caller that comes now would wait for a worker; without a caller, that of one who has asked for nothing
+    /// lately.
+    pub(super) fn wait(&self, priority: Priority, is_dear: bool, flow: Option<Flow>, now: Instant) -> Duration {
+        let ahead = match priority {
+            Priority::Interactive => self.waiting[0].ahead(flow, now),
+            Priority::Batch => {
+                let (interactive, batch) = (self.waiting[0].all(now), self.waiting[1].ahead(flow, now));
+                Ahead { cheap: interactive.cheap + batch.cheap, dear: interactive.dear + batch.dear }
+            }
         };
-        let (cheap_s, dear_s) = (ahead(&[Kind::Direct, Kind::Fetched]), ahead(&[Kind::Dear]));
+        let cheap_s = self.pace.predict(ahead.cheap).as_secs_f64();
+        let dear_s = self.pace.predict(ahead.dear).as_secs_f64();
         let mut free_s: Vec<f64> = self.running.iter().map(|running| self.left_s(*running, now)).collect();
         free_s.sort_unstable_by(f64::total_cmp);
         // Those of a high price go where those of a high price run, which are the workers that are free last.
@@ -201,6 +241,19 @@ impl<J> Queue<J> {
         Duration::try_from_secs_f64(wait_s).unwrap_or(Duration::MAX)
     }
 
+    /// How long this request would wait for a worker.
+    fn wait_of(&self, ask: &Ask, now: Instant) -> Duration {
+        let wait = self.wait(ask.priority, self.is_dear(ask.price), Some(ask.flow), now);
+        let own = self.waiting[..=ask.priority as usize].iter().map(|fair| fair.price_for(ask.flow)).sum();
+        let is_free = self.may_take(ask, now) && own == Duration::ZERO;
+        if is_free || !self.leaves_one(ask, now) {
+            return wait;
+        }
+        let left_s: f64 = self.held_by(ask.flow).map(|running| self.left_s(Some(*running), now)).sum();
+        let all_s = left_s + self.pace.predict(own).as_secs_f64();
+        wait.max(Duration::try_from_secs_f64(all_s / (self.running.len() - 1) as f64).unwrap_or(Duration::MAX))
+    }
+
     /// Whether a request would be done in time; says when a worker must have taken it.
     ///
     /// # Errors
@@ -211,12 +264,15 @@ impl<J> Queue<J> {
         }
         // A node that hangs fills the room of the requests that need it, batch requests fill their own.
         let before = if ask.needs_fetch { self.fetching() } else { self.waiting_before(ask.priority) };
-        if before >= self.bounds.waiting {
+        let free = self.bounds.waiting.saturating_sub(before);
+        // As with memory: one caller leaves room to others.
+        let most = free.saturating_mul(FREE_FACTOR as usize);
+        if free == 0 || before >= most && self.waiting_for(ask) >= most {
             return Err(Refused::Full(before));
         }
         let own = self.pace.predict(ask.price).mul_f64(MARGIN);
         let timeout = ask.deadline.saturating_duration_since(now);
-        let wait = self.wait(ask.priority, self.is_dear(ask.price), now);
+        let wait = self.wait_of(ask, now);
         let Some(spare) = timeout.checked_sub(own) else {
             // Where nothing else tells whether the pace is still right, this request will.
             let is_trial = self.pace.is_stale(now) && wait.is_zero();
@@ -229,10 +285,45 @@ impl<J> Queue<J> {
         Ok(ask.deadline - own)
     }
 
+    /// Whether what no caller waits for must end, so that a caller's request is not refused: it would have to wait too long for that, or
+    /// for what runs longer than predicted, which nobody knows the end of. From here on it counts as ended.
+    pub(super) fn overtake(&mut self, ask: &Ask, now: Instant) -> bool {
+        let is_behind = |running: &Running| running.is_background && !running.is_overtaken;
+        if ask.is_background || !self.running.iter().flatten().any(is_behind) {
+            return false;
+        }
+        let ran_over =
+            |running: &Running| now.saturating_duration_since(running.began) > self.pace.predict(running.price);
+        let is_over = self.running.iter().flatten().any(|running| is_behind(running) && ran_over(running));
+        let own = self.pace.predict(ask.price).mul_f64(MARGIN);
+        let spare = ask.deadline.saturating_duration_since(now).saturating_sub(own);
+        let allowed = spare.mul_f64(WAIT_SHARE);
+        let with = self.wait_of(ask, now);
+        if with.is_zero() || with <= allowed && !is_over {
+            return false;
+        }
+        let before = self.running.clone();
+        self.running.iter_mut().flatten().for_each(|running| running.is_overtaken |= running.is_background);
+        let helps = self.wait_of(ask, now) <= allowed;
+        if !helps {
+            self.running = before;
+        }
+        helps
+    }
+
+    /// Requests of the same caller that wait for the same.
+    fn waiting_for(&self, ask: &Ask) -> usize {
+        if ask.needs_fetch {
+            return self.to_fetch.entries.values().filter(|entry| entry.ask.flow == ask.flow).count();
+        }
+        self.waiting[..=ask.priority as usize].iter().map(|fair| fair.len_for(ask.flow)).sum()
+    }
+
     /// Takes in a request that [`Queue::admit`] let pass; returns its number.
     pub(super) fn push(&mut self, job: J, ask: Ask, latest_start: Instant, now: Instant) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
+        self.heard(&ask, now);
         let entry = Entry { job, ask, id, latest_start, ready: now };
         if ask.needs_fetch {
             self.to_fetch.insert(entry);
@@ -241,14 +332,14 @@ impl<J> Queue<J> {
                 let grown = self.usual.map_or(ask.price, |usual| usual + usual / USUAL_GROWTH);
                 self.usual = Some(grown.min(ask.price));
             }
-            self.lane_of(&ask, Kind::Direct).insert(entry);
+            self.insert(Kind::Direct, entry);
         }
         id
     }
 
-    fn lane_of(&mut self, ask: &Ask, kind: Kind) -> &mut Lane<J> {
-        let kind = if self.is_dear(ask.price) { Kind::Dear } else { kind };
-        &mut self.lanes[ask.priority as usize][kind as usize]
+    fn insert(&mut self, kind: Kind, entry: Entry<J>) {
+        let kind = if self.is_dear(entry.ask.price) { Kind::Dear } else { kind };
+        self.waiting[entry.ask.priority as usize].insert(kind, entry);
     }
 
     /// All requests of one group whose rows are to be fetched, the oldest one's; empty where none wait.
@@ -265,8 +356,7 @@ impl<J> Queue<J> {
     pub(super) fn fetched(&mut self, ready: Vec<Entry<J>>, gone: usize, now: Instant) {
         self.in_fetch -= ready.len() + gone;
         for entry in ready {
-            let entry = Entry { ready: now, ..entry };
-            self.lane_of(&entry.ask, Kind::Fetched).insert(entry);
+            self.insert(Kind::Fetched, Entry { ready: now, ..entry });
         }
     }
 
@@ -277,8 +367,17 @@ impl<J> Queue<J> {
         if !is_short || self.waiting() > 0 {
             return None;
         }
+        self.heard(ask, now);
         let worker = (0..self.running.len()).find(|&worker| self.running[worker].is_none() && ready(worker))?;
-        self.running[worker] = Some(Running { began: now, deadline: ask.deadline, price: ask.price, is_dear: false });
+        self.running[worker] = Some(Running {
+            began: now,
+            deadline: ask.deadline,
+            price: ask.price,
+            is_dear: false,
+            flow: Some(ask.flow),
+            is_background: ask.is_background,
+            is_overtaken: false,
+        });
         Some(worker)
     }
 
@@ -307,7 +406,7 @@ impl<J> Queue<J> {
         if self.running[worker].is_some() {
             return Taken { batch: Vec::new(), expired };
         }
-        while let Some((priority, kind)) = self.choose() {
+        while let Some((priority, kind)) = self.choose(now) {
             let batch = self.gather(priority, kind, now, &mut expired);
             if batch.is_empty() {
                 continue;
@@ -315,33 +414,33 @@ impl<J> Queue<J> {
             let price = batch.iter().map(|entry| entry.ask.price).sum();
             self.settle(priority, price);
             let deadline = batch.iter().map(|entry| entry.ask.deadline).max().unwrap_or(now);
-            self.running[worker] = Some(Running { began: now, deadline, price, is_dear: kind == Kind::Dear });
+            let (is_dear, is_background) = (kind == Kind::Dear, batch.iter().all(|entry| entry.ask.is_background));
+            let flow = batch.first().map(|entry| entry.ask.flow);
+            let flow = flow.filter(|flow| batch.iter().all(|entry| entry.ask.flow == *flow));
+            let is_overtaken = false;
+            self.running[worker] =
+                Some(Running { began: now, deadline, price, is_dear, flow, is_background, is_overtaken });
             return Taken { batch, expired };
         }
         Taken { batch: Vec::new(), expired }
     }
 
     /// The lane that goes next.
-    fn choose(&self) -> Option<(Priority, Kind)> {
+    fn choose(&self, now: Instant) -> Option<(Priority, Kind)> {
         let may_be_dear = self.dear_running() < self.dear_slots();
-        let first_of = |priority: Priority| {
-            let lanes = KINDS.into_iter().zip(&self.lanes[priority as usize]);
-            lanes
-                .filter(|(kind, _)| *kind != Kind::Dear || may_be_dear)
-                .filter_map(|(kind, lane)| Some((lane.oldest()?, kind)))
-                .min_by_key(|(oldest, _)| (oldest.ready, oldest.id))
-        };
-        match (first_of(Priority::Interactive), first_of(Priority::Batch)) {
-            (Some(_), Some((oldest, kind))) if self.owed >= oldest.ask.price => Some((Priority::Batch, kind)),
-            (Some((_, kind)), _) => Some((Priority::Interactive, kind)),
-            (None, Some((_, kind))) => Some((Priority::Batch, kind)),
+        let kinds = if may_be_dear { &KINDS[..] } else { &KINDS[..Kind::Dear as usize] };
+        let may = |ask: &Ask| self.may_take(ask, now);
+        match (self.waiting[0].next(kinds, may), self.waiting[1].next(kinds, may)) {
+            (Some(_), Some((kind, next))) if self.owed >= next.ask.price => Some((Priority::Batch, kind)),
+            (Some((kind, _)), _) => Some((Priority::Interactive, kind)),
+            (None, Some((kind, _))) => Some((Priority::Batch, kind)),
             (None, None) => None,
         }
     }
 
     /// Keeps account of what batch requests are owed.
     fn settle(&mut self, priority: Priority, price: Duration) {
-        let batch_waits = self.lanes[Priority::Batch as usize].iter().any(|lane| !lane.entries.is_empty());
+        let batch_waits = self.waiting[Priority::Batch as usize].len() > 0;
         self.owed = match priority {
             _ if !batch_waits => Duration::ZERO,
             Priority::Interactive => self.owed + price / BATCH_PART as u32,
@@ -350,40 +449,41 @@ impl<J> Queue<J> {
     }
 
     fn gather(&mut self, priority: Priority, kind: Kind, now: Instant, expired: &mut Vec<Entry<J>>) -> Vec<Entry<J>> {
-        let lane = &self.lanes[priority as usize][kind as usize];
-        let share = lane.entries.len().div_ceil(self.bounds.workers).min(self.bounds.batch);
-        let (mut ids, mut expired_ids) = (Vec::new(), Vec::new());
-        let mut group = None;
+        let mut fair = std::mem::take(&mut self.waiting[priority as usize]);
+        let share = fair.len_of(kind).div_ceil(self.bounds.workers).min(self.bounds.batch);
+        let (mut batch, mut others): (Vec<Entry<J>>, Vec<Entry<J>>) = (Vec::new(), Vec::new());
         let mut price = Duration::ZERO;
         let mut tightest: Option<Instant> = None;
-        let mut look = |entry: &Entry<J>| {
+        for _ in 0..LOOKED_AT {
+            let Some(entry) = fair.take(kind, |ask| self.may_take(ask, now), now) else { break };
             if now > entry.latest_start {
-                expired_ids.push(entry.id);
-                return true;
+                expired.push(entry);
+                continue;
             }
-            if *group.get_or_insert(entry.ask.group) != entry.ask.group {
-                return true;
+            let is_apart = |first: &Entry<J>| {
+                first.ask.group != entry.ask.group || first.ask.is_background || entry.ask.is_background
+            };
+            if batch.first().is_some_and(is_apart) {
+                others.push(entry);
+                continue;
             }
             let together = price + entry.ask.price;
             let deadline = tightest.map_or(entry.ask.deadline, |tightest| tightest.min(entry.ask.deadline));
             let is_late = now + self.pace.predict(together).mul_f64(BATCH_MARGIN) > deadline;
-            if !ids.is_empty() && (together > BATCH_TIME || is_late) {
-                return false;
+            if !batch.is_empty() && (together > BATCH_TIME || is_late) {
+                others.push(entry);
+                break;
             }
-            ids.push(entry.id);
+            fair.charge(entry.ask.flow, entry.ask.price);
+            batch.push(entry);
             (price, tightest) = (together, Some(deadline));
-            ids.len() < share
-        };
-        let entries = lane.entries.values();
-        // Stops at the first that ends the batch.
-        let _ = if lane.is_behind(now) {
-            entries.rev().take(LOOKED_AT).all(&mut look)
-        } else {
-            entries.take(LOOKED_AT).all(&mut look)
-        };
-        let lane = &mut self.lanes[priority as usize][kind as usize];
-        expired.extend(expired_ids.into_iter().filter_map(|id| lane.remove(id)));
-        ids.into_iter().filter_map(|id| lane.remove(id)).collect()
+            if batch.len() >= share {
+                break;
+            }
+        }
+        others.into_iter().for_each(|entry| fair.put_back(kind, entry));
+        self.waiting[priority as usize] = fair;
+        batch
     }
 
     /// The worker is idle again; `done` is the price of what it answered of its batch. `ran` is how long its caller had a core for
@@ -397,6 +497,11 @@ impl<J> Queue<J> {
         }
     }
 
+    /// Whether a worker runs what nobody has waited for since `since`.
+    pub(super) fn hangs(&self, worker: usize, since: Instant) -> bool {
+        self.running[worker].is_some_and(|running| running.deadline < since)
+    }
+
     /// The workers that run what nobody has waited for since `since`, each idle from here on.
     pub(super) fn lose(&mut self, since: Instant) -> Vec<usize> {
         let is_lost = |running: &mut Option<Running>| running.take_if(|running| running.deadline < since).is_some();
@@ -404,8 +509,9 @@ impl<J> Queue<J> {
     }
 
     /// Takes out a request that nothing has begun; `None` where it is not here any more.
-    pub(super) fn withdraw(&mut self, id: u64) -> Option<Entry<J>> {
-        self.lanes.iter_mut().flatten().chain([&mut self.to_fetch]).find_map(|lane| lane.remove(id))
+    pub(super) fn withdraw(&mut self, id: u64, ask: &Ask) -> Option<Entry<J>> {
+        let entry = self.waiting[ask.priority as usize].remove(ask.flow, id);
+        entry.or_else(|| self.to_fetch.remove(id))
     }
 
     /// Takes nothing in from here on; what waits still gets its worker.
@@ -415,8 +521,8 @@ impl<J> Queue<J> {
 
     /// Takes out all that nothing has begun.
     pub(super) fn clear(&mut self) -> Vec<Entry<J>> {
-        let lanes = self.lanes.iter_mut().flatten().chain([&mut self.to_fetch]);
-        lanes.flat_map(|lane| std::mem::take(lane).entries.into_values()).collect()
+        let to_fetch = std::mem::take(&mut self.to_fetch).entries.into_values();
+        self.waiting.iter_mut().flat_map(Fair::clear).chain(to_fetch).collect()
     }
 }
 

@@ -12,6 +12,7 @@ use super::options::Options;
 use super::queue::{self, Bounds, Queue, Refused};
 use super::ticket::{Ledger, closing};
 use crate::locks::locked;
+use crate::quota::Flow;
 use crate::request::Priority;
 
 /// A worker that has nothing to do for so long is told to rest.
@@ -24,6 +25,18 @@ const SWARM_SHARE: f64 = 0.01;
 /// The share of a request's time that is kept free for others that are read with it, at most.
 const ROOM_SHARE: f64 = 0.02;
 
+/// Callers of whom it is told, at most, and the bits of [`Shared::free_for`] that tell when.
+const PUBLISHED_FLOWS: usize = 1024;
+const FREE_AT_US: u64 = (1 << 48) - 1;
+
+/// How long it is believed that a caller waits for its own requests.
+const CROWDED_MAX: Duration = Duration::from_secs(1);
+
+/// The place of a flow in [`Shared::free_for`], and the bits there that tell it from others.
+fn published(flow: Flow) -> (usize, u64) {
+    ((flow.0 % PUBLISHED_FLOWS as u64) as usize, flow.0 & !FREE_AT_US)
+}
+
 /// What callers, workers and fetchers share.
 pub(super) struct Shared<B: Backend> {
     pub(super) backend: B,
@@ -35,10 +48,17 @@ pub(super) struct Shared<B: Backend> {
     pub(super) fetch: Condvar,
     idle: Condvar,
     pub(super) ledger: Arc<Ledger>,
+    /// How often callers have overtaken what nobody waits for.
+    pub(super) overtaken: Arc<AtomicU64>,
     pub(super) meters: Meters,
     started: Instant,
     /// When a cheap interactive request would get a worker, in nanoseconds since `started`.
     free_at_ns: AtomicU64,
+    /// When the next one of a caller would that has others waiting, by the remainder of its flow: 16 other bits of the flow, and
+    /// microseconds since `started`.
+    free_for: Box<[AtomicU64]>,
+    /// The latest of these.
+    crowded_until_us: AtomicU64,
     /// How long such a one runs, in nanoseconds.
     usual_ns: AtomicU64,
     waiting: AtomicUsize,
@@ -85,9 +105,12 @@ impl<B: Backend> Shared<B> {
             fetch: Condvar::new(),
             idle: Condvar::new(),
             ledger: Ledger::new(options.memory_mb << 20),
+            overtaken: Arc::default(),
             meters: Meters::new(),
             started,
             free_at_ns: AtomicU64::new(0),
+            free_for: (0..PUBLISHED_FLOWS).map(|_| AtomicU64::new(0)).collect(),
+            crowded_until_us: AtomicU64::new(0),
             usual_ns: AtomicU64::new(0),
             waiting: AtomicUsize::new(0),
             waiting_max: options.queue,
@@ -149,7 +172,7 @@ impl<B: Backend> Shared<B> {
     /// Tells those who ask without the lock how things stand.
     pub(super) fn publish(&self, queue: &Queue<JobOf<B>>) {
         let now = Instant::now();
-        let free_at = now.duration_since(self.started) + queue.wait(Priority::Interactive, false, now);
+        let free_at = now.duration_since(self.started) + queue.wait(Priority::Interactive, false, None, now);
         let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         self.free_at_ns.store(nanos(free_at), Ordering::Relaxed);
         self.usual_ns.store(nanos(queue.usual()), Ordering::Relaxed);
@@ -161,13 +184,41 @@ impl<B: Backend> Shared<B> {
         }
     }
 
+    /// Tells those who ask without the lock how things stand for a caller whose request came now.
+    pub(super) fn publish_for(&self, queue: &Queue<JobOf<B>>, ask: &Ask, now: Instant) {
+        if ask.priority != Priority::Interactive || queue.waiting() <= 1 {
+            return;
+        }
+        let free_at = now.duration_since(self.started) + queue.wait(Priority::Interactive, false, Some(ask.flow), now);
+        let free_at_us = (free_at.as_micros() as u64).min(FREE_AT_US);
+        let (entry, tag) = published(ask.flow);
+        self.free_for[entry].store(tag | free_at_us, Ordering::Relaxed);
+        // What was predicted in a bad moment is not believed for long.
+        let most = (now.duration_since(self.started) + CROWDED_MAX).as_micros() as u64;
+        let later = |until: u64| Some(until.min(most).max(free_at_us));
+        // Never refused: what it is changed to is always something.
+        let _ = self.crowded_until_us.fetch_update(Ordering::Relaxed, Ordering::Relaxed, later);
+    }
+
+    /// How long the next request of a caller waits for a worker because of its others, by what was last published; none where it was not.
+    fn wait_for(&self, flow: impl FnOnce() -> Flow) -> Duration {
+        let now_us = self.started.elapsed().as_micros() as u64;
+        if self.crowded_until_us.load(Ordering::Relaxed) <= now_us {
+            return Duration::ZERO;
+        }
+        let (entry, tag) = published(flow());
+        let found = self.free_for[entry].load(Ordering::Relaxed);
+        let free_at_us = if found & !FREE_AT_US == tag { found & FREE_AT_US } else { 0 };
+        Duration::from_micros(free_at_us.saturating_sub(now_us))
+    }
+
     /// How long a cheap interactive request that comes now waits for a worker, by what was last published.
     fn wait(&self) -> Duration {
         let free_at = Duration::from_nanos(self.free_at_ns.load(Ordering::Relaxed));
         free_at.saturating_sub(self.started.elapsed())
     }
 
-    pub(super) fn admits(&self, timeout: Duration) -> Result<(), Refused> {
+    pub(super) fn admits(&self, flow: impl FnOnce() -> Flow, timeout: Duration) -> Result<(), Refused> {
         if self.is_closed.load(Ordering::Relaxed) {
             return Err(Refused::Closed);
         }
@@ -175,7 +226,7 @@ impl<B: Backend> Shared<B> {
         if waiting >= self.waiting_max {
             return Err(Refused::Full(waiting));
         }
-        let wait = self.wait();
+        let wait = self.wait().max(self.wait_for(flow));
         let own = Duration::from_nanos(self.usual_ns.load(Ordering::Relaxed));
         // Under overload the wait stays about where requests are refused. Without room for one of those that are read
         // meanwhile, most would pass here, be read and prepared, and be refused then.
@@ -187,7 +238,8 @@ impl<B: Backend> Shared<B> {
     /// How long requests may be left in their sockets, so that they are read together: zero, unless so much waits that
     /// those that come now are refused, or go last.
     pub(super) fn swarm(&self, timeout: Duration) -> Duration {
-        let wait = self.wait();
+        let crowded_until = Duration::from_micros(self.crowded_until_us.load(Ordering::Relaxed));
+        let wait = self.wait().max(crowded_until.saturating_sub(self.started.elapsed()));
         let is_crowded = wait > timeout.mul_f64(queue::WAIT_SHARE / 2.0);
         if is_crowded { SWARM_TIME.min(timeout.mul_f64(SWARM_SHARE)) } else { Duration::ZERO }
     }
@@ -247,9 +299,9 @@ impl<B: Backend> Shared<B> {
         self.call(&mut queue, count);
     }
 
-    pub(super) fn withdraw(&self, id: u64) -> Option<Entry<JobOf<B>>> {
+    pub(super) fn withdraw(&self, id: u64, ask: &Ask) -> Option<Entry<JobOf<B>>> {
         let mut queue = self.lock();
-        let entry = queue.withdraw(id);
+        let entry = queue.withdraw(id, ask);
         if entry.is_some() {
             self.publish(&queue);
         }

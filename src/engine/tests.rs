@@ -12,6 +12,7 @@ use futures_util::future::join_all;
 use super::engine::{FETCHERS, replace_lost};
 use super::*;
 use crate::error::{Kind, Result};
+use crate::quota::Flow;
 use crate::request::Priority;
 
 /// Where work waits until a test opens it.
@@ -69,6 +70,8 @@ struct Work {
     breaks: bool,
     fetch_breaks: bool,
     is_bound: bool,
+    /// Whether it ends where it is not wanted any more.
+    heeds: bool,
 }
 
 fn work(name: u32) -> Work {
@@ -83,6 +86,7 @@ fn work(name: u32) -> Work {
         breaks: false,
         fetch_breaks: false,
         is_bound: false,
+        heeds: false,
     }
 }
 
@@ -96,12 +100,20 @@ struct Fake {
     batches: Mutex<Vec<usize>>,
     workers_made: AtomicU32,
     rests: AtomicU32,
+    /// True where the threads of workers end at once.
+    has_no_threads: bool,
 }
 
 impl Backend for Fake {
     type Work = Work;
     type Answer = u32;
     type Worker = ();
+
+    fn host(&self, work: &(dyn Fn() + Sync)) {
+        if !self.has_no_threads {
+            work();
+        }
+    }
 
     fn worker(&self) {
         self.workers_made.fetch_add(1, Ordering::SeqCst);
@@ -142,6 +154,9 @@ impl Backend for Fake {
             self.ran_on.lock().unwrap().push(std::thread::current().id());
             if let Some(gate) = &job.work.gate {
                 gate.pass();
+                if job.work.heeds && !job.ticket.is_wanted() {
+                    continue;
+                }
             }
             std::thread::sleep(job.work.sleep);
             assert!(!job.work.breaks, "broken by intent");
@@ -262,6 +277,61 @@ fn a_worker_that_hangs_is_replaced_and_disturbs_nobody_when_it_comes_back() {
     let started = Instant::now();
     drop(engine);
     assert!(started.elapsed() < Duration::from_secs(10));
+}
+
+#[test]
+fn workers_that_have_ended_or_hang_are_told_of() {
+    let engine = engine(2);
+    assert_eq!(engine.able_workers(), 2);
+    let gate = Gate::new();
+    let asked = Work { gate: Some(gate.clone()), ..work(1) };
+    assert_eq!(kind(wait(engine.submit(asked, terms(ms(50))))), Kind::DeadlineExceeded);
+    assert_eq!(engine.able_workers(), 2, "it may yet end");
+    assert!(engine.shared.lock().hangs(0, Instant::now()) || engine.shared.lock().hangs(1, Instant::now()));
+    gate.open();
+    is_clean(&engine);
+    let options = Options { workers: 3, ..Options::default() };
+    let engine = Engine::start(Fake { has_no_threads: true, ..Fake::default() }, &options).unwrap();
+    until(|| engine.able_workers() == 0);
+}
+
+#[test]
+fn a_caller_overtakes_what_nobody_waits_for() {
+    let engine = engine(1);
+    let gate = Gate::new();
+    let audit = Work { gate: Some(gate.clone()), price: ms(5000), heeds: true, ..work(1) };
+    let (priority, timeout) = (Priority::Batch, Some(ms(30_000)));
+    let audit = engine.submit(audit, Terms { priority, timeout, is_background: true, ..Terms::default() });
+    gate.wait_for(1);
+    let own = engine.submit(work(2), terms(ms(1000)));
+    // It looks whether it is wanted when it goes on, and ends.
+    gate.open();
+    let (audit, own) = wait(async { (audit.await, own.await) });
+    assert_eq!(own.unwrap(), 2);
+    let error = audit.unwrap_err();
+    assert_eq!((error.kind(), error.to_string().as_str()), (Kind::Overloaded, "requests of callers go before it"));
+    is_clean(&engine);
+}
+
+#[test]
+fn a_crowd_of_one_caller_is_refused_at_the_door_and_others_are_not() {
+    let engine = engine(1);
+    let flow = |n: u64| Flow(n << 48 | n);
+    let (gate, held) = blocker(&engine, ms(1));
+    let ask = |n: u32| engine.submit(Work { price: ms(10), ..work(n) }, Terms { flow: flow(1), ..terms(ms(1000)) });
+    let waiting: Vec<_> = (0..100).map(ask).collect();
+    let admits = |n: u64| engine.admits(|| flow(n), Some(ms(1000)));
+    assert_eq!(admits(1).unwrap_err().kind(), Kind::Overloaded);
+    assert!(admits(2).is_ok());
+    let other = engine.submit(work(500), Terms { flow: flow(2), ..terms(ms(60_000)) });
+    gate.open();
+    let (answers, other) = wait(async { (held.await, (join_all(waiting).await, other.await)) }).1;
+    assert_eq!(other.unwrap(), 500);
+    assert!(answers.iter().filter(|answer| answer.is_ok()).count() > 10);
+    is_clean(&engine);
+    let ran = engine.backend().ran.lock().unwrap().clone();
+    let at = ran.iter().position(|name| *name == 500).unwrap();
+    assert!(at <= 2, "the request of the other caller was the {at}th, of {}", ran.len());
 }
 
 #[test]
@@ -474,15 +544,15 @@ fn what_cannot_be_done_in_time_is_refused_at_once() {
         assert!(error.retry_wait().is_some_and(|wait| wait > Duration::ZERO), "{error}");
     };
     check(wait(engine.submit(Work { price: ms(100), ..work(1) }, terms(ms(50)))));
-    assert!(engine.admits(Some(ms(50))).is_ok());
+    assert!(engine.admits(Flow::default, Some(ms(50))).is_ok());
     let (gate, held) = blocker(&engine, ms(30_000));
     check(wait(engine.submit(work(2), terms(ms(50)))));
-    check(engine.admits(Some(ms(50))).map(|()| 0));
-    assert!(engine.admits(Some(ms(600_000))).is_ok());
+    check(engine.admits(Flow::default, Some(ms(50))).map(|()| 0));
+    assert!(engine.admits(Flow::default, Some(ms(600_000))).is_ok());
     gate.open();
     wait(held).unwrap();
     is_clean(&engine);
-    assert!(engine.admits(Some(ms(50))).is_ok());
+    assert!(engine.admits(Flow::default, Some(ms(50))).is_ok());
     assert_eq!(*engine.backend().ran.lock().unwrap(), [1000]);
 }
 
@@ -494,7 +564,7 @@ fn no_more_wait_than_may_and_batch_requests_have_their_own_room() {
     let submit = |priority| Box::pin(engine.submit(work(1), Terms { priority, ..Terms::default() }));
     let batch: Vec<_> = (0..5).map(|_| submit(Priority::Batch)).collect();
     let interactive: Vec<_> = (0..5).map(|_| submit(Priority::Interactive)).collect();
-    assert_eq!(kind(engine.admits(None).map(|()| 0)), Kind::Overloaded);
+    assert_eq!(kind(engine.admits(Flow::default, None).map(|()| 0)), Kind::Overloaded);
     gate.open();
     for waiting in [batch, interactive] {
         let answers = wait(join_all(waiting));
@@ -588,7 +658,7 @@ fn draining_finishes_what_waits_and_takes_nothing_in() {
     let waiting: Vec<_> = (0..20).map(|n| engine.submit(work(n), Terms::default())).collect();
     engine.drain(Duration::from_secs(10));
     assert_eq!(kind(wait(engine.submit(work(99), Terms::default()))), Kind::NotReady);
-    assert_eq!(kind(engine.admits(None).map(|()| 0)), Kind::NotReady);
+    assert_eq!(kind(engine.admits(Flow::default, None).map(|()| 0)), Kind::NotReady);
     assert!(wait(join_all(waiting)).into_iter().all(|answer| answer.is_ok()));
     is_clean(&engine);
 }

@@ -8,22 +8,23 @@ use tokio::sync::oneshot;
 
 use crate::error::{Error, Result};
 use crate::locks::locked;
+use crate::quota::{Flow, Memory, Quota};
 
 /// Memory of all requests that were taken in and not yet answered.
 #[derive(Debug)]
 pub(super) struct Ledger {
-    held_bytes: AtomicU64,
+    quota: Arc<Quota>,
     budget_bytes: u64,
     closed: AtomicBool,
 }
 
 impl Ledger {
     pub(super) fn new(budget_bytes: u64) -> Arc<Self> {
-        Arc::new(Ledger { held_bytes: AtomicU64::new(0), budget_bytes, closed: AtomicBool::new(false) })
+        Arc::new(Ledger { quota: Quota::new("request", budget_bytes), budget_bytes, closed: AtomicBool::new(false) })
     }
 
     pub(super) fn held_bytes(&self) -> u64 {
-        self.held_bytes.load(Ordering::Relaxed)
+        self.quota.held_bytes()
     }
 
     /// From here on nothing is wanted any more.
@@ -34,23 +35,12 @@ impl Ledger {
     /// Sets memory aside until the returned [`Held`] is dropped; of half the budget only, where `of_half`.
     ///
     /// # Errors
-    /// `TooCostly` where the whole budget would not hold it, `Overloaded` where others hold too much of it now.
-    pub(super) fn hold(self: &Arc<Self>, bytes: u64, of_half: bool) -> Result<Held> {
+    /// `TooCostly` where the whole budget would not hold it, `Overloaded` where others, or the same caller, hold too much of it now.
+    pub(super) fn hold(self: &Arc<Self>, flow: Flow, bytes: u64, of_half: bool) -> Result<Held> {
         let budget = self.budget_bytes;
-        if bytes > budget {
-            return Err(Error::too_costly(format!(
-                "the request needs {bytes} bytes of memory, all requests together may hold {budget}"
-            )));
-        }
         let most = if of_half { (budget / 2).max(bytes) } else { budget };
-        let add = |held: u64| held.checked_add(bytes).filter(|sum| *sum <= most);
-        match self.held_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add) {
-            Ok(_) => Ok(Held { ledger: self.clone(), bytes }),
-            Err(held) => Err(Error::overloaded(format!(
-                "the request needs {bytes} bytes of memory, others hold {held} of {most}, try again later"
-            ))
-            .retry_after(Duration::from_millis(100))),
-        }
+        let memory = self.quota.hold_within(flow, bytes, most)?;
+        Ok(Held { ledger: self.clone(), _memory: memory })
     }
 }
 
@@ -58,13 +48,7 @@ impl Ledger {
 #[derive(Debug)]
 pub(super) struct Held {
     ledger: Arc<Ledger>,
-    bytes: u64,
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        self.ledger.held_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
-    }
+    _memory: Memory,
 }
 
 /// The way back to the caller of one request. One that is dropped without an answer says so to the caller.
@@ -74,6 +58,8 @@ pub struct Ticket<A> {
     ledger: Arc<Ledger>,
     arrived: Instant,
     deadline: Instant,
+    /// Of what nobody waits for: how often callers overtake such, and how often they had when it came.
+    overtaken: Option<(Arc<AtomicU64>, u64)>,
     /// Where the request came in, so that lines of a worker name it.
     span: tracing::Span,
 }
@@ -94,10 +80,21 @@ impl<A> Ticket<A> {
                 ledger,
                 arrived,
                 deadline,
+                overtaken: None,
                 span: tracing::Span::current(),
             },
             answer,
         )
+    }
+
+    /// The same, which is not wanted any more once callers overtake it.
+    pub(super) fn until_overtaken(mut self, overtaken: &Arc<AtomicU64>) -> Self {
+        self.overtaken = Some((overtaken.clone(), overtaken.load(Ordering::Relaxed)));
+        self
+    }
+
+    fn is_overtaken(&self) -> bool {
+        self.overtaken.as_ref().is_some_and(|(now, then)| now.load(Ordering::Relaxed) != *then)
     }
 
     /// When the answer is of no use any more.
@@ -105,11 +102,12 @@ impl<A> Ticket<A> {
         self.deadline
     }
 
-    /// False once it was answered, the caller has left, the deadline has passed, or the engine ends: whatever is done
+    /// False once it was answered, the caller has left, the deadline has passed, callers have overtaken it, or the engine ends: whatever is done
     /// from then on, nobody reads. Costs less than a tenth of a microsecond.
     pub fn is_wanted(&self) -> bool {
         let is_heard = self.lock().as_ref().is_some_and(|open| !open.reply.is_closed());
-        is_heard && !self.ledger.closed.load(Ordering::Relaxed) && Instant::now() < self.deadline
+        let is_of_use = is_heard && !self.ledger.closed.load(Ordering::Relaxed) && !self.is_overtaken();
+        is_of_use && Instant::now() < self.deadline
     }
 
     /// Answers the caller. Only the first answer counts.
@@ -148,6 +146,8 @@ impl<A> Drop for Ticket<A> {
             closing()
         } else if Instant::now() >= self.deadline {
             late(self.deadline.duration_since(self.arrived))
+        } else if self.is_overtaken() {
+            Error::overloaded("requests of callers go before it")
         } else {
             Error::internal("the request was put away without an answer; this is a defect, the log holds more")
         }));

@@ -150,6 +150,7 @@ mod tests {
 
     use super::*;
     use crate::engine::ticket::{Ledger, Ticket};
+    use crate::quota::Flow;
 
     #[test]
     fn what_is_logged_of_a_job_that_breaks_names_its_request() {
@@ -159,7 +160,7 @@ mod tests {
         tracing::subscriber::with_default(subscriber, || {
             let job = |n: usize| {
                 let _span = tracing::info_span!("request", id = format!("number-{n}")).entered();
-                let held = Ledger::new(1).hold(0, false).unwrap();
+                let held = Ledger::new(1).hold(Flow::default(), 0, false).unwrap();
                 let later = Instant::now() + Duration::from_secs(60);
                 let (ticket, answer) = Ticket::<()>::new(held, Instant::now(), later);
                 (Job { work: n, ticket }, answer)

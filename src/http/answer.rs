@@ -1,6 +1,7 @@
 //! Answers: JSON with the headers that every call carries, and problems.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
@@ -9,16 +10,16 @@ use axum::http::{HeaderName, StatusCode};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
 use serde::Serialize;
-use tokio::sync::OwnedSemaphorePermit;
 
 use super::form::Form;
 use super::wire::{ARROW_STREAM, ArrowReply, Problem, Reply, Step};
 use crate::device::heap;
 use crate::error::{Error, Kind, Result};
+use crate::quota::Memory;
 use crate::telemetry::Seldom;
 
-/// A part of a budget, given back when it is dropped.
-pub(super) type Share = Option<OwnedSemaphorePermit>;
+/// The memory of an answer, given back when the last part of the answer is dropped.
+pub(super) type Share = Arc<Memory>;
 
 /// An answer with its share of the memory for answers, until it is sent.
 pub(super) struct Held {
@@ -213,8 +214,18 @@ pub fn json(body: &impl Serialize) -> Response {
     axum::Json(body).into_response()
 }
 
+/// 200 with a JSON body that counts as memory of answers until it is sent.
+///
+/// # Errors
+/// As [`Memory::add`].
+pub(super) fn held_json(body: &impl Serialize, share: Share) -> Outcome {
+    let text = serde_json::to_vec(body).map_err(|e| Error::internal(format!("an answer: {e}")))?;
+    share.add(text.len() as u64)?;
+    Ok(([(CONTENT_TYPE, JSON)], whole(text, share)).into_response())
+}
+
 /// A reply of more items held memory that few others need.
-const LARGE_REPLY_ITEMS: usize = 20_000;
+pub(super) const LARGE_REPLY_ITEMS: usize = 20_000;
 
 /// 200 with a reply of items, in the form that the caller asked for: whole where it is small, in pieces that are written as the client reads them
 /// where it is not. `share` is given back when all of it is written.
@@ -226,12 +237,12 @@ pub fn reply(mut reply: Reply, timing: Timing, share: Share, form: Form) -> Resu
     let (kind, body) = match form {
         Form::Json => {
             let first = reply.next().unwrap_or_default();
-            (JSON, if reply.is_done() { Body::from(first) } else { pieces(first, reply.map(Ok), share, is_large) })
+            (JSON, if reply.is_done() { whole(first, share) } else { pieces(first, reply.map(Ok), share, is_large) })
         }
         Form::Arrow(id) => {
-            let mut reply = ArrowReply::new(reply, &id)?;
+            let mut reply = ArrowReply::new(reply, &id, &share)?;
             let first = reply.next().unwrap_or_else(|| Ok(Vec::new()))?;
-            (ARROW, if reply.is_done() { Body::from(first) } else { pieces(first, reply, share, is_large) })
+            (ARROW, if reply.is_done() { whole(first, share) } else { pieces(first, reply, share, is_large) })
         }
     };
     let mut response = ([(CONTENT_TYPE, kind)], body).into_response();
@@ -239,16 +250,21 @@ pub fn reply(mut reply: Reply, timing: Timing, share: Share, form: Form) -> Resu
     Ok(response)
 }
 
-/// A body in pieces.
-fn pieces(
+/// A body that holds its share of the memory until it is sent.
+pub(super) fn whole(lines: Vec<u8>, share: Share) -> Body {
+    Body::from(Bytes::from_owner(Held { lines, _share: share }))
+}
+
+/// A body in pieces, which hold their share of the memory until the last one is sent.
+pub(super) fn pieces(
     first: Vec<u8>,
     rest: impl Iterator<Item = Result<Vec<u8>>> + Send + 'static,
     share: Share,
     is_large: bool,
 ) -> Body {
     let pieces = std::iter::once(Ok(first)).chain(rest).map(move |piece| {
-        let _held = &share;
-        piece.map(Bytes::from).inspect_err(|error| tracing::error!(%error, "an answer ends in its midst"))
+        let held = |lines| Bytes::from_owner(Held { lines, _share: share.clone() });
+        piece.map(held).inspect_err(|error| tracing::error!(%error, "an answer ends in its midst"))
     });
     let end = std::iter::from_fn(move || {
         is_large.then(heap::announce);

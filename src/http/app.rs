@@ -19,6 +19,7 @@ use crate::embedding::tiers::remote::Cluster;
 use crate::engine::{Engine, Passes};
 use crate::error::{Error, Result};
 use crate::fresh::{Backlog, Feed, Feeds, MergeUnderWay, Merges};
+use crate::quota::Flow;
 use crate::registry::{Loaded, Registry};
 use crate::route::Peers;
 use crate::view::View;
@@ -55,8 +56,8 @@ pub(super) trait Host: Send + Sync + 'static {
     /// What calls pass.
     fn entrance(&self) -> &Entrance;
 
-    /// Whether a call that workers answer would be taken in now; takes no lock.
-    fn admits(&self) -> Result<()>;
+    /// Whether a call of a caller that workers answer would be taken in now; takes no lock.
+    fn admits(&self, flow: &dyn Fn() -> Flow) -> Result<()>;
 }
 
 /// What handlers share.
@@ -146,6 +147,12 @@ impl App {
     /// What an operator should look at though all is answered, a line each.
     pub(super) fn warnings(&self) -> Vec<String> {
         let mut warnings = self.registry.troubles();
+        let (able, workers) = (self.engine.able_workers(), self.engine.workers());
+        if able < workers {
+            warnings.push(format!(
+                "{able} of {workers} workers can answer, the others have ended or hang: restart the server"
+            ));
+        }
         warnings.extend(self.peers.iter().flat_map(|peers| peers.troubles()));
         warnings.extend(self.cluster.iter().flat_map(|cluster| cluster.troubles()));
         warnings.extend(self.engine.backend().residents().iter().flat_map(|residents| residents.warnings()));
@@ -231,6 +238,12 @@ impl App {
             return Err(Error::not_ready("the server is shutting down"));
         }
         self.registry.ready()?;
+        if self.engine.able_workers() == 0 {
+            let count = self.engine.workers();
+            return Err(Error::not_ready(format!(
+                "all {count} workers have ended or hang in requests that nobody waits for: the server must be restarted"
+            )));
+        }
         match self.registry.list().iter().find_map(|model| Some((model.name().to_owned(), model.content().stalled()?)))
         {
             Some((name, why)) => Err(Error::not_ready(format!("model `{name}` follows its updates no more: {why}"))),
@@ -267,8 +280,8 @@ impl Host for App {
         &self.entrance
     }
 
-    fn admits(&self) -> Result<()> {
-        self.engine.admits(None)
+    fn admits(&self, flow: &dyn Fn() -> Flow) -> Result<()> {
+        self.engine.admits(flow, None)
     }
 }
 

@@ -82,7 +82,8 @@ impl Again {
     pub(super) async fn run(self, engine: &Engine<Passes>, served: &[ItemId]) {
         let Again { prepared, model, watched, _turn } = self;
         let view = prepared.view().clone();
-        let terms = Terms { timeout: Some(TIMEOUT), priority: Priority::Batch };
+        let terms =
+            Terms { timeout: Some(TIMEOUT), priority: Priority::Batch, is_background: true, ..Terms::default() };
         match engine.submit(prepared, terms).await {
             Ok(exact) => {
                 hold_against(&model, watched.as_ref(), served, &ids(&exact));

@@ -21,11 +21,10 @@ use super::options::Options;
 use super::sent::Sent;
 use crate::error::{Error, Result};
 use crate::limits::BODY_BYTES_MAX;
+use crate::quota::{Flow, Quota};
 
 /// Memory of a request for each byte of its body: the body itself and the values it is parsed into.
 const MEMORY_FACTOR: usize = 4;
-/// Answers that take less are bounded by the number of connections.
-const SMALL_ANSWER_BYTES: usize = 64 << 10;
 /// A compressed body is read in pieces of so many bytes.
 const PIECE_BYTES: usize = 64 << 10;
 /// The budget is counted in these.
@@ -95,8 +94,8 @@ pub(super) struct Bodies {
     budget: Arc<Semaphore>,
     /// Where compressed bodies are read.
     asides: Asides,
-    /// As much again for answers that their readers have not read.
-    answers: Arc<Semaphore>,
+    /// As much again for answers, from before they are made until their readers have read them.
+    answers: Arc<Quota>,
     options: Options,
 }
 
@@ -104,7 +103,7 @@ pub(super) struct Bodies {
 #[derive(Debug)]
 pub(super) struct Whole {
     bytes: Bytes,
-    _share: Share,
+    _share: Option<OwnedSemaphorePermit>,
 }
 
 impl std::ops::Deref for Whole {
@@ -118,28 +117,17 @@ impl std::ops::Deref for Whole {
 impl Bodies {
     pub(super) fn new(options: &Options, asides: Asides) -> Self {
         let units = (options.bodies_mb << 20) / UNIT_BYTES;
-        let budget = || Arc::new(Semaphore::new(units.min(Semaphore::MAX_PERMITS)));
-        Bodies { budget: budget(), asides, answers: budget(), options: options.clone() }
+        let budget = Arc::new(Semaphore::new(units.min(Semaphore::MAX_PERMITS)));
+        let answers = Quota::new("answer", (options.bodies_mb as u64) << 20);
+        Bodies { budget, asides, answers, options: options.clone() }
     }
 
-    /// Sets memory aside for an answer of so many bytes, before anything is done for it.
+    /// Sets memory aside for an answer of so many bytes, before anything is done for it; more may be added while it is made.
     ///
     /// # Errors
-    /// `Overloaded` where answers that others have not read yet leave too little.
-    pub(super) fn hold_answer(&self, bytes: usize) -> Result<Share> {
-        if bytes < SMALL_ANSWER_BYTES {
-            return Ok(None);
-        }
-        // One that is larger than the budget needs all of it.
-        let most = (self.options.bodies_mb << 20) / UNIT_BYTES;
-        let units = bytes.div_ceil(UNIT_BYTES).min(most).min(Semaphore::MAX_PERMITS);
-        let share = self.answers.clone().try_acquire_many_owned(units as u32).map_err(|_| {
-            Error::overloaded(format!(
-                "answers that others read slowly fill the {} MiB that there are for them, try again later",
-                self.options.bodies_mb
-            ))
-        })?;
-        Ok(Some(share))
+    /// `TooCostly` beyond what there is for all answers; `Overloaded` where answers that have not been read yet leave too little.
+    pub(super) fn hold_answer(&self, flow: Flow, bytes: usize) -> Result<Share> {
+        self.answers.hold(flow, bytes as u64).map(Arc::new)
     }
 
     /// Reads the whole body of a JSON request.
@@ -216,7 +204,7 @@ impl Bodies {
 /// The memory that one body takes.
 pub(super) struct BodyMemory {
     budget: Arc<Semaphore>,
-    share: Share,
+    share: Option<OwnedSemaphorePermit>,
     most_mb: usize,
 }
 

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use axum::Extension;
 use axum::extract::State;
 use axum::http::Uri;
 
-use super::answer::{Outcome, Refusal, json};
+use super::answer::{Outcome, Refusal, Share, held_json, json};
 use super::app::App;
 use super::parameters::Parameters;
 use super::paths::Names;
@@ -16,7 +17,9 @@ use super::wire::{
 };
 use crate::columns::ColumnKind;
 use crate::error::{Error, Result};
+use crate::quota::Flow;
 use crate::registry::Which;
+use crate::units::Slot;
 use crate::view::View;
 
 const FOUND_DEFAULT: usize = 20;
@@ -25,19 +28,23 @@ const VALUES_MAX: usize = 1000;
 /// Longest text that is looked for, in bytes.
 const CONTAINS_BYTES_MAX: usize = 256;
 
+/// Copies of a value on its way into an answer: as it was found, and as JSON holds it before it is written.
+const COPIES: usize = 2;
+
 /// Where a call looks for a text, and how much it may find.
 struct Look {
     served: Served,
     view: Arc<View>,
     contains: String,
     limit: usize,
+    share: Share,
 }
 
 impl Look {
     async fn of(
         app: &App,
         model: &str,
-        uri: &Uri,
+        (uri, flow): (&Uri, Flow),
         contains: String,
         (limit, most): (Option<usize>, usize),
     ) -> Result<Look, Refusal> {
@@ -53,7 +60,8 @@ impl Look {
             return Err(Error::invalid(format!("limit: got {limit}, expected 1 to {most}")).into());
         }
         let view = seen(app, &loaded, uri).await?;
-        Ok(Look { served: app.served(&loaded, &view), view, contains, limit })
+        let share = app.bodies.hold_answer(flow, 0)?;
+        Ok(Look { served: app.served(&loaded, &view), view, contains, limit, share })
     }
 }
 
@@ -64,22 +72,31 @@ pub async fn find(
     State(app): State<Arc<App>>,
     Names(model): Names<String>,
     Parameters(asked): Parameters<FindRequest>,
+    Extension(flow): Extension<Flow>,
     uri: Uri,
 ) -> Outcome {
-    let Look { served, view, contains, limit } =
-        Look::of(&app, &model, &uri, asked.contains, (asked.limit, ITEMS_MAX)).await?;
+    let Look { served, view, contains, limit, share } =
+        Look::of(&app, &model, (&uri, flow), asked.contains, (asked.limit, ITEMS_MAX)).await?;
+    let memory = share.clone();
     let items = app.asides.run(move || {
         let column = match asked.column {
             Some(column) => column,
             None => first_texts(&view)?,
         };
         let found = view.find(&column, &contains, limit)?;
-        Ok(found
-            .into_iter()
-            .map(|slot| FoundItem { id: view.id(slot).0, attributes: attributes(&view, slot) })
-            .collect())
+        let item = |slot| {
+            memory.add((COPIES * row_bytes(&view, slot)) as u64)?;
+            Ok(FoundItem { id: view.id(slot).0, attributes: attributes(&view, slot) })
+        };
+        found.into_iter().map(item).collect::<Result<Vec<_>>>()
     });
-    Ok(json(&FindResponse { served, items: items.await? }))
+    held_json(&FindResponse { served, items: items.await? }, share)
+}
+
+/// Bytes of all values of an item.
+fn row_bytes(view: &View, slot: Slot) -> usize {
+    let columns = view.columns();
+    (0..columns.first().list().len()).map(|column| columns.cell(column, slot).bytes()).sum()
 }
 
 fn first_texts(view: &View) -> Result<String> {
@@ -97,10 +114,13 @@ pub async fn column(
     State(app): State<Arc<App>>,
     Names((model, column)): Names<(String, String)>,
     Parameters(asked): Parameters<ValuesRequest>,
+    Extension(flow): Extension<Flow>,
     uri: Uri,
 ) -> Outcome {
-    let Look { served, view, contains, limit } =
-        Look::of(&app, &model, &uri, asked.contains, (asked.limit, VALUES_MAX)).await?;
+    let Look { served, view, contains, limit, share } =
+        Look::of(&app, &model, (&uri, flow), asked.contains, (asked.limit, VALUES_MAX)).await?;
+    let number = view.main().columns.number(&column)?;
+    share.add((COPIES * limit * view.columns().cell_bytes(number)) as u64)?;
     let told = app.asides.run(move || {
         let found = view.values(&column, &contains, limit)?;
         let (least, greatest) = found.range.unzip();
@@ -108,7 +128,7 @@ pub async fn column(
         let column = column_info(view.column(&column)?);
         Ok(ColumnResponse { served, column, values, found: found.found, least, greatest })
     });
-    Ok(json(&told.await?))
+    held_json(&told.await?, share)
 }
 
 /// The shards of the version that answers, and how many servers have each.

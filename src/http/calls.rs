@@ -13,6 +13,7 @@ use axum::response::{IntoResponse, Response};
 use super::access::Caller;
 use super::answer::{Held, Outcome, Refusal, json};
 use super::app::App;
+use super::flow::flow_of;
 use super::parameters::parameter;
 use super::paths::Names;
 use super::wire::{
@@ -23,6 +24,9 @@ use crate::error::{Error, Result};
 use crate::registry::{Registry, VersionState, Which};
 use crate::snapshot::Wish;
 use crate::telemetry::printable;
+
+/// Bytes of a number as text with a comma, in a text that has room to grow.
+const NUMBER_BYTES: usize = 32;
 
 /// Where a version is activated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -192,13 +196,13 @@ pub async fn label(State(app): State<Arc<App>>, Names((model, label)): Names<(St
 /// `sterling calibrate --queries` reads.
 #[utoipa::path(get, path = "/v1/models/{model}/queries", tag = "models", params(("model" = String, Path, description = "The model's name")),
     responses((status = 200, body = String, content_type = "application/x-ndjson"), (status = "default", body = Problem, content_type = "application/problem+json")))]
-pub async fn queries(State(app): State<Arc<App>>, Names(model): Names<String>) -> Outcome {
+pub async fn queries(State(app): State<Arc<App>>, Names(model): Names<String>, request: Request) -> Outcome {
+    let flow = flow_of(&request);
     let loaded = app.registry.get(&model, Which::Active)?;
     let queries = loaded.view().recorded().ok_or_else(|| {
         Error::not_found("this server records no queries; `recorded_queries` of its configuration says how many")
     })?;
-    // A number of text takes three times its four bytes.
-    let share = app.bodies.hold_answer(queries.len() * loaded.view().dimension() * 12)?;
+    let share = app.bodies.hold_answer(flow, queries.len() * loaded.view().dimension() * NUMBER_BYTES)?;
     let mut lines = Vec::new();
     for vector in &queries {
         serde_json::to_writer(&mut lines, &wire::QueryLine { vector })

@@ -6,6 +6,7 @@
 //! was read at once ([`PlainRequest::of`]). `connections` asks about no others, so that bytes of a body are never taken for a request.
 
 use std::fmt::Write as _;
+use std::net::IpAddr;
 use std::sync::atomic::Ordering;
 use std::time::{Instant, SystemTime};
 
@@ -14,6 +15,7 @@ use httparse::{EMPTY_HEADER, Request, Status};
 
 use super::access::secret_of;
 use super::app::Host;
+use super::flow::flow;
 use super::layers::id_of;
 use super::passes::VERBS;
 use super::table;
@@ -78,14 +80,12 @@ fn verb_of(path: &str) -> Option<&'static str> {
 }
 
 /// The bytes of the answer to a call that could not be in time, or to one without a key that could not either; `None` where a request is to be looked at.
-pub(super) fn refusal(host: &dyn Host, request: &PlainRequest<'_>) -> Option<Vec<u8>> {
+pub(super) fn refusal(host: &dyn Host, address: IpAddr, request: &PlainRequest<'_>) -> Option<Vec<u8>> {
     let start = Instant::now();
     let (call, path) = request.call.filter(|_| !host.entrance().draining.load(Ordering::Relaxed))?;
-    let overloaded = host.admits().err()?;
-    let is_let_in = || {
-        let secret = request.authorization.and_then(secret_of);
-        host.entrance().access.look(table::find(&Method::POST, path).needs(), secret)
-    };
+    let secret = request.authorization.and_then(secret_of);
+    let overloaded = host.admits(&|| flow(&host.entrance().access.caller(secret), Some(address))).err()?;
+    let is_let_in = || host.entrance().access.look(table::find(&Method::POST, path).needs(), secret);
     // Who may not call learns nothing of the load either.
     let denied = if host.entrance().access.is_guarded() { is_let_in().err() } else { None };
     let refusal = denied.unwrap_or_else(|| overloaded.into());

@@ -6,22 +6,23 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use axum::Extension;
-use axum::body::{Body, Bytes};
+use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use axum::response::{IntoResponse as _, Response};
 
-use super::access::Caller;
-use super::answer::{Held, Outcome, Told, json};
+use super::answer::{LARGE_REPLY_ITEMS, Outcome, Told, json, pieces, whole};
 use super::app::App;
 use super::choice::{Asker, Choice, Chosen, Version};
-use super::passes::{Ready, prepared_each, side_by_side};
+use super::flow::flow_of;
+use super::passes::{Call, Ready, prepared_each, side_by_side};
 use super::paths::Names;
 use super::sent::Sent;
 use super::watched;
 use super::wire::{
-    self, InferenceError, InferenceModel, InferenceReady, InferenceRequest, InferenceResponse, InferenceServer, Shape,
+    self, InferenceError, InferenceModel, InferenceReady, InferenceReply, InferenceRequest, InferenceResponse,
+    InferenceServer, Shape,
 };
 use crate::error::{Error, Result};
 use crate::registry::Which;
@@ -144,8 +145,8 @@ pub async fn infer_version(
 }
 
 async fn inferred(app: &Arc<App>, choice: Choice, request: Request) -> Outcome {
-    let caller = request.extensions().get::<Caller>().cloned();
-    app.engine.admits(None)?;
+    let by = Call::of(&request).as_text();
+    app.engine.admits(|| flow_of(&request), None)?;
     let header = header_length(request.headers())?;
     if header.is_none() {
         Sent::of(request.headers(), &[])?;
@@ -170,14 +171,16 @@ async fn inferred(app: &Arc<App>, choice: Choice, request: Request) -> Outcome {
         Ok((call, ready.into_iter().enumerate().map(row).collect::<Result<Vec<_>>>()?))
     };
     let (call, ready) = app.asides.prepare(body, prepare).await?;
-    let (results, share, passed) = side_by_side(app, &told, ready, (caller, watched.as_ref())).await?;
+    let (results, share, passed) = side_by_side(app, &told, ready, (&by, watched.as_ref())).await?;
     let entries = results.into_iter().enumerate().map(|(n, result)| result.map_err(|e| e.within(format!("row {n}"))));
-    let answer = wire::inference_answer(&call, &told, entries.collect::<Result<Vec<_>>>()?)?;
-    let body = Bytes::from_owner(Held { lines: answer.body, _share: share });
+    let mut reply = InferenceReply::new(&call, &told, entries.collect::<Result<Vec<_>>>()?)?;
+    let (header, is_large) = (reply.header_bytes(), reply.len() > LARGE_REPLY_ITEMS);
+    let first = reply.next().unwrap_or_default();
+    let body = if reply.is_done() { whole(first, share) } else { pieces(first, reply.map(Ok), share, is_large) };
     let mut response = (Extension(passed), body).into_response();
-    let kind = if answer.header.is_some() { "application/octet-stream" } else { "application/json" };
+    let kind = if header.is_some() { "application/octet-stream" } else { "application/json" };
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
-    response.headers_mut().extend(answer.header.map(|length| (HEADER_LENGTH, length.into())));
+    response.headers_mut().extend(header.map(|length| (HEADER_LENGTH, length.into())));
     watched::tell(watched.as_ref(), &mut response);
     Ok(response)
 }

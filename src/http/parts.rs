@@ -15,6 +15,7 @@ use serde::Serialize;
 use super::access::Caller;
 use super::answer::{Held, Outcome, Refusal, Share};
 use super::app::App;
+use super::flow::flow_of;
 use super::pages::position_of;
 use super::paths::Names;
 use super::position::reached;
@@ -22,6 +23,7 @@ use super::wire::{self, Entry, Explain, Problem};
 use crate::engine::Terms;
 use crate::error::{Error, Result};
 use crate::pass::{self, Prepared};
+use crate::quota::Flow;
 use crate::registry::{Loaded, Which};
 use crate::request::{Answer, Content, Ranked};
 use crate::route::protocol::{
@@ -65,7 +67,8 @@ pub async fn parts(State(app): State<Arc<App>>, Extension(caller): Extension<Cal
         Some(feeds) if feeds.are_shared() => Keeping::Shared,
         Some(_) => Keeping::Alone,
     };
-    packed(&Holdings { is_ready: app.ready().is_ok(), updates, parts, wished }, None)
+    let holdings = Holdings { is_ready: app.ready().is_ok(), updates, parts, wished };
+    packed(&holdings, app.bodies.hold_answer(Flow::default(), 0)?)
 }
 
 /// One name for the bytes of all shards of a version, and which of them this is.
@@ -95,7 +98,8 @@ pub async fn pass(
 ) -> Outcome {
     let model = app.registry.get(&model, Which::Version(version))?;
     let timeout = timeout(request.headers())?;
-    app.engine.admits(timeout)?;
+    let flow = flow_of(&request);
+    app.engine.admits(|| flow, timeout)?;
     let position = header(request.headers(), POSITION_HEADER, "a position")?;
     let of_page = request.headers().get(VIEW_HEADER).cloned();
     let body = app.bodies.read_any(request).await?;
@@ -119,7 +123,7 @@ pub async fn pass(
         let call = read_call(body)?;
         Ok(match call.asked {
             Asked::Pass(request) => {
-                let terms = Terms { timeout, priority: call.priority };
+                let terms = Terms { timeout, priority: call.priority, flow, ..Terms::default() };
                 let prepared = pass::prepare(&seen, *request)?;
                 Called::Pass(Box::new(if is_on_card { prepared.ranked_apart() } else { prepared }), terms)
             }
@@ -129,14 +133,14 @@ pub async fn pass(
     });
     let (given, share) = match call.await? {
         Called::Pass(prepared, terms) => {
-            let share = app.bodies.hold_answer(prepared.cost().answer_bytes)?;
-            (passed(&app, &view, *prepared, terms).await?, share)
+            let share = app.bodies.hold_answer(flow, prepared.cost().answer_bytes)?;
+            (passed(&app, &view, (*prepared, terms), &share).await?, share)
         }
         Called::Item(item) => {
             let attributes = view.slot(item).map(|slot| text(&wire::attributes(&view, slot)));
-            (Replied::Text(attributes.transpose()?), None)
+            (Replied::Text(attributes.transpose()?), app.bodies.hold_answer(flow, 0)?)
         }
-        Called::Model => (Replied::Text(Some(text(&app.info(&model))?)), None),
+        Called::Model => (Replied::Text(Some(text(&app.info(&model))?)), app.bodies.hold_answer(flow, 0)?),
     };
     let (digest, shard) = identity(&model);
     packed(&PassReply { version: model.version(), digest, shard, view: position_of(&view), given }, share)
@@ -184,7 +188,7 @@ fn text(said: &impl Serialize) -> Result<String> {
 }
 
 /// Runs a pass, and writes what only this server can say of its answer.
-async fn passed(app: &App, view: &View, prepared: Prepared, terms: Terms) -> Result<Replied> {
+async fn passed(app: &App, view: &View, (prepared, terms): (Prepared, Terms), share: &Share) -> Result<Replied> {
     let columns = prepared.columns().to_vec();
     let answer = app.engine.answer(prepared, terms).await?;
     let degraded_rows = answer.degraded_rows;
@@ -192,7 +196,7 @@ async fn passed(app: &App, view: &View, prepared: Prepared, terms: Terms) -> Res
     let written = |ranked: Ranked| {
         let tasks = view.main().package.spec.tasks.iter().map(|task| task.name.as_str());
         let answer = Answer { content: Content::Items(ranked), degraded_rows, explain: None };
-        Ok::<_, Error>(Entry::items(answer, tasks, view.columns(), &columns)?.written())
+        Entry::items(answer, tasks, view.columns(), &columns)?.written(share)
     };
     let mut content = answer.content;
     let ranked = match &mut content {

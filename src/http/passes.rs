@@ -15,6 +15,7 @@ use super::audit::{self, Again};
 use super::bodies::{BodyMemory, Whole};
 use super::choice::{Asker, Choice, Chosen, Version};
 use super::cursor;
+use super::flow::flow_of;
 use super::form::Form;
 use super::pages::Page;
 use super::paths::{Names, PathNames};
@@ -24,11 +25,12 @@ use super::slow::Passed;
 use super::watched::{self, Watched};
 use super::wire::{
     self, EmbedRequest, EmbedResponse, Entry, Problem, RankRequest, Reply, Retrievals, RetrieveOneOrMany,
-    RetrieveResponse, RetrievedOneOrMany, Served, Shape,
+    RetrieveResponse, RetrievedOneOrMany, Served, Shape, Widths,
 };
 use crate::engine::Terms;
 use crate::error::{Kind, Result};
 use crate::pass::{self, Cost, Prepared};
+use crate::quota::Flow;
 use crate::registry::{Loaded, Which};
 use crate::request::{Answer, Request as Ask, Retrieve};
 use crate::view::View;
@@ -39,7 +41,7 @@ pub(super) const VERBS: [&str; 4] = ["retrieve", "rank", "embed", "pass"];
 /// `:retrieve`, `:rank` or `:embed` of the version that answers.
 pub async fn of_active(State(app): State<Arc<App>>, Names(model): Names<String>, request: Request) -> Outcome {
     // What cannot be in time need not be read; what the gate could not tell ends here.
-    app.engine.admits(None)?;
+    app.engine.admits(|| flow_of(&request), None)?;
     let choice = Choice::unpinned(&app, app.registry.unpinned(&model)?, &request).await?;
     dispatch(&app, choice, request).await
 }
@@ -63,20 +65,59 @@ pub async fn of_label(
 }
 
 async fn of_pinned(app: &Arc<App>, model: Arc<Loaded>, request: Request) -> Outcome {
-    app.engine.admits(None)?;
+    app.engine.admits(|| flow_of(&request), None)?;
     let choice = Choice::pinned(app, model, request.uri()).await?;
     dispatch(app, choice, request).await
 }
 
 async fn dispatch(app: &Arc<App>, choice: Choice, request: Request) -> Outcome {
     let verb = request.extensions().get::<PathNames>().map_or("", PathNames::call);
-    let (caller, form) = (request.extensions().get::<Caller>().cloned(), Form::of(&request));
+    let call = Call::of(&request);
     let (sent, body) = app.bodies.read_sent(request, sent_beside_json(verb)).await?;
     match verb {
-        "retrieve" => retrieve(app, choice, (sent, body), (caller, form)).await,
-        "rank" => rank(app, choice, body, form).await,
-        _ => embed(app, choice, body).await,
+        "retrieve" => retrieve(app, choice, (sent, body), call).await,
+        "rank" => rank(app, choice, body, call).await,
+        _ => embed(app, choice, body, call.flow).await,
     }
+}
+
+/// Who calls, and how the answer is to be read.
+pub(super) struct Call {
+    caller: Option<Caller>,
+    flow: Flow,
+    form: Form,
+}
+
+impl Call {
+    /// Of a request that was let in.
+    pub(super) fn of(request: &Request) -> Self {
+        let caller = request.extensions().get::<Caller>().cloned();
+        Call { caller, flow: flow_of(request), form: Form::of(request) }
+    }
+
+    /// The same, whose answer is text.
+    pub(super) fn as_text(self) -> Self {
+        Call { form: Form::Json, ..self }
+    }
+
+    fn terms(&self, terms: Terms) -> Terms {
+        Terms { flow: self.flow, ..terms }
+    }
+
+    /// Sets memory aside for answers of this cost, and for what writing them takes beside.
+    fn hold_answer(&self, app: &App, cost: Cost, widths: Widths) -> Result<Share> {
+        let written = match self.form {
+            Form::Json => widths.as_text(cost.items),
+            Form::Arrow(_) => widths.as_arrow(cost.items),
+        };
+        app.bodies.hold_answer(self.flow, cost.answer_bytes.saturating_add(written))
+    }
+}
+
+/// The largest values of the columns that a request asks for.
+pub(super) fn widths(prepared: &Prepared) -> Result<Widths> {
+    let (view, tasks) = (prepared.view(), prepared.view().main().package.spec.tasks.len());
+    Widths::of(&view.columns(), prepared.columns(), tasks)
 }
 
 /// What the body of a call may be written in beside JSON.
@@ -201,20 +242,15 @@ fn asked(
             description = "The share of the items that an answer must cover, else it is 503. Left out, a router has a bound of its own, a server none.")),
     request_body(content((inline(RetrieveOneOrMany) = "application/json"), (Vec<u8> = "application/vnd.apache.arrow.stream"))),
     responses((status = 200, content((inline(RetrievedOneOrMany) = "application/json"), (Vec<u8> = "application/vnd.apache.arrow.stream"))), (status = "default", body = Problem, content_type = "application/problem+json")))]
-async fn retrieve(
-    app: &Arc<App>,
-    choice: Choice,
-    (sent, body): (Sent, Whole),
-    (caller, form): (Option<Caller>, Form),
-) -> Outcome {
+async fn retrieve(app: &Arc<App>, choice: Choice, (sent, body): (Sent, Whole), call: Call) -> Outcome {
     let shared = app.clone();
     match app.asides.prepare(body, move |body| prepare_retrievals(&shared, &choice, (sent, body))).await? {
-        Asked::One(single) => one(app, *single, form).await,
+        Asked::One(single) => one(app, *single, call).await,
         Asked::Many(Chosen { version, watched, .. }, prepared) => {
             let told = app.served(&version.model, &version.view);
-            let (results, share, passed) = side_by_side(app, &told, prepared, (caller, watched.as_ref())).await?;
+            let (results, share, passed) = side_by_side(app, &told, prepared, (&call, watched.as_ref())).await?;
             let entries = results.into_iter().map(|r| r.unwrap_or_else(|e| problem(&e).into())).collect();
-            let answer = reply(Reply::many(told, entries), Timing::default(), share, form)?;
+            let answer = reply(Reply::many(told, entries), Timing::default(), share, call.form)?;
             let mut response = (Extension(passed), answer).into_response();
             watched::tell(watched.as_ref(), &mut response);
             Ok(response)
@@ -230,15 +266,18 @@ pub(super) async fn side_by_side(
     app: &Arc<App>,
     told: &Served,
     prepared: Vec<Ready>,
-    (caller, watched): (Option<Caller>, Option<&Watched>),
+    (call, watched): (&Call, Option<&Watched>),
 ) -> Result<(Vec<Result<Entry>>, Share, Passed)> {
-    if let Some(caller) = caller {
+    if let Some(caller) = &call.caller {
         caller.charge(prepared.len().saturating_sub(1));
     }
-    let costs = prepared.iter().flatten().map(|(prepared, ..)| prepared.cost());
-    let share = app.bodies.hold_answer(costs.fold(Cost::default(), Cost::plus).answer_bytes)?;
+    let (mut cost, mut widest) = (Cost::default(), Widths::default());
+    for (prepared, ..) in prepared.iter().flatten() {
+        (cost, widest) = (cost.plus(prepared.cost()), widest.or(widths(prepared)?));
+    }
+    let share = call.hold_answer(app, cost, widest)?;
     let calls = prepared.into_iter().map(|prepared| async {
-        let entry = entry(app, prepared).await;
+        let entry = entry(app, prepared, call, &share).await;
         if let Some(watched) = watched {
             watched.ended(entry.as_ref().err());
         }
@@ -258,10 +297,10 @@ pub(super) async fn side_by_side(
 }
 
 /// Answers one of a list of retrievals.
-async fn entry(app: &App, prepared: Ready) -> Result<Entry> {
+async fn entry(app: &App, prepared: Ready, call: &Call, share: &Share) -> Result<Entry> {
     let (prepared, terms, shape) = prepared?;
     let (columns, view) = (prepared.columns().to_vec(), prepared.view().clone());
-    items(app.engine.submit(prepared, terms).await?, &view, &columns, &shape)
+    items(app.engine.submit(prepared, call.terms(terms)).await?, (&view, &columns), &shape, share)
 }
 
 /// Has an answer held against those that it is to be held against, once it was given.
@@ -285,20 +324,20 @@ fn compare(
 }
 
 /// Makes the items of an answer ready to be written.
-fn items(answer: Answer, view: &View, columns: &[String], shape: &Shape) -> Result<Entry> {
+fn items(answer: Answer, (view, columns): (&View, &[String]), shape: &Shape, share: &Share) -> Result<Entry> {
     let tasks = view.main().package.spec.tasks.iter().map(|task| task.name.as_str());
     let entry = Entry::items(answer, tasks, view.columns(), columns)?;
-    if shape.is_table { entry.as_table() } else { Ok(entry) }
+    if shape.is_table { entry.as_table(share) } else { Ok(entry) }
 }
 
-async fn one(app: &Arc<App>, single: Single, form: Form) -> Outcome {
+async fn one(app: &Arc<App>, single: Single, call: Call) -> Outcome {
     let Single { prepared, terms, shape, model, again, page, watched, mirrored } = single;
-    let share = app.bodies.hold_answer(prepared.cost().answer_bytes)?;
+    let share = call.hold_answer(app, prepared.cost(), widths(&prepared)?)?;
     let told = app.served(&model, prepared.view());
     let (columns, view) = (prepared.columns().to_vec(), prepared.view().clone());
     let begun = Instant::now();
     let (prepared, is_asked) = prepared.explained();
-    let answer = app.engine.answer(prepared, terms).await;
+    let answer = app.engine.answer(prepared, call.terms(terms)).await;
     if let Some(watched) = &watched {
         watched.ended(answer.as_ref().err());
     }
@@ -310,9 +349,9 @@ async fn one(app: &Arc<App>, single: Single, form: Form) -> Outcome {
     if let Some(page) = page.filter(|_| cursor.is_some()) {
         app.pages.keep(&app.registry, &page);
     }
-    let entry = items(answer, &view, &columns, &shape)?.with_cursor(cursor);
+    let entry = items(answer, (&view, &columns), &shape, &share)?.with_cursor(cursor);
     let timing = Timing::of(entry.steps());
-    let mut response = (Extension(passed), reply(Reply::one(told, entry), timing, share, form)?).into_response();
+    let mut response = (Extension(passed), reply(Reply::one(told, entry), timing, share, call.form)?).into_response();
     watched::tell(watched.as_ref(), &mut response);
     Ok(response)
 }
@@ -324,7 +363,7 @@ async fn one(app: &Arc<App>, single: Single, form: Form) -> Outcome {
             description = "The share of the items that an answer must cover, else it is 503. Left out, a router has a bound of its own, a server none.")),
     request_body = RankRequest,
     responses((status = 200, content((RetrieveResponse = "application/json"), (Vec<u8> = "application/vnd.apache.arrow.stream"))), (status = "default", body = Problem, content_type = "application/problem+json")))]
-async fn rank(app: &Arc<App>, choice: Choice, body: Whole, form: Form) -> Outcome {
+async fn rank(app: &Arc<App>, choice: Choice, body: Whole, call: Call) -> Outcome {
     let shared = app.clone();
     let ranking = move |body: &[u8]| {
         let (request, terms, shape) = wire::rank(body)?;
@@ -334,7 +373,7 @@ async fn rank(app: &Arc<App>, choice: Choice, body: Whole, form: Form) -> Outcom
         Ok(Single { mirrored, ..single })
     };
     let single = app.asides.prepare(body, ranking).await?;
-    one(app, single, form).await
+    one(app, single, call).await
 }
 
 /// The query embedding of a user's features.
@@ -342,7 +381,7 @@ async fn rank(app: &Arc<App>, choice: Choice, body: Whole, form: Form) -> Outcom
         ("min_position" = Option<u64>, Query, description = "Waits until the updates up to this position are seen; through a router one a shard, with commas.")),
     request_body = EmbedRequest,
     responses((status = 200, body = EmbedResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
-async fn embed(app: &Arc<App>, choice: Choice, body: Whole) -> Outcome {
+async fn embed(app: &Arc<App>, choice: Choice, body: Whole, flow: Flow) -> Outcome {
     let shared = app.clone();
     let embedding = move |body: &[u8]| {
         let (request, terms) = wire::embed(body)?;
@@ -352,7 +391,7 @@ async fn embed(app: &Arc<App>, choice: Choice, body: Whole) -> Outcome {
     let Single { prepared, terms, model, watched, .. } = app.asides.prepare(body, embedding).await?;
     let told = app.served(&model, prepared.view());
     let begun = Instant::now();
-    let answer = app.engine.answer(prepared, terms).await;
+    let answer = app.engine.answer(prepared, Terms { flow, ..terms }).await;
     if let Some(watched) = &watched {
         watched.ended(answer.as_ref().err());
     }

@@ -13,6 +13,7 @@ use super::app::{App, Host};
 use super::call_id::CallId;
 use super::coding::{self, Encoders};
 use super::connections::Peer;
+use super::flow::flow;
 use super::layers;
 use super::parameters::check_known;
 use super::table::Matched;
@@ -65,6 +66,7 @@ async fn guard(State(host): State<Arc<dyn Host>>, mut request: Request, next: Ne
         _ => Ok(()),
     };
     request.extensions_mut().insert(matched);
+    request.extensions_mut().insert(flow(&caller, peer.map(|peer| peer.address.ip())));
     request.extensions_mut().insert(caller.clone());
     let mut response = match known {
         Ok(()) => next.run(request).await,

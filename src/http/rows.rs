@@ -7,6 +7,7 @@ use axum::extract::{Request, State};
 
 use super::answer::Outcome;
 use super::app::App;
+use super::flow::flow_of;
 use super::parts::{packed, speaks};
 use super::paths::Names;
 use super::wire::Problem;
@@ -14,6 +15,8 @@ use crate::embedding::tiers::slices::Neighbours as _;
 use crate::error::Error;
 use crate::route::rows::{answer_rows, read_rows_call, rows_bytes};
 
+/// Copies of the rows that there are at once: those that were copied out, and the body that they are sent in.
+const ROWS_COPIES: usize = 2;
 /// Rows of more bytes are copied where nobody else waits for it.
 const LONG_ANSWER_BYTES: usize = 256 << 10;
 
@@ -26,10 +29,11 @@ pub async fn rows(State(app): State<Arc<App>>, Names(model): Names<String>, requ
     speaks(request.headers())?;
     let none = || Error::not_found("this server holds no rows for others: its tables lie on one host");
     let peers = app.peers.clone().ok_or_else(none)?;
+    let flow = flow_of(&request);
     let body = app.bodies.read_any(request).await?;
     let call = read_rows_call(&body)?;
     let bytes = rows_bytes(&model, &call, peers.slices());
-    let share = app.bodies.hold_answer(bytes)?;
+    let share = app.bodies.hold_answer(flow, ROWS_COPIES * bytes)?;
     let reply = match bytes <= LONG_ANSWER_BYTES {
         true => answer_rows(&model, &call, peers.slices())?,
         false => app.asides.run(move || answer_rows(&model, &call, peers.slices())).await?,

@@ -15,6 +15,7 @@ use super::worst::Worst;
 use crate::engine::{Engine, Passes, Terms};
 use crate::error::{Error, Kind, Result};
 use crate::pass;
+use crate::quota::Flow;
 use crate::registry::Loaded;
 use crate::request::{Answer, Content, Explain, Priority, Rank, Ranked, Reading, Request, Retrieve};
 use crate::telemetry;
@@ -151,14 +152,15 @@ fn reading_of(request: &mut Request) -> Option<&mut Reading> {
 
 /// What a version of this server answers a request that nobody waits for, explained.
 pub(super) async fn asked_aside(engine: &Engine<Passes>, loaded: Arc<Loaded>, mut request: Request) -> Result<Answer> {
-    engine.admits(None)?;
+    engine.admits(Flow::default, None)?;
     if let Some(reading) = reading_of(&mut request) {
         reading.explain = true;
     }
     let view = loaded.view();
     let prepared = tokio::task::spawn_blocking(move || pass::prepare(&view, request));
     let prepared = prepared.await.map_err(|e| Error::internal(format!("a shadow's request: {e}")))??;
-    engine.submit(prepared, Terms { timeout: Some(TIMEOUT), priority: Priority::Batch }).await
+    let terms = Terms { timeout: Some(TIMEOUT), priority: Priority::Batch, is_background: true, ..Terms::default() };
+    engine.submit(prepared, terms).await
 }
 
 /// What a comparison found.

@@ -58,7 +58,7 @@ pub(super) fn of(view: &View, prepared: &Prepared) -> Cost {
     work_ns += results as f64 * (RESULT_NS + prepared.reading.columns.len() as f64 * CELL_NS);
     let answer_bytes = results * (RESULT_BYTES + 4 * tasks);
     let memory_bytes = candidates * (CANDIDATE_BYTES + 4 * tasks) + answer_bytes + prepared.bytes();
-    Cost { work_ns, memory_bytes, answer_bytes }
+    Cost { work_ns, memory_bytes, answer_bytes, items: results }
 }
 
 fn search_ns(view: &View, search: &Search) -> f64 {

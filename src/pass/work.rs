@@ -22,6 +22,8 @@ pub struct Cost {
     pub memory_bytes: usize,
     /// Those of them that its answer takes, until the client has read it.
     pub answer_bytes: usize,
+    /// Items of its answer at most.
+    pub items: usize,
 }
 
 impl Cost {
@@ -31,6 +33,7 @@ impl Cost {
             work_ns: self.work_ns + other.work_ns,
             memory_bytes: self.memory_bytes.saturating_add(other.memory_bytes),
             answer_bytes: self.answer_bytes.saturating_add(other.answer_bytes),
+            items: self.items.saturating_add(other.items),
         }
     }
 

@@ -19,6 +19,7 @@ use super::protocol::{
 use crate::error::{Error, Kind, Result};
 use crate::gather::{Said, Sharded};
 use crate::locks::locked;
+use crate::quota::Memory;
 use crate::request::{Priority, Request};
 use crate::snapshot::shard_of;
 use crate::units::ItemId;
@@ -54,6 +55,8 @@ pub struct Conditions {
     pub positions: Option<Arc<[u64]>>,
     /// Of a page: the view of each shard that it is of, and none of the first one's. Shards keep what they are asked of.
     pub views: Option<Arc<[ViewPosition]>>,
+    /// That of the answer, which counts what shards send; none for answers that are small.
+    pub memory: Option<Arc<Memory>>,
 }
 
 /// One request's way to the shards of an edition.
@@ -116,7 +119,7 @@ impl Asking<'_> {
             return Err(Error::unavailable(format!("shard {shard} of model `{}` has no server", self.edition.model)));
         }
         let out = call.out.as_ref().map_err(|why| Error::internal(why.to_string()))?;
-        let out = &Outgoing { sees: self.sees(shard)?, ..out.clone() };
+        let out = &Outgoing { sees: self.sees(shard)?, memory: self.terms.memory.clone(), ..out.clone() };
         let left = self.terms.deadline.saturating_duration_since(Instant::now());
         let is_partial = self.terms.min_coverage < 1.0;
         let wait = if is_partial && call.may_be_missing { left.mul_f64(SELECT_SHARE) } else { left };

@@ -13,7 +13,7 @@ use std::time::Duration;
 use axum::body::{Body, Bytes, to_bytes};
 use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, RETRY_AFTER};
 use axum::http::{HeaderValue, Method, Request, Response, StatusCode};
-use hyper::body::Incoming;
+use hyper::body::{Body as _, Incoming};
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -24,9 +24,12 @@ use super::protocol::{MEDIA_TYPE, TIMEOUT_HEADER, problem};
 use super::tls::Connector;
 use crate::error::{Error, Kind, Result};
 use crate::locks::locked;
+use crate::quota::Memory;
 
 /// Longest answer of a server, in bytes.
 const ANSWER_BYTES_MAX: usize = 256 << 20;
+/// Copies of an answer that there are at once: as it came, and as it was read.
+const ANSWER_COPIES: u64 = 2;
 /// Connections that are kept though nobody uses them.
 const IDLE_MAX: usize = 256;
 /// The header of a call that happens once, however often it is sent.
@@ -88,6 +91,8 @@ pub(super) struct Outgoing {
     pub(super) form: Form,
     /// The headers that say what the answer must see.
     pub(super) sees: Vec<(&'static str, HeaderValue)>,
+    /// What the answer is counted in, where it may be large.
+    pub(super) memory: Option<Arc<Memory>>,
 }
 
 /// The form of a call and of the answer to it.
@@ -102,7 +107,7 @@ pub(super) enum Form {
 impl Outgoing {
     /// A call of the protocol.
     pub(super) fn pass(path: String, body: Option<Bytes>) -> Self {
-        Outgoing { path, body, form: Form::Pass, sees: Vec::new() }
+        Outgoing { path, body, form: Form::Pass, sees: Vec::new(), memory: None }
     }
 
     /// A call as anybody makes it.
@@ -111,7 +116,7 @@ impl Outgoing {
         (body, media_type): (Option<Bytes>, &'static str),
         key: Option<HeaderValue>,
     ) -> Self {
-        Outgoing { path, body, form: Form::Plain(media_type, key), sees: Vec::new() }
+        Outgoing { path, body, form: Form::Plain(media_type, key), sees: Vec::new(), memory: None }
     }
 
     fn media_type(&self) -> &'static str {
@@ -265,6 +270,11 @@ impl Client {
         is_sent: &AtomicBool,
     ) -> Result<Bytes> {
         let (head, body) = response.into_parts();
+        if let Some(memory) = &call.memory {
+            // A server of this protocol says how long its answer is.
+            let bytes = body.size_hint().exact().unwrap_or(ANSWER_BYTES_MAX as u64);
+            memory.add(bytes.saturating_mul(ANSWER_COPIES))?;
+        }
         let read = kept.wire.with(to_bytes(Body::new(body), ANSWER_BYTES_MAX)).await;
         let body = read.map_err(|e| self.broken(e))?;
         let mut idle = self.idle();

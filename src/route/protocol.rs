@@ -134,9 +134,20 @@ impl Written {
     }
 
     /// Adds the next item's.
-    pub fn push(&mut self, text: &[u8]) {
+    ///
+    /// # Errors
+    /// `TooCostly` beyond the 32 bits of the protocol.
+    pub fn push(&mut self, text: &[u8]) -> Result<()> {
+        let end = self.text.len() + text.len();
+        let end = u32::try_from(end).map_err(|_| {
+            let most = u32::MAX;
+            Error::too_costly(format!(
+                "the columns of the items take {end} bytes, expected at most {most} from one shard"
+            ))
+        })?;
         self.text.extend_from_slice(text);
-        self.ends.push(self.text.len() as u32);
+        self.ends.push(end);
+        Ok(())
     }
 }
 
@@ -204,7 +215,10 @@ pub struct Holding {
 /// # Errors
 /// `Internal` for what the format has not.
 pub fn write(body: &impl Serialize) -> Result<Vec<u8>> {
-    postcard::to_allocvec(body).map_err(|e| Error::internal(format!("a body that cannot be written: {e}")))
+    // Of its size at once: one that grows would take twice the memory.
+    let bytes = postcard::experimental::serialized_size(body);
+    let written = bytes.and_then(|bytes| postcard::to_extend(body, Vec::with_capacity(bytes)));
+    written.map_err(|e| Error::internal(format!("a body that cannot be written: {e}")))
 }
 
 /// Reads a body.
@@ -353,7 +367,7 @@ mod tests {
             assert_eq!(read_call(&write(&call).unwrap()).unwrap(), call);
         }
         let mut rest = Written::default();
-        [&b"ab"[..], b"", b"c"].iter().for_each(|text| rest.push(text));
+        [&b"ab"[..], b"", b"c"].iter().for_each(|text| rest.push(text).unwrap());
         let ranked = Ranked {
             slots: vec![Slot(3)],
             ids: vec![ItemId(1), ItemId(2), ItemId(3)],

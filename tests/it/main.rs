@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod access;
+mod answers;
 mod bench;
 mod browse;
 mod candidate_sequences;

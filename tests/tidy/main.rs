@@ -21,6 +21,7 @@ const LAYERS: &[(&str, u8, &[&str])] = &[
     ("limits", 0, &[]),
     ("locks", 0, &[]),
     ("packed", 0, &["units"]),
+    ("quota", 0, &["error"]),
     ("tensor", 0, &["error"]),
     ("telemetry", 0, &["error"]),
     ("request", 1, &[]),

@@ -20,7 +20,7 @@ fn ms(ms: f64) -> Duration {
 
 #[derive(Clone, Debug)]
 enum Step {
-    Push { priority: Priority, group: usize, needs_fetch: bool, price_ms: f64, timeout_ms: f64 },
+    Push { priority: Priority, flow: u64, group: usize, needs_fetch: bool, price_ms: f64, timeout_ms: f64 },
     Lend { price_ms: f64, is_ready: usize },
     Take(usize),
     Finish { worker: usize, share: f64 },
@@ -34,8 +34,8 @@ fn step() -> impl Strategy<Value = Step> {
     let priority = prop_oneof![3 => Just(Priority::Interactive), 1 => Just(Priority::Batch)];
     let price_ms = prop_oneof![8 => 0.05..8.0, 1 => 8.0..19.0, 1 => 21.0..200.0];
     prop_oneof![
-        8 => (priority, 0..3usize, prop::bool::weighted(0.3), price_ms, 1.0..1000.0f64).prop_map(
-            |(priority, group, needs_fetch, price_ms, timeout_ms)| Step::Push { priority, group, needs_fetch, price_ms, timeout_ms }
+        8 => (priority, 0..4u64, 0..3usize, prop::bool::weighted(0.3), price_ms, 1.0..1000.0f64).prop_map(
+            |(priority, flow, group, needs_fetch, price_ms, timeout_ms)| Step::Push { priority, flow, group, needs_fetch, price_ms, timeout_ms }
         ),
         3 => (0.05..40.0, 0..=WORKERS).prop_map(|(price_ms, is_ready)| Step::Lend { price_ms, is_ready }),
         6 => (0..WORKERS).prop_map(Step::Take),
@@ -82,9 +82,19 @@ impl Book {
 
     fn step(&mut self, step: &Step) {
         match *step {
-            Step::Push { priority, group, needs_fetch, price_ms, timeout_ms } => {
+            Step::Push { priority, flow, group, needs_fetch, price_ms, timeout_ms } => {
                 let (arrived, deadline) = (self.now, self.now + ms(timeout_ms));
-                self.push(Ask { priority, group, needs_fetch, price: ms(price_ms), arrived, deadline });
+                let (flow, is_background) = (Flow(flow), priority == Priority::Batch && group == 2);
+                self.push(Ask {
+                    priority,
+                    flow,
+                    is_background,
+                    group,
+                    needs_fetch,
+                    price: ms(price_ms),
+                    arrived,
+                    deadline,
+                });
             }
             Step::Lend { price_ms, is_ready } => self.lend(ms(price_ms), is_ready),
             Step::Take(worker) if self.running[worker].is_empty() => self.take(worker),
@@ -120,7 +130,16 @@ impl Book {
 
     fn lend(&mut self, price: Duration, is_ready: usize) {
         let (arrived, deadline) = (self.now, self.now + ms(1000.0));
-        let ask = Ask { priority: Priority::Interactive, group: 0, needs_fetch: false, price, arrived, deadline };
+        let ask = Ask {
+            priority: Priority::Interactive,
+            flow: Flow(0),
+            is_background: false,
+            group: 0,
+            needs_fetch: false,
+            price,
+            arrived,
+            deadline,
+        };
         let is_idle = self.running.iter().enumerate().any(|(worker, jobs)| jobs.is_empty() && worker >= is_ready);
         let is_short = self.queue.pace.predict(price) <= LENT_TIME;
         let may = is_idle && self.queue.waiting() == 0 && is_short && price <= self.queue.bounds.dear;
@@ -136,7 +155,8 @@ impl Book {
     }
 
     fn take(&mut self, worker: usize) {
-        let in_lane: Vec<usize> = self.queue.lanes.iter().flatten().map(|lane| lane.entries.len()).collect();
+        let in_lane: Vec<usize> =
+            self.queue.waiting.iter().flat_map(|fair| KINDS.map(|kind| fair.len_of(kind))).collect();
         let Taken { batch, expired } = self.queue.take(worker, self.now);
         for entry in &expired {
             assert!(self.now > entry.latest_start, "refused although it could be done");
@@ -147,8 +167,10 @@ impl Book {
             assert_eq!(self.at.insert(entry.job, (At::Running, entry.ask)).unwrap().0, At::Lane);
         }
         let Some(first) = batch.first().map(|entry| entry.ask) else {
-            let dear_waits = self.queue.lanes.iter().any(|lanes| lanes[2].entries.len() + expired.len() > 0);
-            let is_blocked = self.queue.dear_running() == self.queue.dear_slots() && dear_waits;
+            let dear_waits = self.queue.waiting.iter().any(|fair| fair.len_of(Kind::Dear) + expired.len() > 0);
+            let is_blocked = self.queue.dear_running() == self.queue.dear_slots() && dear_waits
+                // One caller holds all but this one, which is left to others.
+                || self.queue.running.iter().flatten().filter(|running| running.flow.is_some()).count() + 1 >= WORKERS;
             assert!(self.queue.waiting() == 0 || is_blocked, "a worker idles while it could run something");
             return;
         };
@@ -198,7 +220,17 @@ impl Book {
     fn withdraw(&mut self, id: u64) {
         let was = self.at.get(&id).map(|(at, _)| *at);
         let waits = matches!(was, Some(At::Fetch | At::Lane));
-        let entry = self.queue.withdraw(id);
+        let any = Ask {
+            priority: Priority::Interactive,
+            flow: Flow(0),
+            is_background: false,
+            group: 0,
+            needs_fetch: false,
+            price: ms(1.0),
+            arrived: self.now,
+            deadline: self.now,
+        };
+        let entry = self.queue.withdraw(id, &self.at.get(&id).map_or(any, |(_, ask)| *ask));
         assert_eq!(entry.map(|entry| entry.job), waits.then_some(id));
         if waits {
             self.at.get_mut(&id).unwrap().0 = At::Gone;
@@ -211,9 +243,9 @@ impl Book {
         assert_eq!(self.queue.waiting(), count(At::Lane));
         assert_eq!(self.queue.fetching(), count(At::Fetch) + count(At::Fetching));
         assert_eq!(self.queue.running.iter().flatten().count(), self.running.iter().filter(|r| !r.is_empty()).count());
-        for lane in self.queue.lanes.iter().flatten().chain([&self.queue.to_fetch]) {
-            assert_eq!(lane.price, lane.entries.values().map(|entry| entry.ask.price).sum::<Duration>());
-        }
+        let to_fetch = &self.queue.to_fetch;
+        assert_eq!(to_fetch.price, to_fetch.entries.values().map(|entry| entry.ask.price).sum::<Duration>());
+        self.queue.waiting.iter().for_each(Fair::check);
         // Swarms of fetched ones are let in above the bound of each priority.
         assert!(self.queue.waiting() <= 3 * 64 && self.queue.fetching() <= 64);
         let factor = self.queue.pace.factor();
@@ -225,6 +257,8 @@ impl Book {
         self.queue.close();
         let ask = Ask {
             priority: Priority::Interactive,
+            flow: Flow(0),
+            is_background: false,
             group: 0,
             needs_fetch: false,
             price: ms(1.0),
@@ -310,12 +344,13 @@ struct Storm {
 
 #[derive(Clone, Copy)]
 struct Load {
+    flow: Flow,
     price_ms: f64,
     priority: Priority,
     timeout_ms: f64,
 }
 
-const PLAIN: Load = Load { price_ms: 2.0, priority: Priority::Interactive, timeout_ms: 1000.0 };
+const PLAIN: Load = Load { flow: Flow(0), price_ms: 2.0, priority: Priority::Interactive, timeout_ms: 1000.0 };
 
 #[derive(Clone, Debug, Default)]
 struct Outcome {
@@ -389,10 +424,11 @@ impl Storm {
             } else if now_s > self.seconds {
                 break;
             } else {
-                let (rate, Load { price_ms, priority, timeout_ms }) = self.loads[load];
+                let (rate, Load { flow, price_ms, priority, timeout_ms }) = self.loads[load];
                 next[load] += dice.exponential() / rate;
                 let (price, deadline) = (ms(price_ms), now + ms(timeout_ms));
-                let ask = Ask { priority, group: 0, needs_fetch: false, price, arrived: now, deadline };
+                let (is_background, group, needs_fetch) = (false, 0, false);
+                let ask = Ask { priority, flow, is_background, group, needs_fetch, price, arrived: now, deadline };
                 outcomes[load].offered += usize::from(is_counted(&ask));
                 match queue.admit(&ask, now) {
                     Ok(latest_start) => drop(queue.push(load, ask, latest_start, now)),
@@ -489,7 +525,7 @@ fn short_deadlines_are_kept_or_refused_at_once() {
 
 #[test]
 fn batch_requests_take_what_is_left_and_never_starve() {
-    let batch = Load { price_ms: 8.0, priority: Priority::Batch, timeout_ms: 60_000.0 };
+    let batch = Load { price_ms: 8.0, priority: Priority::Batch, timeout_ms: 60_000.0, ..PLAIN };
     for (interactive_per_s, least_share, most_share) in [(1500.0, 0.04, 0.09), (400.0, 0.5, 0.65)] {
         let loads = vec![(interactive_per_s, PLAIN), (2000.0, batch)];
         let outcomes = Storm { workers: 2, loads, truth: |_| 1.0, seconds: 20.0 }.run();
@@ -514,6 +550,110 @@ fn cheap_requests_keep_their_time_beside_dear_ones() {
 }
 
 #[test]
+fn one_callers_storm_delays_that_caller() {
+    // Requests of each price up to the dearest that are no dear ones, thirty times what the workers can do.
+    let calm = Load { flow: Flow(1), ..PLAIN };
+    let alone = &Storm { workers: 2, loads: vec![(50.0, calm)], truth: |_| 1.0, seconds: 20.0 }.run()[0];
+    for (price_ms, batch_ms) in [(2.0, 30.0), (8.0, 0.0), (19.0, 0.0)] {
+        let storm = Load { price_ms, ..PLAIN };
+        let loads = vec![(50.0, calm), (30.0 * 2000.0 / price_ms, storm)];
+        let outcomes = Storm { workers: 2, loads, truth: |_| 1.0, seconds: 20.0 }.run();
+        let (beside, storm) = (&outcomes[0], &outcomes[1]);
+        let case = format!("{price_ms} ms: {}, p99 {} ms, {} alone", beside.counts(), beside.p99_ms(), alone.p99_ms());
+        assert!(beside.good as f64 >= 0.99 * beside.offered as f64, "{case}");
+        // Of short ones several are run together, for 10 ms by their price.
+        assert!(beside.p99_ms() <= 3.0 * alone.p99_ms() + batch_ms, "{case}");
+        // And what is left of the workers is not left idle.
+        let share = storm.good as f64 * price_ms / (2.0 * 20_000.0);
+        assert!(share > 0.45, "{price_ms} ms: the storm had {share} of the workers");
+    }
+}
+
+#[test]
+fn callers_that_storm_alike_are_answered_alike() {
+    let of = |flow: u64, price_ms: f64| (20_000.0 / price_ms, Load { flow: Flow(flow), price_ms, ..PLAIN });
+    let loads = vec![of(1, 1.0), of(2, 4.0), of(3, 4.0)];
+    let outcomes = Storm { workers: 2, loads: loads.clone(), truth: |_| 1.0, seconds: 10.0 }.run();
+    let shares: Vec<f64> =
+        outcomes.iter().zip(&loads).map(|(of, (_, load))| of.good as f64 * load.price_ms / 20_000.0).collect();
+    assert!(shares.iter().all(|share| (0.27..0.39).contains(share)), "{shares:?}");
+}
+
+#[test]
+fn one_caller_leaves_room_in_a_full_queue() {
+    let now = Instant::now();
+    let mut queue = Queue::new(Bounds { waiting: 340, ..bounds(2) }, now);
+    let ask = |flow: u64| Ask {
+        priority: Priority::Interactive,
+        flow: Flow(flow),
+        is_background: false,
+        group: 0,
+        needs_fetch: false,
+        price: ms(0.01),
+        arrived: now,
+        deadline: now + ms(1000.0),
+    };
+    let mut push =
+        |flow: u64| queue.admit(&ask(flow), now).map(|latest_start| queue.push(flow, ask(flow), latest_start, now));
+    let taken = (0..1000).filter(|_| push(1).is_ok()).count();
+    assert_eq!(taken, 320, "16 of 17 places");
+    assert_eq!((0..1000).filter(|_| push(2).is_ok()).count(), 19);
+    assert_eq!(push(3), Ok(339));
+    assert_eq!(push(4), Err(Refused::Full(340)));
+}
+
+#[test]
+fn what_nobody_waits_for_ends_where_a_caller_would_be_refused() {
+    let start = Instant::now();
+    let ask = |is_background: bool, price_ms: f64, now: Instant| Ask {
+        priority: if is_background { Priority::Batch } else { Priority::Interactive },
+        flow: Flow(u64::from(is_background)),
+        is_background,
+        group: 0,
+        needs_fetch: false,
+        price: ms(price_ms),
+        arrived: now,
+        deadline: now + ms(if is_background { 30_000.0 } else { 1000.0 }),
+    };
+    for (workers, background_ms, own_ms, after_ms, overtakes) in [
+        // Dear ones have one worker of two: that of the audit.
+        (2, 3000.0, 600.0, 10.0, true),
+        (1, 3000.0, 600.0, 10.0, true),
+        (1, 3000.0, 1.0, 10.0, true),
+        // It is worth waiting for what ends in time, and where another worker is idle nothing has to end.
+        (1, 100.0, 1.0, 10.0, false),
+        (2, 3000.0, 1.0, 10.0, false),
+        // Nobody knows when what runs over will end.
+        (1, 100.0, 1.0, 200.0, true),
+    ] {
+        let mut queue = Queue::new(bounds(workers), start);
+        let background = ask(true, background_ms, start);
+        let latest_start = queue.admit(&background, start).unwrap();
+        queue.push(0, background, latest_start, start);
+        assert_eq!(queue.take(0, start).batch.len(), 1);
+        let now = start + ms(after_ms);
+        let own = ask(false, own_ms, now);
+        let case = format!("{workers} workers, {background_ms} ms behind {own_ms} ms");
+        assert!(!queue.overtake(&ask(true, own_ms, now), now), "{case}: neither is waited for");
+        assert_eq!(queue.overtake(&own, now), overtakes, "{case}");
+        assert!(queue.admit(&own, now).is_ok(), "{case}");
+    }
+    // Once is enough, and what it would not help ends nothing.
+    let mut queue = Queue::new(bounds(1), start);
+    let background = ask(true, 3000.0, start);
+    let latest_start = queue.admit(&background, start).unwrap();
+    queue.push(0, background, latest_start, start);
+    assert_eq!(queue.take(0, start).batch.len(), 1);
+    for n in 1.. {
+        let own = ask(false, 15.0, start);
+        let overtakes = queue.overtake(&own, start);
+        assert_eq!(overtakes, n == 1);
+        let Ok(latest_start) = queue.admit(&own, start) else { break };
+        queue.push(n, own, latest_start, start);
+    }
+}
+
+#[test]
 fn a_wrong_pace_mends_itself_though_all_is_refused() {
     let start = Instant::now();
     let mut queue: Queue<()> = Queue::new(bounds(2), start);
@@ -528,7 +668,16 @@ fn a_wrong_pace_mends_itself_though_all_is_refused() {
         now += ms(10.0);
         let (arrived, deadline) = (now, now + ms(20.0));
         let (priority, price) = (Priority::Interactive, ms(1.0));
-        let ask = Ask { priority, group: 0, needs_fetch: false, price, arrived, deadline };
+        let ask = Ask {
+            priority,
+            flow: Flow(0),
+            is_background: false,
+            group: 0,
+            needs_fetch: false,
+            price,
+            arrived,
+            deadline,
+        };
         let Ok(latest_start) = queue.admit(&ask, now) else { continue };
         taken_in += 1;
         queue.push((), ask, latest_start, now);
@@ -544,6 +693,8 @@ fn what_is_brief_is_told_by_the_time_that_a_core_was_had() {
     let mut queue = Queue::<u64>::new(bounds(1), now);
     let of = |price: Duration, now: Instant| Ask {
         priority: Priority::Interactive,
+        flow: Flow(0),
+        is_background: false,
         group: 0,
         needs_fetch: false,
         price,

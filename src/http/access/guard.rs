@@ -150,6 +150,13 @@ impl AccessControl {
         role < Role::Admin || door == Door::Admin || !self.has_admin_door
     }
 
+    /// Whose key this is, whatever it may do.
+    pub(in crate::http) fn caller(&self, secret: Option<&[u8]>) -> Caller {
+        let Some(kept) = &self.kept else { return Caller(Who::Anybody) };
+        let key = secret.and_then(|secret| kept.keys.load().of(secret).cloned());
+        Caller(key.map_or(Who::Nobody, Who::Key))
+    }
+
     /// Who calls, where the call is theirs to make: without counting it.
     ///
     /// # Errors

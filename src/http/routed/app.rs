@@ -12,6 +12,7 @@ use super::super::options::Options;
 use super::super::shadow::Shadows;
 use super::super::traces::Traces;
 use crate::error::{Error, Result};
+use crate::quota::Flow;
 use crate::route::Fleet;
 
 /// The shards, behind an edge.
@@ -59,7 +60,7 @@ impl Host for RouterApp {
         &self.entrance
     }
 
-    fn admits(&self) -> Result<()> {
+    fn admits(&self, _flow: &dyn Fn() -> Flow) -> Result<()> {
         self.fleet.admits()
     }
 }

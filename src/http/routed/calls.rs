@@ -1,6 +1,7 @@
 //! The calls of a router, one function each.
 
 use std::collections::BTreeMap;
+use std::mem::take;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,10 +13,11 @@ use futures_util::stream::{self, StreamExt as _};
 use tokio::time::Instant;
 
 use super::super::access::Caller;
-use super::super::answer::{Outcome, Refusal, Timing, json, problem, reply};
+use super::super::answer::{Outcome, Refusal, Share, Timing, json, problem, reply};
 use super::super::app::Host as _;
 use super::super::choice::Asker;
 use super::super::cursor;
+use super::super::flow::flow_of;
 use super::super::form::Form;
 use super::super::parameters::min_coverage;
 use super::super::passes::{retrievals, sent_beside_json};
@@ -25,7 +27,7 @@ use super::super::watched::{self, Watched};
 use super::super::wire::{
     self, Entry, HeldShard, InferenceReady, ItemResponse, LabelList, MissingShard, ModelList, Problem, Reply,
     Retrievals, Served, ShadowResponse, Shape, ShardsResponse, SlowResponse, UnavailableModel, VersionInfo,
-    VersionList, traffic_info,
+    VersionList, WrittenRows, traffic_info,
 };
 use super::super::worst::WINDOW;
 use super::app::RouterApp;
@@ -34,11 +36,12 @@ use super::explain::explain;
 use super::following::Following;
 use super::info::info;
 use super::pages::RoutedPage;
+use super::sizes::{bytes, held};
 use crate::engine::Terms;
 use crate::error::{Error, Kind, Result};
 use crate::gather::Gathered;
-use crate::request::{Answer, Rank, Retrieve};
-use crate::route::protocol::Written;
+use crate::quota::Flow;
+use crate::request::{Answer, Retrieve};
 use crate::route::{Beside, Conditions, Errand, Offering, Pin};
 use crate::telemetry::printable;
 use crate::traffic::Side;
@@ -48,12 +51,6 @@ use crate::units::ItemId;
 const AT_ONCE: usize = 16;
 /// Says how much of the items an answer covers that does not cover all.
 const COVERAGE: HeaderName = HeaderName::from_static("sterling-coverage");
-/// Memory of a candidate and of a result on their way through, in bytes.
-const CANDIDATE_BYTES: usize = 48;
-const RESULT_BYTES: usize = 256;
-/// Candidates of a request that does not say.
-const CANDIDATES: usize = 1000;
-
 /// `:retrieve`, `:rank` or `:embed` of the version that answers.
 pub(super) async fn of_active(
     State(app): State<Arc<RouterApp>>,
@@ -101,8 +98,8 @@ async fn dispatch(app: &Arc<RouterApp>, (model, pin): (&str, Pin<'_>), request: 
     let seen = positions(request.uri(), "min_position", choice.version().shards())?.map(Arc::from);
     let (arrived, at_least) =
         (Instant::now(), min_coverage(request.uri())?.unwrap_or(app.fleet().options().min_coverage));
-    let caller = request.extensions().get::<Caller>().cloned();
-    let (call, form) = (Call { app, model, pin, arrived, at_least, seen: &seen }, Form::of(&request));
+    let (caller, flow) = (request.extensions().get::<Caller>().cloned(), flow_of(&request));
+    let (call, form) = (Call { app, model, pin, arrived, at_least, seen: &seen, flow }, Form::of(&request));
     let (sent, body) = app.bodies.read_sent(request, sent_beside_json(verb)).await?;
     let memory = app.bodies.memory();
     match verb {
@@ -172,6 +169,7 @@ struct Call<'a> {
     at_least: f64,
     /// The positions that are to be seen.
     seen: &'a Option<Arc<[u64]>>,
+    flow: Flow,
 }
 
 impl Call<'_> {
@@ -183,16 +181,17 @@ impl Call<'_> {
             min_coverage: self.at_least,
             positions: self.seen.clone(),
             views: None,
+            memory: None,
         }
     }
 
     /// One retrieval or ranking.
     async fn one(&self, work: Errand, mut chosen: RoutedChosen, (terms, shape): (Terms, Shape), form: Form) -> Outcome {
-        let share = self.app.bodies.hold_answer(bytes(&work))?;
+        let share = self.app.bodies.hold_answer(self.flow, bytes(&work))?;
         let following = Following::of(self.app, self.model, &work, &mut chosen);
         let RoutedChosen { version, watched, .. } = chosen;
         let begun = Instant::now();
-        let answer = self.entry((version.clone(), self.pin), work, (self.terms(terms), &shape), None).await;
+        let answer = self.entry((version.clone(), self.pin), work, (self.terms(terms), &shape, &share), None).await;
         let is_its = |told: &Served| (told.version, &*told.digest) == (version.version(), version.digest());
         let watched = ended(watched, answer.as_ref().map(|(told, _)| is_its(told)));
         let (told, entry) = answer?;
@@ -216,9 +215,10 @@ impl Call<'_> {
         let text = shape.cursor.as_deref().unwrap_or_default();
         let page = RoutedPage::of((self.app, self.model), version, &mut retrieve, text).await?;
         let work = Errand::Retrieve(retrieve);
-        let share = self.app.bodies.hold_answer(bytes(&work))?;
+        let share = self.app.bodies.hold_answer(self.flow, bytes(&work))?;
         let pinned = (page.version.clone(), Pin::Version(page.version.version()));
-        let (told, entry) = self.entry(pinned, work, (page.terms(self.terms(terms)), &shape), Some(&page)).await?;
+        let (told, entry) =
+            self.entry(pinned, work, (page.terms(self.terms(terms)), &shape, &share), Some(&page)).await?;
         let timing = Timing::of(entry.steps());
         Ok(reply(Reply::one(told, entry), timing, share, form)?)
     }
@@ -226,15 +226,15 @@ impl Call<'_> {
     /// Each of a list of retrievals, all of them of one version: where that goes meanwhile, all of them once more, of another.
     async fn many(&self, requests: Vec<Result<Asked>>, chosen: RoutedChosen, form: Form) -> Outcome {
         let held = requests.iter().flatten().map(|(retrieve, ..)| held(retrieve)).fold(0, usize::saturating_add);
-        let share = self.app.bodies.hold_answer(held)?;
+        let share = self.app.bodies.hold_answer(self.flow, held)?;
         let RoutedChosen { mut version, mut watched, .. } = chosen;
-        let mut results = self.each(&requests, &version).await;
+        let mut results = self.each(&requests, &version, &share).await;
         let is_lost = |r: &Result<(Served, Entry)>| r.as_ref().is_err_and(|e| e.kind().is_retryable());
         if results.iter().any(is_lost)
             && let Some(other) = self.in_place_of(&version, watched.as_ref())?
         {
             (version, watched) = (other, None);
-            results = self.each(&requests, &version).await;
+            results = self.each(&requests, &version, &share).await;
         }
         if let Some(watched) = &watched {
             results.iter().for_each(|result| watched.ended(result.as_ref().err()));
@@ -280,7 +280,12 @@ impl Call<'_> {
         Ok((!stays && !by_now.is_same(version)).then_some(by_now))
     }
 
-    async fn each(&self, requests: &[Result<Asked>], version: &Arc<Offering>) -> Vec<Result<(Served, Entry)>> {
+    async fn each(
+        &self,
+        requests: &[Result<Asked>],
+        version: &Arc<Offering>,
+        share: &Share,
+    ) -> Vec<Result<(Served, Entry)>> {
         let pin = Pin::Version(version.version());
         let copies: Vec<Result<Asked>> =
             requests.iter().map(|request| request.as_ref().cloned().map_err(Error::again)).collect();
@@ -288,7 +293,7 @@ impl Call<'_> {
             let (retrieve, terms, shape) = request?;
             cursor::alone(shape.cursor.as_ref())?;
             let work = Errand::Retrieve(Box::new(retrieve));
-            self.entry((version.clone(), pin), work, (self.terms(terms), &shape), None).await
+            self.entry((version.clone(), pin), work, (self.terms(terms), &shape, share), None).await
         });
         stream::iter(calls).buffered(AT_ONCE).collect().await
     }
@@ -298,9 +303,10 @@ impl Call<'_> {
         &self,
         version: (Arc<Offering>, Pin<'_>),
         work: Errand,
-        (terms, shape): (Conditions, &Shape),
+        (terms, shape, share): (Conditions, &Shape, &Share),
         page: Option<&RoutedPage>,
     ) -> Result<(Served, Entry)> {
+        let terms = Conditions { memory: Some(share.clone()), ..terms };
         let (served, mut gathered) = self.app.fleet().work(self.model, version, work, terms).await?;
         let cursor = page.map(|page| page.cut(&mut gathered)).transpose()?.flatten();
         let mut positions = vec![0; served.shards()];
@@ -322,12 +328,12 @@ impl Call<'_> {
                 .increment(gathered.again as u64);
         }
         let explained = explain(&gathered);
-        let (ranked, rest) = (gathered.ranked(), rest(&gathered));
+        let ranked = gathered.ranked();
         if let Some(x) = ranked.scores.iter().chain(&ranked.similarities).find(|x| !x.is_finite()) {
             return Err(Error::internal(format!("a shard sent an item that is worth {x}")));
         }
-        let entry = Entry::gathered(ranked, rest, explained, gathered.degraded_rows);
-        let entry = if shape.is_table { entry.as_table()? } else { entry };
+        let entry = Entry::gathered(ranked, rest(&mut gathered), explained, gathered.degraded_rows);
+        let entry = if shape.is_table { entry.as_table(share)? } else { entry };
         Ok((told, entry.with_cursor(cursor)))
     }
 }
@@ -348,28 +354,10 @@ fn lowest(some: &[u64], others: &[u64]) -> Vec<u64> {
 }
 
 /// What the items of all shards say besides ids and scores, in their order.
-fn rest(gathered: &Gathered<Beside>) -> Written {
-    let mut rest = Written::default();
-    for &(part, at) in &gathered.order {
-        rest.push(gathered.parts[part].beside.as_ref().map_or(&[][..], |beside| beside.rest.of(at)));
-    }
-    rest
-}
-
-/// About what an answer takes while it is put together.
-fn bytes(work: &Errand) -> usize {
-    match work {
-        Errand::Retrieve(retrieve) => held(retrieve),
-        Errand::Rank(rank) => {
-            let Rank { items, .. } = &**rank;
-            items.len().saturating_mul(RESULT_BYTES)
-        }
-    }
-}
-
-fn held(retrieve: &Retrieve) -> usize {
-    let candidates = retrieve.candidates.unwrap_or(CANDIDATES).max(retrieve.k);
-    candidates.saturating_mul(CANDIDATE_BYTES).saturating_add(retrieve.k.saturating_mul(RESULT_BYTES))
+fn rest(gathered: &mut Gathered<Beside>) -> WrittenRows {
+    let besides = gathered.parts.iter_mut().map(|part| part.beside.as_mut());
+    let parts = besides.map(|beside| beside.map(|beside| take(&mut beside.rest)).unwrap_or_default()).collect();
+    WrittenRows::new(parts, take(&mut gathered.order))
 }
 
 fn covering(coverage: f64, mut response: Response) -> Response {
@@ -442,7 +430,8 @@ pub(super) async fn item(
     let deadline = Instant::now() + Duration::from_millis(app.fleet().options().timeout_ms);
     let shards = app.fleet().get(&model, Pin::Active)?.shards();
     let positions = positions(&uri, "min_position", shards)?.map(Arc::from);
-    let terms = Conditions { deadline, priority: Default::default(), min_coverage: 1.0, positions, views: None };
+    let terms =
+        Conditions { deadline, priority: Default::default(), min_coverage: 1.0, positions, views: None, memory: None };
     let (served, attributes, position) = app.fleet().item(&model, ItemId(id), terms).await?;
     let attributes = serde_json::from_str(&attributes)
         .map_err(|e| Error::unavailable(format!("a shard says what this router does not understand: {e}")))?;

@@ -8,7 +8,9 @@ use super::super::shadow::{Given, Mirrored, TIMEOUT};
 use super::super::watched::Watched;
 use super::app::RouterApp;
 use super::choice::RoutedChosen;
+use super::sizes::bytes;
 use crate::error::{Error, Result};
+use crate::quota::Flow;
 use crate::request::{Answer, Content, Explain, Priority, Ranked, Request, Retrieve, StepReport};
 use crate::route::{Conditions, Errand, Offering, Pin};
 
@@ -92,7 +94,14 @@ async fn mirror(app: &RouterApp, model: &str, served: Arc<Offering>, request: Re
 /// What the shards of one version answer, after all requests that somebody waits for.
 async fn asked_aside(app: &RouterApp, model: &str, served: Arc<Offering>, work: Errand) -> Result<Ranked> {
     let deadline = tokio::time::Instant::now() + TIMEOUT;
-    let terms = Conditions { deadline, priority: Priority::Batch, min_coverage: 1.0, positions: None, views: None };
+    let terms = Conditions {
+        deadline,
+        priority: Priority::Batch,
+        min_coverage: 1.0,
+        positions: None,
+        views: None,
+        memory: Some(app.bodies.hold_answer(Flow::default(), bytes(&work))?),
+    };
     let pin = Pin::Version(served.version());
     let (_, gathered) = app.fleet().work(model, (served, pin), work, terms).await?;
     Ok(gathered.ranked())

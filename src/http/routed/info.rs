@@ -15,7 +15,14 @@ use crate::route::{Conditions, Pin};
 /// As [`Fleet::told`](crate::route::Fleet::told); `Unavailable` where a shard says what this router does not read.
 pub(super) async fn info(app: &RouterApp, model: &str, pin: Pin<'_>) -> Result<ModelInfo> {
     let deadline = Instant::now() + Duration::from_millis(app.fleet().options().timeout_ms);
-    let terms = Conditions { deadline, priority: Default::default(), min_coverage: 1.0, positions: None, views: None };
+    let terms = Conditions {
+        deadline,
+        priority: Default::default(),
+        min_coverage: 1.0,
+        positions: None,
+        views: None,
+        memory: None,
+    };
     let (served, told) = app.fleet().told(model, pin, terms).await?;
     let mut infos = Vec::with_capacity(told.len());
     for text in &told {

@@ -13,6 +13,7 @@ mod following;
 mod info;
 mod items;
 mod pages;
+mod sizes;
 
 use std::sync::Arc;
 

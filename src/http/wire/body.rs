@@ -287,7 +287,8 @@ mod tests {
             let body: Vec<String> = fields.iter().map(|(name, value)| format!("\"{name}\": {value}")).collect();
             let (request, terms) = one(&format!(" {{{}}} ", body.join(", "))).unwrap();
             assert_eq!(request, expected);
-            let wanted = Terms { timeout: Some(Duration::from_millis(250)), priority: Priority::Batch };
+            let wanted =
+                Terms { timeout: Some(Duration::from_millis(250)), priority: Priority::Batch, ..Terms::default() };
             assert_eq!(terms, wanted);
         }
         let (request, terms) = one("{\"vector\": [1, 0.5]}").unwrap();

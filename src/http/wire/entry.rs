@@ -8,8 +8,14 @@ use super::problem::Problem;
 use super::response::{Explain, Item, Step};
 use crate::columns::{Cell, ColumnKind, Stacked};
 use crate::error::{Error, Result};
+use crate::quota::Memory;
 use crate::request::{Answer, Content, Ranked};
 use crate::route::protocol::Written;
+
+/// Copies of what is written for a router that there are at once at most: its text with room to grow, and the body that it is sent in.
+const WRITTEN_COPIES: usize = 3;
+/// Memory for it is set aside in steps of so many bytes.
+const WRITTEN_STEP: usize = 64 << 10;
 
 /// Items with the names of what they have.
 #[derive(Clone, Debug)]
@@ -30,9 +36,35 @@ pub(super) enum Rest {
     /// Told here.
     Told(Box<Told>),
     /// Told elsewhere, item by item.
-    Written(Written),
+    Written(WrittenRows),
     /// The same, column by column.
     Read(Box<ReadColumns>),
+}
+
+/// What several shards have written of items, as it came, and the order of the items.
+#[derive(Clone, Debug, Default)]
+pub struct WrittenRows {
+    parts: Vec<Written>,
+    /// Of each item its part and its place there; empty where all are of one part, in its order.
+    order: Vec<(usize, usize)>,
+}
+
+impl WrittenRows {
+    /// Items of parts, each by its part and its place there.
+    pub fn new(parts: Vec<Written>, order: Vec<(usize, usize)>) -> Self {
+        WrittenRows { parts, order }
+    }
+
+    fn of(&self, row: usize) -> &[u8] {
+        let (part, at) = if self.order.is_empty() { (0, row) } else { self.order[row] };
+        self.parts.get(part).map_or(&[], |written| written.of(at))
+    }
+}
+
+impl From<Written> for WrittenRows {
+    fn from(written: Written) -> Self {
+        WrittenRows::new(vec![written], Vec::new())
+    }
 }
 
 /// Tasks and columns with their names.
@@ -65,6 +97,8 @@ impl Key {
 pub(super) struct ReadColumns {
     tasks: Vec<(Key, Vec<f32>)>,
     columns: Vec<(Key, Vec<Value>)>,
+    /// Bytes of the largest item.
+    row_bytes: usize,
 }
 
 /// What the values of a column of an answer are.
@@ -171,8 +205,17 @@ impl Items {
         }
     }
 
-    /// Reads what was told elsewhere item by item.
-    fn by_columns(&mut self) -> Result<()> {
+    /// Bytes of the values of an item in the columns that were asked for, at most.
+    pub(super) fn row_bytes(&self) -> usize {
+        match &self.rest {
+            Rest::Told(told) => told.picked.iter().map(|&column| told.columns.cell_bytes(column)).sum(),
+            Rest::Read(read) => read.row_bytes,
+            Rest::Written(_) => 0,
+        }
+    }
+
+    /// Reads what was told elsewhere item by item, within the memory of the answer.
+    fn by_columns(&mut self, memory: &Memory) -> Result<()> {
         let Rest::Written(written) = &self.rest else { return Ok(()) };
         let wrong = |e: serde_json::Error| {
             Error::unavailable(format!("a shard says what this router does not understand: {e}"))
@@ -183,33 +226,54 @@ impl Items {
             let Some(text) = written.of(row).strip_prefix(b",") else { continue };
             let text = [b"{\"id\":0,\"score\":0,\"similarity\":0,", text, b"}"].concat();
             let item: Item = serde_json::from_slice(&text).map_err(wrong)?;
+            let names = read.tasks.len() + read.columns.len();
             for (name, x) in item.tasks {
                 read.tasks.at(&name, || vec![0.0; count])[row] = x;
             }
+            let mut bytes = 0;
             for (name, value) in item.columns {
+                bytes += held_bytes(&value);
                 read.columns.at(&name, || vec![Value::Null; count])[row] = value;
             }
+            read.row_bytes = read.row_bytes.max(bytes);
+            let added = read.tasks.len() + read.columns.len() - names;
+            memory.add((bytes + added * count * size_of::<Value>()) as u64)?;
         }
         self.rest = Rest::Read(Box::new(read));
         Ok(())
     }
 
-    /// What stands behind the scores of an item in JSON.
-    pub(super) fn row_rest(&self, row: usize, out: &mut Vec<u8>) {
-        if let Rest::Written(written) = &self.rest {
-            return out.extend_from_slice(written.of(row));
+    /// Writes what stands behind the scores of an item in JSON, from a place that an earlier call gave, or 0. Returns the place to go on from
+    /// where `out` has `most` bytes before all is written.
+    pub(super) fn row_rest(&self, row: usize, from: usize, most: usize, out: &mut Vec<u8>) -> Option<usize> {
+        match &self.rest {
+            Rest::Written(written) => {
+                let text = &written.of(row)[from..];
+                let part = text.len().min(most.saturating_sub(out.len()).max(1));
+                out.extend_from_slice(&text[..part]);
+                (part < text.len()).then_some(from + part)
+            }
+            Rest::Told(told) => self.told_rest(told, row, from, most, out),
+            Rest::Read(_) => None,
         }
-        let Rest::Told(told) = &self.rest else { return };
+    }
+
+    fn told_rest(&self, told: &Told, row: usize, from: usize, most: usize, out: &mut Vec<u8>) -> Option<usize> {
         let count = self.len();
-        for (task, key) in told.tasks.iter().enumerate() {
-            out.extend_from_slice(if task == 0 { b",\"tasks\":{" } else { b"," });
-            out.extend_from_slice(&key.json);
-            write_number(out, self.ranked.tasks[task * count + row]);
+        if from == 0 {
+            for (task, key) in told.tasks.iter().enumerate() {
+                out.extend_from_slice(if task == 0 { b",\"tasks\":{" } else { b"," });
+                out.extend_from_slice(&key.json);
+                write_number(out, self.ranked.tasks[task * count + row]);
+            }
+            if !told.tasks.is_empty() {
+                out.push(b'}');
+            }
         }
-        if !told.tasks.is_empty() {
-            out.push(b'}');
-        }
-        for (n, (&column, key)) in told.picked.iter().zip(&told.asked).enumerate() {
+        for (n, (&column, key)) in told.picked.iter().zip(&told.asked).enumerate().skip(from) {
+            if n > from && out.len() >= most {
+                return Some(n);
+            }
             out.extend_from_slice(if n == 0 { b",\"columns\":{" } else { b"," });
             out.extend_from_slice(&key.json);
             write_cell(out, &told.columns.cell(column, self.ranked.slots[row]));
@@ -217,6 +281,7 @@ impl Items {
         if !told.picked.is_empty() {
             out.push(b'}');
         }
+        None
     }
 }
 
@@ -233,6 +298,16 @@ impl<T> ByName<T> for Vec<(Key, T)> {
         });
         &mut self[place].1
     }
+}
+
+/// Bytes that a value takes in memory, about.
+fn held_bytes(value: &Value) -> usize {
+    size_of::<Value>()
+        + match value {
+            Value::String(text) => text.len(),
+            Value::Array(list) => list.iter().map(held_bytes).sum(),
+            _ => 0,
+        }
 }
 
 fn cell_of(value: &Value) -> Cell<'_> {
@@ -284,8 +359,13 @@ impl Entry {
     }
 
     /// Items that others found, with what these say of them.
-    pub fn gathered(ranked: Ranked, rest: Written, explain: Option<Explain>, degraded_rows: u64) -> Self {
-        let rest = Rest::Written(rest);
+    pub fn gathered(
+        ranked: Ranked,
+        rest: impl Into<WrittenRows>,
+        explain: Option<Explain>,
+        degraded_rows: u64,
+    ) -> Self {
+        let rest = Rest::Written(rest.into());
         Entry(Ok(Box::new(Items { ranked, explain, degraded_rows, rest, cursor: None, is_table: false })))
     }
 
@@ -294,13 +374,13 @@ impl Entry {
         self.0.as_ref().map_or(0, |items| items.len())
     }
 
-    /// The same, to be read column by column.
+    /// The same, to be read column by column, within the memory of the answer.
     ///
     /// # Errors
-    /// `Unavailable` for what a shard said that is not read.
-    pub fn by_columns(mut self) -> Result<Self> {
+    /// `Unavailable` for what a shard said that is not read; those of [`Memory::add`].
+    pub fn by_columns(mut self, memory: &Memory) -> Result<Self> {
         if let Ok(items) = &mut self.0 {
-            items.by_columns()?;
+            items.by_columns(memory)?;
         }
         Ok(self)
     }
@@ -309,8 +389,8 @@ impl Entry {
     ///
     /// # Errors
     /// As [`Entry::by_columns`].
-    pub fn as_table(self) -> Result<Self> {
-        let mut entry = self.by_columns()?;
+    pub fn as_table(self, memory: &Memory) -> Result<Self> {
+        let mut entry = self.by_columns(memory)?;
         if let Ok(items) = &mut entry.0 {
             items.is_table = true;
         }
@@ -325,20 +405,27 @@ impl Entry {
         self
     }
 
-    /// The items, and what they say besides ids and scores, for whoever writes them.
-    pub fn written(self) -> (Ranked, Written) {
+    /// The items, and what they say besides ids and scores, for whoever writes them; within the memory of the answer.
+    ///
+    /// # Errors
+    /// Those of [`Memory::add`]; `TooCostly` beyond what the protocol of routers has room for.
+    pub fn written(self, memory: &Memory) -> Result<(Ranked, Written)> {
         let mut written = Written::default();
-        let Ok(items) = self.0 else { return (Ranked::default(), written) };
-        let mut text = Vec::new();
+        let Ok(items) = self.0 else { return Ok((Ranked::default(), written)) };
+        let (mut text, mut held) = (Vec::new(), 0);
         for row in 0..items.len() {
             text.clear();
-            items.row_rest(row, &mut text);
-            written.push(&text);
+            items.row_rest(row, 0, usize::MAX, &mut text);
+            let bytes = WRITTEN_COPIES * (written.text.len() + text.len());
+            if bytes > held {
+                let more = (bytes - held).max(WRITTEN_STEP);
+                memory.add(more as u64)?;
+                held += more;
+            }
+            written.push(&text)?;
         }
-        (
-            Ranked { tasks: Vec::new(), ..items.ranked },
-            if written.text.is_empty() { Written::default() } else { written },
-        )
+        let written = if written.text.is_empty() { Written::default() } else { written };
+        Ok((Ranked { tasks: Vec::new(), ..items.ranked }, written))
     }
 
     /// The items, where they are some.

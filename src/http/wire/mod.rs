@@ -16,6 +16,7 @@ mod reply;
 mod request;
 mod response;
 mod schemas;
+mod sizes;
 mod slow;
 mod traffic;
 mod values;
@@ -27,10 +28,10 @@ pub use browse::{
     ColumnResponse, ColumnValue, FileInfo, FindRequest, FindResponse, FoundItem, HeldShard, IndexResponse,
     ShardsResponse, ValuesRequest, files, percentiles,
 };
-pub use entry::Entry;
+pub use entry::{Entry, WrittenRows};
 pub use inference::{
-    Inference, InferenceError, InferenceModel, InferenceReady, InferenceRequest, InferenceResponse, InferenceServer,
-    inference, inference_answer, inference_model,
+    Inference, InferenceError, InferenceModel, InferenceReady, InferenceReply, InferenceRequest, InferenceResponse,
+    InferenceServer, inference, inference_model,
 };
 pub use info::{
     CalibrationInfo, CodedCurveInfo, ColumnInfo, CurveInfo, DesiredState, FeatureInfo, LabelList, LabelRequest,
@@ -50,6 +51,7 @@ pub use response::{
     Retrieved, Served, ShardSteps, Step,
 };
 pub(super) use schemas::{RetrieveOneOrMany, RetrievedOneOrMany, UpsertRequest};
+pub use sizes::Widths;
 pub use slow::{SlowCall, SlowPass, SlowResponse};
 pub use traffic::{
     CanaryInfo, SeenInfo, ShadowDiff, ShadowInfo, ShadowResponse, TrafficRequest, TrafficResponse, traffic_info,

@@ -6,7 +6,9 @@ use crate::error::{Error, Result};
 use crate::request::{Answer, Content};
 
 /// Bytes after which a piece of a reply is sent.
-const PIECE_BYTES: usize = 64 << 10;
+pub(super) const PIECE_BYTES: usize = 64 << 10;
+/// Bytes of a piece beyond them, beside those of the last value.
+pub(super) const PIECE_END_BYTES: usize = 4096;
 /// What an item takes, about.
 const ITEM_BYTES: usize = 256;
 
@@ -25,6 +27,8 @@ enum Place {
     Entry(usize),
     /// An item of an entry.
     Row(usize, usize),
+    /// The rest of such an item, from where [`Items::row_rest`] said.
+    Rest(usize, usize, usize),
     /// Of an entry and a field of its table, the value of an item.
     Cell(usize, usize, usize),
     End,
@@ -76,13 +80,17 @@ impl Reply {
             Place::Row(n, row) => match &self.entries[n].0 {
                 Ok(items) if row < items.len() => {
                     items.row(row, out);
-                    Place::Row(n, row + 1)
+                    rest_of_row(items, (n, row, 0), out)
                 }
                 Ok(items) => {
                     out.push(b']');
                     items.rest(out);
                     self.end_of_entry(n, out)
                 }
+                Err(_) => Place::Entry(n + 1),
+            },
+            Place::Rest(n, row, from) => match &self.entries[n].0 {
+                Ok(items) => rest_of_row(items, (n, row, from), out),
                 Err(_) => Place::Entry(n + 1),
             },
             Place::Cell(n, field, row) => match &self.entries[n].0 {
@@ -148,11 +156,23 @@ impl Iterator for Reply {
         if self.is_done() {
             return None;
         }
-        let mut out = Vec::with_capacity((ITEM_BYTES * self.len()).clamp(4096, PIECE_BYTES + 4096));
+        let mut out =
+            Vec::with_capacity((ITEM_BYTES * self.len()).clamp(PIECE_END_BYTES, PIECE_BYTES + PIECE_END_BYTES));
         while out.len() < PIECE_BYTES && !self.is_done() {
             self.advance(&mut out);
         }
         Some(out)
+    }
+}
+
+/// Writes the rest of an item until a piece is full. Returns what comes next.
+fn rest_of_row(items: &Items, (n, row, from): (usize, usize, usize), out: &mut Vec<u8>) -> Place {
+    match items.row_rest(row, from, PIECE_BYTES, out) {
+        Some(from) => Place::Rest(n, row, from),
+        None => {
+            out.push(b'}');
+            Place::Row(n, row + 1)
+        }
     }
 }
 
@@ -168,8 +188,6 @@ impl Items {
         write_number(out, ranked.scores[row]);
         out.extend_from_slice(b",\"similarity\":");
         write_number(out, ranked.similarities[row]);
-        self.row_rest(row, out);
-        out.push(b'}');
     }
 
     /// How many fields a table of them has.
@@ -270,6 +288,7 @@ mod tests {
     use crate::columns::{Columns, ItemColumn, ItemValues, encode};
     use crate::error::Kind;
     use crate::files::{TensorFile, Tensors};
+    use crate::quota::{Flow, Quota};
     use crate::request::{EmbeddedUser, Ranked, StepReport};
     use crate::units::{ItemId, Slot};
 
@@ -406,10 +425,11 @@ mod tests {
         for (tasks, asked) in [(&tasks()[..], &asked[..]), (&tasks()[..], &[]), (&[], &asked[..]), (&[], &[])] {
             let entry = || Entry::items(answer(5), tasks.iter().copied(), &columns, asked).unwrap();
             let plain: RetrieveResponse = serde_json::from_str(&text(Reply::one(served(), entry()))).unwrap();
-            let (ranked, written) = entry().written();
+            let memory = Quota::new("answer", 1 << 20).hold(Flow::default(), 0).unwrap();
+            let (ranked, written) = entry().written(&memory).unwrap();
             let gathered = Entry::gathered(ranked, written, None, 0);
             for told in [entry(), gathered] {
-                let reply = Reply::one(served(), told.as_table().unwrap());
+                let reply = Reply::one(served(), told.as_table(&memory).unwrap());
                 let read: RetrieveResponse = serde_json::from_str(&text(reply)).unwrap();
                 let (items, table) = (&plain.result.items, read.result.table.unwrap());
                 assert!(read.result.items.is_empty());

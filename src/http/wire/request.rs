@@ -334,7 +334,7 @@ fn reading(
 
 pub(super) fn terms(timeout_ms: Option<u64>, priority: Priority) -> Result<Terms> {
     between("timeout_ms", timeout_ms, TIMEOUT_MS_MAX as usize)?;
-    Ok(Terms { timeout: timeout_ms.map(Duration::from_millis), priority })
+    Ok(Terms { timeout: timeout_ms.map(Duration::from_millis), priority, ..Terms::default() })
 }
 
 fn between(field: &str, value: Option<u64>, most: usize) -> Result<()> {

@@ -11,4 +11,5 @@ mod tests;
 
 pub use items::{arrow_divided, arrow_upserts};
 pub use reply::{ARROW_STREAM, ArrowReply};
+pub(super) use reply::{BATCH_BYTES, BATCH_COPIES, ROWS_MAX};
 pub use requests::arrow_retrievals;

@@ -15,13 +15,20 @@ use arrow_ipc::writer::StreamWriter;
 use arrow_schema::ArrowError;
 use arrow_schema::{DataType, Field, Schema, SchemaRef};
 
-use super::super::entry::{CellKind, Entry, Items, write_json};
+use super::super::entry::{CellKind, Entry, Items, Rest, write_json};
 use super::super::reply::Reply;
 use crate::columns::Cell;
 use crate::error::{Error, Result};
+use crate::quota::Memory;
 
 /// Rows of a record batch at most.
-const ROWS_MAX: usize = 4096;
+pub(in crate::http::wire) const ROWS_MAX: usize = 4096;
+/// Bytes of columns after which a record batch ends.
+pub(in crate::http::wire) const BATCH_BYTES: usize = 256 << 10;
+/// Bytes of a value in a record batch, whatever it is.
+const VALUE_BYTES: usize = 8;
+/// Copies of a record batch that there are at once at most: its arrays with room to grow, the message, and the pieces that are made and sent.
+pub(in crate::http::wire) const BATCH_COPIES: usize = 5;
 
 /// The media type of such a stream.
 pub const ARROW_STREAM: &str = "application/vnd.apache.arrow.stream";
@@ -49,9 +56,20 @@ impl ArrowReply {
     /// The stream of a reply to a call of this id.
     ///
     /// # Errors
-    /// `Unavailable` for what a shard said that is not read; `Internal` for a schema that Arrow has not.
-    pub fn new(reply: Reply, request_id: &str) -> Result<Self> {
-        let entries = reply.entries.into_iter().map(Entry::by_columns).collect::<Result<Vec<_>>>()?;
+    /// `Unavailable` for what a shard said that is not read; `Internal` for a schema that Arrow has not; those of [`Memory::add`].
+    pub fn new(reply: Reply, request_id: &str, memory: &Memory) -> Result<Self> {
+        let mut entries = Vec::with_capacity(reply.entries.len());
+        let mut read_bytes = 0;
+        for entry in reply.entries {
+            let is_read = entry.0.as_ref().is_ok_and(|items| matches!(items.rest, Rest::Written(_)));
+            let entry = entry.by_columns(memory)?;
+            if let (true, Ok(items)) = (is_read, &entry.0) {
+                read_bytes = read_bytes.max(items.row_bytes());
+            }
+            entries.push(entry);
+        }
+        // How large the items of others are is known by now alone.
+        memory.add(if read_bytes > 0 { BATCH_COPIES * (BATCH_BYTES + read_bytes) } else { 0 } as u64)?;
         let mut told = Vec::new();
         write_json(&mut told, &reply.served);
         told.pop();
@@ -90,14 +108,15 @@ impl ArrowReply {
 
     /// The rows that come next.
     fn parts(&mut self) -> Vec<Part<'_>> {
-        let (mut parts, mut room) = (Vec::new(), ROWS_MAX);
+        let (mut parts, mut room, mut bytes) = (Vec::new(), ROWS_MAX, 0);
         let (mut entry, mut row) = self.at;
-        while let Some(Entry(answer)) = self.entries.get(entry).filter(|_| room > 0) {
+        while let Some(Entry(answer)) = self.entries.get(entry).filter(|_| room > 0 && bytes < BATCH_BYTES) {
             let rows = answer.as_ref().map_or(0, |items| items.len());
-            let end = rows.min(row + room);
+            let mut end = rows.min(row + room);
             if let Ok(items) = answer.as_ref()
                 && row < end
             {
+                end = until_full(items, row..end, &mut bytes);
                 parts.push(Part { request: entry as u32, items, rows: row..end });
             }
             room -= end - row;
@@ -141,6 +160,28 @@ impl Iterator for ArrowReply {
         self.is_done |= piece.is_err();
         Some(piece)
     }
+}
+
+/// Where rows end with which a record batch is full that has so many bytes before them; they are added. At least one row is taken.
+fn until_full(items: &Items, rows: Range<usize>, bytes: &mut usize) -> usize {
+    let columns = items.columns().len();
+    if columns == 0 {
+        return rows.end;
+    }
+    // Where even the widest rows fit, none need be looked at.
+    let beside = columns * VALUE_BYTES;
+    let most = (beside + items.row_bytes()).saturating_mul(rows.len());
+    if *bytes + most <= BATCH_BYTES {
+        *bytes += most;
+        return rows.end;
+    }
+    for row in rows.clone() {
+        *bytes += beside + (0..columns).map(|column| items.cell(column, row).bytes()).sum::<usize>();
+        if *bytes >= BATCH_BYTES {
+            return row + 1;
+        }
+    }
+    rows.end
 }
 
 /// What the metadata says of the answers: as JSON does, without their items.
@@ -278,7 +319,10 @@ fn array<'a>(kind: CellKind, count: usize, cells: impl Iterator<Item = Cell<'a>>
 /// Adds a text, where the 31 bits of Arrow's offsets have room for it.
 fn append(texts: &mut StringBuilder, text: &str) -> Result<()> {
     if texts.values_slice().len() + text.len() > i32::MAX as usize {
-        return Err(Error::too_costly(format!("texts of {ROWS_MAX} items take more than {} bytes", i32::MAX)));
+        return Err(Error::too_costly(format!(
+            "texts of one column take more than {} bytes in a record batch",
+            i32::MAX
+        )));
     }
     texts.append_value(text);
     Ok(())

@@ -323,8 +323,11 @@ mod tests {
 
     #[test]
     fn priorities_and_timeouts_are_read_as_tritons_clients_send_them() {
-        let terms =
-            |timeout_ms: Option<u64>, priority| Terms { timeout: timeout_ms.map(Duration::from_millis), priority };
+        let terms = |timeout_ms: Option<u64>, priority| Terms {
+            timeout: timeout_ms.map(Duration::from_millis),
+            priority,
+            ..Terms::default()
+        };
         for (parameters, expected) in [
             (json!({"priority": 0}), terms(None, Priority::Interactive)),
             (json!({"priority": 1, "timeout": 0}), terms(None, Priority::Interactive)),

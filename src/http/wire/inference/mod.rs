@@ -11,4 +11,4 @@ mod tensor;
 
 pub use call::{Inference, InferenceRequest, inference};
 pub use model::{InferenceError, InferenceModel, InferenceReady, InferenceServer, inference_model};
-pub use outcome::{InferenceResponse, inference_answer};
+pub use outcome::{InferenceReply, InferenceResponse};

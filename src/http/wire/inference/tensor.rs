@@ -227,29 +227,3 @@ pub enum OutputData {
     /// Of BYTES.
     Texts(Vec<String>),
 }
-
-impl OutputData {
-    pub(super) fn datatype(&self) -> &'static str {
-        match self {
-            OutputData::Integers(_) => "INT64",
-            OutputData::Numbers(_) => "FP32",
-            OutputData::Texts(_) => "BYTES",
-        }
-    }
-
-    /// Writes the values behind others, little-endian. Returns how many bytes they are.
-    pub(super) fn pack(&self, out: &mut Vec<u8>) -> usize {
-        let start = out.len();
-        match self {
-            OutputData::Integers(list) => list.iter().for_each(|x| out.extend_from_slice(&x.to_le_bytes())),
-            OutputData::Numbers(list) => list.iter().for_each(|x| out.extend_from_slice(&x.to_le_bytes())),
-            OutputData::Texts(list) => {
-                for text in list {
-                    out.extend_from_slice(&(text.len() as u32).to_le_bytes());
-                    out.extend_from_slice(text.as_bytes());
-                }
-            }
-        }
-        out.len() - start
-    }
-}

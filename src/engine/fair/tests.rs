@@ -1,0 +1,207 @@
+//! Fair queueing against a list that is searched from its beginning each time.
+
+#![allow(clippy::unwrap_used)]
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::request::Priority;
+
+impl<J> Fair<J> {
+    /// Counts, prices and places are those of what is there.
+    pub(in crate::engine) fn check(&self) {
+        let lanes = || self.callers.values().flat_map(|caller| KINDS.into_iter().zip(&caller.lanes));
+        for kind in KINDS {
+            let count: usize = lanes().filter(|(of, _)| *of == kind).map(|(_, lane)| lane.entries.len()).sum();
+            assert_eq!(self.len_of(kind), count);
+        }
+        for (_, lane) in lanes() {
+            assert_eq!(lane.price, lane.entries.values().map(|entry| entry.ask.price).sum::<Duration>());
+        }
+        let places = self.callers.iter().filter_map(|(flow, caller)| caller.place(*flow));
+        assert_eq!(self.order, places.collect::<BTreeSet<_>>());
+        assert!(self.callers.len() <= CALLERS_MAX + self.order.len());
+    }
+}
+
+fn us(us: u64) -> Duration {
+    Duration::from_micros(us)
+}
+
+fn entry(id: u64, flow: u64, price: Duration, now: Instant) -> Entry<()> {
+    let deadline = now + Duration::from_secs(3600);
+    let ask = Ask {
+        priority: Priority::Interactive,
+        flow: Flow(flow),
+        is_background: false,
+        group: 0,
+        needs_fetch: false,
+        price,
+        arrived: now,
+        deadline,
+    };
+    Entry { job: (), ask, id, latest_start: deadline, ready: now }
+}
+
+/// Takes the next request of any kind and charges for it.
+fn next(fair: &mut Fair<()>, now: Instant) -> Option<Entry<()>> {
+    let (kind, _) = fair.next(&KINDS, |_| true)?;
+    let entry = fair.take(kind, |_| true, now).unwrap();
+    fair.charge(entry.ask.flow, entry.ask.price);
+    Some(entry)
+}
+
+/// The same queue, written down as a list.
+#[derive(Default)]
+struct Naive {
+    clock: Duration,
+    due: BTreeMap<u64, Duration>,
+    /// Caller, number and price.
+    waiting: Vec<(u64, u64, Duration)>,
+}
+
+impl Naive {
+    fn insert(&mut self, flow: u64, id: u64, price: Duration) {
+        let due = self.due.get(&flow).copied().unwrap_or_default();
+        if self.waiting.iter().all(|(of, ..)| *of != flow) {
+            self.due.insert(flow, due.max(self.clock));
+        }
+        self.waiting.push((flow, id, price));
+    }
+
+    fn next(&mut self) -> Option<u64> {
+        let firsts = self.waiting.iter().map(|(flow, ..)| {
+            let id = self.waiting.iter().filter(|(of, ..)| of == flow).map(|(_, id, _)| *id).min().unwrap();
+            (self.due[flow], id)
+        });
+        let (due, id) = firsts.min()?;
+        let at = self.waiting.iter().position(|(_, of, _)| *of == id).unwrap();
+        let (flow, _, price) = self.waiting.remove(at);
+        let callers: BTreeSet<u64> = self.waiting.iter().map(|(flow, ..)| *flow).collect();
+        *self.due.get_mut(&flow).unwrap() += price;
+        self.clock = due.max(self.clock + price / callers.len().max(1) as u32);
+        Some(id)
+    }
+}
+
+proptest! {
+    #[test]
+    fn the_next_one_is_that_of_a_list(
+        steps in prop::collection::vec((0u64..5, 1u64..5000, 0u8..10), 1..200),
+    ) {
+        let now = Instant::now();
+        let (mut fair, mut naive) = (Fair::default(), Naive::default());
+        for (id, (flow, price, what)) in (0..).zip(steps) {
+            match what {
+                0..6 => {
+                    fair.insert(Kind::Direct, entry(id, flow, us(price), now));
+                    naive.insert(flow, id, us(price));
+                }
+                6 => {
+                    let gone = price % (id + 1);
+                    let at = naive.waiting.iter().position(|(_, of, _)| *of == gone);
+                    let removed = at.map(|at| naive.waiting.remove(at));
+                    let of = removed.map_or(flow, |(flow, ..)| flow);
+                    prop_assert_eq!(fair.remove(Flow(of), gone).map(|entry| entry.id), removed.map(|(_, id, _)| id));
+                }
+                _ => prop_assert_eq!(next(&mut fair, now).map(|entry| entry.id), naive.next()),
+            }
+            fair.check();
+            prop_assert_eq!(fair.len(), naive.waiting.len());
+        }
+    }
+
+    #[test]
+    fn callers_that_always_wait_have_the_same_share_whatever_they_ask(
+        prices in prop::collection::vec(1u64..20_000, 2..6), rounds in 50usize..300,
+    ) {
+        let now = Instant::now();
+        let mut fair = Fair::default();
+        let mut id = 0;
+        let mut ask = |fair: &mut Fair<()>, flow: usize, count: usize| {
+            for _ in 0..count {
+                fair.insert(Kind::Direct, entry(id, flow as u64, us(prices[flow]), now));
+                id += 1;
+            }
+        };
+        // The first one has a hundred times as many waiting as the others.
+        (0..prices.len()).for_each(|flow| ask(&mut fair, flow, if flow == 0 { 200 } else { 2 }));
+        let mut had = vec![0u64; prices.len()];
+        for _ in 0..rounds {
+            let flow = next(&mut fair, now).unwrap().ask.flow.0 as usize;
+            had[flow] += prices[flow];
+            ask(&mut fair, flow, 1);
+        }
+        let (most, least) = (had.iter().max().unwrap(), had.iter().min().unwrap());
+        let dearest = prices.iter().max().unwrap();
+        prop_assert!(most - least <= 2 * dearest, "{had:?} for {prices:?}");
+    }
+
+    #[test]
+    fn what_goes_before_a_request_is_known_when_it_comes(
+        callers in prop::collection::vec((1u64..20_000, 0usize..40), 1..6), taken in 0usize..30, own in 0usize..3,
+    ) {
+        let now = Instant::now();
+        let mut fair = Fair::default();
+        let mut id = 0;
+        for (flow, &(price, count)) in callers.iter().enumerate() {
+            for _ in 0..count {
+                fair.insert(Kind::Direct, entry(id, flow as u64, us(price), now));
+                id += 1;
+            }
+        }
+        (0..taken).for_each(|_| drop(next(&mut fair, now)));
+        let flow = 99;
+        for _ in 0..own {
+            fair.insert(Kind::Direct, entry(id, flow, us(100), now));
+            id += 1;
+        }
+        let of = if own > 0 { Some(Flow(flow)) } else { None };
+        let ahead = fair.ahead(of, now).cheap;
+        fair.insert(Kind::Direct, entry(id, flow, us(100), now));
+        let mut before = Duration::ZERO;
+        loop {
+            let entry = next(&mut fair, now).unwrap();
+            if entry.id == id {
+                break;
+            }
+            before += entry.ask.price;
+        }
+        prop_assert!(before <= ahead, "{before:?} went before it, {ahead:?} were said to");
+        let dearest = callers.iter().map(|(price, _)| us(*price)).sum::<Duration>() * (1 + own as u32);
+        prop_assert!(ahead <= before + dearest * 2, "{ahead:?} were said to go before it, {before:?} did");
+    }
+}
+
+#[test]
+fn callers_that_come_once_neither_pile_up_nor_hold_up_others() {
+    let now = Instant::now();
+    let mut fair = Fair::default();
+    let mut steady = 0;
+    for id in 0..100_000u64 {
+        // Two requests come for each that is taken, of which one is always of the same caller, until a thousand wait.
+        if fair.len() < 1000 {
+            fair.insert(Kind::Direct, entry(2 * id, 1000 + id, us(100), now));
+            fair.insert(Kind::Direct, entry(2 * id + 1, 1, us(100), now));
+        }
+        steady += u32::from(next(&mut fair, now).unwrap().ask.flow == Flow(1));
+    }
+    fair.check();
+    assert!(steady > 1000, "{steady}");
+    assert!(fair.callers.len() <= CALLERS_MAX + 1000, "{}", fair.callers.len());
+}
+
+#[test]
+fn of_a_caller_that_is_behind_the_newest_goes_first_and_others_do_not_notice() {
+    let now = Instant::now();
+    let mut fair = Fair::default();
+    for id in 0..3 {
+        fair.insert(Kind::Direct, entry(id, 1, us(100), now));
+    }
+    let later = now + Duration::from_secs(3000);
+    for id in 3..6 {
+        fair.insert(Kind::Direct, entry(id, 2, us(100), later));
+    }
+    let order: Vec<u64> = std::iter::from_fn(|| next(&mut fair, later)).map(|entry| entry.id).collect();
+    assert_eq!(order, [2, 3, 1, 4, 0, 5]);
+}
