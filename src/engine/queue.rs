@@ -210,7 +210,7 @@ impl<J> Queue<J> {
     }
 
     /// How long a request of a caller that comes now would wait for a worker; without a caller, that of one who has asked for nothing
-    /// lately.
+    /// lately, if what no caller waits for ends (as [`Queue::overtake`] has it).
     pub(super) fn wait(&self, priority: Priority, is_dear: bool, flow: Option<Flow>, now: Instant) -> Duration {
         let ahead = match priority {
             Priority::Interactive => self.waiting[0].ahead(flow, now),
@@ -221,7 +221,8 @@ impl<J> Queue<J> {
         };
         let cheap_s = self.pace.predict(ahead.cheap).as_secs_f64();
         let dear_s = self.pace.predict(ahead.dear).as_secs_f64();
-        let mut free_s: Vec<f64> = self.running.iter().map(|running| self.left_s(*running, now)).collect();
+        let counts = |running: &Running| flow.is_some() || !running.is_background;
+        let mut free_s: Vec<f64> = self.running.iter().map(|run| self.left_s(run.filter(counts), now)).collect();
         free_s.sort_unstable_by(f64::total_cmp);
         // Those of a high price go where those of a high price run, which are the workers that are free last.
         let slots = self.dear_slots();

@@ -270,13 +270,13 @@ impl Client {
         is_sent: &AtomicBool,
     ) -> Result<Bytes> {
         let (head, body) = response.into_parts();
-        if let Some(memory) = &call.memory {
-            // A server of this protocol says how long its answer is.
-            let bytes = body.size_hint().exact().unwrap_or(ANSWER_BYTES_MAX as u64);
-            memory.add(bytes.saturating_mul(ANSWER_COPIES))?;
-        }
-        let read = kept.wire.with(to_bytes(Body::new(body), ANSWER_BYTES_MAX)).await;
-        let body = read.map_err(|e| self.broken(e))?;
+        let body = match &call.memory {
+            Some(memory) => kept.wire.with(self.collect(body, memory)).await?,
+            None => {
+                let read = kept.wire.with(to_bytes(Body::new(body), ANSWER_BYTES_MAX)).await;
+                read.map_err(|e| self.broken(e))?
+            }
+        };
         let mut idle = self.idle();
         if kept.wire.0.is_some() && idle.len() < IDLE_MAX {
             idle.push_back(kept);
@@ -300,6 +300,27 @@ impl Client {
         Err(if error.kind().is_retryable() { error.within(format_args!("server {}", self.address)) } else { error })
     }
 
+    /// Reads an answer that counts as memory: at once where its length is known, as servers say it, else piece by piece.
+    async fn collect(&self, mut body: Incoming, memory: &Memory) -> Result<Bytes> {
+        let known = body.size_hint().exact();
+        memory.add(known.unwrap_or(0).saturating_mul(ANSWER_COPIES))?;
+        let mut all = Vec::with_capacity(known.unwrap_or(0).min(ANSWER_BYTES_MAX as u64) as usize);
+        while let Some(frame) = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await {
+            let Ok(data) = frame.map_err(|e| self.broken(e))?.into_data() else { continue };
+            if all.len() + data.len() > ANSWER_BYTES_MAX {
+                let address = self.address;
+                return Err(Error::too_costly(format!(
+                    "server {address}: the answer takes more than {ANSWER_BYTES_MAX} bytes"
+                )));
+            }
+            if known.is_none() {
+                memory.add(data.len() as u64 * ANSWER_COPIES)?;
+            }
+            all.extend_from_slice(&data);
+        }
+        Ok(all.into())
+    }
+
     fn broken(&self, e: impl std::error::Error + Send + Sync + 'static) -> Error {
         Error::unavailable(format!("server {}: {e}", self.address)).caused_by(e)
     }
@@ -319,6 +340,7 @@ mod tests {
     use std::thread::spawn;
 
     use super::*;
+    use crate::quota::{Flow, Quota};
 
     const CALL: &str = "/v1/models/m/versions/1:pass";
 
@@ -411,6 +433,41 @@ mod tests {
         told.recv().unwrap();
         served.join().unwrap();
         assert!(client.idle().is_empty());
+    }
+
+    #[test]
+    fn an_answer_counts_as_memory_however_it_comes() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let quota = Quota::new("answer", 100);
+        for (framing, body, bytes) in [
+            ("content-length: 40", "x".repeat(40), Ok(80)),
+            ("transfer-encoding: chunked", format!("28\r\n{}\r\n0\r\n\r\n", "x".repeat(40)), Ok(80)),
+            ("content-length: 51", "x".repeat(51), Err(Kind::TooCostly)),
+            ("content-length: 5000000000", String::new(), Err(Kind::TooCostly)),
+            ("transfer-encoding: chunked", format!("33\r\n{}\r\n0\r\n\r\n", "x".repeat(51)), Err(Kind::TooCostly)),
+        ] {
+            let (listener, client) = listener();
+            let head = format!("HTTP/1.1 200 OK\r\ncontent-type: {MEDIA_TYPE}\r\n{framing}\r\n\r\n{body}");
+            let served = spawn(move || {
+                let (mut stream, _) = listener.accept().unwrap();
+                request(&mut stream);
+                stream.write_all(head.as_bytes()).unwrap();
+                // Until the client has had enough.
+                let _ = stream.read(&mut [0]);
+            });
+            let memory = Arc::new(quota.hold(Flow::default(), 0).unwrap());
+            let call = Outgoing {
+                memory: Some(memory.clone()),
+                ..Outgoing::pass(CALL.into(), Some(Bytes::from_static(b"question")))
+            };
+            let answer = runtime.block_on(client.call(&call, Instant::now() + Duration::from_secs(20)));
+            match bytes {
+                Ok(bytes) => assert_eq!((answer.unwrap().len(), memory.bytes()), (40, bytes), "{framing}"),
+                Err(kind) => assert_eq!(answer.unwrap_err().kind(), kind, "{framing}"),
+            }
+            client.forget();
+            served.join().unwrap();
+        }
     }
 
     #[test]

@@ -632,6 +632,7 @@ fn what_nobody_waits_for_ends_where_a_caller_would_be_refused() {
         queue.push(0, background, latest_start, start);
         assert_eq!(queue.take(0, start).batch.len(), 1);
         let now = start + ms(after_ms);
+        assert_eq!(queue.wait(Priority::Interactive, false, None, now), Duration::ZERO, "the door stays open");
         let own = ask(false, own_ms, now);
         let case = format!("{workers} workers, {background_ms} ms behind {own_ms} ms");
         assert!(!queue.overtake(&ask(true, own_ms, now), now), "{case}: neither is waited for");
