@@ -1,6 +1,7 @@
 //! Answers of every form with columns of every size: what a server and a router hold for them stays within their options, and what comes is
 //! what was published.
 
+use std::collections::BTreeMap;
 use std::io::{Cursor, Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
@@ -13,12 +14,12 @@ use tempfile::TempDir;
 
 use crate::support::{Server, agent, put, run, sterling, until, vectors};
 
-const ITEMS: usize = 300;
+const ITEMS: usize = 150;
 const RETRIEVE: &str = "/v1/models/vectors:retrieve";
 const INFER: &str = "/v2/models/vectors/infer";
 /// Options of server and router, in MiB.
 const MEMORY_MB: u64 = 64;
-const BODIES_MB: u64 = 24;
+const BODIES_MB: u64 = 8;
 /// What a process may take beside them: pages of the snapshot that were read, working memory of threads, connections.
 const BESIDE_MB: u64 = 96;
 
@@ -34,16 +35,22 @@ fn text(id: usize) -> String {
     start.chars().chain("lorem ipsum ".chars().cycle()).take(length).collect()
 }
 
-fn attributes(id: usize) -> Value {
-    let mut of = json!({"short": format!("s{id}"), "years": (0..id % 9).collect::<Vec<_>>(), "price": id as f64 + 0.5});
-    if !text(id).is_empty() {
-        of["long"] = text(id).into();
+/// What an item has in a column.
+fn attribute(id: usize, name: &str) -> Value {
+    match name {
+        "long" => text(id).into(),
+        "short" => format!("s{id}").into(),
+        "years" => (0..id % 9).collect(),
+        _ => (id as f64 + 0.5).into(),
     }
-    of
 }
+
+const COLUMNS: [&str; 4] = ["long", "short", "years", "price"];
 
 fn published() -> TempDir {
     let store = tempfile::tempdir().unwrap();
+    let attributes =
+        |id: usize| COLUMNS.map(|name| (name, attribute(id, name))).into_iter().collect::<BTreeMap<_, _>>();
     let line = |id: usize| json!({"id": id, "embedding": [1, id + 1], "attributes": attributes(id)}).to_string() + "\n";
     put(store.path(), &vectors(store.path(), &(0..ITEMS).map(line).collect::<String>())).unwrap();
     store
@@ -141,7 +148,7 @@ impl Ask {
             Value::Array(list) if name == "years" && list.len() == 1 => list[0].clone(),
             other => other.clone(),
         };
-        let expected = |id: usize, name: &str| as_column(name, &attributes(id)[name]);
+        let expected = |id: usize, name: &str| as_column(name, &attribute(id, name));
         let check_items = |items: &Value| {
             let items = items.as_array().unwrap();
             assert_eq!(items.len(), k);
@@ -156,7 +163,12 @@ impl Ask {
                 let answer: Value = serde_json::from_slice(bytes).unwrap();
                 let results = answer["results"].as_array().unwrap();
                 assert_eq!(results.len(), 2);
-                results.iter().for_each(|result| check_items(&result["items"]));
+                for result in results {
+                    match &result["problem"] {
+                        Value::Null => check_items(&result["items"]),
+                        problem => check_refusal(problem["status"].as_u64().unwrap() as u16, problem),
+                    }
+                }
             }
             Form::Table => {
                 let answer: Value = serde_json::from_slice(bytes).unwrap();
@@ -176,7 +188,8 @@ impl Ask {
                         assert!(texts.value_data().len() <= (256 + 64) << 10, "a batch is cut by its bytes");
                         for at in 0..batch.num_rows() {
                             let text = text(ids[row + at]);
-                            assert_eq!(texts.is_valid(at).then(|| texts.value(at)).unwrap_or_default(), text);
+                            let told = if texts.is_valid(at) { texts.value(at) } else { "" };
+                            assert_eq!(told, text);
                         }
                     }
                     row += batch.num_rows();
@@ -224,9 +237,8 @@ impl Ask {
 }
 
 /// A refusal says what it is of, in bytes, and what the bound is.
-fn check_refusal(status: u16, body: &[u8]) {
-    assert!([422, 503].contains(&status), "{status}: {}", String::from_utf8_lossy(body));
-    let problem: Value = serde_json::from_slice(body).unwrap();
+fn check_refusal(status: u16, problem: &Value) {
+    assert!([422, 503].contains(&status), "{problem}");
     let said = problem["detail"].as_str().or(problem["error"].as_str()).unwrap();
     assert!(said.contains("the answer takes ") && said.contains(" bytes"), "{said}");
     assert!(said.contains(&(BODIES_MB << 20).to_string()), "{said}");
@@ -237,13 +249,12 @@ fn answers_of_every_form_and_size_say_what_was_published_or_are_refused() {
     let store = published();
     let server = spawn(&["serve", "--store", store.path().to_str().unwrap()]);
     let router = spawn(&["route", "--server", &server.address]);
-    let names = ["long", "short", "years", "price"];
     let (mut answered, mut refused) = (0, 0);
-    for n in 0..84 {
+    for n in 0..42 {
         let form = FORMS[n % FORMS.len()];
         let is_routed = n / FORMS.len() % 2 == 1 && !matches!(form, Form::Tensors | Form::Bytes);
-        let k = [1, 2, 9, 40, 150, ITEMS, ITEMS + 7][dice(n) % 7];
-        let columns = names.into_iter().enumerate().filter(|(at, _)| dice(n + 1000) >> at & 1 == 1);
+        let k = [1, 2, 9, 40, 90, ITEMS, ITEMS + 7][dice(n) % 7];
+        let columns = COLUMNS.into_iter().enumerate().filter(|(at, _)| dice(n + 1000) >> at & 1 == 1);
         let ask = Ask { form, k, columns: columns.map(|(_, name)| name).collect() };
         let (status, header, body) = ask.send(if is_routed { &router } else { &server });
         if status == 200 {
@@ -252,11 +263,11 @@ fn answers_of_every_form_and_size_say_what_was_published_or_are_refused() {
         } else {
             // What a router holds whole alone.
             assert!(is_routed, "{form:?} {k}: {}", String::from_utf8_lossy(&body));
-            check_refusal(status, &body);
+            check_refusal(status, &serde_json::from_slice(&body).unwrap());
             refused += 1;
         }
     }
-    assert!(answered > 60 && refused > 0, "{answered} answered, {refused} refused");
+    assert!(answered > 30 && refused > 0, "{answered} answered, {refused} refused");
     for (name, process) in [("server", &server), ("router", &router)] {
         let (peak, most) = (peak_mb(process), MEMORY_MB + 2 * BODIES_MB + BESIDE_MB);
         assert!(peak <= most, "the {name} took {peak} MiB, expected at most {most}");
@@ -284,7 +295,7 @@ fn answers_that_nobody_reads_stay_within_the_memory_of_a_server() {
                 .unwrap();
                 stream
             };
-            let mut streams: Vec<TcpStream> = (0..24).map(begin).collect();
+            let mut streams: Vec<TcpStream> = (0..12).map(begin).collect();
             let mut statuses = Vec::new();
             for stream in &mut streams {
                 // The beginning of an answer, and no more.

@@ -150,7 +150,9 @@ proptest! {
                 id += 1;
             }
         }
-        (0..taken).for_each(|_| drop(next(&mut fair, now)));
+        for _ in 0..taken {
+            next(&mut fair, now);
+        }
         let flow = 99;
         for _ in 0..own {
             fair.insert(Kind::Direct, entry(id, flow, us(100), now));

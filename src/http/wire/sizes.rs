@@ -171,13 +171,9 @@ mod tests {
     }
 
     /// Bytes that making the pieces takes at once, each of which is gone before the next but one is made.
-    fn taken<P>(mut pieces: impl Iterator<Item = P>) -> usize {
+    fn taken<P>(pieces: impl Iterator<Item = P>) -> usize {
         let mut sent = None;
-        let used = allocation_counter::measure(|| {
-            while let Some(piece) = pieces.next() {
-                sent = Some(piece)
-            }
-        });
+        let used = allocation_counter::measure(|| pieces.for_each(|piece| drop(sent.replace(piece))));
         drop(sent);
         used.bytes_max as usize
     }

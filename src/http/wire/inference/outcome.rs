@@ -69,7 +69,7 @@ pub struct OutputSize {
 
 /// An answer, as the pieces that it is sent in.
 pub struct InferenceReply {
-    rows: Vec<Box<Items>>,
+    rows: Vec<Items>,
     outputs: Vec<Output>,
     /// Items of the row that has most.
     width: usize,
@@ -117,7 +117,8 @@ impl InferenceReply {
     /// `Invalid` for an output that is not there; `Internal` for a problem in place of an answer.
     pub fn new(call: &Inference, served: &Served, entries: Vec<Entry>) -> Result<Self> {
         let wrong = |_| Error::internal("a problem in place of items");
-        let rows = entries.into_iter().map(|entry| entry.0.map_err(wrong)).collect::<Result<Vec<_>>>()?;
+        let rows =
+            entries.into_iter().map(|entry| entry.0.map(|items| *items).map_err(wrong)).collect::<Result<Vec<_>>>()?;
         let width = rows.iter().map(|items| items.len()).max().unwrap_or(0);
         let all = || all_outputs(&rows).into_iter().map(|name| (name, call.is_binary)).collect();
         let wanted: Vec<Wanted> = if call.wanted.is_empty() { all() } else { call.wanted.clone() };
@@ -235,7 +236,7 @@ impl InferenceReply {
     /// The row of a value and its place there; rows with fewer items than the longest end with -1, 0 or an empty text.
     fn item(&self, value: usize) -> (&Items, usize, bool) {
         let (row, at) = (value / self.width.max(1), value % self.width.max(1));
-        let items = &*self.rows[row];
+        let items = &self.rows[row];
         (items, at, at < items.len())
     }
 
@@ -311,7 +312,7 @@ impl Iterator for InferenceReply {
 }
 
 impl Output {
-    fn new(name: String, is_binary: bool, rows: &[Box<Items>], width: usize) -> Result<Self> {
+    fn new(name: String, is_binary: bool, rows: &[Items], width: usize) -> Result<Self> {
         let (of, datatype) = Source::named(&name, rows)?;
         let counts = matches!(of, Source::Counts);
         let shape = if counts { vec![rows.len()] } else { vec![rows.len(), width] };
@@ -325,11 +326,11 @@ impl Output {
 
 impl Source {
     /// What the output of a name is made of, and its data type.
-    fn named(name: &str, rows: &[Box<Items>]) -> Result<(Self, &'static str)> {
+    fn named(name: &str, rows: &[Items]) -> Result<(Self, &'static str)> {
         if let Some(column) = name.strip_prefix(COLUMNS) {
             // A column may be asked for by its number too, and stands in its place then.
             let place = |items: &Items| items.columns().iter().position(|key| key.name == column);
-            let places: Option<Vec<usize>> = rows.iter().map(|items| place(items)).collect();
+            let places: Option<Vec<usize>> = rows.iter().map(place).collect();
             let none = || Error::invalid(format!("output `{name}`: expected the column's name"));
             return Ok((Source::Column(places.ok_or_else(none)?), "BYTES"));
         }
@@ -352,7 +353,7 @@ impl Source {
 }
 
 /// Bytes of an output that is written as bytes.
-fn packed_bytes(of: &Source, rows: &[Box<Items>], width: usize) -> usize {
+fn packed_bytes(of: &Source, rows: &[Items], width: usize) -> usize {
     match of {
         Source::Counts => rows.len() * size_of::<i64>(),
         Source::Ids => rows.len() * width * size_of::<i64>(),
@@ -367,7 +368,7 @@ fn packed_bytes(of: &Source, rows: &[Box<Items>], width: usize) -> usize {
     }
 }
 
-fn all_outputs(rows: &[Box<Items>]) -> Vec<String> {
+fn all_outputs(rows: &[Items]) -> Vec<String> {
     let tasks = rows.first().map(|items| items.tasks()).unwrap_or_default();
     let tasks = tasks.into_iter().map(|task| format!("tasks.{}", task.name));
     ["ids", "scores", "similarities", "counts"].map(str::to_owned).into_iter().chain(tasks).collect()
