@@ -68,6 +68,8 @@ pub struct App {
     pub engine: Engine<Passes>,
     pub(super) bodies: Bodies,
     pub(super) asides: Asides,
+    /// What reads the store.
+    pub(super) store_reads: Asides,
     /// The views that pages are slices of.
     pub(super) pages: Pages,
     pub(super) entrance: Entrance,
@@ -97,6 +99,7 @@ impl App {
             engine,
             bodies,
             asides,
+            store_reads: Asides::of_store(),
             pages: Pages::default(),
             entrance: Entrance::default(),
             feeds: None,

@@ -156,8 +156,10 @@ pub async fn version(State(app): State<Arc<App>>, Names((model, version)): Names
 #[utoipa::path(get, path = "/v1/models/{model}/versions", tag = "models", params(("model" = String, Path, description = "The model's name")),
     responses((status = 200, body = VersionList), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn versions(State(app): State<Arc<App>>, Names(model): Names<String>) -> Outcome {
-    let states = app.registry.versions(&model)?;
-    Ok(json(&version_list(&app, model, states)))
+    let registry = app.registry.clone();
+    let shared = app.clone();
+    let list = app.store_reads.read(move || Ok(version_list(&shared, model.clone(), registry.versions(&model)?)));
+    Ok(json(&list.await?))
 }
 
 fn version_list(app: &App, model: String, states: Vec<VersionState>) -> VersionList {

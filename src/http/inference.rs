@@ -90,8 +90,7 @@ pub async fn version(State(app): State<Arc<App>>, Names((model, version)): Names
 
 fn told(app: &App, model: &str, which: Which<'_>) -> Outcome {
     let info = app.info(&*app.registry.get(model, which)?);
-    let states = app.registry.versions(model)?;
-    let versions = states.into_iter().filter(|state| state.loaded).map(|state| state.version);
+    let versions = app.registry.all_in_memory(model).into_iter().map(|loaded| loaded.version());
     Ok(json(&wire::inference_model(&info, versions.collect())))
 }
 
