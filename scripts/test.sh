@@ -10,13 +10,14 @@ need_python() { ! "${PYTHON:-python3}" -c 'import sys, ensurepip; sys.exit(sys.v
 need_nats() { ! command -v nats-server >/dev/null; }
 need_chromium() { ! { command -v chromium && command -v chromedriver; } >/dev/null; }
 need_typed() { ! { command -v curl && command -v openssl; } >/dev/null; }
+need_promtool() { ! command -v promtool >/dev/null; }
 need_image() { ! { command -v skopeo && command -v umoci && command -v runc; } >/dev/null; }
-if { need_image || need_redis || need_nats || need_cxx || need_python || need_chromium || need_typed; } && command -v apt-get >/dev/null; then
+if { need_image || need_promtool || need_redis || need_nats || need_cxx || need_python || need_chromium || need_typed; } && command -v apt-get >/dev/null; then
     as_root=""
     [ "$(id -u)" = 0 ] || as_root=sudo
     $as_root apt-get update -q
     $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends redis-server nats-server g++ \
-        python3-venv chromium chromium-driver curl openssl ca-certificates skopeo umoci runc
+        python3-venv chromium chromium-driver curl openssl ca-certificates skopeo umoci runc prometheus
 fi
 if need_redis; then
     echo "redis-server is missing and could not be installed: the tests of the remote tier start it" >&2
@@ -43,6 +44,10 @@ if need_typed; then
     exit 1
 fi
 
+if need_promtool; then
+    echo "promtool is missing and could not be installed: the tests of the alerts run it" >&2
+    exit 1
+fi
 if need_image; then
     echo "skopeo, umoci or runc is missing and could not be installed: the tests of the container image read, unpack and start it" >&2
     exit 1
@@ -52,7 +57,9 @@ cargo fmt --check
 cargo clippy --locked --all-targets --features full -- -D warnings
 # The other side of each feature; by way of a test, whose features of shared crates are checked already.
 cargo clippy --locked --no-default-features --test tidy -- -D warnings
-cargo test --locked --features full
+# What the integration tests ask and are answered is held against the API's description by those in Python.
+rm -rf target/exchanges
+TEST_EXCHANGES=$PWD/target/exchanges cargo test --locked --features full
 RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --quiet --features full
 scripts/test_python.sh
 if [ "${1:-}" = --all ]; then

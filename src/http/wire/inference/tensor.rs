@@ -6,6 +6,7 @@ use half::f16;
 use serde::de::{self, DeserializeSeed, Deserializer, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
+use utoipa::openapi::{ArrayBuilder, Schema};
 
 use crate::error::{Error, Result};
 use crate::http::wire::values::{Push, nullable};
@@ -31,7 +32,7 @@ pub(super) struct InputTensor {
     parameters: TensorParameters,
     /// Its values, nested or not, row after row.
     #[serde(default)]
-    #[schema(value_type = Option<Vec<Object>>)]
+    #[schema(schema_with = nested_values)]
     data: Option<Data>,
 }
 
@@ -41,6 +42,12 @@ struct TensorParameters {
     /// Bytes behind the JSON, those of the tensors in their order.
     #[serde(default)]
     binary_data_size: Option<usize>,
+}
+
+/// The schema of values in JSON, which may nest.
+fn nested_values() -> Schema {
+    let described = ArrayBuilder::new().description(Some("Its values, nested or not, row after row."));
+    Schema::Array(described.build())
 }
 
 /// Values in JSON, whichever way they nest.
