@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Makes the certificates of tests/golden/tls, which are good for a hundred years and protect nothing: an authority, two of a server, one of a client.
+# Makes the certificates of tests/golden/tls, which are good for a hundred years and protect nothing: an authority, two of a server, one of a
+# client; and one of a server that has expired, by an authority of its own.
 # Python 3.13 takes no authority that does not say what its key is for.
 set -euo pipefail
 cd "$(dirname "$0")/../tests/golden/tls"
@@ -15,3 +16,20 @@ new server "localhost" "subjectAltName=DNS:localhost,IP:127.0.0.1\nextendedKeyUs
 new server-2 "localhost" "subjectAltName=DNS:localhost,IP:127.0.0.1\nextendedKeyUsage=serverAuth"
 new client "a client" "extendedKeyUsage=clientAuth"
 rm -f ca.srl ca.key
+expired() { # A certificate that was good for a day: only `openssl ca` takes dates.
+    local folder
+    folder=$(mktemp -d)
+    openssl ecparam -name prime256v1 -genkey -noout | openssl pkcs8 -topk8 -nocrypt -out "$folder/ca.key"
+    openssl req -x509 -new -key "$folder/ca.key" -subj "/CN=tests of old" -days 36500 -sha256 -addext "basicConstraints=critical,CA:TRUE" \
+        -addext "keyUsage=critical,keyCertSign" -out expired-ca.pem
+    openssl ecparam -name prime256v1 -genkey -noout | openssl pkcs8 -topk8 -nocrypt -out expired.key
+    openssl req -new -key expired.key -subj "/CN=localhost" -out "$folder/csr"
+    touch "$folder/index"
+    echo 01 >"$folder/serial"
+    printf '%b' "[ca]\ndefault_ca=d\n[d]\ndatabase=$folder/index\nserial=$folder/serial\nnew_certs_dir=$folder\ndefault_md=sha256\npolicy=p\n[p]\ncommonName=supplied\n" \
+        "[e]\nsubjectAltName=DNS:localhost,IP:127.0.0.1\nextendedKeyUsage=serverAuth\n" >"$folder/config"
+    openssl ca -batch -notext -config "$folder/config" -extensions e -cert expired-ca.pem -keyfile "$folder/ca.key" -in "$folder/csr" \
+        -startdate 20200101000000Z -enddate 20200102000000Z -out expired.pem
+    rm -r "$folder"
+}
+expired

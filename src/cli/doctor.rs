@@ -7,15 +7,16 @@ use serde::Serialize;
 use super::output::say;
 use super::store::StoreArgs;
 use crate::config::{RouterConfig, RouterFlags, ServerFlags};
-use crate::doctor::{Asking, Observed, ask, judge};
+use crate::doctor::{Asking, Observed, ask, host_and_port, judge};
 use crate::error::{Error, Kind, Result};
 use crate::limits::names_server;
+use crate::route::ServersTls;
 use crate::telemetry;
 
 /// Arguments of `sterling doctor`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Doctor {
-    /// A server, or a name that stands for several; may be given again and again
+    /// A server, or a name that stands for several, as https://HOST:PORT to insist on TLS, http://HOST:PORT to do without; may be given again and again
     #[arg(long, value_name = "HOST:PORT")]
     server: Vec<String>,
     /// A router, or a name that stands for several
@@ -27,7 +28,16 @@ pub(super) struct Doctor {
     /// The configuration file of a router, for its servers and their key
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// A key of the role `read` for all models, where servers and routers ask for one
+    /// Authorities as PEM by which servers and routers are known: they are asked by TLS
+    #[arg(long, value_name = "FILE")]
+    ca: Option<PathBuf>,
+    /// A certificate for those who ask for one, as PEM
+    #[arg(long, value_name = "FILE", requires = "certificate_key")]
+    certificate: Option<PathBuf>,
+    /// Its private key, as PEM
+    #[arg(long, value_name = "FILE", requires = "certificate")]
+    certificate_key: Option<PathBuf>,
+    /// A key of the role `read` for all models, where servers and routers ask for one. Without TLS it is sent to this machine alone, and to http://HOST:PORT
     #[arg(long, env = "STERLING_KEY", hide_env_values = true)]
     key: Option<String>,
     /// Updates that a replica may be behind
@@ -49,17 +59,25 @@ struct Report<'a> {
 impl Doctor {
     pub(super) fn run(self) -> Result<()> {
         telemetry::start_logs(false);
-        let mut asking = Asking { servers: self.server, routers: self.router, stores: Vec::new(), key: self.key };
+        let tls = ServersTls { ca: self.ca, certificate: self.certificate, key: self.certificate_key };
+        let mut asking = Asking { servers: self.server, routers: self.router, stores: Vec::new(), key: self.key, tls };
         if let Some(path) = &self.config {
             let flags = RouterFlags { listen: None, route: ServerFlags { servers: Vec::new() } };
             let route = RouterConfig::read(Some(path), &flags)?.route;
-            asking.servers.extend(route.servers);
+            // They are asked as the router asks them.
+            let scheme = if route.tls.ca.is_some() { "https" } else { "http" };
+            asking.servers.extend(route.servers.iter().map(|server| format!("{scheme}://{server}")));
+            if asking.tls.ca.is_none() {
+                asking.tls = route.tls;
+            }
             asking.key = asking.key.or(Some(route.key).filter(|key| !key.is_empty()));
         }
         if asking.servers.is_empty() && asking.routers.is_empty() && self.store.is_empty() {
             return Err(Error::invalid("expected a --server, a --router, a --store or a --config"));
         }
-        if let Some(wrong) = asking.servers.iter().chain(&asking.routers).find(|name| !names_server(name)) {
+        if let Some(wrong) =
+            asking.servers.iter().chain(&asking.routers).find(|name| !names_server(host_and_port(name)))
+        {
             return Err(Error::invalid(format!("--server or --router: got `{wrong}`, expected HOST:PORT")));
         }
         asking.stores = self.store.iter().map(|path| StoreArgs::of(path).unasked()).collect::<Result<_>>()?;

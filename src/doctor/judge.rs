@@ -21,6 +21,7 @@ pub fn judge(observed: &Observed, lag_max: u64) -> Vec<String> {
     for router in &observed.routers {
         let why = router.why.iter().filter(|_| !router.is_ready);
         wrong.extend(why.map(|why| format!("router {} takes no requests: {why}", router.name)));
+        wrong.extend(router.warnings.iter().map(|warning| format!("router {} warns: {warning}", router.name)));
     }
     let unread = observed.stores.iter().filter_map(|store| Some((&store.name, store.why.as_ref()?)));
     wrong.extend(unread.map(|(name, why)| format!("store {name} cannot be read: {why}")));
@@ -249,7 +250,7 @@ mod tests {
             ..ServerSeen::default()
         };
         let active = BTreeMap::from([("m".into(), (3, "d3".into()))]);
-        let router = RouterSeen { name: "r".into(), is_ready: true, why: None, active };
+        let router = RouterSeen { name: "r".into(), is_ready: true, active, ..RouterSeen::default() };
         let model = ModelSeen {
             versions: BTreeMap::from([(2, "d2".into()), (3, "d3".into())]),
             wished: Some(3),
@@ -291,7 +292,7 @@ mod tests {
     #[test]
     fn each_thing_that_is_wrong_is_told_once() {
         type Change = fn(&mut Observed);
-        let cases: [(Change, &[&str]); 14] = [
+        let cases: [(Change, &[&str]); 15] = [
             (
                 |o| (o.servers[3].is_ready, o.servers[3].why) = (false, Some("connection refused".into())),
                 &[
@@ -341,6 +342,7 @@ mod tests {
                 &["server s0 refused m version 4: checksum"],
             ),
             (|o| o.servers[0].warnings.push("slow".into()), &["server s0 warns: slow"]),
+            (|o| o.routers[0].warnings.push("late".into()), &["router r warns: late"]),
             (
                 |o| (o.stores[0].why, o.stores[0].models) = (Some("away".into()), BTreeMap::new()),
                 &["store st cannot be read: away"],

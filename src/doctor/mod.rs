@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-pub use ask::{Asking, ask};
+pub use ask::{Asking, ask, host_and_port};
 pub use judge::judge;
 
 /// What all that was asked has said.
@@ -72,6 +72,8 @@ pub struct RouterSeen {
     pub is_ready: bool,
     /// Why it does not.
     pub why: Option<String>,
+    /// What it warns of though it does.
+    pub warnings: Vec<String>,
     /// The version of each model that answers unpinned requests, and its digest.
     pub active: BTreeMap<String, (u64, String)>,
 }

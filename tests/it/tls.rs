@@ -199,6 +199,67 @@ fn wrong_certificates_end_the_start() {
     }
 }
 
+#[test]
+fn doctor_asks_by_tls_and_sends_a_key_to_nobody_else() {
+    let folder = folder();
+    let server = serve(folder.path(), "");
+    until("ready", || is_ready(&server));
+    let ca = golden("ca.pem").to_str().unwrap().to_owned();
+    let port = server.address.rsplit_once(':').unwrap().1;
+    for name in [format!("localhost:{port}"), format!("https://127.0.0.1:{port}")] {
+        let (code, out, err) = run(&["doctor", "--server", &name, "--ca", &ca, "--key", "stk_secret"]);
+        assert!(code == 0 && out.contains("all is well"), "{out}{err}");
+    }
+    // By another authority it is not known.
+    let other = golden("expired-ca.pem").to_str().unwrap().to_owned();
+    let (code, out, _) = run(&["doctor", "--server", &format!("localhost:{port}"), "--ca", &other]);
+    assert!(code != 0 && out.contains("certificate"), "{out}");
+    let (code, _, err) = run(&["doctor", "--server", &format!("https://localhost:{port}")]);
+    assert!(code == 2 && err.contains("expected an authority to know it by (`--ca`)"), "{err}");
+    // One that waits for a handshake, and shows what it was sent in its place.
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let (tell, came) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut sent = vec![0; 4096];
+            let read = stream.unwrap().read(&mut sent).unwrap_or(0);
+            tell.send(String::from_utf8_lossy(&sent[..read]).into_owned()).unwrap();
+        }
+    });
+    for name in [address.clone(), format!("http://{address}")] {
+        let (code, out, _) = run(&["doctor", "--server", &name, "--key", "stk_secret"]);
+        assert!(code != 0 && out.contains("so that the key was not sent"), "{out}");
+    }
+    let sent: Vec<String> = came.try_iter().collect();
+    assert!(sent.len() >= 2 && sent.iter().all(|sent| !sent.contains("stk_secret")), "{sent:?}");
+    // Over a network it is not sent in clear unless the operator says so. Nobody has these addresses.
+    let (code, out, _) = run(&["doctor", "--server", "192.0.2.1:80", "--key", "stk_secret"]);
+    assert!(code != 0 && out.contains("the key would go over the network in clear"), "{out}");
+}
+
+#[test]
+fn a_server_whose_certificate_has_expired_is_left_out_and_told_of() {
+    let folder = folder();
+    show(folder.path(), "expired");
+    let server = serve(folder.path(), "");
+    let (_folder, router) = routed(&server, "localhost", &format!("ca = {:?}", golden("expired-ca.pem")));
+    until("it says why", || {
+        let (status, problem) = router.get("/readyz");
+        status == 503 && problem.contains("0 of 1 servers are ready") && problem.to_lowercase().contains("expired")
+    });
+    let metrics = router.get("/metrics").1;
+    assert!(metrics.lines().any(|line| line == "sterling_route_servers{state=\"silent\"} 1"), "{metrics}");
+    let (name, ca) = (server.address.replace("127.0.0.1", "localhost"), golden("expired-ca.pem"));
+    let (code, out, _) = run(&["doctor", "--server", &name, "--ca", ca.to_str().unwrap()]);
+    assert!(code != 0 && out.to_lowercase().contains("expired"), "{out}");
+    let (code, out, _) = run(&["doctor", "--router", &router.address]);
+    assert!(code != 0 && out.contains("takes no requests") && out.to_lowercase().contains("expired"), "{out}");
+    // Whoever does not look at dates gets in, and is told.
+    show(folder.path(), "server");
+    until("the certificate is good again", || router.get("/readyz").0 == 200);
+}
+
 /// A router over a server with TLS, with these keys under `[route.tls]`.
 fn routed(server: &Server, host: &str, options: &str) -> (tempfile::TempDir, Server) {
     let folder = tempfile::tempdir().unwrap();
