@@ -49,9 +49,12 @@ pub(super) const CODINGS: &str = "gzip, zstd";
 /// The code of a body in a coding that is not read.
 const UNREAD_CODING: &str = "unsupported_content_encoding";
 
-/// What a problem says, for protocols that say it in another way.
+/// What a problem says, for protocols that say it in another way, and its code, which is counted.
 #[derive(Clone)]
-pub(super) struct Told(pub(super) String);
+pub(super) struct Told {
+    pub(super) detail: String,
+    pub(super) code: String,
+}
 
 /// A problem on its way out. Boxed, for answers carry it in `Result`s.
 pub struct Refusal {
@@ -145,6 +148,11 @@ impl Refusal {
         Refusal { retry_after: Some(whole_seconds(wait)), ..refusal }
     }
 
+    /// The code of the problem.
+    pub(super) fn code(&self) -> &str {
+        &self.problem.code
+    }
+
     /// The HTTP status.
     pub(super) fn status(&self) -> StatusCode {
         StatusCode::from_u16(self.problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
@@ -173,7 +181,8 @@ impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
         let mut response = (self.status(), axum::Json(&*self.problem)).into_response();
         let challenge = self.challenge();
-        response.extensions_mut().insert(Told(self.problem.detail.clone()));
+        let Problem { detail, code, .. } = &*self.problem;
+        response.extensions_mut().insert(Told { detail: detail.clone(), code: code.clone() });
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static(PROBLEM_JSON));
         if let Some(seconds) = self.retry_after {

@@ -1,17 +1,19 @@
 //! What all calls share: the models, the workers, the budget for bodies; and what connections see of that.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::access::AccessControl;
 use super::asides::Asides;
 use super::audit::Audit;
 use super::bodies::Bodies;
+use super::failures::Failures;
 use super::meters::AnswerMeters;
 use super::options::Options;
 use super::pages::Pages;
 use super::shadow::Shadows;
+use super::tls::Validity;
 use super::traces::Traces;
 use super::wire::{self, ModelInfo, Served, SlowCall};
 use super::worst::Worst;
@@ -19,6 +21,7 @@ use crate::embedding::tiers::remote::Cluster;
 use crate::engine::{Engine, Passes};
 use crate::error::{Error, Result};
 use crate::fresh::{Backlog, Feed, Feeds, MergeUnderWay, Merges};
+use crate::locks::locked;
 use crate::quota::Flow;
 use crate::registry::{Loaded, Registry};
 use crate::route::Peers;
@@ -43,12 +46,36 @@ pub(super) struct Entrance {
     pub(super) draining: AtomicBool,
     /// Where calls are counted.
     pub(super) meters: AnswerMeters,
+    /// How calls failed.
+    pub(super) failures: Failures,
     /// Who may do what.
     pub(super) access: AccessControl,
     /// Where the slowest calls are kept.
     pub(super) slow: Worst<SlowCall>,
     /// Where traces go.
     pub(super) traces: Traces,
+    /// From when until when the certificate that is shown is good.
+    pub(super) certificate: Mutex<Option<Validity>>,
+}
+
+impl Entrance {
+    /// Takes in which certificate is shown now.
+    pub(super) fn show_certificate(&self, validity: Option<Validity>) {
+        *locked(&self.certificate) = validity;
+        if let Some(validity) = validity {
+            metrics::gauge!("sterling_certificate_life_ratio").set(validity.life_left(unix_seconds()));
+        }
+    }
+
+    /// What an operator should look at, whatever stands behind the sockets, a line each.
+    pub(super) fn warnings(&self) -> impl Iterator<Item = String> {
+        let certificate = locked(&self.certificate).and_then(|validity| validity.warning(unix_seconds()));
+        certificate.into_iter().chain(self.failures.warning())
+    }
+}
+
+fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
 /// What stands behind the sockets.
@@ -156,6 +183,7 @@ impl App {
                 "{able} of {workers} workers can answer, the others have ended or hang: restart the server"
             ));
         }
+        warnings.extend(self.entrance.warnings());
         warnings.extend(self.peers.iter().flat_map(|peers| peers.troubles()));
         warnings.extend(self.cluster.iter().flat_map(|cluster| cluster.troubles()));
         warnings.extend(self.engine.backend().residents().iter().flat_map(|residents| residents.warnings()));

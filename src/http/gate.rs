@@ -19,7 +19,8 @@ use super::flow::flow;
 use super::layers::id_of;
 use super::passes::VERBS;
 use super::table;
-use super::trace_context::{TRACEPARENT, TraceContext, new_id};
+use super::trace_context::{TraceContext, new_id};
+use crate::route::protocol::TRACEPARENT;
 
 /// Most headers of a request that is looked at here.
 const HEADERS_MAX: usize = 32;
@@ -97,6 +98,7 @@ pub(super) fn refusal(host: &dyn Host, address: IpAddr, request: &PlainRequest<'
     let trace = context.as_ref().map(|context| context.trace);
     tracing::debug!(id, call, status = status.as_u16(), trace, "refused unread");
     host.entrance().meters.answered(call, status, took);
+    host.entrance().failures.answered(call, status, Some(refusal.code()));
     let mut text = String::with_capacity(512);
     // A string takes whatever it is given.
     let _ = write!(

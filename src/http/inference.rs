@@ -39,7 +39,7 @@ pub(super) fn is_of_protocol(path: &str) -> bool {
 
 /// A problem as the protocol has it; all else as it is.
 pub(super) fn with_error(mut response: Response) -> Response {
-    let Some(Told(error)) = response.extensions_mut().remove::<Told>() else { return response };
+    let Some(Told { detail: error, .. }) = response.extensions().get::<Told>().cloned() else { return response };
     *response.body_mut() = Body::from(serde_json::json!({ "error": error }).to_string());
     let headers = response.headers_mut();
     headers.remove(CONTENT_LENGTH);

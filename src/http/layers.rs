@@ -15,20 +15,23 @@ use tracing::Instrument as _;
 use tracing::field::Empty;
 
 use super::access::Caller;
-use super::answer::{Refusal, Timing};
+use super::answer::{Refusal, Timing, Told};
 use super::app::Host;
 use super::call_id::CallId;
 use super::inference;
 use super::passes::VERBS;
 use super::slow::{Passed, millis};
 use super::table;
-use super::trace_context::{TRACEPARENT, TraceContext, new_id};
-use super::traces::Recorded;
+use super::trace_context::{TraceContext, new_id};
+use super::traces::{Recorded, Traced};
 use super::wire::{SlowCall, SlowPass};
 use crate::error::Error;
+use crate::route::{Origin, protocol};
 use crate::telemetry;
 
-const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+const REQUEST_ID: HeaderName = HeaderName::from_static(protocol::REQUEST_ID);
+/// The number that a router gives a call.
+const CALL: HeaderName = HeaderName::from_static(protocol::CALL_HEADER);
 /// Longest id that is taken from a caller, in bytes.
 const REQUEST_ID_BYTES_MAX: usize = 128;
 
@@ -39,14 +42,17 @@ pub async fn observe(State(host): State<Arc<dyn Host>>, mut request: Request, ne
     let matched = table::find(request.method(), request.uri().path());
     let (call, version) = (matched.call(), request.version());
     let id = id_of(request.headers().get(&REQUEST_ID).map(HeaderValue::as_bytes));
-    let header = request.headers().get(TRACEPARENT).cloned();
+    let header = request.headers().get(protocol::TRACEPARENT).cloned();
     let context = header.as_ref().and_then(|header| TraceContext::of(header.as_bytes()));
     let (traced, begun) = (host.entrance().traces.begin(context.as_ref()), SystemTime::now());
     let named = context.as_ref().map(|context| context.trace);
     let trace = named.or(traced.as_ref().map(|traced| traced.trace.as_str())).map(str::to_owned);
     let span = tracing::info_span!("request", id = id.to_str().unwrap_or_default(), call, key = Empty, trace);
+    // What this process does not trace is the caller's span still.
+    let parent = traced.as_ref().map_or_else(|| context.as_ref().and(header.clone()), Traced::header);
+    let number = request.headers().get(CALL).cloned();
     request.extensions_mut().insert(matched);
-    request.extensions_mut().insert(CallId(id.clone()));
+    request.extensions_mut().insert(CallId(Origin { id: Some(id.clone()), trace: parent }));
     let is_inference = inference::is_of_protocol(request.uri().path());
     let mut response = next.run(request).instrument(span.clone()).await;
     if is_inference {
@@ -55,6 +61,8 @@ pub async fn observe(State(host): State<Arc<dyn Host>>, mut request: Request, ne
     let took = start.elapsed();
     span.in_scope(|| tracing::debug!(status = response.status().as_u16(), ms = millis(took), "answered"));
     host.entrance().meters.answered(call, response.status(), took);
+    let code = response.extensions().get::<Told>().map(|told| told.code.as_str());
+    host.entrance().failures.answered(call, response.status(), code);
     let (status, extensions) = (response.status().as_u16(), response.extensions_mut());
     let timing = extensions.remove::<Timing>().unwrap_or_default();
     let (passed, caller) = (extensions.remove::<Passed>(), extensions.remove::<Caller>());
@@ -90,8 +98,9 @@ pub async fn observe(State(host): State<Arc<dyn Host>>, mut request: Request, ne
     let headers = response.headers_mut();
     headers.extend(timing.header(took.as_secs_f64() * 1000.0));
     headers.insert(REQUEST_ID, id);
+    headers.extend(number.map(|number| (CALL, number)));
     if let Some(answer) = answer {
-        headers.insert(TRACEPARENT, answer);
+        headers.insert(protocol::TRACEPARENT, answer);
     }
     // HTTP/2 has a frame of its own for it.
     if host.entrance().draining.load(Ordering::Relaxed) && version < Version::HTTP_2 {

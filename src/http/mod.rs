@@ -22,6 +22,7 @@ mod coding;
 mod connections;
 mod console;
 mod cursor;
+mod failures;
 mod flow;
 mod form;
 mod gate;

@@ -249,6 +249,7 @@ async fn retrieve(app: &Arc<App>, choice: Choice, (sent, body): (Sent, Whole), c
         Asked::Many(Chosen { version, watched, .. }, prepared) => {
             let told = app.served(&version.model, &version.view);
             let (results, share, passed) = side_by_side(app, &told, prepared, (&call, watched.as_ref())).await?;
+            results.iter().for_each(|r| app.entrance.failures.ended_in_list("retrieve", r.as_ref().err()));
             let entries = results.into_iter().map(|r| r.unwrap_or_else(|e| problem(&e).into())).collect();
             let answer = reply(Reply::many(told, entries), Timing::default(), share, call.form)?;
             let mut response = (Extension(passed), answer).into_response();

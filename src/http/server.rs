@@ -223,10 +223,11 @@ fn watch_files(host: &Arc<dyn Host>, tls: Option<&Arc<Tls>>) -> Result<()> {
     let watch = move || {
         while let Some(host) = host.upgrade() {
             host.entrance().access.reload();
-            drop(host);
             if let Some(tls) = &tls {
                 tls.reload();
+                host.entrance().show_certificate(tls.validity());
             }
+            drop(host);
             std::thread::sleep(RELOAD);
         }
     };

@@ -6,8 +6,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use axum::http::header::HeaderValue;
 
-/// The header, in requests and answers.
-pub(super) const TRACEPARENT: &str = "traceparent";
 /// Bytes of a header of version 00.
 const BYTES: usize = 55;
 

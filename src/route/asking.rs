@@ -10,7 +10,7 @@ use axum::http::HeaderValue;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::client::{Client, Outgoing};
+use super::client::{Client, Origin, Outgoing};
 use super::editions::Edition;
 use super::inquiry::{Heard, Home, Inquiry};
 use super::protocol::{
@@ -57,6 +57,16 @@ pub struct Conditions {
     pub views: Option<Arc<[ViewPosition]>>,
     /// That of the answer, which counts what shards send; none for answers that are small.
     pub memory: Option<Arc<Memory>>,
+    /// What shards are asked for.
+    pub origin: Origin,
+}
+
+impl Conditions {
+    /// Those of a call over all items at whatever position, for which somebody waits.
+    pub fn until(deadline: Instant) -> Self {
+        let (priority, origin) = (Priority::default(), Origin::default());
+        Conditions { deadline, priority, min_coverage: 1.0, positions: None, views: None, memory: None, origin }
+    }
 }
 
 /// One request's way to the shards of an edition.
@@ -115,16 +125,17 @@ impl Asking<'_> {
     /// Asks one shard for anything: one replica, another where that one fails or is late.
     pub(super) async fn reply(&self, shard: usize, call: &Call) -> Result<Heard<PassReply>> {
         let home = &self.homes[shard];
-        if home.servers().is_empty() {
+        let is_partial = self.terms.min_coverage < 1.0;
+        // Any shard can embed a user.
+        let looked = Some(self.looked).filter(|_| !is_partial && (call.kind != EMBED || self.homes.len() == 1));
+        if home.servers().is_empty() && !(looked.is_some() && home.may_answer()) {
             return Err(Error::unavailable(format!("shard {shard} of model `{}` has no server", self.edition.model)));
         }
         let out = call.out.as_ref().map_err(|why| Error::internal(why.to_string()))?;
-        let out = &Outgoing { sees: self.sees(shard)?, memory: self.terms.memory.clone(), ..out.clone() };
+        let (memory, origin) = (self.terms.memory.clone(), self.terms.origin.clone());
+        let out = &Outgoing { sees: self.sees(shard)?, memory, origin, ..out.clone() };
         let left = self.terms.deadline.saturating_duration_since(Instant::now());
-        let is_partial = self.terms.min_coverage < 1.0;
         let wait = if is_partial && call.may_be_missing { left.mul_f64(SELECT_SHARE) } else { left };
-        // Any shard can embed a user.
-        let looked = Some(self.looked).filter(|_| !is_partial && (call.kind != EMBED || self.homes.len() == 1));
         Inquiry { home, out, kind: call.kind, origin: self.origin, wait, looked }
             .ask(|said| self.heard(shard, said))
             .await

@@ -57,14 +57,6 @@ impl Fleet {
         })
     }
 
-    /// What is wished of the traffic and is not so, a line each.
-    pub fn troubles(&self) -> Vec<String> {
-        let models = self.models.load();
-        let told = models.iter().map(|(name, model)| (name, model.split.troubles()));
-        told.flat_map(|(name, troubles)| troubles.into_iter().map(move |what| format!("model `{name}`: {what}")))
-            .collect()
-    }
-
     /// Judges canaries for ever, and has the store know of those that are behind.
     pub async fn judge(&self) -> Infallible {
         loop {

@@ -37,6 +37,11 @@ const REFUSED: Micros = 100_000;
 /// What comes so many times later than 95 % of its kind is not slow, but dead; where nothing is known, after so long.
 const LATE: Micros = 4;
 const LATE_UNKNOWN: Micros = 300_000;
+/// A replica is told of as slow once so many of its answers in a row took so many times as long as usual, until one does not, or for so long: one that is
+/// slow is asked seldom.
+const SLOW_ANSWERS: u32 = 3;
+const SLOW: f64 = 8.0;
+const SLOW_TOLD: Micros = 300_000_000;
 /// What one answer weighs in how slow a replica is, and after how long half of that is forgotten.
 const WEIGHT: f64 = 0.1;
 const HALF_LIFE: f64 = 5_000_000.0;
@@ -112,6 +117,8 @@ struct Member {
     slowness: f64,
     /// When that was found.
     at: Micros,
+    /// Answers in a row that took far longer than usual, when the last one came, and how many times as long it took.
+    slow: (u32, Micros, f64),
     /// Answers since it came, or came back.
     answers: u32,
     /// In a row.
@@ -125,7 +132,17 @@ struct Member {
 impl Member {
     fn new(now: Micros) -> Self {
         let (slowness, refused_at) = (1.0, None);
-        Member { calls: 0, slowness, at: now, answers: 0, failures: 0, ejections: 0, ejected_until: 0, refused_at }
+        Member {
+            calls: 0,
+            slowness,
+            at: now,
+            slow: (0, now, 1.0),
+            answers: 0,
+            failures: 0,
+            ejections: 0,
+            ejected_until: 0,
+            refused_at,
+        }
     }
 
     /// What was found long ago says little.
@@ -141,6 +158,12 @@ impl Member {
     fn saw(&mut self, slowness: f64, now: Micros) {
         self.slowness = self.slowness(now) + (slowness - self.slowness(now)) * WEIGHT;
         self.at = now;
+    }
+
+    /// Takes in how long an answer took beside what is usual, or how long it was waited for at least.
+    fn took(&mut self, times: f64, now: Micros) {
+        let answers = if times >= SLOW { self.slow.0.saturating_add(1) } else { 0 };
+        self.slow = (answers, now, times);
     }
 
     /// 0 for one that may be asked, 1 for one that has enough to do or to show what it can, 2 for one that is left alone.
@@ -227,13 +250,20 @@ impl<I: Ord + Copy> Group<I> {
             Outcome::Answered => {
                 member.answered();
                 member.saw(slowness, now);
+                member.took(slowness, now);
                 self.times[kind].add(took);
             }
             Outcome::Failed => member.failed(now),
             Outcome::Late if is_long => member.failed(now),
             // It would have taken longer still.
-            Outcome::Late | Outcome::Left if slowness > member.slowness(now) => member.saw(slowness, now),
-            Outcome::Late | Outcome::Left => {}
+            Outcome::Late | Outcome::Left => {
+                if slowness > member.slowness(now) {
+                    member.saw(slowness, now);
+                }
+                if slowness >= SLOW {
+                    member.took(slowness, now);
+                }
+            }
             Outcome::Refused => {
                 member.refused_at = Some(now);
                 self.refused_at = Some(now);
@@ -249,6 +279,14 @@ impl<I: Ord + Copy> Group<I> {
     /// True where nobody has refused work of late, so that more of it does no harm.
     pub fn has_room(&self, now: Micros) -> bool {
         self.refused_at.is_none_or(|at| now.saturating_sub(at) > OVERLOADED)
+    }
+
+    /// The replicas that are far slower than usual, each with how many times as long its last answer took.
+    pub fn slow(&self, now: Micros) -> Vec<(I, f64)> {
+        let is_slow =
+            |(answers, at, _): (u32, Micros, f64)| answers >= SLOW_ANSWERS && now.saturating_sub(at) <= SLOW_TOLD;
+        let slow = self.members.iter().filter(|(_, member)| is_slow(member.slow));
+        slow.map(|(id, member)| (*id, member.slow.2)).collect()
     }
 
     /// Takes one hedge from the budget, where it holds one and there is room.
@@ -411,6 +449,26 @@ mod tests {
         assert!(group.members[&2].slowness(0) > 1.5 && group.members[&2].slowness(60 * SECOND) < 1.01);
         assert_eq!(group.choose(&[2], 0), Some(2), "one that is slow is better than none");
         assert_eq!(group.choose(&[], 0), None);
+    }
+
+    #[test]
+    fn a_replica_that_is_far_slower_than_others_is_told_of_for_a_while() {
+        let mut group = known(&[1, 2]);
+        assert_eq!(group.slow(0), []);
+        let answer = |group: &mut Group<u32>, took| {
+            group.begin(2, true, SECOND);
+            group.end(2, 0, (Outcome::Answered, took), SECOND);
+        };
+        answer(&mut group, 40_000);
+        answer(&mut group, 40_000);
+        assert_eq!(group.slow(SECOND), [], "two late answers are chance");
+        answer(&mut group, 40_000);
+        let slow = group.slow(2 * SECOND);
+        assert!(slow.len() == 1 && slow[0].0 == 2 && slow[0].1 >= SLOW, "{slow:?}");
+        assert_eq!(group.slow(SECOND + SLOW_TOLD).len(), 1);
+        assert_eq!(group.slow(2 * SECOND + SLOW_TOLD), []);
+        answer(&mut group, 1000);
+        assert_eq!(group.slow(SECOND), []);
     }
 
     #[test]

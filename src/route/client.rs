@@ -5,13 +5,14 @@ use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::Poll;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes, to_bytes};
 use axum::http::header::{AUTHORIZATION, CONTENT_TYPE, HOST, RETRY_AFTER};
+use axum::http::response::Parts;
 use axum::http::{HeaderValue, Method, Request, Response, StatusCode};
 use hyper::body::{Body as _, Incoming};
 use hyper::client::conn::http1::{self, SendRequest};
@@ -20,7 +21,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::protocol::{MEDIA_TYPE, TIMEOUT_HEADER, problem};
+use super::protocol::{CALL_HEADER, MEDIA_TYPE, REQUEST_ID, TIMEOUT_HEADER, TRACEPARENT, problem};
 use super::tls::Connector;
 use crate::error::{Error, Kind, Result};
 use crate::locks::locked;
@@ -34,6 +35,8 @@ const ANSWER_COPIES: u64 = 2;
 const IDLE_MAX: usize = 256;
 /// The header of a call that happens once, however often it is sent.
 const KEY_HEADER: &str = "idempotency-key";
+/// The numbers of calls, which servers send back with their answers.
+static CALLS: AtomicU64 = AtomicU64::new(1);
 /// How long a connection may take to be made.
 const CONNECT: Duration = Duration::from_secs(1);
 
@@ -82,6 +85,15 @@ impl Wire {
     }
 }
 
+/// What a call is made for, by the names that logs and traces have for it: servers write them down beside theirs.
+#[derive(Clone, Debug, Default)]
+pub struct Origin {
+    /// The id of the request (`x-request-id`).
+    pub id: Option<HeaderValue>,
+    /// The trace that it belongs to, and the caller's span of it (`traceparent`).
+    pub trace: Option<HeaderValue>,
+}
+
 /// A call, as often as it is sent.
 #[derive(Clone, Debug)]
 pub(super) struct Outgoing {
@@ -93,6 +105,7 @@ pub(super) struct Outgoing {
     pub(super) sees: Vec<(&'static str, HeaderValue)>,
     /// What the answer is counted in, where it may be large.
     pub(super) memory: Option<Arc<Memory>>,
+    pub(super) origin: Origin,
 }
 
 /// The form of a call and of the answer to it.
@@ -107,7 +120,7 @@ pub(super) enum Form {
 impl Outgoing {
     /// A call of the protocol.
     pub(super) fn pass(path: String, body: Option<Bytes>) -> Self {
-        Outgoing { path, body, form: Form::Pass, sees: Vec::new(), memory: None }
+        Outgoing { path, body, form: Form::Pass, sees: Vec::new(), memory: None, origin: Origin::default() }
     }
 
     /// A call as anybody makes it.
@@ -116,7 +129,8 @@ impl Outgoing {
         (body, media_type): (Option<Bytes>, &'static str),
         key: Option<HeaderValue>,
     ) -> Self {
-        Outgoing { path, body, form: Form::Plain(media_type, key), sees: Vec::new(), memory: None }
+        let form = Form::Plain(media_type, key);
+        Outgoing { path, body, form, sees: Vec::new(), memory: None, origin: Origin::default() }
     }
 
     fn media_type(&self) -> &'static str {
@@ -185,12 +199,27 @@ impl Client {
     pub(super) async fn try_call(&self, call: &Outgoing, deadline: Instant) -> std::result::Result<Bytes, Failed> {
         // Whoever is cut off while a connection is made has sent nothing.
         let is_sent = AtomicBool::new(false);
-        let late = || Error::deadline(format!("server {}: no answer in time", self.address));
-        let done = timeout_at(deadline, self.send(call, deadline, &is_sent)).await.unwrap_or_else(|_| Err(late()));
-        done.map_err(|error| Failed { may_be_done: is_sent.load(Ordering::Relaxed), error })
+        let done = timeout_at(deadline, self.send(call, deadline, &is_sent)).await.unwrap_or_else(|_| Err(self.late()));
+        let judged = done.and_then(|(head, body)| self.judge((head, body), call, &is_sent));
+        judged.map_err(|error| Failed { may_be_done: is_sent.load(Ordering::Relaxed), error })
     }
 
-    async fn send(&self, call: &Outgoing, deadline: Instant, is_sent: &AtomicBool) -> Result<Bytes> {
+    /// The status and the body that a path answers, whatever they are.
+    ///
+    /// # Errors
+    /// `Unavailable` where there is no connection or it breaks; `DeadlineExceeded`.
+    pub(super) async fn look(&self, path: &str, deadline: Instant) -> Result<(u16, Bytes)> {
+        let call = Outgoing::pass(path.into(), None);
+        let done = timeout_at(deadline, self.send(&call, deadline, &AtomicBool::new(false))).await;
+        let (head, body) = done.unwrap_or_else(|_| Err(self.late()))?;
+        Ok((head.status.as_u16(), body))
+    }
+
+    fn late(&self) -> Error {
+        Error::deadline(format!("server {}: no answer in time", self.address))
+    }
+
+    async fn send(&self, call: &Outgoing, deadline: Instant, is_sent: &AtomicBool) -> Result<(Parts, Bytes)> {
         loop {
             let kept = self.idle().pop_back();
             let is_new = kept.is_none();
@@ -203,7 +232,8 @@ impl Client {
                 continue;
             }
             let Kept { sender, wire } = &mut kept;
-            let request = self.request(call, deadline)?;
+            let number = CALLS.fetch_add(1, Ordering::Relaxed);
+            let request = self.request(call, number, deadline)?;
             let sent = async {
                 if let Err(error) = sender.ready().await {
                     return Err((error, false));
@@ -215,7 +245,7 @@ impl Client {
                 })
             };
             match wire.with(sent).await {
-                Ok(response) => return self.receive(kept, response, call, is_sent).await,
+                Ok(response) => return self.receive(kept, response, call, number).await,
                 // The server had closed it while nobody used it. What changes nothing may be sent twice.
                 Err((_, went)) if !is_new && (call.form == Form::Pass || !went) => {
                     is_sent.store(false, Ordering::Relaxed)
@@ -244,13 +274,17 @@ impl Client {
         })
     }
 
-    fn request(&self, call: &Outgoing, deadline: Instant) -> Result<Request<Body>> {
+    fn request(&self, call: &Outgoing, number: u64, deadline: Instant) -> Result<Request<Body>> {
         let left = deadline.saturating_duration_since(Instant::now()).as_micros() as u64;
         let method = if call.body.is_some() { Method::POST } else { Method::GET };
         let request = Request::builder().method(method).uri(&call.path).header(HOST, &self.host);
         let mut request = request.header(CONTENT_TYPE, call.media_type()).header(TIMEOUT_HEADER, left.max(1));
-        for (name, value) in &call.sees {
-            request = request.header(*name, value);
+        request = request.header(CALL_HEADER, number);
+        let Origin { id, trace } = &call.origin;
+        let named = [(REQUEST_ID, id), (TRACEPARENT, trace)];
+        let origin = named.into_iter().filter_map(|(name, value)| Some((name, value.as_ref()?)));
+        for (name, value) in call.sees.iter().map(|(name, value)| (*name, value)).chain(origin) {
+            request = request.header(name, value);
         }
         if let Form::Plain(_, Some(key)) = &call.form {
             request = request.header(KEY_HEADER, key);
@@ -262,14 +296,24 @@ impl Client {
         request.body(body).map_err(|e| Error::internal(format!("a call to `{}`: {e}", call.path)))
     }
 
+    /// Reads an answer to a call of this number, and keeps the connection for the next one.
     async fn receive(
         &self,
         mut kept: Kept,
         response: Response<Incoming>,
         call: &Outgoing,
-        is_sent: &AtomicBool,
-    ) -> Result<Bytes> {
+        number: u64,
+    ) -> Result<(Parts, Bytes)> {
         let (head, body) = response.into_parts();
+        // Doors in front of a server refuse without reading so far.
+        let echoed =
+            head.headers.get(CALL_HEADER).map(|echoed| echoed.to_str().ok().and_then(|text| text.parse().ok()));
+        if echoed.map_or(head.status.is_success(), |echoed| echoed != Some(number)) {
+            return Err(Error::unavailable(format!(
+                "server {}: an answer to another call came: `{CALL_HEADER}` is {echoed:?}, expected {number}; does a proxy mix them up, or is the server of another release?",
+                self.address
+            )));
+        }
         let body = match &call.memory {
             Some(memory) => kept.wire.with(self.collect(body, memory)).await?,
             None => {
@@ -282,6 +326,11 @@ impl Client {
             idle.push_back(kept);
         }
         drop(idle);
+        Ok((head, body))
+    }
+
+    /// What an answer says: the body that was asked for, or an error.
+    fn judge(&self, (head, body): (Parts, Bytes), call: &Outgoing, is_sent: &AtomicBool) -> Result<Bytes> {
         if head.status.is_success() && head.headers.get(CONTENT_TYPE).is_some_and(|kind| kind == call.answer_type()) {
             return Ok(body);
         }
@@ -366,10 +415,16 @@ mod tests {
         String::from_utf8_lossy(&text[..read]).to_ascii_lowercase()
     }
 
-    fn answer(stream: &mut Plain, status: &str, kind: &str, body: &str) {
+    /// The number of a call, which a server sends back.
+    fn number(asked: &str) -> u64 {
+        let value = asked.lines().find_map(|line| line.strip_prefix("sterling-call: ")).unwrap();
+        value.trim().parse().unwrap()
+    }
+
+    fn answer(stream: &mut Plain, number: u64, (status, kind, body): (&str, &str, &str)) {
         let length = body.len();
         let text = format!(
-            "HTTP/1.1 {status}\r\ncontent-type: {kind}\r\nretry-after: 3\r\ncontent-length: {length}\r\n\r\n{body}"
+            "HTTP/1.1 {status}\r\ncontent-type: {kind}\r\nretry-after: 3\r\nsterling-call: {number}\r\ncontent-length: {length}\r\n\r\n{body}"
         );
         stream.write_all(text.as_bytes()).unwrap();
     }
@@ -389,15 +444,15 @@ mod tests {
                         && asked.contains(MEDIA_TYPE),
                     "{asked}"
                 );
-                answer(&mut stream, "200 OK", MEDIA_TYPE, "yes");
+                answer(&mut stream, number(&asked), ("200 OK", MEDIA_TYPE, "yes"));
             }
             // Closed only once it lies unused.
             told.recv().unwrap();
             drop(stream);
             closed.send(()).unwrap();
             let (mut stream, _) = listener.accept().unwrap();
-            request(&mut stream);
-            answer(&mut stream, "200 OK", MEDIA_TYPE, "again");
+            let asked = request(&mut stream);
+            answer(&mut stream, number(&asked), ("200 OK", MEDIA_TYPE, "again"));
         });
         let call = Outgoing::pass(CALL.into(), Some(Bytes::from_static(b"question")));
         let deadline = Instant::now() + Duration::from_secs(20);
@@ -447,10 +502,12 @@ mod tests {
             ("transfer-encoding: chunked", format!("33\r\n{}\r\n0\r\n\r\n", "x".repeat(51)), Err(Kind::TooCostly)),
         ] {
             let (listener, client) = listener();
-            let head = format!("HTTP/1.1 200 OK\r\ncontent-type: {MEDIA_TYPE}\r\n{framing}\r\n\r\n{body}");
             let served = spawn(move || {
                 let (mut stream, _) = listener.accept().unwrap();
-                request(&mut stream);
+                let number = number(&request(&mut stream));
+                let head = format!(
+                    "HTTP/1.1 200 OK\r\ncontent-type: {MEDIA_TYPE}\r\nsterling-call: {number}\r\n{framing}\r\n\r\n{body}"
+                );
                 stream.write_all(head.as_bytes()).unwrap();
                 // Until the client has had enough.
                 let _ = stream.read(&mut [0]);
@@ -467,6 +524,34 @@ mod tests {
             }
             client.forget();
             served.join().unwrap();
+        }
+    }
+
+    #[test]
+    fn an_answer_to_another_call_is_none() {
+        type Mixed = fn(u64) -> Option<u64>;
+        // A proxy gave each of two callers the answer of the other; a server of another release names no call; a door refuses unread.
+        let cases: [(&str, Mixed, Kind); 5] = [
+            ("200 OK", |number| Some(number + 1), Kind::Unavailable),
+            ("200 OK", |_| None, Kind::Unavailable),
+            ("400 Bad Request", |number| Some(number - 1), Kind::Unavailable),
+            ("400 Bad Request", Some, Kind::Invalid),
+            ("503 Service Unavailable", |_| None, Kind::Overloaded),
+        ];
+        for (status, named, kind) in cases {
+            let (listener, client) = listener();
+            let served = spawn(move || {
+                let (mut stream, _) = listener.accept().unwrap();
+                let number = named(number(&request(&mut stream)));
+                let named = number.map(|number| format!("sterling-call: {number}\r\n")).unwrap_or_default();
+                let text =
+                    format!("HTTP/1.1 {status}\r\ncontent-type: {MEDIA_TYPE}\r\n{named}content-length: 3\r\n\r\nyes");
+                stream.write_all(text.as_bytes()).unwrap();
+            });
+            let error = call(&client, 20_000).unwrap_err();
+            served.join().unwrap();
+            assert_eq!(error.kind(), kind, "{status}: {error}");
+            assert!(kind != Kind::Unavailable || client.idle().is_empty(), "what was mixed up is not used again");
         }
     }
 
@@ -488,8 +573,8 @@ mod tests {
             let (listener, client) = listener();
             let served = spawn(move || {
                 let (mut stream, _) = listener.accept().unwrap();
-                request(&mut stream);
-                answer(&mut stream, status, media, body);
+                let asked = request(&mut stream);
+                answer(&mut stream, number(&asked), (status, media, body));
             });
             let error = call(&client, 20_000).unwrap_err();
             served.join().unwrap();

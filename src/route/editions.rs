@@ -30,9 +30,43 @@ impl<S> Edition<S> {
         (self.version, &self.digest) == (other.0, &other.1)
     }
 
+    /// The same version where no server has it any more.
+    pub(super) fn without_servers(&self) -> Self
+    where
+        S: Clone,
+    {
+        let replicas = self.replicas.iter().map(|_| Vec::new()).collect();
+        Edition { replicas, votes: 0, labels: BTreeMap::new(), ..self.clone() }
+    }
+
     /// Servers of the shard that has the fewest.
     pub fn fewest(&self) -> usize {
         self.replicas.iter().map(Vec::len).min().unwrap_or(0)
+    }
+}
+
+/// Whether a server takes new requests, or has said that it ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Readiness {
+    /// It takes requests.
+    Ready,
+    /// It says that it takes none, and still has what it had: it drains, or follows its updates no more.
+    Ending,
+}
+
+impl<S> Edition<(S, Readiness)> {
+    /// The servers to ask: those that are ready, and of a shard that has none of these, those that are ending. Returns whether there is such a shard.
+    pub fn chosen(self) -> (Edition<S>, bool) {
+        let Edition { model, version, digest, items, replicas, votes, labels } = self;
+        let is_ready = |replica: &(S, Readiness)| replica.1 == Readiness::Ready;
+        let is_last_resort = replicas.iter().any(|servers| !servers.is_empty() && !servers.iter().any(is_ready));
+        let chosen = replicas.into_iter().map(|servers| {
+            let has_ready = servers.iter().any(is_ready);
+            let asked = servers.into_iter().filter(|replica| !has_ready || is_ready(replica));
+            asked.map(|(server, _)| server).collect()
+        });
+        let replicas = chosen.collect();
+        (Edition { model, version, digest, items, replicas, votes, labels }, is_last_resort)
     }
 }
 
@@ -207,6 +241,25 @@ mod tests {
             assert_eq!(chosen(&told, 1, None), None);
         }
         assert_eq!(chosen(&[], 1, None), None);
+    }
+
+    #[test]
+    fn servers_that_end_are_asked_where_no_other_has_their_shard() {
+        use Readiness::{Ending, Ready};
+        let chosen = |shards: [&[(char, Readiness)]; 3]| {
+            let told: Vec<_> = (0..)
+                .zip(shards)
+                .flat_map(|(shard, servers)| servers.iter().map(move |server| (*server, vec![holding(1, shard, true)])))
+                .collect();
+            let models = editions(told.iter().map(|(server, parts)| (*server, parts.as_slice())));
+            let (edition, is_last_resort) = models["m"][0].clone().chosen();
+            (edition.replicas, is_last_resort)
+        };
+        let (a, b, c) = (('a', Ready), ('b', Ready), ('c', Ready));
+        assert_eq!(chosen([&[a], &[b], &[c]]), (vec![vec!['a'], vec!['b'], vec!['c']], false));
+        assert_eq!(chosen([&[a, ('d', Ending)], &[b], &[c]]).0[0], ['a'], "another one is ready");
+        assert_eq!(chosen([&[('d', Ending)], &[b], &[c]]), (vec![vec!['d'], vec!['b'], vec!['c']], true));
+        assert_eq!(chosen([&[], &[b], &[c]]), (vec![vec![], vec!['b'], vec!['c']], false));
     }
 
     #[test]

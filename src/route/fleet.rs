@@ -16,8 +16,8 @@ use tokio::time::{Instant, timeout};
 use super::asking::{Asking, Beside, Conditions};
 use super::choice::Group;
 use super::client::{Client, Outgoing};
-use super::editions::{Edition, active, editions, labelled};
-use super::inquiry::{Home, Replicas};
+use super::editions::{Edition, Readiness, active, editions, labelled};
+use super::inquiry::{Home, LOOKS_MAX, Replicas};
 use super::names::Names;
 use super::offering::Offering;
 use super::options::Options;
@@ -32,8 +32,6 @@ use crate::telemetry;
 use crate::traffic::TrafficTarget;
 use crate::units::ItemId;
 
-/// Looks in vain before a server is taken for one that has nothing.
-const LOOKS_MAX: u32 = 3;
 /// Servers that are looked at side by side.
 const LOOKED_AT: usize = 64;
 /// How long a server may take to say what it has.
@@ -45,7 +43,10 @@ pub(super) struct Known {
     pub(super) holdings: Holdings,
     /// Whether it has ever said what it has.
     pub(super) has_answered: bool,
-    in_vain: u32,
+    /// Looks in a row that it did not answer.
+    pub(super) in_vain: u32,
+    /// Why it did not answer the last look, where it did not.
+    pub(super) trouble: Option<String>,
 }
 
 impl Known {
@@ -53,13 +54,26 @@ impl Known {
     fn is_answering(&self) -> bool {
         self.in_vain < LOOKS_MAX && self.holdings.is_ready
     }
+
+    /// Whether and how what it said that it has can be asked.
+    fn readiness(&self) -> Option<Readiness> {
+        let readiness = if self.holdings.is_ready { Readiness::Ready } else { Readiness::Ending };
+        (self.in_vain < LOOKS_MAX).then_some(readiness)
+    }
+
+    /// Whether it answers looks and is ready, so that what it does not have is not there.
+    fn is_well(&self) -> bool {
+        self.in_vain == 0 && self.holdings.is_ready
+    }
 }
 
 /// One model: its versions, ascending, the one that answers, and what takes part in its traffic beside it.
 #[derive(Default)]
 pub(super) struct Model {
-    versions: Vec<Arc<Offering>>,
+    pub(super) versions: Vec<Arc<Offering>>,
     active: Option<usize>,
+    /// Whether some shard of the version that answers is at servers alone that say that they are not ready.
+    pub(super) is_last_resort: bool,
     pub(super) split: Split,
 }
 
@@ -106,16 +120,16 @@ pub enum Errand {
 
 /// The servers and what they have together.
 pub struct Fleet {
-    options: Options,
+    pub(super) options: Options,
     connector: Option<Arc<Connector>>,
     pub(super) known: Mutex<BTreeMap<SocketAddr, Known>>,
     names: Names,
-    groups: Mutex<BTreeMap<(String, usize, usize), Arc<Replicas>>>,
+    pub(super) groups: Mutex<BTreeMap<(String, usize, usize), Arc<Replicas>>>,
     pub(super) models: ArcSwap<BTreeMap<String, Model>>,
-    has_looked: AtomicBool,
+    pub(super) has_looked: AtomicBool,
     /// Asked for a look before its time.
     wanted: Notify,
-    looked: Notify,
+    pub(super) looked: Notify,
     requests: Semaphore,
     turn: AtomicUsize,
     pub(super) origin: Instant,
@@ -177,6 +191,7 @@ impl Fleet {
             self.learn(address, told);
         }
         self.decide();
+        self.measure();
         self.has_looked.store(true, Ordering::Relaxed);
         self.looked.notify_waiters();
     }
@@ -192,6 +207,7 @@ impl Fleet {
                 holdings: Holdings::default(),
                 has_answered: false,
                 in_vain: 0,
+                trouble: None,
             };
             known.entry(address).or_insert_with(new);
         }
@@ -206,9 +222,11 @@ impl Fleet {
                     tracing::info!(server = %address, "answers again");
                 }
                 (server.holdings, server.has_answered, server.in_vain) = (holdings, true, 0);
+                server.trouble = None;
             }
             Err(error) => {
                 server.in_vain = server.in_vain.saturating_add(1);
+                server.trouble = Some(error.to_string());
                 if server.in_vain == LOOKS_MAX {
                     tracing::warn!(server = %address, %error, "does not answer: left out until it does");
                     server.client.forget();
@@ -220,12 +238,31 @@ impl Fleet {
     /// Decides from what the servers said which versions there are and which one answers.
     fn decide(&self) {
         let known = locked(&self.known);
-        let answering = known.values().filter(|server| server.is_answering());
-        let told = answering.map(|server| (server.client.clone(), server.holdings.parts.as_slice()));
-        let found = editions(told);
+        let told = known.values().filter_map(|server| {
+            Some(((server.client.clone(), server.readiness()?), server.holdings.parts.as_slice()))
+        });
+        let mut found: BTreeMap<String, Vec<_>> = editions(told)
+            .into_iter()
+            .map(|(name, of_model)| (name, of_model.into_iter().map(Edition::chosen).collect()))
+            .collect();
         let before = self.models.load();
+        // A model that no server has any more is lost, not gone, until all of them answer and say so.
+        let are_well = known.values().all(Known::is_well);
+        for (name, old) in before.iter() {
+            if found.contains_key(name) {
+                continue;
+            }
+            match old.active().filter(|answered| !are_well || answered.may_answer()) {
+                Some(answered) => drop(found.insert(name.clone(), vec![(answered.edition.without_servers(), false)])),
+                // A metric cannot be taken away; what is no number raises no alert.
+                None => metrics::gauge!("sterling_route_coverage_ratio", "model" => name.clone()).set(f64::NAN),
+            }
+        }
+        let heard: BTreeSet<SocketAddr> =
+            known.iter().filter(|(_, server)| server.in_vain == 0).map(|(address, _)| *address).collect();
         let mut models = BTreeMap::new();
-        for (name, mut of_model) in found {
+        for (name, of_model) in found {
+            let (mut of_model, are_last_resorts): (Vec<_>, Vec<bool>) = of_model.into_iter().unzip();
             let old = before.get(&name);
             let answered = old.and_then(|old| old.versions.get(old.active?));
             let answered_as = answered.map(|served| (served.edition.version, served.edition.digest.clone()));
@@ -246,8 +283,9 @@ impl Fleet {
             }
             let old_versions = old.map_or(&[][..], |old| &old.versions);
             let versions: Vec<Arc<Offering>> =
-                of_model.into_iter().map(|edition| Arc::new(self.served(edition, old_versions))).collect();
-            let mut model = Model { versions, active, split: Split::default() };
+                of_model.into_iter().map(|edition| Arc::new(self.served(edition, old_versions, &heard))).collect();
+            let is_last_resort = active.is_some_and(|n| are_last_resorts[n]);
+            let mut model = Model { versions, active, is_last_resort, split: Split::default() };
             model.split = self.split(&name, &model, &known, old.map(|old| &old.split));
             models.insert(name, model);
         }
@@ -282,14 +320,20 @@ impl Fleet {
         Split::of(name, heard(wished), before, (model.active(), whole))
     }
 
-    /// A version as it is asked. What is asked of it already, as one of `before`, learns of its servers as well.
-    fn served(&self, edition: Edition<Arc<Client>>, before: &[Arc<Offering>]) -> Offering {
+    /// A version as it is asked. What is asked of it already, as one of `before`, learns of its servers as well, and whether they are among those that the
+    /// last look has `heard` of.
+    fn served(
+        &self,
+        edition: Edition<Arc<Client>>,
+        before: &[Arc<Offering>],
+        heard: &BTreeSet<SocketAddr>,
+    ) -> Offering {
         let shards = edition.replicas.len();
         let is_same =
             |other: &Offering| (other.version(), other.digest()) == (edition.version, edition.digest.as_str());
         if let Some(same) = before.iter().find(|other| is_same(other) && other.shards() == shards) {
             for (home, servers) in same.homes.iter().zip(&edition.replicas) {
-                home.found(servers.clone());
+                home.found(servers.clone(), servers.iter().any(|server| heard.contains(&server.address())));
             }
             return Offering { homes: same.homes.clone(), edition };
         }
@@ -303,30 +347,9 @@ impl Fleet {
         Offering { homes: homes.collect(), edition }
     }
 
-    /// The models there are.
+    /// The models there are, whether they answer or not.
     pub fn models(&self) -> Vec<String> {
-        self.models.load().iter().filter(|(_, model)| model.active.is_some()).map(|(name, _)| name.clone()).collect()
-    }
-
-    /// Whether some model answers.
-    ///
-    /// # Errors
-    /// `NotReady` with what is missing.
-    pub fn ready(&self) -> Result<()> {
-        let models = self.models.load();
-        if models.values().any(|model| model.active.is_some()) {
-            return Ok(());
-        }
-        let known = locked(&self.known);
-        let answering = known.values().filter(|server| server.in_vain == 0 && server.holdings.is_ready).count();
-        let least = self.options.min_replicas;
-        Err(Error::not_ready(match self.has_looked.load(Ordering::Relaxed) {
-            false => "the servers have not been looked at yet".into(),
-            true => format!(
-                "{answering} of {} servers are ready, and have no version of which every shard has {least}",
-                known.len()
-            ),
-        }))
+        self.models.load().keys().cloned().collect()
     }
 
     /// The versions of a model.
@@ -495,11 +518,16 @@ impl Fleet {
         }
     }
 
-    /// What each shard says of a version, in JSON, in the order of the shards.
+    /// What each shard says of a version, in JSON, in the order of the shards, or why it cannot.
     ///
     /// # Errors
-    /// As [`Fleet::get`]; that of a shard that cannot answer.
-    pub async fn told(&self, name: &str, pin: Pin<'_>, terms: Conditions) -> Result<(Arc<Offering>, Vec<String>)> {
+    /// As [`Fleet::get`].
+    pub async fn told(
+        &self,
+        name: &str,
+        pin: Pin<'_>,
+        terms: Conditions,
+    ) -> Result<(Arc<Offering>, Vec<Result<String>>)> {
         let served = self.get(name, pin)?;
         let asking = self.asking(&served, terms);
         let call = asking.write(Asked::Model);
@@ -508,8 +536,7 @@ impl Fleet {
             Replied::Text(Some(text)) => Ok(text),
             Replied::Text(None) | Replied::Pass { .. } => Err(Error::internal("a shard does not say what it has")),
         };
-        let told = told.into_iter().map(text).collect::<Result<Vec<_>>>()?;
-        Ok((served, told))
+        Ok((served, told.into_iter().map(text).collect()))
     }
 
     pub(super) fn place(&self) -> Result<tokio::sync::SemaphorePermit<'_>> {

@@ -1,6 +1,7 @@
 //! One question to the replicas of a shard or of a host: which of them is asked, how long, and which one instead.
 
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -25,16 +26,21 @@ const PATIENCE_MAX: Duration = Duration::from_secs(2);
 /// The replicas of one shard or host, by their addresses.
 pub(super) type Replicas = Mutex<Group<SocketAddr>>;
 
+/// Looks in a row that find no server of a shard, or no answer of a server, before it is taken for lost.
+pub(super) const LOOKS_MAX: u32 = 3;
+
 /// Those who hold the same: their servers as they were found last, and what is known of how they answer.
 #[derive(Clone)]
 pub(super) struct Home {
     servers: Arc<ArcSwap<Vec<Arc<Client>>>>,
+    /// Looks in a row in which none of them answered.
+    vacant: Arc<AtomicU32>,
     pub(super) group: Arc<Replicas>,
 }
 
 impl Home {
     pub(super) fn new(servers: Vec<Arc<Client>>, group: Arc<Replicas>) -> Self {
-        Home { servers: Arc::new(ArcSwap::from_pointee(servers)), group }
+        Home { servers: Arc::new(ArcSwap::from_pointee(servers)), vacant: Arc::default(), group }
     }
 
     /// The servers by now.
@@ -42,9 +48,16 @@ impl Home {
         self.servers.load_full()
     }
 
-    /// Takes in which servers there are, for questions that are under way as well.
-    pub(super) fn found(&self, servers: Vec<Arc<Client>>) {
+    /// Takes in which servers a look has found, and whether one of them answered it, for questions that are under way as well.
+    pub(super) fn found(&self, servers: Vec<Arc<Client>>, is_answered: bool) {
         self.servers.store(Arc::new(servers));
+        let vacant = if is_answered { 0 } else { self.vacant.load(Ordering::Relaxed).saturating_add(1) };
+        self.vacant.store(vacant, Ordering::Relaxed);
+    }
+
+    /// Whether a server answers, or was there so lately that it may be on its way back: its only one may be restarting.
+    pub(super) fn may_answer(&self) -> bool {
+        !self.servers.load().is_empty() || self.vacant.load(Ordering::Relaxed) < LOOKS_MAX
     }
 }
 
@@ -76,7 +89,8 @@ impl Inquiry<'_> {
         self.origin.elapsed().as_micros() as Micros
     }
 
-    /// Asks one replica, and another where that one fails or is late. Where none could be reached, asks again once they were looked at.
+    /// Asks one replica, and another where that one fails or is late. Where none could be reached or is ready, asks again once they were looked at, until
+    /// the time is over or all of them are lost.
     /// `hear` makes an answer of what a replica said; a body that it finds `Corrupt` counts as none.
     ///
     /// # Errors
@@ -90,7 +104,7 @@ impl Inquiry<'_> {
                 Err(failure) => failure,
             };
             let Some(looked) = looked.filter(|_| outcome == Outcome::Failed) else { return Err(error) };
-            if timeout_at(deadline, looked).await.is_err() || self.home.servers().is_empty() {
+            if timeout_at(deadline, looked).await.is_err() || !self.home.may_answer() {
                 return Err(error);
             }
         }
@@ -124,7 +138,7 @@ impl Inquiry<'_> {
         };
         attempts.push(next(true).ok_or_else(|| Failure {
             error: Error::unavailable("no server is known to have it"),
-            outcome: Outcome::Left,
+            outcome: Outcome::Failed,
         })?);
         let has_others = home.servers().len() > 1;
         let hedge_after = has_others.then(|| locked(&home.group).hedge_after(self.kind)).flatten();
@@ -195,7 +209,8 @@ impl Inquiry<'_> {
                 tracing::debug!(server = %server.address(), %error, "gave no answer");
                 let outcome = match error.kind() {
                     Kind::Overloaded => Outcome::Refused,
-                    Kind::Unavailable => Outcome::Failed,
+                    // One that starts, or has ended, says that it is not ready.
+                    Kind::Unavailable | Kind::NotReady => Outcome::Failed,
                     Kind::DeadlineExceeded => Outcome::Late,
                     _ => Outcome::Answered,
                 };

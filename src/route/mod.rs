@@ -6,7 +6,7 @@
 //! an answer never mixes two. How shards answer as one is in [`gather`](crate::gather); here is how one shard is asked: which replica
 //! ([`choice`]), a second one where the first is late or fails (`asking`), over connections that are kept (`client`), and how each is told of
 //! the updates of its items (`updates`). What unpinned requests are divided into beside the version that answers is in `split`, and what becomes of a
-//! canary that is behind in `canaries`. Servers whose tables lie over several hosts ask each other in the same way for rows ([`Peers`], [`rows`]).
+//! canary that is behind in `canaries`; which models answer, and what is wrong with servers, says `health`. Servers whose tables lie over several hosts ask each other in the same way for rows ([`Peers`], [`rows`]).
 
 mod asking;
 mod canaries;
@@ -14,12 +14,14 @@ pub mod choice;
 mod client;
 pub mod editions;
 mod fleet;
+mod health;
 mod inquiry;
 mod names;
 mod offering;
 mod options;
 mod peer;
 mod peers;
+mod probe;
 pub mod protocol;
 pub mod rows;
 mod split;
@@ -28,9 +30,11 @@ mod updates;
 
 pub use asking::{Beside, Conditions};
 pub use canaries::UnpinnedOffering;
+pub use client::Origin;
 pub use fleet::{Errand, Fleet, Listed, Pin};
 pub use offering::Offering;
 pub use options::Options;
 pub use peers::{PeerOptions, Peers};
+pub use probe::Probe;
 pub use tls::ServersTls;
 pub use updates::{ShardCall, ShardFailure, ShardServers};

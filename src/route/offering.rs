@@ -38,6 +38,23 @@ impl Offering {
         self.edition.items.iter().zip(&self.edition.replicas).map(|(items, servers)| (*items, servers.len()))
     }
 
+    /// Whether each shard has a server, or had one so lately that it may be on its way back.
+    pub(super) fn may_answer(&self) -> bool {
+        self.homes.iter().all(Home::may_answer)
+    }
+
+    /// The shards that have no server, and are not expected back.
+    pub(super) fn lost(&self) -> impl Iterator<Item = usize> {
+        (0..).zip(&self.homes).filter(|(_, home)| !home.may_answer()).map(|(shard, _)| shard)
+    }
+
+    /// The share of the items that lies in the other shards.
+    pub fn coverage(&self) -> f64 {
+        let lost: usize = self.lost().map(|shard| self.edition.items[shard]).sum();
+        let items = self.items().max(1);
+        (items - lost.min(items)) as f64 / items as f64
+    }
+
     /// Items, of all shards, when it was published.
     pub fn items(&self) -> usize {
         self.edition.items.iter().sum()

@@ -32,6 +32,13 @@ pub const TIMEOUT_HEADER: &str = "sterling-timeout-us";
 /// The header that says which position of the server's updates an answer must see.
 pub const POSITION_HEADER: &str = "sterling-min-position";
 
+/// The header that numbers a call; servers send it back with their answer, so that no proxy can hand out that of another call unseen.
+pub const CALL_HEADER: &str = "sterling-call";
+/// The header that names the request for which a call is made, in its answer too.
+pub const REQUEST_ID: &str = "x-request-id";
+/// The header that names the trace that a call belongs to, in its answer too (W3C Trace Context).
+pub const TRACEPARENT: &str = "traceparent";
+
 /// The header that says which view of the version must answer, as [`ViewPosition`] writes itself, or [`ANY_VIEW`]; the server keeps that view for the pages to come.
 pub const VIEW_HEADER: &str = "sterling-view";
 /// Whichever view is there.

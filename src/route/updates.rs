@@ -9,14 +9,14 @@ use std::sync::Arc;
 use axum::body::Bytes;
 use axum::http::HeaderValue;
 use tokio::sync::SemaphorePermit;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
-use super::client::{Client, Failed, Outgoing};
+use super::client::{Client, Failed, Origin, Outgoing};
 use super::fleet::{Fleet, Pin};
 use super::inquiry::Home;
 use super::offering::Offering;
 use super::protocol::{Holdings, Keeping};
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::gather::is_absence;
 use crate::locks::locked;
 use crate::snapshot::shard_of;
@@ -24,8 +24,11 @@ use crate::units::ItemId;
 
 /// The shards of the version of a model that answers, as each of them is asked by itself.
 pub struct ShardServers<'a> {
+    fleet: &'a Fleet,
+    model: String,
     served: Arc<Offering>,
-    origin: Instant,
+    /// Whether each of them must take updates in one order.
+    writes: bool,
     _place: SemaphorePermit<'a>,
 }
 
@@ -40,6 +43,8 @@ pub struct ShardCall {
     pub media_type: &'static str,
     /// The idempotency key.
     pub key: Option<HeaderValue>,
+    /// What it is made for.
+    pub origin: Origin,
 }
 
 /// Why a shard did not do what it was told.
@@ -57,7 +62,8 @@ impl Fleet {
     /// # Errors
     /// As [`Fleet::get`]; `Overloaded` where too many requests are worked on.
     pub fn shards(&self, model: &str) -> Result<ShardServers<'_>> {
-        Ok(ShardServers { _place: self.place()?, served: self.get(model, Pin::Active)?, origin: self.origin })
+        let (_place, served) = (self.place()?, self.get(model, Pin::Active)?);
+        Ok(ShardServers { fleet: self, model: model.into(), served, writes: false, _place })
     }
 
     /// The shards of a model, each of which takes updates in one order.
@@ -66,14 +72,8 @@ impl Fleet {
     /// As [`Fleet::shards`]; `Unsupported` where a server takes none, or keeps a journal of its own beside another one of its shard;
     /// `NotReady` where that cannot be told yet.
     pub fn writable(&self, model: &str) -> Result<ShardServers<'_>> {
-        let shards = self.shards(model)?;
-        let known = locked(&self.known);
-        let servers: Vec<(SocketAddr, Option<&Holdings>)> =
-            known.iter().map(|(address, server)| (*address, server.has_answered.then_some(&server.holdings))).collect();
-        for shard in 0..shards.count() {
-            check(model, (shard, shards.count()), &servers)
-                .map_err(|e| e.within(format_args!("shard {shard} of model `{model}`")))?;
-        }
+        let shards = ShardServers { writes: true, ..self.shards(model)? };
+        (0..shards.count()).try_for_each(|shard| shards.check(shard))?;
         Ok(shards)
     }
 }
@@ -127,18 +127,49 @@ impl ShardServers<'_> {
         shard_of(item, self.count() as u32) as usize
     }
 
-    /// Asks one shard: one server, and others while nothing can have been done.
+    /// Whether the servers of a shard, by what they said last, agree on one order of its updates.
+    fn check(&self, shard: usize) -> Result<()> {
+        let known = locked(&self.fleet.known);
+        let servers: Vec<(SocketAddr, Option<&Holdings>)> =
+            known.iter().map(|(address, server)| (*address, server.has_answered.then_some(&server.holdings))).collect();
+        check(&self.model, (shard, self.count()), &servers)
+            .map_err(|e| e.within(format_args!("shard {shard} of model `{}`", self.model)))
+    }
+
+    /// Asks one shard: one server, and others while nothing can have been done. Where none could be reached or is ready, all of them again once they were
+    /// looked at, until the time is over or all are lost.
     ///
     /// # Errors
     /// Why the last server that was asked did not do it.
     pub async fn ask(&self, shard: usize, call: ShardCall, deadline: Instant) -> Result<Bytes, ShardFailure> {
         let home = &self.served.homes[shard];
-        let call = Outgoing::plain(call.path, (call.body, call.media_type), call.key);
+        let origin = call.origin;
+        let call = Outgoing { origin, ..Outgoing::plain(call.path, (call.body, call.media_type), call.key) };
+        loop {
+            let looked = self.fleet.looked.notified();
+            let failure = match self.round(shard, &call, deadline).await {
+                Ok(answer) => return Ok(answer),
+                Err(failure) => failure,
+            };
+            let may_wait = !failure.may_be_done && matches!(failure.error.kind(), Kind::Unavailable | Kind::NotReady);
+            if !may_wait || timeout_at(deadline, looked).await.is_err() || !home.may_answer() {
+                return Err(failure);
+            }
+            if self.writes {
+                // Those that came meanwhile may not be those that were checked.
+                self.check(shard).map_err(|error| ShardFailure { error, may_be_done: false })?;
+            }
+        }
+    }
+
+    /// Asks each server of a shard once at most.
+    async fn round(&self, shard: usize, call: &Outgoing, deadline: Instant) -> Result<Bytes, ShardFailure> {
+        let home = &self.served.homes[shard];
         let none = Error::unavailable(format!("shard {shard} has no server"));
         let mut last = ShardFailure { error: none, may_be_done: false };
         let mut rest = home.servers().to_vec();
         while let Some(server) = self.next(home, &mut rest) {
-            let Failed { error, may_be_done } = match server.try_call(&call, deadline).await {
+            let Failed { error, may_be_done } = match server.try_call(call, deadline).await {
                 Ok(answer) => return Ok(answer),
                 Err(failed) => failed,
             };
@@ -154,7 +185,7 @@ impl ShardServers<'_> {
     /// Another server of a shard, the one first that is expected to answer soonest.
     fn next(&self, home: &Home, rest: &mut Vec<Arc<Client>>) -> Option<Arc<Client>> {
         let among: Vec<_> = rest.iter().map(|server| server.address()).collect();
-        let now = self.origin.elapsed().as_micros() as u64;
+        let now = self.fleet.origin.elapsed().as_micros() as u64;
         let chosen = locked(&home.group).choose(&among, now)?;
         Some(rest.swap_remove(among.iter().position(|address| *address == chosen)?))
     }
@@ -165,7 +196,6 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::super::protocol::Holding;
     use super::*;
-    use crate::error::Kind;
 
     fn server(updates: Keeping, shard: u32) -> Holdings {
         let part = Holding { model: "m".into(), shard, shards: 2, ..Holding::default() };

@@ -50,6 +50,12 @@ const METRICS: &[Metric] = &[
         Open("call"),
         "time from the header of a request to that of its answer",
     ),
+    metric(
+        "sterling_failed_total",
+        Counter,
+        Open("call, reason"),
+        "answers with a status from 500 on, and such entries of lists, by the code of their problem",
+    ),
     metric("sterling_connections", Gauge, Labels::None, "open connections"),
     metric(
         "sterling_connections_cut_total",
@@ -76,6 +82,12 @@ const METRICS: &[Metric] = &[
         Counter,
         Fixed("outcome", &["read", "failed"]),
         "changes of the certificates",
+    ),
+    metric(
+        "sterling_certificate_life_ratio",
+        Gauge,
+        Labels::None,
+        "share of its life that the certificate has left which is shown; below 0 once it has expired",
     ),
     metric("sterling_audit_log_failures_total", Counter, Labels::None, "lines that the audit log lacks"),
     metric(
@@ -331,6 +343,18 @@ const METRICS: &[Metric] = &[
         "shards that a router asked again, for their part of an answer was not proven",
     ),
     metric("sterling_route_partial_total", Counter, Model, "answers of a router that did not cover all items"),
+    metric(
+        "sterling_route_coverage_ratio",
+        Gauge,
+        Model,
+        "share of the items of the version that answers whose shards have a server, told by a router with each look",
+    ),
+    metric(
+        "sterling_route_servers",
+        Gauge,
+        Fixed("state", &["ready", "slow", "not_ready", "silent"]),
+        "servers of a router by their state: slow are those whose last three answers took 8 times as long as usual",
+    ),
 ];
 
 /// Describes all metrics to whoever reads them, and begins those counters whose labels are known.

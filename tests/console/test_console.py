@@ -399,6 +399,8 @@ def test_the_shards_of_a_router(chromium: webdriver.Chrome, tmp_path: pathlib.Pa
         servers[1].close()
         page.until(lambda: [row[3] for row in page.rows("#shards")] == ["1 server", "no server"], 60)
         assert f"{100 * held[0] / BOOKS:.3g} %" in page.text("#shards p.bad")
+        # What is wrong stands above every page.
+        page.until(lambda: page.text("#health") == "not ready" and "shard 1 of 2 of version 1 has no server that is ready" in page.text("#warnings"), 60)
         page.picture("shards-lost")
 
 

@@ -30,6 +30,8 @@ WORDS = set(
     "sum by max rate increase histogram_quantile deriv count_over_time and or unless on ignoring group_left offset bool label_values instance model call status reason "
     "le step "
     "remote_table outcome table job role why kind up time".split()
+    "sum by rate increase histogram_quantile deriv and or unless on ignoring group_left offset bool label_values instance model call status reason le step "
+    "remote_table outcome table job role why kind state up time".split()
 )
 # Told where there is a cluster of rows, a bucket, a stream or a GPU alone, and by routers.
 ELSEWHERE = {
@@ -43,6 +45,11 @@ ELSEWHERE = {
     "sterling_route_partial_total",
     "sterling_route_again_total",
     "sterling_route_second_calls_total",
+    "sterling_route_coverage_ratio",
+    "sterling_route_servers",
+    "sterling_certificate_life_ratio",
+    # With the first failure.
+    "sterling_failed_total",
 }
 
 
@@ -209,6 +216,20 @@ def test_the_context_of_the_image_has_what_it_is_built_of_and_no_more() -> None:
         for name in re.findall(r'include_(?:str|bytes)!\("(\.\./[^"]+)"\)', path.read_text()):
             file = (path.parent / name).resolve().relative_to(ROOT)
             assert file.parts[0] not in left_out or "test" in path.read_text(), (path, file)
+OUTAGES = pathlib.Path(__file__).parent / "alerts_test.yml"
+
+
+@pytest.mark.skipif(not shutil.which("promtool"), reason="no promtool")
+def test_each_outage_raises_its_alerts_and_no_other() -> None:
+    subprocess.run(["promtool", "test", "rules", OUTAGES], check=True)
+
+
+def test_every_alert_is_raised_by_some_outage() -> None:
+    outages = yaml.safe_load(OUTAGES.read_text())["tests"]
+    raised = {name for outage in outages for test in outage["promql_expr_test"] for of in test["exp_samples"] for name in re.findall(r'alertname="(\w+)"', of["labels"])}
+    assert raised == {rule["alert"] for rule in RULES}
+    # Silence is tested too.
+    assert any(not test["exp_samples"] for outage in outages for test in outage["promql_expr_test"])
 
 
 def test_the_dashboard_shows_metrics_that_are_there(scraped: str) -> None:

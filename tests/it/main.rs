@@ -33,6 +33,7 @@ mod nats;
 mod network;
 mod onnx;
 mod out_of_core;
+mod outages;
 mod packages;
 mod parts;
 mod placement;

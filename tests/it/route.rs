@@ -2,6 +2,7 @@
 
 use std::path::Path;
 use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -35,7 +36,7 @@ pub fn route<'a>(servers: impl IntoIterator<Item = &'a str>) -> Server {
 }
 
 /// A router that looks at its servers every so many milliseconds, and may not have done so yet.
-fn route_looking_every<'a>(refresh_ms: u32, servers: impl IntoIterator<Item = &'a str>) -> Server {
+pub fn route_looking_every<'a>(refresh_ms: u32, servers: impl IntoIterator<Item = &'a str>) -> Server {
     let mut command = sterling();
     command.env("STERLING_HTTP__DRAIN_MS", "0").env("STERLING_ROUTE__REFRESH_MS", refresh_ms.to_string());
     command.args(["route", "--listen", "127.0.0.1:0"]).stderr(Stdio::null());
@@ -348,6 +349,24 @@ fn a_lost_shard_is_said_and_nothing_is_made_up_for_it() {
     until("it is told to be lost", || told(&router)["shards"][1]["servers"] == 0);
     assert_eq!(told(&router)["coverage"], (700 - held[1]) as f64 / 700.0);
     assert_eq!(told(&router)["shards"][2], all[2]);
+    // Readiness, metrics and the model itself say so: the only model does not answer requests that want all of it.
+    let (status, problem) = router.get("/readyz");
+    let said = "model `vectors`: shard 1 of 3 of version 1 has no server that is ready";
+    assert!(status == 503 && problem.contains(said), "{problem}");
+    let metrics = router.get("/metrics").1;
+    for line in ["sterling_route_servers{state=\"silent\"} 1", "sterling_route_servers{state=\"ready\"} 2"] {
+        assert!(metrics.lines().any(|l| l == line), "{line} is not in\n{metrics}");
+    }
+    let value = |name: &str| {
+        let line =
+            metrics.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_else(|| panic!("{name}: {metrics}"));
+        line.trim().parse::<f64>().unwrap()
+    };
+    assert!((value("sterling_route_coverage_ratio{model=\"vectors\"}") - (700 - held[1]) as f64 / 700.0).abs() < 1e-9);
+    assert!(value("sterling_failed_total{call=\"retrieve\",reason=\"partial\"}") >= 4.0);
+    let info = router.get_json("/v1/models/vectors");
+    assert_eq!((&info["items"], &info["missing"][0]["shard"]), (&json!(700), &json!(1)), "{info}");
+    assert!(info["missing"][0]["reason"].as_str().unwrap().contains("no server"), "{info}");
     let models = router.get_json("/v1/models");
     let untold = &models["unavailable"][0];
     assert_eq!(
@@ -364,6 +383,8 @@ fn a_lost_shard_is_said_and_nothing_is_made_up_for_it() {
     let address = servers[1].address.clone();
     servers[1] = serve_at(store.path(), "1", &address);
     until("the new one is asked", || router.post(whole, &body).0 == 200);
+    assert_eq!(router.get("/readyz").0, 200);
+    assert!(router.get_json("/v1/models/vectors").get("missing").is_none());
 }
 
 #[test]
@@ -416,6 +437,43 @@ fn a_request_waits_for_a_shard_that_comes_back() {
         assert_eq!(router.ask(part, &body)["missing"][0]["shard"], 1);
         servers[1] = serve_at(store.path(), "1", &address);
         assert_eq!(waiting.join().unwrap()["items"], expected["items"]);
+    });
+}
+
+#[test]
+fn the_only_server_of_a_shard_is_restarted_and_no_request_is_lost() {
+    let (store, mut servers) = serve_shards(2);
+    // Requests wait for three looks: long enough for a start on a busy machine.
+    let router = route_looking_every(3000, servers.iter().map(|server| server.address.as_str()));
+    router.wait_ready();
+    let body = json!({"vector": [1, 0.5, -0.25, 0.1], "k": 700, "exact": true, "timeout_ms": 60_000});
+    let expected = router.ask("/v1/models/vectors:retrieve", &body);
+    let (stops, asked) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        let ask = || {
+            while !stops.load(Ordering::Relaxed) {
+                assert_eq!(router.ask("/v1/models/vectors:retrieve", &body)["items"], expected["items"]);
+                asked.fetch_add(1, Ordering::Relaxed);
+            }
+        };
+        let asking: Vec<_> = (0..3).map(|_| scope.spawn(ask)).collect();
+        // A server that is asked to end says so while it answers; one that is killed says nothing.
+        for (how, drain_ms) in [("TERM", "1500"), ("TERM", "0"), ("KILL", "0")] {
+            let address = servers[1].address.clone();
+            servers[1].signal(how);
+            servers.pop().unwrap().wait();
+            let mut command = sterling();
+            command.env("STERLING_HTTP__DRAIN_MS", drain_ms).env("STERLING_REFRESH_MS", "100");
+            command.args(["serve", "--shard", "1", "--listen", &address, "--store"]).arg(store.path());
+            servers.push(Server::spawn(&mut command));
+            servers[1].wait_ready();
+            let before = asked.load(Ordering::Relaxed);
+            until("requests are answered again", || {
+                asked.load(Ordering::Relaxed) > before + 5 || asking.iter().any(|one| one.is_finished())
+            });
+        }
+        stops.store(true, Ordering::Relaxed);
+        asking.into_iter().for_each(|one| one.join().unwrap());
     });
 }
 

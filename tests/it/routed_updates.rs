@@ -12,7 +12,7 @@ use sterling::publish::Publish;
 use sterling::snapshot::shard_of;
 use sterling::units::ItemId;
 
-use crate::route::route;
+use crate::route::{route, route_looking_every};
 use crate::shards;
 use crate::support::{Server, agent, ids, put, run, sterling, until};
 use crate::wire::{send_arrow, stream};
@@ -112,6 +112,24 @@ fn items_and_requests_in_arrow_go_through_a_router() {
     };
     assert!(items(&told).iter().all(|items| items.as_array().is_some_and(|items| items.len() == 9)), "{told}");
     assert_eq!(items(&told), items(&whole));
+}
+
+#[test]
+fn updates_wait_for_the_only_server_of_a_shard_that_restarts() {
+    let mut cut = Cut::new();
+    let router = route_looking_every(3000, cut.shards.iter().map(|server| server.address.as_str()));
+    router.wait_ready();
+    let (address, updates) = (cut.shards[1].address.clone(), cut.updates(1));
+    for round in 0..2 {
+        let body = json!({"items": (0..30).map(|n| item(5000 + 100 * round + n)).collect::<Vec<_>>()});
+        assert_eq!(cut.shards.remove(1).stop(), Some(0));
+        std::thread::scope(|scope| {
+            let written = scope.spawn(|| router.post(&format!("{ITEMS}:upsert"), &body));
+            cut.shards.insert(1, serve(cut.folder.path(), 1, &updates, &address));
+            let (status, made) = written.join().unwrap();
+            assert_eq!((status, &made["accepted"]), (200, &json!(30)), "{made}");
+        });
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::net::TcpListener;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use sterling::publish::Publish;
 
 use crate::support::{Server, agent, put, run, sterling, tiny, vectors};
 
@@ -168,6 +169,45 @@ fn a_collector_gets_the_calls_that_are_recorded_with_their_steps() {
     }
     assert!(seen.iter().all(|span| span["traceId"].as_str().unwrap().len() == 32));
     assert!(seen.iter().any(|span| span["name"] == "health" && span["parentSpanId"] == ""));
+}
+
+#[test]
+fn a_trace_and_an_id_go_through_the_router_to_its_shards() {
+    let store = tempfile::tempdir().unwrap();
+    let lines: String = (0..20).map(|n| format!("{{\"id\": {n}, \"embedding\": [1, {n}]}}\n")).collect();
+    put(store.path(), &Publish { shards: Some(2), ..vectors(store.path(), &lines) }).unwrap();
+    let (url, told) = collector();
+    let start = |arguments: &[&str]| {
+        let mut command = sterling();
+        command.env("STERLING_TRACES__COLLECTOR", &url).env("STERLING_HTTP__DRAIN_MS", "0");
+        command.env("STERLING_ROUTE__REFRESH_MS", "100");
+        let server = Server::spawn(command.args(arguments).args(["--listen", "127.0.0.1:0"]));
+        server.wait_ready();
+        server
+    };
+    let path = store.path().to_str().unwrap();
+    let shards = ["0", "1"].map(|shard| start(&["serve", "--store", path, "--shard", shard]));
+    let router = start(&["route", "--server", &shards[0].address, "--server", &shards[1].address]);
+    let parent = format!("00-{TRACE}-00f067aa0ba902b7-01");
+    let headers = [("traceparent", parent.as_str()), ("x-request-id", "order-7")];
+    let body = "{\"vector\": [1, 0], \"k\": 3}";
+    let answer = router.send("POST", "/v1/models/vectors:retrieve", &headers, body);
+    assert_eq!((answer.status().as_u16(), &answer.headers()["x-request-id"]), (200, &"order-7".parse().unwrap()));
+    let mut spans: Vec<Value> = Vec::new();
+    let of = |spans: &[Value], name: &str| -> Vec<Value> {
+        spans.iter().filter(|span| span["traceId"] == TRACE && span["name"] == name).cloned().collect()
+    };
+    while of(&spans, "retrieve").is_empty() || of(&spans, "pass").len() < 2 {
+        spans.extend(told.recv_timeout(Duration::from_secs(30)).unwrap());
+    }
+    let own = &of(&spans, "retrieve")[0];
+    assert_eq!(own["parentSpanId"], "00f067aa0ba902b7");
+    assert!(of(&spans, "pass").iter().all(|span| span["parentSpanId"] == own["spanId"]), "{spans:#?}");
+    for shard in &shards {
+        let slow = shard.get_json("/v1/debug/slow");
+        let of_call = |call: &Value| call["call"] == "pass" && call["id"] == "order-7" && call["trace"] == TRACE;
+        assert!(slow["calls"].as_array().unwrap().iter().any(of_call), "{slow}");
+    }
 }
 
 #[test]

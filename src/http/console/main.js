@@ -36,8 +36,11 @@ const refresh = async () => await refresh_models() && (await refresh_versions(),
 
 async function health() {
   const answer = await ask("/readyz");
-  at("health").className = answer.ok ? "good" : "bad";
-  at("health").textContent = answer.ok ? "ready" : answer.told.detail ?? "not ready";
+  const lines = answer.ok ? String(answer.told).split("\n") : [];
+  const warnings = lines.filter(line => line.startsWith("warning: ")).map(line => line.replace("warning: ", ""));
+  at("health").className = answer.ok && !warnings.length ? "good" : "bad";
+  at("health").textContent = answer.ok ? (warnings.length ? "ready, with warnings" : "ready") : "not ready";
+  at("warnings").replaceChildren(...(answer.ok ? warnings.map(warning => make("p", { class: "problem" }, warning)) : [problem(answer)]));
 }
 
 at("unlock").addEventListener("submit", async event => {

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use axum::Extension;
 use axum::extract::{Request, State};
-use axum::http::{HeaderName, HeaderValue, Uri};
+use axum::http::{HeaderName, HeaderValue};
 use axum::response::Response;
 use futures_util::stream::{self, StreamExt as _};
 use tokio::time::Instant;
@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use super::super::access::Caller;
 use super::super::answer::{Outcome, Refusal, Share, Timing, json, problem, reply};
 use super::super::app::Host as _;
+use super::super::call_id::CallId;
 use super::super::choice::Asker;
 use super::super::cursor;
 use super::super::flow::flow_of;
@@ -41,8 +42,9 @@ use crate::engine::Terms;
 use crate::error::{Error, Kind, Result};
 use crate::gather::Gathered;
 use crate::quota::Flow;
-use crate::request::{Answer, Retrieve};
-use crate::route::{Beside, Conditions, Errand, Offering, Pin};
+use crate::request::{Answer, Rank, Retrieve};
+use crate::route::protocol::Written;
+use crate::route::{Beside, Conditions, Errand, Offering, Origin, Pin};
 use crate::telemetry::printable;
 use crate::traffic::Side;
 use crate::units::ItemId;
@@ -99,7 +101,9 @@ async fn dispatch(app: &Arc<RouterApp>, (model, pin): (&str, Pin<'_>), request: 
     let (arrived, at_least) =
         (Instant::now(), min_coverage(request.uri())?.unwrap_or(app.fleet().options().min_coverage));
     let (caller, flow) = (request.extensions().get::<Caller>().cloned(), flow_of(&request));
-    let (call, form) = (Call { app, model, pin, arrived, at_least, seen: &seen, flow }, Form::of(&request));
+    let origin = CallId::origin(&request);
+    let call = Call { app, model, pin, arrived, at_least, seen: &seen, flow, origin: &origin };
+    let form = Form::of(&request);
     let (sent, body) = app.bodies.read_sent(request, sent_beside_json(verb)).await?;
     let memory = app.bodies.memory();
     match verb {
@@ -170,6 +174,8 @@ struct Call<'a> {
     /// The positions that are to be seen.
     seen: &'a Option<Arc<[u64]>>,
     flow: Flow,
+    /// What shards are asked for.
+    origin: &'a Origin,
 }
 
 impl Call<'_> {
@@ -182,6 +188,7 @@ impl Call<'_> {
             positions: self.seen.clone(),
             views: None,
             memory: None,
+            origin: self.origin.clone(),
         }
     }
 
@@ -248,6 +255,8 @@ impl Call<'_> {
         {
             return Err(error.into());
         }
+        let failures = &self.app.entrance().failures;
+        results.iter().for_each(|result| failures.ended_in_list("retrieve", result.as_ref().err()));
         // What is said of all is said of the one that covers least.
         let mut of_all = told(self.model, &version);
         let mut entries = Vec::with_capacity(results.len());
@@ -373,7 +382,9 @@ fn covering(coverage: f64, mut response: Response) -> Response {
 pub(super) async fn models(State(app): State<Arc<RouterApp>>, Extension(caller): Extension<Caller>) -> Outcome {
     let (mut models, mut unavailable) = (Vec::new(), Vec::new());
     for name in app.fleet().models().into_iter().filter(|model| caller.may_see(model)) {
-        match info(&app, &name, Pin::Active).await {
+        let answers = app.fleet().answers(&name);
+        let info = async { answers.map(|()| info(&app, &name, Pin::Active))?.await };
+        match info.await {
             Ok(info) => models.push(info),
             Err(error) => {
                 let Problem { code, detail: reason, .. } = problem(&error);
@@ -425,13 +436,12 @@ pub(super) async fn shards(State(app): State<Arc<RouterApp>>, Names(model): Name
 pub(super) async fn item(
     State(app): State<Arc<RouterApp>>,
     Names((model, id)): Names<(String, i64)>,
-    uri: Uri,
+    request: Request,
 ) -> Outcome {
     let deadline = Instant::now() + Duration::from_millis(app.fleet().options().timeout_ms);
     let shards = app.fleet().get(&model, Pin::Active)?.shards();
-    let positions = positions(&uri, "min_position", shards)?.map(Arc::from);
-    let terms =
-        Conditions { deadline, priority: Default::default(), min_coverage: 1.0, positions, views: None, memory: None };
+    let positions = positions(request.uri(), "min_position", shards)?.map(Arc::from);
+    let terms = Conditions { positions, origin: CallId::origin(&request), ..Conditions::until(deadline) };
     let (served, attributes, position) = app.fleet().item(&model, ItemId(id), terms).await?;
     let attributes = serde_json::from_str(&attributes)
         .map_err(|e| Error::unavailable(format!("a shard says what this router does not understand: {e}")))?;
@@ -470,7 +480,7 @@ pub(super) async fn ready(
         return ready.map(|()| "ok\n".to_owned()).map_err(|_| Error::not_ready("the router is not ready").into());
     }
     ready?;
-    let warnings: String =
-        app.fleet().troubles().iter().map(|trouble| format!("warning: {}\n", printable(trouble))).collect();
+    let warnings = app.fleet().troubles().into_iter().chain(app.entrance().warnings());
+    let warnings: String = warnings.map(|warning| format!("warning: {}\n", printable(&warning))).collect();
     Ok(format!("ok\n{warnings}"))
 }

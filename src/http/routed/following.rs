@@ -94,14 +94,8 @@ async fn mirror(app: &RouterApp, model: &str, served: Arc<Offering>, request: Re
 /// What the shards of one version answer, after all requests that somebody waits for.
 async fn asked_aside(app: &RouterApp, model: &str, served: Arc<Offering>, work: Errand) -> Result<Ranked> {
     let deadline = tokio::time::Instant::now() + TIMEOUT;
-    let terms = Conditions {
-        deadline,
-        priority: Priority::Batch,
-        min_coverage: 1.0,
-        positions: None,
-        views: None,
-        memory: Some(app.bodies.hold_answer(Flow::default(), bytes(&work))?),
-    };
+    let memory = app.bodies.hold_answer(Flow::default(), bytes(&work))?;
+    let terms = Conditions { priority: Priority::Batch, memory: Some(memory), ..Conditions::until(deadline) };
     let pin = Pin::Version(served.version());
     let (_, gathered) = app.fleet().work(model, (served, pin), work, terms).await?;
     Ok(gathered.ranked())

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::extract::{Request, State};
-use axum::http::{HeaderValue, Uri};
+use axum::http::HeaderValue;
 use axum::response::{IntoResponse as _, Response};
 use futures_util::future::join_all;
 use serde::Serialize;
@@ -13,6 +13,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
 use super::super::answer::{Outcome, Refusal, json, problem};
+use super::super::call_id::CallId;
 use super::super::items::{ITEMS_SENT, Said};
 use super::super::paths::Names;
 use super::super::position::positions;
@@ -23,7 +24,7 @@ use super::super::wire::{
 use super::app::RouterApp;
 use super::calls::{summed, told};
 use crate::error::{Error, Kind, Result};
-use crate::route::{ShardCall, ShardFailure, ShardServers};
+use crate::route::{Origin, ShardCall, ShardFailure, ShardServers};
 use crate::units::ItemId;
 
 /// How long a shard may take to make updates durable: a little more than its server tries.
@@ -106,9 +107,14 @@ pub(super) async fn delete(
 }
 
 /// `items:position`
-pub(super) async fn position(State(app): State<Arc<RouterApp>>, Names(model): Names<String>, uri: Uri) -> Outcome {
+pub(super) async fn position(
+    State(app): State<Arc<RouterApp>>,
+    Names(model): Names<String>,
+    request: Request,
+) -> Outcome {
     let shards = app.fleet().shards(&model)?;
-    let seen = positions(&uri, "min_position", shards.count())?;
+    let seen = positions(request.uri(), "min_position", shards.count())?;
+    let origin = CallId::origin(&request);
     let part = |shard: usize| {
         let seen = seen.as_ref().map(|seen| format!("?min_position={}", seen[shard])).unwrap_or_default();
         let call = ShardCall {
@@ -116,6 +122,7 @@ pub(super) async fn position(State(app): State<Arc<RouterApp>>, Names(model): Na
             body: None,
             media_type: JSON,
             key: None,
+            origin: origin.clone(),
         };
         Part { shard, places: Vec::new(), call }
     };
@@ -150,6 +157,7 @@ fn of_shard(shard: usize, answer: &PositionResponse) -> ShardPosition {
 struct Calls {
     path: String,
     said: Said,
+    origin: Origin,
     /// The positions that the caller expects, and those that are to be seen first.
     expected: Option<Vec<u64>>,
     seen: Option<Vec<u64>>,
@@ -161,6 +169,7 @@ impl Calls {
         Ok(Calls {
             path: format!("/v1/models/{model}/items:{verb}"),
             said: Said::of(request, others)?,
+            origin: CallId::origin(request),
             expected: positions(uri, "if_position", shards)?,
             seen: positions(uri, "min_position", shards)?,
         })
@@ -181,7 +190,7 @@ impl Calls {
         let key = self.said.key.as_deref().and_then(|key| HeaderValue::from_str(key).ok());
         // What comes by lines goes on as JSON.
         let media_type = if self.said.sent == Sent::Arrow { wire::ARROW_STREAM } else { JSON };
-        Part { shard, places, call: ShardCall { path, body: Some(body), media_type, key } }
+        Part { shard, places, call: ShardCall { path, body: Some(body), media_type, key, origin: self.origin.clone() } }
     }
 }
 

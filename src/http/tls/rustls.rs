@@ -3,24 +3,28 @@
 use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::client::verify_server_cert_signed_by_trust_anchor;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
-use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use tokio_rustls::rustls::server::WebPkiClientVerifier;
-use tokio_rustls::rustls::{RootCertStore, ServerConfig};
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
+use tokio_rustls::rustls::server::{ParsedCertificate, WebPkiClientVerifier};
+use tokio_rustls::rustls::{self, CertificateError, RootCertStore, ServerConfig};
 use tokio_rustls::server::TlsStream;
 
-use super::TlsOptions;
+use super::{TlsOptions, Validity};
 use crate::error::{Error, Result};
 use crate::http::settled::Settled;
 use crate::locks::locked;
 
 /// The name of HTTP/2 in a handshake.
 const HTTP2: &[u8] = b"h2";
+/// A second when every certificate has expired: their dates have four digits for the year.
+const AFTER_ALL_TIME: u64 = 1 << 40;
 /// Most of a file of certificates, in bytes.
 const FILE_BYTES_MAX: usize = 4 << 20;
 
@@ -28,6 +32,7 @@ const FILE_BYTES_MAX: usize = 4 << 20;
 pub struct Tls {
     options: TlsOptions,
     config: ArcSwap<ServerConfig>,
+    validity: Mutex<Option<Validity>>,
     files: Mutex<Settled<Files>>,
 }
 
@@ -54,6 +59,11 @@ impl Files {
         };
         let client_ca = options.client_ca.as_deref().map(read).transpose()?;
         Ok(Some(Files { certificate: read(certificate)?, key: read(key)?, client_ca }))
+    }
+
+    /// Of the server's certificate, which is the first of the file.
+    fn validity(&self) -> Option<Validity> {
+        validity(&CertificateDer::pem_slice_iter(&self.certificate).next()?.ok()?)
     }
 
     fn config(&self) -> Result<ServerConfig> {
@@ -89,6 +99,29 @@ impl Files {
     }
 }
 
+/// From when until when a certificate is good: what its verification says before all time, and after.
+fn validity(certificate: &CertificateDer<'_>) -> Option<Validity> {
+    let parsed = ParsedCertificate::try_from(certificate).ok()?;
+    let algorithms = ring::default_provider().signature_verification_algorithms.all;
+    let said = |seconds| {
+        let (nobody, at) = (RootCertStore::empty(), UnixTime::since_unix_epoch(Duration::from_secs(seconds)));
+        verify_server_cert_signed_by_trust_anchor(&parsed, &nobody, &[], at, algorithms)
+    };
+    let (before, after) = (said(0), said(AFTER_ALL_TIME));
+    let from = match before {
+        Err(rustls::Error::InvalidCertificate(CertificateError::NotValidYetContext { not_before, .. })) => {
+            not_before.as_secs()
+        }
+        _ => 0,
+    };
+    match after {
+        Err(rustls::Error::InvalidCertificate(CertificateError::ExpiredContext { not_after, .. })) => {
+            Some(Validity { from, until: not_after.as_secs() })
+        }
+        _ => None,
+    }
+}
+
 impl Tls {
     /// Reads the certificates; nothing where none is named.
     ///
@@ -97,8 +130,8 @@ impl Tls {
     /// files that cannot be read.
     pub fn open(options: &TlsOptions) -> Result<Option<Self>> {
         let Some(files) = Files::read(options)? else { return Ok(None) };
-        let config = ArcSwap::from_pointee(files.config()?);
-        Ok(Some(Tls { options: options.clone(), config, files: Mutex::new(Settled::new(files)) }))
+        let (config, validity) = (ArcSwap::from_pointee(files.config()?), Mutex::new(files.validity()));
+        Ok(Some(Tls { options: options.clone(), config, validity, files: Mutex::new(Settled::new(files)) }))
     }
 
     /// The connection behind the handshake, and whether HTTP/2 was agreed upon there.
@@ -107,6 +140,11 @@ impl Tls {
         let accepted = accepted.inspect_err(|_| metrics::counter!("sterling_tls_failures_total").increment(1))?;
         let is_http2 = accepted.get_ref().1.alpn_protocol() == Some(HTTP2);
         Ok((accepted, is_http2))
+    }
+
+    /// From when until when the certificate that is shown now is good.
+    pub(in crate::http) fn validity(&self) -> Option<Validity> {
+        *locked(&self.validity)
     }
 
     /// Reads the files again where they have changed. Those that cannot be used change nothing: while certificate and key are
@@ -118,10 +156,12 @@ impl Tls {
             Err(error) => Err(error),
         };
         let mut files = locked(&self.files);
-        match files.look(found).and_then(|files| files.map(Files::config).transpose()) {
+        let read = |files: &Files| Ok((files.config()?, files.validity()));
+        match files.look(found).and_then(|files| files.map(read).transpose()) {
             Ok(None) => {}
-            Ok(Some(config)) => {
+            Ok(Some((config, validity))) => {
                 self.config.store(Arc::new(config));
+                *locked(&self.validity) = validity;
                 tracing::info!("read the certificate again");
                 count("read");
             }
@@ -135,4 +175,22 @@ impl Tls {
 
 fn count(outcome: &'static str) {
     metrics::counter!("sterling_certificate_reloads_total", "outcome" => outcome).increment(1);
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn the_dates_of_a_certificate_are_read() {
+        let read = |name: &str| {
+            let path = format!("{}/tests/golden/tls/{name}.pem", env!("CARGO_MANIFEST_DIR"));
+            validity(&CertificateDer::from_pem_file(path).unwrap()).unwrap()
+        };
+        // The first two days of 2020; a hundred years.
+        assert_eq!(read("expired"), Validity { from: 1_577_836_800, until: 1_577_923_200 });
+        let Validity { from, until } = read("server");
+        assert_eq!(until - from, 36_500 * 86_400);
+    }
 }

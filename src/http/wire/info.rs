@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use super::response::MissingShard;
 use crate::columns::{Column, ColumnKind};
 
 use crate::embedding::Table;
@@ -149,6 +150,9 @@ pub struct ModelInfo {
     pub memory_bytes: u64,
     /// The labels that point to this version.
     pub labels: Vec<String>,
+    /// At a router: the shards that could not say what they have. Bytes are those of the others.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub missing: Vec<MissingShard>,
 }
 
 /// How many lists a recall takes.
@@ -354,6 +358,7 @@ pub fn model_info(snapshot: &Snapshot) -> ModelInfo {
             Some(calibration) => calibration.choose(wanted, snapshot.index.items(), lists).probes,
             None => serving.probes_of(lists),
         },
+        missing: Vec::new(),
         // Numbers have a text always.
         calibration: calibration.and_then(|c| calibration_info(c).ok()),
         bytes: snapshot.manifest.bytes(),
