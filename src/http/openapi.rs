@@ -89,9 +89,9 @@ pub fn document() -> Value {
 fn complete(call: &mut Value, name: &str) {
     for parameter in call.get_mut("parameters").and_then(Value::as_array_mut).into_iter().flatten() {
         if ["min_position", "if_position"].iter().any(|position| parameter["name"] == *position) {
-            let one = parameter["schema"].take();
-            let several = value!({"type": "string", "pattern": "^[0-9]+(,[0-9]+)+$", "description": "Through a router, one a shard."});
-            parameter["schema"] = value!({"oneOf": [one, several]});
+            // Through a router one a shard, with commas.
+            parameter["schema"] =
+                value!({"type": ["integer", "string"], "minimum": 0, "pattern": "^[0-9]+(,[0-9]+)*$"});
         }
     }
     call.get_mut("requestBody").into_iter().for_each(binary);

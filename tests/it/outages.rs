@@ -4,12 +4,10 @@
 
 use std::process::Command;
 use std::sync::LazyLock;
-use std::time::Duration;
 
 use serde_json::json;
 use sterling::publish::Publish;
 
-use crate::network::Wire;
 use crate::route::{route, serve_at, serve_shard};
 use crate::support::{Server, agent, catalogue, put, root, run, sterling, text, until, vectors};
 
@@ -109,35 +107,6 @@ fn a_model_is_gone_while_another_one_answers() {
     assert_eq!((status, &problem["code"]), (503, &json!("unavailable")), "it is lost, not gone: {problem}");
     assert_eq!(router.get_json("/v1/models")["unavailable"][0]["name"], "other");
     assert_eq!(router.post(RETRIEVE, body(5)).0, 200);
-}
-
-#[test]
-fn a_replica_is_slow() {
-    let store = catalogue(200, 3);
-    let servers = [Server::start(store.path()), Server::start(store.path())];
-    let wire = Wire::to(servers[1].address.rsplit(':').next().unwrap().parse().unwrap());
-    let router = route([servers[0].address.as_str(), &wire.address()]);
-    until("both are known", || router.get_json("/v1/models/vectors/shards")["shards"][0]["servers"] == 2);
-    (0..200).for_each(|_| drop(router.ask(RETRIEVE, body(5))));
-    // Looks come through in time.
-    wire.delay(Duration::from_millis(60));
-    until("it is slow", || {
-        // Side by side, so that the other one is no better for all of them.
-        std::thread::scope(|scope| {
-            (0..8).for_each(|_| drop(scope.spawn(|| router.ask(RETRIEVE, body(5)))));
-        });
-        router.get("/readyz").1.contains("times as long as others")
-    });
-    Outage {
-        at: &router,
-        kind: "router",
-        status: 200,
-        said: "times as long as others that have the same",
-        metric: "sterling_route_servers{state=\"slow\"}",
-        is_bad: |value| value == 1.0,
-        alert: "SterlingServersAreLeftOut",
-    }
-    .check();
 }
 
 #[test]
