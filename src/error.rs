@@ -122,7 +122,15 @@ impl Error {
 
     /// An operating-system error on the named thing.
     pub fn io(what: impl fmt::Display, source: std::io::Error) -> Self {
-        let kind = if source.kind() == std::io::ErrorKind::NotFound { Kind::NotFound } else { Kind::Io };
+        use std::io::ErrorKind;
+        let kind = match source.kind() {
+            ErrorKind::NotFound => Kind::NotFound,
+            ErrorKind::StorageFull
+            | ErrorKind::QuotaExceeded
+            | ErrorKind::FileTooLarge
+            | ErrorKind::ReadOnlyFilesystem => Kind::NoSpace,
+            _ => Kind::Io,
+        };
         Error::new(kind, format!("{what}: {source}")).caused_by(source)
     }
 
@@ -221,6 +229,21 @@ mod tests {
         assert_eq!(e.kind(), Kind::NotFound);
         assert!(StdError::source(&e).is_some());
         assert!(e.to_string().starts_with("items.parquet: "));
+    }
+
+    #[test]
+    fn a_disk_that_takes_no_more_is_told_from_one_that_fails() {
+        use std::io::ErrorKind;
+        for (kind, expected) in [
+            (ErrorKind::StorageFull, Kind::NoSpace),
+            (ErrorKind::QuotaExceeded, Kind::NoSpace),
+            (ErrorKind::FileTooLarge, Kind::NoSpace),
+            (ErrorKind::ReadOnlyFilesystem, Kind::NoSpace),
+            (ErrorKind::PermissionDenied, Kind::Io),
+            (ErrorKind::Other, Kind::Io),
+        ] {
+            assert_eq!(Error::io("the store", kind.into()).kind(), expected, "{kind}");
+        }
     }
 
     #[test]

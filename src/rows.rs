@@ -5,7 +5,7 @@
 
 use std::borrow::Cow;
 use std::fs::{self, File};
-use std::io::{BufWriter, ErrorKind, Write};
+use std::io::{BufWriter, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -412,16 +412,14 @@ fn nameless(folder: &Path) -> std::io::Result<File> {
 }
 
 fn unwritten(folder: &Path, e: std::io::Error) -> Error {
-    let what = format!("{}: vectors that memory is not to hold", folder.display());
-    match e.kind() {
-        ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Error::no_space(format!("{what}: {e}")).caused_by(e),
-        _ => Error::io(what, e),
-    }
+    Error::io(format!("{}: vectors that memory is not to hold", folder.display()), e)
 }
 
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use std::io::ErrorKind;
+
     use super::*;
     use crate::error::Kind;
     use proptest::prelude::*;

@@ -328,6 +328,28 @@ fn nothing_that_was_acknowledged_is_lost_when_the_power_goes() {
 }
 
 #[test]
+fn a_merge_without_room_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = folder.path().join("store");
+    std::fs::create_dir(&store).unwrap();
+    let line =
+        |n: usize| format!("{{\"id\": {n}, \"embedding\": [1, {n}], \"attributes\": {{\"title\": \"{n:0500}\"}}}}\n");
+    put(&store, &vectors(folder.path(), &(1..2000).map(line).collect::<String>())).unwrap();
+    let mut command = Command::new("sh");
+    let script = "trap '' XFSZ; ulimit -f $1; shift; exec \"$@\"";
+    command.args(["-c", script, "sh", "96", env!("CARGO_BIN_EXE_sterling"), "serve", "--listen", "127.0.0.1:0"]);
+    command.arg("--store").arg(&store).arg("--updates").arg(folder.path().join("updates"));
+    command.env("STERLING_MERGE__SHARE", "0").env_remove("STERLING_LOG").stdin(Stdio::null());
+    let server = Server::spawn(&mut command);
+    server.wait_ready();
+    let items = json!({"items": [{"id": 5, "embedding": [1, 0], "attributes": {"title": "new"}}]}).to_string();
+    assert_eq!(post(&server.address, "/v1/models/vectors/items:upsert", &items).unwrap().0, 200);
+    let (status, problem) = post(&server.address, "/v1/models/vectors/items:merge", "").unwrap();
+    assert_eq!((status, problem["code"].as_str()), (507, Some("insufficient_storage")), "{problem}");
+    assert!(!problem["detail"].as_str().unwrap().contains(folder.path().to_str().unwrap()), "{problem}");
+}
+
+#[test]
 fn a_full_disk_refuses_updates_and_nothing_else() {
     let folder = tempfile::tempdir().unwrap();
     let mut written = begin(folder.path(), None);
