@@ -372,6 +372,31 @@ mod tests {
     }
 
     #[test]
+    fn null_is_as_if_a_field_were_left_out() {
+        let nulls = |names: &[&str]| names.iter().map(|name| format!(", \"{name}\": null")).collect::<String>();
+        let shared = nulls(&["columns", "constants", "timeout_ms", "priority", "explain", "on_degraded", "format"]);
+        let own = nulls(&[
+            "features",
+            "filter",
+            "exclude",
+            "k",
+            "candidates",
+            "query_candidates",
+            "recall",
+            "probes",
+            "exact",
+            "cursor",
+        ]);
+        let bare = one("{\"vector\": [1]}").unwrap();
+        assert_eq!(one(&format!("{{\"vector\": [1]{own}{shared}}}")).unwrap(), bare);
+        let ranked = |more: &str| rank(format!("{{\"vector\": [1], \"items\": [4]{more}}}").as_bytes()).unwrap();
+        assert_eq!(ranked(&format!("{}{shared}", nulls(&["features"]))), ranked(""));
+        let error = one("{\"vector\": [1], \"priority\": 3}").unwrap_err().to_string();
+        assert!(error.contains("`priority`") && error.contains("expected a string"), "{error}");
+        assert!(rank(b"{\"vector\": [1], \"items\": null}").is_err(), "what has no default is asked for");
+    }
+
+    #[test]
     fn a_wrong_entry_of_a_list_is_wrong_alone() {
         let body = b"{\"requests\": [{\"vector\": [1], \"k\": 1}, {\"k\": []}, [], {\"k\": 0, \"vector\": [1]}, {\"vector\": [2]}]}";
         let Retrievals::Many(entries) = retrievals(body).unwrap() else { panic!() };

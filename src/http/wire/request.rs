@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
+use serde::de::value::StringDeserializer;
 use serde::de::{Deserialize as _, Deserializer, IntoDeserializer as _};
 use utoipa::ToSchema;
 
-use super::values::{FeatureValue, Finite, List, Named, Vector};
+use super::values::{FeatureValue, Finite, List, Named, Vector, nullable};
 use super::vector_form::VectorForm;
 use crate::engine::Terms;
 use crate::error::{Error, Result};
@@ -62,7 +63,7 @@ pub struct Shape {
     pub cursor: Option<String>,
 }
 
-/// One retrieval. Exactly one of `features` and `vector` is given; all else has a default.
+/// One retrieval. Exactly one of `features` and `vector` is given; all else has a default, which null stands for too.
 #[derive(Clone, Debug, serde::Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RetrieveRequest {
@@ -76,15 +77,16 @@ pub struct RetrieveRequest {
     #[schema(value_type = Option<VectorForm>)]
     vector: Option<Vector<DIMENSION_MAX>>,
     /// Which items are eligible; see `docs/FILTERS.md`.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "nullable")]
+    #[schema(value_type = Option<String>)]
     filter: String,
     /// Items that are not to be returned.
-    #[serde(default)]
-    #[schema(value_type = Vec<i64>, max_items = 100_000)]
+    #[serde(default, deserialize_with = "nullable")]
+    #[schema(value_type = Option<Vec<i64>>, max_items = 100_000)]
     exclude: List<i64, EXCLUDE_MAX>,
     /// Results, K.
-    #[serde(default = "default_k")]
-    #[schema(minimum = 1, maximum = 100_000, default = 20)]
+    #[serde(default = "default_k", deserialize_with = "k")]
+    #[schema(value_type = Option<usize>, minimum = 1, maximum = 100_000, default = 20)]
     k: usize,
     /// Candidates that are reranked, K0, at least `k`; the model's default where it is not given.
     #[serde(default)]
@@ -92,8 +94,8 @@ pub struct RetrieveRequest {
     candidates: Option<usize>,
     /// Candidates of some queries of a user by their names, where the model has several, each at least `k`; they go before
     /// `candidates`.
-    #[serde(default)]
-    #[schema(value_type = std::collections::BTreeMap<String, usize>)]
+    #[serde(default, deserialize_with = "nullable")]
+    #[schema(value_type = Option<std::collections::BTreeMap<String, usize>>)]
     query_candidates: Named<usize, QUERIES_MAX>,
     /// The share of the true candidates that is to be found, which chooses the lists that are probed; the model's default
     /// where it is not given.
@@ -105,15 +107,16 @@ pub struct RetrieveRequest {
     #[schema(minimum = 1, maximum = 1_048_576)]
     probes: Option<usize>,
     /// Looks at every item in f32 in place of probing.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "nullable")]
+    #[schema(value_type = Option<bool>)]
     exact: bool,
     /// Item columns to return, each named once.
-    #[serde(default)]
-    #[schema(value_type = Vec<String>, max_items = 256)]
+    #[serde(default, deserialize_with = "nullable")]
+    #[schema(value_type = Option<Vec<String>>, max_items = 256)]
     columns: List<String, COLUMNS_MAX>,
     /// Constants of the value model to override.
-    #[serde(default)]
-    #[schema(value_type = std::collections::BTreeMap<String, f32>)]
+    #[serde(default, deserialize_with = "nullable")]
+    #[schema(value_type = Option<std::collections::BTreeMap<String, f32>>)]
     constants: Named<Finite, CONSTANTS_MAX>,
     /// How long the answer is worth waiting for; the server's default where it is not given.
     #[serde(default)]
@@ -121,18 +124,19 @@ pub struct RetrieveRequest {
     timeout_ms: Option<u64>,
     /// Who goes first where requests wait.
     #[serde(default, deserialize_with = "priority")]
-    #[schema(value_type = PriorityName)]
+    #[schema(value_type = Option<PriorityName>)]
     priority: Priority,
     /// Tells what each step did.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "nullable")]
+    #[schema(value_type = Option<bool>)]
     explain: bool,
     /// What to do where rows of a remote table cannot be had in time.
     #[serde(default, deserialize_with = "on_degraded")]
-    #[schema(value_type = OnDegradedName)]
+    #[schema(value_type = Option<OnDegradedName>)]
     on_degraded: request::OnDegraded,
     /// How JSON has the items.
     #[serde(default, deserialize_with = "format")]
-    #[schema(value_type = FormatName)]
+    #[schema(value_type = Option<FormatName>)]
     format: FormatName,
     /// Asks for pages of `k` results: `""` for the first, then what the answer before said, all else unchanged.
     #[serde(default)]
@@ -140,17 +144,28 @@ pub struct RetrieveRequest {
     cursor: Option<String>,
 }
 
-// Through a text: of a number in place of a name, serde_json says that it is no JSON.
 pub(super) fn priority<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Priority, D::Error> {
-    PriorityName::deserialize(String::deserialize(deserializer)?.into_deserializer())
+    named(deserializer, PriorityName::deserialize)
 }
 
 pub(super) fn on_degraded<'de, D: Deserializer<'de>>(deserializer: D) -> Result<request::OnDegraded, D::Error> {
-    OnDegradedName::deserialize(String::deserialize(deserializer)?.into_deserializer())
+    named(deserializer, OnDegradedName::deserialize)
 }
 
 fn format<'de, D: Deserializer<'de>>(deserializer: D) -> Result<FormatName, D::Error> {
-    FormatName::deserialize(String::deserialize(deserializer)?.into_deserializer())
+    named(deserializer, FormatName::deserialize)
+}
+
+/// Reads one of several names; null is the default. Through a text: of a number in place of a name, serde_json says that it is no JSON.
+fn named<'de, D: Deserializer<'de>, T: Default>(
+    deserializer: D,
+    read: impl FnOnce(StringDeserializer<D::Error>) -> Result<T, D::Error>,
+) -> Result<T, D::Error> {
+    Option::<String>::deserialize(deserializer)?.map_or_else(|| Ok(T::default()), |name| read(name.into_deserializer()))
+}
+
+fn k<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or_else(default_k))
 }
 
 fn default_k() -> usize {
@@ -173,12 +188,12 @@ pub struct RankRequest {
     #[schema(value_type = Vec<i64>, min_items = 1, max_items = 200_000)]
     items: List<i64, CANDIDATES_MAX>,
     /// As in a retrieval.
-    #[serde(default)]
-    #[schema(value_type = Vec<String>, max_items = 256)]
+    #[serde(default, deserialize_with = "nullable")]
+    #[schema(value_type = Option<Vec<String>>, max_items = 256)]
     columns: List<String, COLUMNS_MAX>,
     /// As in a retrieval.
-    #[serde(default)]
-    #[schema(value_type = std::collections::BTreeMap<String, f32>)]
+    #[serde(default, deserialize_with = "nullable")]
+    #[schema(value_type = Option<std::collections::BTreeMap<String, f32>>)]
     constants: Named<Finite, CONSTANTS_MAX>,
     /// As in a retrieval.
     #[serde(default)]
@@ -186,18 +201,19 @@ pub struct RankRequest {
     timeout_ms: Option<u64>,
     /// As in a retrieval.
     #[serde(default, deserialize_with = "priority")]
-    #[schema(value_type = PriorityName)]
+    #[schema(value_type = Option<PriorityName>)]
     priority: Priority,
     /// As in a retrieval.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "nullable")]
+    #[schema(value_type = Option<bool>)]
     explain: bool,
     /// As in a retrieval.
     #[serde(default, deserialize_with = "on_degraded")]
-    #[schema(value_type = OnDegradedName)]
+    #[schema(value_type = Option<OnDegradedName>)]
     on_degraded: request::OnDegraded,
     /// As in a retrieval.
     #[serde(default, deserialize_with = "format")]
-    #[schema(value_type = FormatName)]
+    #[schema(value_type = Option<FormatName>)]
     format: FormatName,
 }
 
@@ -214,11 +230,11 @@ pub struct EmbedRequest {
     timeout_ms: Option<u64>,
     /// As in a retrieval.
     #[serde(default, deserialize_with = "priority")]
-    #[schema(value_type = PriorityName)]
+    #[schema(value_type = Option<PriorityName>)]
     priority: Priority,
     /// As in a retrieval.
     #[serde(default, deserialize_with = "on_degraded")]
-    #[schema(value_type = OnDegradedName)]
+    #[schema(value_type = Option<OnDegradedName>)]
     on_degraded: request::OnDegraded,
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
 use utoipa::ToSchema;
 
 use super::tensor::{InputTensor, Tensor};
@@ -81,7 +81,7 @@ struct InferenceParameters {
     #[serde(default)]
     #[schema(value_type = Option<PriorityName>)]
     priority: Option<PriorityLevel>,
-    #[serde(default, deserialize_with = "on_degraded_or_null")]
+    #[serde(default, deserialize_with = "on_degraded")]
     #[schema(value_type = Option<OnDegradedName>)]
     on_degraded: request::OnDegraded,
     /// Answers with all tensors as bytes behind the JSON.
@@ -96,12 +96,6 @@ struct InferenceParameters {
 enum PriorityLevel {
     Level(u64),
     Named(#[serde(deserialize_with = "priority")] Priority),
-}
-
-fn on_degraded_or_null<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<request::OnDegraded, D::Error> {
-    #[derive(Deserialize)]
-    struct Named(#[serde(deserialize_with = "on_degraded")] request::OnDegraded);
-    Option::<Named>::deserialize(from).map(|named| named.map_or_else(Default::default, |named| named.0))
 }
 
 impl InferenceParameters {
