@@ -6,7 +6,7 @@
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
 use std::net::SocketAddr;
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -28,6 +28,8 @@ pub(super) struct AuditLog(Option<Mutex<Appended>>);
 struct Appended {
     path: PathBuf,
     file: File,
+    /// Whether the file ends within a line: a disk was full, or the process ended.
+    is_torn: bool,
 }
 
 /// A call as its line tells it.
@@ -53,8 +55,15 @@ struct Line<'a> {
     ms: f64,
 }
 
-fn open(path: &Path) -> std::io::Result<File> {
-    OpenOptions::new().append(true).create(true).mode(0o640).open(path)
+/// Whether a file ends within a line. One that cannot be read, or that has no end to look at, does not.
+fn ends_torn(path: &Path, file: &File) -> std::io::Result<bool> {
+    let metadata = file.metadata()?;
+    if !metadata.is_file() || metadata.len() == 0 {
+        return Ok(false);
+    }
+    let mut last = [0];
+    File::open(path)?.read_exact_at(&mut last, metadata.len() - 1)?;
+    Ok(last != *b"\n")
 }
 
 impl AuditLog {
@@ -64,8 +73,8 @@ impl AuditLog {
     /// `Io` or `NotFound` where it cannot be appended to.
     pub(super) fn open(path: Option<&Path>) -> Result<Self> {
         let Some(path) = path else { return Ok(AuditLog::default()) };
-        let file = open(path).map_err(|e| Error::io(format!("audit log {}", path.display()), e))?;
-        Ok(AuditLog(Some(Mutex::new(Appended { path: path.to_owned(), file }))))
+        let log = Appended::open(path).map_err(|e| Error::io(format!("audit log {}", path.display()), e))?;
+        Ok(AuditLog(Some(Mutex::new(log))))
     }
 
     fn write(&self, line: &Line<'_>) {
@@ -81,13 +90,25 @@ impl AuditLog {
 }
 
 impl Appended {
+    fn open(path: &Path) -> std::io::Result<Self> {
+        let file = OpenOptions::new().append(true).create(true).mode(0o640).open(path)?;
+        let is_torn = ends_torn(path, &file).unwrap_or(false);
+        Ok(Appended { path: path.to_owned(), file, is_torn })
+    }
+
     fn append(&mut self, text: &[u8]) -> std::io::Result<()> {
         let here = self.file.metadata()?;
         let is_there = std::fs::metadata(&self.path).is_ok_and(|m| (m.dev(), m.ino()) == (here.dev(), here.ino()));
         if !is_there {
-            self.file = open(&self.path)?;
+            *self = Appended::open(&self.path)?;
         }
-        self.file.write_all(text)
+        // What could not be written whole stays a line of its own, so that it takes no other with it.
+        if self.is_torn {
+            self.file.write_all(b"\n")?;
+        }
+        let written = self.file.write_all(text);
+        self.is_torn = written.is_err() && ends_torn(&self.path, &self.file).unwrap_or(true);
+        written
     }
 }
 
@@ -152,5 +173,33 @@ mod tests {
         assert!(second[0]["status"] == 409 && second[0]["path"].as_str().unwrap().len() == PATH_BYTES_MAX);
         assert!(first[0]["time"].as_str().unwrap().ends_with('Z'), "{}", first[0]["time"]);
         assert!(AuditLog::open(Some(folder.path())).is_err());
+        // A disk that was full in the midst of a line, while the server ran or before it started.
+        std::fs::write(&path, "{\"id\": \"torn").unwrap();
+        let log = Arc::new(AuditLog::open(Some(&path)).unwrap());
+        let write = |id: &str| {
+            let asked = Asked {
+                id: id.to_owned(),
+                key: None,
+                peer: None,
+                method: "POST".to_owned(),
+                path: "/".to_owned(),
+                call: "load",
+            };
+            Change::new(log.clone(), asked).ended(200);
+        };
+        write("4");
+        if let Some(log) = &log.0 {
+            let mut log = log.lock().unwrap();
+            log.file.write_all(b"{\"id\": \"torn too").unwrap();
+            log.is_torn = true;
+        }
+        write("5");
+        write("6");
+        let text = std::fs::read_to_string(&path).unwrap();
+        let ids: Vec<_> = text
+            .lines()
+            .map(|line| serde_json::from_str(line).ok().map(|l: serde_json::Value| l["id"].clone()))
+            .collect();
+        assert_eq!(ids, [None, Some("4".into()), None, Some("5".into()), Some("6".into())], "{text}");
     }
 }
