@@ -39,7 +39,8 @@ pub struct Config {
     /// separated by commas). Without it the server takes none.
     #[schema(value_type = Option<String>)]
     pub updates: Option<PathBuf>,
-    /// The address to answer on.
+    /// The address to answer on, or a name and a port, such as `localhost:8080`.
+    #[serde(deserialize_with = "http::read_address")]
     #[schema(value_type = String)]
     pub listen: SocketAddr,
     /// The one model to serve.
@@ -234,7 +235,8 @@ impl Config {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RouterConfig {
-    /// The address to answer on.
+    /// The address to answer on, or a name and a port, such as `localhost:8080`.
+    #[serde(deserialize_with = "http::read_address")]
     pub listen: SocketAddr,
     /// Which servers there are.
     pub route: route::Options,
@@ -451,7 +453,8 @@ mod tests {
     #[test]
     fn wrong_keys_and_values_are_named() {
         for (text, expected) in [
-            ("listen = 'here'", "listen"),
+            ("listen = 'here'", "got `here`, expected HOST:PORT"),
+            ("[access]\nadmin_listen = 'here'", "got `here`, expected HOST:PORT"),
             ("stroe = 'x'", "stroe"),
             ("[engine]\nqueue = 0", "engine.queue: got 0"),
             ("[engine]\nqueue = 'many'", "queue"),

@@ -15,6 +15,7 @@ use super::store::local_path;
 use crate::columns::Cell;
 use crate::config::Config;
 use crate::error::{Error, Result};
+use crate::http;
 use crate::http::wire::FeatureValue;
 use crate::model::MODEL_FILE;
 use crate::pass::{self, Cpu};
@@ -45,7 +46,7 @@ pub(super) struct Demo {
     #[arg(long, default_value = "store", value_parser = local_path())]
     store: PathBuf,
     /// The address to answer on
-    #[arg(long, default_value = "127.0.0.1:8080")]
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:8080", value_parser = http::address)]
     listen: SocketAddr,
 }
 

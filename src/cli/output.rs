@@ -2,8 +2,19 @@
 
 use std::io::Write as _;
 
+use serde_json::json;
+
 use crate::error::{Error, Result};
-use crate::telemetry::printable;
+use crate::telemetry::{now, printable};
+
+/// Says where a server answers: as a line of the log has it where that is JSON, for whoever collects both reads one format.
+pub(super) fn announce(is_json: bool, line: std::fmt::Arguments<'_>) -> Result<()> {
+    if !is_json {
+        return say(line);
+    }
+    let fields = json!({"message": line.to_string()});
+    say(json!({"timestamp": now(), "level": "INFO", "fields": fields, "target": "sterling"}))
+}
 
 /// Writes text to stdout and ends the line. A reader that has gone (`sterling inspect | head`) is not a failure. Escapes of terminals are
 /// written as text: names and reasons come from other machines.

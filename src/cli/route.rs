@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use tokio::net::TcpListener;
 
-use super::output::say;
+use super::output::announce;
 use super::serve::stop_signals;
 use crate::config::{RouterConfig, RouterFlags, ServerFlags};
 use crate::error::{Error, Result};
@@ -21,7 +21,7 @@ pub(super) struct Route {
     #[arg(long, value_name = "HOST:PORT")]
     server: Vec<String>,
     /// The address to answer on [default: 127.0.0.1:8090]
-    #[arg(long)]
+    #[arg(long, value_name = "HOST:PORT", value_parser = http::address)]
     listen: Option<SocketAddr>,
     /// A configuration file; STERLING_* variables and flags override it
     #[arg(long)]
@@ -50,7 +50,7 @@ impl Route {
             let listener = listener.map_err(|e| Error::io(format!("address {}", config.listen), e))?;
             let address = listener.local_addr().map_err(|e| Error::io("the listening socket", e))?;
             let stops = stop_signals()?;
-            say(format_args!("listening on http://{address}"))?;
+            announce(self.log_json, format_args!("listening on http://{address}"))?;
             http::route(listener.into(), app, &config.http, stops).await
         });
         runtime.shutdown_background();

@@ -11,7 +11,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use super::journals;
-use super::output::say;
+use super::output::{announce, say};
 use super::store::check_folder;
 use crate::compact::Compactor;
 use crate::config::{CacheFlags, Config, Flags, TableFlags};
@@ -44,7 +44,7 @@ pub(super) struct Serve {
     #[arg(long, value_name = "DIR")]
     updates: Option<PathBuf>,
     /// The address to answer on [default: 127.0.0.1:8080]
-    #[arg(long)]
+    #[arg(long, value_name = "HOST:PORT", value_parser = http::address)]
     listen: Option<SocketAddr>,
     /// Serve this model only
     #[arg(long)]
@@ -92,10 +92,10 @@ impl Serve {
         }
         let server = Server::bind(&config)?;
         let scheme = if server.sockets.tls.is_some() { "https" } else { "http" };
-        say(format_args!("listening on {scheme}://{}", server.address()?))?;
+        announce(self.log_json, format_args!("listening on {scheme}://{}", server.address()?))?;
         if let Some(admin) = &server.sockets.admin {
             let address = admin.local_addr().map_err(|e| Error::io("the socket of administrators", e))?;
-            say(format_args!("administrators on {scheme}://{address}"))?;
+            announce(self.log_json, format_args!("administrators on {scheme}://{address}"))?;
         }
         server.run()
     }

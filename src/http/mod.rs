@@ -9,6 +9,7 @@
 //! edge of a router itself: the same calls, answered by shards.
 
 mod access;
+mod address;
 mod answer;
 mod app;
 mod asides;
@@ -58,6 +59,7 @@ pub mod wire;
 mod worst;
 
 pub use access::{AccessControl, AccessOptions, Door, NewKey, Role, check_keys, new_key};
+pub use address::{address, read_address};
 pub use app::App;
 pub use openapi::document as openapi;
 pub use options::Options;

@@ -152,7 +152,7 @@ impl Server {
             let line = line.unwrap();
             server.said.push(line.clone());
             if let Some((_, rest)) = line.split_once("http://").or(line.split_once("https://")) {
-                server.address = rest.split(['/', ' ']).next().unwrap().to_owned();
+                server.address = rest.split(['/', ' ', '"']).next().unwrap().to_owned();
                 return server;
             }
         }

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::http::address::read_any_address;
+
 /// Who may do what, and where that is written down (`docs/SECURITY.md`).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
@@ -14,6 +16,7 @@ pub struct AccessOptions {
     #[schema(value_type = Option<String>)]
     pub keys: Option<PathBuf>,
     /// An address of their own for calls that take the role `admin`: the main one then has none of them.
+    #[serde(deserialize_with = "read_any_address")]
     #[schema(value_type = Option<String>)]
     pub admin_listen: Option<SocketAddr>,
     /// The file that calls which change something are appended to, a JSON line each; without it they go to the log alone.
