@@ -6,10 +6,11 @@
 //! `catalogue` lists all of them, and `docs/METRICS.md` for those who read them.
 
 mod catalogue;
+mod process;
 
 use std::borrow::Cow;
 use std::io::IsTerminal as _;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{LazyLock, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
@@ -21,7 +22,8 @@ use tracing_subscriber::fmt::time::{FormatTime as _, SystemTime};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 
-pub use catalogue::begin_model;
+pub use catalogue::{begin_model, has_begun};
+pub use process::process;
 
 /// Upper bounds of the buckets of times, in seconds: four to a factor of ten where answers lie.
 const SECONDS: [f64; 21] = [
@@ -146,6 +148,7 @@ pub fn metrics() -> &'static PrometheusHandle {
         // Another recorder can only be one that a program embedding this library has set; then its metrics are its own.
         let _ = metrics::set_global_recorder(recorder);
         catalogue::begin();
+        LazyLock::force(&process::STARTED);
         handle
     })
 }

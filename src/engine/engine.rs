@@ -99,6 +99,18 @@ impl<B: Backend> Engine<B> {
         self.shared.admits(flow, timeout.unwrap_or(self.timeout)).map_err(|refused| self.shared.meters.refused(refused))
     }
 
+    /// As [`Engine::admits`], for a request that may name its own time: `longest` bounds that time, given the default, and returns `None`
+    /// if it finds no bound. It is called under overload alone.
+    ///
+    /// # Errors
+    /// As [`Engine::submit`].
+    pub fn admits_within(&self, longest: impl FnOnce(Duration) -> Option<Duration>) -> Result<()> {
+        if self.shared.admits(self.timeout).is_ok() {
+            return Ok(());
+        }
+        self.admits(Some(longest(self.timeout).unwrap_or(TIMEOUT_MAX).min(TIMEOUT_MAX)))
+    }
+
     /// How long whoever reads requests should let them gather: zero but under overload. Each request that is read as soon as
     /// it comes takes a core from a worker and gives it back, which costs both more than the refusal itself.
     pub fn swarm(&self) -> Duration {

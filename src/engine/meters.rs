@@ -95,8 +95,10 @@ impl Meters {
             Refused::Late { wait, allowed, own } => {
                 self.refused_deadline.increment(1);
                 let (wait_ms, own_ms) = (wait.as_millis(), own.as_millis());
-                let message =
-                    format!("no answer in time: a worker would be free in {wait_ms} ms and take up to {own_ms} ms");
+                let message = format!(
+                    "no answer in time: a worker would be free in {wait_ms} ms and take up to {own_ms} ms; the request has time to wait {} ms",
+                    allowed.as_millis()
+                );
                 overloaded(message, wait.saturating_sub(allowed))
             }
         }

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
-use axum::http::header::{ACCEPT_ENCODING, ALLOW, CONTENT_TYPE, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
+use axum::http::header::{
+    ACCEPT, ACCEPT_ENCODING, ALLOW, CONTENT_TYPE, HeaderValue, RETRY_AFTER, VARY, WWW_AUTHENTICATE,
+};
 use axum::http::{HeaderName, StatusCode};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
@@ -254,7 +256,7 @@ pub fn reply(mut reply: Reply, timing: Timing, share: Share, form: Form) -> Resu
             (ARROW, if reply.is_done() { whole(first, share) } else { pieces(first, reply, share, is_large) })
         }
     };
-    let mut response = ([(CONTENT_TYPE, kind)], body).into_response();
+    let mut response = ([(CONTENT_TYPE, kind), (VARY, HeaderValue::from(ACCEPT))], body).into_response();
     response.extensions_mut().insert(timing);
     Ok(response)
 }

@@ -12,6 +12,7 @@ use super::failures::Failures;
 use super::meters::AnswerMeters;
 use super::options::Options;
 use super::pages::Pages;
+use super::patience::patience;
 use super::shadow::Shadows;
 use super::tls::Validity;
 use super::traces::Traces;
@@ -83,8 +84,8 @@ pub(super) trait Host: Send + Sync + 'static {
     /// What calls pass.
     fn entrance(&self) -> &Entrance;
 
-    /// Whether a call of a caller that workers answer would be taken in now; takes no lock.
-    fn admits(&self, flow: &dyn Fn() -> Flow) -> Result<()>;
+    /// Whether a call of a caller that workers answer, with this body, may be taken in now; takes no lock.
+    fn admits(&self, flow: &dyn Fn() -> Flow, body: &[u8]) -> Result<()>;
 }
 
 /// What handlers share.
@@ -311,8 +312,8 @@ impl Host for App {
         &self.entrance
     }
 
-    fn admits(&self, flow: &dyn Fn() -> Flow) -> Result<()> {
-        self.engine.admits(flow, None)
+    fn admits(&self, flow: &dyn Fn() -> Flow, body: &[u8]) -> Result<()> {
+        self.engine.admits_within(flow, |usual| patience(body, usual))
     }
 }
 

@@ -17,6 +17,7 @@ use tokio::time::timeout;
 use super::answer::{Refusal, Share};
 use super::asides::Asides;
 use super::coding::Coding;
+use super::connections::Connection;
 use super::options::Options;
 use super::sent::Sent;
 use crate::error::{Error, Result};
@@ -35,15 +36,20 @@ const UNWANTED_BYTES_MAX: usize = 1 << 20;
 const UNWANTED_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// A body whose rest is read where its request was answered without it: a client that sends first and reads then would find
-/// its connection reset, and the answer lost with it.
+/// its connection reset, and the answer lost with it. Where that takes too long, the connection ends behind the answer.
 #[derive(Debug)]
-pub(super) struct Inbound(Option<Incoming>);
+pub(super) struct Inbound {
+    body: Option<Incoming>,
+    /// Whether the client waits for a word before it sends the body, and sends none after an answer.
+    waits: bool,
+    /// That of HTTP/1.1; HTTP/2 ends a stream without its neighbours.
+    connection: Option<Arc<Connection>>,
+}
 
 impl Inbound {
-    pub(super) fn of(request: Request<Incoming>) -> Request {
-        // Who waits for a word before the body sends none after an answer.
+    pub(super) fn of(request: Request<Incoming>, connection: Option<Arc<Connection>>) -> Request {
         let waits = request.headers().contains_key(EXPECT);
-        request.map(|body| if waits { Body::new(body) } else { Body::new(Inbound(Some(body))) })
+        request.map(|body| Body::new(Inbound { body: Some(body), waits, connection }))
     }
 }
 
@@ -52,39 +58,58 @@ impl HttpBody for Inbound {
     type Error = hyper::Error;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        self.0.as_mut().map_or(Poll::Ready(None), |body| Pin::new(body).poll_frame(cx))
+        let Some(body) = &mut self.body else { return Poll::Ready(None) };
+        let polled = Pin::new(body).poll_frame(cx);
+        if matches!(polled, Poll::Ready(None)) {
+            self.body = None;
+        }
+        polled
     }
 
     fn is_end_stream(&self) -> bool {
-        self.0.as_ref().is_none_or(Incoming::is_end_stream)
+        self.body.as_ref().is_none_or(Incoming::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.0.as_ref().map_or(SizeHint::with_exact(0), Incoming::size_hint)
+        self.body.as_ref().map_or(SizeHint::with_exact(0), Incoming::size_hint)
     }
 }
 
 impl Drop for Inbound {
     fn drop(&mut self) {
-        let Some(mut rest) = self.0.take() else { return };
-        if rest.is_end_stream() || rest.size_hint().lower() > UNWANTED_BYTES_MAX as u64 {
+        let Some(mut rest) = self.body.take() else { return };
+        if rest.is_end_stream() {
             return;
         }
+        let connection = self.connection.take();
+        let leave = move || connection.iter().for_each(|connection| connection.leave_unread());
+        if self.waits || rest.size_hint().lower() > UNWANTED_BYTES_MAX as u64 {
+            return leave();
+        }
+        let is_bounded = rest.size_hint().upper().is_some();
         let mut bytes = 0;
-        let mut read = move |cx: &mut Context<'_>| {
-            while let Some(Ok(frame)) = ready!(Pin::new(&mut rest).poll_frame(cx)) {
-                bytes += frame.data_ref().map_or(0, Bytes::len);
-                if bytes > UNWANTED_BYTES_MAX || rest.is_end_stream() {
-                    break;
-                }
+        // Ready with whether all of it came.
+        let mut read = move |cx: &mut Context<'_>| loop {
+            match ready!(Pin::new(&mut rest).poll_frame(cx)) {
+                Some(Ok(frame)) => bytes += frame.data_ref().map_or(0, Bytes::len),
+                None => return Poll::Ready(true),
+                Some(Err(_)) => return Poll::Ready(false),
             }
-            Poll::Ready(())
+            if bytes > UNWANTED_BYTES_MAX || rest.is_end_stream() {
+                return Poll::Ready(rest.is_end_stream());
+            }
         };
-        // Most bodies came with their header: nobody need wait for those.
-        if read(&mut Context::from_waker(Waker::noop())).is_pending()
-            && let Ok(runtime) = Handle::try_current()
-        {
-            runtime.spawn(timeout(UNWANTED_TIME_MAX, std::future::poll_fn(read)));
+        // Most bodies came with their header: nobody need wait for those. One of unknown length may be of any.
+        match (read(&mut Context::from_waker(Waker::noop())), Handle::try_current()) {
+            (Poll::Ready(true), _) => {}
+            (Poll::Pending, Ok(runtime)) if is_bounded => {
+                runtime.spawn(async move {
+                    if !timeout(UNWANTED_TIME_MAX, std::future::poll_fn(read)).await.is_ok_and(|is_whole| is_whole) {
+                        leave();
+                    }
+                });
+            }
+            _ => leave(),
         }
     }
 }

@@ -236,13 +236,15 @@ pub async fn ready(State(app): State<Arc<App>>, Extension(caller): Extension<Cal
         return ready.map(|()| "ok\n".to_owned()).map_err(|_| Error::not_ready("the server is not ready").into());
     }
     ready?;
-    let warnings: String = app.warnings().iter().map(|warning| format!("warning: {}\n", printable(warning))).collect();
+    // Whoever may read may ask this: the log has the folders.
+    let told = |warning: &String| format!("warning: {}\n", printable(&wire::without_folders(warning)));
+    let warnings: String = app.warnings().iter().map(told).collect();
     Ok(format!("ok\ndevice: {}\n{warnings}", app.engine.backend().device()))
 }
 
 /// Metrics in Prometheus' text format.
 #[utoipa::path(get, path = "/metrics", tag = "health", responses((status = 200, body = String)))]
 pub async fn metrics() -> Response {
-    let text = crate::telemetry::metrics().render();
+    let text = crate::telemetry::metrics().render() + &crate::telemetry::process();
     ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
 }

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use super::app::App;
 use super::call_id::CallId;
-use super::parameters::min_coverage;
+use super::parameters::{min_coverage, number};
 use super::position::seen;
 use super::shadow::Shadowed;
 use super::watched::Watched;
@@ -35,6 +35,13 @@ impl Version {
     async fn asked(app: &App, model: Arc<Loaded>, uri: &Uri) -> Result<Self> {
         let view = seen(app, &model, uri).await?;
         Ok(Version { model, view, min_coverage: min_coverage(uri)? })
+    }
+
+    /// The view of a version as it is now, where that has seen what the call asks for.
+    fn shown(model: Arc<Loaded>, uri: &Uri) -> Result<Option<Self>> {
+        let (view, min_coverage) = (model.view(), min_coverage(uri)?);
+        let is_seen = number(uri, "min_position")?.is_none_or(|position| view.position() >= position);
+        Ok(is_seen.then_some(Version { model, view, min_coverage }))
     }
 
     /// Refuses a view that covers less than the call asks for. A page is answered from the view of the first one: it is that
@@ -107,8 +114,8 @@ impl Choice {
         async move {
             let choice = Choice::pinned(app, active, uri).await?;
             let Some((key, canary)) = canary else { return Ok(choice.beside(None, shadow, id)) };
-            // A canary that is behind in its updates is behind: who asks for a position is answered by the other one.
-            let version = Version::asked(app, canary.loaded.clone(), uri).await.ok();
+            // A canary that is behind in its updates is behind: who asks for a position is answered by the other one, and waits for that alone.
+            let version = Version::shown(canary.loaded.clone(), uri)?;
             let version = version.filter(|version| version.check_coverage(app).is_ok());
             let canary = version.map(|version| BesideActive { run: canary.run.clone(), version, key });
             Ok(choice.beside(canary, shadow, id))

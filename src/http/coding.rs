@@ -103,7 +103,8 @@ pub(super) async fn choose(State(Encoders(turns)): State<Encoders>, request: Req
 
 /// Whether a value of `Accept-Encoding` names a coding that there is; what weights it has, the layer reads.
 fn names_one(value: &HeaderValue) -> bool {
-    value.to_str().is_ok_and(|text| ["gzip", "zstd", "*"].into_iter().any(|name| text.contains(name)))
+    let names = |text: String| ["gzip", "zstd", "*"].into_iter().any(|name| text.contains(name));
+    value.to_str().is_ok_and(|text| names(text.to_ascii_lowercase()))
 }
 
 fn is_text(headers: &HeaderMap) -> bool {
@@ -176,6 +177,13 @@ mod tests {
         assert_eq!(of(&[" zstd "]), Ok(Some(Coding::Zstd)));
         for wrong in [&["br"][..], &["gzip, gzip"], &["gzip", "gzip"], &["deflate"], &["zstd, identity"]] {
             assert_eq!(of(wrong), Err(415), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn names_of_codings_have_no_case() {
+        for (accepted, expected) in [("GZIP", true), ("br, Zstd;q=0.5", true), ("*", true), ("br, identity", false)] {
+            assert_eq!(names_one(&HeaderValue::from_static(accepted)), expected, "{accepted}");
         }
     }
 

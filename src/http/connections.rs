@@ -2,7 +2,6 @@
 //! so that no connection needs timers of its own.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -13,12 +12,10 @@ use std::time::Instant;
 use axum::body::{Body, Bytes, HttpBody};
 use axum::http::{Request, Response};
 use hyper::body::{Frame, SizeHint};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use super::access::Door;
-use super::app::Host;
-use super::gate::{self, PlainRequest};
+use super::framing::{NOT_BEGUN, Progress, UNKNOWN};
 use super::options::Options;
 use super::streams::Streams;
 
@@ -30,6 +27,11 @@ const IDLE: u8 = 0;
 const HEADER: u8 = 1;
 /// A request is read, worked on or answered.
 const BUSY: u8 = 2;
+/// All is said, and what the client still sends is read and dropped.
+const LINGER: u8 = 3;
+
+/// How long a client may go on sending after the last answer, in milliseconds.
+const LINGER_MS: u64 = 5000;
 
 /// Where a request came from.
 #[derive(Clone, Copy, Debug)]
@@ -50,6 +52,13 @@ pub(super) struct Connection {
     blocked: AtomicU64,
     /// Whether an answer may not have gone to the system whole.
     is_sending: AtomicBool,
+    /// Bytes of the body of the request that began last, as [`Progress`] has them.
+    body: AtomicU64,
+    /// Whether bytes of the next request have come: they wait before HTTP, or HTTP has them already.
+    is_ahead: AtomicBool,
+    is_early: AtomicBool,
+    /// Whether a part of a body is left to the client, so that nothing can follow it.
+    is_unread: AtomicBool,
     /// The requests of a connection of HTTP/2, which may have several.
     streams: OnceLock<Arc<Streams>>,
     cut: Notify,
@@ -64,6 +73,10 @@ impl Connection {
             since: AtomicU64::new(0),
             blocked: AtomicU64::new(0),
             is_sending: AtomicBool::new(false),
+            body: AtomicU64::new(NOT_BEGUN),
+            is_ahead: AtomicBool::new(false),
+            is_early: AtomicBool::new(false),
+            is_unread: AtomicBool::new(false),
             streams: OnceLock::new(),
             cut: Notify::new(),
         }
@@ -78,25 +91,78 @@ impl Connection {
         self.opened.elapsed().as_millis() as u64
     }
 
+    pub(super) fn is_http2(&self) -> bool {
+        self.streams.get().is_some()
+    }
+
     fn enter(&self, stage: u8) {
         self.since.store(self.age(), Ordering::Relaxed);
         self.stage.store(stage, Ordering::Relaxed);
     }
 
     /// True where no request has begun, and the answers to all before have gone to the system.
-    fn is_at_rest(&self) -> bool {
+    pub(super) fn is_at_rest(&self) -> bool {
         self.stage.load(Ordering::Relaxed) == IDLE && !self.is_sending.load(Ordering::Relaxed)
     }
 
-    /// Takes in that bytes came. Of HTTP/2 many belong to no request: one begins there with its whole header.
-    fn received(&self) {
-        if self.streams.get().is_none() && self.stage.load(Ordering::Relaxed) == IDLE {
+    /// Takes in that bytes came.
+    pub(super) fn received(&self) {
+        if self.stage.load(Ordering::Relaxed) == IDLE {
             self.enter(HEADER);
         }
     }
 
+    /// Takes in that a request was answered before HTTP had it.
+    pub(super) fn answered(&self) {
+        self.enter(IDLE);
+    }
+
+    /// Takes in whether a header of HTTP/2 has come in part.
+    pub(super) fn is_in_header(&self, is_open: bool) {
+        match (self.stage.load(Ordering::Relaxed), is_open) {
+            (IDLE, true) => self.enter(HEADER),
+            (HEADER, false) => self.enter(IDLE),
+            _ => {}
+        }
+    }
+
+    /// What the connection is at, for those who split its bytes.
+    pub(super) fn progress(&self) -> Progress {
+        let is_busy = self.stage.load(Ordering::Relaxed) == BUSY;
+        Progress { body: self.body.load(Ordering::Relaxed), is_busy }
+    }
+
+    /// Takes in that a header was passed on to its end.
+    pub(super) fn header_passed(&self) {
+        self.body.store(NOT_BEGUN, Ordering::Relaxed);
+    }
+
+    /// Takes in whether bytes wait before HTTP, and whether HTTP was given some of the next request.
+    pub(super) fn ahead(&self, is_ahead: bool, is_early: bool) {
+        self.is_ahead.store(is_ahead, Ordering::Relaxed);
+        self.is_early.store(is_early, Ordering::Relaxed);
+    }
+
+    /// Takes in that a part of a body stays unread.
+    pub(super) fn leave_unread(&self) {
+        self.is_unread.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_unread(&self) -> bool {
+        self.is_unread.load(Ordering::Relaxed)
+    }
+
+    /// Takes in that all is said. Returns whether the client may still be sending, so that an end at once would take the answer back from it.
+    pub(super) fn lingers(&self) -> bool {
+        let lingers = self.is_unread() || self.stage.load(Ordering::Relaxed) == HEADER;
+        if lingers {
+            self.enter(LINGER);
+        }
+        lingers
+    }
+
     /// Takes in that bytes went out, or that the client does not read.
-    fn sent(&self, flows: bool) {
+    pub(super) fn sent(&self, flows: bool) {
         if flows {
             self.blocked.store(0, Ordering::Relaxed);
         } else if self.blocked.load(Ordering::Relaxed) == 0 {
@@ -104,8 +170,15 @@ impl Connection {
         }
     }
 
+    /// Takes in that all of an answer was given to the system.
+    pub(super) fn flushed(&self) {
+        self.is_sending.store(false, Ordering::Relaxed);
+    }
+
     /// Takes in that a whole header came; the request ends when the answer's body is dropped.
-    pub(super) fn begin<B>(&self, request: Request<B>) -> Request<B> {
+    pub(super) fn begin<B: HttpBody>(&self, request: Request<B>) -> Request<B> {
+        self.body.store(request.body().size_hint().exact().unwrap_or(UNKNOWN), Ordering::Relaxed);
+        self.is_early.store(false, Ordering::Relaxed);
         self.enter(BUSY);
         self.marked(request)
     }
@@ -126,10 +199,12 @@ impl Connection {
         let now = self.age();
         let stage_ms = now.saturating_sub(self.since.load(Ordering::Relaxed));
         let blocked = self.blocked.load(Ordering::Relaxed);
-        if let Some(streams) = self.streams.get().filter(|_| blocked == 0) {
+        let stage = self.stage.load(Ordering::Relaxed);
+        if let Some(streams) = self.streams.get().filter(|_| blocked == 0 && stage == IDLE) {
             return streams.overdue(options);
         }
-        match (blocked, self.stage.load(Ordering::Relaxed)) {
+        match (blocked, stage) {
+            (_, LINGER) => (stage_ms > LINGER_MS).then_some("unread"),
             (0, IDLE) => (stage_ms > options.idle_ms).then_some("idle"),
             (0, HEADER) => (stage_ms > options.header_ms).then_some("header"),
             (0, _) => None,
@@ -149,7 +224,8 @@ impl Connection {
         (flows && stage != BUSY).then(|| (stage, self.opened + since))
     }
 
-    fn go(&self, reason: &'static str) {
+    /// Ends it.
+    pub(super) fn go(&self, reason: &'static str) {
         metrics::counter!("sterling_connections_cut_total", "reason" => reason).increment(1);
         self.cut.notify_one();
     }
@@ -226,7 +302,8 @@ impl Connections {
     /// Closes what has taken too long.
     pub(super) fn sweep(&self, options: &Options) {
         for connection in all(&self.open()) {
-            if let Some(reason) = connection.overdue(options) {
+            let ended = connection.streams.get().is_none_or(|streams| streams.end_stalled(options));
+            if let Some(reason) = connection.overdue(options).or((!ended).then_some("stalled")) {
                 connection.go(reason);
             }
         }
@@ -283,92 +360,6 @@ impl Drop for Open {
     }
 }
 
-/// A socket that tells its connection what comes and goes, and refuses by itself what the gate would not let in.
-pub(super) struct Socket<S> {
-    stream: S,
-    connection: Arc<Connection>,
-    host: Arc<dyn Host>,
-    /// Whether each request so far came whole and alone, so that the next byte at rest begins another.
-    is_framed: bool,
-}
-
-impl<S> Socket<S> {
-    pub(super) fn new(stream: S, connection: Arc<Connection>, host: Arc<dyn Host>) -> Self {
-        Socket { stream, connection, host, is_framed: true }
-    }
-}
-
-impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Socket<S> {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let this = self.get_mut();
-        loop {
-            let before = buffer.filled().len();
-            let polled = Pin::new(&mut this.stream).poll_read(cx, buffer);
-            let came = &buffer.filled()[before..];
-            if came.is_empty() {
-                return polled;
-            }
-            let begins = this.is_framed && this.connection.is_at_rest();
-            this.connection.received();
-            let Some(whole) = begins.then(|| PlainRequest::of(came)).flatten() else {
-                this.is_framed = false;
-                return polled;
-            };
-            let Some(refusal) = gate::refusal(&*this.host, this.connection.peer.address.ip(), &whole) else {
-                return polled;
-            };
-            match Pin::new(&mut this.stream).poll_write(cx, &refusal) {
-                Poll::Ready(Ok(sent)) if sent == refusal.len() => {}
-                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
-                // It asks again and again, and reads no answer.
-                _ => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
-            }
-            this.connection.enter(IDLE);
-            buffer.set_filled(before);
-        }
-    }
-}
-
-impl<S: AsyncWrite + Unpin> Socket<S> {
-    fn told(&self, polled: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
-        self.connection.sent(polled.is_ready());
-        polled
-    }
-}
-
-impl<S: AsyncWrite + Unpin> AsyncWrite for Socket<S> {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let this = self.get_mut();
-        let polled = Pin::new(&mut this.stream).poll_write(cx, bytes);
-        this.told(polled)
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        parts: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let this = self.get_mut();
-        let polled = Pin::new(&mut this.stream).poll_write_vectored(cx, parts);
-        this.told(polled)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // Asked for when all that there is was written.
-        let this = self.get_mut();
-        this.connection.is_sending.store(false, Ordering::Relaxed);
-        Pin::new(&mut this.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().stream).poll_shutdown(cx)
-    }
-}
-
 /// The body of an answer, whose end is the end of the request.
 #[derive(Debug)]
 pub(super) struct Answered {
@@ -401,8 +392,11 @@ impl HttpBody for Answered {
 
 impl Drop for Answered {
     fn drop(&mut self) {
-        self.connection.is_sending.store(true, Ordering::Relaxed);
-        self.connection.enter(IDLE);
+        let connection = &self.connection;
+        connection.is_sending.store(true, Ordering::Relaxed);
+        // What has begun of the next request has the time of a header from here on.
+        let is_next = connection.is_ahead.load(Ordering::Relaxed) || connection.is_early.load(Ordering::Relaxed);
+        connection.enter(if is_next { HEADER } else { IDLE });
     }
 }
 
@@ -432,6 +426,8 @@ mod tests {
             (HEADER, 50, None),
             (HEADER, 500, Some("header")),
             (BUSY, 1_000_000, None),
+            (LINGER, 4000, None),
+            (LINGER, 6000, Some("unread")),
         ] {
             assert_eq!(aged(stage, ms).overdue(&options()), expected, "{stage} {ms}");
         }
@@ -454,13 +450,23 @@ mod tests {
         let began = connection.since.load(Ordering::Relaxed);
         connection.received();
         assert_eq!(connection.since.load(Ordering::Relaxed), began, "and not again with each byte");
-        connection.begin(Request::new(()));
+        connection.begin(Request::new(Body::empty()));
         assert_eq!(connection.stage.load(Ordering::Relaxed), BUSY);
         connection.received();
         assert_eq!(connection.stage.load(Ordering::Relaxed), BUSY);
         let connection = Arc::new(connection);
-        drop(Answered::of(Response::new(Body::empty()), connection.clone()));
+        let answer = || drop(Answered::of(Response::new(Body::empty()), connection.clone()));
+        answer();
         assert_eq!(connection.stage.load(Ordering::Relaxed), IDLE);
+        for (is_ahead, is_early) in [(true, false), (false, true)] {
+            connection.begin(Request::new(Body::empty()));
+            connection.ahead(is_ahead, is_early);
+            answer();
+            assert_eq!(connection.stage.load(Ordering::Relaxed), HEADER, "the next one has begun");
+        }
+        connection.begin(Request::new(Body::empty()));
+        answer();
+        assert_eq!(connection.stage.load(Ordering::Relaxed), IDLE, "and began with all that had come of it");
     }
 
     #[test]

@@ -16,25 +16,53 @@ pub(super) enum Form {
 }
 
 impl Form {
-    /// What the header `Accept` of a request asks for: Arrow where it names it, JSON in all other cases.
+    /// What the header `Accept` of a request asks for: Arrow where it names it and weighs it no less than JSON (RFC 9110, 12.5.1), JSON in all
+    /// other cases.
     pub(super) fn of(request: &Request) -> Self {
-        match names_arrow(request.headers()) {
+        match asks_for_arrow(request.headers()) {
             true => Form::Arrow(CallId::of(request)),
             false => Form::Json,
         }
     }
 }
 
-fn names_arrow(headers: &HeaderMap) -> bool {
-    let ranges =
-        headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok()).flat_map(|text| text.split(','));
-    let is_arrow = |range: &str| {
+fn asks_for_arrow(headers: &HeaderMap) -> bool {
+    let (named, arrow) = weight(headers, ARROW_STREAM);
+    named == Precision::Named && arrow > 0.0 && arrow >= weight(headers, "application/json").1
+}
+
+/// How exactly a range of media types means one of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd)]
+enum Precision {
+    #[default]
+    Not,
+    Any,
+    Kind,
+    Named,
+}
+
+/// The weight of a media type: that of the range which means it most exactly.
+fn weight(headers: &HeaderMap, media: &str) -> (Precision, f32) {
+    let texts = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
+    let of_range = |range: &str| {
         let mut parts = range.split(';').map(str::trim);
-        let is_named = parts.next().is_some_and(|name| name.eq_ignore_ascii_case(ARROW_STREAM));
+        let name = parts.next().unwrap_or_default();
+        let kind = media.split('/').next().unwrap_or_default();
+        let precision = if name.eq_ignore_ascii_case(media) {
+            Precision::Named
+        } else if name.strip_suffix("/*").is_some_and(|of| of.eq_ignore_ascii_case(kind)) {
+            Precision::Kind
+        } else if name == "*/*" {
+            Precision::Any
+        } else {
+            Precision::Not
+        };
         let weight = parts.find_map(|part| part.strip_prefix("q=").or(part.strip_prefix("Q=")));
-        is_named && weight.is_none_or(|weight| weight.parse::<f32>().is_ok_and(|weight| weight > 0.0))
+        (precision, weight.map_or(1.0, |weight| weight.parse().unwrap_or(0.0)))
     };
-    ranges.into_iter().any(is_arrow)
+    let ranges =
+        texts.flat_map(|text| text.split(',')).map(of_range).filter(|(precision, _)| *precision != Precision::Not);
+    ranges.fold((Precision::Not, 0.0), |best, range| if range.0 > best.0 { range } else { best })
 }
 
 #[cfg(test)]
@@ -55,12 +83,19 @@ mod tests {
             ("application/vnd.apache.arrow.stream;q=x", false),
             ("application/vnd.apache.arrow.file", false),
             ("application/*", false),
+            ("application/vnd.apache.arrow.stream;q=0.5, application/json", false),
+            ("application/json;q=1, application/vnd.apache.arrow.stream;q=0.9", false),
+            ("application/vnd.apache.arrow.stream;q=0.5, */*;q=0.8", false),
+            ("application/vnd.apache.arrow.stream;q=0.5, application/*;q=0.4, */*", true),
+            ("application/vnd.apache.arrow.stream, application/json", true),
+            ("application/vnd.apache.arrow.stream, */*", true),
+            ("application/vnd.apache.arrow.stream;q=0.5, text/*", true),
             ("*/*", false),
             ("", false),
         ] {
             let headers = HeaderMap::from_iter([(ACCEPT, HeaderValue::from_static(accept))]);
-            assert_eq!(names_arrow(&headers), expected, "{accept}");
+            assert_eq!(asks_for_arrow(&headers), expected, "{accept}");
         }
-        assert!(!names_arrow(&HeaderMap::new()));
+        assert!(!asks_for_arrow(&HeaderMap::new()));
     }
 }

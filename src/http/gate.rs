@@ -1,6 +1,6 @@
 //! The gate in front of HTTP. Under overload most requests are refused, and what a refusal costs is taken from those that
-//! are not. So a call that would wait in vain for a worker is refused in its socket, as soon as its bytes are there, before
-//! routes, layers and spans. What goes out and what is counted is the same as behind them.
+//! are not. So a call that would wait in vain for a worker, whatever its body says, is refused in its socket, as soon as its bytes are there,
+//! before routes, layers and spans. What goes out and what is counted is the same as behind them.
 //!
 //! Only requests are looked at here whose beginning and end are beyond doubt: one of them, whole, and nothing else, in what
 //! was read at once ([`PlainRequest::of`]). `connections` asks about no others, so that bytes of a body are never taken for a request.
@@ -8,13 +8,14 @@
 use std::fmt::Write as _;
 use std::net::IpAddr;
 use std::sync::atomic::Ordering;
-use std::time::{Instant, SystemTime};
+use std::time::Instant;
 
 use axum::http::Method;
 use httparse::{EMPTY_HEADER, Request, Status};
 
 use super::access::secret_of;
 use super::app::Host;
+use super::date::date;
 use super::flow::flow;
 use super::layers::id_of;
 use super::passes::VERBS;
@@ -34,6 +35,7 @@ pub(super) struct PlainRequest<'a> {
     /// The header `Authorization`.
     authorization: Option<&'a [u8]>,
     traceparent: Option<&'a [u8]>,
+    body: &'a [u8],
 }
 
 impl<'a> PlainRequest<'a> {
@@ -43,6 +45,7 @@ impl<'a> PlainRequest<'a> {
         let mut request = Request::new(&mut headers);
         let Ok(Status::Complete(head)) = request.parse(bytes) else { return None };
         let (mut id, mut length, mut authorization, mut traceparent) = (None, None, None, None);
+        let mut hosts = 0;
         for header in request.headers.iter() {
             let is = |name: &str| header.name.eq_ignore_ascii_case(name);
             if is("content-length") {
@@ -51,6 +54,8 @@ impl<'a> PlainRequest<'a> {
                 if length.replace(digits.parse::<usize>().ok()?).is_some() {
                     return None;
                 }
+            } else if is("host") {
+                hosts += 1;
             } else if is("x-request-id") {
                 id = id.or(Some(header.value));
             } else if is(TRACEPARENT) {
@@ -65,12 +70,13 @@ impl<'a> PlainRequest<'a> {
                 return None;
             }
         }
-        if request.version != Some(1) || head.checked_add(length.unwrap_or(0)) != Some(bytes.len()) {
+        let is_whole = head.checked_add(length.unwrap_or(0)) == Some(bytes.len());
+        if request.version != Some(1) || hosts != 1 || !is_whole {
             return None;
         }
         let call = request.path.filter(|path| request.method == Some("POST") && path.starts_with("/v1/models/"));
         let call = call.and_then(|path| Some((verb_of(path)?, path)));
-        Some(PlainRequest { call, id, authorization, traceparent })
+        Some(PlainRequest { call, id, authorization, traceparent, body: bytes.get(head..)? })
     }
 }
 
@@ -80,12 +86,22 @@ fn verb_of(path: &str) -> Option<&'static str> {
     VERBS.into_iter().find(|verb| *verb == last)
 }
 
+/// The model that the path of such a call names.
+fn model_in(path: &str) -> Option<&str> {
+    let rest = path.strip_prefix("/v1/models/")?;
+    match rest.split_once('/') {
+        Some((model, _)) => Some(model),
+        None => rest.rsplit_once(':').map(|(model, _)| model),
+    }
+}
+
 /// The bytes of the answer to a call that could not be in time, or to one without a key that could not either; `None` where a request is to be looked at.
 pub(super) fn refusal(host: &dyn Host, address: IpAddr, request: &PlainRequest<'_>) -> Option<Vec<u8>> {
     let start = Instant::now();
     let (call, path) = request.call.filter(|_| !host.entrance().draining.load(Ordering::Relaxed))?;
     let secret = request.authorization.and_then(secret_of);
-    let overloaded = host.admits(&|| flow(&host.entrance().access.caller(secret), Some(address))).err()?;
+    let flow = || flow(&host.entrance().access.caller(secret), Some(address));
+    let overloaded = host.admits(&flow, request.body).err()?;
     let is_let_in = || host.entrance().access.look(table::find(&Method::POST, path).needs(), secret);
     // Who may not call learns nothing of the load either.
     let denied = if host.entrance().access.is_guarded() { is_let_in().err() } else { None };
@@ -97,7 +113,7 @@ pub(super) fn refusal(host: &dyn Host, address: IpAddr, request: &PlainRequest<'
     let context = request.traceparent.and_then(TraceContext::of);
     let trace = context.as_ref().map(|context| context.trace);
     tracing::debug!(id, call, status = status.as_u16(), trace, "refused unread");
-    host.entrance().meters.answered(call, status, took);
+    host.entrance().meters.answered(call, model_in(path), status, took);
     host.entrance().failures.answered(call, status, Some(refusal.code()));
     let mut text = String::with_capacity(512);
     // A string takes whatever it is given.
@@ -108,7 +124,7 @@ pub(super) fn refusal(host: &dyn Host, address: IpAddr, request: &PlainRequest<'
         super::answer::PROBLEM_JSON,
         took.as_secs_f64() * 1000.0,
         body.len(),
-        httpdate::HttpDate::from(SystemTime::now()),
+        date().to_str().unwrap_or_default(),
     );
     if let Some(seconds) = refusal.retry_after() {
         let _ = write!(text, "retry-after: {seconds}\r\n");
@@ -155,6 +171,7 @@ mod tests {
             ("connection: keep-alive, upgrade\r\n\r\n", None),
             ("upgrade: h2c\r\n\r\n", None),
             (" folded: x\r\n\r\n", None),
+            ("host: x\r\n\r\n", None),
         ] {
             assert_eq!(call(&format!("{HEAD}{rest}")), expected, "{rest:?}");
         }
@@ -171,6 +188,15 @@ mod tests {
             ("PRI * HTTP/2.0", None),
         ] {
             assert_eq!(call(&format!("{first}\r\nhost: x\r\n\r\n")), expected, "{first}");
+        }
+        assert_eq!(call("GET /livez HTTP/1.1\r\n\r\n"), None, "names no host");
+        for (path, model) in [
+            ("/v1/models/a:retrieve", Some("a")),
+            ("/v1/models/a/versions/3:rank", Some("a")),
+            ("/v1/models/a", None),
+            ("/v1", None),
+        ] {
+            assert_eq!(model_in(path), model, "{path}");
         }
         let many = "a: b\r\n".repeat(HEADERS_MAX);
         assert_eq!(call(&format!("{HEAD}{many}\r\n")), None);

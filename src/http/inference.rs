@@ -13,9 +13,8 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use axum::response::{IntoResponse as _, Response};
 
 use super::answer::{LARGE_REPLY_ITEMS, Outcome, Told, json, pieces, whole};
-use super::app::App;
+use super::app::{App, Host as _};
 use super::choice::{Asker, Choice, Chosen, Version};
-use super::flow::flow_of;
 use super::passes::{Call, Ready, prepared_each, side_by_side};
 use super::paths::Names;
 use super::sent::Sent;
@@ -145,21 +144,24 @@ pub async fn infer_version(
 
 async fn inferred(app: &Arc<App>, choice: Choice, request: Request) -> Outcome {
     let by = Call::of(&request).as_text();
-    app.engine.admits(|| flow_of(&request), None)?;
+    app.engine.admits_within(|| by.flow, |_| None)?;
     let header = header_length(request.headers())?;
     if header.is_none() {
         Sent::of(request.headers(), &[])?;
     }
     let body = app.bodies.read_any(request).await?;
+    app.admits(&|| by.flow, &body)?;
     let Chosen { version, watched, .. } = choice.of(&Asker::Several);
     version.check_coverage(app)?;
     let Version { model, view, .. } = version;
     let told = app.served(&model, &view);
+    let caller = by.caller.clone();
     let prepare = move |body: &[u8]| {
         let spec = &view.main().package.spec;
         let features: BTreeSet<&str> =
             spec.user.iter().flat_map(|user| &user.features).map(|feature| feature.source()).collect();
         let mut call = wire::inference(model.name(), body, header, &features)?;
+        charge(caller.as_ref(), call.requests.len());
         let requests = std::mem::take(&mut call.requests).into_iter();
         let ready = prepared_each(&view, requests.map(|(retrieve, terms)| Ok((retrieve, terms, Shape::default()))))?;
         // A tensor has no place for what is wrong with one row: that is wrong with all.

@@ -8,7 +8,7 @@ use std::time::{Instant, SystemTime};
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::Version;
-use axum::http::header::{CONNECTION, HeaderName, HeaderValue};
+use axum::http::header::{CONNECTION, DATE, HeaderName, HeaderValue};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use tracing::Instrument as _;
@@ -18,6 +18,7 @@ use super::access::Caller;
 use super::answer::{Refusal, Timing, Told};
 use super::app::Host;
 use super::call_id::CallId;
+use super::date::date;
 use super::inference;
 use super::passes::VERBS;
 use super::slow::{Passed, millis};
@@ -41,6 +42,7 @@ pub async fn observe(State(host): State<Arc<dyn Host>>, mut request: Request, ne
     let start = Instant::now();
     let matched = table::find(request.method(), request.uri().path());
     let (call, version) = (matched.call(), request.version());
+    let model = matched.needs().model.map(str::to_owned);
     let id = id_of(request.headers().get(&REQUEST_ID).map(HeaderValue::as_bytes));
     let header = request.headers().get(protocol::TRACEPARENT).cloned();
     let context = header.as_ref().and_then(|header| TraceContext::of(header.as_bytes()));
@@ -60,13 +62,15 @@ pub async fn observe(State(host): State<Arc<dyn Host>>, mut request: Request, ne
     }
     let took = start.elapsed();
     span.in_scope(|| tracing::debug!(status = response.status().as_u16(), ms = millis(took), "answered"));
-    host.entrance().meters.answered(call, response.status(), took);
+    host.entrance().meters.answered(call, model.as_deref(), response.status(), took);
     let code = response.extensions().get::<Told>().map(|told| told.code.as_str());
     host.entrance().failures.answered(call, response.status(), code);
     let (status, extensions) = (response.status().as_u16(), response.extensions_mut());
     let timing = extensions.remove::<Timing>().unwrap_or_default();
     let (passed, caller) = (extensions.remove::<Passed>(), extensions.remove::<Caller>());
     let key = caller.as_ref().and_then(Caller::name).map(str::to_owned);
+    // Where calls take a key, nobody without one has a say in what is recorded, or fills the places of those that are.
+    let traced = traced.filter(|_| key.is_some() || !host.entrance().access.is_guarded());
     let answer = match (&traced, context) {
         (Some(traced), _) => traced.header(),
         (None, Some(context)) => context.answer(&new_id()),
@@ -99,6 +103,7 @@ pub async fn observe(State(host): State<Arc<dyn Host>>, mut request: Request, ne
     headers.extend(timing.header(took.as_secs_f64() * 1000.0));
     headers.insert(REQUEST_ID, id);
     headers.extend(number.map(|number| (CALL, number)));
+    headers.insert(DATE, date());
     if let Some(answer) = answer {
         headers.insert(protocol::TRACEPARENT, answer);
     }

@@ -1,11 +1,13 @@
 //! What stands behind the question mark of a call.
 
+use std::borrow::Cow;
 use std::str::FromStr;
 
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{FromRequestParts, Query};
 use axum::http::Uri;
 use axum::http::request::Parts;
+use percent_encoding::percent_decode_str;
 use serde::de::DeserializeOwned;
 
 use super::answer::Refusal;
@@ -29,7 +31,7 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Paramet
 fn unread(uri: &Uri, said: &str) -> Error {
     let said = said.rsplit_once("query string: ").map_or(said, |(_, said)| said);
     let found = said.split_once(": ").and_then(|(name, why)| {
-        let (name, text) = pairs(uri).find(|(of, _)| *of == name)?;
+        let (name, text) = pairs(uri).find(|(of, _)| of == name)?;
         Some(format!("{name}: got `{text}`: {why}"))
     });
     Error::invalid(found.unwrap_or_else(|| format!("parameters: {said}")))
@@ -42,7 +44,7 @@ pub(super) fn number(uri: &Uri, name: &str) -> Result<Option<u64>> {
 
 /// A parameter of the query, once at most.
 pub(super) fn parameter<T: FromStr>(uri: &Uri, name: &str, expected: &str) -> Result<Option<T>> {
-    let mut texts = pairs(uri).filter(|(key, _)| *key == name).map(|(_, text)| text);
+    let mut texts = pairs(uri).filter(|(key, _)| key == name).map(|(_, text)| text);
     let Some(text) = texts.next() else { return Ok(None) };
     match text.parse() {
         Ok(value) if texts.next().is_none() => Ok(Some(value)),
@@ -62,7 +64,7 @@ pub(super) fn min_coverage(uri: &Uri) -> Result<Option<f64>> {
 
 /// Refuses a parameter that a call does not take, which would be a mistake that nobody sees.
 pub(super) fn check_known(uri: &Uri, known: &[&str]) -> Result<()> {
-    let Some((name, _)) = pairs(uri).find(|(name, _)| !known.contains(name)) else { return Ok(()) };
+    let Some((name, _)) = pairs(uri).find(|(name, _)| !known.contains(&&**name)) else { return Ok(()) };
     let listed = known.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
     let expected = match known.len() {
         0 => "this call takes none".to_owned(),
@@ -72,10 +74,17 @@ pub(super) fn check_known(uri: &Uri, known: &[&str]) -> Result<()> {
     Err(Error::invalid(format!("parameters: unknown parameter `{name}`, {expected}")))
 }
 
-/// The parameters with their texts, as they came: none of their names needs an escape.
-fn pairs(uri: &Uri) -> impl Iterator<Item = (&str, &str)> {
+/// The parameters with their texts. They are split first and decoded then, as paths are; `+` is a space, as forms have it.
+fn pairs(uri: &Uri) -> impl Iterator<Item = (Cow<'_, str>, Cow<'_, str>)> {
     let parts = uri.query().unwrap_or_default().split('&').filter(|part| !part.is_empty());
-    parts.map(|part| part.split_once('=').unwrap_or((part, "")))
+    parts.map(|part| part.split_once('=').unwrap_or((part, ""))).map(|(name, text)| (decoded(name), decoded(text)))
+}
+
+fn decoded(text: &str) -> Cow<'_, str> {
+    match text.contains(['%', '+']) {
+        true => percent_decode_str(&text.replace('+', " ")).decode_utf8_lossy().into_owned().into(),
+        false => text.into(),
+    }
 }
 
 #[cfg(test)]
@@ -86,11 +95,19 @@ mod tests {
     #[test]
     fn a_parameter_is_read_or_refused_but_never_passed_over() {
         let number = |query: &str| number(&format!("/x?{query}").parse().unwrap(), "n").map_err(|e| e.to_string());
-        for (query, expected) in [("", None), ("m=1", None), ("n=0", Some(0)), ("&m=2&&n=7&", Some(7))] {
+        for (query, expected) in [
+            ("", None),
+            ("m=1", None),
+            ("n=0", Some(0)),
+            ("&m=2&&n=7&", Some(7)),
+            ("n=%31", Some(1)),
+            ("%6E=1", Some(1)),
+            ("m=1%26n=2&n=3", Some(3)),
+        ] {
             assert_eq!(number(query), Ok(expected), "{query}");
         }
         for (query, came) in
-            [("n", ""), ("n=", ""), ("n=1&n=1", "1"), ("n=%31", "%31"), ("n=-1", "-1"), ("n=1=2", "1=2"), ("n&n=3", "")]
+            [("n", ""), ("n=", ""), ("n=1&%6e=1", "1"), ("n=%3", "%3"), ("n=-1", "-1"), ("n=1+", "1 "), ("n&n=3", "")]
         {
             assert_eq!(number(query), Err(format!("n: got `{came}`, expected one whole number")), "{query}");
         }

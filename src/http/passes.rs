@@ -10,7 +10,7 @@ use futures_util::future::join_all;
 
 use super::access::Caller;
 use super::answer::{Outcome, Share, Timing, json, problem, reply};
-use super::app::App;
+use super::app::{App, Host as _};
 use super::audit::{self, Again};
 use super::bodies::{BodyMemory, Whole};
 use super::choice::{Asker, Choice, Chosen, Version};
@@ -40,8 +40,8 @@ pub(super) const VERBS: [&str; 4] = ["retrieve", "rank", "embed", "pass"];
 
 /// `:retrieve`, `:rank` or `:embed` of the version that answers.
 pub async fn of_active(State(app): State<Arc<App>>, Names(model): Names<String>, request: Request) -> Outcome {
-    // What cannot be in time need not be read; what the gate could not tell ends here.
-    app.engine.admits(|| flow_of(&request), None)?;
+    // What no body could change need not be read; what the gate could not see ends here.
+    app.engine.admits_within(|| flow_of(&request), |_| None)?;
     let choice = Choice::unpinned(&app, app.registry.unpinned(&model)?, &request).await?;
     dispatch(&app, choice, request).await
 }
@@ -65,7 +65,7 @@ pub async fn of_label(
 }
 
 async fn of_pinned(app: &Arc<App>, model: Arc<Loaded>, request: Request) -> Outcome {
-    app.engine.admits(|| flow_of(&request), None)?;
+    app.engine.admits_within(|| flow_of(&request), |_| None)?;
     let choice = Choice::pinned(app, model, request.uri()).await?;
     dispatch(app, choice, request).await
 }
@@ -74,6 +74,8 @@ async fn dispatch(app: &Arc<App>, choice: Choice, request: Request) -> Outcome {
     let verb = request.extensions().get::<PathNames>().map_or("", PathNames::call);
     let call = Call::of(&request);
     let (sent, body) = app.bodies.read_sent(request, sent_beside_json(verb)).await?;
+    // Parsing costs far more than this, and most of what is read under overload is refused.
+    app.admits(&|| call.flow, &body)?;
     match verb {
         "retrieve" => retrieve(app, choice, (sent, body), call).await,
         "rank" => rank(app, choice, body, call).await,
@@ -83,8 +85,8 @@ async fn dispatch(app: &Arc<App>, choice: Choice, request: Request) -> Outcome {
 
 /// Who calls, and how the answer is to be read.
 pub(super) struct Call {
-    caller: Option<Caller>,
-    flow: Flow,
+    pub(super) caller: Option<Caller>,
+    pub(super) flow: Flow,
     form: Form,
 }
 
@@ -156,7 +158,12 @@ struct Single {
     mirrored: Option<Box<Mirrored>>,
 }
 
-fn prepare_retrievals(app: &App, choice: &Choice, (sent, body): (Sent, &[u8])) -> Result<Asked> {
+fn prepare_retrievals(
+    app: &App,
+    choice: &Choice,
+    (sent, body): (Sent, &[u8]),
+    caller: Option<&Caller>,
+) -> Result<Asked> {
     match retrievals(sent, body, app.bodies.memory())? {
         Retrievals::One(request, terms, shape) => {
             let chosen = choice.of(&Asker::User(&request.user));
@@ -164,11 +171,19 @@ fn prepare_retrievals(app: &App, choice: &Choice, (sent, body): (Sent, &[u8])) -
             single.map(|single| Asked::One(Box::new(single)))
         }
         Retrievals::Many(requests) => {
+            charge(caller, requests.len());
             let chosen = choice.of(&Asker::Several);
             chosen.version.check_coverage(app)?;
             let prepared = prepared_each(&chosen.version.view, requests)?;
             Ok(Asked::Many(chosen, prepared))
         }
+    }
+}
+
+/// Counts a list of requests against the rate of its caller's key, which has paid for one of them, whatever becomes of the list.
+pub(super) fn charge(caller: Option<&Caller>, requests: usize) {
+    if let Some(caller) = caller {
+        caller.charge(requests.saturating_sub(1));
     }
 }
 
@@ -244,7 +259,11 @@ fn asked(
     responses((status = 200, content((inline(RetrievedOneOrMany) = "application/json"), (Vec<u8> = "application/vnd.apache.arrow.stream"))), (status = "default", body = Problem, content_type = "application/problem+json")))]
 async fn retrieve(app: &Arc<App>, choice: Choice, (sent, body): (Sent, Whole), call: Call) -> Outcome {
     let shared = app.clone();
-    match app.asides.prepare(body, move |body| prepare_retrievals(&shared, &choice, (sent, body))).await? {
+    let prepare = {
+        let caller = call.caller.clone();
+        move |body: &[u8]| prepare_retrievals(&shared, &choice, (sent, body), caller.as_ref())
+    };
+    match app.asides.prepare(body, prepare).await? {
         Asked::One(single) => one(app, *single, call).await,
         Asked::Many(Chosen { version, watched, .. }, prepared) => {
             let told = app.served(&version.model, &version.view);
@@ -269,9 +288,6 @@ pub(super) async fn side_by_side(
     prepared: Vec<Ready>,
     (call, watched): (&Call, Option<&Watched>),
 ) -> Result<(Vec<Result<Entry>>, Share, Passed)> {
-    if let Some(caller) = &call.caller {
-        caller.charge(prepared.len().saturating_sub(1));
-    }
     let (mut cost, mut widest) = (Cost::default(), Widths::default());
     for (prepared, ..) in prepared.iter().flatten() {
         (cost, widest) = (cost.plus(prepared.cost()), widest.or(widths(prepared)?));

@@ -56,12 +56,6 @@ impl FromStr for List {
     type Err = std::num::ParseIntError;
 
     fn from_str(text: &str) -> std::result::Result<Self, Self::Err> {
-        // A comma may come as it is or as it is escaped.
-        text.replace("%2C", ",")
-            .replace("%2c", ",")
-            .split(',')
-            .map(str::parse)
-            .collect::<std::result::Result<_, _>>()
-            .map(List)
+        text.split(',').map(str::parse).collect::<std::result::Result<_, _>>().map(List)
     }
 }

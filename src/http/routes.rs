@@ -14,6 +14,7 @@ use super::call_id::CallId;
 use super::coding::{self, Encoders};
 use super::connections::Peer;
 use super::flow::flow;
+use super::head::check_head;
 use super::layers;
 use super::parameters::check_known;
 use super::table::Matched;
@@ -38,9 +39,19 @@ pub(super) fn guarded(answers: Router, host: Arc<dyn Host>) -> Router {
 async fn guard(State(host): State<Arc<dyn Host>>, mut request: Request, next: Next) -> Response {
     let matched = request.extensions_mut().remove::<Matched>().unwrap_or(Matched::Nowhere);
     let peer = request.extensions().get::<Peer>().copied();
+    // What comes from no socket has been read already.
+    if peer.is_some()
+        && let Err(refusal) = check_head(&request)
+    {
+        return refusal.into_response();
+    }
     let needs = matched.needs();
     let admitted = host.entrance().access.admit(needs, secret_in(request.headers()));
-    let caller = match admitted.and_then(|caller| check_site(request.method(), request.headers()).map(|()| caller)) {
+    let admitted = admitted.and_then(|caller| {
+        check_site(request.method(), request.uri(), request.headers())?;
+        Ok(caller)
+    });
+    let caller = match admitted {
         Ok(caller) => caller,
         Err(refusal) => return refusal.into_response(),
     };

@@ -15,11 +15,11 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use axum::http::HeaderValue;
-use axum::http::header::HOST;
+use axum::http::header::CONNECTION;
 use axum::response::{IntoResponse as _, Response};
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
-use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{mpsc, watch};
@@ -29,10 +29,11 @@ use super::access::Door;
 use super::answer::Refusal;
 use super::app::{App, Host};
 use super::bodies::Inbound;
-use super::connections::{Answered, Connections, Open, Peer, Socket};
+use super::connections::{Answered, Connections, Open, Peer};
 use super::options::Options;
 use super::self_wakes::SelfWaking;
-use super::streams::{Stream, Streamed};
+use super::socket::Socket;
+use super::streams::{Stream, StreamTasks, Streamed};
 use super::tls::Tls;
 use crate::error::{Error, Result};
 
@@ -294,13 +295,17 @@ async fn answer(
     closing: watch::Receiver<bool>,
 ) {
     let connection = open.connection.clone();
-    let socket = TokioIo::new(Socket::new(stream, connection.clone(), edge.host.clone()));
+    let socket = |stream| TokioIo::new(Socket::new(stream, connection.clone(), edge.host.clone()));
     if !is_http2 {
+        let socket = socket(stream);
         let service = service_fn(|request: axum::http::Request<hyper::body::Incoming>| {
-            let request = Inbound::of(connection.begin(request));
+            let request = Inbound::of(connection.begin(request), Some(connection.clone()));
             let (router, connection) = (edge.router.clone(), connection.clone());
             async move {
-                let response = router.oneshot(request).await.unwrap_or_else(|never| match never {});
+                let mut response = router.oneshot(request).await.unwrap_or_else(|never| match never {});
+                if connection.is_unread() {
+                    response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+                }
                 Ok::<_, Infallible>(Answered::of(response, connection))
             }
         });
@@ -308,18 +313,19 @@ async fn answer(
         return until_end(served, |served| served.graceful_shutdown(), &open, closing).await;
     }
     let streams = connection.multiplex();
+    let socket = socket(stream);
+    let mut builder = http2::Builder::new(StreamTasks(streams.clone()));
     let (all, router) = (Arc::new(open), edge.router);
     let open = all.clone();
     let service = service_fn(move |request: axum::http::Request<hyper::body::Incoming>| {
-        let (turn, request) = (all.turn(), with_host(all.connection.marked(request)));
+        let (turn, request) = (all.turn(), all.connection.marked(request));
         let (router, stream) = (router.clone(), turn.map(|turn| Stream::begin(streams.clone(), turn)));
         async move {
             let Some(stream) = stream else { return Ok(crowded().map(Streamed::refused)) };
-            let response = router.oneshot(Inbound::of(request)).await.unwrap_or_else(|never| match never {});
+            let response = router.oneshot(Inbound::of(request, None)).await.unwrap_or_else(|never| match never {});
             Ok::<_, Infallible>(Streamed::of(response, stream))
         }
     });
-    let mut builder = http2::Builder::new(TokioExecutor::new());
     builder
         .max_concurrent_streams(STREAMS_MAX)
         .initial_stream_window_size(WINDOW_BYTES)
@@ -330,13 +336,6 @@ async fn answer(
         .max_local_error_reset_streams(RESETS_MAX);
     let served = builder.serve_connection(socket, service);
     until_end(served, |served| served.graceful_shutdown(), &open, closing).await;
-}
-
-/// A request of HTTP/2 with the header by which HTTP/1.1 names the host.
-fn with_host<B>(mut request: axum::http::Request<B>) -> axum::http::Request<B> {
-    let host = request.uri().authority().and_then(|host| HeaderValue::from_str(host.as_str()).ok());
-    request.headers_mut().extend(host.map(|host| (HOST, host)));
-    request
 }
 
 /// What one request of HTTP/2 too many is answered.

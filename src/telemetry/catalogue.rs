@@ -3,7 +3,10 @@
 //! Counters whose labels are known are told from the start on, and those of a model from its first load: what appears with its first
 //! increment cannot be seen to grow, and an alert on it would miss the first failure.
 
-use metrics::{counter, describe_counter, describe_gauge, describe_histogram};
+use std::collections::BTreeSet;
+use std::sync::{PoisonError, RwLock};
+
+use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge};
 
 /// How a metric behaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,11 +46,22 @@ const fn metric(name: &'static str, behaves: Behaves, labels: Labels, means: &'s
 }
 
 const METRICS: &[Metric] = &[
-    metric("sterling_requests_total", Counter, Open("call, status"), "answered HTTP requests"),
+    metric(
+        "sterling_build_info",
+        Gauge,
+        Open("version, architecture"),
+        "1, with the release that runs and what it was built for",
+    ),
+    metric(
+        "sterling_requests_total",
+        Counter,
+        Open("call, model, status"),
+        "answered HTTP requests; those about no model that the server has had are without the label of one",
+    ),
     metric(
         "sterling_request_seconds",
         Histogram,
-        Open("call"),
+        Open("call, model"),
         "time from the header of a request to that of its answer",
     ),
     metric(
@@ -60,8 +74,14 @@ const METRICS: &[Metric] = &[
     metric(
         "sterling_connections_cut_total",
         Counter,
-        Fixed("reason", &["idle", "header", "stalled", "resets", "crowded", "stopping"]),
+        Fixed("reason", &["idle", "header", "stalled", "unread", "resets", "frames", "crowded", "stopping"]),
         "connections that were closed by the server",
+    ),
+    metric(
+        "sterling_streams_cut_total",
+        Counter,
+        Labels::None,
+        "requests of HTTP/2 that ended because their answers were not read",
     ),
     metric(
         "sterling_connections_refused_total",
@@ -377,10 +397,21 @@ pub(super) fn begin() {
             _ => {}
         }
     }
+    let (version, architecture) = (env!("CARGO_PKG_VERSION"), std::env::consts::ARCH);
+    gauge!("sterling_build_info", "version" => version, "architecture" => architecture).set(1.0);
+}
+
+/// The models whose counters were begun.
+static BEGUN: RwLock<BTreeSet<String>> = RwLock::new(BTreeSet::new());
+
+/// Whether this process has had a model.
+pub fn has_begun(model: &str) -> bool {
+    BEGUN.read().unwrap_or_else(PoisonError::into_inner).contains(model)
 }
 
 /// Begins the counters of a model.
 pub fn begin_model(model: &str) {
+    BEGUN.write().unwrap_or_else(PoisonError::into_inner).insert(model.to_owned());
     for metric in METRICS.iter().filter(|metric| metric.behaves == Counter) {
         match metric.labels {
             Model => counter!(metric.name, "model" => model.to_owned()).increment(0),
@@ -397,7 +428,6 @@ pub fn begin_model(model: &str) {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use std::collections::BTreeSet;
     use std::path::Path;
 
     use super::*;
@@ -430,7 +460,9 @@ mod tests {
     #[test]
     fn the_page_of_metrics_is_the_catalogue() {
         let mut page = "# Metrics\n\nWritten from the code: `STERLING_BLESS=1 cargo test --lib telemetry::` writes it again. `GET /metrics` shows them in Prometheus' text \
-            format;\ntimes are in seconds, sizes in bytes, histograms have fixed buckets, so that those of several servers can be added up.\n\n\
+            format;\ntimes are in seconds, sizes in bytes, histograms have fixed buckets, so that those of several servers can be added up. Beside these it shows \
+            `process_cpu_seconds_total`,\n`process_resident_memory_bytes`, `process_virtual_memory_bytes`, `process_threads`, `process_open_fds`, `process_max_fds` and \
+            `process_start_time_seconds`, as Prometheus' client libraries name them.\n\n\
             | metric | kind | labels | meaning |\n|---|---|---|---|\n"
             .to_owned();
         for metric in METRICS {

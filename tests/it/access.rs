@@ -105,6 +105,16 @@ fn a_key_has_its_rate() {
     assert_eq!(ask(&server.address, &many, "POST", VECTORS, &list).0, 200);
     let (status, wait, _) = models(&many);
     assert!(status == 429 && wait.unwrap().parse::<u64>().unwrap() > 30);
+    // So is one that is refused: of tensors one wrong row refuses all.
+    let last = key(apart.to_str().unwrap(), &["last"]);
+    let text = std::fs::read_to_string(apart.to_str().unwrap()).unwrap();
+    std::fs::write(&file, format!("{text}rate = 0.1\nburst = 5\n")).unwrap();
+    until("the last key", || models(&last).0 == 200);
+    let vectors = json!({"name": "vector", "shape": [9, 3], "datatype": "FP32", "data": vec![1; 27]});
+    let wrong = json!({"inputs": [vectors]}).to_string();
+    assert_eq!(ask(&server.address, &last, "POST", "/v2/models/vectors/infer", &wrong).0, 400);
+    let (status, wait, _) = models(&last);
+    assert!(status == 429 && wait.unwrap().parse::<u64>().unwrap() > 30);
 }
 
 #[test]

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::support::{Server, agent, catalogue, ids, put, serve, sterling, tiny, until, vectors};
 
 /// A connection on which `text` was sent.
-fn send(server: &Server, text: &str) -> TcpStream {
+pub fn send(server: &Server, text: &str) -> TcpStream {
     let mut stream = TcpStream::connect(&server.address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
     stream.write_all(text.as_bytes()).unwrap();
@@ -19,7 +19,7 @@ fn send(server: &Server, text: &str) -> TcpStream {
 }
 
 /// One answer: its status, its header in lower case, its body.
-fn answer(stream: &mut BufReader<TcpStream>) -> (u16, String, Vec<u8>) {
+pub fn answer(stream: &mut BufReader<TcpStream>) -> (u16, String, Vec<u8>) {
     let mut header = String::new();
     while !header.ends_with("\r\n\r\n") {
         assert!(stream.read_line(&mut header).unwrap() > 0, "closed after {header:?}");
@@ -49,21 +49,21 @@ fn answer(stream: &mut BufReader<TcpStream>) -> (u16, String, Vec<u8>) {
 }
 
 /// True where the other side has closed; waits for it as long as a read waits.
-fn is_closed(stream: &mut TcpStream) -> bool {
+pub fn is_closed(stream: &mut TcpStream) -> bool {
     match stream.read(&mut [0; 64]) {
         Ok(bytes) => bytes == 0,
         Err(e) => matches!(e.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe),
     }
 }
 
-fn metric(server: &Server, line: &str) -> f64 {
+pub fn metric(server: &Server, line: &str) -> f64 {
     let text = server.get("/metrics").1;
     text.lines().find_map(|l| l.strip_prefix(line)?.trim().parse().ok()).unwrap_or(0.0)
 }
 
-const VECTORS: &str = "/v1/models/vectors:retrieve";
+pub const VECTORS: &str = "/v1/models/vectors:retrieve";
 
-fn post(path: &str, body: &str) -> String {
+pub fn post(path: &str, body: &str) -> String {
     format!("POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}", body.len())
 }
 
@@ -348,6 +348,9 @@ fn the_log_names_requests_and_answers_name_no_folder() {
     assert!(text.contains("index.safetensors") && !text.contains(folder), "{text}");
     let versions = server.get("/v1/models/vectors/versions").1;
     assert!(versions.contains("index.safetensors") && !versions.contains(folder), "{versions}");
+    std::fs::write(store.path().join("vectors/wish.json"), "x").unwrap();
+    until("a warning", || server.get("/readyz").1.contains("wish.json"));
+    assert!(!server.get("/readyz").1.contains(folder), "{}", server.get("/readyz").1);
     let log = std::fs::read_to_string(&log).unwrap();
     let line = log.lines().find(|l| l.contains("find-me")).unwrap();
     assert!(line.contains("ERROR") && line.contains(folder), "{line}");
@@ -477,9 +480,23 @@ fn what_is_refused_unread_is_answered_and_counted_as_any_other() {
             stream.get_mut().set_read_timeout(Some(Duration::from_millis(20))).unwrap();
             assert!(stream.read(&mut [0]).is_err(), "{pieces:?}");
         }
+        // What may wait is taken in, whatever the server's own time is: a body that names its time, whole or in pieces, alone or in a list.
+        let patient = ask("{\"vector\": [1, 0], \"k\": 1, \"timeout_ms\": 60000}");
+        let list = ask("{\"requests\": [{\"vector\": [1, 0], \"timeout_ms\" : 60000}]}");
+        let split = patient.len() - 30;
+        for pieces in [vec![&patient[..]], vec![&patient[..split], &patient[split..]], vec![&list[..]]] {
+            let mut stream = BufReader::new(send(&server, ""));
+            for piece in &pieces {
+                stream.get_mut().write_all(piece.as_bytes()).unwrap();
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            let (status, _, body) = answer(&mut stream);
+            let told: Value = serde_json::from_slice(&body).unwrap();
+            assert!(status == 200 && told["results"][0]["problem"].is_null(), "{pieces:?}: {told}");
+        }
         assert_eq!(work.join().unwrap(), 200);
     });
-    let told = metric(&server, "sterling_requests_total{call=\"retrieve\",status=\"503\"}");
+    let told = metric(&server, "sterling_requests_total{call=\"retrieve\",model=\"vectors\",status=\"503\"}");
     assert!(told as usize == refused && refused > 10, "{told} told, {refused} seen");
     assert_eq!(server.post(VECTORS, json!({"vector": [1, 0], "timeout_ms": 60_000})).0, 200);
 }

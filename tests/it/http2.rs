@@ -107,22 +107,34 @@ fn running_requests_are_answered_when_the_server_ends() {
 }
 
 #[test]
-fn an_answer_that_nobody_reads_ends_its_connection_though_others_are_read() {
+fn an_answer_that_nobody_reads_ends_alone() {
     let store = catalogue(3000, 2000);
     let server = serve(store.path(), "stall_ms = 1000\nidle_ms = 600000");
-    let body = json!({"vector": [1, 0], "k": 3000, "candidates": 3000, "columns": ["title"]});
-    Runtime::new().unwrap().block_on(async {
-        let mut sender = connect(&server, 64 << 10).await;
-        let unread = sender.send_request(post(&server, VECTORS, &body)).await.unwrap();
-        assert_eq!(unread.status().as_u16(), 200);
-        let start = Instant::now();
-        while !sender.is_closed() {
-            let _ = sender.send_request(post(&server, VECTORS, &json!({"vector": [1, 0]}))).await;
-            tokio::time::sleep(Duration::from_millis(50)).await;
-            assert!(start.elapsed() < Duration::from_secs(30), "it is still open");
-        }
-    });
-    assert!(metric(&server, "sterling_connections_cut_total{reason=\"stalled\"}") >= 1.0);
+    // Larger than a window, the last one by so little that all of it is with HTTP/2 at once.
+    for k in [3000, 35] {
+        let body = json!({"vector": [1, 0], "k": k, "candidates": 3000, "columns": ["title"]});
+        let ended = metric(&server, "sterling_streams_cut_total");
+        Runtime::new().unwrap().block_on(async {
+            let mut sender = connect(&server, 64 << 10).await;
+            let unread = sender.send_request(post(&server, VECTORS, &body)).await.unwrap();
+            assert_eq!(unread.status().as_u16(), 200);
+            let (start, mut neighbours) = (Instant::now(), 0);
+            while metric(&server, "sterling_streams_cut_total") == ended {
+                let (status, answer) =
+                    ask(&mut sender, post(&server, VECTORS, &json!({"vector": [1, 0], "k": 3}))).await;
+                assert_eq!((status, ids(&answer).len()), (200, 3), "{k}: a neighbour");
+                neighbours += 1;
+                assert!(start.elapsed() < Duration::from_secs(30), "{k}: it is still open");
+            }
+            assert!(neighbours > 1 && !sender.is_closed());
+            let read = to_bytes(Body::new(unread.into_body()), 1 << 28).await;
+            assert!(read.is_err(), "{k}: its end is told");
+            let large = json!({"vector": [1, 0], "k": 3000, "candidates": 3000, "columns": ["title"]});
+            let (status, answer) = ask(&mut sender, post(&server, VECTORS, &large)).await;
+            assert_eq!((status, ids(&answer).len()), (200, 3000), "{k}: the connection goes on");
+        });
+    }
+    assert_eq!(metric(&server, "sterling_connections_cut_total{reason=\"stalled\"}"), 0.0);
 }
 
 #[test]

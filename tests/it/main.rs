@@ -9,6 +9,7 @@ mod browse;
 mod candidate_sequences;
 mod catalogue;
 mod chaos;
+mod connections;
 mod contract;
 mod debian;
 mod edge;

@@ -237,7 +237,10 @@ fn shards_behind_a_router_answer_as_one_server() {
         assert_eq!(both.router.post(unknown, &bodies[0]).0, 404);
         assert_eq!(both.router.post("/v1/models/other:retrieve", &bodies[0]).0, 404);
         let metrics = both.router.get("/metrics").1;
-        assert!(metrics.contains("sterling_requests_total{call=\"retrieve\",status=\"200\"}"), "{metrics}");
+        assert!(
+            metrics.contains("sterling_requests_total{call=\"retrieve\",model=\"vectors\",status=\"200\"}"),
+            "{metrics}"
+        );
     }
 }
 
@@ -561,7 +564,8 @@ fn one_that_hangs_costs_no_request_and_is_asked_again_when_it_goes_on() {
         let text = server.get("/metrics").1;
         text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok()).unwrap_or(0)
     };
-    let passes = |server: &Server| count(server, "sterling_requests_total{call=\"pass\",status=\"200\"}");
+    let passes =
+        |server: &Server| count(server, "sterling_requests_total{call=\"pass\",model=\"vectors\",status=\"200\"}");
     until("both replicas are known and asked", || {
         ask();
         servers.iter().all(|server| passes(server) > 40)

@@ -59,6 +59,8 @@ fn a_trace_goes_through_answers_log_and_slow_calls() {
     command.stderr(std::fs::File::create(&log).unwrap());
     let server = Server::spawn_logged(&mut command);
     server.wait_ready();
+    let said: Value = serde_json::from_str(&server.said[0]).unwrap();
+    assert_eq!(said["fields"]["message"], format!("listening on http://{}", server.address), "one format for both");
     let ask = |traceparent: &str| {
         let url = format!("http://{}/v1/models/vectors:retrieve", server.address);
         let request = agent().post(url).header("traceparent", traceparent).header("content-type", "application/json");
@@ -79,7 +81,7 @@ fn a_trace_goes_through_answers_log_and_slow_calls() {
     let log = std::fs::read_to_string(&log).unwrap();
     let answered: Vec<&str> = log.lines().filter(|line| line.contains(TRACE) && line.contains("answered")).collect();
     assert_eq!(answered.len(), 2, "{log}");
-    assert!(answered.iter().all(|line| serde_json::from_str::<Value>(line).is_ok()));
+    assert!(log.lines().all(|line| serde_json::from_str::<Value>(line).is_ok()), "{log}");
 }
 
 /// A collector: the spans of each message that comes.
@@ -208,6 +210,39 @@ fn a_trace_and_an_id_go_through_the_router_to_its_shards() {
         let of_call = |call: &Value| call["call"] == "pass" && call["id"] == "order-7" && call["trace"] == TRACE;
         assert!(slow["calls"].as_array().unwrap().iter().any(of_call), "{slow}");
     }
+}
+
+#[test]
+fn calls_without_a_key_are_not_recorded_where_calls_take_one() {
+    let store = tempfile::tempdir().unwrap();
+    put(store.path(), &vectors(store.path(), "{\"id\": 7, \"embedding\": [1, 0]}\n")).unwrap();
+    let (url, told) = collector();
+    let file = store.path().join("keys.toml");
+    let (code, key, error) = run(&["key", "shop", "--file", file.to_str().unwrap()]);
+    assert_eq!(code, 0, "{error}");
+    let mut command = sterling();
+    command.env("STERLING_TRACES__COLLECTOR", &url).env("STERLING_TRACES__SHARE", "1");
+    command.env("STERLING_ACCESS__KEYS", &file).env("STERLING_HTTP__DRAIN_MS", "0");
+    command.args(["serve", "--listen", "127.0.0.1:0", "--store"]).arg(store.path());
+    let server = Server::spawn(&mut command);
+    server.wait_ready();
+    let ask = |path: &str, key: &str, trace: &str| {
+        let url = format!("http://{}{path}", server.address);
+        let request = agent().get(url).header("traceparent", format!("00-{trace}-00f067aa0ba902b7-01"));
+        let response = request.header("authorization", format!("Bearer {key}")).call().unwrap();
+        assert!(response.headers()["traceparent"].to_str().unwrap().starts_with(&format!("00-{trace}-")));
+        response.status().as_u16()
+    };
+    for _ in 0..20 {
+        assert_eq!(ask("/v1/models", "stk_none", &"a".repeat(32)), 401);
+        assert_eq!(ask("/livez", "", &"b".repeat(32)), 200);
+    }
+    assert_eq!(ask("/v1/models", key.trim(), TRACE), 200);
+    let mut seen = Vec::new();
+    while !seen.iter().any(|span: &Value| span["traceId"] == TRACE) {
+        seen.extend(told.recv_timeout(Duration::from_secs(30)).unwrap());
+    }
+    assert_eq!(seen.len(), 1, "{seen:?}");
 }
 
 #[test]

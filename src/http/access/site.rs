@@ -2,7 +2,7 @@
 //! where no key is asked for a request is all it takes to change something.
 
 use axum::http::header::{HOST, HeaderName, ORIGIN};
-use axum::http::{HeaderMap, Method, StatusCode};
+use axum::http::{HeaderMap, Method, StatusCode, Uri};
 
 use crate::http::answer::Refusal;
 
@@ -12,16 +12,21 @@ const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 ///
 /// # Errors
 /// 403, saying so.
-pub(in crate::http) fn check_site(method: &Method, headers: &HeaderMap) -> Result<(), Refusal> {
+pub(in crate::http) fn check_site(method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<(), Refusal> {
     if *method == Method::GET || *method == Method::HEAD {
         return Ok(());
     }
     let is_own = match (headers.get(FETCH_SITE), headers.get(ORIGIN)) {
         (Some(site), _) => site == "same-origin" || site == "none",
         (None, Some(origin)) => {
-            let origin = origin.to_str().ok().and_then(|origin| Some(origin.split_once("://")?.1));
+            let origin = origin.to_str().ok().and_then(|origin| origin.split_once("://"));
+            // A target that names its host goes before the header: RFC 9112, 3.2.2; HTTP/2 has no other.
             let host = headers.get(HOST).and_then(|host| host.to_str().ok());
-            origin.zip(host).is_some_and(|(origin, host)| origin.eq_ignore_ascii_case(host))
+            let host = uri.authority().map(|authority| authority.as_str()).or(host);
+            origin.zip(host).is_some_and(|((scheme, origin), host)| {
+                let place = |text| without_default_port(scheme, text);
+                place(origin).eq_ignore_ascii_case(place(host))
+            })
         }
         (None, None) => true,
     };
@@ -29,6 +34,16 @@ pub(in crate::http) fn check_site(method: &Method, headers: &HeaderMap) -> Resul
         return Ok(());
     }
     Err(Refusal::http(StatusCode::FORBIDDEN, "cross_site", "a page of another site may not call this server"))
+}
+
+/// A host without the port that its scheme has anyway: RFC 9110, 4.2.3.
+fn without_default_port<'a>(scheme: &str, host: &'a str) -> &'a str {
+    let port = match scheme {
+        "http" => ":80",
+        "https" => ":443",
+        _ => return host,
+    };
+    host.strip_suffix(port).unwrap_or(host)
 }
 
 #[cfg(test)]
@@ -43,6 +58,11 @@ mod tests {
             (vec![("host", "a:80")], true),
             (vec![("host", "a:80"), ("origin", "http://a:80")], true),
             (vec![("host", "A:80"), ("origin", "https://a:80")], true),
+            (vec![("host", "a:80"), ("origin", "http://a")], true),
+            (vec![("host", "a"), ("origin", "http://a:80")], true),
+            (vec![("host", "[::1]:443"), ("origin", "https://[::1]")], true),
+            (vec![("host", "a:443"), ("origin", "http://a")], false),
+            (vec![("host", "a:80"), ("origin", "https://a")], false),
             (vec![("host", "a:80"), ("origin", "http://b:80")], false),
             (vec![("host", "a:80"), ("origin", "http://a:81")], false),
             (vec![("host", "a:80"), ("origin", "null")], false),
@@ -54,8 +74,15 @@ mod tests {
         ] {
             let map: HeaderMap =
                 headers.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect();
-            assert_eq!(check_site(&Method::POST, &map).is_ok(), own, "{headers:?}");
-            assert!(check_site(&Method::GET, &map).is_ok(), "{headers:?}");
+            let target = Uri::from_static("/v1/models/a:retrieve");
+            assert_eq!(check_site(&Method::POST, &target, &map).is_ok(), own, "{headers:?}");
+            assert!(check_site(&Method::GET, &target, &map).is_ok(), "{headers:?}");
         }
+        let map = HeaderMap::from_iter([(HOST, "b".parse().unwrap()), (ORIGIN, "http://a".parse().unwrap())]);
+        assert!(
+            check_site(&Method::POST, &Uri::from_static("http://a:80/x"), &map).is_ok(),
+            "the target names its host"
+        );
+        assert!(check_site(&Method::POST, &Uri::from_static("http://b/x"), &map).is_err());
     }
 }

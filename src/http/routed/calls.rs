@@ -21,7 +21,7 @@ use super::super::cursor;
 use super::super::flow::flow_of;
 use super::super::form::Form;
 use super::super::parameters::min_coverage;
-use super::super::passes::{retrievals, sent_beside_json};
+use super::super::passes::{charge, retrievals, sent_beside_json};
 use super::super::paths::{Names, PathNames};
 use super::super::position::positions;
 use super::super::watched::{self, Watched};
@@ -116,9 +116,7 @@ async fn dispatch(app: &Arc<RouterApp>, (model, pin): (&str, Pin<'_>), request: 
                 }
             }
             Retrievals::Many(requests) => {
-                if let Some(caller) = caller {
-                    caller.charge(requests.len().saturating_sub(1));
-                }
+                charge(caller.as_ref(), requests.len());
                 call.many(requests, choice.of(&Asker::Several), form).await
             }
         },

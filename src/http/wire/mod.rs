@@ -42,8 +42,8 @@ pub use items::{
     DeleteRequest, DeleteResponse, FailedShard, ItemResponse, ItemUpsert, MergeResponse, PositionResponse, RefusedItem,
     ShardPosition, UpdateResponse, attributes, cell, deletion, divided, upserts,
 };
-pub(super) use problem::without_places;
 pub use problem::{Problem, status};
+pub(super) use problem::{without_folders, without_places};
 pub use reply::{Reply, embedding};
 pub use request::{EmbedRequest, RankRequest, RetrieveRequest, Shape};
 pub use response::{

@@ -84,20 +84,31 @@ fn detail(error: &Error) -> String {
 
 /// A text with folders cut from the names of files, and without addresses of nodes.
 pub fn without_places(text: &str) -> String {
+    replaced(text, |name| if is_address(name) { "a node" } else { last_of(name) })
+}
+
+/// A text with folders cut from the paths of files, for those who operate nodes by their addresses and need not know where a store lies.
+pub fn without_folders(text: &str) -> String {
+    replaced(text, |name| if name.starts_with(['/', '.']) { last_of(name) } else { name })
+}
+
+/// A text with each of its words replaced.
+fn replaced(text: &str, word_of: impl Fn(&str) -> &str) -> String {
     let is_mark = |c: char| c.is_whitespace() || "`'\"()[]<>,;=".contains(c);
     let mut out = String::with_capacity(text.len());
     for piece in text.split_inclusive(is_mark) {
         let word = piece.trim_end_matches(is_mark);
         let name = word.trim_end_matches([':', '.']);
-        if is_address(name) {
-            out.push_str("a node");
-        } else {
-            out.push_str(name.trim_end_matches('/').rsplit('/').next().unwrap_or(name));
-        }
+        out.push_str(word_of(name));
         out.push_str(&word[name.len()..]);
         out.push_str(&piece[word.len()..]);
     }
     out
+}
+
+/// The last part of a path.
+fn last_of(name: &str) -> &str {
+    name.trim_end_matches('/').rsplit('/').next().unwrap_or(name)
 }
 
 fn is_address(word: &str) -> bool {
@@ -127,6 +138,12 @@ mod tests {
             ("call `:recall`: expected `:retrieve`", "call `:recall`: expected `:retrieve`"),
         ] {
             assert_eq!(without_places(text), public);
+        }
+        for (text, public) in [
+            ("model `a`: /srv/store/a/wish.json: expected value", "model `a`: wish.json: expected value"),
+            ("journal ../updates/a: 10.0.0.1:6379 is 3/4 full...", "journal a: 10.0.0.1:6379 is 3/4 full..."),
+        ] {
+            assert_eq!(without_folders(text), public);
         }
         let hidden = Problem::from(&Error::internal("slot 7 of /srv/store has no row"));
         assert!(!hidden.detail.contains("/srv"), "{}", hidden.detail);

@@ -1,0 +1,191 @@
+//! Where the requests of an HTTP/1.1 connection end in its bytes.
+//!
+//! hyper reads ahead: half a header that comes with the request before it would lie in hyper's buffer, where nobody sees that a request has begun
+//! (`header_ms`). So hyper gets the bytes of one request at a time. Only boundaries are tracked here; what the bytes mean is hyper's to say, and
+//! bytes that it reads in another way are at worst passed on in other pieces.
+
+/// The service has not taken the header yet.
+pub(super) const NOT_BEGUN: u64 = u64::MAX;
+/// The body ends where its coding says, such as a chunked one.
+pub(super) const UNKNOWN: u64 = u64::MAX - 1;
+
+/// Position in the bytes of a connection.
+#[derive(Debug)]
+pub(super) struct Framing {
+    part: Part,
+    lines: Lines,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Part {
+    /// A header, or what stands before it.
+    Header,
+    /// A header was passed on whole.
+    Passed,
+    /// Bytes of a body that are still to come.
+    Body(u64),
+    /// A body of unknown length.
+    Coded,
+}
+
+/// What a connection is at, as far as it decides what its next bytes are.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Progress {
+    /// Bytes of the body of the request whose header was passed on last, [`NOT_BEGUN`] or [`UNKNOWN`].
+    pub(super) body: u64,
+    /// Whether a request is read, worked on or answered.
+    pub(super) is_busy: bool,
+}
+
+/// What may be passed on of some bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Passed {
+    /// Count of bytes, at least one.
+    pub(super) count: usize,
+    /// Whether they are of a header, or of what stands before it.
+    pub(super) is_header: bool,
+    /// Whether a header was passed on to its end, whose request is to begin.
+    pub(super) ends_header: bool,
+    /// Whether bytes of the next request were passed on while one is under way.
+    pub(super) is_early: bool,
+}
+
+impl Framing {
+    pub(super) fn new() -> Self {
+        Framing { part: Part::Header, lines: Lines::default() }
+    }
+
+    /// Returns how many of these bytes, of which there is one at least, end no later than what they belong to.
+    pub(super) fn pass(&mut self, bytes: &[u8], progress: Progress) -> Passed {
+        self.part = match (self.part, progress.body) {
+            (Part::Passed, NOT_BEGUN | 0) | (Part::Body(0), _) => Part::Header,
+            (Part::Passed, UNKNOWN) => Part::Coded,
+            (Part::Passed, length) => Part::Body(length),
+            (Part::Coded, _) if !progress.is_busy => Part::Header,
+            (part, _) => part,
+        };
+        match &mut self.part {
+            Part::Body(left) => {
+                let count = usize::try_from(*left).map_or(bytes.len(), |left| left.min(bytes.len()));
+                *left -= count as u64;
+                Passed { count, is_header: false, ends_header: false, is_early: false }
+            }
+            Part::Coded => {
+                // Its end is an empty line. Bytes behind that, of which the service may know before this does, end elsewhere.
+                let mut rest = bytes;
+                while let Some(end) = self.lines.end(rest) {
+                    rest = rest.get(end..).unwrap_or_default();
+                }
+                Passed { count: bytes.len(), is_header: false, ends_header: false, is_early: self.lines.has_begun }
+            }
+            Part::Header | Part::Passed => {
+                let end = self.lines.end(bytes);
+                if end.is_some() {
+                    self.part = Part::Passed;
+                }
+                Passed {
+                    count: end.unwrap_or(bytes.len()),
+                    is_header: true,
+                    ends_header: end.is_some(),
+                    is_early: progress.is_busy,
+                }
+            }
+        }
+    }
+}
+
+/// Finds the empty line that ends a header; those before it are passed over.
+#[derive(Debug, Default)]
+struct Lines {
+    has_begun: bool,
+    is_filled: bool,
+}
+
+impl Lines {
+    /// Returns where the header ends in these bytes, which go on where the last ones ended.
+    fn end(&mut self, bytes: &[u8]) -> Option<usize> {
+        for (at, byte) in bytes.iter().enumerate() {
+            match byte {
+                b'\n' if self.has_begun && !self.is_filled => {
+                    *self = Lines::default();
+                    return Some(at + 1);
+                }
+                b'\n' => self.is_filled = false,
+                b'\r' => {}
+                _ => (self.has_begun, self.is_filled) = (true, true),
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PART: Progress = Progress { body: NOT_BEGUN, is_busy: false };
+
+    #[test]
+    fn no_piece_crosses_the_end_of_a_request_however_it_comes() {
+        let requests: [(&str, &[u8]); 5] = [
+            ("GET /livez HTTP/1.1\r\nhost: x\r\n\r\n", b""),
+            ("POST /a HTTP/1.1\r\nhost: x\r\ncontent-length: 7\r\n\r\n", b"{\r\n\r\n}\n"),
+            ("\r\nGET / HTTP/1.1\nhost: x\n\n", b""),
+            ("POST /b HTTP/1.1\r\nhost: x\r\ncontent-length: 2\r\n\r\n", b"\n\n"),
+            ("GET /half HTTP/1.1\r\nhost:", b""),
+        ];
+        let all: Vec<u8> = requests.iter().flat_map(|(head, body)| [head.as_bytes(), body].concat()).collect();
+        for step in 1..=all.len() {
+            let (mut framing, mut at, mut taken) = (Framing::new(), 0, Vec::new());
+            // What stands behind the header that was passed on last, as a service would take it.
+            let (mut piece, mut progress) = (Vec::new(), PART);
+            while at < all.len() {
+                let some = &all[at..(at + step).min(all.len())];
+                let passed = framing.pass(some, progress);
+                assert!((1..=some.len()).contains(&passed.count), "{step} {at}");
+                piece.extend_from_slice(&some[..passed.count]);
+                at += passed.count;
+                let (head, body) = requests[taken.len()];
+                if passed.ends_header {
+                    assert_eq!(piece, head.as_bytes(), "{step}");
+                    progress = Progress { body: body.len() as u64, is_busy: true };
+                }
+                if piece.len() == head.len() + body.len() {
+                    taken.push(std::mem::take(&mut piece));
+                    progress.is_busy = false;
+                }
+            }
+            assert_eq!(taken.len(), 5, "{step}");
+        }
+    }
+
+    #[test]
+    fn what_stands_behind_a_coded_body_is_early() {
+        let head = b"POST / HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n";
+        let busy = Progress { body: UNKNOWN, is_busy: true };
+        for (pieces, is_early) in [
+            (vec!["2\r\n{}\r\n0\r\n\r\n"], false),
+            (vec!["2\r\n{}\r\n0\r\n\r", "\n"], false),
+            (vec!["2\r\n\n\n\r\n0\r\n\r\n"], false),
+            (vec!["2\r\n{}\r\n0\r\n\r\nGET / HT"], true),
+            (vec!["2\r\n{}\r\n0\r\n\r\n", "GET / HTTP/1.1\r\nhost: x\r\n"], true),
+        ] {
+            let mut framing = Framing::new();
+            assert!(framing.pass(head, PART).ends_header);
+            let passed = pieces.iter().map(|piece| framing.pass(piece.as_bytes(), busy)).last();
+            assert_eq!(passed.map(|passed| passed.is_early), Some(is_early), "{pieces:?}");
+            let rest = framing.pass(b"\r\n\r\n", PART);
+            assert_eq!(rest.ends_header, is_early, "{pieces:?}: the header goes on");
+        }
+    }
+
+    #[test]
+    fn a_header_that_the_service_does_not_take_ends_nothing() {
+        let mut framing = Framing::new();
+        assert!(framing.pass(b"x\n\n", PART).ends_header);
+        assert_eq!(
+            framing.pass(b"y\r\n", PART),
+            Passed { count: 3, is_header: true, ends_header: false, is_early: false }
+        );
+    }
+}
