@@ -316,7 +316,8 @@ fn administrators_have_a_door_of_their_own() {
     for route in &TABLE {
         let ask = |door: Door| {
             let request = Request::builder().method(&route.method).uri(path_of(route));
-            let request = request.header("authorization", edge.bearer("admin")).extension(Peer { address, door });
+            let request = request.header("authorization", edge.bearer("admin")).header("host", "here");
+            let request = request.extension(Peer { address, door });
             edge.send(request.body(Body::empty()).unwrap())
         };
         let nowhere = |body: &str| body.contains("nothing lies at");
