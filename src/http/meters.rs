@@ -95,7 +95,7 @@ impl CallsMeters {
         let status = STATUSES.iter().position(|(code, _)| *code == status.as_u16()).unwrap_or(STATUSES.len() - 1);
         let count = || match self.model.clone() {
             Some(model) => {
-                counter!("sterling_requests_total", "call" => call, "model" => model, "status" => STATUSES[status].1)
+                counter!("sterling_requests_total", "call" => call, "status" => STATUSES[status].1, "model" => model)
             }
             None => counter!("sterling_requests_total", "call" => call, "status" => STATUSES[status].1),
         };

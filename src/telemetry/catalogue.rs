@@ -55,7 +55,7 @@ const METRICS: &[Metric] = &[
     metric(
         "sterling_requests_total",
         Counter,
-        Open("call, model, status"),
+        Open("call, status, model"),
         "answered HTTP requests; those about no model that the server has had are without the label of one",
     ),
     metric(

@@ -496,7 +496,7 @@ fn what_is_refused_unread_is_answered_and_counted_as_any_other() {
         }
         assert_eq!(work.join().unwrap(), 200);
     });
-    let told = metric(&server, "sterling_requests_total{call=\"retrieve\",model=\"vectors\",status=\"503\"}");
+    let told = metric(&server, "sterling_requests_total{call=\"retrieve\",status=\"503\",model=\"vectors\"}");
     assert!(told as usize == refused && refused > 10, "{told} told, {refused} seen");
     assert_eq!(server.post(VECTORS, json!({"vector": [1, 0], "timeout_ms": 60_000})).0, 200);
 }

@@ -226,7 +226,7 @@ fn the_pages_of_an_operator_are_there() {
     assert_eq!(server.get("/livez"), (200, "ok\n".into()));
     let metrics = server.get("/metrics").1;
     for line in [
-        "sterling_requests_total{call=\"retrieve\",model=\"tiny\",status=\"200\"} 1",
+        "sterling_requests_total{call=\"retrieve\",status=\"200\",model=\"tiny\"} 1",
         "# TYPE sterling_step_seconds histogram",
         "sterling_request_seconds_bucket{call=\"retrieve\",model=\"tiny\",le=\"+Inf\"} 1",
         "sterling_build_info{version=\"",

@@ -238,7 +238,7 @@ fn shards_behind_a_router_answer_as_one_server() {
         assert_eq!(both.router.post("/v1/models/other:retrieve", &bodies[0]).0, 404);
         let metrics = both.router.get("/metrics").1;
         assert!(
-            metrics.contains("sterling_requests_total{call=\"retrieve\",model=\"vectors\",status=\"200\"}"),
+            metrics.contains("sterling_requests_total{call=\"retrieve\",status=\"200\",model=\"vectors\"}"),
             "{metrics}"
         );
     }
@@ -565,7 +565,7 @@ fn one_that_hangs_costs_no_request_and_is_asked_again_when_it_goes_on() {
         text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok()).unwrap_or(0)
     };
     let passes =
-        |server: &Server| count(server, "sterling_requests_total{call=\"pass\",model=\"vectors\",status=\"200\"}");
+        |server: &Server| count(server, "sterling_requests_total{call=\"pass\",status=\"200\",model=\"vectors\"}");
     until("both replicas are known and asked", || {
         ask();
         servers.iter().all(|server| passes(server) > 40)
