@@ -104,11 +104,15 @@ impl<B: Backend> Engine<B> {
     ///
     /// # Errors
     /// As [`Engine::submit`].
-    pub fn admits_within(&self, longest: impl FnOnce(Duration) -> Option<Duration>) -> Result<()> {
-        if self.shared.admits(self.timeout).is_ok() {
+    pub fn admits_within(
+        &self,
+        flow: impl Fn() -> Flow,
+        longest: impl FnOnce(Duration) -> Option<Duration>,
+    ) -> Result<()> {
+        if self.shared.admits(&flow, self.timeout).is_ok() {
             return Ok(());
         }
-        self.admits(Some(longest(self.timeout).unwrap_or(TIMEOUT_MAX).min(TIMEOUT_MAX)))
+        self.admits(flow, Some(longest(self.timeout).unwrap_or(TIMEOUT_MAX).min(TIMEOUT_MAX)))
     }
 
     /// How long whoever reads requests should let them gather: zero but under overload. Each request that is read as soon as

@@ -292,9 +292,9 @@ fn journal_warnings(feed: &Feed, view: &View) -> Vec<String> {
     let lacks = feed.lacks(view).map(|next| {
         format!("position {next} was released, which its version needs at a restart: merge its updates before, and keep more of the stream (`max_age`, `max_msgs`, `max_bytes`)")
     });
-    let unmerged = feed.unmerged().map(|kind| {
-        format!("its updates are served, and the last merge failed ({}): the log tells why", kind.name())
-    });
+    let unmerged = feed
+        .unmerged()
+        .map(|kind| format!("its updates are served, and the last merge failed ({}): the log tells why", kind.name()));
     [unmerged, feed.trouble(), feed.warning(), lacks, is_long].into_iter().flatten().collect()
 }
 

@@ -101,7 +101,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Socket<S> {
                 return polled;
             };
             self.connection.received();
-            let Some(refusal) = gate::refusal(&*self.host, &whole) else { return polled };
+            let Some(refusal) = gate::refusal(&*self.host, self.connection.peer.address.ip(), &whole) else {
+                return polled;
+            };
             match Pin::new(&mut self.stream).poll_write(cx, &refusal) {
                 Poll::Ready(Ok(sent)) if sent == refusal.len() => {}
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),

@@ -28,10 +28,7 @@ RUNBOOK = (ROOT / "docs/RUNBOOK.md").read_text()
 # What PromQL has of its own.
 WORDS = set(
     "sum by max rate increase histogram_quantile deriv count_over_time and or unless on ignoring group_left offset bool label_values instance model call status reason "
-    "le step "
-    "remote_table outcome table job role why kind up time".split()
-    "sum by rate increase histogram_quantile deriv and or unless on ignoring group_left offset bool label_values instance model call status reason le step "
-    "remote_table outcome table job role why kind state up time".split()
+    "le step remote_table outcome table job role why kind state up time".split()
 )
 # Told where there is a cluster of rows, a bucket, a stream or a GPU alone, and by routers.
 ELSEWHERE = {

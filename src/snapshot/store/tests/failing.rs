@@ -37,6 +37,12 @@ impl Shelf for Failing {
     fn trouble(&self) -> Option<String> {
         self.shelf.trouble()
     }
+    fn is_bucket(&self) -> bool {
+        self.shelf.is_bucket()
+    }
+    fn has_copies(&self, model: Option<&str>) -> bool {
+        self.shelf.has_copies(model)
+    }
     fn prove(&self) -> Result<()> {
         (self.fail)("Shelf::prove").and_then(|()| self.shelf.prove())
     }
