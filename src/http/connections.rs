@@ -43,7 +43,7 @@ pub(super) struct Peer {
 /// One open connection.
 #[derive(Debug)]
 pub(super) struct Connection {
-    peer: Peer,
+    pub(super) peer: Peer,
     opened: Instant,
     stage: AtomicU8,
     /// Milliseconds after `opened` at which the stage began.

@@ -15,7 +15,7 @@ use axum::response::{IntoResponse as _, Response};
 use super::answer::{LARGE_REPLY_ITEMS, Outcome, Told, json, pieces, whole};
 use super::app::{App, Host as _};
 use super::choice::{Asker, Choice, Chosen, Version};
-use super::passes::{Call, Ready, prepared_each, side_by_side};
+use super::passes::{Call, Ready, charge, prepared_each, side_by_side};
 use super::paths::Names;
 use super::sent::Sent;
 use super::watched;
