@@ -10,7 +10,7 @@ mod process;
 
 use std::borrow::Cow;
 use std::io::IsTerminal as _;
-use std::sync::{LazyLock, Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
@@ -148,7 +148,7 @@ pub fn metrics() -> &'static PrometheusHandle {
         // Another recorder can only be one that a program embedding this library has set; then its metrics are its own.
         let _ = metrics::set_global_recorder(recorder);
         catalogue::begin();
-        LazyLock::force(&process::STARTED);
+        process::begin();
         handle
     })
 }

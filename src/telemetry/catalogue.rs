@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::sync::{PoisonError, RwLock};
 
-use metrics::{counter, describe_counter, describe_gauge, describe_histogram, gauge};
+use metrics::{counter, describe_counter, describe_gauge, describe_histogram};
 
 /// How a metric behaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -397,8 +397,6 @@ pub(super) fn begin() {
             _ => {}
         }
     }
-    let (version, architecture) = (env!("CARGO_PKG_VERSION"), std::env::consts::ARCH);
-    gauge!("sterling_build_info", "version" => version, "architecture" => architecture).set(1.0);
 }
 
 /// The models whose counters were begun.

@@ -8,8 +8,15 @@ use rustix::process::{Resource, getrlimit};
 use rustix::time::{ClockId, clock_gettime};
 
 /// When the process began to collect metrics, in seconds of Unix time.
-pub(super) static STARTED: LazyLock<f64> =
+static STARTED: LazyLock<f64> =
     LazyLock::new(|| SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64());
+
+/// Tells what runs, and notes that it has begun.
+pub(super) fn begin() {
+    LazyLock::force(&STARTED);
+    let (version, architecture) = (env!("CARGO_PKG_VERSION"), std::env::consts::ARCH);
+    metrics::gauge!("sterling_build_info", "version" => version, "architecture" => architecture).set(1.0);
+}
 
 /// The metrics of this process as they are now, in Prometheus' text format. Those that the system does not tell are left out.
 pub fn process() -> String {

@@ -185,7 +185,7 @@ fn an_unknown_parameter_is_refused_by_name_and_the_others_are_those_of_the_descr
                 ("minposition=3".to_owned(), "minposition".to_owned()),
                 ("q".into(), "q".into()),
                 ("=".into(), String::new()),
-                (format!("{first}=1&{first}%20=1"), format!("{first}%20")),
+                (format!("{first}=1&{first}%20=1"), format!("{first} ")),
                 (first.to_uppercase() + "=1", first.to_uppercase()),
             ] {
                 let (status, body) =
@@ -237,6 +237,7 @@ fn wrong_keys_learn_nothing() {
         let (status, mut headers, body) = edge.ask(method, path, Some(wrong));
         headers.remove("x-request-id");
         headers.remove("server-timing");
+        headers.remove("date");
         (status, format!("{headers:?}"), body)
     };
     let first = told(&Method::GET, "/v1/models", &wrong[0]);
