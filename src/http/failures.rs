@@ -161,11 +161,11 @@ mod tests {
     fn failures_of_the_last_two_minutes_are_warned_of() {
         let (recent, at) = (Recent::default(), |seconds| Duration::from_secs(seconds));
         assert_eq!(recent.warning_at(at(0)), None);
-        (0..199).for_each(|_| recent.ended_at(at(10), None));
+        (0..198).for_each(|_| recent.ended_at(at(10), None));
         recent.ended_at(at(10), Some(0));
         assert_eq!(recent.warning_at(at(10)), None, "fewer than one in a hundred");
         recent.ended_at(at(70), Some(3));
-        let said = "2 of the 201 requests of the last two minutes failed: overloaded 1, partial 1";
+        let said = "2 of the 200 requests of the last two minutes failed: overloaded 1, partial 1";
         assert_eq!(recent.warning_at(at(80)).as_deref(), Some(said));
         let said = "1 of the 1 requests of the last two minutes failed: partial 1";
         assert_eq!(recent.warning_at(at(130)).as_deref(), Some(said), "the first minute is over");
