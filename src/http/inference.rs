@@ -143,7 +143,7 @@ pub async fn infer_version(
 }
 
 async fn inferred(app: &Arc<App>, choice: Choice, request: Request) -> Outcome {
-    let by = Call::of(&request).as_text();
+    let by = Call::of(&request).in_text();
     app.engine.admits_within(|| by.flow, |_| None)?;
     let header = header_length(request.headers())?;
     if header.is_none() {

@@ -98,7 +98,7 @@ impl Call {
     }
 
     /// The same, whose answer is text.
-    pub(super) fn as_text(self) -> Self {
+    pub(super) fn in_text(self) -> Self {
         Call { form: Form::Json, ..self }
     }
 

@@ -285,13 +285,14 @@ impl<T: Send + Sync> Registry<T> {
                 let now = entry.active.map_or("none".into(), |active| format!("version {active}"));
                 troubles.push(format!("model `{name}`: version {version} is wished in the store, {now} answers"));
             }
-            let answers = entry.get(Which::Active).map(|loaded| format!("version {} answers", loaded.version()));
-            let answers = answers.unwrap_or_else(|_| "no version of it answers".into());
-            troubles.extend(entry.refused.iter().map(|(version, refusal)| {
-                format!("model `{name}`: version {version} is refused, {answers}: {}", refusal.what.reason)
-            }));
-            if let (true, Err(why)) = (entry.refused.is_empty(), entry.get(Which::Active)) {
-                troubles.push(format!("model `{name}` does not answer: {why}"));
+            // What keeps it from answering, unless that is the wish above.
+            if let Err(why) = entry.get(Which::Active) {
+                troubles.extend(entry.refused.iter().map(|(version, refusal)| {
+                    format!("model `{name}`: version {version} is refused, none answers: {}", refusal.what.reason)
+                }));
+                if entry.refused.is_empty() && (entry.wish.version.is_none() || entry.is_wish_done) {
+                    troubles.push(format!("model `{name}` does not answer: {why}"));
+                }
             }
             let left = entry.labels_left.iter().filter_map(|label| Some((label, entry.wish.labels.get(label)?)));
             troubles.extend(left.map(|(label, version)| {

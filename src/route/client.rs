@@ -544,9 +544,15 @@ mod tests {
                 let (mut stream, _) = listener.accept().unwrap();
                 let number = named(number(&request(&mut stream)));
                 let named = number.map(|number| format!("sterling-call: {number}\r\n")).unwrap_or_default();
-                let text =
-                    format!("HTTP/1.1 {status}\r\ncontent-type: {MEDIA_TYPE}\r\n{named}content-length: 3\r\n\r\nyes");
-                stream.write_all(text.as_bytes()).unwrap();
+                let (kind, body) = match status {
+                    "200 OK" => (MEDIA_TYPE, "yes"),
+                    "400 Bad Request" => ("application/problem+json", r#"{"code": "invalid", "detail": "no"}"#),
+                    _ => ("application/problem+json", r#"{"code": "overloaded", "detail": "full"}"#),
+                };
+                let length = body.len();
+                let head =
+                    format!("HTTP/1.1 {status}\r\ncontent-type: {kind}\r\n{named}content-length: {length}\r\n\r\n");
+                stream.write_all([head, body.to_owned()].concat().as_bytes()).unwrap();
             });
             let error = call(&client, 20_000).unwrap_err();
             served.join().unwrap();

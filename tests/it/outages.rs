@@ -182,7 +182,7 @@ fn a_version_is_rejected() {
         at: &server,
         kind: "server",
         status: 200,
-        said: "version 2 is refused, version 1 answers",
+        said: "version 2 is refused (corrupt), version 1 answers",
         metric: "sterling_loads_total{model=\"vectors\",outcome=\"refused\"}",
         is_bad: |value| value > 0.0,
         alert: "SterlingLoadsFail",

@@ -200,12 +200,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("credentials");
         assert_eq!(Source::of(&[], Some(&path)).err().unwrap().kind(), Kind::NotFound);
-        for text in ["", "one\ntwo", &format!("{}\na.b.c\n{}", JWT.0, JWT.1)] {
+        for text in ["", "s3cret\ntwo", &format!("{}\na.b.c\n{}", JWT.0, JWT.1)] {
             std::fs::write(&path, text).unwrap();
             let error = Source::of(&[], Some(&path)).err().unwrap();
             assert_eq!(error.kind(), Kind::Invalid);
             let said = error.to_string();
-            assert!(said.contains("credentials") && !said.contains("one") && !said.contains("a.b.c"), "{said}");
+            assert!(said.contains("credentials") && !said.contains("s3cret") && !said.contains("a.b.c"), "{said}");
         }
     }
 }

@@ -162,7 +162,7 @@ impl<'a> Script<'a> {
 
     fn release(&mut self, position: u64) {
         let release = || caught(|| self.log().release(position));
-        if !release().is_some_and(|released| released.is_ok()) {
+        if release().is_none_or(|released| released.is_err()) {
             release().unwrap().unwrap();
         }
     }

@@ -15,8 +15,8 @@ use crate::error::Kind;
 
 type Said = (&'static str, &'static str, Vec<u8>);
 
-/// Reads one request: its path and its body; nothing where the connection ends.
-fn request(stream: &mut TcpStream) -> Option<(String, Vec<u8>)> {
+/// Reads one request: its path, its body and the line that its answer repeats; nothing where the connection ends.
+fn request(stream: &mut TcpStream) -> Option<(String, Vec<u8>, String)> {
     let mut text = Vec::new();
     let mut byte = [0];
     while !text.ends_with(b"\r\n\r\n") {
@@ -27,7 +27,8 @@ fn request(stream: &mut TcpStream) -> Option<(String, Vec<u8>)> {
     let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")?.parse().ok()).unwrap_or(0);
     let mut body = vec![0; length];
     stream.read_exact(&mut body).ok()?;
-    Some((head.split(' ').nth(1)?.to_owned(), body))
+    let call = head.lines().find(|line| line.starts_with("sterling-call: "))?.to_owned();
+    Some((head.split(' ').nth(1)?.to_owned(), body, call))
 }
 
 /// A server of a host that says this to calls for rows.
@@ -38,13 +39,15 @@ fn server(say: impl Fn(&RowsCall) -> Said + Send + Sync + 'static) -> PeerSlice 
         for stream in listener.incoming() {
             let (mut stream, say) = (stream.unwrap(), say.clone());
             spawn(move || {
-                while let Some((path, body)) = request(&mut stream) {
+                while let Some((path, body, call)) = request(&mut stream) {
                     let (status, kind, body) = match path.ends_with(":rows") {
                         true => say(&read_rows_call(&body).unwrap()),
                         false => ("200 OK", MEDIA_TYPE, write(&Holdings::default()).unwrap()),
                     };
                     let length = body.len();
-                    let head = format!("HTTP/1.1 {status}\r\ncontent-type: {kind}\r\ncontent-length: {length}\r\n\r\n");
+                    let head = format!(
+                        "HTTP/1.1 {status}\r\ncontent-type: {kind}\r\n{call}\r\ncontent-length: {length}\r\n\r\n"
+                    );
                     if stream.write_all(&[head.as_bytes(), &body].concat()).is_err() {
                         return;
                     }

@@ -190,8 +190,7 @@ fn export(shared: &Shared, label: &str) {
 pub(super) async fn watch(shared: Arc<Shared>, set: Weak<OpenSet>, wake: Arc<Notify>, label: String) {
     let mut log = TroubleLog::default();
     let mut turn = 0;
-    loop {
-        let Some(is_well) = set.upgrade().map(|set| log.tell(&set)) else { break };
+    while let Some(is_well) = set.upgrade().map(|set| log.tell(&set)) {
         if is_well {
             tokio::select! {
                 () = wake.notified() => {}
