@@ -13,7 +13,7 @@ use crate::support::{Server, agent, catalogue, ids, put, serve, sterling, tiny, 
 /// A connection on which `text` was sent.
 pub fn send(server: &Server, text: &str) -> TcpStream {
     let mut stream = TcpStream::connect(&server.address).unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     stream.write_all(text.as_bytes()).unwrap();
     stream
 }
@@ -199,7 +199,7 @@ fn connections_wait_for_a_server_that_has_no_time_for_them() {
     server.signal("CONT");
     let mut connected = connected.unwrap();
     for stream in connected.iter_mut().step_by(count / 4) {
-        stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         stream.write_all(b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n").unwrap();
         assert_eq!(answer(&mut BufReader::new(stream.try_clone().unwrap())).0, 200);
     }

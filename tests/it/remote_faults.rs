@@ -126,10 +126,8 @@ impl Bed {
 
     /// The lines of `/readyz` that warn, but for the one of the stranger, which stays.
     fn warnings(&self) -> Vec<String> {
-        let (status, text) = self.server.get("/readyz");
-        assert_eq!(status, 200, "{text}");
-        let warnings = text.lines().filter_map(|line| line.strip_prefix("warning: "));
-        warnings.filter(|line| !line.contains("is a node of another cluster")).map(str::to_owned).collect()
+        let warnings = self.server.warnings().into_iter();
+        warnings.filter(|line| !line.contains("is a node of another cluster")).collect()
     }
 
     fn unreadable(&self) -> f64 {

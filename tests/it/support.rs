@@ -174,6 +174,14 @@ impl Server {
         (status, text)
     }
 
+    /// What `/readyz` warns of, but for requests that failed in the last two minutes, of which it warns when all is well again.
+    pub fn warnings(&self) -> Vec<String> {
+        let (status, text) = self.get("/readyz");
+        assert_eq!(status, 200, "{text}");
+        let warnings = text.lines().filter_map(|line| line.strip_prefix("warning: "));
+        warnings.filter(|line| !line.contains("requests of the last two minutes failed")).map(str::to_owned).collect()
+    }
+
     /// Waits until each of these models answers: a server is ready with the first of them.
     pub fn wait_for<const N: usize>(&self, models: [&str; N]) {
         for model in models {

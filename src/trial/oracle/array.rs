@@ -122,11 +122,14 @@ impl Array {
     }
 
     /// Spread to a shape that it broadcasts to.
-    pub(super) fn spread(&self, shape: &[usize]) -> Array {
+    pub(super) fn spread(&self, shape: &[usize]) -> Result<Array, Stop> {
         if self.shape == shape {
-            return self.clone();
+            return Ok(self.clone());
         }
-        self.picked(&places(shape, &spread_strides(&self.shape, shape)), shape.to_vec())
+        if broadcast(&self.shape, shape)? != shape {
+            return Err(Stop::Invalid(format!("shape {:?} does not broadcast to {shape:?}", self.shape)));
+        }
+        Ok(self.picked(&places(shape, &spread_strides(&self.shape, shape)), shape.to_vec()))
     }
 
     /// Arrays of one type behind each other, numbers only.

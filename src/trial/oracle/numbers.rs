@@ -176,7 +176,7 @@ fn erf(x: f64) -> f64 {
 fn spread(a: &Array, b: &Array, arithmetic: &mut Arithmetic) -> Result<(Array, Array, Vec<usize>), Stop> {
     let shape = broadcast(&a.shape, &b.shape)?;
     arithmetic.room(&shape, 4)?;
-    Ok((a.spread(&shape), b.spread(&shape), shape))
+    Ok((a.spread(&shape)?, b.spread(&shape)?, shape))
 }
 
 fn two(call: &Call<'_>, a: &Array, b: &Array, arithmetic: &mut Arithmetic) -> Result<Array, Stop> {
@@ -269,8 +269,8 @@ fn chosen(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Array, Stop> {
     let (condition, a, b) = (call.input(0)?, call.input(1)?, call.input(2)?);
     let shape = broadcast(&broadcast(&condition.shape, &a.shape)?, &b.shape)?;
     arithmetic.room(&shape, 4)?;
-    let both = Array::chained(&[&a.spread(&shape), &b.spread(&shape)])?;
-    let (condition, count) = (condition.spread(&shape), both.count() / 2);
+    let both = Array::chained(&[&a.spread(&shape)?, &b.spread(&shape)?])?;
+    let (condition, count) = (condition.spread(&shape)?, both.count() / 2);
     let from: Vec<usize> =
         condition.wholes()?.iter().enumerate().map(|(n, &holds)| if holds != 0 { n } else { n + count }).collect();
     Ok(both.picked(&from, shape))

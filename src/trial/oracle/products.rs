@@ -47,8 +47,8 @@ fn product(a: &Array, b: &Array, arithmetic: &mut Arithmetic) -> Result<Array, S
         shape.push(n);
     }
     let (left, right) = (
-        a.shaped(left.clone())?.spread(&[&batch[..], &[m, k]].concat()),
-        b.shaped(right.clone())?.spread(&[&batch[..], &[k, n]].concat()),
+        a.shaped(left.clone())?.spread(&[&batch[..], &[m, k]].concat())?,
+        b.shaped(right.clone())?.spread(&[&batch[..], &[k, n]].concat())?,
     );
     if !a.is_real() {
         let (x, y) = (left.wholes()?, right.wholes()?);
@@ -93,7 +93,7 @@ fn gemm(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Array, Stop> {
     }
     let made = product(&a, &b, arithmetic)?;
     let (alpha, beta) = (call.float("alpha", 1.0), call.float("beta", 1.0));
-    let bias = call.optional(2).map(|bias| bias.spread(&made.shape));
+    let bias = call.optional(2).map(|bias| bias.spread(&made.shape)).transpose()?;
     let bias = bias.as_ref().map(Array::reals).transpose()?;
     let one = |(n, &x): (usize, &f64)| {
         let scaled = arithmetic.result(alpha * x);

@@ -185,7 +185,8 @@ fn normalised(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Array, Sto
     let axis = place(call.int("axis", -1), a.shape.len())?;
     let epsilon = call.float("epsilon", 1e-5);
     arithmetic.spend(a.count() * 24)?;
-    let (scale, shift) = (scale.spread(&a.shape), call.optional(2).map(|shift| shift.spread(&a.shape)));
+    let scale = scale.spread(&a.shape)?;
+    let shift = call.optional(2).map(|shift| shift.spread(&a.shape)).transpose()?;
     let (scale, shift) = (scale.reals()?, shift.as_ref().map(Array::reals).transpose()?);
     let size: usize = a.shape[axis..].iter().product();
     let mut made = Vec::with_capacity(a.count());

@@ -16,7 +16,7 @@ pub(super) fn evaluate(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<O
             let value = call.tensor("value").map(array::of_tensor).transpose()?;
             let value = value.unwrap_or_else(|| Array::real(vec![1], vec![0.0]));
             arithmetic.room(&shape, MOVED_WORK)?;
-            value.shaped(vec![])?.spread(&shape)
+            value.shaped(vec![])?.spread(&shape)?
         }
         "Shape" => {
             let shape = &call.input(0)?.shape;
@@ -53,7 +53,7 @@ pub(super) fn evaluate(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<O
             let a = call.input(0)?;
             let shape = broadcast(&a.shape, &sizes(&call.integers(1)?)?)?;
             arithmetic.room(&shape, MOVED_WORK)?;
-            a.spread(&shape)
+            a.spread(&shape)?
         }
         "Tile" => {
             let (mut made, times) = (call.input(0)?.clone(), call.integers(1)?);

@@ -322,7 +322,7 @@ fn a_server_degrades_as_stated_warns_and_recovers_from_faults_of_its_stream() {
         until(name, || world.put().0 == 200);
         world.holds_all();
         if ends {
-            until(name, || !world.server.get("/readyz").1.contains("warning: "));
+            until(name, || world.server.warnings().is_empty());
         }
         // A restart finds all of it too.
         let World { folder, wire, broker, written, .. } = world;
@@ -373,7 +373,7 @@ fn credentials_of_every_kind_are_sent_and_rotated_without_a_restart() {
         assert_eq!(server.get("/v1/models/vectors/items/100").0, 200, "{kind}");
         std::fs::write(&file, &new).unwrap();
         until(kind, || put(101) == 200);
-        until(kind, || !server.get("/readyz").1.contains("warning: "));
+        until(kind, || server.warnings().is_empty());
     }
 }
 
@@ -414,7 +414,7 @@ fn what_a_broker_refuses_is_told_in_its_words() {
         said.contains("warning: ") && said.contains("Permissions Violation")
     });
     broker.reconfigure(&rights("nowhere"));
-    until("it goes on", || !server.get("/readyz").1.contains("warning: "));
+    until("it goes on", || server.warnings().is_empty());
 }
 
 #[test]
