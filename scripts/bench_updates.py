@@ -384,6 +384,8 @@ def new_kinds():
                 connection = server.connect(600)
                 before, alone = found(server, asked["old"], old), p50(server, asked["old"])
                 lowest = [1.0, 1.0]
+                # What the lists make of such queries before there is any new item.
+                row(geometry, "none", 0, f"{found(server, asked['new'], old):.3f}", f"{before:.3f}", 1.0, p50(server, asked["new"]), "")
                 for share in shares:
                     until, start = int(ITEMS * share), time.perf_counter()
                     for body in put_bodies(range(ITEMS + at, ITEMS + until), fresh[at:until], size):
