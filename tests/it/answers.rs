@@ -303,7 +303,9 @@ fn answers_that_nobody_reads_stay_within_the_memory_of_a_server() {
                 stream.read_exact(&mut start).unwrap();
                 statuses.push(std::str::from_utf8(&start[9..]).unwrap().parse::<u16>().unwrap());
             }
-            assert!(statuses.iter().all(|status| [200, 422, 503].contains(status)), "{form:?}: {statuses:?}");
+            // On busy cores a request may run out of time: it is memory that is looked at here.
+            let is_known = |status: &u16| [200, 422, 503, 504].contains(status);
+            assert!(statuses.iter().all(is_known), "{form:?}: {statuses:?}");
         }
     }
     for (name, process) in [("server", &server), ("router", &router)] {
