@@ -69,7 +69,7 @@ struct Seen {
 #[derive(Default)]
 struct Wanted {
     slices: Vec<Weak<PeerSlice>>,
-    /// Whether the host has been seen to hold all of them: before that, the version waits for it.
+    /// Whether the host held all of them when the version was opened: before that, the version waits for it.
     was_held: bool,
 }
 
@@ -120,15 +120,6 @@ impl Peer {
         of_version.was_held = false;
     }
 
-    /// Whether it was seen to hold all that is asked of it for versions of a model.
-    #[cfg(test)]
-    pub(super) fn is_known_to_hold(&self, model: &str) -> bool {
-        let wanted = locked(&self.wanted);
-        let mut of_model =
-            wanted.iter().filter(|((of, _), _)| of == model).map(|(_, wanted)| wanted.was_held).peekable();
-        of_model.peek().is_some() && of_model.all(|was_held| was_held)
-    }
-
     /// Looks at whether a server of the host holds what is asked of it.
     pub(super) async fn look_for_rows(&self) {
         let lacking = self.lacking().await;
@@ -160,12 +151,9 @@ impl Peer {
                 trouble = trouble
                     .or(asked.err().map(|error| format!("none of its servers gives {}: {error}", slices[0].name)));
             }
-            let mut wanted = locked(&self.wanted);
-            let Some(known) = wanted.get_mut(&version).filter(|known| known.slices.len() == slices.len()) else {
-                continue;
-            };
-            known.was_held |= trouble.is_none();
-            lacking.extend(trouble.filter(|_| known.was_held));
+            let wanted = locked(&self.wanted);
+            let known = wanted.get(&version).filter(|known| known.was_held && known.slices.len() == slices.len());
+            lacking.extend(trouble.filter(|_| known.is_some()));
         }
         lacking
     }
@@ -270,7 +258,15 @@ impl Peer {
                 let asked = self.ask_whether_held(slices).await;
                 trouble = trouble.or(asked.err().map(|e| (e, slices[0].name.clone())));
             }
-            let Some((error, name)) = trouble else { return Ok(()) };
+            let Some((error, name)) = trouble else {
+                let mut wanted = locked(&self.wanted);
+                for slice in slices {
+                    if let Some(known) = wanted.get_mut(&(slice.name.model.clone(), slice.edition.clone())) {
+                        known.was_held = true;
+                    }
+                }
+                return Ok(());
+            };
             if Instant::now() + WAIT_STEP > until {
                 let host = &self.host.name;
                 return Err(Error::not_ready(format!(
