@@ -68,6 +68,11 @@ impl Quota {
         Arc::new(Quota { name, most, held: AtomicU64::new(0), of_callers })
     }
 
+    /// Bytes that may be held at once.
+    pub fn most_bytes(&self) -> u64 {
+        self.most
+    }
+
     /// Bytes that are held now.
     pub fn held_bytes(&self) -> u64 {
         self.held.load(Ordering::Relaxed)

@@ -1,5 +1,6 @@
 //! The engine: takes requests in or refuses them, and keeps the threads that answer.
 
+use std::cell::LazyCell;
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -106,13 +107,15 @@ impl<B: Backend> Engine<B> {
     /// As [`Engine::submit`].
     pub fn admits_within(
         &self,
-        flow: impl Fn() -> Flow,
+        flow: impl FnOnce() -> Flow,
         longest: impl FnOnce(Duration) -> Option<Duration>,
     ) -> Result<()> {
-        if self.shared.admits(&flow, self.timeout).is_ok() {
+        // To find a caller by its key takes a digest.
+        let flow = LazyCell::new(flow);
+        if self.shared.admits(|| *flow, self.timeout).is_ok() {
             return Ok(());
         }
-        self.admits(flow, Some(longest(self.timeout).unwrap_or(TIMEOUT_MAX).min(TIMEOUT_MAX)))
+        self.admits(|| *flow, Some(longest(self.timeout).unwrap_or(TIMEOUT_MAX).min(TIMEOUT_MAX)))
     }
 
     /// How long whoever reads requests should let them gather: zero but under overload. Each request that is read as soon as

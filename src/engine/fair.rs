@@ -107,13 +107,14 @@ impl<J> Fair<J> {
     /// Takes in a request.
     pub(super) fn insert(&mut self, kind: Kind, entry: Entry<J>) {
         let clock = self.clock;
+        self.counts[kind as usize] += 1;
         self.change(entry.ask.flow, |caller| {
             if caller.is_empty() {
                 // Time in which it asked for nothing is not saved up.
                 caller.due = caller.due.max(clock);
             }
+            caller.lanes[kind as usize].insert(entry);
         });
-        self.put_back(kind, entry);
         if self.callers.len() > CALLERS_MAX + self.order.len() {
             self.forget();
         }

@@ -29,6 +29,21 @@ impl Ask {
     pub(super) fn time(&self) -> Duration {
         self.deadline.saturating_duration_since(self.arrived)
     }
+
+    /// An interactive request of one group and caller that needs no rows, and has this time from when it came.
+    #[cfg(test)]
+    pub(super) fn plain(price: Duration, arrived: Instant, time: Duration) -> Self {
+        Ask {
+            priority: Priority::Interactive,
+            flow: Flow(0),
+            is_background: false,
+            group: 0,
+            needs_fetch: false,
+            price,
+            arrived,
+            deadline: arrived + time,
+        }
+    }
 }
 
 /// A request in the queue.

@@ -197,7 +197,11 @@ impl<J> Queue<J> {
 
     /// Whether a request may take a worker, of those that are left to its caller.
     fn may_take(&self, ask: &Ask, now: Instant) -> bool {
-        !self.leaves_one(ask, now) || self.held_by(ask.flow).count() + 1 < self.running.len()
+        !self.leaves_one(ask, now) || self.leaves_a_worker(ask)
+    }
+
+    fn leaves_a_worker(&self, ask: &Ask) -> bool {
+        self.held_by(ask.flow).count() + 1 < self.running.len()
     }
 
     /// How long a worker is still thought to run, in seconds; 0 for an idle one.
@@ -245,9 +249,11 @@ impl<J> Queue<J> {
     /// How long this request would wait for a worker.
     fn wait_of(&self, ask: &Ask, now: Instant) -> Duration {
         let wait = self.wait(ask.priority, self.is_dear(ask.price), Some(ask.flow), now);
+        if !self.leaves_one(ask, now) {
+            return wait;
+        }
         let own = self.waiting[..=ask.priority as usize].iter().map(|fair| fair.price_for(ask.flow)).sum();
-        let is_free = self.may_take(ask, now) && own == Duration::ZERO;
-        if is_free || !self.leaves_one(ask, now) {
+        if own == Duration::ZERO && self.leaves_a_worker(ask) {
             return wait;
         }
         let left_s: f64 = self.held_by(ask.flow).map(|running| self.left_s(Some(*running), now)).sum();

@@ -177,6 +177,10 @@ impl<B: Backend> Shared<B> {
         self.free_at_ns.store(nanos(free_at), Ordering::Relaxed);
         self.usual_ns.store(nanos(queue.usual()), Ordering::Relaxed);
         self.waiting.store(queue.waiting_before(Priority::Interactive), Ordering::Relaxed);
+        if queue.waiting() <= 1 {
+            // What was predicted for callers was of requests that have left since.
+            self.crowded_until_us.store(0, Ordering::Relaxed);
+        }
         self.meters.state(queue, &self.ledger);
         // Who waits for that has closed it before.
         if self.is_closed.load(Ordering::Relaxed) && queue.is_idle() {
@@ -304,6 +308,7 @@ impl<B: Backend> Shared<B> {
         let entry = queue.withdraw(id, ask);
         if entry.is_some() {
             self.publish(&queue);
+            self.publish_for(&queue, ask, Instant::now());
         }
         entry
     }

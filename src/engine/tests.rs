@@ -335,6 +335,22 @@ fn a_crowd_of_one_caller_is_refused_at_the_door_and_others_are_not() {
 }
 
 #[test]
+fn a_caller_is_not_held_back_by_requests_that_it_has_given_up() {
+    let engine = engine(1);
+    let (gate, held) = blocker(&engine, ms(1));
+    let ask = |n: u32| engine.submit(Work { price: ms(200), ..work(n) }, Terms { flow: Flow(7), ..terms(ms(60_000)) });
+    let waiting: Vec<_> = (0..100).map(ask).collect();
+    let admits = || engine.admits(|| Flow(7), Some(ms(1000)));
+    assert_eq!(admits().unwrap_err().kind(), Kind::Overloaded);
+    drop(waiting);
+    assert!(admits().is_ok());
+    assert_eq!(engine.swarm(), Duration::ZERO);
+    gate.open();
+    assert_eq!(wait(held).unwrap(), 1000);
+    is_clean(&engine);
+}
+
+#[test]
 fn a_caller_runs_what_is_short_where_a_worker_is_idle() {
     let engine = engine(1);
     let here = std::thread::current().id();

@@ -14,13 +14,12 @@ use crate::quota::{Flow, Memory, Quota};
 #[derive(Debug)]
 pub(super) struct Ledger {
     quota: Arc<Quota>,
-    budget_bytes: u64,
     closed: AtomicBool,
 }
 
 impl Ledger {
     pub(super) fn new(budget_bytes: u64) -> Arc<Self> {
-        Arc::new(Ledger { quota: Quota::new("request", budget_bytes), budget_bytes, closed: AtomicBool::new(false) })
+        Arc::new(Ledger { quota: Quota::new("request", budget_bytes), closed: AtomicBool::new(false) })
     }
 
     pub(super) fn held_bytes(&self) -> u64 {
@@ -37,7 +36,7 @@ impl Ledger {
     /// # Errors
     /// `TooCostly` where the whole budget would not hold it, `Overloaded` where others, or the same caller, hold too much of it now.
     pub(super) fn hold(self: &Arc<Self>, flow: Flow, bytes: u64, of_half: bool) -> Result<Held> {
-        let budget = self.budget_bytes;
+        let budget = self.quota.most_bytes();
         let most = if of_half { (budget / 2).max(bytes) } else { budget };
         let memory = self.quota.hold_within(flow, bytes, most)?;
         Ok(Held { ledger: self.clone(), _memory: memory })

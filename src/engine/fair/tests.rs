@@ -5,7 +5,6 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::request::Priority;
 
 impl<J> Fair<J> {
     /// Counts, prices and places are those of what is there.
@@ -29,18 +28,8 @@ fn us(us: u64) -> Duration {
 }
 
 fn entry(id: u64, flow: u64, price: Duration, now: Instant) -> Entry<()> {
-    let deadline = now + Duration::from_secs(3600);
-    let ask = Ask {
-        priority: Priority::Interactive,
-        flow: Flow(flow),
-        is_background: false,
-        group: 0,
-        needs_fetch: false,
-        price,
-        arrived: now,
-        deadline,
-    };
-    Entry { job: (), ask, id, latest_start: deadline, ready: now }
+    let ask = Ask { flow: Flow(flow), ..Ask::plain(price, now, Duration::from_secs(3600)) };
+    Entry { job: (), ask, id, latest_start: ask.deadline, ready: now }
 }
 
 /// Takes the next request of any kind and charges for it.

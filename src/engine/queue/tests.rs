@@ -83,18 +83,9 @@ impl Book {
     fn step(&mut self, step: &Step) {
         match *step {
             Step::Push { priority, flow, group, needs_fetch, price_ms, timeout_ms } => {
-                let (arrived, deadline) = (self.now, self.now + ms(timeout_ms));
-                let (flow, is_background) = (Flow(flow), priority == Priority::Batch && group == 2);
-                self.push(Ask {
-                    priority,
-                    flow,
-                    is_background,
-                    group,
-                    needs_fetch,
-                    price: ms(price_ms),
-                    arrived,
-                    deadline,
-                });
+                let is_background = priority == Priority::Batch && group == 2;
+                let plain = Ask::plain(ms(price_ms), self.now, ms(timeout_ms));
+                self.push(Ask { priority, flow: Flow(flow), is_background, group, needs_fetch, ..plain });
             }
             Step::Lend { price_ms, is_ready } => self.lend(ms(price_ms), is_ready),
             Step::Take(worker) if self.running[worker].is_empty() => self.take(worker),
@@ -129,17 +120,7 @@ impl Book {
     }
 
     fn lend(&mut self, price: Duration, is_ready: usize) {
-        let (arrived, deadline) = (self.now, self.now + ms(1000.0));
-        let ask = Ask {
-            priority: Priority::Interactive,
-            flow: Flow(0),
-            is_background: false,
-            group: 0,
-            needs_fetch: false,
-            price,
-            arrived,
-            deadline,
-        };
+        let ask = Ask::plain(price, self.now, ms(1000.0));
         let is_idle = self.running.iter().enumerate().any(|(worker, jobs)| jobs.is_empty() && worker >= is_ready);
         let is_short = self.queue.pace.predict(price) <= LENT_TIME;
         let may = is_idle && self.queue.waiting() == 0 && is_short && price <= self.queue.bounds.dear;
@@ -220,16 +201,7 @@ impl Book {
     fn withdraw(&mut self, id: u64) {
         let was = self.at.get(&id).map(|(at, _)| *at);
         let waits = matches!(was, Some(At::Fetch | At::Lane));
-        let any = Ask {
-            priority: Priority::Interactive,
-            flow: Flow(0),
-            is_background: false,
-            group: 0,
-            needs_fetch: false,
-            price: ms(1.0),
-            arrived: self.now,
-            deadline: self.now,
-        };
+        let any = Ask::plain(ms(1.0), self.now, Duration::ZERO);
         let entry = self.queue.withdraw(id, &self.at.get(&id).map_or(any, |(_, ask)| *ask));
         assert_eq!(entry.map(|entry| entry.job), waits.then_some(id));
         if waits {
@@ -255,16 +227,7 @@ impl Book {
     /// Lets everything run to its end.
     fn empty(&mut self) {
         self.queue.close();
-        let ask = Ask {
-            priority: Priority::Interactive,
-            flow: Flow(0),
-            is_background: false,
-            group: 0,
-            needs_fetch: false,
-            price: ms(1.0),
-            arrived: self.now,
-            deadline: self.now + ms(1000.0),
-        };
+        let ask = Ask::plain(ms(1.0), self.now, ms(1000.0));
         assert_eq!(self.queue.admit(&ask, self.now), Err(Refused::Closed));
         for _ in 0..10_000 {
             self.fetch();
@@ -426,9 +389,7 @@ impl Storm {
             } else {
                 let (rate, Load { flow, price_ms, priority, timeout_ms }) = self.loads[load];
                 next[load] += dice.exponential() / rate;
-                let (price, deadline) = (ms(price_ms), now + ms(timeout_ms));
-                let (is_background, group, needs_fetch) = (false, 0, false);
-                let ask = Ask { priority, flow, is_background, group, needs_fetch, price, arrived: now, deadline };
+                let ask = Ask { priority, flow, ..Ask::plain(ms(price_ms), now, ms(timeout_ms)) };
                 outcomes[load].offered += usize::from(is_counted(&ask));
                 match queue.admit(&ask, now) {
                     Ok(latest_start) => drop(queue.push(load, ask, latest_start, now)),
@@ -583,16 +544,7 @@ fn callers_that_storm_alike_are_answered_alike() {
 fn one_caller_leaves_room_in_a_full_queue() {
     let now = Instant::now();
     let mut queue = Queue::new(Bounds { waiting: 340, ..bounds(2) }, now);
-    let ask = |flow: u64| Ask {
-        priority: Priority::Interactive,
-        flow: Flow(flow),
-        is_background: false,
-        group: 0,
-        needs_fetch: false,
-        price: ms(0.01),
-        arrived: now,
-        deadline: now + ms(1000.0),
-    };
+    let ask = |flow: u64| Ask { flow: Flow(flow), ..Ask::plain(ms(0.01), now, ms(1000.0)) };
     let mut push =
         |flow: u64| queue.admit(&ask(flow), now).map(|latest_start| queue.push(flow, ask(flow), latest_start, now));
     let taken = (0..1000).filter(|_| push(1).is_ok()).count();
@@ -609,11 +561,7 @@ fn what_nobody_waits_for_ends_where_a_caller_would_be_refused() {
         priority: if is_background { Priority::Batch } else { Priority::Interactive },
         flow: Flow(u64::from(is_background)),
         is_background,
-        group: 0,
-        needs_fetch: false,
-        price: ms(price_ms),
-        arrived: now,
-        deadline: now + ms(if is_background { 30_000.0 } else { 1000.0 }),
+        ..Ask::plain(ms(price_ms), now, ms(if is_background { 30_000.0 } else { 1000.0 }))
     };
     for (workers, background_ms, own_ms, after_ms, overtakes) in [
         // Dear ones have one worker of two: that of the audit.
@@ -667,18 +615,8 @@ fn a_wrong_pace_mends_itself_though_all_is_refused() {
     let mut taken_in = 0;
     for _ in 0..3000 {
         now += ms(10.0);
-        let (arrived, deadline) = (now, now + ms(20.0));
-        let (priority, price) = (Priority::Interactive, ms(1.0));
-        let ask = Ask {
-            priority,
-            flow: Flow(0),
-            is_background: false,
-            group: 0,
-            needs_fetch: false,
-            price,
-            arrived,
-            deadline,
-        };
+        let price = ms(1.0);
+        let ask = Ask::plain(price, now, ms(20.0));
         let Ok(latest_start) = queue.admit(&ask, now) else { continue };
         taken_in += 1;
         queue.push((), ask, latest_start, now);
@@ -692,16 +630,7 @@ fn a_wrong_pace_mends_itself_though_all_is_refused() {
 fn what_is_brief_is_told_by_the_time_that_a_core_was_had() {
     let mut now = Instant::now();
     let mut queue = Queue::<u64>::new(bounds(1), now);
-    let of = |price: Duration, now: Instant| Ask {
-        priority: Priority::Interactive,
-        flow: Flow(0),
-        is_background: false,
-        group: 0,
-        needs_fetch: false,
-        price,
-        arrived: now,
-        deadline: now + ms(1000.0),
-    };
+    let of = |price: Duration, now: Instant| Ask::plain(price, now, ms(1000.0));
     let (short, long) = (of(BRIEF_TIME / 2, now), of(BRIEF_TIME * 2, now));
     assert!(queue.is_brief(&short) && !queue.is_brief(&long));
     let mut run = |queue: &mut Queue<u64>, took: Duration, ran: Duration| {
