@@ -131,11 +131,6 @@ impl<T> Entry<T> {
         self.settled.get(&version)?.1.as_deref()
     }
 
-    /// Forgets refusals of versions that are not published any more. What was decided is kept: the same bytes may come back.
-    pub(super) fn forget_refusals(&mut self, published: &[u64]) {
-        self.refused.retain(|v, _| published.contains(v));
-    }
-
     /// True where the version of this digest was not decided on before.
     pub(super) fn is_news(&self, loaded: &Loaded<T>) -> bool {
         let settled = self.settled.get(&loaded.version);

@@ -119,12 +119,16 @@ impl<T: Send + Sync> Registry<T> {
             }
         };
         self.forget(&names);
-        self.note_store();
+        for name in self.entries.load().keys().filter(|name| !names.contains(name)) {
+            self.note_store(name, &[]);
+        }
         names.iter().for_each(|name| self.hear(name));
         names.retain(|name| {
+            let Some(published) = self.in_store(name) else { return false };
+            self.note_store(name, &published);
             let gate = self.entries.load().get(name).map(|entry| entry.gate.clone());
             let is_free = gate.is_none_or(|gate| !matches!(gate.try_lock(), Err(std::sync::TryLockError::WouldBlock)));
-            is_free && !self.due(name).is_empty()
+            is_free && !self.due(name, &published).is_empty()
         });
         // From now on there is an entry of each.
         names.iter().for_each(|name| drop(self.gate(name)));
@@ -171,22 +175,29 @@ impl<T: Send + Sync> Registry<T> {
         }
     }
 
-    /// Notes of the active versions whether the store still has them, and forgets refusals of what is again as it is in memory.
-    fn note_store(&self) {
-        for (name, entry) in self.entries.load_full().iter() {
-            let is_mended = |version: &u64| {
-                let loaded = entry.loaded.get(version).zip(self.store.stamp(name, *version));
-                loaded.is_some_and(|(loaded, stamp)| self.is_current(loaded, stamp))
-            };
-            let mended: Vec<u64> = entry.refused.keys().copied().filter(is_mended).collect();
-            if !mended.is_empty() {
-                self.change(name, |entry| entry.refused.retain(|version, _| !mended.contains(version)));
-            }
-            let (Some(active), Ok(published)) = (entry.active, self.store.versions(name)) else { continue };
-            let is_missing = !published.contains(&active);
-            if is_missing != entry.is_missing {
-                self.change(name, |entry| entry.is_missing = is_missing);
-            }
+    /// The versions of a model that the store has; `None` where it cannot be read.
+    fn in_store(&self, name: &str) -> Option<Vec<u64>> {
+        let warned = |error: &Error| tracing::warn!(model = name, %error, "the store cannot be read");
+        self.store.versions(name).inspect_err(warned).ok()
+    }
+
+    /// Notes whether the store still has the version that answers, and forgets refusals of versions that it has no more, or that
+    /// are again as they are in memory. What was decided on is kept: the same bytes may come back.
+    fn note_store(&self, name: &str, published: &[u64]) {
+        let entries = self.entries.load_full();
+        let Some(entry) = entries.get(name) else { return };
+        let is_mended = |version: &u64| {
+            let loaded = entry.loaded.get(version).zip(self.store.stamp(name, *version));
+            loaded.is_some_and(|(loaded, stamp)| self.is_current(loaded, stamp))
+        };
+        let is_over = |version: &u64| !published.contains(version) || is_mended(version);
+        let over: Vec<u64> = entry.refused.keys().copied().filter(is_over).collect();
+        if !over.is_empty() {
+            self.change(name, |entry| entry.refused.retain(|version, _| !over.contains(version)));
+        }
+        let is_missing = entry.active.is_some_and(|active| !published.contains(&active));
+        if is_missing != entry.is_missing {
+            self.change(name, |entry| entry.is_missing = is_missing);
         }
     }
 
@@ -194,12 +205,10 @@ impl<T: Send + Sync> Registry<T> {
     fn update(&self, name: &str) {
         let gate = self.gate(name);
         let _gate = locked(&gate);
-        if let Ok(published) = self.store.versions(name) {
-            self.change(name, |entry| entry.forget_refusals(&published));
-        }
+        let Some(published) = self.in_store(name) else { return };
         let mut is_found = false;
         let mut tried = BTreeSet::new();
-        for due in self.due(name) {
+        for due in self.due(name, &published) {
             // The first of the newest that can be had is enough.
             let is_newest = due.why == Why::Newest;
             if !(is_newest && is_found) && tried.insert((due.version, due.why.clone())) {
@@ -214,14 +223,7 @@ impl<T: Send + Sync> Registry<T> {
 
     /// What is worth loading now: what is wished, or, where nothing is, the newest first, down to the first that was decided on;
     /// then what labels are wished to point to, what takes part in the traffic, and versions in memory whose bytes were replaced.
-    fn due(&self, name: &str) -> Vec<Due> {
-        let published = match self.store.versions(name) {
-            Ok(published) => published,
-            Err(e) => {
-                tracing::warn!(model = name, error = %e, "the store cannot be read");
-                return Vec::new();
-            }
-        };
+    fn due(&self, name: &str, published: &[u64]) -> Vec<Due> {
         let now = Instant::now();
         let entries = self.entries.load();
         let nothing = Entry::default();

@@ -281,60 +281,34 @@ impl<T: Send + Sync> Registry<T> {
     pub fn troubles(&self) -> Vec<String> {
         let mut troubles: Vec<String> = self.store.trouble().into_iter().collect();
         for (name, entry) in self.entries.load().iter() {
-            if let Some(version) = entry.wish.version.filter(|_| !entry.is_wish_done) {
+            let wished = entry.wish.version.filter(|_| !entry.is_wish_done);
+            if let Some(version) = wished {
                 let now = entry.active.map_or("none".into(), |active| format!("version {active}"));
                 troubles.push(format!("model `{name}`: version {version} is wished in the store, {now} answers"));
             }
-            // What keeps it from answering, unless that is the wish above.
-            if let Err(why) = entry.get(Which::Active) {
-                troubles.extend(entry.refused.iter().map(|(version, refusal)| {
-                    format!("model `{name}`: version {version} is refused, none answers: {}", refusal.what.reason)
-                }));
-                if entry.refused.is_empty() && (entry.wish.version.is_none() || entry.is_wish_done) {
-                    troubles.push(format!("model `{name}` does not answer: {why}"));
+            match entry.active {
+                Some(active) => troubles.extend(version_troubles(name, entry, active, self.options.follow)),
+                None => {
+                    troubles.extend(entry.refused.iter().map(|(version, refusal)| {
+                        format!("model `{name}`: version {version} is refused, none answers: {}", refusal.what.reason)
+                    }));
+                    // The wish above says why, too.
+                    let silent =
+                        entry.get(Which::Active).err().filter(|_| entry.refused.is_empty() && wished.is_none());
+                    troubles.extend(silent.map(|why| format!("model `{name}` does not answer: {why}")));
                 }
             }
             let left = entry.labels_left.iter().filter_map(|label| Some((label, entry.wish.labels.get(label)?)));
             troubles.extend(left.map(|(label, version)| {
                 format!("model `{name}`: label `{label}` is wished for version {version} in the store, and does not point there yet")
             }));
+            let unread = entry.wish_unread.iter();
+            troubles.extend(
+                unread
+                    .map(|why| format!("model `{name}`: what is wished cannot be read, what was wished stays: {why}")),
+            );
         }
-        troubles.extend(self.version_troubles());
         troubles.extend(self.traffic_troubles());
-        for (name, entry) in self.entries.load().iter() {
-            if let Some(why) = &entry.wish_unread {
-                troubles.push(format!("model `{name}`: what is wished cannot be read, what was wished stays: {why}"));
-            }
-        }
-        troubles
-    }
-
-    /// Versions that the store has and that are not taken in though they would serve, and served ones that it has no more or in
-    /// another state, a line each. The reasons name paths, which are for those who may read the model.
-    fn version_troubles(&self) -> Vec<String> {
-        let mut troubles = Vec::new();
-        for (name, entry) in self.entries.load().iter() {
-            let Some(active) = entry.active else { continue };
-            let why = format!("`GET /v1/models/{name}/versions` tells why");
-            for (version, refused) in &entry.refused {
-                let kind = refused.what.kind.name();
-                let is_next = self.options.follow && entry.wish.version.is_none() && *version > active;
-                if entry.loaded.contains_key(version) {
-                    troubles.push(format!(
-                        "model `{name}`: version {version} is served from memory, what the store has of it is refused ({kind}): {why}"
-                    ));
-                } else if is_next {
-                    troubles.push(format!(
-                        "model `{name}`: version {version} is refused ({kind}), version {active} answers: {why}"
-                    ));
-                }
-            }
-            if entry.is_missing {
-                troubles.push(format!(
-                    "model `{name}`: version {active} is served from memory alone, the store has it no more"
-                ));
-            }
-        }
         troubles
     }
 
@@ -366,4 +340,28 @@ impl<T: Send + Sync> Registry<T> {
         metrics::gauge!("sterling_model_version", "model" => name.to_owned()).set(loaded.version as f64);
         tracing::info!(model = name, version = loaded.version, digest = loaded.digest, "{how}");
     }
+}
+
+/// Versions that the store has and that are not taken in though they would serve, and served ones that it has no more or in
+/// another state, a line each. The reasons name paths, which are for those who may read the model.
+fn version_troubles<T>(name: &str, entry: &Entry<T>, active: u64, follows: bool) -> Vec<String> {
+    let mut troubles = Vec::new();
+    let why = format!("`GET /v1/models/{name}/versions` tells why");
+    for (version, refused) in &entry.refused {
+        let kind = refused.what.kind.name();
+        if entry.loaded.contains_key(version) {
+            troubles.push(format!(
+                "model `{name}`: version {version} is served from memory, what the store has of it is refused ({kind}): {why}"
+            ));
+        } else if follows && entry.wish.version.is_none() && *version > active {
+            troubles.push(format!(
+                "model `{name}`: version {version} is refused ({kind}), version {active} answers: {why}"
+            ));
+        }
+    }
+    if entry.is_missing {
+        troubles
+            .push(format!("model `{name}`: version {active} is served from memory alone, the store has it no more"));
+    }
+    troubles
 }

@@ -50,3 +50,14 @@ fn versions_that_are_refused_though_they_would_serve_are_told() {
                 `GET /v1/models/m/versions` tells why";
     assert_eq!((bed.active("m"), bed.registry.troubles()), (is(3, "x"), vec![told.to_owned()]));
 }
+
+#[test]
+fn versions_that_the_store_has_no_more_are_no_trouble() {
+    let bed = Bed::new(|_, version, _| if version == 2 { Err(Error::corrupt("no")) } else { Ok(()) });
+    bed.put("m", 1, "x");
+    bed.put("m", 2, "x");
+    assert_eq!(bed.registry.troubles().len(), 1);
+    fs::remove_dir_all(bed.path("m", 2)).unwrap();
+    bed.registry.refresh();
+    assert_eq!((bed.active("m"), bed.registry.troubles()), (is(1, "x"), vec![]));
+}
