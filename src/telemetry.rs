@@ -131,6 +131,11 @@ impl Seldom {
     }
 }
 
+/// The time since 1970.
+pub fn unix_time() -> Duration {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default()
+}
+
 /// This moment in UTC, as the log writes it.
 pub fn now() -> String {
     let mut text = String::new();

@@ -30,7 +30,7 @@ const STRAY_COUNTS: f64 = 5.0;
 #[serde(deny_unknown_fields, default)]
 pub struct Options {
     /// Updates are merged where items beside a snapshot and items of it that are gone come to this share of its items, or where a
-    /// start would read 128 MiB of the journal; 0: only when somebody asks.
+    /// start would read 1,000,000 updates or 128 MiB of the journal; 0: only when somebody asks.
     pub share: f64,
     /// The share of the machine's cores that a merge runs on, at the lowest priority; one core at least.
     pub cores: f64,

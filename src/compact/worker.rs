@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 
@@ -15,6 +15,7 @@ use crate::fresh::{Feed, Feeds, MergeWanted, Merged};
 use crate::publish::{MERGE_STEPS, MergedVersion, merge};
 use crate::registry::{Loaded, Registry, Which};
 use crate::snapshot::Store;
+use crate::telemetry::unix_time;
 use crate::view::View;
 
 /// How often the models are looked at.
@@ -238,8 +239,7 @@ impl<'a> UnderWay<'a> {
     fn begin(feed: &'a Feed, model: &'a str) -> Self {
         let under_way = UnderWay { feed, model };
         feed.begin_merge();
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        under_way.tell_began(now.as_secs_f64());
+        under_way.tell_began(unix_time().as_secs_f64());
         under_way.tell(0);
         under_way
     }

@@ -24,9 +24,9 @@ use crate::telemetry::Seldom;
 pub(super) type Share = Arc<Memory>;
 
 /// An answer with its share of the memory for answers, until it is sent.
-pub(super) struct Held {
-    pub(super) lines: Vec<u8>,
-    pub(super) _share: Share,
+struct Held {
+    lines: Vec<u8>,
+    _share: Share,
 }
 
 impl AsRef<[u8]> for Held {

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use super::access::AccessControl;
 use super::asides::Asides;
@@ -26,6 +26,7 @@ use crate::locks::locked;
 use crate::quota::Flow;
 use crate::registry::{Loaded, Registry};
 use crate::route::Peers;
+use crate::telemetry::unix_time;
 use crate::view::View;
 
 /// The share of a snapshot that may be changed or lie beside it before `/readyz` warns ...
@@ -64,19 +65,15 @@ impl Entrance {
     pub(super) fn show_certificate(&self, validity: Option<Validity>) {
         *locked(&self.certificate) = validity;
         if let Some(validity) = validity {
-            metrics::gauge!("sterling_certificate_life_ratio").set(validity.life_left(unix_seconds()));
+            metrics::gauge!("sterling_certificate_life_ratio").set(validity.life_left(unix_time().as_secs()));
         }
     }
 
     /// What an operator should look at, whatever stands behind the sockets, a line each.
     pub(super) fn warnings(&self) -> impl Iterator<Item = String> {
-        let certificate = locked(&self.certificate).and_then(|validity| validity.warning(unix_seconds()));
+        let certificate = locked(&self.certificate).and_then(|validity| validity.warning(unix_time().as_secs()));
         certificate.into_iter().chain(self.failures.warning())
     }
-}
-
-fn unix_seconds() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
 /// What stands behind the sockets.

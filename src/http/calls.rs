@@ -4,14 +4,13 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use axum::Extension;
-use axum::body::Bytes;
 use axum::extract::{Request, State};
 use axum::http::Uri;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 
 use super::access::Caller;
-use super::answer::{Held, Outcome, Refusal, json};
+use super::answer::{Outcome, Refusal, json, whole};
 use super::app::App;
 use super::flow::flow_of;
 use super::parameters::parameter;
@@ -156,9 +155,11 @@ pub async fn version(State(app): State<Arc<App>>, Names((model, version)): Names
 #[utoipa::path(get, path = "/v1/models/{model}/versions", tag = "models", params(("model" = String, Path, description = "The model's name")),
     responses((status = 200, body = VersionList), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn versions(State(app): State<Arc<App>>, Names(model): Names<String>) -> Outcome {
-    let registry = app.registry.clone();
     let shared = app.clone();
-    let list = app.store_reads.read(move || Ok(version_list(&shared, model.clone(), registry.versions(&model)?)));
+    let list = app.store_reads.read(move || {
+        let states = shared.registry.versions(&model)?;
+        Ok(version_list(&shared, model, states))
+    });
     Ok(json(&list.await?))
 }
 
@@ -211,8 +212,7 @@ pub async fn queries(State(app): State<Arc<App>>, Names(model): Names<String>, r
             .map_err(|e| Error::internal(format!("queries: {e}")))?;
         lines.push(b'\n');
     }
-    let body = Bytes::from_owner(Held { lines, _share: share });
-    Ok(([(CONTENT_TYPE, "application/x-ndjson")], body).into_response())
+    Ok(([(CONTENT_TYPE, "application/x-ndjson")], whole(lines, share)).into_response())
 }
 
 /// The slowest retrievals, rankings and embeddings of the last minutes, with what their steps did.

@@ -1,16 +1,16 @@
 //! How requests fail: counted by the code of their problem, and told by `/readyz` while one in a hundred of the last ones or more has failed.
 
-use std::collections::BTreeMap;
-use std::sync::Mutex;
+use std::array;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
 use metrics::{Counter, counter};
 
+use super::meters::{CALLS, place_of};
 use super::wire::status;
 use crate::error::Error;
-use crate::locks::locked;
 
 /// The codes of problems with a status from 500 on; whatever has none of them is the last.
 const CODES: [&str; 10] = [
@@ -29,11 +29,16 @@ const CODES: [&str; 10] = [
 const VITAL: [&str; 7] = ["retrieve", "rank", "embed", "pass", "infer", "upsert", "delete"];
 
 /// Counts how calls end.
-#[derive(Default)]
 pub(super) struct Failures {
     /// The counters of calls and codes, made when they are needed first.
-    counters: Mutex<BTreeMap<(&'static str, usize), Counter>>,
+    counters: [[OnceLock<Counter>; CODES.len()]; CALLS.len()],
     recent: Recent,
+}
+
+impl Default for Failures {
+    fn default() -> Self {
+        Failures { counters: array::from_fn(|_| Default::default()), recent: Recent::default() }
+    }
 }
 
 impl Failures {
@@ -51,8 +56,9 @@ impl Failures {
     fn ended(&self, call: &'static str, failure: Option<&str>) {
         let code = failure.map(|code| CODES.iter().position(|known| *known == code).unwrap_or(CODES.len() - 1));
         if let Some(code) = code {
-            let count = || counter!("sterling_failed_total", "call" => call, "reason" => CODES[code]);
-            locked(&self.counters).entry((call, code)).or_insert_with(count).increment(1);
+            let place = place_of(call);
+            let count = || counter!("sterling_failed_total", "call" => CALLS[place], "reason" => CODES[code]);
+            self.counters[place][code].get_or_init(count).increment(1);
         }
         if VITAL.contains(&call) {
             self.recent.ended(code);

@@ -11,7 +11,7 @@ use metrics::{Counter, Histogram, counter, histogram};
 use crate::telemetry;
 
 /// The labels of calls; whatever has none of them is the last.
-const CALLS: [&str; 35] = [
+pub(super) const CALLS: [&str; 35] = [
     "retrieve",
     "rank",
     "embed",
@@ -71,6 +71,11 @@ const STATUSES: [(u16, &str); 19] = [
     (0, "other"),
 ];
 
+/// The place of a call in [`CALLS`]: the last one of what is not among them.
+pub(super) fn place_of(call: &str) -> usize {
+    CALLS.iter().position(|known| *known == call).unwrap_or(CALLS.len() - 1)
+}
+
 /// The metrics of one call, made when they are needed first: what nobody calls is not shown.
 #[derive(Default)]
 struct CallMeters {
@@ -90,7 +95,7 @@ impl CallsMeters {
     }
 
     fn answered(&self, call: &'static str, status: StatusCode, took: Duration) {
-        let which = CALLS.iter().position(|known| *known == call).unwrap_or(CALLS.len() - 1);
+        let which = place_of(call);
         let (meters, call) = (&self.calls[which], CALLS[which]);
         let status = STATUSES.iter().position(|(code, _)| *code == status.as_u16()).unwrap_or(STATUSES.len() - 1);
         let count = || match self.model.clone() {

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Extension;
-use axum::body::Bytes;
 use axum::extract::{Request, State};
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
@@ -13,7 +12,7 @@ use axum::response::IntoResponse;
 use serde::Serialize;
 
 use super::access::Caller;
-use super::answer::{Held, Outcome, Refusal, Share};
+use super::answer::{Outcome, Refusal, Share, whole};
 use super::app::App;
 use super::flow::flow_of;
 use super::pages::position_of;
@@ -82,8 +81,7 @@ fn identity(loaded: &Loaded) -> (String, u32) {
 
 /// A body of the protocol.
 pub(super) fn packed(body: &impl Serialize, share: Share) -> Outcome {
-    let body = Bytes::from_owner(Held { lines: write(body)?, _share: share });
-    Ok(([(CONTENT_TYPE, MEDIA_TYPE)], body).into_response())
+    Ok(([(CONTENT_TYPE, MEDIA_TYPE)], whole(write(body)?, share)).into_response())
 }
 
 /// A pass over a version, or over the shard of it that this server has, for routers of this release.

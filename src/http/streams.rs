@@ -132,6 +132,7 @@ pub(super) struct Stream {
     all: Arc<Streams>,
     number: u64,
     is_answered: AtomicBool,
+    unsent: Unsent,
     _turn: OwnedSemaphorePermit,
 }
 
@@ -144,7 +145,7 @@ impl Stream {
         under.open.insert(number, Open::default());
         under.begun = Some(number);
         drop(under);
-        Arc::new(Stream { all, number, is_answered: AtomicBool::new(false), _turn: turn })
+        Arc::new(Stream { all, number, is_answered: AtomicBool::new(false), unsent: Unsent::default(), _turn: turn })
     }
 
     /// Takes in that the answer has begun, or that a part of it goes out.
@@ -192,21 +193,20 @@ pub(super) struct Streamed {
     body: Body,
     /// Nothing of one that had no turn.
     stream: Option<Arc<Stream>>,
-    unsent: Arc<Unsent>,
     /// Whether the end waits for the pieces: h2 would hold those that do not fit into the client's window, and nothing could end them alone.
     is_large: bool,
 }
 
 impl Streamed {
     pub(super) fn refused(body: Body) -> Self {
-        Streamed { body, stream: None, unsent: Arc::default(), is_large: false }
+        Streamed { body, stream: None, is_large: false }
     }
 
     pub(super) fn of(response: Response<Body>, stream: Arc<Stream>) -> Response<Self> {
         stream.moved();
         response.map(|body| {
             let is_large = body.size_hint().exact().is_none_or(|bytes| bytes > SMALL_ANSWER_BYTES);
-            Streamed { body, stream: Some(stream), unsent: Arc::default(), is_large }
+            Streamed { body, stream: Some(stream), is_large }
         })
     }
 }
@@ -214,8 +214,7 @@ impl Streamed {
 /// A piece of an answer, which is under way until it has been written to the socket.
 struct Piece {
     bytes: Bytes,
-    unsent: Arc<Unsent>,
-    _stream: Arc<Stream>,
+    stream: Arc<Stream>,
 }
 
 impl AsRef<[u8]> for Piece {
@@ -226,8 +225,9 @@ impl AsRef<[u8]> for Piece {
 
 impl Drop for Piece {
     fn drop(&mut self) {
-        if self.unsent.count.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.unsent.answer.wake();
+        let unsent = &self.stream.unsent;
+        if unsent.count.fetch_sub(1, Ordering::AcqRel) == 1 {
+            unsent.answer.wake();
         }
     }
 }
@@ -243,15 +243,19 @@ impl HttpBody for Streamed {
         let polled = Pin::new(&mut self.body).poll_frame(cx);
         let frame = match polled {
             Poll::Ready(Some(Ok(frame))) => frame,
-            Poll::Ready(None) if self.is_large => return self.unsent.poll_none(cx).map(|()| None),
+            Poll::Ready(None) => {
+                return match self.stream.as_ref().filter(|_| self.is_large) {
+                    Some(stream) => stream.unsent.poll_none(cx).map(|()| None),
+                    None => Poll::Ready(None),
+                };
+            }
             other => return other,
         };
-        let Some(_stream) = self.stream.clone() else { return Poll::Ready(Some(Ok(frame))) };
-        _stream.moved();
-        let unsent = self.unsent.clone();
+        let Some(stream) = self.stream.clone() else { return Poll::Ready(Some(Ok(frame))) };
+        stream.moved();
         Poll::Ready(Some(Ok(frame.map_data(|bytes| {
-            unsent.count.fetch_add(1, Ordering::AcqRel);
-            Bytes::from_owner(Piece { bytes, unsent, _stream })
+            stream.unsent.count.fetch_add(1, Ordering::AcqRel);
+            Bytes::from_owner(Piece { bytes, stream })
         }))))
     }
 

@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::files::Checksum;
 use crate::model::{ModelSpec, Package};
 use crate::snapshot::{Manifest, Store, content_of, rows_on_cluster};
+use crate::telemetry::unix_time;
 
 /// Rows that were loaded within so many seconds are kept: their publication may be under way.
 const KEPT_SECONDS: u64 = 3600;
@@ -117,7 +118,7 @@ pub fn prune(cluster: &Arc<Cluster>, stores: &[Store]) -> Result<Vec<RowSet>> {
             models.insert(model);
         }
     }
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let now = unix_time().as_secs();
     let mut removed = Vec::new();
     for set in cluster.tables()? {
         if !models.contains(set.model()) || contents.contains(&set.content()) {

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::time::Instant;
 
 use super::{Catalogue, CataloguePart, Query, Scratch, Times, Together, taken};
+use crate::columns::asked_one_by_one;
 use crate::filter::{Plan, Route};
 use crate::ivf::{Counters, Member, Probing, Union};
 use crate::topk::Selector;
@@ -236,12 +237,7 @@ impl<'a> Catalogue<'a> {
                 if is_checked && !plan.is_exact() {
                     let first = part.filter.first_slot(list);
                     for (word, slots) in out[..part.filter.words(list)].iter_mut().zip((first..).step_by(64)) {
-                        let mut seem = *word;
-                        while seem != 0 {
-                            let bit = seem.trailing_zeros();
-                            seem &= seem - 1;
-                            *word &= !(u64::from(!plan.passes(Slot(slots + bit))) << bit);
-                        }
+                        *word = asked_one_by_one(*word, |bit| plan.passes(Slot(slots + bit)));
                     }
                 }
             };

@@ -381,7 +381,7 @@ const METRICS: &[Metric] = &[
         "sterling_route_coverage_ratio",
         Gauge,
         Model,
-        "share of the items of the version that answers whose shards have a server, told by a router with each look",
+        "share of the active version's items whose shards have a server; a router updates it with each health check",
     ),
     metric(
         "sterling_route_servers",

@@ -2,14 +2,14 @@
 
 use std::fmt::Write as _;
 use std::sync::LazyLock;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::process::{Resource, getrlimit};
 use rustix::time::{ClockId, clock_gettime};
 
+use super::unix_time;
+
 /// When the process began to collect metrics, in seconds of Unix time.
-static STARTED: LazyLock<f64> =
-    LazyLock::new(|| SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64());
+static STARTED: LazyLock<f64> = LazyLock::new(|| unix_time().as_secs_f64());
 
 /// Tells what runs, and notes that it has begun.
 pub(super) fn begin() {

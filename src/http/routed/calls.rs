@@ -379,9 +379,11 @@ fn covering(coverage: f64, mut response: Response) -> Response {
 pub(super) async fn models(State(app): State<Arc<RouterApp>>, Extension(caller): Extension<Caller>) -> Outcome {
     let (mut models, mut unavailable) = (Vec::new(), Vec::new());
     for name in app.fleet().models().into_iter().filter(|model| caller.may_see(model)) {
-        let answers = app.fleet().answers(&name);
-        let info = async { answers.map(|()| info(&app, &name, Pin::Active))?.await };
-        match info.await {
+        let told = match app.fleet().answers(&name) {
+            Ok(()) => info(&app, &name, Pin::Active).await,
+            Err(error) => Err(error),
+        };
+        match told {
             Ok(info) => models.push(info),
             Err(error) => {
                 let Problem { code, detail: reason, .. } = problem(&error);

@@ -23,10 +23,11 @@ use xxhash_rust::xxh3::Xxh3Default;
 
 use super::cluster::{Cluster, Shared};
 use super::layout::{ChunkLayout, DIGEST_BYTES, RowSet, TableShape, slot_of};
-use super::manifest::{TableManifest, TableState, now};
+use super::manifest::{TableManifest, TableState};
 use super::sets::{PATIENCE, find, stored};
 use super::survey::{Memory, evicting};
 use crate::error::{Error, Kind, Result};
+use crate::telemetry::unix_time;
 
 /// Chunks on their way at a time.
 const CHUNKS_IN_FLIGHT: usize = 32;
@@ -112,7 +113,11 @@ pub fn load(
     let shared = cluster.shared.clone();
     let is_replicated = cluster.run(async move { replicated(&shared).await })?;
     let checksum = checksum.digest();
-    store(cluster, named, &TableManifest { state: TableState::Complete, checksum, loaded: now(), ..manifest })?;
+    store(
+        cluster,
+        named,
+        &TableManifest { state: TableState::Complete, checksum, loaded: unix_time().as_secs(), ..manifest },
+    )?;
     Ok(LoadReport { progress: done, checksum, chunks, is_replicated })
 }
 
@@ -171,7 +176,7 @@ fn begin(cluster: &Arc<Cluster>, named: &RowSet, shape: &TableShape) -> Result<(
         return Err(Error::conflict(format!("{differs}; delete it first, or publish other content")));
     }
     // Nobody takes rows for old ones that are being brought.
-    let manifest = TableManifest { loaded: now(), ..manifest };
+    let manifest = TableManifest { loaded: unix_time().as_secs(), ..manifest };
     store(cluster, &named, &manifest)?;
     Ok((named, manifest))
 }

@@ -3,12 +3,11 @@
 //! A loader writes it first as `loading`, so that an interrupted load can be taken up and a reader is told; as `complete` last,
 //! after every chunk was seen to be there; and as `deleting` before the chunks go.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use serde::{Deserialize, Serialize};
 
 use super::layout::{ChunkLayout, ROW_BYTES_MAX, RowSet, TableShape};
 use crate::error::{Error, Result};
+use crate::telemetry::unix_time;
 
 const LAYOUT: u32 = 1;
 const CHUNK_BYTES_MAX: usize = 1 << 20;
@@ -74,7 +73,7 @@ impl TableManifest {
             partitions,
             load,
             checksum: 0,
-            loaded: now(),
+            loaded: unix_time().as_secs(),
         })
     }
 
@@ -120,9 +119,4 @@ impl TableManifest {
         }
         Ok(manifest)
     }
-}
-
-/// Unix time in seconds.
-pub(super) fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }

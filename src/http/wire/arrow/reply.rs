@@ -58,16 +58,10 @@ impl ArrowReply {
     /// # Errors
     /// `Unavailable` for what a shard said that is not read; `Internal` for a schema that Arrow has not; those of [`Memory::add`].
     pub fn new(reply: Reply, request_id: &str, memory: &Memory) -> Result<Self> {
-        let mut entries = Vec::with_capacity(reply.entries.len());
-        let mut read_bytes = 0;
-        for entry in reply.entries {
-            let is_read = entry.0.as_ref().is_ok_and(|items| matches!(items.rest, Rest::Written(_)));
-            let entry = entry.by_columns(memory)?;
-            if let (true, Ok(items)) = (is_read, &entry.0) {
-                read_bytes = read_bytes.max(items.row_bytes());
-            }
-            entries.push(entry);
-        }
+        let entries = reply.entries.into_iter().map(|entry| entry.by_columns(memory)).collect::<Result<Vec<_>>>()?;
+        let read = entries.iter().filter_map(|entry| entry.0.as_ref().ok());
+        let read = read.filter(|items| matches!(items.rest, Rest::Read(_)));
+        let read_bytes = read.map(|items| items.row_bytes()).max().unwrap_or(0);
         // How large the items of others are is known by now alone.
         memory.add(if read_bytes > 0 { BATCH_COPIES * (BATCH_BYTES + read_bytes) } else { 0 } as u64)?;
         let mut told = Vec::new();
