@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::output::say;
 use super::publish::{decisions, tell_shards};
-use super::store::StoreArgs;
+use super::store::{StoreArgs, published};
 use crate::error::{Error, Result};
 use crate::files::Tensors;
 use crate::http::wire::{CalibrationInfo, ModelInfo, model_info};
@@ -44,11 +44,7 @@ impl Inspect {
     /// A store in a bucket, or a version in one, which is fetched.
     fn bucket(self) -> Result<()> {
         let text = self.folder.to_string_lossy();
-        let mut parts = text.trim_end_matches('/').rsplitn(3, '/');
-        let (last, model, root) = (parts.next(), parts.next(), parts.next());
-        let version = last.and_then(|last| last.parse::<u64>().ok());
-        let (Some(version), Some(model), Some(root)) = (version, model, root.filter(|root| !root.ends_with('/')))
-        else {
+        let Some((Some(root), model, version)) = published(&text) else {
             return self.store(&StoreArgs::of(&self.folder).existing()?);
         };
         let store = StoreArgs::of(Path::new(root)).existing()?;

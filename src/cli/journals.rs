@@ -18,12 +18,15 @@ pub(super) fn are_streams(updates: &Path) -> bool {
 
 /// Refuses a place of updates that is there and is no folder, and URLs of anything but streams.
 pub(super) fn check(updates: &Path) -> Result<()> {
-    if objects::is_url(updates) && !are_streams(updates) {
+    if are_streams(updates) {
+        return Ok(());
+    }
+    if objects::is_url(updates) {
         let what = "expected a folder, or streams as nats://HOST:PORT";
         return Err(Error::invalid(format!("updates {}: {what}", updates.display())));
     }
     match std::fs::metadata(updates) {
-        Ok(found) if !found.is_dir() && !are_streams(updates) => {
+        Ok(found) if !found.is_dir() => {
             Err(Error::invalid(format!("updates {}: expected a folder", updates.display())))
         }
         // One that is not there is made.

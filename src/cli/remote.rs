@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::output::say;
 use super::publish::{connect, shown};
-use super::store::StoreArgs;
+use super::store::{StoreArgs, published};
 use crate::embedding::tiers::remote::{Cluster, RowSet, TableState, delete, find, sample, verify};
 use crate::error::{Error, Result};
 use crate::publish::{self, Stage, load_published, prune};
@@ -85,10 +85,8 @@ fn list(cluster: &Arc<Cluster>, all: bool) -> Result<()> {
 fn bring(cluster: Arc<Cluster>, version: &Path, tables: Vec<String>) -> Result<()> {
     let text = version.to_string_lossy();
     let wrong = || Error::invalid(format!("--load {text}: expected STORE/MODEL/VERSION, such as store/debian/3"));
-    let mut parts = text.trim_end_matches('/').rsplitn(3, '/');
-    let number = parts.next().and_then(|number| number.parse::<u64>().ok()).ok_or_else(wrong)?;
-    let model = parts.next().filter(|model| !model.is_empty()).ok_or_else(wrong)?;
-    let store = StoreArgs::of(Path::new(parts.next().unwrap_or("."))).existing()?;
+    let (store, model, number) = published(&text).ok_or_else(wrong)?;
+    let store = StoreArgs::of(Path::new(store.unwrap_or("."))).existing()?;
     let remote = publish::Remote { cluster, tables };
     shown(|progress| {
         load_published(&remote, &store, model, number, &|done, total| progress(Stage::Loading, done, total))

@@ -110,7 +110,8 @@ fn check(config: &Config) -> Result<()> {
     let device = config.device.parse::<Choice>()?.open()?;
     let keys = if access.is_guarded() { "calls take a key" } else { "calls take no key" };
     say(format_args!("would listen on {scheme}://{}, {keys}, passes on {device}", config.listen))?;
-    let store = open(config)?;
+    let store = unasked(config)?;
+    prove(&store)?;
     store.renew()?;
     let models = match &config.model {
         Some(model) => vec![model.clone()],
@@ -146,16 +147,21 @@ fn check(config: &Config) -> Result<()> {
 /// How long the start of a server waits for a store that it could do without, as what it serves was fetched before.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The store as the server sees it. One that does not keep publishers apart is refused; one that does not answer is waited for
-/// where nothing was fetched before.
-fn open(config: &Config) -> Result<Store> {
+/// The store as the server sees it, of which nothing is asked yet.
+fn unasked(config: &Config) -> Result<Store> {
     check_folder(&config.store)?;
     config.updates.as_deref().map_or(Ok(()), journals::check)?;
     let store = Store::open(&config.store, &config.cache)?;
-    let store = match config.shard {
+    Ok(match config.shard {
         Some(shard) => store.of_shard(shard),
         None => store,
-    };
+    })
+}
+
+/// The store of a server that starts. One that does not keep publishers apart is refused; one that does not answer is waited for
+/// where nothing was fetched before.
+fn open(config: &Config) -> Result<Store> {
+    let store = unasked(config)?;
     let asked = {
         let store = store.clone();
         move || -> Result<()> {

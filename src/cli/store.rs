@@ -50,6 +50,15 @@ impl StoreArgs {
     }
 }
 
+/// Takes `STORE/MODEL/VERSION` apart; of `MODEL/VERSION` there is no store. `None` where the text is neither.
+pub(super) fn published(text: &str) -> Option<(Option<&str>, &str, u64)> {
+    let mut parts = text.trim_end_matches('/').rsplitn(3, '/');
+    let (version, model, store) = (parts.next()?.parse().ok()?, parts.next()?, parts.next());
+    // What is left of a URL that names no model ends so.
+    let is_one = !model.is_empty() && store.is_none_or(|store| !store.ends_with('/'));
+    is_one.then_some((store, model, version))
+}
+
 /// Parses the path of a file or folder of this machine. Without it `--out s3://bucket/x` would be the folder `s3:` of the current one.
 pub(super) fn local_path() -> impl TypedValueParser<Value = PathBuf> {
     PathBufValueParser::new().try_map(|path| match objects::is_url(&path) {

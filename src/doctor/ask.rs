@@ -194,8 +194,9 @@ impl Asker {
         let (is_ready, why, mut warnings) = ask.ready().await?;
         let models: ModelList = ask.json("/v1/models").await?;
         let absent = models.unavailable.into_iter().map(|model| (format!("model `{}`: ", model.name), model.reason));
-        // To those who may see all `/readyz` has told of these too.
-        let is_told = |model: &str| !is_ready || warnings.iter().any(|warning| warning.starts_with(model));
+        // To those who may see all `/readyz` has told of those that fail for lack of servers.
+        let fails = |model: &str| format!("{model}requests of it fail: ");
+        let is_told = |model: &str| !is_ready || warnings.iter().any(|warning| warning.starts_with(&fails(model)));
         let untold: Vec<String> =
             absent.filter(|(model, _)| !is_told(model)).map(|(model, why)| model + &why).collect();
         warnings.extend(untold);
