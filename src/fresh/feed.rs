@@ -1,7 +1,6 @@
 //! The journal of a model, and who follows it.
 
 use std::collections::BTreeMap;
-use std::io::ErrorKind;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -192,7 +191,7 @@ impl Feed {
             return Ok(());
         }
         let kept = self.keep_calls();
-        if kept.as_ref().is_err_and(|e| !is_full_disk(e)) {
+        if kept.as_ref().is_err_and(|e| e.kind() != Kind::NoSpace) {
             return kept;
         }
         self.journal.release(position)?;
@@ -238,14 +237,6 @@ impl Feed {
         };
         self.calls().remember(key, Call { digest, count, position, answer });
     }
-}
-
-/// Whether something failed because a disk is full.
-fn is_full_disk(e: &Error) -> bool {
-    let io = std::error::Error::source(e).and_then(|source| source.downcast_ref::<std::io::Error>());
-    io.is_some_and(|io| {
-        matches!(io.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge)
-    })
 }
 
 /// The updates of all models of a server, a journal each; shards have journals of their own.

@@ -52,13 +52,13 @@ pub(super) struct Known {
 impl Known {
     /// Whether what it said holds.
     fn is_answering(&self) -> bool {
-        self.in_vain < LOOKS_MAX && self.holdings.is_ready
+        self.readiness() == Some(Readiness::Ready)
     }
 
     /// Whether and how what it said that it has can be asked.
-    fn readiness(&self) -> Option<Readiness> {
+    pub(super) fn readiness(&self) -> Option<Readiness> {
         let readiness = if self.holdings.is_ready { Readiness::Ready } else { Readiness::Ending };
-        (self.in_vain < LOOKS_MAX).then_some(readiness)
+        (self.has_answered && self.in_vain < LOOKS_MAX).then_some(readiness)
     }
 
     /// Whether it answers looks and is ready, so that what it does not have is not there.

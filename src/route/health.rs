@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 
+use super::editions::Readiness;
 use super::fleet::{Fleet, Known, Model};
-use super::inquiry::LOOKS_MAX;
 use crate::error::{Error, Result};
 use crate::locks::locked;
 
@@ -162,10 +162,10 @@ impl Fleet {
 }
 
 fn state(server: &Known) -> State {
-    match () {
-        () if server.in_vain >= LOOKS_MAX || !server.has_answered => State::Silent,
-        () if !server.holdings.is_ready => State::NotReady,
-        () => State::Ready,
+    match server.readiness() {
+        None => State::Silent,
+        Some(Readiness::Ending) => State::NotReady,
+        Some(Readiness::Ready) => State::Ready,
     }
 }
 

@@ -267,8 +267,12 @@ impl Remote {
                 other => return other.map(|_| false),
             }
         }
-        let written = |version| self.objects.head(&Unit { version, ..unit }.key(LEASE)).map(|tag| tag.modified_ms);
-        Ok(written(own)? - written(unit.version)? >= LEASE_MS)
+        // Another publisher may have removed it all since the listing.
+        let written = |version| match self.objects.head(&Unit { version, ..unit }.key(LEASE)) {
+            Err(e) if e.kind() == Kind::NotFound => Ok(None),
+            other => other.map(|tag| Some(tag.modified_ms)),
+        };
+        Ok(written(own)?.zip(written(unit.version)?).is_some_and(|(now, then)| now - then >= LEASE_MS))
     }
 
     fn has_lease(&self, seen: &Seen, model: &str, version: u64) -> bool {
