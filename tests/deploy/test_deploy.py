@@ -25,6 +25,8 @@ KUBERNETES = "1.32"
 RULES = [rule for group in yaml.safe_load((DEPLOY / "alerts.yml").read_text())["groups"] for rule in group["rules"]]
 BOARD = json.loads((DEPLOY / "grafana.json").read_text())
 RUNBOOK = (ROOT / "docs/RUNBOOK.md").read_text()
+# What outages look like to Prometheus, and the alerts that they raise.
+OUTAGES = pathlib.Path(__file__).parent / "alerts_test.yml"
 # What PromQL has of its own.
 WORDS = set(
     "sum by max rate increase histogram_quantile deriv count_over_time and or unless on ignoring group_left offset bool label_values instance model call status reason "
@@ -138,28 +140,6 @@ def test_promtool_takes_the_rules() -> None:
     subprocess.run(["promtool", "check", "rules", DEPLOY / "alerts.yml"], check=True)
 
 
-@pytest.mark.skipif(not shutil.which("promtool"), reason="no promtool")
-def test_a_server_that_is_down_is_told_whatever_its_job_is_called(tmp_path: pathlib.Path) -> None:
-    series = [
-        # Jobs as Prometheus' operator, a chart and a person name them, and what is no server of ours.
-        *[(f'up{{job="{job}", instance="{n}"}}', "1x10 0x10") for n, job in enumerate(("sterling", "prod/sterling-pods", "kubernetes-pods", "other"))],
-        ('sterling_connections{job="kubernetes-pods", instance="2"}', "3x10 _x10"),
-    ]
-    told = [{"exp_labels": {"severity": "page", "job": job, "instance": str(n)}} for n, job in enumerate(("sterling", "prod/sterling-pods", "kubernetes-pods"))]
-    for alert in told:
-        alert["exp_annotations"] = {"summary": f"{alert['exp_labels']['instance']} does not answer Prometheus", "runbook": "docs/RUNBOOK.md#sterlingisdown"}
-    rule = lambda minute, alerts: {"eval_time": f"{minute}m", "alertname": "SterlingIsDown", "exp_alerts": alerts}
-    test = {
-        "rule_files": [str(DEPLOY / "alerts.yml")],
-        "evaluation_interval": "1m",
-        "tests": [{"interval": "1m", "input_series": [{"series": s, "values": v} for s, v in series], "alert_rule_test": [rule(9, []), rule(15, told)]}],
-    }
-    path = tmp_path / "down.yml"
-    path.write_text(yaml.safe_dump(test))
-    done = subprocess.run(["promtool", "test", "rules", path], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 def test_pods_are_scraped_with_a_key(tmp_path: pathlib.Path) -> None:
     """`/metrics` takes a key, which annotations of pods cannot bring."""
     made = [resource for path in DEPLOY.rglob("*.yaml") for resource in yaml.safe_load_all(path.read_text())]
@@ -213,7 +193,6 @@ def test_the_context_of_the_image_has_what_it_is_built_of_and_no_more() -> None:
         for name in re.findall(r'include_(?:str|bytes)!\("(\.\./[^"]+)"\)', path.read_text()):
             file = (path.parent / name).resolve().relative_to(ROOT)
             assert file.parts[0] not in left_out or "test" in path.read_text(), (path, file)
-OUTAGES = pathlib.Path(__file__).parent / "alerts_test.yml"
 
 
 @pytest.mark.skipif(not shutil.which("promtool"), reason="no promtool")

@@ -57,8 +57,7 @@ pub fn is_closed(stream: &mut TcpStream) -> bool {
 }
 
 pub fn metric(server: &Server, line: &str) -> f64 {
-    let text = server.get("/metrics").1;
-    text.lines().find_map(|l| l.strip_prefix(line)?.trim().parse().ok()).unwrap_or(0.0)
+    server.metric(line).unwrap_or(0.0)
 }
 
 pub const VECTORS: &str = "/v1/models/vectors:retrieve";

@@ -14,6 +14,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
+use crate::edge::metric;
 use crate::support::{Server, catalogue, ids, serve, until};
 
 const VECTORS: &str = "/v1/models/vectors:retrieve";
@@ -38,11 +39,6 @@ async fn ask(sender: &mut SendRequest<Body>, request: Request<Body>) -> (u16, Va
     let status = response.status().as_u16();
     let bytes = to_bytes(Body::new(response.into_body()), 1 << 28).await.unwrap();
     (status, serde_json::from_slice(&bytes).unwrap())
-}
-
-fn metric(server: &Server, line: &str) -> f64 {
-    let text = server.get("/metrics").1;
-    text.lines().find_map(|l| l.strip_prefix(line)?.trim().parse().ok()).unwrap_or(0.0)
 }
 
 #[test]

@@ -38,15 +38,10 @@ impl Outage<'_> {
         });
         let (code, out, _) = run(&["doctor", &format!("--{}", self.kind), &self.at.address]);
         assert!(code != 0 && out.contains(self.said), "{}: {out}", self.said);
-        until(self.metric, || self.value().is_some_and(self.is_bad));
+        until(self.metric, || self.at.metric(self.metric).is_some_and(self.is_bad));
         let rule = ALERTS.split("- alert: ").find(|rule| rule.starts_with(&format!("{}\n", self.alert))).unwrap();
         let name = self.metric.split('{').next().unwrap();
         assert!(rule.contains(name), "{rule}");
-    }
-
-    fn value(&self) -> Option<f64> {
-        let metrics = self.at.get("/metrics").1;
-        metrics.lines().find_map(|line| line.strip_prefix(self.metric)?.trim().parse().ok())
     }
 }
 

@@ -155,6 +155,11 @@ impl Bed {
         self.redis.nodes().for_each(|node| drop(self.redis.ask(node, words)));
     }
 
+    /// Changes a setting of all nodes.
+    fn set(&self, name: &str, value: &str) {
+        self.on_all(&["CONFIG", "SET", name, value]);
+    }
+
     /// A load that is refused, with these words.
     fn load_is_refused(&self, words: &str) {
         let version = format!("{}/tiny/1", self.store.path().display());
@@ -246,32 +251,32 @@ const FAULTS: [Fault; 13] = [
         requests: Served,
         warning: None,
         begin: |bed| {
-            bed.on_all(&["CONFIG", "SET", "min-replicas-to-write", "5"]);
+            bed.set("min-replicas-to-write", "5");
             bed.load_is_refused("NOREPLICAS");
         },
-        end: |bed| bed.on_all(&["CONFIG", "SET", "min-replicas-to-write", "0"]),
+        end: |bed| bed.set("min-replicas-to-write", "0"),
     },
     Fault {
         name: "full nodes",
         requests: Served,
         warning: None,
         begin: |bed| {
-            bed.on_all(&["CONFIG", "SET", "maxmemory", "1"]);
+            bed.set("maxmemory", "1");
             bed.load_is_refused("the cluster is full");
         },
-        end: |bed| bed.on_all(&["CONFIG", "SET", "maxmemory", "0"]),
+        end: |bed| bed.set("maxmemory", "0"),
     },
     Fault {
         name: "nodes that may evict",
         requests: Served,
         warning: Some("maxmemory-policy allkeys-lru, expected noeviction"),
         begin: |bed| {
-            bed.on_all(&["CONFIG", "SET", "maxmemory", "1gb"]);
-            bed.on_all(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
+            bed.set("maxmemory", "1gb");
+            bed.set("maxmemory-policy", "allkeys-lru");
         },
         end: |bed| {
-            bed.on_all(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
-            bed.on_all(&["CONFIG", "SET", "maxmemory", "0"]);
+            bed.set("maxmemory-policy", "noeviction");
+            bed.set("maxmemory", "0");
         },
     },
     Fault {

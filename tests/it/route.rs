@@ -560,10 +560,7 @@ fn one_that_hangs_costs_no_request_and_is_asked_again_when_it_goes_on() {
     router.wait_ready();
     let body = json!({"vector": [1, 0.5, -0.25, 0.1], "k": 5, "timeout_ms": 20_000});
     let ask = || router.ask("/v1/models/vectors:retrieve", &body)["items"].clone();
-    let count = |server: &Server, name: &str| {
-        let text = server.get("/metrics").1;
-        text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok()).unwrap_or(0)
-    };
+    let count = |server: &Server, name: &str| server.metric(name).unwrap_or(0.0) as u64;
     let passes =
         |server: &Server| count(server, "sterling_requests_total{call=\"pass\",status=\"200\",model=\"vectors\"}");
     until("both replicas are known and asked", || {

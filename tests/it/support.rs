@@ -174,6 +174,12 @@ impl Server {
         (status, text)
     }
 
+    /// The value of a metric, named with its labels as `/metrics` writes them.
+    pub fn metric(&self, series: &str) -> Option<f64> {
+        let metrics = self.get("/metrics").1;
+        metrics.lines().find_map(|line| line.strip_prefix(series)?.trim().parse().ok())
+    }
+
     /// What `/readyz` warns of, but for requests that failed in the last two minutes, of which it warns when all is well again.
     pub fn warnings(&self) -> Vec<String> {
         let (status, text) = self.get("/readyz");
