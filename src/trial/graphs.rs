@@ -24,6 +24,8 @@ use crate::error::Kind;
 const GRAPHS: u64 = 300;
 /// What numbers are measured by at least: ordinary inputs lie between -1 and 1, and what cancels exactly has no size of its own.
 const SCALE: f64 = 1.0;
+/// Seeds that were wrong once: a sum that f32 holds though not its terms, the logarithm of a softmax of numbers around -10,000.
+const ONCE_WRONG: [u64; 2] = [16_906, 19_529];
 /// Rows that are compared.
 const ROWS: usize = 9;
 
@@ -731,7 +733,7 @@ fn random_graphs_are_what_their_files_say() {
         None => (0, GRAPHS),
     };
     let (mut programs, mut wrong) = (0, Vec::new());
-    for seed in first..first + count {
+    for seed in ONCE_WRONG.into_iter().chain(first..first + count) {
         let steps = 3 + seed as usize % 22;
         if let Some(folder) = std::env::var_os("STERLING_GRAPHS_FOLDER") {
             Graph::random(seed, steps).write(Path::new(&folder), seed);

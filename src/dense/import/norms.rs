@@ -7,6 +7,14 @@ use crate::dense::ir::Id;
 use crate::device::cpu::dense::{Binary, Fold, Unary};
 use crate::error::Result;
 
+/// Numbers without the largest one along axes: a large one that all share costs the rest no digits.
+struct Shifted {
+    most: Id,
+    less: Id,
+    /// The logarithm of the sum of the exponentials of `less`.
+    log: Id,
+}
+
 impl Importer {
     pub(super) fn norm(
         &mut self,
@@ -26,8 +34,8 @@ impl Importer {
                     return Err(refused("axis other than the last one before opset 13"));
                 }
                 if operator == "LogSoftmax" {
-                    let sum = self.log_sum_exp(a, &[axis])?;
-                    return self.graph.binary(Binary::Sub, a, sum);
+                    let Shifted { less, log, .. } = self.shifted(a, &[axis])?;
+                    return self.graph.binary(Binary::Sub, less, log);
                 }
                 let each = self.exponentials(a, &[axis])?;
                 let sum = self.graph.fold(Fold::Sum, each, &[axis])?;
@@ -45,6 +53,11 @@ impl Importer {
 
     /// Of numbers that are all -inf it is -inf, as the logarithm of no sum at all.
     pub(super) fn log_sum_exp(&mut self, a: Id, axes: &[usize]) -> Result<Id> {
+        let Shifted { most, log, .. } = self.shifted(a, axes)?;
+        self.graph.binary(Binary::Add, log, most)
+    }
+
+    fn shifted(&mut self, a: Id, axes: &[usize]) -> Result<Shifted> {
         let most = self.graph.fold(Fold::Max, a, axes)?;
         let (least, largest) = (self.scalar(f32::MIN)?, self.scalar(f32::MAX)?);
         let most = self.graph.binary(Binary::Max, most, least)?;
@@ -52,8 +65,7 @@ impl Importer {
         let less = self.graph.binary(Binary::Sub, a, most)?;
         let each = self.graph.unary(Unary::Exp, less)?;
         let sum = self.graph.fold(Fold::Sum, each, axes)?;
-        let log = self.graph.unary(Unary::Log, sum)?;
-        self.graph.binary(Binary::Add, log, most)
+        Ok(Shifted { most, less, log: self.graph.unary(Unary::Log, sum)? })
     }
 
     pub(super) fn mean(&mut self, a: Id, axes: &[usize]) -> Result<Id> {

@@ -68,7 +68,9 @@ impl Arithmetic {
         match self.mode {
             Mode::Exact => sum,
             Mode::Nearest => nearest,
-            Mode::Random(_) if nearest == sum || !nearest.is_finite() => nearest,
+            Mode::Random(_) if !nearest.is_finite() => nearest,
+            // What f32 holds is exact in every order of its terms where it holds their magnitudes together, too.
+            Mode::Random(_) if nearest == sum && f64::from(magnitude as f32) == magnitude => nearest,
             Mode::Random(_) => f64::from((sum + self.random() * magnitude * f64::from(f32::EPSILON)) as f32),
         }
     }
