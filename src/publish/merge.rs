@@ -12,7 +12,7 @@
 use std::path::Path;
 use std::time::Instant;
 
-use super::calibrate::{self, Queries};
+use super::calibrate::{self, MergedCalibration, OfMain};
 use super::catalogue::Arranged;
 use super::fold::fold;
 use super::gathered::{MergedVersion, ViewItems};
@@ -26,7 +26,7 @@ use crate::ivf;
 use crate::model::Package;
 use crate::snapshot::{
     CALIBRATION_FILE, Calibration, FORMAT, INDEX_FILE, Manifest, MergedFrom, PROGRAM, Provenance, QUERIES_FILE, Recipe,
-    Store, Wanted,
+    STRATA_FILE, Store, Wanted,
 };
 use crate::view::View;
 
@@ -82,7 +82,8 @@ pub fn merge(store: &Store, view: &View, progress: &(dyn Fn(usize) + Sync)) -> R
         sums.extend(files.write_items(&merging.arranged, folder, &merging.arranged.built)?);
         sums.insert(INDEX_FILE.into(), index);
         let decisions = serving::keep(&main.package, &main.manifest.decisions, folder, &mut sums)?;
-        if let Some((calibration, queries)) = watched {
+        if let Some(MergedCalibration { calibration, queries, strata }) = watched {
+            sums.extend(strata.map(|sum| (STRATA_FILE.into(), sum)));
             sums.insert(CALIBRATION_FILE.into(), calibration.write(&folder.join(CALIBRATION_FILE))?);
             sums.extend(queries.write(&folder.join(QUERIES_FILE))?.map(|sum| (QUERIES_FILE.into(), sum)));
         }
@@ -121,6 +122,8 @@ struct Merging<'a> {
     arranged: Arranged,
     /// Which items lie together within a list.
     alike: Vec<u64>,
+    /// The rows of items of a new kind, ascending.
+    strays: Vec<u32>,
     trained_share: Option<f64>,
     is_trained: bool,
     progress: &'a (dyn Fn(usize) + Sync),
@@ -138,15 +141,16 @@ impl<'a> Merging<'a> {
         if main.index.has_first_pass() && items.strays.len() as f64 >= STRAYS_OF_CODES * items.lists.len() as f64 {
             built.train_first_pass(&rows.into(), &main.recipe.index)?;
         }
+        let strays = items.strays.clone();
         let (arranged, alike) = items.arranged(built)?;
         let of_main = main.calibration.as_ref();
         let of_main = of_main.map(|c| share(c, &main.recipe, main.index.items(), main.index.lists()));
         let trained_share = main.manifest.merged.as_ref().map_or(of_main, |from| from.trained_share);
-        Ok(Merging { view, arranged, alike, trained_share, is_trained: false, progress })
+        Ok(Merging { view, arranged, alike, strays, trained_share, is_trained: false, progress })
     }
 
     /// Writes the index, with its lists as they go on or trained anew. Returns its checksum, and what was measured of it.
-    fn arrange(&mut self, folder: &Path) -> Result<(Checksum, Option<(Calibration, Queries)>)> {
+    fn arrange(&mut self, folder: &Path) -> Result<(Checksum, Option<MergedCalibration>)> {
         let recipe = &self.view.main().recipe;
         // Lists that came with their items, from another program, are not ours to train.
         let may_train = self.view.main().index.penalties().is_empty();
@@ -154,7 +158,7 @@ impl<'a> Merging<'a> {
             return self.train(folder);
         }
         let (sum, measured) = self.write_index(folder)?;
-        let now = measured.as_ref().map(|(calibration, _)| self.share(calibration));
+        let now = measured.as_ref().map(|measured| self.share(&measured.calibration));
         let has_drifted = |(now, then): (f64, f64)| now > DRIFT * then + 1.0 / self.lists() as f64;
         match may_train && now.zip(self.trained_share).is_some_and(has_drifted) {
             true => self.train(folder),
@@ -175,7 +179,7 @@ impl<'a> Merging<'a> {
         !is_ours || (wanted.div_ceil(2)..=most).contains(&self.lists())
     }
 
-    fn train(&mut self, folder: &Path) -> Result<(Checksum, Option<(Calibration, Queries)>)> {
+    fn train(&mut self, folder: &Path) -> Result<(Checksum, Option<MergedCalibration>)> {
         let items = self.arranged.ids.len();
         let options = &self.view.main().recipe.index;
         let options = ivf::Options { lists: options.lists.min(items), ..options.clone() };
@@ -183,17 +187,29 @@ impl<'a> Merging<'a> {
         self.arranged.built = ivf::build(rows, &ivf::RowSurvey::of(rows)?, &options, &|_| ())?;
         self.is_trained = true;
         let (sum, measured) = self.write_index(folder)?;
-        self.trained_share = measured.as_ref().map(|(calibration, _)| self.share(calibration));
+        self.trained_share = measured.as_ref().map(|measured| self.share(&measured.calibration));
         Ok((sum, measured))
     }
 
-    fn write_index(&mut self, folder: &Path) -> Result<(Checksum, Option<(Calibration, Queries)>)> {
+    fn write_index(&mut self, folder: &Path) -> Result<(Checksum, Option<MergedCalibration>)> {
         self.arranged.built.sort_lists(&self.alike);
         let sum = self.arranged.write_index(folder, &self.arranged.built)?;
         (self.progress)(2);
         let main = self.view.main();
-        let queries = calibrate::kept_queries(main.package.folder(), &main.manifest)?;
-        Ok((sum, calibrate::merged(folder, queries.as_deref(), &main.package, &main.recipe)?))
+        let of_main = OfMain {
+            folder: main.package.folder(),
+            manifest: &main.manifest,
+            package: &main.package,
+            recipe: &main.recipe,
+        };
+        Ok((sum, calibrate::merged(folder, &of_main, &self.stray_slots())?))
+    }
+
+    /// The slots of the items of a new kind.
+    fn stray_slots(&self) -> Vec<u32> {
+        let is_stray = |row: &u32| self.strays.binary_search(row).is_ok();
+        let slots = (0..).zip(&self.arranged.built.order);
+        slots.filter(|(_, row)| is_stray(row)).map(|(slot, _)| slot).collect()
     }
 
     fn share(&self, calibration: &Calibration) -> f64 {

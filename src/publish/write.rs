@@ -17,7 +17,7 @@ use crate::ivf::Built;
 use crate::model::{MODEL_FILE, ModelSpec, Package, WARMUP_FILE};
 use crate::snapshot::{
     COLUMNS_FILE, FILTER_FILE, INDEX_FILE, MANIFEST, Manifest, PARTS_FILE, QUERIES_FILE, RECIPE_FILE, REQUESTS_FILE,
-    Recipe, VECTORS_FILE, VectorRows, ids,
+    Recipe, STRATA_FILE, VECTORS_FILE, VectorRows, ids,
 };
 use crate::units::NO_ITEM;
 
@@ -58,6 +58,7 @@ impl Version<'_> {
             VECTORS_FILE,
             PARTS_FILE,
             QUERIES_FILE,
+            STRATA_FILE,
             RECIPE_FILE,
             MANIFEST,
             REQUESTS_FILE,

@@ -12,6 +12,7 @@
 //! | `recipe.toml` | how it was built and the serving defaults |
 //! | `calibration.json` | how many lists a recall takes; not where there is only one list |
 //! | `queries.safetensors` | the queries of the calibration, where they came from a file |
+//! | `strata.safetensors` | queries near items of new kinds that merges brought, where they did not |
 //! | `recalibration.json` | one that was made again later, named by no manifest: it has its own digest |
 //! | `manifest.json` | written last: shapes, provenance, length and hash of every other file |
 //!
@@ -63,6 +64,8 @@ pub const VECTORS_FILE: &str = "vectors.safetensors";
 pub const PARTS_FILE: &str = "parts.safetensors";
 /// The file of the queries that it was calibrated with, where they are none of its items.
 pub const QUERIES_FILE: &str = "queries.safetensors";
+/// The file of queries near items of new kinds that merges brought, where it was calibrated with its items.
+pub const STRATA_FILE: &str = "strata.safetensors";
 /// The file of sample requests of a package, a `:retrieve` body a line; a version keeps those that calibrated it.
 pub const REQUESTS_FILE: &str = "queries.jsonl";
 /// The file of the recipe.

@@ -499,6 +499,43 @@ fn items_of_a_new_kind_are_found_beside_a_snapshot_and_in_what_it_is_merged_into
     }
 }
 
+/// A kind of few items that is harder to find than all others: these lie in tight clusters, it lies in none.
+#[test]
+fn a_kind_of_few_items_is_found_in_each_version_that_merges_make() {
+    let of_few = |n: u64| -> Vec<f32> {
+        let number = |d: u64| if d < 8 { 0.1 * bell(n * 1000 + d + (1 << 53)) } else { bell(n * 1000 + d + (1 << 53)) };
+        (0..16).map(number).collect()
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let rows: Vec<Vec<f32>> = (0..6_000).map(|n| of_kind(n, false, false)).collect();
+    let mut now = published(folder.path(), &rows, Recipe::default());
+    let asked: Vec<Vec<f32>> = (0..100).map(|n| of_few((1 << 40) + n)).collect();
+    let store = Store::new(folder.path().join("store"));
+    let put = |id: u64, vector: Vec<f32>| {
+        let attributes = attributes(id).map(|(name, value)| (name.into(), Attribute::Integers(vec![value as i64])));
+        Update::Put(Put { id: id as i64, vector: Some(vector), attributes: attributes.into(), dense: Vec::new() })
+    };
+    // Few come, then others like those that were there, which no stratum is made of.
+    let merges: [Vec<Update>; 3] = [
+        (10_000..10_250).map(|n| put(n, of_few(n))).collect(),
+        (20_000..20_100).map(|n| put(n, of_kind(n, false, false))).collect(),
+        (20_100..20_200).map(|n| put(n, of_kind(n, false, false))).collect(),
+    ];
+    for (n, updates) in merges.iter().enumerate() {
+        let mut fresh = Fresh::new(now.main().clone(), 0);
+        assert!(fresh.apply(updates).unwrap().is_empty());
+        let merged = merge(&store, &fresh.view().unwrap(), &|_| ()).unwrap();
+        now = view(&folder.path().join(format!("store/drawn/{}", merged.version)));
+        assert!(now.main().manifest.files.contains_key("strata.safetensors"), "merge {n}");
+        let (found, probes) = recall(&now, &asked, 20, &[""], &json!({}));
+        assert!(found >= 0.96, "merge {n}: {found} of the kind of few items in {probes} lists of {}", merged.lists);
+    }
+    // Neither does a calibration without queries forget them.
+    let version = store.versions("drawn").unwrap().into_iter().max().unwrap();
+    let again = sterling::publish::calibrate::again(&store, "drawn", version, None, &|_, _| ()).unwrap();
+    assert_eq!(again.calibration, *now.main().calibration.as_ref().unwrap());
+}
+
 #[test]
 fn a_server_records_queries_where_it_is_told_to_and_they_calibrate() {
     let drawn = Drawn { items: 600, width: 4, clusters: 0 };

@@ -156,6 +156,7 @@ impl Findings {
             source: String::from_utf8_lossy(&source).into_owned(),
             vectors: vectors.chunks_exact(shape[1].max(1)).map(<[f32]>::to_vec).collect(),
             made_of: made_of.iter().map(|&place| (place != NO_ITEM).then_some(place)).collect(),
+            strata: Vec::new(),
         };
         let (passing, shape) = tensors.get::<u32>("passing", 3)?;
         let lists = shape[2];

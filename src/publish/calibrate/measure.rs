@@ -35,8 +35,9 @@ pub fn measure(
     let shares = shares(&measured, seed);
     let passing: Vec<Vec<Passing>> =
         shares.iter().map(|draws| draws.iter().map(|share| share.passing.clone()).collect()).collect();
-    let samples = samples(&measured, &queries.vectors, seed);
-    let counting = Counting::of(index, measured.whole, passing, &queries.vectors, &samples);
+    let ordinary = &queries.vectors[..queries.ordinary()];
+    let samples = samples(&measured, ordinary, seed);
+    let counting = Counting::of(index, measured.whole, passing, ordinary, &samples);
     let finder = || {
         let mut finder = Finder::default();
         let (shares, measured, k) = (&shares, &measured, &counting.k);
@@ -100,7 +101,7 @@ impl<'a> Counting<'a> {
         samples: &[Vec<(u32, f32)>],
     ) -> Self {
         let margins = margins(index, layout, queries, samples);
-        let tallies = tallies(layout.lists(), &passing);
+        let tallies = tallies(layout.lists(), &passing, &[]);
         let most = |n| tallies.iter().filter(|tally| tally.share == n).map(|tally| tally.k).max().unwrap_or(0);
         let k = (0..PASS_RATES.len()).map(most).collect();
         Counting { index, layout, passing, margins, k }
@@ -119,12 +120,13 @@ impl<'a> Counting<'a> {
         let asked: Vec<usize> = (0..total).collect();
         let part = |asked: &[usize]| {
             let (mut find, mut found) = (finder(), vec![FoundIn::default(); PASS_RATES.len()]);
-            let mut tallies = tallies(self.layout.lists(), &self.passing);
+            let mut tallies = tallies(self.layout.lists(), &self.passing, &queries.strata);
             let (mut counter, mut depths) = (Counter::default(), self.depths(&tallies));
             for &n in asked {
                 find(n, &mut found);
-                let made_of = queries.made_of[n];
-                counter.add(self, (n, &queries.vectors[n], made_of), &found, &mut tallies, &mut depths);
+                let (query, made_of, stratum) = (&queries.vectors[n], queries.made_of[n], queries.stratum(n));
+                let asked = Asked { n, query, made_of, stratum };
+                counter.add(self, &asked, &found, &mut tallies, &mut depths);
                 progress(done.fetch_add(1, Ordering::Relaxed) + 1, total);
             }
             (tallies, depths)
@@ -141,9 +143,10 @@ impl<'a> Counting<'a> {
         let times: Vec<ScanTimes> =
             PASS_RATES.iter().map(|&pass_rate| ScanTimes::of(self.index, slots, pass_rate)).collect();
         let choices = Choices { depths: &depths, times: &times, rows: self.index.rows() };
-        let curves = curves(&tallies, total, &choices);
+        let ordinary = queries.ordinary();
+        let curves = curves(&tallies, ordinary, &choices);
         let margins = self.margins.clone();
-        Calibration { source: queries.source.clone(), queries: total, targets: TARGETS.to_vec(), margins, curves }
+        Calibration { source: queries.source.clone(), queries: ordinary, targets: TARGETS.to_vec(), margins, curves }
     }
 
     /// An empty measurement of what int8 rows and codes select for each number of candidates.
@@ -157,6 +160,15 @@ impl<'a> Counting<'a> {
             coded: coded.map(|tally| Depths::by_codes(tally.share, tally.k)).collect(),
         }
     }
+}
+
+/// A query whose finds are counted.
+struct Asked<'a> {
+    n: usize,
+    query: &'a [f32],
+    /// The place of the item that it was made of.
+    made_of: Option<u32>,
+    stratum: Option<usize>,
 }
 
 /// The memory of one thread.
@@ -176,16 +188,17 @@ struct Counter {
 }
 
 impl Counter {
-    /// Counts what the `n`-th query found, which was made of an item or of none.
+    /// Counts what a query found. What int8 rows and codes lose is told by those of no stratum.
     fn add(
         &mut self,
         counting: &Counting<'_>,
-        (n, query, made_of): (usize, &[f32], Option<u32>),
+        asked: &Asked<'_>,
         found: &[FoundIn],
         tallies: &mut [Tally],
         depths: &mut AllDepths,
     ) {
         let Counting { index, layout, .. } = *counting;
+        let &Asked { n, query, made_of, stratum } = asked;
         self.order.clear();
         self.order.extend(index.probe(query, index.lists(), &mut self.scratch));
         let passing = of_query(&counting.passing, n);
@@ -194,7 +207,8 @@ impl Counter {
             self.best.clear();
             self.best.extend(best.iter().filter(|scored| Some(scored.place) != made_of).take(counting.k[share]));
             for (depths, order) in [(&mut depths.int8, int8), (&mut depths.coded, coded)] {
-                let mut measured = depths.iter_mut().filter(|depths| depths.share == share).peekable();
+                let of_share = |depths: &&mut Depths| stratum.is_none() && depths.share == share;
+                let mut measured = depths.iter_mut().filter(of_share).peekable();
                 if measured.peek().is_some() {
                     self.place(order, made_of);
                     measured.for_each(|depths| depths.place(&self.places));
@@ -210,7 +224,10 @@ impl Counter {
                 let threshold = self.best.get(tally.k - 1).map_or(f32::MIN, |scored| scored.score);
                 let margins = &counting.margins;
                 let walk = Walk { order: &self.order, lengths, hits: &self.hits, margins, threshold };
-                tally.walk(&walk, passing, &mut self.ahead);
+                match stratum {
+                    Some(stratum) => tally.walk_stratum(stratum, &walk, passing),
+                    None => tally.walk(&walk, passing, &mut self.ahead),
+                }
                 breathe();
             }
         }
@@ -290,6 +307,7 @@ mod tests {
                 source: "test".into(),
                 vectors: measured_with.to_vec(),
                 made_of: vec![None; measured_with.len()],
+                strata: Vec::new(),
             };
             let calibration = measure(&index, &queries, 1, &|_, _| ());
             for k in [10, 20, 100] {

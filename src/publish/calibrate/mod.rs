@@ -11,6 +11,7 @@ mod measure;
 mod measured;
 mod queries;
 mod share;
+mod strata;
 mod tally;
 
 use std::collections::BTreeMap;
@@ -35,6 +36,7 @@ use measured::{Layout, Measured};
 pub use queries::Queries;
 pub(super) use queries::spread;
 use queries::{drawn, most};
+use strata::Strata;
 
 /// What the queries of a calibration find in a shard, beside its files until the version is published.
 pub(super) const FINDINGS_FILE: &str = "findings.safetensors";
@@ -46,7 +48,7 @@ const RECALIBRATION_QUERIES_FILE: &str = "recalibration_queries.safetensors";
 ///
 /// # Errors
 /// As [`Recalibration::read`].
-pub(super) fn kept_queries(folder: &Path, manifest: &Manifest) -> Result<Option<PathBuf>> {
+fn kept_queries(folder: &Path, manifest: &Manifest) -> Result<Option<PathBuf>> {
     let file = match Recalibration::read(folder, manifest)? {
         Some(again) if again.source == queries::OF_ITEMS => return Ok(None),
         Some(_) => RECALIBRATION_QUERIES_FILE,
@@ -68,7 +70,7 @@ pub(super) fn version(
 ) -> Result<Option<(Calibration, Queries)>> {
     measured(folder, recipe, progress, |index| match queries {
         Some(path) => Queries::read(path, &as_published(folder)?, (index, most(index.items()))),
-        None => Ok(Queries::of_items(index, recipe.index.seed)),
+        None => Ok(Queries::of_items(index, recipe.index.seed).with(&Strata::read(folder)?)),
     })
 }
 
@@ -248,18 +250,41 @@ pub(super) fn of_shards(
     }
 }
 
-/// Calibrates the version in `folder`, of which only the index is there yet, with queries that were kept, else with perturbed
-/// items.
-pub(super) fn merged(
-    folder: &Path,
-    queries: Option<&Path>,
-    package: &Package,
-    recipe: &Recipe,
-) -> Result<Option<(Calibration, Queries)>> {
-    measured(folder, recipe, &|_, _| (), |index| match queries {
-        Some(path) => Queries::read(path, package, (index, most(index.items()))),
-        None => Ok(Queries::of_items(index, recipe.index.seed)),
-    })
+/// What a merged version is measured with.
+pub(super) struct OfMain<'a> {
+    /// The folder of the version that is merged.
+    pub(super) folder: &'a Path,
+    pub(super) manifest: &'a Manifest,
+    pub(super) package: &'a Package,
+    pub(super) recipe: &'a Recipe,
+}
+
+/// Calibrates the version in `folder`, of which only the index is there yet, with queries that were kept, else with perturbed items. Then
+/// those of new kinds, which lie in the `slots`, are a stratum beside those of earlier merges; the file of strata is written, too.
+///
+/// # Errors
+/// As [`kept_queries`] and [`Strata::read`]; `Io`.
+pub(super) fn merged(folder: &Path, main: &OfMain<'_>, slots: &[u32]) -> Result<Option<MergedCalibration>> {
+    let (mut strata, seed) = (None, main.recipe.index.seed);
+    let kept = kept_queries(main.folder, main.manifest)?;
+    let measured = measured(folder, main.recipe, &|_, _| (), |index| match &kept {
+        Some(path) => Queries::read(path, main.package, (index, most(index.items()))),
+        None => {
+            let mut all = Strata::read(main.folder)?;
+            all.add(index, slots, seed);
+            strata = all.write(folder)?;
+            Ok(Queries::of_items(index, seed).with(&all))
+        }
+    })?;
+    Ok(measured.map(|(calibration, queries)| MergedCalibration { calibration, queries, strata }))
+}
+
+/// What a merge measured.
+pub(super) struct MergedCalibration {
+    pub(super) calibration: Calibration,
+    pub(super) queries: Queries,
+    /// The file of strata, where there are any.
+    pub(super) strata: Option<Checksum>,
 }
 
 fn measured(

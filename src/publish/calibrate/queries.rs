@@ -5,6 +5,7 @@ use std::path::Path;
 
 use super::measured::Layout;
 use super::share::random;
+use super::strata::Strata;
 use crate::embedding::Lookup;
 use crate::error::{Error, Result};
 use crate::files::{Checksum, TensorFile, Tensors};
@@ -33,12 +34,39 @@ pub struct Queries {
     pub vectors: Vec<Vec<f32>>,
     /// The slot of the item that each was made of, which is no answer to it, or none.
     pub(super) made_of: Vec<Option<u32>>,
+    /// How many queries each stratum has: they are the last, and are measured apart.
+    pub(super) strata: Vec<usize>,
 }
 
 impl Queries {
     /// Whether they are perturbed items.
     pub fn are_items(&self) -> bool {
         self.made_of.iter().any(Option::is_some)
+    }
+
+    /// The same, with those of strata behind them.
+    pub(super) fn with(mut self, strata: &Strata) -> Self {
+        for queries in strata.queries() {
+            self.vectors.extend_from_slice(queries);
+            self.made_of.resize(self.vectors.len(), None);
+            self.strata.push(queries.len());
+        }
+        self
+    }
+
+    /// How many there are that belong to no stratum.
+    pub(super) fn ordinary(&self) -> usize {
+        self.vectors.len() - self.strata.iter().sum::<usize>()
+    }
+
+    /// The stratum of the `n`-th, or none.
+    pub(super) fn stratum(&self, n: usize) -> Option<usize> {
+        let mut end = self.ordinary();
+        let ends = self.strata.iter().map(|count| {
+            end += count;
+            end
+        });
+        if n < self.ordinary() { None } else { ends.take_while(|end| *end <= n).count().into() }
     }
 
     /// Reads `most` queries of a file, spread over it: of a `.npy` matrix, of bodies of `:retrieve`, one a line, or what
@@ -96,7 +124,7 @@ impl Queries {
             index.check_query(vector).map_err(|e| e.within(format!("{}: query {}", path.display(), n + 1)))?;
         }
         let source = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
-        Ok(Queries { source, made_of: vec![None; vectors.len()], vectors })
+        Ok(Queries { source, made_of: vec![None; vectors.len()], vectors, strata: Vec::new() })
     }
 
     /// Items of an index that become queries by something random that is added to them.
@@ -113,18 +141,20 @@ impl Queries {
 
     /// Rows that become queries, those of items that lie at `places`.
     pub(super) fn perturbed(rows: Vec<Vec<f32>>, places: Vec<u32>, seed: u64) -> Self {
-        let perturb = |(mut row, place): (Vec<f32>, &u32)| {
-            let noise: Vec<f32> =
-                (0..row.len() as u64).map(|n| bell(random(seed ^ u64::from(*place) << 24, n))).collect();
-            let length = |x: &[f32]| x.iter().map(|x| x * x).sum::<f32>().sqrt();
-            let scale = PERTURBED_BY * length(&row) / length(&noise).max(f32::MIN_POSITIVE);
-            let scale = if scale.is_finite() { scale } else { 0.0 };
-            row.iter_mut().zip(&noise).for_each(|(x, noise)| *x += noise * scale);
-            row
-        };
-        let vectors = rows.into_iter().zip(&places).map(perturb).collect();
-        Queries { source: OF_ITEMS.into(), vectors, made_of: places.into_iter().map(Some).collect() }
+        let vectors = rows.into_iter().zip(&places).map(|(row, place)| perturbed(row, *place, seed)).collect();
+        let made_of = places.into_iter().map(Some).collect();
+        Queries { source: OF_ITEMS.into(), vectors, made_of, strata: Vec::new() }
     }
+}
+
+/// The row of the item at `place` as a query.
+pub(super) fn perturbed(mut row: Vec<f32>, place: u32, seed: u64) -> Vec<f32> {
+    let noise: Vec<f32> = (0..row.len() as u64).map(|n| bell(random(seed ^ u64::from(place) << 24, n))).collect();
+    let length = |x: &[f32]| x.iter().map(|x| x * x).sum::<f32>().sqrt();
+    let scale = PERTURBED_BY * length(&row) / length(&noise).max(f32::MIN_POSITIVE);
+    let scale = if scale.is_finite() { scale } else { 0.0 };
+    row.iter_mut().zip(&noise).for_each(|(x, noise)| *x += noise * scale);
+    row
 }
 
 /// The slots of the items that become queries.

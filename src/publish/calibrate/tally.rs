@@ -13,6 +13,8 @@ pub(super) const CANDIDATES: [usize; 4] = [10, 100, 1000, 10_000];
 const LEFT_MIN: f64 = 1e-5;
 /// What int8 rows lose below this share of the best is nothing that searches should take longer for.
 const LOST_MIN: f64 = 5e-4;
+/// How far the mean of a stratum may lie below what all queries reach.
+const STRATUM_BELOW: f64 = 0.01;
 /// Halvings of the interval that holds the share at which searches may end.
 const HALVINGS: usize = 24;
 
@@ -24,6 +26,8 @@ pub(super) struct Tally {
     /// `[C]`: of the true best, those in the first so many lists; and the squares.
     hits: Vec<u64>,
     squares: Vec<u64>,
+    /// The hits of each stratum, whose queries are none of those above, and how many queries it has.
+    strata: Vec<(Vec<u64>, usize)>,
     /// For each query, what it saw each time that it looked ahead.
     looks: Vec<Vec<Look>>,
 }
@@ -50,11 +54,19 @@ pub(super) struct Walk<'a> {
 }
 
 /// An empty tally of each curve: where no more items pass than are wanted there is nothing to choose.
-pub(super) fn tallies(lists: usize, shares: &[Vec<Passing>]) -> Vec<Tally> {
+pub(super) fn tallies(lists: usize, shares: &[Vec<Passing>], strata: &[usize]) -> Vec<Tally> {
     let empty = move || vec![0; lists];
+    let of_strata = move || strata.iter().map(|&queries| (empty(), queries)).collect();
     let tally = |k| {
         let enough = shares.iter().enumerate().filter(move |(_, draws)| draws.iter().all(|passing| passing.items > k));
-        enough.map(move |(share, _)| Tally { share, k, hits: empty(), squares: empty(), looks: Vec::new() })
+        enough.map(move |(share, _)| Tally {
+            share,
+            k,
+            hits: empty(),
+            squares: empty(),
+            strata: of_strata(),
+            looks: Vec::new(),
+        })
     };
     CANDIDATES.into_iter().flat_map(tally).collect()
 }
@@ -98,9 +110,23 @@ impl Tally {
         self.looks.push(looks);
     }
 
+    /// Adds what a query of a stratum finds, from list to list.
+    pub(super) fn walk_stratum(&mut self, stratum: usize, walk: &Walk<'_>, share: &Passing) {
+        let (hits, _) = &mut self.strata[stratum];
+        let counts = |list: ListId| share.of_lists[list.index()] > 0 || PASS_RATES[self.share] == 1.0;
+        let mut held = walk.order.iter().map(|(list, _)| *list).filter(|list| counts(*list));
+        let mut found = 0;
+        for hits in hits {
+            found += held.next().map_or(0, |list| u64::from(walk.hits[list.index()]));
+            *hits += found;
+        }
+    }
+
     pub(super) fn add(&mut self, other: Tally) {
-        self.hits.iter_mut().zip(&other.hits).for_each(|(sum, n)| *sum += n);
-        self.squares.iter_mut().zip(&other.squares).for_each(|(sum, n)| *sum += n);
+        let sum = |sums: &mut [u64], more: &[u64]| sums.iter_mut().zip(more).for_each(|(sum, n)| *sum += n);
+        sum(&mut self.hits, &other.hits);
+        sum(&mut self.squares, &other.squares);
+        self.strata.iter_mut().zip(&other.strata).for_each(|((hits, _), (more, _))| sum(hits, more));
         self.looks.extend(other.looks);
     }
 
@@ -109,9 +135,13 @@ impl Tally {
         bounded(self.hits[probes - 1], self.squares[probes - 1], queries, self.k)
     }
 
-    /// The fewest lists, `least` or more, whose recall is above a target with 95 % confidence.
+    /// The fewest lists, `least` or more, whose recall is above a target with 95 % confidence, and of no stratum clearly below it.
     fn probes_for(&self, queries: usize, target: f64, least: usize) -> Option<usize> {
-        (least..=self.hits.len()).find(|&probes| self.recall(probes, queries).1 >= target)
+        let reaches = |(hits, queries): &(Vec<u64>, usize), probes: usize| {
+            hits[probes - 1] as f64 >= (target - STRATUM_BELOW) * (queries * self.k) as f64
+        };
+        let holds = |probes: usize| self.strata.iter().all(|stratum| reaches(stratum, probes));
+        (least..=self.hits.len()).find(|&probes| self.recall(probes, queries).1 >= target && holds(probes))
     }
 
     /// What searches may leave ahead of them, as a share of K, and still reach a recall with 95 % confidence.
