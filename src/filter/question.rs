@@ -132,11 +132,13 @@ fn join(parts: &mut Vec<Node>, is_and: bool, columns: &Columns, index: &Index) {
         }
         _ => true,
     });
-    parts.extend(terms_of.into_iter().map(|(column, mut terms)| {
+    let joined = terms_of.into_iter().map(|(column, mut terms)| {
         terms.sort();
         terms.dedup();
         Node::Literal { question: Question::Terms { column, terms }, negated: is_and }
-    }));
+    });
+    // An item is asked the parts in their order, and terms answer at once.
+    parts.splice(0..0, joined);
 }
 
 /// The term of the one value that an inequality excludes, in a column of which no item has two values.
