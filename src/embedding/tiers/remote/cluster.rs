@@ -24,6 +24,7 @@ use super::manifest::{TableManifest, TableState};
 use super::node::{ClusterNode, words};
 use super::open::OpenSet;
 use super::slots::{Address, SlotMap};
+use super::survey::evicting;
 use crate::error::{Error, Result};
 use crate::locks::locked;
 
@@ -158,7 +159,7 @@ impl Cluster {
             nodes: RwLock::default(),
             open: Mutex::default(),
             trouble: ArcSwapOption::empty(),
-            strangers: ArcSwap::default(),
+            setup: ArcSwap::default(),
             refresh: Notify::new(),
             counters: ClusterTally::default(),
             turn: AtomicU64::new(0),
@@ -258,8 +259,8 @@ pub(super) struct Shared {
     pub(super) open: Mutex<Vec<Weak<OpenSet>>>,
     /// Why the owners of slots are not known anew.
     pub(super) trouble: ArcSwapOption<String>,
-    /// Seeds at which another cluster answers.
-    pub(super) strangers: ArcSwap<Vec<Address>>,
+    /// What is wrong with how the cluster is set up, a line each.
+    pub(super) setup: ArcSwap<Vec<String>>,
     refresh: Notify,
     counters: ClusterTally,
     turn: AtomicU64,
@@ -446,17 +447,18 @@ impl Shared {
         true
     }
 
-    /// Looks for seeds at which another cluster answers. Those that the map names were asked for it, or are its nodes.
-    async fn look_for_strangers(&self) {
+    /// Looks for seeds at which another cluster answers, and for nodes that remove rows. Seeds that the map names were asked for it,
+    /// or are its nodes.
+    async fn look_at_setup(&self) {
         let view = self.view.load_full();
-        let mut strangers = Vec::new();
+        let mut troubles = evicting(self).await;
         for seed in self.seeds.iter().filter(|seed| view.slots.nodes().all(|node| node != *seed)) {
             let Ok(node) = self.node(seed) else { continue };
             if self.slots_of(&node).await.is_ok_and(|slots| !slots.is_of(&view.slots)) {
-                strangers.push(seed.clone());
+                troubles.push(format!("remote tier: {seed} is a node of another cluster"));
             }
         }
-        self.strangers.store(Arc::new(strangers));
+        self.setup.store(Arc::new(troubles));
     }
 
     fn adopt(&self, slots: SlotMap) -> Result<()> {
@@ -496,7 +498,7 @@ impl Shared {
             }
             self.trouble.store(trouble);
             if !is_asked && !unwell {
-                self.look_for_strangers().await;
+                self.look_at_setup().await;
             }
             sleep(REFRESH_PAUSE).await;
         }

@@ -19,7 +19,6 @@ use super::open::{Cause, ChunkPlace, OpenSet};
 use super::read::{Reader, read};
 use super::sets::{complete, find_async};
 use super::slots::Address;
-use super::survey::evicting;
 use crate::error::Result;
 use crate::locks::locked;
 
@@ -171,7 +170,6 @@ pub(super) async fn look(shared: &Arc<Shared>, set: &OpenSet, turn: u64) -> (Ver
         }
         None => {}
     }
-    troubles.extend(evicting(shared).await);
     set.troubles.store(Arc::new(troubles));
     export(shared, &set.named.label());
     (found, degraded)
@@ -241,8 +239,7 @@ impl Cluster {
         let shared = &self.shared;
         let mut troubles = BTreeSet::new();
         troubles.extend(shared.trouble.load().iter().map(|why| format!("remote tier: {why}")));
-        let strangers = shared.strangers.load();
-        troubles.extend(strangers.iter().map(|seed| format!("remote tier: {seed} is a node of another cluster")));
+        troubles.extend(shared.setup.load().iter().cloned());
         for node in shared.view.load().shards.iter().flatten().filter(|node| node.breaker.is_open()) {
             let why = node.trouble.load();
             let why = why.as_ref().map_or("no answer", |why| why.as_str());
