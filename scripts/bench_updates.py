@@ -461,10 +461,11 @@ def busy():
     asked, lasts, burners = requests_file("asked", requests()), seconds(10), len(os.sched_getaffinity(0))
     with serving(copied(base(), "busy"), "busy-updates") as server, burning(burners):
         rate = (float(os.environ.get("PEAK", 0)) or peak(server, asked)) / 4
-        connection = server.connect(600)
         header("requests /s", "p99 without", "p99 beside the merge, per load", "merge s", "ratio")
         ratios, merges = [], []
         for round in range(3):
+            # A connection that is idle as long as a merge takes is closed.
+            connection = server.connect(600)
             for body in put_bodies(range(ITEMS, ITEMS + ITEMS // 20), vectors(ITEMS // 20, 5 + round), 500):
                 post(server, connection, body)
             settle(server)
