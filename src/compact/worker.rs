@@ -117,8 +117,7 @@ impl Compactor {
         let has_changed = self.options.is_due(drift, view.stray_share()) && drift * items >= CHANGED_MIN;
         let is_long = self.is_long(loaded.name(), &view);
         let is_due = has_changed || view.fullness() >= FULL || is_long;
-        // A version has one item at least.
-        self.options.share > 0.0 && is_due && view.items() > 0 && !waits
+        self.options.share > 0.0 && is_due && !waits
     }
 
     /// Whether a start would have to read too much of a journal, or needs what it has let go of.

@@ -80,8 +80,8 @@ impl Fresh {
         Fresh {
             maker: Maker::new(main.clone()),
             in_place: vec![false; main.columns.list().len()],
+            gone: View::new(main.clone()).gone().clone(),
             main,
-            gone: Tombstones::default(),
             overlay: Overlay::default(),
             segments: Vec::new(),
             joining: None,

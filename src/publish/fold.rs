@@ -64,7 +64,7 @@ fn write((files, arranged): (&Version<'_>, &Arranged), view: &View, folder: &Pat
     shards::share((main.package.folder(), &main.manifest), folder, &mut sums)?;
     let (items, digest) = (main.manifest.published_items(), main.manifest.published_digest());
     Ok(Manifest {
-        items: built.items(),
+        items: view.items(),
         slots: built.order.len(),
         position: view.position(),
         folded: Some(FoldedFrom { items, digest }),

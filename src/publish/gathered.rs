@@ -31,7 +31,10 @@ pub struct MergedVersion {
     pub seconds: f64,
 }
 
-/// The items of a view: those of its main snapshot that are not gone, then those beside it.
+/// The items of a view: those of its main snapshot that are not gone, then those beside it. Of a view without items it is one that
+/// is gone: the files of a version hold one at least, and its manifest says whether it counts ([`Manifest::is_emptied`]).
+///
+/// [`Manifest::is_emptied`]: crate::snapshot::Manifest::is_emptied
 pub(super) struct ViewItems {
     ids: Vec<i64>,
     columns: Vec<ItemColumn>,
@@ -55,7 +58,10 @@ impl ViewItems {
     /// What is wrong with the recipe's columns.
     pub(super) fn of(view: &View) -> Result<Self> {
         let main = view.main();
-        let slots: Vec<Slot> = view.filled_slots().collect();
+        let mut slots: Vec<Slot> = view.filled_slots().collect();
+        if slots.is_empty() {
+            slots.extend(main.index.filled_slots().next());
+        }
         let dimension = view.dimension();
         let mut vectors = vec![0.0; slots.len() * dimension];
         vectors.chunks_exact_mut(dimension).zip(&slots).for_each(|(row, slot)| {

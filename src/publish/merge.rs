@@ -45,14 +45,11 @@ const BYTES_A_NUMBER: u64 = 12;
 /// into another one of the same version, for this server alone (`fold`). `progress` is told how many of [`MERGE_STEPS`] are done.
 ///
 /// # Errors
-/// `Conflict` where another version came meanwhile, which takes over; `Invalid` where no items are left; `NoSpace` where memory
-/// or the disk do not suffice; `Io`. The store is then as it was.
+/// `Conflict` where another version came meanwhile, which takes over; `NoSpace` where memory or the disk do not suffice; `Io`. The
+/// store is then as it was.
 pub fn merge(store: &Store, view: &View, progress: &(dyn Fn(usize) + Sync)) -> Result<MergedVersion> {
     let start = Instant::now();
     let main = view.main();
-    if view.items() == 0 {
-        return Err(Error::invalid("no items are left, expected one at least"));
-    }
     let numbers = view.items() as u64 * view.dimension() as u64;
     let free = memory::available_bytes().unwrap_or(u64::MAX);
     if numbers.saturating_mul(BYTES_A_NUMBER) > free {

@@ -61,7 +61,8 @@ pub struct Manifest {
     pub version: u64,
     /// Width of queries and items, D.
     pub dimension: usize,
-    /// Items, N.
+    /// Items, N. 0 of a version all of whose items updates have deleted: its files hold one, as an index of none cannot be, which
+    /// nobody sees.
     pub items: usize,
     /// Slots, N rounded up list by list.
     pub slots: usize,
@@ -207,6 +208,11 @@ impl Manifest {
     /// Whether this program, as it is now, ran all graphs before it published the version.
     pub fn is_tried(&self) -> bool {
         self.graphs.is_some() && self.provenance.program == PROGRAM
+    }
+
+    /// Whether updates have deleted all of its items: the one that its files hold is none.
+    pub fn is_emptied(&self) -> bool {
+        self.items == 0
     }
 
     /// Whose updates it is brought up to date with: the model's, or those of its shard.

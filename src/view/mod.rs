@@ -147,9 +147,15 @@ impl<'a> Part<'a> {
 }
 
 impl View {
-    /// The view of a snapshot without updates.
+    /// The view of a snapshot without updates. Of one that was emptied the item that is left in its files is gone.
     pub fn new(main: Arc<Snapshot>) -> Self {
-        View::at(main.manifest.position, main, Tombstones::default(), Vec::new())
+        let mut gone = Tombstones::default();
+        if main.manifest.is_emptied() {
+            for slot in main.index.filled_slots() {
+                gone.insert(slot);
+            }
+        }
+        View::at(main.manifest.position, main, gone, Vec::new())
     }
 
     /// The view of a snapshot at a position of its updates: less what is `gone` of it, and with what `segments` hold, each less

@@ -235,13 +235,43 @@ fn a_shard_is_merged_without_a_server_and_what_cannot_be_says_why() {
     ] {
         assert_ne!(run(wrong).0, 0, "{wrong:?}");
     }
-    // A router merges nothing, and a shard has one item at least.
+    // A router merges nothing.
     assert_eq!(cut.router.post(&format!("{ITEMS}:merge"), json!({})).0, 422);
-    let all: Vec<i64> = (0..700).map(|n| n * 7 - 9000).chain(5000..5060).filter(|id| home(*id) == 0).collect();
-    cut.router.ask(&format!("{ITEMS}:delete"), json!({"ids": all}));
-    until("they are gone", || cut.shards[0].get_json(&format!("{ITEMS}:position"))["items"] == 0);
-    let (status, problem) = cut.shards[0].post(&format!("{ITEMS}:merge"), "");
-    assert!(status == 400 && problem["detail"].as_str().unwrap().contains("no items are left"), "{problem}");
+}
+
+#[test]
+fn a_shard_that_was_emptied_is_merged_and_stays_empty_beside_the_others() {
+    let mut cut = Cut::new();
+    let (seen, whole) = write(&cut, 5000);
+    assert_eq!(answers(&cut.router, &seen), answers(&cut.one, &whole));
+    let state = |cut: &Cut| cut.shards[0].get_json(&format!("{ITEMS}:position"));
+    // Emptied, and once more after it had an item again: what stands behind the newest merge is empty too.
+    let again = (8000..).find(|id| home(*id) == 0).unwrap();
+    for round in 0..2 {
+        let gone: Vec<i64> = match round {
+            0 => (0..700).map(|n| n * 7 - 9000).chain(5000..5060).filter(|id| home(*id) == 0).collect(),
+            _ => vec![again],
+        };
+        let delete = |server: &Server| server.ask(&format!("{ITEMS}:delete"), json!({"ids": gone}));
+        let (seen, whole) = (token(&delete(&cut.router)), delete(&cut.one)["position"].to_string());
+        let expected = answers(&cut.one, &whole);
+        assert_eq!(answers(&cut.router, &seen), expected);
+        let position = state(&cut)["durable"].clone();
+        let merged = cut.shards[0].ask(&format!("{ITEMS}:merge"), "");
+        assert_eq!(merged, json!({"model": "vectors", "version": 2, "position": position, "items": 0}));
+        assert_eq!(answers(&cut.router, &seen), expected);
+        let address = cut.shards[0].address.clone();
+        assert_eq!(cut.shards.remove(0).stop(), Some(0));
+        cut.shards.insert(0, serve(cut.folder.path(), 0, &cut.updates(0), &address));
+        until("the shard is back", || cut.router.post(RETRIEVE, json!({"vector": [0, 0, 0, 0]})).0 == 200);
+        assert_eq!((&state(&cut)["items"], &state(&cut)["durable"]), (&json!(0), &position));
+        assert_eq!(answers(&cut.router, &seen), expected);
+        let put = |server: &Server| server.ask(&format!("{ITEMS}:upsert"), json!({"items": [item(again)]}));
+        let (seen, whole) = (token(&put(&cut.router)), put(&cut.one)["position"].to_string());
+        assert_eq!(answers(&cut.router, &seen), answers(&cut.one, &whole));
+        assert_eq!(state(&cut)["items"], 1);
+    }
+    assert_eq!(folds(&cut, 0).len(), 2);
 }
 
 /// A registry of the first of two shards of a catalogue that is published twice, and its updates.

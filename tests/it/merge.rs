@@ -188,23 +188,85 @@ fn merges_that_cannot_be_say_why_and_change_nothing() {
     published(folder.path(), 3);
     let server = serve(folder.path(), "0");
     let merge = format!("{ITEMS}:merge");
-    server.ask(&format!("{ITEMS}:delete"), json!({"ids": [0, 1, 2]}));
-    state(&server, 3);
-    let (status, problem) = server.post(&merge, "");
-    assert_eq!((status, problem["code"].as_str()), (400, Some("invalid")), "{problem}");
-    assert!(problem["detail"].as_str().unwrap().contains("no items are left"), "{problem}");
     assert_eq!(server.post("/v1/models/none/items:merge", "").0, 404);
     assert_eq!(server.get(&merge).0, 405);
-    server.ask(&format!("{ITEMS}:upsert"), json!({"items": [{"id": 9, "embedding": [9, 1]}]}));
-    state(&server, 4);
-    assert_eq!(server.ask(&merge, "")["items"], 1);
-    assert_eq!(state(&server, 4).1, [(9, -1)]);
     let alone = Server::start(&folder.path().join("store"));
     assert_eq!(alone.post(&merge, "").0, 422, "a server without updates");
     for arguments in [&["compact", "vectors"][..], &["compact", "vectors", "--updates", "nowhere"], &["compact", "a/b"]]
     {
         assert_eq!(run(arguments).0, 2, "{arguments:?}");
     }
+}
+
+#[test]
+fn a_catalogue_that_was_emptied_is_merged_stays_empty_and_takes_items_again() {
+    let folder = tempfile::tempdir().unwrap();
+    published(folder.path(), 3);
+    let server = serve(folder.path(), "0");
+    let merge = |server: &Server| server.ask(&format!("{ITEMS}:merge"), "");
+    let delete = |server: &Server, ids: &[i64]| drop(server.ask(&format!("{ITEMS}:delete"), json!({"ids": ids})));
+    let put = |server: &Server, ids: &[i64]| {
+        let item = |id: &i64| json!({"id": id, "embedding": [id, 1], "attributes": {"n": 7}});
+        server.ask(&format!("{ITEMS}:upsert"), json!({"items": ids.iter().map(item).collect::<Vec<_>>()}));
+    };
+    let is_empty = |server: &Server, version: u64| {
+        let (answer, items) = state(server, 0);
+        let total = server.get_json("/v1/models/vectors")["items"].clone();
+        assert_eq!((&answer["version"], items, total), (&json!(version), Vec::new(), json!(0)));
+        assert_eq!((0..6).filter(|id| server.get(&format!("{ITEMS}/{id}")).0 != 404).count(), 0);
+    };
+    delete(&server, &[0, 1, 2]);
+    assert_eq!(merge(&server), json!({"model": "vectors", "version": 2, "position": 3, "items": 0}));
+    is_empty(&server, 2);
+    put(&server, &[5]);
+    delete(&server, &[5]);
+    assert_eq!(merge(&server), json!({"model": "vectors", "version": 3, "position": 5, "items": 0}));
+    // Neither a start nor a server without the updates has them back.
+    assert_eq!(server.stop(), Some(0));
+    is_empty(&Server::start(&folder.path().join("store")), 3);
+    let server = serve(folder.path(), "0");
+    is_empty(&server, 3);
+    // An item that a file of the version may hold is one like all others.
+    put(&server, &[0, 1, 2, 5, 9]);
+    delete(&server, &[1]);
+    let items = [(0, 7), (2, 7), (5, 7), (9, 7)];
+    assert_eq!(state(&server, 11).1, items);
+    assert_eq!(merge(&server), json!({"model": "vectors", "version": 4, "position": 11, "items": 4}));
+    assert_eq!(server.stop(), Some(0));
+    assert_eq!(state(&serve(folder.path(), "0"), 11).1, items);
+}
+
+#[test]
+fn an_emptied_catalogue_lets_go_of_its_journal() {
+    let folder = tempfile::tempdir().unwrap();
+    published(folder.path(), 40);
+    let (store, feed, registry, compactor) = merging(folder.path(), None);
+    let merged = |from: i64| {
+        let updates: Vec<Update> = (from..from + 40).map(|id| Update::Delete { id }).collect();
+        for updates in updates.chunks(4) {
+            append(&feed, updates);
+        }
+        let active = || registry.get("vectors", Which::Active).unwrap().view();
+        until("they are gone", || active().position() == feed.last() && active().items() == 0);
+        compactor.merge(&registry, "vectors").unwrap()
+    };
+    assert_eq!((merged(0).items, feed.first()), (0, 1));
+    for round in 1..4 {
+        more(&feed, &registry, 1000 * round, 40);
+        let before = store.manifest("vectors", round as u64 + 1).unwrap();
+        assert_eq!((before.items, merged(1000 * round).items), (0, 0));
+        assert!(
+            (before.position - 30..=before.position + 1).contains(&feed.first()),
+            "round {round}: {}",
+            feed.first()
+        );
+    }
+    drop((registry, compactor, feed));
+    let journal = folder.path().join("updates/vectors");
+    until("the journal is let go of", || Log::open(&journal, small()).is_ok());
+    let (_, feed, registry, _) = merging(folder.path(), None);
+    let view = registry.get("vectors", Which::Active).unwrap().view();
+    assert_eq!((view.items(), view.position()), (0, feed.last()));
 }
 
 #[test]
