@@ -33,8 +33,9 @@ pub(super) struct StreamFollower {
 
 impl StreamFollower {
     pub(super) fn new(shared: Arc<Shared<State>>, remote: Remote, threads: Arc<Threads>, after: u64) -> Result<Self> {
-        // A version that another server has made may hold updates that are still on their way here.
-        drop(shared.wait(|state| state.position >= after || state.broken.is_some(), ANSWER));
+        // A version that another server has made may hold updates that are still on their way here, or that were missed.
+        shared.change(|state| state.held = state.held.max(after));
+        drop(shared.wait(|state| state.position >= after, ANSWER));
         let (first, last) = {
             let state = shared.lock();
             (state.first, state.position)
@@ -133,8 +134,8 @@ impl Follower for StreamFollower {
             let (sequence, beginning) = (self.sequence, self.beginning);
             let is_there = |state: &State| state.sequence >= sequence || state.beginning != beginning;
             let there = self.shared.wait(|state| is_there(state) || state.broken.is_some(), wait);
-            let Some((is_there, is_same, broken)) =
-                there.map(|state| (is_there(&state), state.beginning == beginning, state.broken.clone()))
+            let Some((is_there, is_same, missed, broken)) =
+                there.map(|state| (is_there(&state), state.beginning == beginning, state.missed, state.broken.clone()))
             else {
                 return Ok(None);
             };
@@ -143,6 +144,12 @@ impl Follower for StreamFollower {
                 return Err(Error::corrupt(why));
             }
             if !is_same {
+                if self.next <= missed {
+                    let (name, next) = (&self.remote.name, self.next);
+                    return Err(Error::corrupt(format!(
+                        "stream `{name}`: positions {next} to {missed} were missed, a version from there on is followed"
+                    )));
+                }
                 self.seek()?;
                 continue;
             }

@@ -14,7 +14,7 @@ use tokio::sync::mpsc::Receiver;
 use tokio::time::{sleep, timeout_at};
 
 use super::message::{Attempt, Commit, FRAME_BYTES, LENGTH_BYTES, tried_for};
-use super::remote::{AHEAD, Remote, does_not_follow, number, refusal};
+use super::remote::{AHEAD, Noted, Remote, does_not_follow, number, refusal};
 use super::state::State;
 use crate::error::{Error, Kind, Result};
 use crate::journal::shared::Shared;
@@ -111,6 +111,7 @@ impl Keeper {
             }
             // Writers that try again and again must not keep a stream that is back from being seen.
             if self.looked.elapsed() >= LOOK {
+                self.join().await;
                 self.look().await;
                 self.looked = Instant::now();
             }
@@ -185,6 +186,28 @@ impl Keeper {
                 Ok(rang) => self.note(rang),
                 Err(_) => return,
             }
+        }
+    }
+
+    /// Joins a stream again that nothing could be read of, once a version holds all that was missed: as a start with that version would.
+    async fn join(&mut self) {
+        let held = {
+            let state = self.shared.lock();
+            (state.broken.is_some() && state.held > state.position).then_some(state.held)
+        };
+        let Some(held) = held else { return };
+        match self.remote.begin(held, &Noted::default()).await {
+            Ok(now) if (now.first..=now.position + 1).contains(&(held + 1)) => {
+                tracing::info!(
+                    stream = self.remote.name,
+                    position = held,
+                    "a version holds what was missed, the stream is followed again"
+                );
+                (self.rung, self.is_missing) = (None, false);
+                self.shared.change(|state| state.join(now, held));
+            }
+            // It is not known what lies between, or the broker does not answer: that is told already, or by the next look.
+            Ok(_) | Err(_) => {}
         }
     }
 

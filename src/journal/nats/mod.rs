@@ -17,7 +17,8 @@
 //!
 //! **Messages of others.** A message that no journal wrote is skipped, and so is a copy of a commit that was read before: each commit
 //! names the one before it, so that no update can be lost with them. They are counted, and operators are warned. A damaged commit, one
-//! of a later release, a gap, or a position that does not follow ends following with the reason: nothing is passed over.
+//! of a later release, a gap, or a position that does not follow ends following with the reason: nothing is passed over. The
+//! stream is joined again once a version is followed from a position beyond what was missed.
 //!
 //! **Streams that are lost.** How far a stream came is noted outside of it (`mark`). A stream that is gone or ends before the note is
 //! not begun again: a start is refused, and a server that runs refuses updates, until the stream is back or begins after all that was seen.

@@ -43,8 +43,12 @@ pub(super) struct State {
     pub(super) refused: Option<(Instant, String)>,
     /// Why the stream is not the one that was followed; it goes on once it is again.
     pub(super) away: Option<String>,
-    /// Why nothing can be read any more.
+    /// Why nothing can be read any more, until a version holds what was missed.
     pub(super) broken: Option<String>,
+    /// The furthest position that a version is followed from.
+    pub(super) held: u64,
+    /// Updates up to this position were missed by who followed before the stream was joined again.
+    pub(super) missed: u64,
     /// Why the position cannot be noted outside of the stream.
     pub(super) unnoted: Option<String>,
 }
@@ -107,6 +111,13 @@ impl State {
         (self.last_commit, self.number) = (sequence, commit.number);
         (self.recent, self.recent_bytes) = (VecDeque::new(), 0);
         self.away = None;
+    }
+
+    /// Goes on with the stream as it is now, which is this: all that was missed up to a position is in a version.
+    pub(super) fn join(&mut self, now: State, missed: u64) {
+        let (beginning, held) = (self.beginning + 1, self.held);
+        let (skipped, unnoted) = (std::mem::take(&mut self.skipped), self.unnoted.take());
+        *self = State { beginning, held, missed, skipped, unnoted, ..now };
     }
 
     /// Takes note of what the broker tells of the stream.

@@ -26,6 +26,8 @@ struct World {
     written: BTreeSet<i64>,
     /// What the broker held earlier.
     copies: Vec<tempfile::TempDir>,
+    /// Servers that were started to help it.
+    others: Vec<Server>,
 }
 
 /// What a server still does while a fault lasts.
@@ -75,7 +77,7 @@ impl World {
         publish(&folder, "vectors");
         let server = serve(&folder, &wire.url(), &[]);
         server.wait_ready();
-        World { broker, wire, folder, server, written: BTreeSet::new(), copies: Vec::new() }
+        World { broker, wire, folder, server, written: BTreeSet::new(), copies: Vec::new(), others: Vec::new() }
     }
 
     fn api(&self, call: &str, body: Value) -> String {
@@ -144,6 +146,14 @@ impl World {
     fn merge(&mut self) {
         self.server.ask(&format!("{ITEMS}:merge"), "");
     }
+
+    /// The numbers of the first and the last message of the stream.
+    fn messages(&self) -> (u64, u64) {
+        let told = self.api("INFO.sterling-vectors", json!({}));
+        let told: Value = serde_json::from_str(told.split_once('\n').unwrap().1.trim()).unwrap();
+        let number = |name: &str| told["state"][name].as_u64().unwrap();
+        (number("first_seq"), number("last_seq"))
+    }
 }
 
 fn nothing(_: &mut World) {}
@@ -202,6 +212,25 @@ fn faults() -> Vec<Fault> {
             |world| world.restore(0),
         ),
         fault(
+            "a broker that comes back having lost everything, with a new stream of the name",
+            |world| {
+                world.broker.lose_all();
+                world.api(
+                    "CREATE.sterling-vectors",
+                    json!({"name": "sterling-vectors", "subjects": ["sterling.vectors"], "deny_delete": true}),
+                );
+            },
+            "it holds messages 0 to 0",
+            Writes::Fail(503),
+            |world| {
+                // Nobody else has the updates: a version saves them, and a server that starts with it begins the stream after it.
+                world.merge();
+                let begins = serve(&world.folder, &world.broker.url(), &[]);
+                begins.wait_ready();
+                world.others.push(begins);
+            },
+        ),
+        fault(
             "a stream restored from an earlier state",
             |world| {
                 world.back_up();
@@ -218,6 +247,18 @@ fn faults() -> Vec<Fault> {
             "an emptied stream",
             |world| {
                 world.api("PURGE.sterling-vectors", json!({}));
+            },
+            "was released, which its version needs",
+            Writes::Go,
+            World::merge,
+        ),
+        fault(
+            "a stream that was emptied but for its last message",
+            |world| {
+                (0..2).for_each(|_| assert_eq!(world.put().0, 200));
+                world.holds_all();
+                world.api("PURGE.sterling-vectors", json!({"keep": 1}));
+                assert_eq!(world.messages(), (4, 4));
             },
             "was released, which its version needs",
             Writes::Go,
@@ -300,7 +341,7 @@ fn faults() -> Vec<Fault> {
 fn a_server_degrades_as_stated_warns_and_recovers_from_faults_of_its_stream() {
     let only = std::env::var("STERLING_TEST_STREAM_FAULT").unwrap_or_default();
     let faults = faults();
-    assert_eq!(faults.len(), 17);
+    assert_eq!(faults.len(), 19);
     for Fault { name, inflict, told, writes, mend, ends } in
         faults.into_iter().filter(|fault| fault.name.contains(&only))
     {
@@ -329,7 +370,7 @@ fn a_server_degrades_as_stated_warns_and_recovers_from_faults_of_its_stream() {
         drop(world.server);
         let again = serve(&folder, &wire.url(), &[]);
         again.wait_ready();
-        let world = World { broker, wire, folder, server: again, written, copies: Vec::new() };
+        let world = World { broker, wire, folder, server: again, written, copies: Vec::new(), others: Vec::new() };
         world.holds_all();
     }
 }
@@ -462,5 +503,43 @@ fn a_server_that_restarts_after_its_stream_was_lost_is_not_ready_and_those_with_
     until("both go on", || world.put().0 == 200);
     world.holds_all();
     world.server = again;
+    world.holds_all();
+}
+
+#[test]
+fn a_server_that_missed_updates_is_not_ready_and_goes_on_with_a_version_that_holds_them() {
+    let mut world = World::start();
+    assert_eq!(world.put().0, 200);
+    world.holds_all();
+    let other = serve(&world.folder, &world.broker.url(), &[]);
+    other.wait_ready();
+    // While it cannot be reached another server writes on, and the broker keeps that for a second.
+    world.wire.cut();
+    for id in 500..505 {
+        let items = json!({"items": [{"id": id, "embedding": [id, 2], "attributes": {"n": id}}]});
+        assert_eq!(other.post(&format!("{ITEMS}:upsert"), items).0, 200);
+    }
+    let (_, last) = world.messages();
+    world.limit("max_age", json!(1_000_000_000));
+    until("the messages are dropped", || world.messages().0 > last);
+    world.limit("max_age", json!(0));
+    world.wire.mend();
+    until("it says what is missing", || {
+        let (status, said) = world.server.get("/readyz");
+        status == 503 && said.contains("follows its updates no more") && said.contains("the last that was seen was 2")
+    });
+    // Answers go on with what was seen, and no update is taken that nobody here could see.
+    world.holds_all();
+    assert!(!world.found().contains(&500));
+    assert_ne!(world.put().0, 200);
+    // A version that holds what was missed is all that it needs.
+    other.ask(&format!("{ITEMS}:merge"), "");
+    until("it is ready", || world.server.get("/readyz").0 == 200);
+    world.written.extend(500..505);
+    world.holds_all();
+    until("it takes updates", || world.put().0 == 200);
+    world.holds_all();
+    until("nothing is told any more", || world.server.warnings().is_empty());
+    world.server = other;
     world.holds_all();
 }
