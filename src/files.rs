@@ -18,6 +18,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use crate::blocking::may_block;
 use crate::device::buffer::Buffer;
 use crate::device::map::{self, Map};
 use crate::error::{Error, Result};
@@ -294,6 +295,7 @@ pub fn write_atomic(path: &Path, fill: impl FnOnce(&mut dyn Write) -> std::io::R
 
 /// Gives a file that `make` writes, under a temporary name, its own; where that fails the temporary file is removed.
 fn replace<T>(path: &Path, make: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
+    may_block();
     let temporary = temporary(path);
     let renamed = |made| {
         // Opened before the rename: a missing descriptor must not fail what has been done.
@@ -326,6 +328,7 @@ pub fn sync_folder(folder: &Path) -> std::io::Result<()> {
 /// # Errors
 /// What the operating system says.
 pub fn open_folder(folder: &Path) -> std::io::Result<File> {
+    may_block();
     File::open(if folder.as_os_str().is_empty() { Path::new(".") } else { folder })
 }
 

@@ -11,6 +11,7 @@
 //! | C | lists (clusters) | K | results |
 
 pub mod bench;
+mod blocking;
 pub mod cli;
 pub mod columns;
 pub mod compact;

@@ -13,6 +13,7 @@ use std::time::SystemTime;
 
 use bytemuck::{Pod, Zeroable};
 
+use crate::blocking::may_block;
 use crate::error::{Error, Kind, Result};
 
 /// Memory of at least this many bytes asks for transparent huge pages: random reads then miss the TLB 512 times less.
@@ -26,6 +27,7 @@ const HEAP_BYTES: usize = 1 << 20;
 /// # Errors
 /// `NotFound` or `Io` with the path, also where it is no regular file.
 pub fn open(path: &Path) -> Result<File> {
+    may_block();
     let io = |e| Error::io(path.display(), e);
     let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(io)?;
     match file.metadata().map_err(io)?.is_file() {

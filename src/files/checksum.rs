@@ -6,6 +6,7 @@ use std::path::Path;
 
 use xxhash_rust::xxh3::Xxh3;
 
+use crate::blocking::may_block;
 use crate::device::priority::breathe;
 use crate::error::{Error, Result};
 
@@ -31,6 +32,7 @@ impl Checksum {
     /// # Errors
     /// `NotFound` or `Io` with the path.
     pub fn of_file(path: &Path) -> Result<Self> {
+        may_block();
         let read = || {
             let mut hashed = Hashed::new(std::io::sink());
             hashed.read(&mut File::open(path)?)?;

@@ -16,6 +16,7 @@ use super::embed::Embedder;
 use super::merges::MergeUnderWay;
 use super::state::{Fresh, Misfit};
 use super::update::{CallAnswer, Put, Update};
+use crate::blocking::may_block;
 use crate::device::priority::{self, Background};
 use crate::error::{Error, Kind, Result};
 use crate::journal::{Append, Done, Follower, Journal, Journals, Record, Topic};
@@ -270,6 +271,7 @@ impl Feeds {
     /// As [`Journals::open`] and [`Feed::open`].
     pub fn open(&self, topic: &Topic, after: u64) -> Result<Arc<Feed>> {
         check_name("model name", &topic.model)?;
+        may_block();
         let opening = locked(&self.opening).entry(topic.clone()).or_default().clone();
         let _opening = locked(&opening);
         if let Some(feed) = self.of(topic) {

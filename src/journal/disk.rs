@@ -5,6 +5,7 @@ use std::io::{Error, ErrorKind, Result, Seek, SeekFrom, Write};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
+use crate::blocking::may_block;
 use crate::files;
 
 /// The end of a file that grows.
@@ -84,24 +85,28 @@ fn identity(of: &Metadata) -> (u64, u64) {
 
 impl Tail for RealTail {
     fn write(&mut self, bytes: &[u8]) -> Result<usize> {
+        may_block();
         let written = self.file.write(bytes)?;
         self.bytes += written as u64;
         Ok(written)
     }
 
     fn sync(&mut self) -> Result<()> {
+        may_block();
         self.file.sync_data()?;
         // What is durable under no name, or under another one, is found by no start.
         self.check()
     }
 
     fn cut(&mut self, bytes: u64) -> Result<()> {
+        may_block();
         self.file.set_len(bytes)?;
         self.bytes = bytes;
         self.file.seek(SeekFrom::Start(bytes)).map(drop)
     }
 
     fn check(&self) -> Result<()> {
+        may_block();
         let found = match std::fs::metadata(&self.path) {
             Ok(found) => found,
             Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
@@ -122,10 +127,12 @@ impl Tail for RealTail {
 
 impl Disk for RealDisk {
     fn create(&self, path: &Path) -> Result<Box<dyn Tail>> {
+        may_block();
         RealTail::boxed(path, File::options().write(true).create_new(true).open(path)?)
     }
 
     fn open(&self, path: &Path) -> Result<Box<dyn Tail>> {
+        may_block();
         RealTail::boxed(path, File::options().write(true).open(path)?)
     }
 

@@ -29,6 +29,7 @@ use super::mark::{MARKS, Mark};
 use super::scan::{Cursor, Segment, segments};
 use super::shared::Shared;
 use super::{Append, Done, Follower, Journal, Journals, Topic};
+use crate::blocking::may_block;
 use crate::error::{Error, Kind, Result};
 
 /// The file that is locked as long as a log is open.
@@ -169,6 +170,7 @@ impl Journal for Log {
     }
 
     fn release(&self, position: u64) -> Result<()> {
+        may_block();
         // The oldest first, each for good before it is forgotten: wherever this ends, those that are known follow one another,
         // and the next call goes on there.
         loop {

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use crate::blocking::may_block;
 use crate::locks::locked;
 
 /// A state that tells how far a journal is.
@@ -46,6 +47,7 @@ impl<S: Progress> Shared<S> {
 
     /// Waits until the state is as asked for, and hands it out; `None` where it was not in time.
     pub(super) fn wait(&self, is_there: impl Fn(&S) -> bool, most: Duration) -> Option<MutexGuard<'_, S>> {
+        may_block();
         let until = Instant::now() + most;
         let mut state = self.lock();
         while !is_there(&state) {

@@ -35,6 +35,7 @@ use super::health::back_off;
 use super::strays::STRAY;
 use super::transport::Transport;
 use super::{Objects, Over, Tag, WHOLE_BYTES_MAX};
+use crate::blocking::may_block;
 use crate::error::{Error, Kind, Result};
 
 /// Files up to this size are written by one request, larger ones in parts of at least as much.
@@ -263,6 +264,7 @@ impl Bucket {
         key: &str,
         work: impl Future<Output = object_store::Result<T>> + Send + 'static,
     ) -> Result<T> {
+        may_block();
         let (tell, told) = sync_channel(1);
         // Nobody waits any more where the caller's thread has ended.
         self.threads()?.spawn(async move { drop(tell.send(work.await)) });

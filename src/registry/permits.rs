@@ -2,6 +2,8 @@
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
+use crate::blocking::may_block;
+
 /// The right to load, of which there are a few.
 pub(super) struct Permits {
     give: Sender<()>,
@@ -19,6 +21,7 @@ impl Permits {
 
     /// Waits for one.
     pub(super) fn take(&self) -> Permit<'_> {
+        may_block();
         // Both ends live as long as this value, so that neither can be closed.
         let _ = self.take.recv();
         Permit(&self.give)

@@ -17,6 +17,7 @@ use utoipa::ToSchema;
 use super::peer::{LOOK_EVERY, Peer, Question, ROWS_EVERY, Shared};
 use super::rows::ROWS_BYTES_MAX;
 use super::tls::{Connector, ServersTls};
+use crate::blocking::may_block;
 use crate::embedding::tiers::slices::{Neighbours, PeerHost, PeerSlice, Slices};
 use crate::embedding::tiers::{Fetched, Pending, RowSource, RowState};
 use crate::error::{Error, Result};
@@ -143,6 +144,7 @@ impl Neighbours for Peers {
                 None => by_host.push((peer, vec![slice])),
             }
         }
+        may_block();
         let (told, hear) = crossbeam_channel::bounded(1);
         self.runtime().spawn(async move {
             let held = join_all(by_host.iter().map(|(peer, slices)| peer.wait_for(slices))).await;

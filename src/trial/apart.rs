@@ -14,6 +14,7 @@ use rustix::process::{Resource, Rlimit, Signal, setrlimit};
 use serde::{Deserialize, Serialize};
 
 use super::rows;
+use crate::blocking::may_block;
 use crate::error::{Error, Kind, Result};
 use crate::model::{MODEL_FILE, ModelSpec};
 
@@ -81,6 +82,7 @@ impl Apart {
     }
 
     pub(super) fn run(&self, folder: &Path) -> Result<()> {
+        may_block();
         let mut command = Command::new(&self.program);
         command.arg("trial").arg(folder);
         command.args(["--memory-bytes", &self.bounds.memory_bytes.to_string()]);

@@ -20,6 +20,7 @@ const LAYERS: &[(&str, u8, &[&str])] = &[
     ("draws", 0, &[]),
     ("limits", 0, &[]),
     ("locks", 0, &[]),
+    ("blocking", 0, &[]),
     ("packed", 0, &["units"]),
     ("quota", 0, &["error"]),
     ("tensor", 0, &["error"]),

@@ -17,6 +17,7 @@ use tokio::runtime::{Handle, Runtime};
 
 use super::message::{Commit, Read};
 use super::state::State;
+use crate::blocking::may_block;
 use crate::error::{Error, Result};
 use crate::locks::locked;
 
@@ -261,6 +262,7 @@ pub(super) fn wait<T: Send + 'static>(
     threads: &Threads,
     what: impl Future<Output = Result<T>> + Send + 'static,
 ) -> Result<T> {
+    may_block();
     let (tell, told) = mpsc::sync_channel(1);
     threads.handle.spawn(async move {
         // Nobody may wait any more.

@@ -20,6 +20,7 @@ use super::super::manifest::Manifest;
 use super::super::shards::{Shards, shard_folder};
 use super::folder::{Staging, lock_folder, names_in, remove_leftovers, take_away};
 use super::{Held, Store, Unit, number};
+use crate::blocking::may_block;
 use crate::error::{Error, Result};
 use crate::files;
 
@@ -49,9 +50,10 @@ impl Store {
     /// The folder of a shard's folds and the manifest of what was published, where there are any.
     fn folds_of(&self, unit: Unit<'_>) -> Result<Option<(PathBuf, Manifest)>> {
         let of_shard = self.folds.as_ref().and_then(|root| folds_of_shard(root, unit));
+        may_block();
         let of_version = of_shard.map(|folder| folder.join(unit.version.to_string()));
         let Some(of_version) = of_version.filter(|folder| folder.exists()) else { return Ok(None) };
-        let published = Manifest::read(&self.shelf.outline(unit)?)?;
+        let published = Manifest::read(&self.shelf().outline(unit)?)?;
         Ok(Some((of_version.join(published.digest()), published)))
     }
 
@@ -136,6 +138,7 @@ impl Store {
     /// `Io` with the path.
     pub fn forget_folds(&self, model: &str, before: u64) -> Result<()> {
         let of_shard = self.folds.as_ref().and_then(|root| folds_of_shard(root, self.unit(model, before)));
+        may_block();
         let Some(parent) = of_shard.filter(|parent| parent.exists()) else { return Ok(()) };
         let _lock = lock_folder(&parent)?;
         remove_leftovers(&parent)?;

@@ -26,6 +26,7 @@ use std::sync::Arc;
 
 use super::manifest::{MANIFEST, Manifest};
 use super::shards::{SHARDS_FILE, Shards, shard_folder};
+use crate::blocking::may_block;
 use crate::error::{Error, Result};
 use crate::files::Checksum;
 use crate::objects;
@@ -190,12 +191,18 @@ impl Store {
         Unit { model, version, shard: self.shard }
     }
 
+    /// What holds the versions, for a call that may wait for a disk or a network.
+    fn shelf(&self) -> &dyn Shelf {
+        may_block();
+        &*self.shelf
+    }
+
     /// Looks at what is published by now. Until then a bucket is what it was at the last look; a folder is always as it is.
     ///
     /// # Errors
     /// `Unavailable` where a bucket does not answer, or did not a moment ago: what was seen last stays.
     pub fn renew(&self) -> Result<()> {
-        self.shelf.renew()
+        self.shelf().renew()
     }
 
     /// Why the store cannot be looked at, where it cannot: what is known of it is then that of the last look.
@@ -220,7 +227,7 @@ impl Store {
     /// # Errors
     /// `Unsupported` with what it did; `Unavailable` where it does not answer.
     pub fn prove(&self) -> Result<()> {
-        self.shelf.prove().map_err(|e| e.within(format!("store {}", self.name())))
+        self.shelf().prove().map_err(|e| e.within(format!("store {}", self.name())))
     }
 
     /// The models of the store, sorted. A store that does not exist holds none; a model whose folder cannot be read is one.
@@ -241,7 +248,7 @@ impl Store {
 
     /// The names of models' folders for which `is_one` holds, sorted.
     fn named(&self, is_one: impl Fn(&str) -> bool) -> Result<Vec<String>> {
-        let mut names = self.shelf.names()?;
+        let mut names = self.shelf().names()?;
         names.retain(|name| check_name("model name", name).is_ok() && is_one(name));
         names.sort();
         Ok(names)
@@ -257,10 +264,10 @@ impl Store {
             return Ok(Vec::new());
         }
         match self.shard {
-            None => self.shelf.numbers(model, &[MANIFEST.into()]),
+            None => self.shelf().numbers(model, &[MANIFEST.into()]),
             Some(shard) => {
                 let manifest = shard_folder(Path::new(""), shard).join(MANIFEST);
-                self.shelf.numbers(model, &[SHARDS_FILE.into(), manifest.to_string_lossy().into_owned()])
+                self.shelf().numbers(model, &[SHARDS_FILE.into(), manifest.to_string_lossy().into_owned()])
             }
         }
     }
@@ -273,7 +280,7 @@ impl Store {
         if check_name("model name", model).is_err() {
             return Ok(Vec::new());
         }
-        self.shelf.numbers(model, &[SHARDS_FILE.into()])
+        self.shelf().numbers(model, &[SHARDS_FILE.into()])
     }
 
     /// The folder of this machine where a version lies, or that of the shard that is meant. Of a bucket it is there once it was
@@ -290,7 +297,7 @@ impl Store {
     pub fn outline(&self, model: &str, version: u64) -> Result<PathBuf> {
         check_model(model)?;
         let unit = self.unit(model, version);
-        self.folded_outline(unit)?.map_or_else(|| self.shelf.outline(unit), Ok)
+        self.folded_outline(unit)?.map_or_else(|| self.shelf().outline(unit), Ok)
     }
 
     /// The manifest of a version, or that of the shard that is meant.
@@ -324,7 +331,7 @@ impl Store {
         let of = Store { shelf: self.shelf.clone(), shard, folds: None };
         let Some(sum) = of.manifest(model, version)?.files.remove(file) else { return Ok(None) };
         let path = Unit { model: "", ..of.unit(model, version) }.path().join(file);
-        let bytes = self.shelf.read(model, &path.to_string_lossy())?;
+        let bytes = self.shelf().read(model, &path.to_string_lossy())?;
         match Checksum::of(&bytes) == sum {
             true => Ok(Some(bytes)),
             false => {
@@ -342,7 +349,7 @@ impl Store {
     pub fn bring(&self, model: &str, version: u64) -> Result<Held> {
         check_model(model)?;
         let unit = self.unit(model, version);
-        self.bring_fold(unit)?.map_or_else(|| self.shelf.bring(unit), Ok)
+        self.bring_fold(unit)?.map_or_else(|| self.shelf().bring(unit), Ok)
     }
 
     /// Throws a fetched copy of a version away that turned out to be damaged, or puts the fold aside that stood for it. Returns false
@@ -352,13 +359,13 @@ impl Store {
     /// `Io` with the path.
     pub fn discard(&self, model: &str, version: u64) -> Result<bool> {
         let unit = self.unit(model, version);
-        Ok(self.put_fold_aside(unit)? || self.shelf.discard(unit)?)
+        Ok(self.put_fold_aside(unit)? || self.shelf().discard(unit)?)
     }
 
     /// What the files of a version look like from outside, or `None` where it is not published.
     pub fn stamp(&self, model: &str, version: u64) -> Option<Stamp> {
         check_name("model name", model).ok()?;
-        self.shelf.stamp(self.unit(model, version))
+        self.shelf().stamp(self.unit(model, version))
     }
 
     /// The newest version that stands for this one: itself, or one that was merged from it and later updates.
@@ -394,7 +401,7 @@ impl Store {
             Some(fill) => fill(folder, version),
             None => Err(Error::internal("a version is filled twice")),
         };
-        self.shelf.publish(&mut Publication { model, is_derived, fill: &mut once })
+        self.shelf().publish(&mut Publication { model, is_derived, fill: &mut once })
     }
 
     /// Puts files beside those of a published version, which `fill` writes to the folder that it gets. Readers see them in the
@@ -409,7 +416,7 @@ impl Store {
         files: &[&str],
         mut fill: impl FnMut(&Path) -> Result<()>,
     ) -> Result<()> {
-        self.shelf.add(self.unit(model, version), files, &mut fill)
+        self.shelf().add(self.unit(model, version), files, &mut fill)
     }
 
     /// Removes a published version. Who is loading it may find it damaged; who has it in memory keeps it.
@@ -418,7 +425,7 @@ impl Store {
     /// `Io` with the path, `Unavailable`.
     pub fn remove(&self, model: &str, version: u64) -> Result<()> {
         check_model(model)?;
-        self.shelf.remove(model, version)
+        self.shelf().remove(model, version)
     }
 }
 

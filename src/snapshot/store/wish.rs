@@ -89,7 +89,7 @@ impl Store {
     /// `Corrupt` or `Unsupported` with what is wrong with the file; `Io`, `Unavailable`.
     pub fn wish(&self, model: &str) -> Result<Wish> {
         check_model(model)?;
-        self.parsed(model, self.shelf.read(model, WISH_FILE)).map(|(wish, _)| wish)
+        self.parsed(model, self.shelf().read(model, WISH_FILE)).map(|(wish, _)| wish)
     }
 
     /// The same as it was at the last look.
@@ -98,7 +98,7 @@ impl Store {
     /// As [`Store::wish`].
     pub fn seen_wish(&self, model: &str) -> Result<Wish> {
         check_model(model)?;
-        self.parsed(model, self.shelf.glance(model, WISH_FILE)).map(|(wish, _)| wish)
+        self.parsed(model, self.shelf().glance(model, WISH_FILE)).map(|(wish, _)| wish)
     }
 
     fn parsed(&self, model: &str, read: Result<Vec<u8>>) -> Result<(Wish, Option<Vec<u8>>)> {
@@ -120,7 +120,7 @@ impl Store {
     /// is not there; as [`Store::wish`].
     pub fn change_wish(&self, model: &str, before: &Wish, change: impl FnOnce(&mut Wish)) -> Result<Wish> {
         check_name("model name", model)?;
-        let (now, bytes) = self.parsed(model, self.shelf.read(model, WISH_FILE))?;
+        let (now, bytes) = self.parsed(model, self.shelf().read(model, WISH_FILE))?;
         let overtaken = |now: &Wish| {
             let told = now.told();
             Error::conflict(format!("model `{model}`: somebody else changed it meanwhile, to {told}; nothing was done"))
@@ -135,7 +135,7 @@ impl Store {
         wish.revision += 1;
         wish.nonce = format!("{:016x}", RandomState::new().hash_one(std::process::id()));
         let text = serde_json::to_vec_pretty(&wish).map_err(|e| Error::internal(format!("wish: {e}")))?;
-        match self.shelf.swap(model, WISH_FILE, bytes.as_deref(), &text)? {
+        match self.shelf().swap(model, WISH_FILE, bytes.as_deref(), &text)? {
             true => Ok(wish),
             false => Err(overtaken(&self.wish(model)?)),
         }

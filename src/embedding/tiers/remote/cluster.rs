@@ -25,6 +25,7 @@ use super::node::{ClusterNode, words};
 use super::open::OpenSet;
 use super::slots::{Address, SlotMap};
 use super::survey::evicting;
+use crate::blocking::may_block;
 use crate::error::{Error, Result};
 use crate::locks::locked;
 
@@ -194,6 +195,7 @@ impl Cluster {
     /// Runs a future on the tier's own threads and waits for it. Unlike `block_on` this also works on a thread that belongs to
     /// another runtime.
     pub(super) fn run<T: Send + 'static>(&self, future: impl Future<Output = T> + Send + 'static) -> Result<T> {
+        may_block();
         let (sender, receiver) = crossbeam_channel::bounded(1);
         self.spawn(async move {
             // The receiver waits below until the sender is gone.

@@ -12,6 +12,7 @@ use std::time::Instant;
 use super::super::RowState;
 use super::super::places::{RowHasher, mix};
 
+use crate::blocking::may_block;
 use crate::locks::locked;
 
 /// The rows that one call has asked the cluster for.
@@ -64,6 +65,7 @@ impl Flight {
 
     /// Waits until every row is settled or the time has come.
     pub(super) fn wait(&self, until: Instant) -> MutexGuard<'_, Answers> {
+        may_block();
         let mut held = self.lock();
         while held.outstanding > 0 {
             let left = until.saturating_duration_since(Instant::now());
