@@ -1,8 +1,6 @@
 //! Calls that may block their thread. A thread that drives tasks of a runtime must make none: a disk or a network that does not answer
 //! would hold up all of its connections.
 
-use std::panic::Location;
-
 /// Is called by what may wait for a disk, a network, a process or another thread. In a build with debug assertions, as that of the
 /// tests is, it ends the process where the thread drives tasks at this moment: a panic would become the answer of one request or
 /// the end of one task, where no test may look.
@@ -10,7 +8,7 @@ use std::panic::Location;
 pub fn may_block() {
     #[cfg(debug_assertions)]
     if drives_tasks() {
-        ends(Location::caller());
+        ends(std::panic::Location::caller());
     }
 }
 
@@ -25,7 +23,7 @@ fn drives_tasks() -> bool {
 }
 
 #[cfg(debug_assertions)]
-fn ends(caller: &Location<'_>) -> ! {
+fn ends(caller: &std::panic::Location<'_>) -> ! {
     use std::io::Write as _;
     let trace = std::backtrace::Backtrace::force_capture();
     let _ = writeln!(

@@ -85,7 +85,7 @@ async fn guard(State(host): State<Arc<dyn Host>>, mut request: Request, next: Ne
     };
     response.extensions_mut().insert(caller);
     if let Some(change) = change {
-        change.ended(response.status().as_u16());
+        change.ended(response.status().as_u16()).await;
     }
     response
 }

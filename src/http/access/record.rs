@@ -1,7 +1,8 @@
 //! The audit log: who changed what, from where, and what came of it; a JSON line each, appended and never rewritten.
 //!
-//! A line is written when the call has ended, also where its caller has left meanwhile, for the change may have been made. A
-//! file that was renamed or removed, as `logrotate` does, is opened anew.
+//! A line is written when the call has ended, and before its answer goes out, also where its caller has left meanwhile, for the
+//! change may have been made. A file that was renamed or removed, as `logrotate` does, is opened anew. Threads that drive connections
+//! do not wait for the disk.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
@@ -12,6 +13,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use serde::Serialize;
+use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
 
 use crate::error::{Error, Result};
 use crate::locks::locked;
@@ -77,12 +80,10 @@ impl AuditLog {
         Ok(AuditLog(Some(Mutex::new(log))))
     }
 
-    fn write(&self, line: &Line<'_>) {
+    fn write(&self, text: &[u8]) {
         let Some(log) = &self.0 else { return };
-        let mut text = serde_json::to_vec(line).unwrap_or_default();
-        text.push(b'\n');
         let mut log = locked(log);
-        if let Err(error) = log.append(&text) {
+        if let Err(error) = log.append(text) {
             metrics::counter!("sterling_audit_log_failures_total").increment(1);
             tracing::error!(%error, path = %log.path.display(), "the audit log cannot be written");
         }
@@ -116,29 +117,55 @@ impl Appended {
 pub(in crate::http) struct Change {
     log: Arc<AuditLog>,
     begun: Instant,
-    asked: Asked,
+    /// What is not written down yet.
+    asked: Option<Asked>,
     status: Option<u16>,
+}
+
+/// A line that is written when it is dropped: also by a runtime that ends before it was run.
+struct Unwritten {
+    log: Arc<AuditLog>,
+    text: Vec<u8>,
+}
+
+impl Drop for Unwritten {
+    fn drop(&mut self) {
+        self.log.write(&self.text);
+    }
 }
 
 impl Change {
     pub(super) fn new(log: Arc<AuditLog>, mut asked: Asked) -> Self {
         asked.path.truncate(asked.path.floor_char_boundary(PATH_BYTES_MAX));
-        Change { log, begun: Instant::now(), asked, status: None }
+        Change { log, begun: Instant::now(), asked: Some(asked), status: None }
     }
 
-    /// Ends it with the status of its answer.
-    pub(in crate::http) fn ended(mut self, status: u16) {
+    /// Ends it with the status of its answer, and waits until it is written down.
+    pub(in crate::http) async fn ended(mut self, status: u16) {
         self.status = Some(status);
+        if let Some(writing) = self.write() {
+            // A disk that refuses it is told by the log.
+            let _ = writing.await;
+        }
+    }
+
+    /// Writes it down, where there is a runtime on a thread that drives none of its tasks.
+    fn write(&mut self) -> Option<JoinHandle<()>> {
+        let (time, ms) = (telemetry::now(), (self.begun.elapsed().as_secs_f64() * 1e6).round() / 1e3);
+        let (asked, status) = (&self.asked.take()?, self.status);
+        let Asked { id, key, peer, method, path, call } = asked;
+        tracing::info!(target: "sterling::audit", id, key, ?peer, method, path, call, status, ms, "a change");
+        self.log.0.as_ref()?;
+        let mut text = serde_json::to_vec(&Line { time, asked, status, ms }).unwrap_or_default();
+        text.push(b'\n');
+        let unwritten = Unwritten { log: self.log.clone(), text };
+        Some(Handle::try_current().ok()?.spawn_blocking(move || drop(unwritten)))
     }
 }
 
 impl Drop for Change {
     fn drop(&mut self) {
-        let (time, ms) = (telemetry::now(), (self.begun.elapsed().as_secs_f64() * 1e6).round() / 1e3);
-        let (asked, status) = (&self.asked, self.status);
-        let Asked { id, key, peer, method, path, call } = asked;
-        tracing::info!(target: "sterling::audit", id, key, ?peer, method, path, call, status, ms, "a change");
-        self.log.write(&Line { time, asked, status, ms });
+        drop(self.write());
     }
 }
 
@@ -146,6 +173,7 @@ impl Drop for Change {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use futures_util::FutureExt as _;
 
     #[test]
     fn every_change_is_a_line_also_in_a_file_that_was_moved_and_of_a_caller_that_left() {
@@ -157,10 +185,10 @@ mod tests {
             let path = format!("/v1/models/a\"{}", "x".repeat(5000));
             Change::new(log.clone(), Asked { id, key, peer: None, method, path, call: "load" })
         };
-        change("1").ended(200);
+        change("1").ended(200).now_or_never().unwrap();
         drop(change("2"));
         std::fs::rename(&path, &moved).unwrap();
-        change("3").ended(409);
+        change("3").ended(409).now_or_never().unwrap();
         let lines = |path: &Path| {
             let text = std::fs::read_to_string(path).unwrap();
             let line = |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap();
@@ -185,7 +213,7 @@ mod tests {
                 path: "/".to_owned(),
                 call: "load",
             };
-            Change::new(log.clone(), asked).ended(200);
+            Change::new(log.clone(), asked).ended(200).now_or_never().unwrap();
         };
         write("4");
         if let Some(log) = &log.0 {
