@@ -34,11 +34,12 @@ pub(super) struct StreamFollower {
 impl StreamFollower {
     pub(super) fn new(shared: Arc<Shared<State>>, remote: Remote, threads: Arc<Threads>, after: u64) -> Result<Self> {
         // A version that another server has made may hold updates that are still on their way here, or that were missed.
-        shared.change(|state| state.held = state.held.max(after));
+        shared.change(|state| state.wants(after));
         drop(shared.wait(|state| state.position >= after, ANSWER));
-        let (first, last) = {
+        let (first, last, may_come) = {
             let state = shared.lock();
-            (state.first, state.position)
+            let may_come = state.lost.is_some() || state.away.is_some() || state.broken.is_some();
+            (state.first, state.position, may_come)
         };
         let name = remote.name.clone();
         if after + 1 < first {
@@ -48,7 +49,9 @@ impl StreamFollower {
             )));
         }
         if after > last {
-            return Err(Error::not_found(format!("stream `{name}`: no position {after}, the stream ends at {last}")));
+            let why = format!("stream `{name}`: no position {after}, the stream ends at {last}");
+            // Of one that cannot be read that is not known.
+            return Err(if may_come { Error::unavailable(why) } else { Error::not_found(why) });
         }
         let mut follower = StreamFollower {
             shared,

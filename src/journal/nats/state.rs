@@ -45,7 +45,7 @@ pub(super) struct State {
     pub(super) away: Option<String>,
     /// Why nothing can be read any more, until a version holds what was missed.
     pub(super) broken: Option<String>,
-    /// The furthest position that a version is followed from.
+    /// The position beyond the end, as far as it was read, from which a version was to be followed last.
     pub(super) held: u64,
     /// Updates up to this position were missed by who followed before the stream was joined again.
     pub(super) missed: u64,
@@ -111,6 +111,13 @@ impl State {
         (self.last_commit, self.number) = (sequence, commit.number);
         (self.recent, self.recent_bytes) = (VecDeque::new(), 0);
         self.away = None;
+    }
+
+    /// Takes note of the position from which a version is to be followed.
+    pub(super) fn wants(&mut self, after: u64) {
+        if after > self.position {
+            self.held = after;
+        }
     }
 
     /// Goes on with the stream as it is now, which is this: all that was missed up to a position is in a version.
