@@ -8,6 +8,7 @@ use super::access::AccessControl;
 use super::asides::Asides;
 use super::audit::Audit;
 use super::bodies::Bodies;
+use super::clock::WallClock;
 use super::failures::Failures;
 use super::meters::AnswerMeters;
 use super::options::Options;
@@ -58,6 +59,8 @@ pub(super) struct Entrance {
     pub(super) traces: Traces,
     /// From when until when the certificate that is shown is good.
     pub(super) certificate: Mutex<Option<Validity>>,
+    /// Whether the clock of the machine is set while the server runs.
+    pub(super) clock: WallClock,
 }
 
 impl Entrance {
@@ -72,7 +75,7 @@ impl Entrance {
     /// What an operator should look at, whatever stands behind the sockets, a line each.
     pub(super) fn warnings(&self) -> impl Iterator<Item = String> {
         let certificate = locked(&self.certificate).and_then(|validity| validity.warning(unix_time().as_secs()));
-        certificate.into_iter().chain(self.failures.warning())
+        certificate.into_iter().chain(self.clock.warning()).chain(self.failures.warning())
     }
 }
 

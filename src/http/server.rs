@@ -37,7 +37,7 @@ use super::streams::{Stream, StreamTasks, Streamed};
 use super::tls::Tls;
 use crate::error::{Error, Result};
 
-/// How often connections are looked at.
+/// How often connections and the clock are looked at.
 const SWEEP: Duration = Duration::from_millis(250);
 /// How often keys and certificates are looked at.
 const RELOAD: Duration = Duration::from_millis(500);
@@ -145,7 +145,7 @@ pub(super) async fn answer_all(
     tokio::select! {
         never = accept(sockets.main, Door::Main) => match never {},
         never = admin => match never {},
-        never = keep(&connections, options) => match never {},
+        never = keep(&host, &connections, options) => match never {},
         ended = end => ended?,
     }
     closing.send_replace(true);
@@ -158,7 +158,7 @@ pub(super) async fn answer_all(
         false
     };
     tokio::select! {
-        never = keep(&connections, options) => match never {},
+        never = keep(&host, &connections, options) => match never {},
         all = rest => Ok(all),
         Some(_) = stops.recv() => Err(at_once()),
     }
@@ -168,8 +168,9 @@ fn at_once() -> Error {
     Error::unavailable("ended by a second signal before all was answered")
 }
 
-async fn keep(connections: &Connections, options: &Options) -> Infallible {
+async fn keep(host: &Arc<dyn Host>, connections: &Connections, options: &Options) -> Infallible {
     loop {
+        host.entrance().clock.look();
         tokio::time::sleep(SWEEP).await;
         connections.sweep(options);
         crate::telemetry::sort_in();

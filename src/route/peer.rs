@@ -196,6 +196,11 @@ impl Peer {
                 seen.trouble = trouble;
             }
         }
+        let silent = known.values().filter(|seen| seen.trouble.is_some()).count();
+        for (state, count) in [("ready", known.len() - silent), ("silent", silent)] {
+            let labels = [("host", self.host.name.clone()), ("state", state.to_owned())];
+            metrics::gauge!("sterling_peer_servers", &labels).set(count as f64);
+        }
     }
 
     pub(super) fn troubles(&self) -> Vec<String> {

@@ -109,6 +109,12 @@ const METRICS: &[Metric] = &[
         Labels::None,
         "share of its life that the certificate has left which is shown; below 0 once it has expired",
     ),
+    metric(
+        "sterling_clock_jumps_total",
+        Counter,
+        Fixed("direction", &["back", "forward"]),
+        "times that the clock of the machine was set by 2 s or more",
+    ),
     metric("sterling_audit_log_failures_total", Counter, Labels::None, "lines that the audit log lacks"),
     metric(
         "sterling_traces_lost_total",
@@ -165,7 +171,19 @@ const METRICS: &[Metric] = &[
         Open("remote_table"),
         "share of the rows looked at last that cannot be read, with and without requests",
     ),
+    metric(
+        "sterling_remote_nodes",
+        Gauge,
+        Open("state"),
+        "nodes of the cluster by their state: ready, or silent, which do not answer and are passed by",
+    ),
     metric("sterling_remote_cache_hit_rate", Gauge, Open("remote_table"), "share of rows that the cache had"),
+    metric(
+        "sterling_peer_servers",
+        Gauge,
+        Open("host, state"),
+        "servers of another host by their state: ready, or silent, which give no rows",
+    ),
     metric(
         "sterling_peer_rows_total",
         Counter,

@@ -30,9 +30,9 @@ OUTAGES = pathlib.Path(__file__).parent / "alerts_test.yml"
 # What PromQL has of its own.
 WORDS = set(
     "sum by max rate increase histogram_quantile deriv count_over_time and or unless on ignoring group_left offset bool label_values instance model call status reason "
-    "le step remote_table outcome table job role why kind state up time".split()
+    "le step remote_table host outcome table job role why kind state up time".split()
 )
-# Told where there is a cluster of rows, a bucket, a stream or a GPU alone, and by routers.
+# Told where there is a cluster of rows, another host with rows, a bucket, a stream or a GPU alone, and by routers.
 ELSEWHERE = {
     "sterling_device_failing",
     "sterling_store_available",
@@ -41,6 +41,8 @@ ELSEWHERE = {
     "sterling_remote_cache_hit_rate",
     "sterling_remote_unread_total",
     "sterling_remote_unreadable_ratio",
+    "sterling_remote_nodes",
+    "sterling_peer_servers",
     "sterling_route_partial_total",
     "sterling_route_again_total",
     "sterling_route_second_calls_total",

@@ -238,7 +238,7 @@ fn servers_with_a_part_of_the_rows_each_answer_as_one_with_all_of_them() {
 }
 
 /// Two hosts, the second one of two servers, over stores of their own, and one server of the whole.
-struct Pair {
+pub struct Pair {
     stores: [tempfile::TempDir; 2],
     plan: PathBuf,
     hosts: Hosts,
@@ -246,7 +246,7 @@ struct Pair {
 }
 
 impl Pair {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let stores = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
         for store in &stores {
             put(store.path(), &tiny()).unwrap();
@@ -258,13 +258,13 @@ impl Pair {
         Pair { stores, plan, hosts, one }
     }
 
-    fn spawn(&self, host: usize, server: usize) -> Server {
+    pub fn spawn(&self, host: usize, server: usize) -> Server {
         let (name, at) = &self.hosts[host];
         spawn(self.stores[host].path(), &self.plan, name, &at[server])
     }
 
     /// Holds the answers of a server against those of the whole.
-    fn check(&self, server: &Server) {
+    pub fn check(&self, server: &Server) {
         for body in bodies() {
             assert_eq!(said(server, &body), said(&self.one, &body), "{body}");
         }
@@ -280,7 +280,7 @@ fn failed_calls(server: &Server) -> String {
 }
 
 /// A user whose rows lie on both hosts, and one whose rows lie on the first.
-fn split_and_near(policy: &str) -> [Value; 2] {
+pub fn split_and_near(policy: &str) -> [Value; 2] {
     let features = |ids: [i64; 3]| json!({"installed": ids, "size": [1, 2, 3]});
     [[0, 10, 11], [0, 1, 2]].map(
         |ids| json!({"features": features(ids), "k": 5, "exact": true, "on_degraded": policy, "timeout_ms": 10_000}),

@@ -45,12 +45,12 @@ struct Fault {
 }
 
 /// A cluster, a store whose tables lie there, and a server that reads every row from there.
-struct Bed {
-    redis: RedisCluster,
+pub struct Bed {
+    pub redis: RedisCluster,
     /// A cluster of its own, whose node the server was told of by mistake.
-    _stranger: RedisCluster,
-    store: TempDir,
-    server: Server,
+    pub stranger: RedisCluster,
+    pub store: TempDir,
+    pub server: Server,
     seed: String,
     /// The nodes with the rows of the first table, the primary first.
     shard: Vec<usize>,
@@ -94,16 +94,8 @@ impl Bed {
         let server = serve(store.path(), &package.tables, &redis, &stranger);
         let keys = redis.keys("sterling:{tiny/packages/*/0.*}:0");
         let [chunk] = keys.as_slice() else { panic!("{keys:?}") };
-        let mut bed = Bed {
-            redis,
-            _stranger: stranger,
-            store,
-            server,
-            seed,
-            shard: Vec::new(),
-            others: Vec::new(),
-            chunk: chunk.clone(),
-        };
+        let mut bed =
+            Bed { redis, stranger, store, server, seed, shard: Vec::new(), others: Vec::new(), chunk: chunk.clone() };
         bed.find_shard();
         bed
     }
@@ -118,9 +110,7 @@ impl Bed {
 
     /// The status of a request and the rows that it lacked.
     fn ask(&self, on_degraded: &str) -> (u16, u64) {
-        let body = json!({"features": {"installed": [1, 2, 3], "section": "games", "size": [1, 2, 3]}, "k": 3,
-                          "on_degraded": on_degraded, "timeout_ms": 2000});
-        let (status, answer) = self.server.post("/v1/models/tiny:retrieve", body);
+        let (status, answer) = self.server.post("/v1/models/tiny:retrieve", request(on_degraded));
         (status, answer["degraded_rows"].as_u64().unwrap_or(0))
     }
 
@@ -198,6 +188,20 @@ impl Bed {
         until(&format!("{name}: the warnings go"), || self.warnings().is_empty());
         assert_eq!(self.unreadable(), 0.0, "{name}");
     }
+}
+
+/// A request that needs rows.
+pub fn request(on_degraded: &str) -> Value {
+    json!({"features": {"installed": [1, 2, 3], "section": "games", "size": [1, 2, 3]}, "k": 3, "on_degraded": on_degraded,
+           "timeout_ms": 2000})
+}
+
+/// A cluster and its server, in which a fault has begun.
+pub fn suffering(fault: &str) -> Bed {
+    let mut bed = Bed::new();
+    let fault = FAULTS.iter().find(|known| known.name == fault).unwrap();
+    (fault.begin)(&mut bed);
+    bed
 }
 
 /// A server that has no row of its tables itself, and its log beside the store.

@@ -9,17 +9,18 @@ use std::time::Duration;
 use tempfile::TempDir;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
-use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use tokio_rustls::rustls::time_provider::TimeProvider;
 use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
 use crate::support::{Server, put, root, run, sterling, until, vectors};
 
-fn golden(name: &str) -> PathBuf {
+pub fn golden(name: &str) -> PathBuf {
     root().join("tests/golden/tls").join(name)
 }
 
 /// A folder with a store and the certificate and key of `server`.
-fn folder() -> TempDir {
+pub fn folder() -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     put(folder.path(), &vectors(folder.path(), "{\"id\": 7, \"embedding\": [1, 0]}\n")).unwrap();
     show(folder.path(), "server");
@@ -27,13 +28,13 @@ fn folder() -> TempDir {
 }
 
 /// Puts a certificate where the server looks.
-fn show(folder: &Path, name: &str) {
+pub fn show(folder: &Path, name: &str) {
     for kind in ["pem", "key"] {
         std::fs::copy(golden(&format!("{name}.{kind}")), folder.join(format!("tls.{kind}"))).unwrap();
     }
 }
 
-fn serve(folder: &Path, more: &str) -> Server {
+pub fn serve(folder: &Path, more: &str) -> Server {
     let config = folder.join("sterling.toml");
     let (certificate, key) = (folder.join("tls.pem"), folder.join("tls.key"));
     std::fs::write(
@@ -55,10 +56,8 @@ fn connect(server: &Server, client: Option<&str>) -> Stream {
 
 /// A connection of a client that speaks these protocols.
 fn connect_by(server: &Server, client: Option<&str>, protocols: &[&[u8]]) -> Stream {
-    let mut roots = RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_file(golden("ca.pem")).unwrap()).unwrap();
     let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
-    let builder = builder.with_safe_default_protocol_versions().unwrap().with_root_certificates(roots);
+    let builder = builder.with_safe_default_protocol_versions().unwrap().with_root_certificates(authority("ca.pem"));
     let mut config = match client {
         None => builder.with_no_client_auth(),
         Some(name) => {
@@ -68,6 +67,16 @@ fn connect_by(server: &Server, client: Option<&str>, protocols: &[&[u8]]) -> Str
         }
     };
     config.alpn_protocols = protocols.iter().map(|name| name.to_vec()).collect();
+    connected(server, config)
+}
+
+fn authority(name: &str) -> RootCertStore {
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(golden(name)).unwrap()).unwrap();
+    roots
+}
+
+fn connected(server: &Server, config: ClientConfig) -> Stream {
     let name = ServerName::try_from("localhost").unwrap();
     let stream = TcpStream::connect(&server.address).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
@@ -108,6 +117,27 @@ fn ask(stream: &mut Stream, request: &str) -> std::io::Result<String> {
         Err(e) if text.is_empty() => Err(e),
         _ => Ok(String::from_utf8(text).unwrap()),
     }
+}
+
+/// A moment at which the certificate of `expired` was good.
+#[derive(Debug)]
+struct InItsTime;
+
+impl TimeProvider for InItsTime {
+    fn current_time(&self) -> Option<UnixTime> {
+        Some(UnixTime::since_unix_epoch(Duration::from_secs(1_577_900_000)))
+    }
+}
+
+/// Status and text of a path at a server whose certificate has expired, for a client to whom it has not.
+pub fn get_before_it_expired(server: &Server, path: &str) -> (u16, String) {
+    let builder = ClientConfig::builder_with_details(Arc::new(ring::default_provider()), Arc::new(InItsTime));
+    let builder = builder.with_safe_default_protocol_versions().unwrap();
+    let config = builder.with_root_certificates(authority("expired-ca.pem")).with_no_client_auth();
+    let request = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n");
+    let answer = ask(&mut connected(server, config), &request).unwrap();
+    let (head, text) = answer.split_once("\r\n\r\n").unwrap();
+    (head.split(' ').nth(1).unwrap().parse().unwrap(), text.to_owned())
 }
 
 const READY: &str = "GET /readyz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";

@@ -17,11 +17,11 @@ use crate::support::{Server, ids, put, sterling, until, vectors};
 const ITEMS: &str = "/v1/models/vectors/items";
 
 /// A server, its broker, and the way between them.
-struct World {
-    broker: Broker,
-    wire: Wire,
-    folder: tempfile::TempDir,
-    server: Server,
+pub struct World {
+    pub broker: Broker,
+    pub wire: Wire,
+    pub folder: tempfile::TempDir,
+    pub server: Server,
     /// Items that were acknowledged.
     written: BTreeSet<i64>,
     /// What the broker held earlier.
@@ -71,7 +71,7 @@ fn serve(folder: &tempfile::TempDir, updates: &str, settings: &[(&str, &str)]) -
 }
 
 impl World {
-    fn start() -> Self {
+    pub fn start() -> Self {
         let broker = Broker::start();
         let (wire, folder) = (broker.behind_a_wire(), tempfile::tempdir().unwrap());
         publish(&folder, "vectors");

@@ -1,7 +1,7 @@
 //! Updates in streams of a real NATS server: brokers that are killed, networks that are cut, several servers that write at once.
 //! What was acknowledged is there once, in order, for everybody.
 
-mod faults;
+pub mod faults;
 mod journals;
 mod routed;
 mod servers;

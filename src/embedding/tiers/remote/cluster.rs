@@ -484,9 +484,20 @@ impl Shared {
         Ok(())
     }
 
+    /// Number of nodes that do not answer, which the metric is told as well.
+    fn count_silent(&self) -> usize {
+        let view = self.view.load();
+        let nodes = || view.shards.iter().flatten();
+        let silent = nodes().filter(|node| node.breaker.is_open()).count();
+        for (state, count) in [("ready", nodes().count() - silent), ("silent", silent)] {
+            metrics::gauge!("sterling_remote_nodes", "state" => state).set(count as f64);
+        }
+        silent
+    }
+
     async fn keep_fresh(self: Arc<Self>) {
         loop {
-            let unwell = self.view.load().shards.iter().flatten().any(|n| n.breaker.is_open());
+            let unwell = self.count_silent() > 0;
             let period = if unwell { self.options.probe_interval } else { self.options.refresh_interval };
             let is_asked = tokio::select! {
                 () = self.refresh.notified() => true,
