@@ -3,6 +3,7 @@
 
 pub mod faults;
 mod journals;
+mod rolling;
 mod routed;
 mod servers;
 
