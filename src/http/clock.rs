@@ -2,11 +2,12 @@
 //! for buckets, and the times of logs, traces and metrics go by the wall clock.
 
 use std::sync::Mutex;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::locks::locked;
+use crate::telemetry::unix_time;
 
 /// A clock that is never set, and goes on while the machine sleeps, where the system has such a one.
 #[cfg(target_os = "linux")]
@@ -38,7 +39,7 @@ impl WallClock {
     /// Compares the clocks, and counts a jump since the last look.
     pub(super) fn look(&self) {
         let before = steady_ms();
-        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as i64;
+        let wall = unix_time().as_millis() as i64;
         if steady_ms() - before <= APART_MAX_MS {
             self.look_at(wall - before, Instant::now());
         }
