@@ -12,23 +12,13 @@ import random
 import subprocess
 import sys
 
-from served import FOLDER, STERLING, Server, bench, finish, header, median, publish, requests_file, row, seconds, store, users, verdict
+from served import FOLDER, STERLING, Router, Server, bench, finish, header, median, publish, requests_file, row, seconds, store, users, verdict
 
 RATE = float(os.environ.get("RATE", 100))
 SHARDS = int(os.environ.get("SHARDS", 4))
 ITEMS = int(os.environ.get("ITEMS", 0))
 ROUNDS = 5
 ONE_WORKER = {"STERLING_ENGINE__WORKERS": "1", "STERLING_AUDIT_SHARE": "0"}
-
-
-class Router(Server):
-    """A running `sterling route` over servers."""
-
-    def __init__(self, servers):
-        self.arguments = [STERLING, "route", "--listen", "127.0.0.1:0"]
-        for server in servers:
-            self.arguments += ["--server", server.address]
-        self.environment = os.environ
 
 
 def vectors():

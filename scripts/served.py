@@ -74,6 +74,11 @@ class Server:
         self.arguments = [binary, "serve", "--store", str(store), "--listen", listen, *arguments]
         self.environment = os.environ | (environment or {})
 
+    def within(self, group):
+        """The same, to be started in a control group."""
+        self.arguments = [*group.command, *self.arguments]
+        return self
+
     def __enter__(self):
         self.process = subprocess.Popen(
             self.arguments, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -133,6 +138,23 @@ class Server:
 
     def descriptors(self):
         return len(os.listdir(f"/proc/{self.pid}/fd"))
+
+
+class Router(Server):
+    """A running `sterling route` over servers."""
+
+    def __init__(self, servers, environment=None):
+        self.arguments = [STERLING, "route", "--listen", "127.0.0.1:0"]
+        for server in servers:
+            self.arguments += ["--server", server.address]
+        self.environment = os.environ | (environment or {})
+
+
+def keys(*names):
+    """A file of keys, and a key to read everything for each name."""
+    path = FOLDER / "keys.toml"
+    ask = lambda name: subprocess.run([STERLING, "key", name, "--file", str(path)], stdout=subprocess.PIPE, text=True, check=True)
+    return str(path), {name: ask(name).stdout.strip() for name in names}
 
 
 def wait(what, is_so, seconds_max=60):

@@ -1,0 +1,165 @@
+#!/usr/bin/env python3
+"""What a caller with very many expensive requests leaves to another one: STERLING=... [SECONDS=30] [CONNECTIONS=1400] scripts/bench_fair.py
+
+CONNECTIONS of one caller ask on and on, each the next time as soon as it is answered or refused: for the most expensive request that counts
+as short, for one just below `dear_ms`, and for the most expensive list that is allowed at all. Another caller asks as usual. Callers are
+told apart by their keys, then, at a server without keys, by their addresses (127.0.0.2 and 127.0.0.1).
+"""
+
+import asyncio
+import collections
+import contextlib
+import json
+import math
+import multiprocessing
+import os
+import resource
+import time
+
+from served import STERLING, Server, bench, finish, header, keys, median, requests_file, row, seconds, store, users, verdict
+
+CONNECTIONS = int(os.environ.get("CONNECTIONS", 1400))
+RATE = 20
+# Requests of this many milliseconds, and just below `dear_ms`, which is 20 unless the configuration says otherwise.
+COSTS = {"short": 4, "below dear_ms": 18}
+LIST_MAX = 1024
+PATH = "/v1/models/debian:retrieve"
+
+
+class Attacker(asyncio.Protocol):
+    """A connection that asks for the same again and again."""
+
+    def __init__(self, request, counts, ended):
+        self.request, self.counts, self.ended = request, counts, ended
+
+    def connection_made(self, transport):
+        self.transport, self.answer = transport, b""
+        transport.write(self.request)
+
+    def data_received(self, data):
+        self.answer += data
+        head, is_whole, body = self.answer.partition(b"\r\n\r\n")
+        fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:] if b": " in line)
+        length = fields.get(b"content-length")
+        if is_whole and (body.endswith(b"0\r\n\r\n") if length is None else len(body) >= int(length)):
+            self.counts[int(head.split()[1])] += 1
+            self.answer = b""
+            self.transport.write(self.request)
+
+    def connection_lost(self, _):
+        self.ended.set()
+
+
+async def keep(request, address, source, counts):
+    """One connection, opened again whenever it ends."""
+    host, port = address.split(":")
+    loop = asyncio.get_running_loop()
+    while True:
+        ended = asyncio.Event()
+        with contextlib.suppress(OSError):
+            await loop.create_connection(lambda: Attacker(request, counts, ended), host, int(port), local_addr=(source, 0))
+            await ended.wait()
+        counts["cut"] += 1
+        await asyncio.sleep(0.1)
+
+
+def attack(request, address, source, stop, found):
+    """All connections of the attacker, in a process that gives way to what is measured."""
+    os.nice(19)
+    counts = collections.Counter()
+
+    async def all_of_them():
+        asking = [asyncio.create_task(keep(request, address, source, counts)) for _ in range(CONNECTIONS)]
+        await asyncio.to_thread(stop.wait)
+        told = dict(counts)
+        for one in asking:
+            one.cancel()
+        return told
+
+    found.send(asyncio.run(all_of_them()))
+
+
+def costly(candidates, count=1):
+    """A request, or a list of them, that takes long and answers with little."""
+    one = users()[0] | {"k": 1, "candidates": candidates, "timeout_ms": 600_000}
+    return one if count == 1 else {"requests": [one] * count}
+
+
+def most_costly(server, headers):
+    """The bodies of the most expensive requests by the bound that they keep, with the milliseconds that they take alone."""
+
+    def took(body):
+        """Milliseconds of an answer to all of it, or infinity where there is none."""
+        connection, times = server.connect(timeout=900), []
+        for _ in range(3):
+            start = time.perf_counter()
+            connection.request("POST", PATH, json.dumps(body), headers)
+            answer = connection.getresponse()
+            if b'"problem"' in answer.read() or answer.status != 200:
+                return math.inf
+            times.append(1000 * (time.perf_counter() - start))
+        return median(times)
+
+    found = {}
+    candidates = 1
+    for name, most_ms in COSTS.items():
+        while (more := max(candidates + 1, candidates * 5 // 4)) < 100_000 and (ms := took(costly(more))) < most_ms:
+            candidates = more
+            found[name] = costly(candidates), ms
+    candidates, count = 60_000, LIST_MAX
+    while (ms := took(costly(candidates, count))) == math.inf:
+        count //= 2
+    found["the most"] = costly(candidates, count), ms
+    return found
+
+
+def other(server, flags, requests):
+    """The requests of the other caller."""
+    line = bench(server.url, *flags, "--requests", requests, "--rate", RATE, "--seconds", seconds(30))[0]
+    counts = line["classes"][0]
+    times = counts["answered_ms"] or {"p50": math.inf, "p99": math.inf}
+    return counts["ok"] / counts["requests"], times["p50"], times["p99"]
+
+
+def measure(how, environment, key, source):
+    """One way to tell callers apart."""
+    headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key['attacker']}"} if key else {})
+    flags = ["--key", key["other"]] if key else []
+    requests = requests_file("users", users())
+    with Server(STERLING, store(), environment=environment) as server:
+        bodies = most_costly(server, headers)
+    context = multiprocessing.get_context("fork")
+    for kind, (body, ms) in bodies.items():
+        text = json.dumps(body)
+        lines = [f"POST {PATH} HTTP/1.1", "host: sterling", *(f"{name}: {value}" for name, value in headers.items()), f"content-length: {len(text)}"]
+        request = ("\r\n".join(lines) + "\r\n\r\n" + text).encode()
+        # What the last kind left behind belongs to a server that is gone.
+        with Server(STERLING, store(), environment=environment) as server:
+            bench(server.url, *flags, "--requests", requests, "--rate", RATE, "--seconds", 2)
+            _, _, alone = other(server, flags, requests)
+            stop, (found, told) = context.Event(), context.Pipe(duplex=False)
+            attacker = context.Process(target=attack, args=(request, server.address, source, stop, told), daemon=True)
+            attacker.start()
+            time.sleep(2)
+            success, p50, p99 = other(server, flags, requests)
+            stop.set()
+            counts = found.recv()
+            attacker.join()
+        statuses = ", ".join(f"{count} of {status}" for status, count in sorted(counts.items(), key=str))
+        row(how, kind, ms, statuses, 100 * success, p50, p99, alone)
+        verdict(counts.keys() & {200, 503} != set(), f"{how}, {kind}: the attacker was heard")
+        verdict(success >= 0.99, f"{how}, {kind}: {success:.1%} of the other caller's requests were answered in time, expected 99 %")
+        verdict(p99 <= 3 * alone, f"{how}, {kind}: its p99 {p99:.1f} ms, {p99 / alone:.1f} x of alone, expected at most 3 x")
+
+
+def main():
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    path, key = keys("attacker", "other")
+    header("callers by", "requests", "ms alone", "answers to the attacker", "other: % in time", "p50 ms", "p99 ms", "p99 alone")
+    measure("keys", {"STERLING_ACCESS__KEYS": path}, key, "127.0.0.1")
+    measure("addresses", {}, {}, "127.0.0.2")
+    finish()
+
+
+main()
