@@ -3,7 +3,7 @@
 //! | signal | what happens |
 //! |---|---|
 //! | the first | `/readyz` says 503; new requests are still answered for `drain_ms`, so that load balancers can look elsewhere |
-//! | after that | the socket closes, idle connections close, each other one after its answer |
+//! | after that | the socket closes; half a second later idle connections close, each other one after its answer |
 //! | `stop_ms` later | what is still open is cut: half a header, a reply that nobody reads, work that does not end |
 //! | a second signal | all of it at once |
 
@@ -41,6 +41,8 @@ use crate::error::{Error, Result};
 const SWEEP: Duration = Duration::from_millis(250);
 /// How often keys and certificates are looked at.
 const RELOAD: Duration = Duration::from_millis(500);
+/// How long the first request of a connection may be under way when the socket closes, and idle connections stay open for it.
+const FIRST_REQUEST: Duration = Duration::from_millis(500);
 /// How long nothing is accepted after the system refused to.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Connections that may wait to be accepted, where the system allows so many (`net.core.somaxconn`). The client of one more
@@ -122,13 +124,14 @@ pub(super) async fn answer_all(
 ) -> Result<bool> {
     let connections = Connections::new(options.connections_of(descriptors()));
     let (closing, _) = watch::channel(false);
-    watch_files(&host, sockets.tls.as_ref())?;
-    let edge =
-        Edge { router, host: host.clone(), tls: sockets.tls, handshake: Duration::from_millis(options.header_ms) };
-    let accept = |listener, door| accept(listener, door, edge.clone(), connections.clone(), closing.clone());
-    let admin = async {
-        match sockets.admin {
-            Some(listener) => accept(listener, Door::Admin).await,
+    let Sockets { main, admin, tls } = sockets;
+    watch_files(&host, tls.as_ref())?;
+    let handshake = Duration::from_millis(options.header_ms);
+    let edge = Edge { router, host: host.clone(), tls, handshake, connections, closing };
+    let connections = &edge.connections;
+    let at_admin = async {
+        match &admin {
+            Some(listener) => accept(listener, Door::Admin, &edge).await,
             None => std::future::pending().await,
         }
     };
@@ -141,16 +144,20 @@ pub(super) async fn answer_all(
             _ => Ok(()),
         }
     };
-    // Dropping what accepts closes the sockets.
     tokio::select! {
-        never = accept(sockets.main, Door::Main) => match never {},
-        never = admin => match never {},
-        never = keep(&host, &connections, options) => match never {},
+        never = accept(&main, Door::Main, &edge) => match never {},
+        never = at_admin => match never {},
+        never = keep(&host, connections, options) => match never {},
         ended = end => ended?,
     }
-    closing.send_replace(true);
+    close(main, Door::Main, &edge);
+    admin.into_iter().for_each(|listener| close(listener, Door::Admin, &edge));
     let rest = async {
-        if tokio::time::timeout(Duration::from_millis(options.stop_ms), connections.ended()).await.is_ok() {
+        let stop = Duration::from_millis(options.stop_ms);
+        let end = tokio::time::Instant::now() + stop;
+        let _ = tokio::time::timeout(FIRST_REQUEST.min(stop / 2), connections.ended()).await;
+        edge.closing.send_replace(true);
+        if tokio::time::timeout_at(end, connections.ended()).await.is_ok() {
             return true;
         }
         tracing::warn!(connections = connections.cut_all(), "cut: they did not end in time");
@@ -158,7 +165,7 @@ pub(super) async fn answer_all(
         false
     };
     tokio::select! {
-        never = keep(&host, &connections, options) => match never {},
+        never = keep(&host, connections, options) => match never {},
         all = rest => Ok(all),
         Some(_) = stops.recv() => Err(at_once()),
     }
@@ -185,15 +192,13 @@ struct Edge {
     tls: Option<Arc<Tls>>,
     /// How long a handshake may take.
     handshake: Duration,
+    connections: Arc<Connections>,
+    /// True once connections are to end after their answers.
+    closing: watch::Sender<bool>,
 }
 
-async fn accept(
-    listener: TcpListener,
-    door: Door,
-    edge: Edge,
-    connections: Arc<Connections>,
-    closing: watch::Sender<bool>,
-) -> Infallible {
+async fn accept(listener: &TcpListener, door: Door, edge: &Edge) -> Infallible {
+    let connections = &edge.connections;
     loop {
         // One over the limit is held at most, until the one that made room for it has gone.
         connections.fewer_than(connections.most(door) + 1, door).await;
@@ -201,18 +206,32 @@ async fn accept(
             Ok((stream, _)) if connections.is_full(door) && !connections.make_room(door) => {
                 refuse(&stream, edge.tls.is_some());
             }
-            Ok((stream, address)) => {
-                // Without it a reply in pieces waits for acknowledgements; where it cannot be set, it is slow.
-                let _ = stream.set_nodelay(true);
-                let open = connections.add(Peer { address, door });
-                tokio::spawn(SelfWaking::new(greet(stream, edge.clone(), open, closing.subscribe())));
-            }
+            Ok((stream, address)) => admit(stream, Peer { address, door }, edge),
             Err(error) => {
                 tracing::warn!(%error, "no connection can be accepted");
                 connections.make_room(door);
                 tokio::time::sleep(PAUSE).await;
             }
         }
+    }
+}
+
+/// Answers a connection in a task of its own.
+fn admit(stream: TcpStream, peer: Peer, edge: &Edge) {
+    // Without it a reply in pieces waits for acknowledgements; where it cannot be set, it is slow.
+    let _ = stream.set_nodelay(true);
+    let open = edge.connections.add(peer);
+    tokio::spawn(SelfWaking::new(greet(stream, edge.clone(), open, edge.closing.subscribe())));
+}
+
+/// Closes a socket. Connections that the system has made already are answered: with the socket it would reset them.
+fn close(listener: TcpListener, door: Door, edge: &Edge) {
+    let Ok(listener) = listener.into_std() else { return };
+    while !edge.connections.is_full(door)
+        && let Ok((stream, address)) = listener.accept()
+    {
+        let stream = stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream));
+        stream.into_iter().for_each(|stream| admit(stream, Peer { address, door }, edge));
     }
 }
 

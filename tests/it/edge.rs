@@ -94,6 +94,27 @@ fn it_drains_in_steps_and_ends_well() {
 }
 
 #[test]
+fn connections_that_were_made_before_the_socket_closed_are_answered() {
+    let store = catalogue(10, 1);
+    let server = serve(store.path(), "drain_ms = 0\nstop_ms = 20000");
+    let request = post(VECTORS, "{\"vector\": [1, 0]}");
+    let mut silent = send(&server, "");
+    assert_eq!(server.get("/livez").0, 200, "it was accepted, as the one after it");
+    // One that the system has made while the server could accept none.
+    server.signal("STOP");
+    let waiting = send(&server, &request);
+    server.signal("TERM");
+    server.signal("CONT");
+    until("a closed socket", || TcpStream::connect(&server.address).is_err());
+    silent.write_all(request.as_bytes()).unwrap();
+    for stream in [waiting, silent] {
+        let (status, header, _) = answer(&mut BufReader::new(stream));
+        assert!(status == 200 && header.contains("connection: close"), "{header}");
+    }
+    assert_eq!(server.wait(), Some(0));
+}
+
+#[test]
 fn what_does_not_end_is_cut_at_the_bound() {
     let store = catalogue(5000, 2000);
     let server = serve(store.path(), "drain_ms = 0\nstop_ms = 300\nstall_ms = 600000\nheader_ms = 600000");
