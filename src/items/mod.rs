@@ -28,4 +28,4 @@ pub use arrays::ArrowColumn;
 pub use catalogue::{EMBEDDING, ID, Items};
 pub use folder::{FolderTypes, RowFile};
 pub use parquet::{batch_rows, open_parquet, unreadable};
-pub use read::text_of;
+pub use read::{check_format, text_of};

@@ -204,22 +204,68 @@ fn read_file(path: &Path, builder: &mut Builder) -> Result<()> {
 /// or, where those say nothing, by its name.
 ///
 /// # Errors
-/// `Io`; `Unsupported` for another compression than gzip.
+/// `Io`; `Unsupported` with the format for another compression than gzip, and for a format that is known and not read.
 pub fn text_of(path: &Path, file: impl Read + 'static) -> Result<Option<Box<dyn BufRead>>> {
     let mut file = BufReader::with_capacity(1 << 20, file);
-    let named_parquet = || {
-        let ending = path.extension().unwrap_or(OsStr::new(""));
-        ["parquet", "pq"].iter().any(|e| ending.eq_ignore_ascii_case(e))
-    };
-    match file.fill_buf().map_err(|e| Error::io(path.display(), e))? {
-        [b'P', b'A', b'R', b'1' | b'E', ..] => Ok(None),
-        [0x1f, 0x8b, ..] => Ok(Some(Box::new(BufReader::with_capacity(1 << 20, MultiGzDecoder::new(file))))),
+    let io = |e| Error::io(path.display(), e);
+    let mut lines: Box<dyn BufRead> = match file.fill_buf().map_err(io)? {
+        [b'P', b'A', b'R', b'1' | b'E', ..] => return Ok(None),
+        [0x1f, 0x8b, ..] => Box::new(BufReader::with_capacity(1 << 20, MultiGzDecoder::new(file))),
         [0x28, 0xb5, 0x2f, 0xfd, ..] => {
-            Err(Error::unsupported("compressed by zstd, expected gzip or plain JSON lines"))
+            return Err(Error::unsupported("compressed by zstd, expected gzip or plain JSON lines"));
         }
-        _ if named_parquet() => Ok(None),
-        _ => Ok(Some(Box::new(file))),
+        _ if has_ending(path, &["parquet", "pq"]) => return Ok(None),
+        _ => Box::new(file),
+    };
+    match other_format(path, lines.fill_buf().map_err(io)?) {
+        Some(format) => Err(Error::unsupported(format!("{format}, expected JSON lines, plain or by gzip, or Parquet"))),
+        None => Ok(Some(lines)),
     }
+}
+
+/// Refuses a file whose first bytes say that it is of a format that is not read.
+///
+/// # Errors
+/// As [`text_of`], with the path.
+pub fn check_format(path: &Path) -> Result<()> {
+    let file = File::open(path).map_err(|e| Error::io(path.display(), e))?;
+    text_of(path, file).map(drop).map_err(|e| e.within(path.display()))
+}
+
+fn has_ending(path: &Path, endings: &[&str]) -> bool {
+    let ending = path.extension().unwrap_or(OsStr::new(""));
+    endings.iter().any(|e| ending.eq_ignore_ascii_case(e))
+}
+
+/// The format of a file that is none of those that are read, where its first bytes, or its name and these, tell it.
+fn other_format(path: &Path, first: &[u8]) -> Option<&'static str> {
+    match first {
+        [b'A', b'R', b'R', b'O', b'W', b'1', ..] | [b'F', b'E', b'A', b'1', ..] => Some("a Feather (Arrow) file"),
+        [0xff, 0xff, 0xff, 0xff, ..] => Some("an Arrow stream"),
+        [b'O', b'R', b'C', ..] => Some("an ORC file"),
+        [b'O', b'b', b'j', 1, ..] => Some("an Avro file"),
+        _ => {
+            let text = first.strip_prefix(b"\xef\xbb\xbf").unwrap_or(first).trim_ascii_start();
+            let line = text.split(|byte| *byte == b'\n').next().unwrap_or(text);
+            match line.first() {
+                Some(b'[') => Some("a JSON list"),
+                None | Some(b'{') => None,
+                _ => (has_ending(path, &["csv", "tsv"]) || is_header(line)).then_some("a CSV file"),
+            }
+        }
+    }
+}
+
+/// True for a line of two names or more with commas, semicolons or tabs between.
+fn is_header(line: &[u8]) -> bool {
+    let is_name = |cell: &[u8]| {
+        let cell = cell.trim_ascii();
+        let name = cell.strip_prefix(b"\"").and_then(|cell| cell.strip_suffix(b"\"")).unwrap_or(cell);
+        name.first().is_some_and(|first| first.is_ascii_alphabetic() || *first == b'_')
+            && name.iter().all(|byte| byte.is_ascii_alphanumeric() || b"_.- ".contains(byte))
+    };
+    let mut cells = line.split(|byte| b",;\t".contains(byte));
+    line.iter().any(|byte| b",;\t".contains(byte)) && cells.all(is_name)
 }
 
 #[cfg(test)]

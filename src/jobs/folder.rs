@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write as _};
-use std::path::{Path, PathBuf};
+use std::path::{self, Path, PathBuf};
 
 use rayon::prelude::*;
 use serde::de::DeserializeOwned;
@@ -11,7 +11,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::error::{Error, Kind, Result};
 use crate::files::{self, Checksum, Unchanged};
-use crate::items::RowFile;
+use crate::items::{RowFile, check_format};
 
 const JOB_FILE: &str = "_job.json";
 /// What a job is for: what is asked of every unit of it.
@@ -24,7 +24,7 @@ pub trait Purpose: Clone + Serialize + DeserializeOwned {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Unit {
-    /// Its path as it was given.
+    /// Its absolute path.
     pub input: PathBuf,
     /// Its length and hash.
     pub sum: Checksum,
@@ -64,14 +64,30 @@ impl<T: Purpose> JobFolder<T> {
     /// [`JobFolder::check`] do it again. An input that is a folder is all files below it.
     ///
     /// # Errors
-    /// `Conflict` with the first difference where another job was begun there; `Invalid` without inputs, or where one stands
-    /// twice, and as [`RowFile::below`]; `NotFound` or `Io` with the path.
+    /// `Conflict` with the first difference where another job was begun there; `Invalid` without inputs, where one stands
+    /// twice or beside the outputs, and as [`RowFile::below`]; `Unsupported` with the format of one that is not read; `NotFound` or `Io` with
+    /// the path. A job that could not be done is not begun.
     pub fn open(root: &Path, asked: T, given: Vec<PathBuf>) -> Result<Self> {
         let mut inputs = Vec::with_capacity(given.len());
+        let outputs = resolved(root)?;
         for input in given {
-            match input.is_dir() {
-                true => inputs.extend(RowFile::below(&input)?),
-                false => inputs.push(RowFile::alone(input)),
+            let input = path::absolute(&input).map_err(|e| Error::io(input.display(), e))?;
+            let kind = fs::metadata(&input).map_err(|e| Error::io(input.display(), e))?;
+            let is_beside = if kind.is_dir() {
+                outputs.starts_with(resolved(&input)?)
+            } else {
+                resolved(input.parent().unwrap_or(&input))? == outputs
+            };
+            if is_beside {
+                let (root, input) = (root.display(), input.display());
+                return Err(Error::invalid(format!(
+                    "{root}: outputs would lie beside the input {input}, expected a folder of their own"
+                )));
+            }
+            match kind.file_type() {
+                kind if kind.is_dir() => inputs.extend(RowFile::below(&input)?),
+                kind if kind.is_file() => inputs.push(RowFile::alone(input)),
+                _ => return Err(Error::invalid(format!("{}: neither a file nor a folder", input.display()))),
             }
         }
         inputs.sort_by(|a, b| a.path.cmp(&b.path));
@@ -87,7 +103,6 @@ impl<T: Purpose> JobFolder<T> {
                 root.display()
             )));
         }
-        fs::create_dir_all(root).map_err(|e| Error::io(root.display(), e))?;
         let path = root.join(JOB_FILE);
         let begun = read(&path)?;
         let is_new = begun.is_none();
@@ -96,9 +111,11 @@ impl<T: Purpose> JobFolder<T> {
             None => {
                 let unit = |file: &RowFile| {
                     let RowFile { path: input, columns } = file.clone();
+                    check_format(&input)?;
                     Ok(Unit { sum: Checksum::of_file(&input)?, input, columns })
                 };
                 let units = inputs.par_iter().map(unit).collect::<Result<_>>()?;
+                fs::create_dir_all(root).map_err(|e| Error::io(root.display(), e))?;
                 create(&path, Job { asked: asked.clone(), units })?
             }
         };
@@ -208,6 +225,19 @@ impl<T: Purpose> JobFolder<T> {
     }
 }
 
+/// The path without links, of which the last names need not be there yet.
+fn resolved(path: &Path) -> Result<PathBuf> {
+    let found = match fs::canonicalize(path) {
+        Err(e) if e.kind() == ErrorKind::NotFound => path::absolute(path),
+        found => return found.map_err(|e| Error::io(path.display(), e)),
+    };
+    let whole = found.map_err(|e| Error::io(path.display(), e))?;
+    match (whole.parent(), whole.file_name()) {
+        (Some(parent), Some(name)) => Ok(resolved(parent)?.join(name)),
+        _ => Err(Error::not_found(format!("{}: a part of it is not there", path.display()))),
+    }
+}
+
 fn another(root: &Path, difference: &str) -> Error {
     Error::conflict(format!(
         "{}: another job was begun here: {difference}; go on with the same, or choose another folder",
@@ -260,7 +290,8 @@ fn difference<T: Purpose>(begun: &Job<T>, asked: &T, inputs: &[RowFile]) -> Resu
         return Ok(Some(differ("number of inputs", &begun.units.len(), &inputs.len())));
     }
     for (unit, RowFile { path: input, .. }) in begun.units.iter().zip(inputs) {
-        if unit.input != *input {
+        // A job that was begun by an earlier release may name inputs by relative paths.
+        if unit.input != *input && resolved(&unit.input).ok() != Some(resolved(input)?) {
             return Ok(Some(differ("input", &unit.input.display(), &input.display())));
         }
         let bytes = fs::metadata(input).map_err(|e| Error::io(input.display(), e))?.len();

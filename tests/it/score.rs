@@ -392,6 +392,88 @@ fn folders_of_users_are_scored_with_their_subfolders() {
     assert!(code == 2 && log.contains("c.jsonl"), "{log}");
 }
 
+/// Scores inputs by paths as they are seen from the job's folder.
+fn score_here(job: &Job, inputs: &[&str], out: &str) -> (i32, String) {
+    let mut arguments = job.arguments(out, REQUEST);
+    drop(arguments.splice(4..4 + job.inputs.len(), inputs.iter().map(|input| (*input).to_owned())));
+    let output = sterling().args(&arguments).current_dir(job.path(".")).output().unwrap();
+    (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
+}
+
+#[test]
+fn outputs_are_not_put_beside_inputs() {
+    let job = Job::new(1, 5);
+    std::fs::create_dir(job.path("users")).unwrap();
+    std::fs::copy(&job.inputs[0], job.path("users/a.jsonl")).unwrap();
+    std::os::unix::fs::symlink(job.path("users"), job.path("link")).unwrap();
+    for (input, out) in [
+        ("users", "users"),
+        ("users", "users/2024/out"),
+        ("users/a.jsonl", "users"),
+        ("link", "users/out"),
+        ("users", "link"),
+    ] {
+        let (code, log) = score_here(&job, &[input], out);
+        assert!(
+            code == 2 && log.contains(&format!("beside the input {}", job.path(input).display())),
+            "{input}, {out}: {log}"
+        );
+        assert_eq!(std::fs::read_dir(job.path("users")).unwrap().count(), 1, "{input}, {out}");
+    }
+    assert_eq!(score_here(&job, &["users"], "users-out").0, 0);
+}
+
+#[test]
+fn an_input_is_the_same_by_any_path() {
+    let job = Job::new(2, 5);
+    assert_eq!(score_here(&job, &["users-0.jsonl", "./users-1.jsonl"], "out").0, 0);
+    assert_eq!(job.score("out", REQUEST).1.trim(), "10 rows: 10 scored, 0 with a problem");
+    // A job of a release that wrote paths as they were given.
+    let file = job.path("out/_job.json");
+    let text = std::fs::read_to_string(&file).unwrap();
+    std::fs::write(&file, text.replace(&format!("{}/", job.path("").display()).replace("//", "/"), "")).unwrap();
+    assert_ne!(std::fs::read_to_string(&file).unwrap(), text);
+    let (code, log) = score_here(&job, &["users-0.jsonl", "users-1.jsonl"], "out");
+    assert!(!log.contains("asked for is"), "{code}: {log}");
+    let (code, log) = score_here(&job, &["users-0.jsonl", "./users-0.jsonl"], "twice");
+    assert!(code == 2 && log.contains("users-0.jsonl: given twice"), "{log}");
+}
+
+#[test]
+fn a_job_whose_input_cannot_be_read_is_not_begun() {
+    let job = Job::new(1, 5);
+    let gzip = |text: &[u8]| {
+        let mut out = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        std::io::Write::write_all(&mut out, text).unwrap();
+        out.finish().unwrap()
+    };
+    for (name, bytes, expected) in [
+        ("users.csv", b"7\n8\n".to_vec(), "a CSV file"),
+        ("users.txt", b"\xef\xbb\xbfid,\"installed\";section\n7,[1],web\n".to_vec(), "a CSV file"),
+        ("users.gz", gzip(b"id\tinstalled\n7\t1\n"), "a CSV file"),
+        ("users.json", b"\n [{\"id\": 7}]\n".to_vec(), "a JSON list"),
+        ("users.feather", b"ARROW1\0\0".to_vec(), "a Feather (Arrow) file"),
+        ("users.fea", b"FEA1".to_vec(), "a Feather (Arrow) file"),
+        ("users.arrows", b"\xff\xff\xff\xff\0\0\0\0".to_vec(), "an Arrow stream"),
+        ("users.zst", b"\x28\xb5\x2f\xfd".to_vec(), "compressed by zstd"),
+    ] {
+        std::fs::write(job.path(name), bytes).unwrap();
+        let (code, log) = score_here(&job, &["users-0.jsonl", name], "out");
+        let told = format!("{}: {expected}, expected ", job.path(name).display());
+        assert!(code == 2 && log.contains(&told), "{name}: {log}");
+        assert!(!job.path("out").exists(), "{name}");
+    }
+    let made = std::process::Command::new("mkfifo").arg(job.path("pipe")).status().unwrap();
+    assert!(made.success());
+    for name in ["pipe", "/dev/null"] {
+        let (code, log) = score_here(&job, &["users-0.jsonl", name], "out");
+        assert!(code == 2 && log.contains(name) && log.contains("neither a file nor a folder"), "{log}");
+        assert!(!job.path("out").exists(), "{name}");
+    }
+    let (code, log) = score_here(&job, &["users-0.jsonl", "nowhere.jsonl"], "out");
+    assert!(code == 2 && log.contains("nowhere.jsonl") && !job.path("out").exists(), "{log}");
+}
+
 #[test]
 fn buckets_are_refused_as_inputs_and_outputs() {
     let job = Job::new(1, 5);
