@@ -28,7 +28,7 @@ const VALUES_MAX: usize = 1000;
 /// Longest text that is looked for, in bytes.
 const CONTAINS_BYTES_MAX: usize = 256;
 
-/// Copies of a value on its way into an answer: as it was found, and as JSON holds it before it is written.
+/// Copies of a value on its way into an answer: as JSON holds it, and as room of the text that it is written to, which is counted whole then.
 const COPIES: usize = 2;
 
 /// Where a call looks for a text, and how much it may find.
@@ -120,9 +120,13 @@ pub async fn column(
     let Look { served, view, contains, limit, share } =
         Look::of(&app, &model, (&uri, flow), asked.contains, (asked.limit, VALUES_MAX)).await?;
     let number = view.main().columns.number(&column)?;
-    share.add((COPIES * limit * view.columns().cell_bytes(number)) as u64)?;
+    let counting = app.bodies.hold_answer(flow, view.counting_bytes(number))?;
+    let memory = share.clone();
     let told = app.asides.run(move || {
         let found = view.values(&column, &contains, limit)?;
+        let bytes: usize = found.values.iter().map(|(value, _)| value.bytes()).sum();
+        memory.add((COPIES * bytes) as u64)?;
+        drop(counting);
         let (least, greatest) = found.range.unzip();
         let values = found.values.into_iter().map(wire::ColumnValue::from).collect();
         let column = column_info(view.column(&column)?);

@@ -3,7 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
-use super::View;
+use super::{Part, View};
 use crate::columns::{Cell, Column, Contains, Value};
 use crate::error::{Error, Result};
 use crate::units::Slot;
@@ -11,24 +11,26 @@ use crate::units::Slot;
 /// Columns with more distinct values than these are told without counts: a count for each value would take more memory than
 /// the answer is worth.
 pub const COUNTED_VALUES_MAX: usize = 1 << 20;
+/// Bytes of memory that counting takes for a value at most: in a map, and in the list that is sorted.
+const COUNTED_BYTES: usize = 128;
 
 /// The values of a column, those asked for first.
 #[derive(Clone, Debug, PartialEq)]
-pub struct ColumnValues {
+pub struct ColumnValues<'a> {
     /// Each with the number of items that have it, where that was counted ([`COUNTED_VALUES_MAX`]).
-    pub values: Vec<(Category, Option<usize>)>,
+    pub values: Vec<(Category<'a>, Option<usize>)>,
     /// Distinct values that were found; more than `values` where not all were asked for.
     pub found: usize,
     /// The least and the greatest number of a column of numbers; `None` where no item has one.
     pub range: Option<(f64, f64)>,
 }
 
-/// A value of a category.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+/// A value of a category, in its place: looking through a column copies none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[allow(missing_docs)]
-pub enum Category {
+pub enum Category<'a> {
     Integer(i64),
-    Text(String),
+    Text(&'a str),
 }
 
 impl View {
@@ -68,7 +70,7 @@ impl View {
     ///
     /// # Errors
     /// `Invalid` naming the columns that there are.
-    pub fn values(&self, column: &str, text: &str, most: usize) -> Result<ColumnValues> {
+    pub fn values(&self, column: &str, text: &str, most: usize) -> Result<ColumnValues<'_>> {
         let number = self.main.columns.number(column)?;
         let main = self.main.columns.at(number);
         let range = self.range(number);
@@ -76,13 +78,18 @@ impl View {
             return Ok(ColumnValues { values: Vec::new(), found: 0, range });
         }
         if main.dictionary_len() > COUNTED_VALUES_MAX {
-            let held = main.containing(text).into_iter().zip(0..).filter(|(held, _)| *held != Contains::Not);
-            let mut held: Vec<(Contains, u32)> = held.collect();
-            held.sort();
-            let values = held.iter().take(most).map(|&(_, code)| (category(main, code), None)).collect();
-            return Ok(ColumnValues { values, found: held.len(), range });
+            let (mut best, mut found) = (BinaryHeap::new(), 0);
+            for held in main.containing(text).into_iter().zip(0..).filter(|(held, _)| *held != Contains::Not) {
+                found += 1;
+                best.push(held);
+                if best.len() > most {
+                    best.pop();
+                }
+            }
+            let values = best.into_sorted_vec().into_iter().map(|(_, code)| (category(main, code), None)).collect();
+            return Ok(ColumnValues { values, found, range });
         }
-        let mut counts: BTreeMap<Category, (Contains, usize)> = BTreeMap::new();
+        let mut counts: BTreeMap<Category<'_>, (Contains, usize)> = BTreeMap::new();
         for part in self.all_parts() {
             let column = part.columns.at(number);
             let holds = column.containing(text);
@@ -108,6 +115,15 @@ impl View {
         Ok(ColumnValues { values, found, range })
     }
 
+    /// Bytes of memory that [`View::values`] takes for the column of a number while it counts.
+    pub fn counting_bytes(&self, number: usize) -> usize {
+        let values = |part: Part<'_>| part.columns.at(number).dictionary_len() + part.changed(number).count();
+        match self.main.columns.at(number).dictionary_len() {
+            many if many > COUNTED_VALUES_MAX => many * size_of::<Contains>(),
+            _ => COUNTED_BYTES * self.all_parts().map(values).sum::<usize>(),
+        }
+    }
+
     /// The number of a column of categories.
     fn category(&self, column: &str) -> Result<usize> {
         let number = self.main.columns.number(column)?;
@@ -120,28 +136,34 @@ impl View {
     }
 
     fn range(&self, number: usize) -> Option<(f64, f64)> {
-        let places = self.all_parts().flat_map(|part| {
+        let mut range: Option<(f64, f64)> = None;
+        let mut see = |n: f64| range = Some(range.map_or((n, n), |(least, greatest)| (least.min(n), greatest.max(n))));
+        for part in self.all_parts() {
             let column = part.columns.at(number);
-            let mut numbers: Vec<f64> = match column.floats() {
+            match column.floats() {
                 Some(floats) => {
-                    part.unchanged(number).map(|slot| floats[slot.index()]).filter(|n| !n.is_nan()).collect()
+                    part.unchanged(number).map(|slot| floats[slot.index()]).filter(|n| !n.is_nan()).for_each(&mut see);
                 }
-                None => column.extremes().into_iter().flatten().map(|n| n as f64).collect(),
-            };
-            numbers.extend(part.changed(number).flat_map(|(_, value)| match value {
-                Value::Float(number) => vec![*number],
-                _ => categories(value).iter().filter_map(Category::integer).map(|n| n as f64).collect(),
-            }));
-            numbers
-        });
-        places.fold(None, |range: Option<(f64, f64)>, n| {
-            let (least, greatest) = range.unwrap_or((n, n));
-            Some((least.min(n), greatest.max(n)))
-        })
+                None => column.extremes().into_iter().flatten().for_each(|n| see(n as f64)),
+            }
+            part.changed(number).for_each(|(_, value)| match value {
+                Value::Float(number) => see(*number),
+                _ => categories(value).iter().filter_map(Category::integer).for_each(|n| see(n as f64)),
+            });
+        }
+        range
     }
 }
 
-impl Category {
+impl Category<'_> {
+    /// Bytes that an answer takes for it at most, as [`Cell::bytes`] counts them.
+    pub fn bytes(&self) -> usize {
+        match *self {
+            Category::Integer(value) => Cell::Integer(value).bytes(),
+            Category::Text(text) => Cell::Text(text).bytes(),
+        }
+    }
+
     /// How it holds `text`, as [`Column::containing`] tells it of a dictionary.
     fn contains(&self, text: &str) -> Contains {
         match self {
@@ -156,20 +178,20 @@ impl Category {
 }
 
 /// The values of an item that has changed.
-fn categories(value: &Value) -> Vec<Category> {
+fn categories(value: &Value) -> Vec<Category<'_>> {
     match value {
         Value::Missing | Value::Float(_) => Vec::new(),
         Value::Integer(value) => vec![Category::Integer(*value)],
         Value::Integers(values) => values.iter().copied().map(Category::Integer).collect(),
-        Value::Text(text) => vec![Category::Text(text.to_string())],
-        Value::Texts(texts) => texts.iter().cloned().map(Category::Text).collect(),
+        Value::Text(text) => vec![Category::Text(text)],
+        Value::Texts(texts) => texts.iter().map(|text| Category::Text(text)).collect(),
     }
 }
 
-fn category(column: &Column, code: u32) -> Category {
+fn category(column: &Column, code: u32) -> Category<'_> {
     match column.value(code) {
         Cell::Integer(value) => Category::Integer(value),
-        Cell::Text(text) => Category::Text(text.to_owned()),
+        Cell::Text(text) => Category::Text(text),
         other => unreachable!("a dictionary holds integers or texts, not {other:?}"),
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use crate::support::{Server, put, vectors};
+use crate::support::{Server, put, sterling, vectors};
 
 const MODEL: &str = "/v1/models/vectors";
 
@@ -148,4 +148,33 @@ fn wrong_questions_are_refused_with_what_was_expected() {
     let first = &items["items"][0]["attributes"];
     assert_eq!(first["pages"], 1, "the value itself comes before those that hold it: {items}");
     assert_eq!(server.get_json(&format!("{MODEL}/index"))["list_items"].as_array().unwrap().len(), 101);
+}
+
+#[test]
+fn values_take_the_memory_that_they_have() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = |n: i64, bytes: usize| format!("{n:08}").repeat(bytes / 8);
+    // One long text, and many that are together more than there is memory for.
+    let line = |n: i64| {
+        let attributes = json!({"title": text(n, if n == 0 { 60_000 } else { 8 }), "body": text(n, 60_000)});
+        json!({"id": n, "embedding": [1, n], "attributes": attributes}).to_string() + "\n"
+    };
+    let store = folder.path().join("store");
+    put(&store, &vectors(folder.path(), &(0..300).map(line).collect::<String>())).unwrap();
+    let mut command = sterling();
+    command.env("STERLING_HTTP__BODIES_MB", "32").env("STERLING_HTTP__DRAIN_MS", "0");
+    let server = Server::spawn(command.args(["serve", "--listen", "127.0.0.1:0", "--store"]).arg(&store));
+    server.wait_ready();
+    let values = |column: &str, limit: usize| {
+        let (status, told) = server.get(&format!("{MODEL}/columns/{column}?limit={limit}"));
+        (status, serde_json::from_str::<Value>(&told).unwrap())
+    };
+    let (status, told) = values("title", 1000);
+    assert_eq!((status, told["values"].as_array().map(Vec::len)), (200, Some(300)));
+    let (status, told) = values("body", 100);
+    assert_eq!((status, told["values"].as_array().map(Vec::len), &told["found"]), (200, Some(100), &json!(300)));
+    let (status, told) = values("body", 1000);
+    assert_eq!((status, &told["code"]), (422, &json!("too_costly")), "{told}");
+    // All of it was given back.
+    assert_eq!(values("body", 100).0, 200);
 }

@@ -150,8 +150,8 @@ pub struct FileInfo {
     pub bytes: u64,
 }
 
-impl From<(Category, Option<usize>)> for ColumnValue {
-    fn from((value, items): (Category, Option<usize>)) -> Self {
+impl From<(Category<'_>, Option<usize>)> for ColumnValue {
+    fn from((value, items): (Category<'_>, Option<usize>)) -> Self {
         let value = match value {
             Category::Integer(value) => value.into(),
             Category::Text(text) => text.into(),
