@@ -78,12 +78,11 @@ pub async fn load(State(app): State<Arc<App>>, Names((model, version)): Names<(S
     params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path)),
     responses((status = 200, body = VersionList), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn unload(State(app): State<Arc<App>>, Names((model, version)): Names<(String, u64)>) -> Outcome {
-    let states = manage(&app, move |registry| {
+    let list = manage(&app, move |registry| {
         registry.unload(&model, version)?;
-        Ok((registry.versions(&model)?, model))
+        version_list(registry, model)
     });
-    let (states, model) = states.await?;
-    Ok(json(&version_list(&app, model, states)))
+    Ok(json(&list.await?))
 }
 
 /// Let a label point to a version in memory.
@@ -156,14 +155,12 @@ pub async fn version(State(app): State<Arc<App>>, Names((model, version)): Names
     responses((status = 200, body = VersionList), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn versions(State(app): State<Arc<App>>, Names(model): Names<String>) -> Outcome {
     let shared = app.clone();
-    let list = app.store_reads.read(move || {
-        let states = shared.registry.versions(&model)?;
-        Ok(version_list(&shared, model, states))
-    });
+    let list = app.store_reads.read(move || version_list(&shared.registry, model));
     Ok(json(&list.await?))
 }
 
-fn version_list(app: &App, model: String, states: Vec<VersionState>) -> VersionList {
+/// What there is of a model, for which the store is read.
+fn version_list(registry: &Registry, model: String) -> Result<VersionList> {
     let told = |v: VersionState| VersionInfo {
         version: v.version,
         published: v.published,
@@ -175,9 +172,12 @@ fn version_list(app: &App, model: String, states: Vec<VersionState>) -> VersionL
         retry_in_ms: v.refused.as_ref().and_then(|refused| Some(refused.retry_in?.as_millis() as u64)),
         refused: v.refused.map(|refused| wire::without_places(&refused.reason)),
     };
-    let desired = |wish: Wish| DesiredState { revision: wish.revision, version: wish.version, labels: wish.labels };
-    let desired = app.registry.desired(&model).map(desired);
-    VersionList { model, versions: states.into_iter().map(told).collect(), desired }
+    let versions = registry.versions(&model)?.into_iter().map(told).collect();
+    let desired = registry.desired(&model).map(|(wish, stands)| {
+        let Wish { revision, version, labels, .. } = wish;
+        DesiredState { revision, version, stands, labels }
+    });
+    Ok(VersionList { model, versions, desired })
 }
 
 /// The labels of a model.

@@ -98,10 +98,19 @@ impl<T: Send + Sync> Registry<T> {
         Ok(())
     }
 
-    /// The desired state of a model in its store, as far as this server has heard; `None` where it does not follow the store.
-    pub fn desired(&self, name: &str) -> Option<Wish> {
-        let wish = || self.entry(name, |entry| Ok(entry.wish.clone())).ok();
-        if self.options.follow { wish() } else { None }
+    /// The desired state of a model in its store, as far as this server has heard, and whether the version that answers stands for the one
+    /// that is to answer; `None` where it does not follow the store. Reads the store.
+    pub fn desired(&self, name: &str) -> Option<(Wish, bool)> {
+        let (wish, active) = match self.options.follow {
+            true => self.entry(name, |entry| Ok((entry.wish.clone(), entry.active))).ok()?,
+            false => return None,
+        };
+        let stands = |active| match wish.version {
+            Some(wished) => self.store.stands_for(name, active, wished),
+            None => self.store.versions(name).is_ok_and(|published| published.last() == Some(&active)),
+        };
+        let stands = active.is_some_and(stands);
+        Some((wish, stands))
     }
 
     /// Activates a version at all servers of the store. This server does so first: a version that it cannot load is activated nowhere.

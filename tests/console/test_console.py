@@ -219,6 +219,13 @@ def test_versions_are_switched_and_labelled(console: Console, server: sterling.S
     console.until(lambda: desired() == 2)
     console.until(lambda: "Desired in the store: version 2 answers." in console.text("#versions"))
     assert "differs" not in console.text("#versions")
+    # A merge makes a version that stands for the one that is desired.
+    server.post("/v1/models/books/items:upsert", {"items": [{"id": 1, "set": {"pages": 51}}]})
+    server.post("/v1/models/books/items:merge", {})
+    assert active() == 3 and desired() == 2
+    console.open("models", model="books")
+    console.until(lambda: "Desired in the store: version 2 answers." in console.text("#versions"))
+    assert "differs" not in console.text("#versions")
     subprocess.run([PROGRAM, "activate", "books", "newest", "--store", server.store], check=True, stdin=subprocess.DEVNULL, capture_output=True)
 
 

@@ -127,6 +127,41 @@ fn a_merge_by_hand_takes_over_while_requests_go_on() {
 }
 
 #[test]
+fn a_merged_version_stands_for_the_one_that_the_store_desires() {
+    let folder = tempfile::tempdir().unwrap();
+    published(folder.path(), 50);
+    let server = serve(folder.path(), "0");
+    let desired = || {
+        let told = server.get_json("/v1/models/vectors/versions");
+        let active = told["versions"].as_array().unwrap().iter().find(|version| version["active"] == true).cloned();
+        (
+            active.unwrap()["version"].as_u64().unwrap(),
+            told["desired"]["version"].as_u64(),
+            told["desired"]["stands"].clone(),
+        )
+    };
+    assert_eq!(desired(), (1, None, json!(true)), "the newest");
+    server.ask("/v1/models/vectors/versions/1:activate?scope=store", json!({}));
+    assert_eq!(desired(), (1, Some(1), json!(true)));
+    for version in [2, 3] {
+        server.ask(&format!("{ITEMS}:upsert"), json!({"items": [{"id": version, "set": {"n": version}}]}));
+        server.ask(&format!("{ITEMS}:merge"), "");
+        assert_eq!(desired(), (version, Some(1), json!(true)));
+    }
+    // What this server alone decides differs, and so does a version that somebody published.
+    published(folder.path(), 40);
+    server.ask("/v1/models/vectors/versions/4:activate", json!({}));
+    assert_eq!(desired(), (4, Some(1), json!(false)));
+    server.ask("/v1/models/vectors/versions/1:activate", json!({}));
+    assert_eq!(desired(), (1, Some(1), json!(true)));
+    let store = folder.path().join("store");
+    assert_eq!(run(&["activate", "vectors", "newest", "--store", store.to_str().unwrap()]).0, 0);
+    until("the newest answers", || desired() == (4, None, json!(true)));
+    server.ask("/v1/models/vectors/versions/1:activate", json!({}));
+    assert_eq!(desired(), (1, None, json!(false)));
+}
+
+#[test]
 fn updates_are_merged_by_themselves_and_readyz_warns_of_many() {
     let folder = tempfile::tempdir().unwrap();
     published(folder.path(), 1000);

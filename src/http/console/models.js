@@ -40,10 +40,10 @@ function desired_state() {
   const { desired, versions } = shown;
   if (!desired) return [];
   const newest = Math.max(...versions.filter(version => version.published).map(version => version.version));
-  const answers = versions.find(version => version.active)?.version, wanted = desired.version ?? newest;
+  const answers = versions.find(version => version.active)?.version;
   const name = desired.version === undefined ? `the newest version${versions.length ? ` (${newest})` : ""}` : `version ${desired.version}`;
   const astray = Object.entries(desired.labels ?? {}).filter(([label, version]) => !versions.find(one => one.version === version)?.labels.includes(label));
-  const wrong = [answers === wanted ? null : `this server answers with ${answers === undefined ? "none" : `version ${answers}`}`, ...astray.map(([label, version]) => `label ${label} does not point to version ${version} here`)].filter(Boolean);
+  const wrong = [desired.stands ? null : `this server answers with ${answers === undefined ? "none" : `version ${answers}`}`, ...astray.map(([label, version]) => `label ${label} does not point to version ${version} here`)].filter(Boolean);
   const said = `Desired in the store: ${name} answers.`;
   return [wrong.length ? make("div", { class: "problem", role: "status" }, `${said} It differs: ${wrong.join("; ")}.`) : make("p", { class: "muted" }, said)];
 }

@@ -312,6 +312,8 @@ pub struct DesiredState {
     /// The version that is to answer; the newest where it is left out.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<u64>,
+    /// Whether the version that answers at this server stands for that one: it is that one, or was merged from it and later updates.
+    pub stands: bool,
     /// The version that each label is to point to.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, u64>,

@@ -134,9 +134,9 @@ fn a_version_is_activated_at_all_servers_of_a_store() {
     let store = Store::new(bed.folder.path().join("store"));
     let other = Registry::new(store.clone(), bed.told.clone(), Options::default());
     other.refresh();
-    assert_eq!(bed.registry.desired("m").unwrap().version, None);
+    assert_eq!(bed.registry.desired("m").unwrap().0.version, None);
     bed.registry.activate_in_store("m", 1).unwrap();
-    assert_eq!((bed.active("m"), bed.registry.desired("m").unwrap().version), (is(1, "x"), Some(1)));
+    assert_eq!((bed.active("m"), bed.registry.desired("m").unwrap().0.version), (is(1, "x"), Some(1)));
     assert_eq!((store.wish("m").unwrap().version, bed.registry.troubles()), (Some(1), vec![]));
     other.refresh();
     assert_eq!(other.get("m", Which::Active).unwrap().version(), 1);

@@ -370,9 +370,13 @@ impl Store {
 
     /// The newest version that stands for this one: itself, or one that was merged from it and later updates.
     pub fn successor(&self, model: &str, version: u64) -> u64 {
-        let later = self.versions(model).unwrap_or_default().into_iter().rev().take_while(|later| *later > version);
-        let stands = |later: &u64| self.manifest(model, *later).is_ok_and(|found| found.origin() == version);
-        later.into_iter().find(stands).unwrap_or(version)
+        let mut later = self.versions(model).unwrap_or_default().into_iter().rev().take_while(|later| *later > version);
+        later.find(|later| self.stands_for(model, *later, version)).unwrap_or(version)
+    }
+
+    /// True where `later` is this version, or was merged from it and later updates.
+    pub fn stands_for(&self, model: &str, later: u64, version: u64) -> bool {
+        later == version || self.manifest(model, later).is_ok_and(|found| found.origin() == version)
     }
 
     /// Publishes a snapshot that `fill` writes: its files go to a folder that no reader looks at, which then gets its version, a
