@@ -116,8 +116,9 @@ def vector(generator):
 class Reader:
     """Asks for answers at random, one after the other."""
 
-    def __init__(self, number, name, address, key, counts):
-        self.random, self.name, self.address, self.counts = random.Random(f"{SEED} {number}"), name, address, counts
+    def __init__(self, number, name, address, key, counts, stop):
+        self.random, self.name, self.address = random.Random(f"{SEED} {number}"), name, address
+        self.counts, self.stop = counts, stop
         self.key = {"authorization": f"Bearer {key}"}
         self.connection = None
 
@@ -182,13 +183,13 @@ class Reader:
         answer = self.connection.getresponse()
         pause, most = self.random.choice([(0, math.inf)] * 6 + [(0.02, math.inf), (0, self.some(64 << 20))])
         start, end, length = b"", b"", 0
-        while length < most and (piece := answer.read(64 << 10)):
+        while length < most and not self.stop.is_set() and (piece := answer.read(64 << 10)):
             start, end, length = start or piece, piece, length + len(piece)
             # A slow reader is slow for its first megabytes alone, so that there are many answers.
             time.sleep(pause if length < 8 << 20 else 0)
         self.counts[self.name, form, answer.status] += 1
         self.counts[self.name, form, "MB"] += length / 1e6
-        if length >= most:
+        if length >= most or self.stop.is_set():
             self.close()
         found = re.search(rb'"cursor":"([^"]+)"', start + end)
         return found and found[1].decode()
@@ -198,14 +199,14 @@ class Reader:
             self.connection.close()
             self.connection = None
 
-    def run(self, stop):
-        while not stop.is_set():
+    def run(self):
+        while not self.stop.is_set():
             form = self.random.choice(FORMS[self.name])
             method, path, body, headers = self.request(form)
             try:
                 for _ in range(PAGES_MAX):
                     cursor = self.ask(form, method, path, body, headers)
-                    if not cursor or stop.is_set():
+                    if not cursor or self.stop.is_set():
                         break
                     body = body | {"cursor": cursor}
             except (OSError, http.client.HTTPException):
@@ -220,13 +221,13 @@ def attack(addresses, key, stop, found):
     os.nice(19)
     counts = collections.Counter()
     several = itertools.islice(itertools.cycle(addresses.items()), CONNECTIONS)
-    readers = [Reader(number, *each, key, counts) for number, each in enumerate(several)]
-    threads = [threading.Thread(target=reader.run, args=(stop,), daemon=True) for reader in readers]
+    readers = [Reader(number, *each, key, counts, stop) for number, each in enumerate(several)]
+    threads = [threading.Thread(target=reader.run, daemon=True) for reader in readers]
     for thread in threads:
         thread.start()
     stop.wait()
     for thread in threads:
-        thread.join(130)
+        thread.join(5)
     found.send(dict(counts))
 
 
