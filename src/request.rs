@@ -5,12 +5,38 @@
 //! written in a binary format as it is, without the slots, which mean something in one view alone.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 use crate::packed;
 use crate::units::{ItemId, Slot};
+
+/// The names that logs and traces have for what a request is made for. Calls to other processes for it carry both, which write them
+/// down beside their own.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Origin {
+    /// The id of the request (`x-request-id`).
+    pub id: Option<Arc<str>>,
+    /// The trace that it belongs to, and the caller's span of it (`traceparent`).
+    pub trace: Option<Arc<str>>,
+}
+
+impl Origin {
+    /// The origin of a call that serves several requests, which can name one: the first that is recorded, else the first.
+    pub fn of_several<'a>(mut origins: impl Iterator<Item = &'a Origin>) -> Self {
+        let first = origins.next();
+        let recorded = first.into_iter().chain(origins).find(|origin| origin.is_recorded());
+        recorded.or(first).cloned().unwrap_or_default()
+    }
+
+    /// True where the flags of the trace say that it is recorded: two hexadecimal digits, in all versions of the header at one place.
+    fn is_recorded(&self) -> bool {
+        let flags = self.trace.as_ref().and_then(|trace| u8::from_str_radix(trace.get(53..55)?, 16).ok());
+        flags.is_some_and(|flags| flags & 1 == 1)
+    }
+}
 
 /// What to do where rows of a remote table cannot be had in time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]

@@ -278,7 +278,7 @@ impl<'a> Started<'a> {
         let mut report = tables.iter().map(counts).collect();
         let input = input::distribute(tables, features, examples, &mut report);
         let travelling = gather::ask(tables, &input, terms);
-        Started { tables, kernels, terms: *terms, input, travelling, report }
+        Started { tables, kernels, terms: terms.clone(), input, travelling, report }
     }
 
     /// Pools the features of tables that are whole in memory; `place` is given each one's number and what writes it.
@@ -294,7 +294,7 @@ impl<'a> Started<'a> {
 
     /// Waits for the rows that are fetched and puts together the features of all other tables, as [`Started::pool_whole`] does.
     fn pool_cut(mut self, mut place: impl FnMut(usize, Write<'_>)) -> Result<LookupReport> {
-        let Started { tables, kernels, terms, ref input, .. } = self;
+        let Started { tables, kernels, ref terms, ref input, .. } = self;
         if tables.iter().all(|t| t.host_rows().is_some()) {
             return Ok(self.report);
         }

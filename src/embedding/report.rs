@@ -2,16 +2,20 @@
 
 use std::time::Instant;
 
+use crate::request::Origin;
+
 pub use crate::request::OnDegraded;
 
 /// The terms of one lookup. Examples that differ in what a degraded row means to them are looked up together with default rows, and
 /// told apart by [`TableCounts::degraded_of`].
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Lookup {
     /// Rows not there by then are degraded.
     pub deadline: Option<Instant>,
     /// What that means: the lookup fails, or goes on with zeros in the row's place and counts it.
     pub on_degraded: OnDegraded,
+    /// The request that it is made for.
+    pub origin: Origin,
 }
 
 /// What became of the ids of one table.

@@ -42,7 +42,7 @@ impl RowSource for Away {
         self.table.rows()
     }
 
-    fn begin(&self, rows: Vec<u64>, _deadline: Option<Instant>) -> Box<dyn Pending + '_> {
+    fn begin(&self, rows: Vec<u64>, _: &Lookup) -> Box<dyn Pending + '_> {
         assert!(rows.windows(2).all(|w| w[0] < w[1]), "rows come sorted and once: {rows:?}");
         self.asked.lock().unwrap().extend(&rows);
         let state = |row: &u64| match () {
@@ -271,18 +271,18 @@ fn half_of_a_table_away_is_asked_for_once_and_counted() {
     };
     let sharded = Table::of_shards(table.spec().clone(), Sharding::RowWise, vec![shard(0), shard(1)]).unwrap();
     let ids = [1, 9, 9, 6, 7, 7, 8, 2, 40, 9];
-    let lenient = Lookup { on_degraded: OnDegraded::DefaultRows, deadline: None };
+    let lenient = Lookup { on_degraded: OnDegraded::DefaultRows, ..Lookup::default() };
     let (sum, counts) = summed(sharded.clone(), &ids, &lenient).unwrap();
     assert_eq!(sum, (1 + 9 + 9 + 2 + 9) as f32);
     assert_eq!((counts.ids, counts.unseen, counts.unknown, counts.degraded), (10, 1, 1, 3));
     assert_eq!(counts.degraded_of, [3]);
     assert_eq!(*source.asked.lock().unwrap(), [6, 7, 8, 9], "each row once, none of the other shard");
 
-    let strict = Lookup { on_degraded: OnDegraded::Fail, deadline: None };
+    let strict = Lookup { on_degraded: OnDegraded::Fail, ..Lookup::default() };
     let error = summed(sharded.clone(), &ids, &strict).unwrap_err();
     assert_eq!(error.kind(), Kind::Unavailable);
     assert!(error.to_string().contains("table `t`, shard on `d1`: 2 of 4 rows"), "{error}");
-    let late = Lookup { deadline: Some(Instant::now() - Duration::from_millis(1)), ..strict };
+    let late = Lookup { deadline: Some(Instant::now() - Duration::from_millis(1)), ..strict.clone() };
     assert_eq!(summed(sharded.clone(), &ids, &late).unwrap_err().kind(), Kind::DeadlineExceeded);
     assert_eq!(summed(sharded, &[1, 9, 6], &strict).unwrap().0, 10.0, "an unknown row is no failure");
 }
@@ -295,7 +295,7 @@ fn columns_of_one_row_that_differ_in_fate_count_once() {
         |columns: Range<usize>, degraded: &[u64]| fetched_shard(&wide, cut(columns).take(&wide).unwrap(), degraded);
     let shards = vec![shard(0..4, &[1]), shard(4..8, &[1, 2])];
     let sharded = Table::of_shards(wide.spec().clone(), Sharding::ColumnWise, shards).unwrap();
-    let lenient = Lookup { on_degraded: OnDegraded::DefaultRows, deadline: None };
+    let lenient = Lookup { on_degraded: OnDegraded::DefaultRows, ..Lookup::default() };
     let (_, counts) = summed(sharded.clone(), &[0, 1, 2, 2], &lenient).unwrap();
     assert_eq!(counts.degraded, 3);
     let bag = BagConfig { feature: "f".into(), table: "t".into(), pooling: Pooling::Sum };
@@ -309,7 +309,7 @@ fn a_row_that_is_late_in_some_columns_is_missing_in_all() {
     let values: Vec<f32> = (0..24).map(|n| (n / 8 + 1) as f32).collect();
     let cut = |columns: Range<usize>, rows: Range<u64>| Cut { rows, columns, copy: 0, device: "d".into() };
     let ids = KeyedJaggedTensor::from_lengths(["f"], vec![0, 1, 2, 1], &[2, 2], None).unwrap();
-    let lenient = Lookup { on_degraded: OnDegraded::DefaultRows, deadline: None };
+    let lenient = Lookup { on_degraded: OnDegraded::DefaultRows, ..Lookup::default() };
     for format in [RowFormat::F32, RowFormat::Int8] {
         let wide = Table::from_f32("t", 8, &values, format, Unseen::Zero).unwrap();
         let here = |columns: Range<usize>| cut(columns, 0..3).take(&wide).unwrap();
@@ -369,7 +369,7 @@ fn a_source_that_answers_other_rows_is_corrupt() {
         fn rows(&self) -> u64 {
             3
         }
-        fn begin(&self, _: Vec<u64>, _: Option<Instant>) -> Box<dyn Pending + '_> {
+        fn begin(&self, _: Vec<u64>, _: &Lookup) -> Box<dyn Pending + '_> {
             Box::new(Answer(Fetched { bytes: vec![0; 16], states: vec![RowState::Hit] }))
         }
     }
@@ -428,7 +428,7 @@ fn sequences_count_late_rows_by_example() {
     let collection = EmbeddingCollection::new(vec![Arc::new(fetched(&source))], &sequence).unwrap();
     let ids =
         KeyedJaggedTensor::from_lengths(["e", "f"], vec![1, 7, 7, 2, 7, 8, 3, 8], &[1, 0, 0, 1, 0, 6], None).unwrap();
-    let lenient = Lookup { on_degraded: OnDegraded::DefaultRows, deadline: None };
+    let lenient = Lookup { on_degraded: OnDegraded::DefaultRows, ..Lookup::default() };
     let (found, report) = collection.lookup(&ids, &lenient).unwrap();
     assert_eq!(report[0].degraded_of, [1, 0, 4]);
     assert_eq!((report[0].degraded_in(2), report[0].degraded_in(9), report[0].unknown), (4, 0, 1));

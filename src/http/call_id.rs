@@ -2,7 +2,7 @@
 
 use axum::extract::Request;
 
-use crate::route::Origin;
+use crate::request::Origin;
 
 /// The id and the trace of a request, for those who write them down or pass them on.
 #[derive(Clone)]
@@ -11,7 +11,7 @@ pub(super) struct CallId(pub(super) Origin);
 impl CallId {
     /// The id of a request which `layers::observe` has seen.
     pub(super) fn of(request: &Request) -> String {
-        let id = request.extensions().get::<CallId>().and_then(|CallId(origin)| origin.id.as_ref()?.to_str().ok());
+        let id = request.extensions().get::<CallId>().and_then(|CallId(origin)| origin.id.as_deref());
         id.unwrap_or_default().to_owned()
     }
 

@@ -27,7 +27,8 @@ use super::trace_context::{TraceContext, new_id};
 use super::traces::{Recorded, Traced};
 use super::wire::{SlowCall, SlowPass};
 use crate::error::Error;
-use crate::route::{Origin, protocol};
+use crate::request::Origin;
+use crate::route::protocol;
 use crate::telemetry;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static(protocol::REQUEST_ID);
@@ -54,7 +55,9 @@ pub async fn observe(State(host): State<Arc<dyn Host>>, mut request: Request, ne
     let parent = traced.as_ref().map_or_else(|| context.as_ref().and(header.clone()), Traced::header);
     let number = request.headers().get(CALL).cloned();
     request.extensions_mut().insert(matched);
-    request.extensions_mut().insert(CallId(Origin { id: Some(id.clone()), trace: parent }));
+    let text = |value: &HeaderValue| value.to_str().ok().map(Arc::from);
+    let origin = Origin { id: text(&id), trace: parent.as_ref().and_then(text) };
+    request.extensions_mut().insert(CallId(origin));
     let is_inference = inference::is_of_protocol(request.uri().path());
     let mut response = next.run(request).instrument(span.clone()).await;
     if is_inference {

@@ -14,6 +14,7 @@ use serde::Serialize;
 use super::access::Caller;
 use super::answer::{Outcome, Refusal, Share, whole};
 use super::app::App;
+use super::call_id::CallId;
 use super::flow::flow_of;
 use super::pages::position_of;
 use super::paths::Names;
@@ -96,7 +97,7 @@ pub async fn pass(
 ) -> Outcome {
     let model = app.registry.get(&model, Which::Version(version))?;
     let timeout = timeout(request.headers())?;
-    let flow = flow_of(&request);
+    let (flow, origin) = (flow_of(&request), CallId::origin(&request));
     app.engine.admits(|| flow, timeout)?;
     let position = header(request.headers(), POSITION_HEADER, "a position")?;
     let of_page = request.headers().get(VIEW_HEADER).cloned();
@@ -122,7 +123,7 @@ pub async fn pass(
         Ok(match call.asked {
             Asked::Pass(request) => {
                 let terms = Terms { timeout, priority: call.priority, flow, ..Terms::default() };
-                let prepared = pass::prepare(&seen, *request)?;
+                let prepared = pass::prepare(&seen, *request)?.asked_for(origin);
                 Called::Pass(Box::new(if is_on_card { prepared.ranked_apart() } else { prepared }), terms)
             }
             Asked::Item(item) => Called::Item(item),

@@ -13,6 +13,7 @@ use super::answer::{Outcome, Share, Timing, json, problem, reply};
 use super::app::{App, Host as _};
 use super::audit::{self, Again};
 use super::bodies::{BodyMemory, Whole};
+use super::call_id::CallId;
 use super::choice::{Asker, Choice, Chosen, Version};
 use super::cursor;
 use super::flow::flow_of;
@@ -32,7 +33,7 @@ use crate::error::{Kind, Result};
 use crate::pass::{self, Cost, Prepared};
 use crate::quota::Flow;
 use crate::registry::{Loaded, Which};
-use crate::request::{Answer, Request as Ask, Retrieve};
+use crate::request::{Answer, Origin, Request as Ask, Retrieve};
 use crate::view::View;
 
 /// The verbs of the calls that workers answer.
@@ -79,7 +80,7 @@ async fn dispatch(app: &Arc<App>, choice: Choice, request: Request) -> Outcome {
     match verb {
         "retrieve" => retrieve(app, choice, (sent, body), call).await,
         "rank" => rank(app, choice, body, call).await,
-        _ => embed(app, choice, body, call.flow).await,
+        _ => embed(app, choice, body, call).await,
     }
 }
 
@@ -87,6 +88,7 @@ async fn dispatch(app: &Arc<App>, choice: Choice, request: Request) -> Outcome {
 pub(super) struct Call {
     pub(super) caller: Option<Caller>,
     pub(super) flow: Flow,
+    origin: Origin,
     form: Form,
 }
 
@@ -94,7 +96,7 @@ impl Call {
     /// Of a request that was let in.
     pub(super) fn of(request: &Request) -> Self {
         let caller = request.extensions().get::<Caller>().cloned();
-        Call { caller, flow: flow_of(request), form: Form::of(request) }
+        Call { caller, flow: flow_of(request), origin: CallId::origin(request), form: Form::of(request) }
     }
 
     /// The same, whose answer is text.
@@ -317,6 +319,7 @@ pub(super) async fn side_by_side(
 async fn entry(app: &App, prepared: Ready, call: &Call, share: &Share) -> Result<Entry> {
     let (prepared, terms, shape) = prepared?;
     let (columns, view) = (prepared.columns().to_vec(), prepared.view().clone());
+    let prepared = prepared.asked_for(call.origin.clone());
     items(app.engine.submit(prepared, call.terms(terms)).await?, (&view, &columns), &shape, share)
 }
 
@@ -353,7 +356,7 @@ async fn one(app: &Arc<App>, single: Single, call: Call) -> Outcome {
     let told = app.served(&model, prepared.view());
     let (columns, view) = (prepared.columns().to_vec(), prepared.view().clone());
     let begun = Instant::now();
-    let (prepared, is_asked) = prepared.explained();
+    let (prepared, is_asked) = prepared.asked_for(call.origin.clone()).explained();
     let answer = app.engine.answer(prepared, call.terms(terms)).await;
     if let Some(watched) = &watched {
         watched.ended(answer.as_ref().err());
@@ -398,7 +401,7 @@ async fn rank(app: &Arc<App>, choice: Choice, body: Whole, call: Call) -> Outcom
         ("min_position" = Option<u64>, Query, description = "Waits until the updates up to this position are seen; through a router one a shard, with commas.")),
     request_body = EmbedRequest,
     responses((status = 200, body = EmbedResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
-async fn embed(app: &Arc<App>, choice: Choice, body: Whole, flow: Flow) -> Outcome {
+async fn embed(app: &Arc<App>, choice: Choice, body: Whole, call: Call) -> Outcome {
     let shared = app.clone();
     let embedding = move |body: &[u8]| {
         let (request, terms) = wire::embed(body)?;
@@ -408,7 +411,7 @@ async fn embed(app: &Arc<App>, choice: Choice, body: Whole, flow: Flow) -> Outco
     let Single { prepared, terms, model, watched, .. } = app.asides.prepare(body, embedding).await?;
     let told = app.served(&model, prepared.view());
     let begun = Instant::now();
-    let answer = app.engine.answer(prepared, Terms { flow, ..terms }).await;
+    let answer = app.engine.answer(prepared.asked_for(call.origin.clone()), call.terms(terms)).await;
     if let Some(watched) = &watched {
         watched.ended(answer.as_ref().err());
     }

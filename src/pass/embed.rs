@@ -4,6 +4,7 @@ use super::batch::Batch;
 use super::fetch::lookup_each;
 use super::trace::Trace;
 use super::work::{Prepared, Query, Task, not_finite};
+use crate::embedding::Lookup;
 use crate::error::{Error, Result};
 use crate::limits::COMPONENT_MAX;
 use crate::model::UserInput;
@@ -121,7 +122,8 @@ fn lookup(batch: &dyn Batch, tower: &Tower, towered: &[(usize, &FeatureRow)]) ->
     let alike = |n: &usize| (towered[*n].1, batch.prepared(towered[*n].0).reading.on_degraded);
     let rows: Vec<(&FeatureRow, OnDegraded)> = missing.iter().map(alike).collect();
     let deadline = missing.iter().map(|&n| batch.deadline(towered[n].0)).max().flatten();
-    for (n, found) in missing.into_iter().zip(lookup_each(tower, &rows, deadline)) {
+    let terms = Lookup { deadline, ..Lookup::default() };
+    for (n, found) in missing.into_iter().zip(lookup_each(tower, &rows, terms)) {
         pooled[n] = Some(found);
     }
     let missing = || Err(Error::internal("a row without a lookup"));

@@ -6,7 +6,7 @@ use std::time::Instant;
 use super::work::{Prepared, Query};
 use crate::embedding::Lookup;
 use crate::error::{Error, Result};
-use crate::request::OnDegraded;
+use crate::request::{OnDegraded, Origin};
 use crate::tower::{FeatureRow, Pooled, Tower};
 
 /// Looks the features of waiting requests of one view up, rows of a cluster among them, and leaves the pooled embeddings with
@@ -17,7 +17,8 @@ pub fn fetch(waiting: &mut [&mut Prepared], deadline: Option<Instant>) {
     let Some(tower) = &view.main().package.user else { return };
     let mut waiting: Vec<&mut Prepared> = waiting.iter_mut().filter(|p| p.needs_fetch()).map(|p| &mut **p).collect();
     let rows = waiting.iter().filter_map(|p| Some((p.features()?, p.reading.on_degraded))).collect::<Vec<_>>();
-    let pooled = lookup_each(tower, &rows, deadline);
+    let origin = Origin::of_several(waiting.iter().map(|prepared| &prepared.origin));
+    let pooled = lookup_each(tower, &rows, Lookup { deadline, origin, ..Lookup::default() });
     for (prepared, pooled) in waiting.iter_mut().zip(pooled) {
         if let Query::Features { fetched, .. } = &mut prepared.query {
             *fetched = Some(pooled);
@@ -25,18 +26,14 @@ pub fn fetch(waiting: &mut [&mut Prepared], deadline: Option<Instant>) {
     }
 }
 
-/// The pooled embeddings of each row of features. All are looked up in one call, where a row of a table that cannot be had is a
-/// default row; requests to which that is a failure fail, and no others.
-pub(super) fn lookup_each(
-    tower: &Tower,
-    rows: &[(&FeatureRow, OnDegraded)],
-    deadline: Option<Instant>,
-) -> Vec<Result<Pooled>> {
+/// The pooled embeddings of each row of features. All are looked up in one call, whatever its terms say of a row of a table that cannot
+/// be had: that is a default row; requests to which it is a failure fail, and no others.
+pub(super) fn lookup_each(tower: &Tower, rows: &[(&FeatureRow, OnDegraded)], terms: Lookup) -> Vec<Result<Pooled>> {
     if rows.is_empty() {
         return Vec::new();
     }
     let features: Vec<&FeatureRow> = rows.iter().map(|(row, _)| *row).collect();
-    let terms = Lookup { deadline, on_degraded: OnDegraded::DefaultRows };
+    let terms = Lookup { on_degraded: OnDegraded::DefaultRows, ..terms };
     let pooled = match tower.lookup(&features, &terms) {
         Ok((pooled, report)) => {
             tower.count(&report);
@@ -48,7 +45,7 @@ pub(super) fn lookup_each(
         OnDegraded::Fail if pooled.degraded_rows > 0 => {
             let (degraded, ids) = (pooled.degraded_rows, row.ids());
             let what = format!("{degraded} of {ids} rows of embedding tables did not come in time");
-            let is_late = deadline.is_some_and(|deadline| Instant::now() >= deadline);
+            let is_late = terms.deadline.is_some_and(|deadline| Instant::now() >= deadline);
             Err(if is_late { Error::deadline(what) } else { Error::unavailable(what) })
         }
         _ => Ok(pooled),

@@ -13,7 +13,9 @@ use crate::error::{Error, Result, ShortNumber};
 use crate::gather::likely;
 use crate::limits;
 use crate::model::{QuerySpec, UserInput};
-use crate::request::{Embed, EmbeddedUser, Features, Probes, Rank, Reading, Request, Rerank, Retrieve, Select, User};
+use crate::request::{
+    Embed, EmbeddedUser, Features, Origin, Probes, Rank, Reading, Request, Rerank, Retrieve, Select, User,
+};
 use crate::snapshot::{self, Calibration, Wanted};
 use crate::tower::Readable;
 use crate::units::{ItemId, Slot};
@@ -67,8 +69,9 @@ pub fn prepare(view: &Arc<View>, request: Request) -> Result<Prepared> {
         view.column(column).map_err(|e| e.within("field `columns`"))?;
     }
     let constants = view.value().constants(&reading.constants)?;
-    let mut prepared = Prepared { view: view.clone(), query, task, reading, constants, trace, cost: Cost::default() };
-    prepared.cost = cost::of(view, &prepared);
+    let (view, cost, origin) = (view.clone(), Cost::default(), Origin::default());
+    let mut prepared = Prepared { view, query, task, reading, constants, trace, cost, origin };
+    prepared.cost = cost::of(&prepared.view, &prepared);
     if prepared.cost.check("the request").is_err() {
         // Two calls may cost more than one.
         prepared = prepared.ranked_apart();

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::filter::{Plan, Route};
 use crate::ivf;
 use crate::limits;
-use crate::request::{EmbeddedUser, Probes, Reading};
+use crate::request::{EmbeddedUser, Origin, Probes, Reading};
 use crate::search;
 use crate::tower::{FeatureRow, Pooled};
 use crate::units::{ItemId, Slot};
@@ -70,6 +70,8 @@ pub struct Prepared {
     pub(super) constants: Vec<f32>,
     pub(super) trace: Trace,
     pub(super) cost: Cost,
+    /// What rows of other hosts are asked for.
+    pub(super) origin: Origin,
 }
 
 /// Where the query embedding comes from.
@@ -239,6 +241,11 @@ impl Prepared {
     /// The view that answers it.
     pub fn view(&self) -> &Arc<View> {
         &self.view
+    }
+
+    /// The same, made for a request that has these names.
+    pub fn asked_for(self, origin: Origin) -> Self {
+        Prepared { origin, ..self }
     }
 
     /// The same, which tells how its answer comes about, and whether that was asked for.

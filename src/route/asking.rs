@@ -10,7 +10,7 @@ use axum::http::HeaderValue;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::client::{Client, Origin, Outgoing};
+use super::client::{Client, Outgoing};
 use super::editions::Edition;
 use super::inquiry::{Heard, Home, Inquiry};
 use super::protocol::{
@@ -20,7 +20,7 @@ use crate::error::{Error, Kind, Result};
 use crate::gather::{Said, Sharded};
 use crate::locks::locked;
 use crate::quota::Memory;
-use crate::request::{Priority, Request};
+use crate::request::{Origin, Priority, Request};
 use crate::snapshot::shard_of;
 use crate::units::ItemId;
 
@@ -64,8 +64,15 @@ pub struct Conditions {
 impl Conditions {
     /// Those of a call over all items at whatever position, for which somebody waits.
     pub fn until(deadline: Instant) -> Self {
-        let (priority, origin) = (Priority::default(), Origin::default());
-        Conditions { deadline, priority, min_coverage: 1.0, positions: None, views: None, memory: None, origin }
+        Conditions {
+            deadline,
+            priority: Priority::default(),
+            min_coverage: 1.0,
+            positions: None,
+            views: None,
+            memory: None,
+            origin: Origin::default(),
+        }
     }
 }
 
@@ -132,7 +139,7 @@ impl Asking<'_> {
             return Err(Error::unavailable(format!("shard {shard} of model `{}` has no server", self.edition.model)));
         }
         let out = call.out.as_ref().map_err(|why| Error::internal(why.to_string()))?;
-        let (memory, origin) = (self.terms.memory.clone(), self.terms.origin.clone());
+        let Conditions { memory, origin, .. } = self.terms.clone();
         let out = &Outgoing { sees: self.sees(shard)?, memory, origin, ..out.clone() };
         let left = self.terms.deadline.saturating_duration_since(Instant::now());
         let wait = if is_partial && call.may_be_missing { left.mul_f64(SELECT_SHARE) } else { left };

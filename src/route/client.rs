@@ -26,6 +26,7 @@ use super::tls::Connector;
 use crate::error::{Error, Kind, Result};
 use crate::locks::locked;
 use crate::quota::Memory;
+use crate::request::Origin;
 
 /// Longest answer of a server, in bytes.
 const ANSWER_BYTES_MAX: usize = 256 << 20;
@@ -83,15 +84,6 @@ impl Wire {
         })
         .await
     }
-}
-
-/// What a call is made for, by the names that logs and traces have for it: servers write them down beside theirs.
-#[derive(Clone, Debug, Default)]
-pub struct Origin {
-    /// The id of the request (`x-request-id`).
-    pub id: Option<HeaderValue>,
-    /// The trace that it belongs to, and the caller's span of it (`traceparent`).
-    pub trace: Option<HeaderValue>,
 }
 
 /// A call, as often as it is sent.
@@ -282,9 +274,11 @@ impl Client {
         request = request.header(CALL_HEADER, number);
         let Origin { id, trace } = &call.origin;
         let named = [(REQUEST_ID, id), (TRACEPARENT, trace)];
-        let origin = named.into_iter().filter_map(|(name, value)| Some((name, value.as_ref()?)));
-        for (name, value) in call.sees.iter().map(|(name, value)| (*name, value)).chain(origin) {
+        for (name, value) in named.into_iter().filter_map(|(name, value)| Some((name, value.as_deref()?))) {
             request = request.header(name, value);
+        }
+        for (name, value) in &call.sees {
+            request = request.header(*name, value);
         }
         if let Form::Plain(_, Some(key)) = &call.form {
             request = request.header(KEY_HEADER, key);

@@ -30,7 +30,6 @@ mod updates;
 
 pub use asking::{Beside, Conditions};
 pub use canaries::UnpinnedOffering;
-pub use client::Origin;
 pub use fleet::{Errand, Fleet, Listed, Pin};
 pub use offering::Offering;
 pub use options::Options;

@@ -22,6 +22,7 @@ use crate::embedding::tiers::breaker::Breaker;
 use crate::embedding::tiers::slices::{PeerHost, PeerSlice};
 use crate::error::{Error, Kind, Result};
 use crate::locks::locked;
+use crate::request::Origin;
 
 /// Time between two looks at the servers, and how long each may take.
 pub(super) const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -80,6 +81,7 @@ pub(super) struct Question {
     /// Where the answer stands in that of the lookup.
     pub(super) first: usize,
     pub(super) deadline: Instant,
+    pub(super) origin: Origin,
     pub(super) tell: crossbeam_channel::Sender<(usize, Vec<u8>)>,
 }
 
@@ -163,7 +165,8 @@ impl Peer {
         let questions = slices.iter().map(|slice| RowsQuestion::of(&slice.name, Vec::new())).collect();
         let row_bytes: Vec<usize> = slices.iter().map(|slice| slice.row_bytes).collect();
         let call = RowsCall { questions };
-        self.ask(&slices[0].name.model, &call, &row_bytes, Instant::now() + LOOK_EVERY).await.map(drop)
+        let deadline = Instant::now() + LOOK_EVERY;
+        self.ask(&slices[0].name.model, &call, &row_bytes, deadline, Origin::default()).await.map(drop)
     }
 
     /// Finds its servers, and asks each whether it is there.
@@ -223,8 +226,16 @@ impl Peer {
     }
 
     /// Asks once; what is not held by one server is asked of the next.
-    async fn ask(&self, model: &str, call: &RowsCall, row_bytes: &[usize], deadline: Instant) -> Result<RowsReply> {
+    async fn ask(
+        &self,
+        model: &str,
+        call: &RowsCall,
+        row_bytes: &[usize],
+        deadline: Instant,
+        origin: Origin,
+    ) -> Result<RowsReply> {
         let out = Outgoing::pass(format!("/v1/models/{model}:rows"), Some(Bytes::from(write(call)?)));
+        let out = Outgoing { origin, ..out };
         let wait = deadline.saturating_duration_since(Instant::now());
         let (home, is_missing) = (self.home(), AtomicBool::new(false));
         let missing = || {
@@ -317,7 +328,8 @@ impl Peer {
             |question: &mut Question| RowsQuestion::of(&question.slice.name, std::mem::take(&mut question.rows));
         let call = RowsCall { questions: questions.iter_mut().map(asked).collect() };
         let start = Instant::now();
-        let said = self.ask(model, &call, &row_bytes, deadline).await;
+        let origin = Origin::of_several(questions.iter().map(|question| &question.origin));
+        let said = self.ask(model, &call, &row_bytes, deadline, origin).await;
         let outcome = if said.is_ok() { "answered" } else { "failed" };
         let labels = [("host", self.host.name.clone()), ("outcome", outcome.to_owned())];
         metrics::counter!("sterling_peer_calls_total", &labels).increment(1);

@@ -18,6 +18,7 @@ use super::peer::{LOOK_EVERY, Peer, Question, ROWS_EVERY, Shared};
 use super::rows::ROWS_BYTES_MAX;
 use super::tls::{Connector, ServersTls};
 use crate::blocking::may_block;
+use crate::embedding::Lookup;
 use crate::embedding::tiers::slices::{Neighbours, PeerHost, PeerSlice, Slices};
 use crate::embedding::tiers::{Fetched, Pending, RowSource, RowState};
 use crate::error::{Error, Result};
@@ -172,9 +173,9 @@ impl RowSource for PeerRows {
         self.slice.name.len()
     }
 
-    fn begin(&self, rows: Vec<u64>, deadline: Option<std::time::Instant>) -> Box<dyn Pending + '_> {
+    fn begin(&self, rows: Vec<u64>, terms: &Lookup) -> Box<dyn Pending + '_> {
         let latest = Instant::now() + self.slice.timeout;
-        let deadline = deadline.map_or(latest, |deadline| Instant::from_std(deadline).min(latest));
+        let deadline = terms.deadline.map_or(latest, |deadline| Instant::from_std(deadline).min(latest));
         let (tell, hear) = crossbeam_channel::unbounded();
         let count = rows.len();
         if Instant::now() < deadline && !self.peer.breaker.is_open() {
@@ -184,6 +185,7 @@ impl RowSource for PeerRows {
                 rows: rows.to_vec(),
                 first: part * most,
                 deadline,
+                origin: terms.origin.clone(),
                 tell: tell.clone(),
             });
             locked(&self.peer.outbox).extend(questions);

@@ -11,7 +11,7 @@ use axum::http::HeaderValue;
 use tokio::sync::SemaphorePermit;
 use tokio::time::{Instant, timeout_at};
 
-use super::client::{Client, Failed, Origin, Outgoing};
+use super::client::{Client, Failed, Outgoing};
 use super::fleet::{Fleet, Pin};
 use super::inquiry::Home;
 use super::offering::Offering;
@@ -19,6 +19,7 @@ use super::protocol::{Holdings, Keeping};
 use crate::error::{Error, Kind, Result};
 use crate::gather::is_absence;
 use crate::locks::locked;
+use crate::request::Origin;
 use crate::snapshot::shard_of;
 use crate::units::ItemId;
 

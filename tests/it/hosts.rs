@@ -2,6 +2,7 @@
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -19,6 +20,7 @@ use sterling::route::{PeerOptions, Peers};
 use sterling::snapshot::{Placement, PlacementOptions, Snapshot};
 
 use crate::support::{Server, agent, put, sterling, tiny, tiny_package, until};
+use crate::telemetry::collector;
 
 /// A host's name and the addresses of its servers.
 type Hosts = Vec<(String, Vec<String>)>;
@@ -91,13 +93,18 @@ fn plan_file(folder: &Path, hosts: &Hosts, tables: Vec<TablePlan>) -> PathBuf {
 /// The process of a host's server; it is ready once the others are there.
 fn spawn(store: &Path, plan: &Path, host: &str, address: &str) -> Server {
     let mut command = sterling();
+    command.arg("serve").stderr(Stdio::null());
+    spawn_by(command, store, plan, (host, address))
+}
+
+fn spawn_by(mut command: Command, store: &Path, plan: &Path, (host, address): (&str, &str)) -> Server {
     command
         .env("STERLING_HTTP__DRAIN_MS", "0")
         .env("STERLING_REFRESH_MS", "100")
         .env("STERLING_PEERS__WAIT_MS", "3000")
         .env("STERLING_TABLES__TIMEOUT_MS", "1500");
-    command.args(["serve", "--listen", address, "--host", host, "--plan"]).arg(plan).arg("--store").arg(store);
-    Server::spawn(&mut command)
+    command.args(["--listen", address, "--host", host, "--plan"]).arg(plan).arg("--store").arg(store);
+    Server::spawn_logged(&mut command)
 }
 
 /// One server of each host.
@@ -169,7 +176,7 @@ fn looked_up(tables: &[Arc<Table>], ids: &KeyedJaggedTensor, means: bool) -> (Ve
     let bags = EmbeddingBagCollection::new(tables.to_vec(), &every.clone().map(bag).collect::<Vec<_>>()).unwrap();
     let sequence = |n: usize| SequenceConfig { feature: format!("f{n}"), table: table(n) };
     let sequences = EmbeddingCollection::new(tables.to_vec(), &every.map(sequence).collect::<Vec<_>>()).unwrap();
-    let strict = Lookup { on_degraded: OnDegraded::Fail, deadline: None };
+    let strict = Lookup { on_degraded: OnDegraded::Fail, ..Lookup::default() };
     let (pooled, _) = bags.lookup(ids, &strict).unwrap();
     let (kept, _) = sequences.lookup(ids, &strict).unwrap();
     let bits = |values: &[f32]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
@@ -235,6 +242,57 @@ fn servers_with_a_part_of_the_rows_each_answer_as_one_with_all_of_them() {
             }
         }
     }
+}
+
+#[test]
+fn a_trace_and_an_id_go_on_to_hosts_that_are_asked_for_rows() {
+    const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+    let store = tempfile::tempdir().unwrap();
+    put(store.path(), &tiny()).unwrap();
+    let at = hosts(&[1, 1]);
+    let tables = tables_of(store.path()).iter().map(|table| by_rows(table, &["h0", "h1"])).collect();
+    let plan = plan_file(store.path(), &at, tables);
+    let (url, told) = collector();
+    let log = store.path().join("log");
+    let servers = [0, 1].map(|n: usize| {
+        let mut command = sterling();
+        command.env("STERLING_TRACES__COLLECTOR", &url).env("STERLING_LOG", "sterling=debug");
+        command.arg("serve").stderr(std::fs::File::create(log.with_extension(n.to_string())).unwrap());
+        spawn_by(command, store.path(), &plan, (&at[n].0, &at[n].1[0]))
+    });
+    servers.iter().for_each(Server::wait_ready);
+    let ask = |call: &str, body: &Value, headers: &[(&str, &str)]| {
+        let answer = servers[0].send("POST", &format!("/v1/models/tiny:{call}"), headers, &body.to_string());
+        assert_eq!(answer.status().as_u16(), 200, "{body}");
+    };
+    let of_rows = |id: &str| {
+        let log = std::fs::read_to_string(log.with_extension("1")).unwrap();
+        log.lines().any(|line| line.contains("rows") && line.contains(id) && line.contains(TRACE))
+    };
+    let [split, _] = split_and_near("fail");
+    let embed = json!({"features": split["features"]});
+    let list = json!({"requests": [split]});
+    for (n, (call, body)) in [("retrieve", &split), ("embed", &embed), ("retrieve", &list)].into_iter().enumerate() {
+        let (id, caller) = (format!("order-{n}"), format!("00f067aa0ba902b{n}"));
+        ask(call, body, &[("traceparent", &format!("00-{TRACE}-{caller}-01")), ("x-request-id", &id)]);
+        let mut spans: Vec<Value> = Vec::new();
+        let one = |spans: &[Value], key: &str, value: &str| spans.iter().find(|span| span[key] == value).cloned();
+        while one(&spans, "parentSpanId", &caller).is_none() || one(&spans, "name", "rows").is_none() {
+            spans.extend(told.recv_timeout(Duration::from_secs(30)).unwrap());
+        }
+        let (own, rows) = (one(&spans, "parentSpanId", &caller).unwrap(), one(&spans, "name", "rows").unwrap());
+        assert_eq!((&own["name"], &own["traceId"]), (&json!(call), &json!(TRACE)));
+        assert_eq!((&rows["parentSpanId"], &rows["traceId"]), (&own["spanId"], &json!(TRACE)), "{spans:#?}");
+        assert!(of_rows(&id), "the host's log names the request");
+    }
+    // A call that is not recorded has its names sent on as they came, and no span anywhere.
+    ask(
+        "retrieve",
+        &split,
+        &[("traceparent", &format!("00-{TRACE}-00f067aa0ba902b9-00")), ("x-request-id", "order-9")],
+    );
+    assert!(of_rows("order-9"));
+    assert!(told.recv_timeout(Duration::from_millis(1500)).is_err(), "nothing was to be recorded");
 }
 
 /// Two hosts, the second one of two servers, over stores of their own, and one server of the whole.

@@ -199,7 +199,7 @@ fn the_debian_model_answers_alike_with_half_a_table_on_a_cluster() {
     let all = EmbeddingBagCollection::new(vec![all], &mean_of_installed()).unwrap();
     let whole = EmbeddingBagCollection::new(vec![Arc::new(table)], &mean_of_installed()).unwrap();
 
-    let strict = Lookup { on_degraded: OnDegraded::Fail, deadline: None };
+    let strict = Lookup { on_degraded: OnDegraded::Fail, ..Lookup::default() };
     let (expected, counts) = whole.lookup(&ids, &strict).unwrap();
     // The second time out of the host's cache.
     for _ in 0..2 {

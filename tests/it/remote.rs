@@ -84,7 +84,7 @@ fn sample(rows: u64, count: usize, seed: u64) -> Vec<u64> {
 }
 
 fn fetch(table: &RemoteTable, rows: &[u64]) -> Fetched {
-    table.begin(rows.to_vec(), None).wait().unwrap()
+    table.begin(rows.to_vec(), &Lookup::default()).wait().unwrap()
 }
 
 /// Checks that every hit has its own bytes, and counts the hits.
@@ -191,7 +191,7 @@ fn batches_cost_one_pipeline_a_node(cluster: &Arc<Cluster>) {
     let outside = fetch(&table, &[3, ROWS - 1, ROWS, u64::MAX]);
     assert_eq!(outside.states, [RowState::Hit, RowState::Hit, RowState::Unknown, RowState::Unknown]);
     assert!(fetch(&table, &[]).states.is_empty());
-    let late = table.begin(vec![4, 5], Some(Instant::now())).wait().unwrap();
+    let late = table.begin(vec![4, 5], &by(Instant::now())).wait().unwrap();
     assert_eq!(late.states, [RowState::Degraded; 2], "the deadline had come before");
 
     for seed in 0..200 {
@@ -202,6 +202,11 @@ fn batches_cost_one_pipeline_a_node(cluster: &Arc<Cluster>) {
     assert!(all_hit(&table, &sample(ROWS, 512, 150), 1));
 }
 
+/// The terms of a lookup with a deadline.
+fn by(deadline: Instant) -> Lookup {
+    Lookup { deadline: Some(deadline), ..Lookup::default() }
+}
+
 fn equal_misses_fly_once(redis: &RedisCluster, cluster: &Arc<Cluster>) {
     let table = open(cluster, 1, ROWS, &RemoteOptions { timeout: Duration::from_secs(10), ..Default::default() });
     let short = RemoteOptions { timeout: Duration::from_millis(20), ..Default::default() };
@@ -209,11 +214,11 @@ fn equal_misses_fly_once(redis: &RedisCluster, cluster: &Arc<Cluster>) {
     let rows = sample(ROWS, 300, 2);
     let stopped = 0..6;
     stopped.clone().for_each(|node| redis.stop(node));
-    let calls: Vec<_> = (0..5).map(|_| table.begin(rows.clone(), None)).collect();
-    let hasty = table.begin(rows[..10].to_vec(), Some(Instant::now() + Duration::from_millis(20))).wait().unwrap();
+    let calls: Vec<_> = (0..5).map(|_| table.begin(rows.clone(), &Lookup::default())).collect();
+    let hasty = table.begin(rows[..10].to_vec(), &by(Instant::now() + Duration::from_millis(20))).wait().unwrap();
     assert_eq!(hasty.states, [RowState::Degraded; 10], "who joins does not wait longer than it wants to");
     let start = Instant::now();
-    let waited = impatient.begin(vec![7], Some(start + Duration::from_secs(60))).wait().unwrap();
+    let waited = impatient.begin(vec![7], &by(start + Duration::from_secs(60))).wait().unwrap();
     assert_eq!(waited.states, [RowState::Degraded]);
     assert!(start.elapsed() < Duration::from_secs(30), "the table's time-out comes before the caller's deadline");
     stopped.for_each(|node| redis.resume(node));
@@ -227,8 +232,8 @@ fn equal_misses_fly_once(redis: &RedisCluster, cluster: &Arc<Cluster>) {
     // The first has less time than the second, which then asks for itself.
     let rows = sample(ROWS, 20, 3);
     (0..6).for_each(|node| redis.stop(node));
-    let first = table.begin(rows.clone(), Some(Instant::now() + Duration::from_millis(30)));
-    let second = table.begin(rows.clone(), None);
+    let first = table.begin(rows.clone(), &by(Instant::now() + Duration::from_millis(30)));
+    let second = table.begin(rows.clone(), &Lookup::default());
     assert_eq!(hits(&first.wait().unwrap(), &rows, 1), 0);
     (0..6).for_each(|node| redis.resume(node));
     assert_eq!(hits(&second.wait().unwrap(), &rows, 1), 20);
@@ -309,7 +314,7 @@ fn half_remote_answers_as_whole(redis: &RedisCluster, cluster: &Arc<Cluster>) {
     let halves = EmbeddingBagCollection::new(vec![Arc::new(halves)], &bags).unwrap();
     let drawn: Vec<i64> = sample(rows, 200, 11).into_iter().chain([5, 2999, 2999, 7000]).map(|id| id as i64).collect();
     let ids = KeyedJaggedTensor::from_lengths(["ids"], drawn, &[100, 0, 104], None).unwrap();
-    let strict = Lookup { deadline: None, on_degraded: OnDegraded::Fail };
+    let strict = Lookup { on_degraded: OnDegraded::Fail, ..Lookup::default() };
     let (expected, _) = whole.lookup(&ids, &strict).unwrap();
     let (got, report) = halves.lookup(&ids, &strict).unwrap();
     let near = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-4);
@@ -317,7 +322,11 @@ fn half_remote_answers_as_whole(redis: &RedisCluster, cluster: &Arc<Cluster>) {
     assert_eq!((report[0].ids, report[0].unseen, report[0].degraded), (204, 1, 0));
 
     (0..6).for_each(|node| redis.stop(node));
-    let soon = |on_degraded| Lookup { deadline: Some(Instant::now() + Duration::from_millis(30)), on_degraded };
+    let soon = |on_degraded| Lookup {
+        deadline: Some(Instant::now() + Duration::from_millis(30)),
+        on_degraded,
+        ..Lookup::default()
+    };
     let failed = halves.lookup(&ids, &soon(OnDegraded::Fail)).map(|_| ());
     let defaults = halves.lookup(&ids, &soon(OnDegraded::DefaultRows));
     (0..6).for_each(|node| redis.resume(node));

@@ -10,12 +10,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use sterling::embedding::Table;
 use sterling::embedding::place::{Sharding, Tier};
 use sterling::embedding::tiers::remote::{
     Cluster, ClusterOptions, RemoteOptions, RemoteTable, RowSet, TableShape, find, load, sample, verify,
 };
 use sterling::embedding::tiers::{RowSource as _, RowState};
+use sterling::embedding::{Lookup, Table};
 use sterling::model::Package;
 use tempfile::TempDir;
 
@@ -427,7 +427,9 @@ fn rows_that_were_loaded_again_are_followed_without_opening_them_anew() {
     let options = RemoteOptions { cache_bytes: 0, timeout: Duration::from_secs(2) };
     let table = RemoteTable::open(&cluster, &named, &SHAPE, &options).unwrap();
     let rows: Vec<u64> = (0..500).map(|n| n * 79).collect();
-    let all_hit = || table.begin(rows.clone(), None).wait().unwrap().states.iter().all(|state| *state == RowState::Hit);
+    let all_hit = || {
+        table.begin(rows.clone(), &Lookup::default()).wait().unwrap().states.iter().all(|state| *state == RowState::Hit)
+    };
     assert!(all_hit() && cluster.troubles().is_empty());
     let before = find(&cluster, &named).unwrap().unwrap();
 
@@ -473,7 +475,7 @@ fn lost_chunks_are_counted_and_stay_reported() {
     let share = lost.unreadable_rows() as f64 / SHAPE.rows as f64 * keys.len() as f64;
     assert!((0.5..2.0).contains(&share) && lost.unreadable.keys().eq(&["missing"]), "{lost:?}");
     let rows: Vec<u64> = (0..2000).collect();
-    table.begin(rows, None).wait().unwrap();
+    table.begin(rows, &Lookup::default()).wait().unwrap();
     until("the loss is reported", || cluster.troubles().iter().any(|line| line.contains(" missing)")));
     redis.ask(0, &["FLUSHALL"]);
     let (code, out, _) = run(&["remote", &redis.seeds()[0]]);
@@ -500,7 +502,7 @@ fn rows_of_a_shard_that_loads_come_once_it_has_loaded() {
     let table = RemoteTable::open(&cluster, &named, &SHAPE, &options).unwrap();
     begin_to_load(&redis, 0);
     let before = cluster.counters().pipelines;
-    let rows = table.begin((0..100).collect(), None);
+    let rows = table.begin((0..100).collect(), &Lookup::default());
     until("it is asked again and again", || cluster.counters().pipelines > before + 8);
     end_to_load(&redis, 0);
     assert_eq!(rows.wait().unwrap().states, [RowState::Hit; 100]);
@@ -526,7 +528,7 @@ fn full_nodes_are_emptied_and_earlier_names_are_read() {
     assert_eq!(find(&cluster, &named).unwrap(), None);
     let options = RemoteOptions { cache_bytes: 0, timeout: Duration::from_secs(2) };
     let table = RemoteTable::open(&cluster, &named, &SHAPE, &options).unwrap();
-    let states = table.begin((0..100).collect(), None).wait().unwrap().states;
+    let states = table.begin((0..100).collect(), &Lookup::default()).wait().unwrap().states;
     assert_eq!(states, [RowState::Hit; 100]);
     assert_eq!(load(&cluster, &named, &SHAPE, rows_of, |_| {}).unwrap().progress.bytes_written, 0, "once is enough");
     let (code, out, _) = run(&["remote", &redis.seeds()[0], "--delete", &format!("tests/{earlier}")]);

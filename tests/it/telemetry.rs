@@ -85,7 +85,7 @@ fn a_trace_goes_through_answers_log_and_slow_calls() {
 }
 
 /// A collector: the spans of each message that comes.
-fn collector() -> (String, std::sync::mpsc::Receiver<Vec<Value>>) {
+pub(crate) fn collector() -> (String, std::sync::mpsc::Receiver<Vec<Value>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let (tell, told) = std::sync::mpsc::channel();

@@ -5,10 +5,10 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
 
 use crate::device::buffer::Buffer;
 use crate::embedding::place::{ShardPlan, Sharding, TablePlan, Tier};
+use crate::embedding::report::Lookup;
 use crate::embedding::spec::TableSpec;
 use crate::embedding::table::{Shard, Table};
 use crate::embedding::tiers::{Fetched, Pending, RowSource, Source};
@@ -195,9 +195,9 @@ impl RowSource for PartSource {
         self.rows.end - self.rows.start
     }
 
-    fn begin(&self, mut rows: Vec<u64>, deadline: Option<Instant>) -> Box<dyn Pending + '_> {
+    fn begin(&self, mut rows: Vec<u64>, terms: &Lookup) -> Box<dyn Pending + '_> {
         rows.iter_mut().for_each(|row| *row += self.rows.start);
-        let pending = self.source.begin(rows, deadline);
+        let pending = self.source.begin(rows, terms);
         match &self.columns {
             None => pending,
             Some(columns) => Box::new(Cutting { pending, columns }),

@@ -51,7 +51,7 @@ pub(in crate::embedding) fn ask<'a>(
                 for &shard in group.shards.iter().filter(|_| !rows.is_empty()) {
                     let Source::Fetched(source) = &table.shards()[shard].source else { continue };
                     let asked = distinct.iter().flat_map(|d| &d.rows[rows.clone()]).map(|r| r - group.rows.start);
-                    let pending = source.begin(asked.collect(), terms.deadline);
+                    let pending = source.begin(asked.collect(), terms);
                     legs.push(Leg { table: number, copy, shard, rows: rows.clone(), pending });
                 }
             }

@@ -11,8 +11,8 @@ pub mod slices;
 
 use std::fmt::Debug;
 use std::sync::Arc;
-use std::time::Instant;
 
+use super::report::Lookup;
 use crate::device::buffer::Buffer;
 use crate::error::Result;
 
@@ -47,7 +47,7 @@ pub struct Fetched {
 
 /// A question on its way.
 pub trait Pending: Send {
-    /// The answer, at the latest at the deadline given to [`RowSource::begin`]: rows without one by then are
+    /// The answer, at the latest at the deadline of the lookup that [`RowSource::begin`] was called for: rows without one by then are
     /// [`RowState::Degraded`].
     ///
     /// # Errors
@@ -64,8 +64,8 @@ pub trait RowSource: Send + Sync + Debug {
     /// Number of rows; asked for are `0..rows`.
     fn rows(&self) -> u64;
 
-    /// Asks for `rows`, sorted and each once, and returns at once.
-    fn begin(&self, rows: Vec<u64>, deadline: Option<Instant>) -> Box<dyn Pending + '_>;
+    /// Asks for `rows`, sorted and each once, under the terms of a lookup, and returns at once.
+    fn begin(&self, rows: Vec<u64>, terms: &Lookup) -> Box<dyn Pending + '_>;
 
     /// Everything that a lookup asks for has begun: questions that were kept to go together go now.
     fn send(&self) {}

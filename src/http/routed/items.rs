@@ -24,7 +24,8 @@ use super::super::wire::{
 use super::app::RouterApp;
 use super::calls::{summed, told};
 use crate::error::{Error, Kind, Result};
-use crate::route::{Origin, ShardCall, ShardFailure, ShardServers};
+use crate::request::Origin;
+use crate::route::{ShardCall, ShardFailure, ShardServers};
 use crate::units::ItemId;
 
 /// How long a shard may take to make updates durable: a little more than its server tries.

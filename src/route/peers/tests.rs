@@ -75,7 +75,7 @@ fn reply(call: &RowsCall, change: impl Fn(&mut RowsReply)) -> Said {
 fn asked(peers: &Peers, slice: &PeerSlice, rows: &[u64]) -> Fetched {
     let source = peers.open(slice);
     assert_eq!((source.rows(), source.row_bytes()), (4, 2));
-    let pending = source.begin(rows.to_vec(), None);
+    let pending = source.begin(rows.to_vec(), &Lookup::default());
     source.send();
     pending.wait().unwrap()
 }
@@ -96,7 +96,8 @@ fn rows_of_a_version_go_in_one_call_and_come_in_their_places() {
     let (peers, later) = (peers(), PeerSlice { edition: "f".into(), ..slice.clone() });
     peers.wait_for(&[slice.clone(), other.clone()]).unwrap();
     let sources = [&slice, &other, &later].map(|slice| peers.open(slice));
-    let pending: Vec<_> = sources.iter().zip([vec![0, 3], vec![2], vec![1]]).map(|(s, r)| s.begin(r, None)).collect();
+    let pending: Vec<_> =
+        sources.iter().zip([vec![0, 3], vec![2], vec![1]]).map(|(s, r)| s.begin(r, &Lookup::default())).collect();
     sources.iter().for_each(|source| source.send());
     let came: Vec<Vec<u8>> = pending.into_iter().map(|pending| pending.wait().unwrap().bytes).collect();
     assert_eq!(came, [vec![0, 0, 3, 3], vec![2, 2], vec![1, 1]]);
@@ -104,7 +105,8 @@ fn rows_of_a_version_go_in_one_call_and_come_in_their_places() {
     calls[1..].sort_unstable();
     assert_eq!(calls, [2, 1, 2], "one call to wait, one a version");
     assert!(peers.troubles().is_empty(), "{:?}", peers.troubles());
-    let late = sources[0].begin(vec![0], Some(std::time::Instant::now())).wait().unwrap();
+    let late = Lookup { deadline: Some(std::time::Instant::now()), ..Lookup::default() };
+    let late = sources[0].begin(vec![0], &late).wait().unwrap();
     assert_eq!(late.states, [RowState::Degraded], "no time is left");
 }
 

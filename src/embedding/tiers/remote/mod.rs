@@ -41,6 +41,7 @@ pub use watch::{Verified, sample, verify};
 
 use super::cache::{CacheCounters, RowCache};
 use super::{Fetched, Pending, RowSource, RowState};
+use crate::embedding::report::Lookup;
 use crate::error::{Error, Result};
 use crate::locks::locked;
 use flight::{Flight, InFlight};
@@ -290,9 +291,9 @@ impl RowSource for RemoteTable {
         self.inner.set.layout.rows
     }
 
-    fn begin(&self, rows: Vec<u64>, deadline: Option<Instant>) -> Box<dyn Pending + '_> {
+    fn begin(&self, rows: Vec<u64>, terms: &Lookup) -> Box<dyn Pending + '_> {
         let latest = Instant::now() + self.timeout;
-        let deadline = deadline.map_or(latest, |deadline| deadline.min(latest));
+        let deadline = terms.deadline.map_or(latest, |deadline| deadline.min(latest));
         let Inner { set, cache, in_flight, counters, .. } = &*self.inner;
         let layout = &set.layout;
         let row_bytes = layout.row_bytes;
