@@ -70,7 +70,7 @@ pub(super) fn version(
 ) -> Result<Option<(Calibration, Queries)>> {
     measured(folder, recipe, progress, |index| match queries {
         Some(path) => Queries::read(path, &as_published(folder)?, (index, most(index.items()))),
-        None => Ok(Queries::of_items(index, recipe.index.seed).with(&Strata::read(folder)?)),
+        None => Ok(Strata::read(folder)?.beside(Queries::of_items(index, recipe.index.seed))),
     })
 }
 
@@ -273,7 +273,7 @@ pub(super) fn merged(folder: &Path, main: &OfMain<'_>, slots: &[u32]) -> Result<
             let mut all = Strata::read(main.folder)?;
             all.add(index, slots, seed);
             strata = all.write(folder)?;
-            Ok(Queries::of_items(index, seed).with(&all))
+            Ok(all.beside(Queries::of_items(index, seed)))
         }
     })?;
     Ok(measured.map(|(calibration, queries)| MergedCalibration { calibration, queries, strata }))

@@ -5,7 +5,6 @@ use std::path::Path;
 
 use super::measured::Layout;
 use super::share::random;
-use super::strata::Strata;
 use crate::embedding::Lookup;
 use crate::error::{Error, Result};
 use crate::files::{Checksum, TensorFile, Tensors};
@@ -42,16 +41,6 @@ impl Queries {
     /// Whether they are perturbed items.
     pub fn are_items(&self) -> bool {
         self.made_of.iter().any(Option::is_some)
-    }
-
-    /// The same, with those of strata behind them.
-    pub(super) fn with(mut self, strata: &Strata) -> Self {
-        for queries in strata.queries() {
-            self.vectors.extend_from_slice(queries);
-            self.made_of.resize(self.vectors.len(), None);
-            self.strata.push(queries.len());
-        }
-        self
     }
 
     /// How many there are that belong to no stratum.

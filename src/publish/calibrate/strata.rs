@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use super::queries::{perturbed, spread};
+use super::queries::{Queries, perturbed, spread};
 use super::share::random;
 use crate::error::{Error, Result};
 use crate::files::{Checksum, TensorFile, Tensors};
@@ -14,7 +14,7 @@ use crate::units::Slot;
 /// Most strata; the two of the fewest items become one where there is another.
 const STRATA_MAX: usize = 4;
 /// Queries of a stratum.
-const QUERIES: usize = 32;
+const QUERIES_MAX: usize = 32;
 
 /// What a merge brought of a new kind, or several merges.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -76,7 +76,7 @@ impl Strata {
             return;
         }
         let offset = random(seed, slots.len() as u64) as usize % slots.len();
-        let drawn = spread(slots.len(), QUERIES).map(|n| slots[(n + offset) % slots.len()]);
+        let drawn = spread(slots.len(), QUERIES_MAX).map(|n| slots[(n + offset) % slots.len()]);
         let query = |slot: u32| {
             let mut row = vec![0.0; index.dimension()];
             index.row(Slot(slot), &mut row);
@@ -88,13 +88,18 @@ impl Strata {
             self.0.sort_by_key(|stratum| std::cmp::Reverse(stratum.items));
             let [one, other] = [self.0.pop(), self.0.pop()].map(Option::unwrap_or_default);
             let all = [one.queries, other.queries].concat();
-            let queries = spread(all.len(), QUERIES).map(|n| all[n].clone()).collect();
+            let queries = spread(all.len(), QUERIES_MAX).map(|n| all[n].clone()).collect();
             self.0.push(Stratum { items: one.items.saturating_add(other.items), queries });
         }
     }
 
-    /// The queries of each.
-    pub(super) fn queries(&self) -> impl Iterator<Item = &[Vec<f32>]> {
-        self.0.iter().map(|stratum| stratum.queries.as_slice())
+    /// The queries of a calibration, with those of the strata behind them.
+    pub(super) fn beside(&self, mut queries: Queries) -> Queries {
+        for stratum in &self.0 {
+            queries.vectors.extend_from_slice(&stratum.queries);
+            queries.made_of.resize(queries.vectors.len(), None);
+            queries.strata.push(stratum.queries.len());
+        }
+        queries
     }
 }

@@ -21,10 +21,10 @@ use tokio::time::{sleep, timeout, timeout_at};
 
 use super::layout::slot_of;
 use super::manifest::{TableManifest, TableState};
+use super::memory::evicting;
 use super::node::{ClusterNode, words};
 use super::open::OpenSet;
 use super::slots::{Address, SlotMap};
-use super::survey::evicting;
 use crate::blocking::may_block;
 use crate::error::{Error, Result};
 use crate::locks::locked;
@@ -453,7 +453,7 @@ impl Shared {
     /// or are its nodes.
     async fn look_at_setup(&self) {
         let view = self.view.load_full();
-        let mut troubles = evicting(self).await;
+        let mut troubles = evicting(&self.primaries()).await;
         for seed in self.seeds.iter().filter(|seed| view.slots.nodes().all(|node| node != *seed)) {
             let Ok(node) = self.node(seed) else { continue };
             if self.slots_of(&node).await.is_ok_and(|slots| !slots.is_of(&view.slots)) {

@@ -24,8 +24,8 @@ use xxhash_rust::xxh3::Xxh3Default;
 use super::cluster::{Cluster, Shared};
 use super::layout::{ChunkLayout, DIGEST_BYTES, RowSet, TableShape, slot_of};
 use super::manifest::{TableManifest, TableState};
+use super::memory::{Memory, evicting};
 use super::sets::{PATIENCE, find, stored};
-use super::survey::{Memory, evicting};
 use crate::error::{Error, Kind, Result};
 use crate::telemetry::unix_time;
 
@@ -77,7 +77,7 @@ pub fn load(
     let (named, manifest) = begin(cluster, named, shape)?;
     let named = &named;
     let shared = cluster.shared.clone();
-    for line in cluster.run(async move { evicting(&shared).await })? {
+    for line in cluster.run(async move { evicting(&shared.primaries()).await })? {
         tracing::warn!("{line}");
     }
     let layout = Arc::new(manifest.layout(named));

@@ -17,6 +17,7 @@ mod flight;
 pub mod layout;
 mod load;
 mod manifest;
+mod memory;
 mod node;
 mod open;
 mod read;

@@ -11,6 +11,10 @@ use redis::{
 
 use super::slots::Address;
 use crate::embedding::tiers::breaker::Breaker;
+use crate::error::{Error, Result};
+
+/// How long a node may take to answer where no request waits.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A node. All requests share one connection, on which they are pipelined.
 #[derive(Debug)]
@@ -53,6 +57,18 @@ impl ClusterNode {
             }
         }
         replies
+    }
+
+    /// Asks on behalf of nobody who waits for rows.
+    ///
+    /// # Errors
+    /// `Unavailable` with the node where it does not answer.
+    pub(super) async fn answer(&self, question: &Pipeline) -> Result<Vec<Value>> {
+        match tokio::time::timeout(PATIENCE, self.ask(question)).await {
+            Ok(Ok(replies)) => Ok(replies),
+            Ok(Err(e)) => Err(Error::unavailable(format!("node {}: {e}", self.address))),
+            Err(_) => Err(Error::unavailable(format!("node {} does not answer", self.address))),
+        }
     }
 
     /// Drops the connection, so that the next request makes a new one.
