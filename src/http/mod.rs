@@ -61,7 +61,6 @@ mod tls;
 mod trace_context;
 mod traces;
 mod traffic;
-mod turns;
 mod watched;
 pub mod wire;
 mod worst;

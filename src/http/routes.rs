@@ -18,7 +18,6 @@ use super::head::check_head;
 use super::layers;
 use super::parameters::check_known;
 use super::table::Matched;
-use super::turns::{self, Turns};
 use crate::error::Error;
 
 /// All calls over `app`.
@@ -34,7 +33,6 @@ pub(super) fn guarded(answers: Router, host: Arc<dyn Host>) -> Router {
         .layer(from_fn_with_state(host, layers::observe))
         .layer(from_fn_with_state(Encoders::default(), coding::choose))
         .layer(coding::layer())
-        .layer(from_fn_with_state(Turns::of_this_machine(), turns::take))
 }
 
 /// Lets in who may make the call and says only what the call takes, and writes down what is changed.
