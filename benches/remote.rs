@@ -14,6 +14,7 @@ use std::thread::scope;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
+use sterling::embedding::Lookup;
 use sterling::embedding::tiers::remote::{
     Cluster, ClusterOptions, ReadFrom, RemoteOptions, RemoteTable, RowSet, TableShape, load,
 };
@@ -155,7 +156,7 @@ fn at_hit_rate(cluster: &Arc<Cluster>, named: &RowSet, shape: &TableShape, setti
     hot_rows.sort_unstable();
     // Three times: only rows that are asked for again are kept.
     for part in (0..3).flat_map(|_| hot_rows.chunks(ids)) {
-        table.begin(part.to_vec(), None).wait().expect("nothing refuses");
+        table.begin(part.to_vec(), &Lookup::default()).wait().expect("nothing refuses");
     }
     let hot = (ids as f64 * rate).round() as usize;
     let ask = |caller: usize, batches: usize, first: u64| {
@@ -164,7 +165,7 @@ fn at_hit_rate(cluster: &Arc<Cluster>, named: &RowSet, shape: &TableShape, setti
         for _ in 0..batches {
             let batch = order.batch(ids, hot);
             let start = Instant::now();
-            let fetched = table.begin(batch, None).wait().expect("nothing refuses");
+            let fetched = table.begin(batch, &Lookup::default()).wait().expect("nothing refuses");
             times.push(start.elapsed());
             std::hint::black_box(fetched);
         }
@@ -210,7 +211,7 @@ fn fail_over(redis: &mut RedisCluster, named: &RowSet, shape: &TableShape, setti
         }
         let batch = order.batch(settings.ids, 0);
         let asked = Instant::now();
-        let fetched = table.begin(batch, None).wait().expect("nothing refuses");
+        let fetched = table.begin(batch, &Lookup::default()).wait().expect("nothing refuses");
         longest = longest.max(asked.elapsed());
         let degraded = fetched.states.iter().filter(|s| **s == RowState::Degraded).count();
         calls += 1;

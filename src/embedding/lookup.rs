@@ -298,7 +298,7 @@ impl<'a> Started<'a> {
         if tables.iter().all(|t| t.host_rows().is_some()) {
             return Ok(self.report);
         }
-        let pieces = gather::gather(tables, input, self.travelling, &terms, &mut self.report)?;
+        let pieces = gather::gather(tables, input, self.travelling, terms, &mut self.report)?;
         let mut pooled = Ok(());
         for (number, feature) in input.features.iter().enumerate() {
             let table = &tables[feature.table];

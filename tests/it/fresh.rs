@@ -364,7 +364,7 @@ fn browse(random: &mut Random, view: &Arc<View>, items: &BTreeMap<i64, Item>) {
     let having = |item: &&Item| item.languages.iter().any(|language| language == text);
     let count = items.values().filter(having).count();
     let told = view.values("language", text, 10).unwrap();
-    let expected = (count > 0).then(|| (Category::Text(text), Some(count)));
+    let expected = (count > 0).then_some((Category::Text(text), Some(count)));
     assert_eq!(told.values, expected.into_iter().collect::<Vec<_>>());
     let found: BTreeSet<i64> =
         view.find("language", text, 10_000).unwrap().iter().map(|slot| view.id(*slot).0).collect();
