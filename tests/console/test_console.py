@@ -219,14 +219,19 @@ def test_versions_are_switched_and_labelled(console: Console, server: sterling.S
     console.until(lambda: desired() == 2)
     console.until(lambda: "Desired in the store: version 2 answers." in console.text("#versions"))
     assert "differs" not in console.text("#versions")
-    # A merge makes a version that stands for the one that is desired.
-    server.post("/v1/models/books/items:upsert", {"items": [{"id": 1, "set": {"pages": 51}}]})
-    server.post("/v1/models/books/items:merge", {})
-    assert active() == 3 and desired() == 2
-    console.open("models", model="books")
-    console.until(lambda: "Desired in the store: version 2 answers." in console.text("#versions"))
-    assert "differs" not in console.text("#versions")
     subprocess.run([PROGRAM, "activate", "books", "newest", "--store", server.store], check=True, stdin=subprocess.DEVNULL, capture_output=True)
+
+
+def test_a_merged_version_stands_for_the_desired_one(chromium: webdriver.Chrome, tmp_path: pathlib.Path) -> None:
+    store = tmp_path / "store"
+    sterling.publish(ROOT / "tests/golden/tiny", store, program=PROGRAM)
+    subprocess.run([PROGRAM, "activate", "tiny", "1", "--store", store], check=True, stdin=subprocess.DEVNULL, capture_output=True)
+    with sterling.serve(store, program=PROGRAM, settings={"STERLING_UPDATES": str(tmp_path / "updates")}) as server:
+        server.post("/v1/models/tiny/items:delete", {"ids": [json.loads((ROOT / "tests/golden/tiny/items.jsonl").read_text().splitlines()[0])["id"]]})
+        assert server.post("/v1/models/tiny/items:merge", {})["version"] == 2
+        page = Console(chromium, server.url).open("models", model="tiny")
+        page.until(lambda: "Desired in the store: version 1 answers." in page.text("#versions"))
+        assert "differs" not in page.text("#versions")
 
 
 def test_ids_and_times_beyond_the_integers_of_floats_are_exact(chromium: webdriver.Chrome, tmp_path: pathlib.Path) -> None:
