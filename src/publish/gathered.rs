@@ -47,6 +47,8 @@ pub(super) struct ViewItems {
     pub(super) lists: Vec<u32>,
     /// Those that the lists were not made for, ascending.
     pub(super) strays: Vec<u32>,
+    /// How many lie beside the main snapshot.
+    pub(super) brought: usize,
     /// Which of them lie together within a list.
     alike: Vec<u64>,
 }
@@ -78,7 +80,8 @@ impl ViewItems {
         let ids = slots.iter().map(|slot| view.id(*slot).0).collect();
         let lists = slots.iter().map(|slot| view.list_of(*slot)).collect();
         let strays = (0..).zip(&slots).filter(|(_, slot)| view.is_stray(**slot)).map(|(row, _)| row).collect();
-        Ok(ViewItems { ids, columns, vectors, dimension, kept, lists, strays, alike })
+        let brought = slots.iter().filter(|slot| slot.index() >= main.index.slots()).count();
+        Ok(ViewItems { ids, columns, vectors, dimension, kept, lists, strays, brought, alike })
     }
 
     /// Their vectors `[N, D]`.

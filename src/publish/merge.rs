@@ -34,6 +34,9 @@ use crate::view::View;
 const DRIFT: f64 = 1.25;
 /// Codes for a first pass are trained anew where this share of the items is of a kind that they were not trained on.
 const STRAYS_OF_CODES: f64 = 0.01;
+/// A stratum is measured where more than this share of what a merge brings are strays: of items like those that were there one in
+/// fifty is.
+const STRAYS_OF_A_KIND: f64 = 0.04;
 /// Steps of a merge: items are gathered into lists, the index is written, its recall is measured, and all else is written.
 pub const MERGE_STEPS: usize = 4;
 /// Candidates whose recall is watched.
@@ -119,7 +122,7 @@ struct Merging<'a> {
     arranged: Arranged,
     /// Which items lie together within a list.
     alike: Vec<u64>,
-    /// The rows of items of a new kind, ascending.
+    /// The rows of items of a new kind, ascending; none where there are no more strays than among other items.
     strays: Vec<u32>,
     trained_share: Option<f64>,
     is_trained: bool,
@@ -138,7 +141,8 @@ impl<'a> Merging<'a> {
         if main.index.has_first_pass() && items.strays.len() as f64 >= STRAYS_OF_CODES * items.lists.len() as f64 {
             built.train_first_pass(&rows.into(), &main.recipe.index)?;
         }
-        let strays = items.strays.clone();
+        let is_kind = items.strays.len() as f64 > STRAYS_OF_A_KIND * items.brought as f64;
+        let strays = if is_kind { items.strays.clone() } else { Vec::new() };
         let (arranged, alike) = items.arranged(built)?;
         let of_main = main.calibration.as_ref();
         let of_main = of_main.map(|c| share(c, &main.recipe, main.index.items(), main.index.lists()));
