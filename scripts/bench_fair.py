@@ -3,7 +3,7 @@
 
 CONNECTIONS of one caller ask on and on, each the next time as soon as it is answered or refused: for the most expensive request that counts
 as short, for one just below `dear_ms`, and for the most expensive list that is allowed at all. Another caller asks as usual. Callers are
-told apart by their keys, then, at a server without keys, by their addresses (127.0.0.2 and 127.0.0.1).
+identified by their keys, then, at a server without keys, by their addresses (127.0.0.2 and 127.0.0.1).
 """
 
 import asyncio
@@ -11,12 +11,11 @@ import collections
 import contextlib
 import json
 import math
-import multiprocessing
 import os
 import resource
 import time
 
-from served import STERLING, Server, bench, finish, header, keys, median, requests_file, row, seconds, store, users, verdict
+from served import STERLING, Server, bench, beside, finish, header, keys, median, requests_file, row, seconds, store, users, verdict
 
 CONNECTIONS = int(os.environ.get("CONNECTIONS", 1400))
 RATE = 20
@@ -64,17 +63,16 @@ async def keep(request, address, source, counts):
 
 
 def attack(request, address, source, stop, found):
-    """All connections of the attacker, in a process that gives way to what is measured."""
-    os.nice(19)
+    """All connections of the attacker."""
     counts = collections.Counter()
 
     async def all_of_them():
         asking = [asyncio.create_task(keep(request, address, source, counts)) for _ in range(CONNECTIONS)]
         await asyncio.to_thread(stop.wait)
-        told = dict(counts)
+        seen = dict(counts)
         for one in asking:
             one.cancel()
-        return told
+        return seen
 
     found.send(asyncio.run(all_of_them()))
 
@@ -128,7 +126,6 @@ def measure(how, environment, key, source):
     requests = requests_file("users", users())
     with Server(STERLING, store(), environment=environment) as server:
         bodies = most_costly(server, headers)
-    context = multiprocessing.get_context("fork")
     for kind, (body, ms) in bodies.items():
         text = json.dumps(body)
         lines = [f"POST {PATH} HTTP/1.1", "host: sterling", *(f"{name}: {value}" for name, value in headers.items()), f"content-length: {len(text)}"]
@@ -137,14 +134,9 @@ def measure(how, environment, key, source):
         with Server(STERLING, store(), environment=environment) as server:
             bench(server.url, *flags, "--requests", requests, "--rate", RATE, "--seconds", 2)
             _, _, alone = other(server, flags, requests)
-            stop, (found, told) = context.Event(), context.Pipe(duplex=False)
-            attacker = context.Process(target=attack, args=(request, server.address, source, stop, told), daemon=True)
-            attacker.start()
-            time.sleep(2)
-            success, p50, p99 = other(server, flags, requests)
-            stop.set()
-            counts = found.recv()
-            attacker.join()
+            with beside(attack, request, server.address, source) as counts:
+                time.sleep(2)
+                success, p50, p99 = other(server, flags, requests)
         statuses = ", ".join(f"{count} of {status}" for status, count in sorted(counts.items(), key=str))
         row(how, kind, ms, statuses, 100 * success, p50, p99, alone)
         verdict(counts.keys() & {200, 503} != set(), f"{how}, {kind}: the attacker was heard")

@@ -16,7 +16,6 @@ import http.client
 import itertools
 import json
 import math
-import multiprocessing
 import os
 import random
 import re
@@ -26,7 +25,7 @@ import threading
 import time
 from pathlib import Path
 
-from served import FOLDER, STERLING, Router, Server, bench, finish, header, keys, requests_file, row, seconds, verdict, wait
+from served import FOLDER, STERLING, Router, Server, bench, beside, finish, header, keys, requests_file, row, seconds, verdict, wait
 
 ITEMS = int(os.environ.get("ITEMS", 100_000))
 CONNECTIONS = int(os.environ.get("CONNECTIONS", 48))
@@ -217,8 +216,7 @@ class Reader:
 
 
 def attack(addresses, key, stop, found):
-    """Readers of each address, in a process of its own that gives way to what is measured."""
-    os.nice(19)
+    """Readers of each address."""
     counts = collections.Counter()
     several = itertools.islice(itertools.cycle(addresses.items()), CONNECTIONS)
     readers = [Reader(number, *each, key, counts, stop) for number, each in enumerate(several)]
@@ -267,8 +265,8 @@ def main():
     folder = FOLDER / "store"
     folder.mkdir()
     catalogue(folder)
-    told = subprocess.run([STERLING, "serve", "--check", "--store", str(folder)], stdout=subprocess.PIPE, text=True, check=True).stdout
-    advised = int(re.search(r"^memory: (\d+) MiB", told, re.M)[1])
+    output = subprocess.run([STERLING, "serve", "--check", "--store", str(folder)], stdout=subprocess.PIPE, text=True, check=True).stdout
+    advised = int(re.search(r"^memory: (\d+) MiB", output, re.M)[1])
     advised_router = 2 * int(os.environ.get("STERLING_HTTP__BODIES_MB", 256)) + PROGRAM_MB
     body = {"k": 10, "columns": ["name"], "timeout_ms": 10_000}
     requests = requests_file("small", [body | {"vector": vector(random.Random(n))} for n in range(500)])
@@ -280,15 +278,9 @@ def main():
         bench(server.url, "--key", key["other"], "--model", "many", "--requests", requests, "--rate", RATE, "--seconds", 2)
         header("small requests", "requests", "answered", "p50 ms", "p99 ms")
         alone, _ = small(server, key["other"], requests, "alone")
-        context = multiprocessing.get_context("fork")
-        stop, (found, told) = context.Event(), context.Pipe(duplex=False)
         addresses = {name: process.address for name, process in processes.items()}
-        attacker = context.Process(target=attack, args=(addresses, key["attacker"], stop, told), daemon=True)
-        attacker.start()
-        beside, lost = small(server, key["other"], requests, "beside the readers")
-        stop.set()
-        counts = found.recv()
-        attacker.join()
+        with beside(attack, addresses, key["attacker"]) as counts:
+            p99, lost = small(server, key["other"], requests, "beside the readers")
         tell(counts)
         header("process", "advised MiB", "peak MiB")
         for (name, process), group in zip(processes.items(), groups):
@@ -298,7 +290,7 @@ def main():
             verdict(is_there, f"{name}: {group.kills()} killed for want of memory, {'runs' if is_there else 'is gone'}")
             verdict(peak < group.mib, f"{name}: peak {peak} MiB, expected less than the {group.mib} that are advised")
         verdict(lost == 0, f"{lost} small requests of another caller at the server were not answered, expected 0")
-        verdict(beside <= 3 * alone, f"p99 of small requests {beside:.1f} ms, {beside / alone:.1f} x of alone, expected at most 3 x")
+        verdict(p99 <= 3 * alone, f"p99 of small requests {p99:.1f} ms, {p99 / alone:.1f} x of alone, expected at most 3 x")
     finish()
 
 

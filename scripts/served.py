@@ -8,6 +8,7 @@ import atexit
 import contextlib
 import http.client
 import json
+import multiprocessing
 import os
 import re
 import shutil
@@ -155,6 +156,25 @@ def keys(*names):
     path = FOLDER / "keys.toml"
     ask = lambda name: subprocess.run([STERLING, "key", name, "--file", str(path)], stdout=subprocess.PIPE, text=True, check=True)
     return str(path), {name: ask(name).stdout.strip() for name in names}
+
+
+@contextlib.contextmanager
+def beside(attack, *arguments):
+    """Runs `attack(*arguments, stop, found)` in a process that gives way to what is measured, until the block ends: then what it
+    sent to `found`, counts by name, is in the dictionary that the block got."""
+    context, counts = multiprocessing.get_context("fork"), {}
+    stop, (found, sent) = context.Event(), context.Pipe(duplex=False)
+
+    def run():
+        os.nice(19)
+        attack(*arguments, stop, sent)
+
+    attacker = context.Process(target=run, daemon=True)
+    attacker.start()
+    yield counts
+    stop.set()
+    counts.update(found.recv())
+    attacker.join()
 
 
 def wait(what, is_so, seconds_max=60):

@@ -139,7 +139,7 @@ impl Asking<'_> {
             return Err(Error::unavailable(format!("shard {shard} of model `{}` has no server", self.edition.model)));
         }
         let out = call.out.as_ref().map_err(|why| Error::internal(why.to_string()))?;
-        let Conditions { memory, origin, .. } = self.terms.clone();
+        let (memory, origin) = (self.terms.memory.clone(), self.terms.origin.clone());
         let out = &Outgoing { sees: self.sees(shard)?, memory, origin, ..out.clone() };
         let left = self.terms.deadline.saturating_duration_since(Instant::now());
         let wait = if is_partial && call.may_be_missing { left.mul_f64(SELECT_SHARE) } else { left };

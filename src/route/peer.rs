@@ -19,7 +19,7 @@ use super::protocol::{Holdings, PARTS_PATH, read, write};
 use super::rows::{QUESTIONS_MAX, ROWS_BYTES_MAX, RowsCall, RowsQuestion, RowsReply};
 use super::tls::Connector;
 use crate::embedding::tiers::breaker::Breaker;
-use crate::embedding::tiers::slices::{PeerHost, PeerSlice};
+use crate::embedding::tiers::slices::{PeerHost, PeerSlice, SliceName};
 use crate::error::{Error, Kind, Result};
 use crate::locks::locked;
 use crate::request::Origin;
@@ -143,19 +143,28 @@ impl Peer {
         locked(&self.wanted).retain(|version, wanted| {
             let slices: Vec<Arc<PeerSlice>> = wanted.slices.iter().filter_map(Weak::upgrade).collect();
             wanted.slices.retain(|slice| slice.strong_count() > 0);
-            by_version.push((version.clone(), slices));
+            // A version that waits for its rows asks by itself.
+            if wanted.was_held {
+                by_version.push((version.clone(), slices));
+            }
             !wanted.slices.is_empty()
         });
         for (version, slices) in by_version {
-            let mut trouble = None;
-            for slices in slices.chunks(QUESTIONS_MAX) {
-                let asked = self.ask_whether_held(slices).await;
-                trouble = trouble
-                    .or(asked.err().map(|error| format!("none of its servers gives {}: {error}", slices[0].name)));
-            }
+            let trouble = self.first_lacking(&slices).await;
+            let trouble = trouble.map(|(name, error)| format!("none of its servers gives {name}: {error}"));
             let wanted = locked(&self.wanted);
             let known = wanted.get(&version).filter(|known| known.was_held && known.slices.len() == slices.len());
             lacking.extend(trouble.filter(|_| known.is_some()));
+        }
+        lacking
+    }
+
+    /// The first of slices of one version that no server holds, or one asked for with it, and why.
+    async fn first_lacking<'a>(&self, slices: &'a [Arc<PeerSlice>]) -> Option<(&'a SliceName, Error)> {
+        let mut lacking = None;
+        for slices in slices.chunks(QUESTIONS_MAX) {
+            let asked = self.ask_whether_held(slices).await;
+            lacking = lacking.or(asked.err().map(|error| (&slices[0].name, error)));
         }
         lacking
     }
@@ -269,12 +278,7 @@ impl Peer {
         let until = Instant::now() + self.shared.wait;
         self.look().await;
         loop {
-            let mut trouble = None;
-            for slices in slices.chunks(QUESTIONS_MAX) {
-                let asked = self.ask_whether_held(slices).await;
-                trouble = trouble.or(asked.err().map(|e| (e, slices[0].name.clone())));
-            }
-            let Some((error, name)) = trouble else {
+            let Some((name, error)) = self.first_lacking(slices).await else {
                 let mut wanted = locked(&self.wanted);
                 for slice in slices {
                     if let Some(known) = wanted.get_mut(&(slice.name.model.clone(), slice.edition.clone())) {

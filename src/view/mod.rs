@@ -147,15 +147,21 @@ impl<'a> Part<'a> {
 }
 
 impl View {
-    /// The view of a snapshot without updates. Of one that was emptied the item that is left in its files is gone.
+    /// The view of a snapshot without updates.
     pub fn new(main: Arc<Snapshot>) -> Self {
+        let gone = View::gone_of(&main);
+        View::at(main.manifest.position, main, gone, Vec::new())
+    }
+
+    /// What is gone of a snapshot before any update: of one that was emptied, the item that is left in its files.
+    pub fn gone_of(main: &Snapshot) -> Tombstones {
         let mut gone = Tombstones::default();
         if main.manifest.is_emptied() {
             for slot in main.index.filled_slots() {
                 gone.insert(slot);
             }
         }
-        View::at(main.manifest.position, main, gone, Vec::new())
+        gone
     }
 
     /// The view of a snapshot at a position of its updates: less what is `gone` of it, and with what `segments` hold, each less

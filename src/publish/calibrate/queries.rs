@@ -50,12 +50,12 @@ impl Queries {
 
     /// The stratum of the `n`-th, or none.
     pub(super) fn stratum(&self, n: usize) -> Option<usize> {
-        let mut end = self.ordinary();
-        let ends = self.strata.iter().map(|count| {
-            end += count;
-            end
-        });
-        if n < self.ordinary() { None } else { ends.take_while(|end| *end <= n).count().into() }
+        let mut left = n.checked_sub(self.ordinary())?;
+        self.strata.iter().position(|&count| {
+            let is_here = left < count;
+            left = left.saturating_sub(count);
+            is_here
+        })
     }
 
     /// Reads `most` queries of a file, spread over it: of a `.npy` matrix, of bodies of `:retrieve`, one a line, or what
