@@ -75,6 +75,21 @@ impl Kind {
     pub fn is_retryable(self) -> bool {
         matches!(self, Kind::Overloaded | Kind::DeadlineExceeded | Kind::NotReady | Kind::Unavailable | Kind::Partial)
     }
+
+    /// Returns true for failures that time may mend: a version that failed to load so is tried again although its folder stays the same.
+    pub fn is_transient(self) -> bool {
+        match self {
+            Kind::Unavailable
+            | Kind::Io
+            | Kind::NotReady
+            | Kind::DeadlineExceeded
+            | Kind::Overloaded
+            | Kind::NoSpace
+            | Kind::Partial => true,
+            Kind::Invalid | Kind::NotFound | Kind::Gone | Kind::Conflict | Kind::Corrupt | Kind::Unsupported => false,
+            Kind::TooCostly | Kind::Internal => false,
+        }
+    }
 }
 
 /// An error with the thing it is about, what came and what was expected in its message.

@@ -13,6 +13,7 @@
 pub mod bench;
 mod blocking;
 pub mod cli;
+pub mod clock;
 pub mod columns;
 pub mod compact;
 pub mod config;
@@ -34,6 +35,7 @@ pub mod jobs;
 pub mod journal;
 pub mod limits;
 pub mod locks;
+pub mod logging;
 pub mod model;
 pub mod npy;
 pub mod objects;

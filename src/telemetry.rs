@@ -8,10 +8,8 @@
 mod catalogue;
 mod process;
 
-use std::borrow::Cow;
 use std::io::IsTerminal as _;
-use std::sync::{Mutex, OnceLock, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::OnceLock;
 
 use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
 use tracing_subscriber::field::RecordFields;
@@ -21,6 +19,8 @@ use tracing_subscriber::fmt::format::{DefaultFields, Writer};
 use tracing_subscriber::fmt::time::{FormatTime as _, SystemTime};
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
+
+use crate::logging::printable;
 
 pub use catalogue::{begin_model, has_begun};
 pub use process::process;
@@ -83,57 +83,6 @@ impl<'w> FormatFields<'w> for OneLine {
         self.0.format_fields(Writer::new(&mut text), fields)?;
         writer.write_str(&printable(&text))
     }
-}
-
-/// Replaces control characters by their escapes (`\n`, `\u{1b}`), so that text of a caller or of another server stays on one line and
-/// commands no terminal.
-///
-/// ```
-/// assert_eq!(sterling::telemetry::printable("late\nwarning: \u{1b}[2J"), "late\\nwarning: \\u{1b}[2J");
-/// ```
-pub fn printable(text: &str) -> Cow<'_, str> {
-    if !text.contains(char::is_control) {
-        return Cow::Borrowed(text);
-    }
-    let mut escaped = String::with_capacity(text.len() + 16);
-    for character in text.chars() {
-        if character.is_control() {
-            escaped.extend(character.escape_default());
-        } else {
-            escaped.push(character);
-        }
-    }
-    Cow::Owned(escaped)
-}
-
-/// Lets a line of the log through now and then, so that an outage in which every request fails does not fill the log.
-#[derive(Debug, Default)]
-pub struct Seldom {
-    /// When the last line went through, and the lines since.
-    state: Mutex<(Option<Instant>, u64)>,
-}
-
-impl Seldom {
-    /// Lets the first line through.
-    pub const fn new() -> Self {
-        Seldom { state: Mutex::new((None, 0)) }
-    }
-
-    /// Whether a line goes through, once in `every`: the number of lines before it that did not. None where it does not.
-    pub fn pass(&self, every: Duration) -> Option<u64> {
-        let (last, held_back) = &mut *self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if last.is_some_and(|at| at.elapsed() < every) {
-            *held_back += 1;
-            return None;
-        }
-        *last = Some(Instant::now());
-        Some(std::mem::take(held_back))
-    }
-}
-
-/// The time since 1970.
-pub fn unix_time() -> Duration {
-    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default()
 }
 
 /// This moment in UTC, as the log writes it.
@@ -202,16 +151,6 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("a_requests_bucket{le=\"32\"}"), "{text}");
-    }
-
-    #[test]
-    fn lines_that_come_too_often_are_counted_in_the_next_one() {
-        let line = Seldom::new();
-        let hour = Duration::from_secs(3600);
-        assert_eq!(line.pass(hour), Some(0));
-        assert_eq!([line.pass(hour), line.pass(hour)], [None, None]);
-        assert_eq!(line.pass(Duration::ZERO), Some(2));
-        assert_eq!((line.pass(hour), line.pass(Duration::ZERO)), (None, Some(1)));
     }
 
     #[test]

@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::output::say;
 use super::store::StoreArgs;
+use crate::logging::printable;
 use crate::config::{RouterConfig, RouterFlags, ServerFlags};
 use crate::doctor::{Asking, Observed, ask, host_and_port, judge};
 use crate::error::{Error, Kind, Result};
@@ -88,7 +89,7 @@ impl Doctor {
             say(report.map_err(|e| Error::internal(format!("report: {e}")))?)?;
         } else {
             tell(&observed)?;
-            wrong.iter().try_for_each(|sentence| say(format_args!("WRONG: {}", telemetry::printable(sentence))))?;
+            wrong.iter().try_for_each(|sentence| say(format_args!("WRONG: {}", printable(sentence))))?;
         }
         match wrong.len() {
             0 if self.json => Ok(()),

@@ -15,7 +15,7 @@ use crate::fresh::{Feed, Feeds, MergeWanted, Merged};
 use crate::publish::{MERGE_STEPS, MergedVersion, merge};
 use crate::registry::{Loaded, Registry, Which};
 use crate::snapshot::Store;
-use crate::telemetry::unix_time;
+use crate::clock::unix_time;
 use crate::view::View;
 
 /// How often the models are looked at.

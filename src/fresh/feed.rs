@@ -21,7 +21,7 @@ use crate::device::priority::{self, Background};
 use crate::error::{Error, Kind, Result};
 use crate::journal::{Append, Done, Follower, Journal, Journals, Record, Topic};
 use crate::locks::locked;
-use crate::registry::{Declared, Loader, Snapshots, is_passing};
+use crate::registry::{Declared, Loader, Snapshots};
 use crate::snapshot::{Snapshot, check_name};
 use crate::view::{Live, Shown, View};
 
@@ -175,7 +175,7 @@ impl Feed {
         for ((place, put), embedded) in puts.into_iter().zip(embedded) {
             match embedded {
                 Ok(embedded) => made.push((put, embedded)),
-                Err(e) if is_passing(e.kind()) => return Err(e),
+                Err(e) if e.kind().is_transient() => return Err(e),
                 Err(e) => refused.push((place, e)),
             }
         }
@@ -421,7 +421,7 @@ impl Following {
                     self.waits(None, shown);
                 }
                 Ok(false) => return,
-                Err(e) if is_passing(e.kind()) => {
+                Err(e) if e.kind().is_transient() => {
                     self.waits(Some(e), shown);
                     std::thread::sleep(LINGER);
                 }

@@ -18,7 +18,6 @@ use super::make::{Changes, Fitted, Maker, changes};
 use super::update::Update;
 use crate::columns::{Column, Overlay, Value};
 use crate::error::{Error, Result};
-use crate::registry::is_passing;
 use crate::search::Tombstones;
 use crate::snapshot::{Snapshot, VectorRows};
 use crate::units::{ItemId, Slot};
@@ -169,7 +168,7 @@ impl Fresh {
                     misfits
                 }
                 // What makes vectors does not answer now: the update must not be passed over for that.
-                (_, Some(Err(e))) if is_passing(e.kind()) => return Err(e),
+                (_, Some(Err(e))) if e.kind().is_transient() => return Err(e),
                 (_, Some(Err(error))) => {
                     self.misfits.push(Misfit { position, error, is_whole: true });
                     Vec::new()

@@ -10,13 +10,13 @@ use std::time::Instant;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 
-use super::likely::likely;
 use super::merge::{Chosen, Next, OfShard, best, candidates, counting};
 use crate::error::{Error, Kind, Result};
 use crate::request::{
     Content, Embed, OnDegraded, Rank, Ranked, RankedAhead, Reading, Request, Rerank, Retrieve, Select, Selected,
     StepReport, User,
 };
+use crate::search::likely;
 use crate::units::ItemId;
 
 /// Merges of one round before it is a defect: shards are asked for all at most once, probe on at most once, and are asked for all

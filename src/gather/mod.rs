@@ -4,7 +4,7 @@
 //! in the second it reranks those of its own that count, and tells its best. Both merges ([`best`]) are exact, and say which shards
 //! must be asked again where what they sent does not prove it:
 //!
-//! - A shard is asked for as many as it is nearly certain to have among the best K ([`likely`]): by the hash of their ids items
+//! - A shard is asked for as many as it is nearly certain to have among the best K ([`likely`](crate::search::likely)): by the hash of their ids items
 //!   fall into shards as balls into urns.
 //! - What it does not send is worse than the last that it sends, which is the *certificate*. Where that last one ranks no better
 //!   than the K-th of all, or the shard sent all it has, nothing was missed.
@@ -17,9 +17,7 @@
 //! network, or, in tests, views in this one. Nothing here knows of machines.
 
 mod drive;
-mod likely;
 mod merge;
 
 pub use drive::{Gathered, Results, Said, Sharded, Told, embed, is_absence, rank, retrieve};
-pub use likely::likely;
 pub use merge::{Chosen, Next, OfShard, best, candidates, counting};

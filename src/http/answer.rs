@@ -18,7 +18,7 @@ use super::wire::{ARROW_STREAM, ArrowReply, Problem, Reply, Step};
 use crate::device::heap;
 use crate::error::{Error, Kind, Result};
 use crate::quota::Memory;
-use crate::telemetry::Seldom;
+use crate::logging::Seldom;
 
 /// The memory of an answer, given back when the last part of the answer is dropped.
 pub(super) type Share = Arc<Memory>;

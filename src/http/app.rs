@@ -27,7 +27,7 @@ use crate::locks::locked;
 use crate::quota::Flow;
 use crate::registry::{Loaded, Registry};
 use crate::route::Peers;
-use crate::telemetry::unix_time;
+use crate::clock::unix_time;
 use crate::view::View;
 
 /// The share of a snapshot that may be changed or lie beside it before `/readyz` warns ...

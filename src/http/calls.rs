@@ -22,7 +22,7 @@ use super::worst::WINDOW;
 use crate::error::{Error, Result};
 use crate::registry::{Registry, VersionState, Which};
 use crate::snapshot::Wish;
-use crate::telemetry::printable;
+use crate::logging::printable;
 
 /// Bytes of a number as text with a comma, in a text that has room to grow.
 const NUMBER_BYTES: usize = 32;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::locks::locked;
-use crate::telemetry::unix_time;
+use crate::clock::unix_time;
 
 /// A clock that is never set, and goes on while the machine sleeps, where the system has such a one.
 #[cfg(target_os = "linux")]

@@ -19,7 +19,7 @@ use super::flow::flow_of;
 use super::pages::position_of;
 use super::paths::Names;
 use super::position::reached;
-use super::wire::{self, Entry, Explain, Problem};
+use super::wire::{self, Entry, Explain, Problem, Written};
 use crate::engine::Terms;
 use crate::error::{Error, Result};
 use crate::pass::{self, Prepared};
@@ -28,7 +28,7 @@ use crate::registry::{Loaded, Which};
 use crate::request::{Answer, Content, Ranked};
 use crate::route::protocol::{
     ANY_VIEW, Asked, Holding, Holdings, Keeping, MEDIA_TYPE, POSITION_HEADER, PassReply, Replied, TIMEOUT_HEADER,
-    VIEW_HEADER, ViewPosition, Wished, Written, read_call, write,
+    VIEW_HEADER, ViewPosition, Wished, read_call, write,
 };
 use crate::units::ItemId;
 use crate::view::View;

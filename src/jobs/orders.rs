@@ -14,7 +14,6 @@ use serde_json::{Value, json};
 
 use super::lines::next_line;
 use crate::error::{Error, Result};
-use crate::registry::is_passing;
 
 /// Longest line that comes in, in bytes.
 const ORDER_BYTES_MAX: usize = 64;
@@ -51,7 +50,7 @@ pub fn serve<C: Serialize>(
             Ok((unit, None)) => json!({"unit": unit, "done": true}),
             Err(e) => {
                 let unit = order.parse::<u64>().map_or_else(|_| json!(order), |unit| json!(unit));
-                let (code, retryable) = (e.kind().name(), is_passing(e.kind()));
+                let (code, retryable) = (e.kind().name(), e.kind().is_transient());
                 let told =
                     json!({"unit": unit, "done": false, "code": code, "retryable": retryable, "error": e.to_string()});
                 failed.get_or_insert(e);

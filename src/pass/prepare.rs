@@ -10,7 +10,7 @@ use super::cost;
 use super::trace::Trace;
 use super::work::{Cost, Prepared, Query, Search, Selection, Task};
 use crate::error::{Error, Result, ShortNumber};
-use crate::gather::likely;
+use crate::search::likely;
 use crate::limits;
 use crate::model::{QuerySpec, UserInput};
 use crate::request::{

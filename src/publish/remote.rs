@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::files::Checksum;
 use crate::model::{ModelSpec, Package};
 use crate::snapshot::{Manifest, Store, content_of, rows_on_cluster};
-use crate::telemetry::unix_time;
+use crate::clock::unix_time;
 
 /// Rows that were loaded within so many seconds are kept: their publication may be under way.
 const KEPT_SECONDS: u64 = 3600;

@@ -21,21 +21,6 @@ use crate::telemetry;
 /// How many times longer than after other failures the longest wait is for a version whose fetched bytes are wrong.
 const SLOWER: u32 = 10;
 
-/// True for failures of a load that time may mend: it is tried again though the folder does not change.
-pub fn is_passing(kind: Kind) -> bool {
-    match kind {
-        Kind::Unavailable
-        | Kind::Io
-        | Kind::NotReady
-        | Kind::DeadlineExceeded
-        | Kind::Overloaded
-        | Kind::NoSpace
-        | Kind::Partial => true,
-        Kind::Invalid | Kind::NotFound | Kind::Gone | Kind::Conflict | Kind::Corrupt | Kind::Unsupported => false,
-        Kind::TooCostly | Kind::Internal => false,
-    }
-}
-
 /// Loads after which a version that panics, or meets another defect, is tried no more: what broke one may be over with it.
 const BROKEN_LOADS: u32 = 3;
 
@@ -485,7 +470,7 @@ impl<T: Send + Sync> Registry<T> {
     fn retry(&self, kind: Kind, broken: u32) -> Option<(Duration, Duration)> {
         let (first, most) = self.options.retry;
         match kind {
-            kind if is_passing(kind) => Some((first, most)),
+            kind if kind.is_transient() => Some((first, most)),
             Kind::Internal if broken < BROKEN_LOADS => Some((first, most)),
             Kind::Corrupt | Kind::NotFound if self.store.is_bucket() => Some((first, most.saturating_mul(SLOWER))),
             _ => None,

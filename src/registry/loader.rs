@@ -33,7 +33,7 @@ pub trait Loader<T>: Send + Sync {
     /// The version in memory. What that takes of the machine's cores stands behind requests as `background` says.
     ///
     /// # Errors
-    /// Why it is refused; [`super::is_passing`] says which kinds are tried again.
+    /// Why it is refused; [`Kind::is_transient`](crate::error::Kind::is_transient) says which kinds are tried again.
     fn load(&self, folder: &Path, background: Background) -> Result<T>;
 }
 

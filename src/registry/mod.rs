@@ -30,7 +30,6 @@ mod split;
 mod tests;
 mod traffic;
 
-pub use load::is_passing;
 pub use loaded::{Loaded, Refused, VersionState, Which};
 pub use loader::{Declared, Loader, Snapshots};
 pub use registry::{Options, Registry, Warm};

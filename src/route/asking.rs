@@ -14,8 +14,9 @@ use super::client::{Client, Outgoing};
 use super::editions::Edition;
 use super::inquiry::{Heard, Home, Inquiry};
 use super::protocol::{
-    ANY_VIEW, Asked, POSITION_HEADER, PassCall, PassReply, Replied, VIEW_HEADER, ViewPosition, Written, read, write,
+    ANY_VIEW, Asked, POSITION_HEADER, PassCall, PassReply, Replied, VIEW_HEADER, ViewPosition, read, write,
 };
+use crate::http::wire::Written;
 use crate::error::{Error, Kind, Result};
 use crate::gather::{Said, Sharded};
 use crate::locks::locked;

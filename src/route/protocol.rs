@@ -14,6 +14,7 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::http::wire::Written;
 use crate::error::{Error, Kind, Result};
 use crate::limits::{
     COLUMNS_MAX, CONSTANTS_MAX, EXCLUDE_MAX, FEATURE_IDS_MAX, FEATURES_MAX, FILTER_BYTES_MAX, QUERIES_MAX,
@@ -119,43 +120,6 @@ pub enum Replied {
     },
     /// What an item or the version is, in JSON; nothing of an item that is not there.
     Text(Option<String>),
-}
-
-/// What the JSON of items says besides ids and scores, ready to be copied.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Written {
-    /// Where that of each item ends.
-    #[serde(with = "packed::numbers")]
-    pub ends: Vec<u32>,
-    /// All of them.
-    #[serde(with = "packed::numbers")]
-    pub text: Vec<u8>,
-}
-
-impl Written {
-    /// That of one item; nothing where it has none.
-    pub fn of(&self, item: usize) -> &[u8] {
-        let start = item.checked_sub(1).map_or(Some(0), |before| self.ends.get(before).copied());
-        let range = start.zip(self.ends.get(item).copied());
-        range.and_then(|(start, end)| self.text.get(start as usize..end as usize)).unwrap_or_default()
-    }
-
-    /// Adds the next item's.
-    ///
-    /// # Errors
-    /// `TooCostly` beyond the 32 bits of the protocol.
-    pub fn push(&mut self, text: &[u8]) -> Result<()> {
-        let end = self.text.len() + text.len();
-        let end = u32::try_from(end).map_err(|_| {
-            let most = u32::MAX;
-            Error::too_costly(format!(
-                "the columns of the items take {end} bytes, expected at most {most} from one shard"
-            ))
-        })?;
-        self.text.extend_from_slice(text);
-        self.ends.push(end);
-        Ok(())
-    }
 }
 
 /// What a server has in memory.

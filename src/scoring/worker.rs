@@ -12,7 +12,6 @@ use crate::embedding::Lookup;
 use crate::error::{Error, Result};
 use crate::limits::COMPONENT_MAX;
 use crate::pass::{self, Cpu, Prepared};
-use crate::registry::is_passing;
 use crate::request::{Answer, Content, Ranked};
 use crate::tower::{self, FeatureRow, Pooled, Threads, Tower};
 use crate::view::View;
@@ -213,7 +212,7 @@ fn items(answer: Answer) -> Result<Ranked> {
 
 /// What is wrong with a row. What time may mend is wrong with the unit.
 fn problem(row: u64, id: Option<i64>, error: &Error) -> Result<Problem> {
-    match is_passing(error.kind()) {
+    match error.kind().is_transient() {
         true => Err(error.again().within(format!("row {}", row + 1))),
         false => Ok(Problem { row, id, code: error.kind().name().into(), reason: error.to_string() }),
     }

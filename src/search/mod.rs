@@ -19,6 +19,7 @@
 
 mod expected;
 mod find;
+mod likely;
 mod settle;
 mod together;
 mod tombstones;
@@ -32,6 +33,7 @@ use crate::topk::{Selector, unkey};
 use crate::units::Slot;
 
 pub use expected::Expected;
+pub use likely::likely;
 pub use tombstones::Tombstones;
 
 /// What is searched.

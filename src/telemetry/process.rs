@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use rustix::process::{Resource, getrlimit};
 use rustix::time::{ClockId, clock_gettime};
 
-use super::unix_time;
+use crate::clock::unix_time;
 
 /// When the process began to collect metrics, in seconds of Unix time.
 static STARTED: LazyLock<f64> = LazyLock::new(|| unix_time().as_secs_f64());

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::error::{Error, Result, ShortNumber};
-use crate::telemetry::printable;
+use crate::logging::printable;
 
 /// Longest name of a header or a feature, in bytes.
 const NAME_BYTES_MAX: usize = 256;

@@ -44,7 +44,7 @@ use crate::gather::Gathered;
 use crate::quota::Flow;
 use crate::request::{Answer, Origin, Retrieve};
 use crate::route::{Beside, Conditions, Errand, Offering, Pin};
-use crate::telemetry::printable;
+use crate::logging::printable;
 use crate::traffic::Side;
 use crate::units::ItemId;
 

@@ -6,11 +6,11 @@ use serde_json::ser::{CompactFormatter, Formatter as _};
 
 use super::problem::Problem;
 use super::response::{Explain, Item, Step};
+use super::written::Written;
 use crate::columns::{Cell, ColumnKind, Stacked};
 use crate::error::{Error, Result};
 use crate::quota::Memory;
 use crate::request::{Answer, Content, Ranked};
-use crate::route::protocol::Written;
 
 /// Copies of what is written for a router that there are at once at most: its text with room to grow, and the body that it is sent in.
 const WRITTEN_COPIES: usize = 3;

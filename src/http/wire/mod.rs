@@ -21,6 +21,7 @@ mod slow;
 mod traffic;
 mod values;
 mod vector_form;
+mod written;
 
 pub use arrow::{ARROW_STREAM, ArrowReply, arrow_divided, arrow_retrievals, arrow_upserts};
 pub use body::{Retrievals, embed, object, rank, retrievals};
@@ -57,3 +58,4 @@ pub use traffic::{
     CanaryInfo, SeenInfo, ShadowDiff, ShadowInfo, ShadowResponse, TrafficRequest, TrafficResponse, traffic_info,
 };
 pub use values::{FeatureValue, Named};
+pub use written::Written;

@@ -27,7 +27,7 @@ use super::manifest::{TableManifest, TableState};
 use super::memory::{Memory, evicting};
 use super::sets::{PATIENCE, find, stored};
 use crate::error::{Error, Kind, Result};
-use crate::telemetry::unix_time;
+use crate::clock::unix_time;
 
 /// Chunks on their way at a time.
 const CHUNKS_IN_FLIGHT: usize = 32;

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::layout::{ChunkLayout, ROW_BYTES_MAX, RowSet, TableShape};
 use crate::error::{Error, Result};
-use crate::telemetry::unix_time;
+use crate::clock::unix_time;
 
 const LAYOUT: u32 = 1;
 const CHUNK_BYTES_MAX: usize = 1 << 20;
