@@ -15,10 +15,10 @@ use std::hint::black_box;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use sterling::dense::{Given, InputRows, Made, Precision, ReadGraph, RowProgram, Scratch, Size};
-use sterling::device::cpu::Kernels;
-use sterling::device::cpu::dense::{Form, PANEL, Part, Product, Weights, pack, pack_pairs};
-use sterling::tower::{Graph, Input, Threads};
+use sterling::graph::dense::{Given, InputRows, Made, Precision, ReadGraph, RowProgram, Scratch, Size};
+use sterling::graph::tower::{Graph, Input, Threads};
+use sterling::kernels::cpu::Kernels;
+use sterling::kernels::cpu::dense::{Form, PANEL, Part, Product, Weights, pack, pack_pairs};
 
 const RERANKER: &str = "tests/golden/reranker.onnx";
 const TOWER: &str = "models/debian/user.onnx";
@@ -199,7 +199,7 @@ fn program(program: RowProgram, rows: Vec<f32>, width: usize, user: Vec<Vec<f32>
     Box::new(move || {
         let user: Vec<&[f32]> = user.iter().map(Vec::as_slice).collect();
         let mut fill = |given: InputRows<'_>| given.each(|n, row| row.copy_from_slice(&rows[n * width..][..width]));
-        let mut done = |_: usize, _: usize, block: sterling::dense::Block<'_>| {
+        let mut done = |_: usize, _: usize, block: sterling::graph::dense::Block<'_>| {
             black_box(block.output(0).row(0));
             Ok(())
         };

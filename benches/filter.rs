@@ -7,9 +7,9 @@
 use std::io::Write as _;
 use std::time::Instant;
 
-use sterling::columns::{self, Columns, ItemColumn, ItemValues};
-use sterling::files::{TensorFile, Tensors};
-use sterling::filter::{Index, Options, Plan, Scratch, encode, parse};
+use sterling::index::columns::{self, Columns, ItemColumn, ItemValues};
+use sterling::index::filter::{Index, Options, Plan, Scratch, encode, parse};
+use sterling::storage::files::{TensorFile, Tensors};
 use sterling::units::{ListId, Slot};
 
 const RUNS: usize = 15;

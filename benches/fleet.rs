@@ -1,7 +1,7 @@
 //! A simulation of up to 64 shards behind a router: what many shards cost, and what the choice of replicas and hedging take off it.
 //!
 //! `cargo bench --bench fleet`. Time is simulated, so that the figures depend on the seed alone and not on the machine. The rules of the router are the real
-//! ones (`sterling::route::choice`); what is made up is what they meet: servers with one queue and several workers, service times of a log-normal
+//! ones (`sterling::server::route::choice`); what is made up is what they meet: servers with one queue and several workers, service times of a log-normal
 //! distribution, and what goes wrong. The times are those of passes on the machine of the benchmarks: of 4 shards of the Debian model (docs/ROUTE.md), and of a
 //! search of a million vectors (docs/RECALL.md), with the spread of the former.
 //!
@@ -13,7 +13,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::io::Write;
 
-use sterling::route::choice::{Group, Micros, Outcome};
+use sterling::server::route::choice::{Group, Micros, Outcome};
 
 type Done = Result<(), Box<dyn std::error::Error>>;
 

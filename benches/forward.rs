@@ -19,16 +19,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value, json};
-use sterling::engine::{Engine, Options, Passes};
-use sterling::http::App;
-use sterling::http::wire::{Retrievals, retrievals};
-use sterling::pass::{self, Cpu, Prepared};
+use sterling::api::{Retrievals, retrievals};
+use sterling::graph::tower::Threads;
 use sterling::publish::{Publish, publish};
-use sterling::registry::{self, Loaded, Registry, Which};
 use sterling::request::{Answer, Content, Explain, Request, Rerank, Retrieve};
+use sterling::server::http::App;
+use sterling::serving::engine::{Engine, Options, Passes};
+use sterling::serving::pass::{self, Cpu, Prepared};
+use sterling::serving::registry::{self, Loaded, Registry, Which};
+use sterling::serving::view::View;
 use sterling::snapshot::{Placement, Snapshot, Store};
-use sterling::tower::Threads;
-use sterling::view::View;
 
 const ROUNDS: usize = 3;
 /// Runs of a reranker alone.
@@ -197,13 +197,13 @@ fn over_http(store: &Store, users: &[Value]) {
     registry.refresh();
     let loaded: Arc<Loaded> = registry.get("debian", Which::Active).unwrap();
     assert_eq!(loaded.name(), "debian");
-    let options = sterling::http::Options::default();
+    let options = sterling::server::http::Options::default();
     let app = Arc::new(App::new(registry, Engine::start(Passes::default(), &Options::default()).unwrap(), &options));
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
     let url = format!("http://{}/v1/models/debian:retrieve", listener.local_addr().unwrap());
     let (_never, stops) = tokio::sync::mpsc::unbounded_channel();
-    runtime.spawn(async move { sterling::http::serve(listener.into(), app, &options, stops).await });
+    runtime.spawn(async move { sterling::server::http::serve(listener.into(), app, &options, stops).await });
     let agent = ureq::Agent::new_with_defaults();
     let mut times = Vec::new();
     for round in 0..=ROUNDS {

@@ -10,8 +10,8 @@ use std::hint::black_box;
 use std::io::Write as _;
 use std::time::Instant;
 
-use sterling::device::cpu::Kernels;
-use sterling::device::cpu::kernels::{BLOCK, Blocks, Int8Query, Lane, Pick, Staging};
+use sterling::kernels::cpu::Kernels;
+use sterling::kernels::cpu::kernels::{BLOCK, Blocks, Int8Query, Lane, Pick, Staging};
 
 const RUNS: usize = 15;
 const DIMENSION: usize = 128;

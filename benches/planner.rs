@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sterling::embedding::place::Sharding;
+use sterling::embedding::planner::{Topology, Workload, calibrate, plan};
 use sterling::embedding::shard::Cut;
 use sterling::embedding::{
     BagConfig, EmbeddingBagCollection, KeyedJaggedTensor, Lookup, Pooling, RowFormat, Table, Unseen,
 };
-use sterling::planner::{Topology, Workload, calibrate, plan};
 
 type Done = Result<(), Box<dyn std::error::Error>>;
 

@@ -23,15 +23,15 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use serde_json::{Value, json};
-use sterling::device::buffer::Buffer;
-use sterling::device::cpu::Kernels;
-use sterling::device::cpu::pool::{BagSums, Bags, RowFormat, Rows, pool};
-use sterling::device::memory::fold_rows;
 use sterling::embedding::format::encode_row;
 use sterling::embedding::{
     BagConfig, EmbeddingBagCollection, KeyedJaggedTensor, Lookup, Pooling, Table, TableSpec, Unseen,
 };
 use sterling::error::{Error, Result};
+use sterling::kernels::buffer::Buffer;
+use sterling::kernels::cpu::Kernels;
+use sterling::kernels::cpu::pool::{BagSums, Bags, RowFormat, Rows, pool};
+use sterling::kernels::memory::fold_rows;
 
 /// Bags of one call.
 const BAGS: usize = 512;

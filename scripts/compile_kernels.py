@@ -15,7 +15,7 @@ import sys
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-KERNELS = ROOT / "src/device/cuda/kernels"
+KERNELS = ROOT / "crates/cuda/src/kernels"
 TABLE = ROOT / "docs/KERNELS.md"
 ARCHITECTURES = ["sm_80", "sm_90", "sm_100"]
 FILES = ["scan.cu", "topk.cu", "merge.cu", "ahead.cu", "pool.cu", "filter.cu", "rows.cu", "dense.cu", "products.cu", "value.cu"]

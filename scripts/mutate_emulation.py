@@ -12,8 +12,8 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-EMULATED, LANE, CUDA = "src/device/cuda/emulated.rs", "src/device/cuda/lane.rs", "src/pass/gpu/cuda.rs"
-KERNELS, BESIDE = "src/device/cuda/kernels/emulated.cpp", "src/pass/gpu/beside.rs"
+EMULATED, LANE, CUDA = "crates/cuda/src/emulated.rs", "crates/cuda/src/lane.rs", "crates/serving/src/pass/gpu/cuda.rs"
+KERNELS, BESIDE = "crates/cuda/src/kernels/emulated.cpp", "crates/serving/src/pass/gpu/beside.rs"
 # What is broken: the file, what stands there, what takes its place, and the tests that notice.
 MUTANTS = [
     ("freed while queued", EMULATED, "if let Some(work) = self.queued_over(run) {", "if let Some(work) = self.queued_over(run).filter(|_| false) {", "faults::memory_is"),

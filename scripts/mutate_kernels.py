@@ -23,7 +23,7 @@ import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-KERNELS = ROOT / "src/device/cuda/kernels"
+KERNELS = ROOT / "crates/cuda/src/kernels"
 KNOWN = ROOT / "docs/MUTANTS.md"
 # Files, and the tests that launch their kernels: those that fail soonest first.
 TESTS = {

@@ -1,6 +1,6 @@
 """Compares the evaluation of random graphs with ONNX Runtime: random_graphs.py FOLDER
 
-The folder is what `STERLING_GRAPHS_FOLDER=FOLDER STERLING_RANDOM_GRAPHS=0:2000 cargo test --lib -- trial::graphs` has written.
+The folder is what `STERLING_GRAPHS_FOLDER=FOLDER STERLING_RANDOM_GRAPHS=0:2000 cargo test -p sterling-snapshot --lib -- sandbox::graphs` has written.
 Needs numpy, onnx and onnxruntime. Exits 1 where a number of a row is another one.
 """
 

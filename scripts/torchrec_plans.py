@@ -5,7 +5,7 @@
     python scripts/torchrec_plans.py
 
 The planner is TorchRec's own, with its default proposers and kernels, on one and on two hosts with 8 GPUs of 80 GiB each. It gets the
-constants of the topology that `src/planner/tests.rs` builds, as far as TorchRec has them. The tests rate these plans by Sterling's cost
+constants of the topology that `crates/embedding/src/planner/tests.rs` builds, as far as TorchRec has them. The tests rate these plans by Sterling's cost
 model, beside Sterling's plans for the same machines.
 """
 

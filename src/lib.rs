@@ -1,7 +1,7 @@
 //! Sterling: index-as-model retrieval.
 //!
 //! One snapshot holds the sparse tables, the dense towers, the item index, the eligibility filter, the reranker, the
-//! value model and the item columns; one forward pass ([`pass`]) answers a request.
+//! value model and the item columns; one forward pass ([`serving::pass`]) answers a request.
 //!
 //! | letter | meaning | letter | meaning |
 //! |---|---|---|---|
@@ -10,54 +10,21 @@
 //! | N | items | T | tasks |
 //! | C | lists (clusters) | K | results |
 
-pub mod bench;
-mod blocking;
 pub mod cli;
-pub mod clock;
-pub mod columns;
-pub mod compact;
-pub mod config;
-pub mod dense;
-pub mod device;
-pub mod doctor;
-pub mod draws;
-pub mod embedding;
-pub mod engine;
-pub mod error;
-pub mod files;
-pub mod filter;
-pub mod fresh;
-pub mod gather;
-pub mod http;
-pub mod items;
-pub mod ivf;
-pub mod jobs;
-pub mod journal;
-pub mod limits;
-pub mod locks;
-pub mod logging;
-pub mod model;
-pub mod npy;
-pub mod objects;
-pub mod packed;
-pub mod pass;
-pub mod planner;
-pub mod publish;
-pub mod quota;
-pub mod registry;
-pub mod request;
-pub mod route;
-pub mod rows;
-pub mod scoring;
-pub mod search;
-pub mod snapshot;
-pub mod telemetry;
-pub mod tensor;
-pub mod topk;
-pub mod tower;
-pub mod traffic;
-pub mod trial;
-pub mod units;
-pub mod value;
-pub mod view;
-pub mod warmup;
+
+pub use sterling_api as api;
+pub use sterling_batch as batch;
+pub use sterling_bench as bench;
+pub use sterling_core::{clock, draws, error, limits, locks, logging, packed, request, tensor, units};
+pub use sterling_cuda as cuda;
+pub use sterling_embedding as embedding;
+pub use sterling_graph as graph;
+pub use sterling_index as index;
+pub use sterling_journal as journal;
+pub use sterling_kernels as kernels;
+pub use sterling_publish as publish;
+pub use sterling_server as server;
+pub use sterling_serving as serving;
+pub use sterling_snapshot as snapshot;
+pub use sterling_storage as storage;
+pub use sterling_telemetry as telemetry;

@@ -2,7 +2,7 @@
 //!
 //! 1. Items (and attributes) become an index in a temporary folder, through the same build, encode and open as a snapshot.
 //! 2. For each number of results and of probes, and for each filter, all queries run once; the first batch runs twice and
-//!    its first time is thrown away. Each thread takes a part of a batch through the search that serves ([`crate::search`]),
+//!    its first time is thrown away. Each thread takes a part of a batch through the search that serves ([`sterling_index::search`]),
 //!    with as many candidates as results; parsing and planning the part's filter is included.
 //! 3. With `--codes` the index has codes for a first pass; `--selected` says how many these select of all items, 0 for a scan of
 //!    int8 rows. With a recall the calibration chooses.
@@ -17,19 +17,19 @@ use rayon::prelude::*;
 use serde_json::json;
 
 use super::output::say;
-use crate::columns::{self, Columns, ItemColumn, ItemValues};
-use crate::error::{Error, Result};
-use crate::files::TensorFile;
-use crate::filter;
-use crate::ivf::{self, CodeKind, FirstPass, Rescore};
-use crate::limits;
-use crate::npy;
-use crate::publish::calibrate;
-use crate::rows::RowStore;
-use crate::search::{self, Catalogue, CataloguePart, Found, Sink};
-use crate::snapshot::{Calibration, Wanted};
-use crate::tensor::Matrix;
-use crate::units::Slot;
+use sterling_core::error::{Error, Result};
+use sterling_core::limits;
+use sterling_core::tensor::Matrix;
+use sterling_core::units::Slot;
+use sterling_index::columns::{self, Columns, ItemColumn, ItemValues};
+use sterling_index::filter;
+use sterling_index::ivf::{self, CodeKind, FirstPass, Rescore};
+use sterling_index::search::{self, Catalogue, CataloguePart, Found, Sink};
+use sterling_publish::calibrate;
+use sterling_snapshot::{Calibration, Wanted};
+use sterling_storage::files::TensorFile;
+use sterling_storage::npy;
+use sterling_storage::rows::RowStore;
 
 /// Most threads of searches.
 const THREADS_MAX: usize = 4096;

@@ -5,10 +5,9 @@ use std::path::PathBuf;
 use super::inspect::calibration;
 use super::output::say;
 use super::store::StoreArgs;
-use crate::error::{Error, Result};
-use crate::http::wire::calibration_info;
-use crate::publish::calibrate;
-use crate::telemetry;
+use sterling_api::calibration_info;
+use sterling_core::error::{Error, Result};
+use sterling_publish::calibrate;
 
 /// Arguments of `sterling calibrate`.
 #[derive(Debug, clap::Args)]
@@ -27,7 +26,7 @@ pub(super) struct Calibrate {
 
 impl Calibrate {
     pub(super) fn run(self) -> Result<()> {
-        telemetry::start_logs(false);
+        sterling_telemetry::start_logs(false);
         let store = self.store.existing()?;
         let versions = store.versions(&self.name)?;
         let version = match self.version {

@@ -6,17 +6,16 @@ use std::sync::Arc;
 use super::journals;
 use super::output::say;
 use super::store::StoreArgs;
-use crate::bench::{self, Target};
-use crate::compact::{self, Compactor};
-use crate::config::{Config, Flags};
-use crate::error::{Error, Result};
-use crate::fresh::{Merged, Updating};
-use crate::http::wire::MergeResponse;
-use crate::registry::{self, Registry, Snapshots};
-use crate::snapshot::{Placement, check_name};
-use crate::telemetry;
-use crate::trial::{Apart, Trials};
-use crate::warmup;
+use sterling_api::MergeResponse;
+use sterling_bench::Target;
+use sterling_core::error::{Error, Result};
+use sterling_publish::compact::{self, Compactor};
+use sterling_publish::warmup;
+use sterling_server::config::{Config, Flags};
+use sterling_serving::fresh::{Merged, Updating};
+use sterling_serving::registry::{self, Registry, Snapshots};
+use sterling_snapshot::sandbox::{Apart, Trials};
+use sterling_snapshot::{Placement, check_name};
 
 /// Arguments of `sterling compact`.
 #[derive(Debug, clap::Args)]
@@ -41,7 +40,7 @@ pub(super) struct Compact {
 
 impl Compact {
     pub(super) fn run(self) -> Result<()> {
-        telemetry::start_logs(false);
+        sterling_telemetry::start_logs(false);
         check_name("model name", &self.model)?;
         let Merged { version, position, items } = match (&self.server, &self.updates) {
             (Some(url), _) => ask(url, self.key, &self.model)?,
@@ -55,7 +54,7 @@ impl Compact {
 
 /// Has a server merge.
 fn ask(url: &str, key: Option<String>, model: &str) -> Result<Merged> {
-    let told = bench::post(&Target::parse(url)?.with_key(key), &format!("/v1/models/{model}/items:merge"))?;
+    let told = sterling_bench::post(&Target::parse(url)?.with_key(key), &format!("/v1/models/{model}/items:merge"))?;
     let MergeResponse { version, position, items, .. } =
         serde_json::from_value(told).map_err(|e| Error::unavailable(format!("{url}: its answer: {e}")))?;
     Ok(Merged { version, position, items })

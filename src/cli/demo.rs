@@ -12,22 +12,21 @@ use super::output::say;
 use super::publish::publish;
 use super::serve::Server;
 use super::store::local_path;
-use crate::columns::Cell;
-use crate::config::Config;
-use crate::error::{Error, Result};
-use crate::http;
-use crate::http::wire::FeatureValue;
-use crate::model::MODEL_FILE;
-use crate::pass::{self, Cpu};
-use crate::publish::{self, Publish};
-use crate::registry::Which;
-use crate::request::{Content, Request, Retrieve, User};
-use crate::snapshot::Store;
-use crate::telemetry;
-use crate::tower::Threads;
-use crate::trial::{Apart, Trials};
-use crate::units::{ItemId, Slot};
-use crate::view::View;
+use sterling_api::FeatureValue;
+use sterling_core::error::{Error, Result};
+use sterling_core::request::{Content, Request, Retrieve, User};
+use sterling_core::units::{ItemId, Slot};
+use sterling_graph::tower::Threads;
+use sterling_index::columns::Cell;
+use sterling_publish::Publish;
+use sterling_server::config::Config;
+use sterling_server::http;
+use sterling_serving::pass::{self, Cpu};
+use sterling_serving::registry::Which;
+use sterling_serving::view::View;
+use sterling_snapshot::Store;
+use sterling_snapshot::model::MODEL_FILE;
+use sterling_snapshot::sandbox::{Apart, Trials};
 
 /// Where the model lies beside the program's folder, as wheels install it.
 const INSTALLED: &str = "share/sterling/debian";
@@ -61,14 +60,14 @@ struct Heldout {
 
 impl Demo {
     pub(super) fn run(self) -> Result<()> {
-        telemetry::start_logs(false);
+        sterling_telemetry::start_logs(false);
         let start = Instant::now();
         let package = self.package()?;
         std::fs::create_dir_all(&self.store).map_err(|e| Error::io(self.store.display(), e))?;
         let config = Config { store: self.store.clone(), listen: self.listen, ..Config::default() };
         let server = Server::bind(&config)?;
         let store = Store::new(&self.store);
-        let name = match publish::published(&store, &package)? {
+        let name = match sterling_publish::published(&store, &package)? {
             Some((name, _)) => name,
             None => {
                 let package = Some(package.clone());

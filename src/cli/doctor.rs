@@ -6,13 +6,12 @@ use serde::Serialize;
 
 use super::output::say;
 use super::store::StoreArgs;
-use crate::logging::printable;
-use crate::config::{RouterConfig, RouterFlags, ServerFlags};
-use crate::doctor::{Asking, Observed, ask, host_and_port, judge};
-use crate::error::{Error, Kind, Result};
-use crate::limits::names_server;
-use crate::route::ServersTls;
-use crate::telemetry;
+use sterling_core::error::{Error, Kind, Result};
+use sterling_core::limits::names_server;
+use sterling_core::logging::printable;
+use sterling_server::config::{RouterConfig, RouterFlags, ServerFlags};
+use sterling_server::doctor::{Asking, Observed, ask, host_and_port, judge};
+use sterling_server::route::ServersTls;
 
 /// Arguments of `sterling doctor`.
 #[derive(Debug, clap::Args)]
@@ -59,7 +58,7 @@ struct Report<'a> {
 
 impl Doctor {
     pub(super) fn run(self) -> Result<()> {
-        telemetry::start_logs(false);
+        sterling_telemetry::start_logs(false);
         let tls = ServersTls { ca: self.ca, certificate: self.certificate, key: self.certificate_key };
         let mut asking = Asking { servers: self.server, routers: self.router, stores: Vec::new(), key: self.key, tls };
         if let Some(path) = &self.config {

@@ -6,14 +6,14 @@ use std::path::{Path, PathBuf};
 use super::output::say;
 use super::publish::{decisions, tell_shards};
 use super::store::{StoreArgs, published};
-use crate::error::{Error, Result};
-use crate::files::Tensors;
-use crate::http::wire::{CalibrationInfo, ModelInfo, model_info};
-use crate::model::{MODEL_FILE, Package};
-use crate::objects;
-use crate::snapshot::{GraphRecord, MANIFEST, Manifest, Placement, SHARDS_FILE, Shards, Snapshot, Store};
-use crate::tower::{OverArch, Runs};
-use crate::trial::{Apart, Trials};
+use sterling_api::{CalibrationInfo, ModelInfo, model_info};
+use sterling_core::error::{Error, Result};
+use sterling_graph::tower::{OverArch, Runs};
+use sterling_snapshot::model::{MODEL_FILE, Package};
+use sterling_snapshot::sandbox::{Apart, Trials};
+use sterling_snapshot::{GraphRecord, MANIFEST, Manifest, Placement, SHARDS_FILE, Shards, Snapshot, Store};
+use sterling_storage::files::Tensors;
+use sterling_storage::objects;
 
 /// Arguments of `sterling inspect`.
 #[derive(Debug, clap::Args)]

@@ -2,11 +2,11 @@
 
 use std::path::Path;
 
-use crate::error::{Error, Result};
-use crate::fresh::Feeds;
-use crate::journal::{Logs, StreamOptions};
-use crate::objects;
-use crate::snapshot::Store;
+use sterling_core::error::{Error, Result};
+use sterling_journal::{Logs, StreamOptions};
+use sterling_serving::fresh::Feeds;
+use sterling_snapshot::Store;
+use sterling_storage::objects;
 
 /// The folder of folds. No model and no journal has such a name.
 const FOLDS: &str = ".folded";
@@ -55,7 +55,7 @@ pub(super) fn folding(updates: &Path, store: Store) -> Store {
 
 #[cfg(feature = "nats")]
 fn streams(servers: String, streams: StreamOptions, notes: &Path) -> Result<Feeds> {
-    use crate::journal::nats::{Nats, NatsOptions};
+    use sterling_journal::nats::{Nats, NatsOptions};
     Ok(Feeds::new(Nats::connect(NatsOptions { servers, streams, notes: Some(notes.to_owned()) })?))
 }
 

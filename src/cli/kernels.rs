@@ -4,12 +4,12 @@ use std::path::PathBuf;
 
 use super::output::say;
 use super::store::local_path;
-use crate::device::cpu;
+use sterling_core::error::{Error, Result};
 #[cfg(feature = "cuda")]
-use crate::device::cuda::cubins::Compilation;
-use crate::device::cuda::cubins::Cubins;
-use crate::device::cuda::sources::KERNELS;
-use crate::error::{Error, Result};
+use sterling_cuda::cubins::Compilation;
+use sterling_cuda::cubins::Cubins;
+use sterling_cuda::sources::KERNELS;
+use sterling_kernels::cpu;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Kernels {
@@ -42,7 +42,7 @@ impl Kernels {
 
 #[cfg(feature = "cuda")]
 fn compile(cubins: &Cubins, architectures: &[String]) -> Result<()> {
-    use crate::device::cuda::compiler;
+    use sterling_cuda::compiler;
     let version = compiler::version()?;
     for architecture in architectures {
         for source in &KERNELS {
@@ -61,5 +61,5 @@ fn compile(cubins: &Cubins, architectures: &[String]) -> Result<()> {
 
 #[cfg(not(feature = "cuda"))]
 fn compile(_: &Cubins, _: &[String]) -> Result<()> {
-    Err(crate::device::cuda::choice::no_cuda())
+    Err(sterling_cuda::choice::no_cuda())
 }

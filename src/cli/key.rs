@@ -7,8 +7,8 @@ use std::path::PathBuf;
 
 use super::output::say;
 use super::store::local_path;
-use crate::error::{Error, Result};
-use crate::http::{NewKey, Role, check_keys, new_key};
+use sterling_core::error::{Error, Result};
+use sterling_server::http::{NewKey, Role, check_keys, new_key};
 
 /// Arguments of `sterling key`.
 #[derive(Debug, clap::Args)]

@@ -35,7 +35,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use crate::error::Kind;
+use sterling_core::error::Kind;
 
 /// Index-as-model retrieval: one snapshot, one forward pass, one answer.
 #[derive(Debug, Parser)]

@@ -4,9 +4,9 @@ use std::io::Write as _;
 
 use serde_json::json;
 
-use crate::error::{Error, Result};
-use crate::logging::printable;
-use crate::telemetry::now;
+use sterling_core::error::{Error, Result};
+use sterling_core::logging::printable;
+use sterling_telemetry::now;
 
 /// Says where a server answers: as a line of the log has it where that is JSON, for whoever collects both reads one format.
 pub(super) fn announce(is_json: bool, line: std::fmt::Arguments<'_>) -> Result<()> {

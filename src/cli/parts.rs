@@ -5,12 +5,11 @@ use std::path::PathBuf;
 use super::output::say;
 use super::publish::{recipe, shown, size};
 use super::store::local_path;
-use crate::error::Result;
-use crate::jobs;
-use crate::publish::parts::{self, Assigning, Cutting, Embedding, PartCounts};
-use crate::publish::{Progress, Publish, Vectors};
-use crate::telemetry;
-use crate::trial::{Apart, Trials};
+use sterling_batch::jobs;
+use sterling_core::error::Result;
+use sterling_publish::parts::{self, Assigning, Cutting, Embedding, PartCounts};
+use sterling_publish::{Progress, Publish, Vectors};
+use sterling_snapshot::sandbox::{Apart, Trials};
 
 /// Arguments of `sterling parts`.
 #[derive(Debug, clap::Args)]
@@ -105,7 +104,7 @@ struct Which {
 
 impl Parts {
     pub(super) fn run(self) -> Result<()> {
-        telemetry::start_logs(false);
+        sterling_telemetry::start_logs(false);
         match self.step {
             Step::Embed(step) => {
                 let what = Publish {

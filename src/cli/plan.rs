@@ -9,13 +9,13 @@ use serde_json::Value;
 use super::output::say;
 use super::publish::connect;
 use super::store::local_path;
-use crate::device::cuda::{Choice, Devices};
-use crate::embedding::Vocabulary;
-use crate::embedding::place::{Sharding, Tier};
-use crate::error::{Error, Result};
-use crate::model::Package;
-use crate::planner::{Topology, Workload, calibrate, calibrate_gpu, plan, report};
-use crate::snapshot::workload;
+use sterling_core::error::{Error, Result};
+use sterling_cuda::{Choice, Devices};
+use sterling_embedding::Vocabulary;
+use sterling_embedding::place::{Sharding, Tier};
+use sterling_embedding::planner::{Topology, Workload, calibrate, calibrate_gpu, plan, report};
+use sterling_snapshot::model::Package;
+use sterling_snapshot::workload;
 
 /// Bytes of the table that a calibration reads: larger than any cache of a CPU of these years.
 const CALIBRATION_BYTES: usize = 1 << 30;

@@ -8,12 +8,11 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::output::say;
 use super::store::{StoreArgs, local_path};
-use crate::embedding::tiers::remote::{Cluster, ClusterOptions};
-use crate::error::{Error, Kind, Result};
-use crate::publish::{self, Stage, Vectors};
-use crate::snapshot::{CALIBRATION_FILE, Calibration, Manifest, PARTS_FILE, Recipe, Store};
-use crate::telemetry;
-use crate::trial::{Apart, Trials};
+use sterling_core::error::{Error, Kind, Result};
+use sterling_embedding::tiers::remote::{Cluster, ClusterOptions};
+use sterling_publish::{Stage, Vectors};
+use sterling_snapshot::sandbox::{Apart, Trials};
+use sterling_snapshot::{CALIBRATION_FILE, Calibration, Manifest, PARTS_FILE, Recipe, Store};
 
 /// Arguments of `sterling publish`.
 #[derive(Debug, clap::Args)]
@@ -68,25 +67,25 @@ pub(super) struct Publish {
 
 impl Publish {
     pub(super) fn run(self) -> Result<()> {
-        telemetry::start_logs(false);
+        sterling_telemetry::start_logs(false);
         let given = match &self.parts {
-            Some(parts) => publish::parts::publication(parts)?,
-            None => publish::Publish {
+            Some(parts) => sterling_publish::parts::publication(parts)?,
+            None => sterling_publish::Publish {
                 package: self.package,
                 name: self.name,
                 items: self.items,
                 vectors: self.vectors.map(Vectors::Npy).or(self.faiss.map(Vectors::Faiss)),
                 recipe: recipe(self.index.as_deref())?,
-                ..publish::Publish::default()
+                ..sterling_publish::Publish::default()
             },
         };
-        let what = publish::Publish {
+        let what = sterling_publish::Publish {
             queries: self.queries,
             positions: self.position,
             shards: self.shards,
             remote: match self.remote.is_empty() {
                 true => None,
-                false => Some(publish::Remote { cluster: connect(self.remote)?, tables: self.remote_table }),
+                false => Some(sterling_publish::Remote { cluster: connect(self.remote)?, tables: self.remote_table }),
             },
             trials: Trials::Apart(Apart::of_this_program()?),
             memory_bytes: self.memory,
@@ -190,12 +189,12 @@ pub(super) fn connect(nodes: Vec<String>) -> Result<Arc<Cluster>> {
 }
 
 /// Publishes with a progress bar on stderr.
-pub(super) fn publish(store: &Store, what: &publish::Publish) -> Result<(String, u64)> {
-    shown(|progress| publish::publish(store, what, progress))
+pub(super) fn publish(store: &Store, what: &sterling_publish::Publish) -> Result<(String, u64)> {
+    shown(|progress| sterling_publish::publish(store, what, progress))
 }
 
 /// Does something with a progress bar on stderr.
-pub(super) fn shown<T>(run: impl FnOnce(&publish::Progress<'_>) -> T) -> T {
+pub(super) fn shown<T>(run: impl FnOnce(&sterling_publish::Progress<'_>) -> T) -> T {
     let bar = Progress::new();
     let made = run(&|stage, done, total| bar.show(stage, done, total));
     bar.bar.finish_and_clear();

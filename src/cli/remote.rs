@@ -7,9 +7,9 @@ use std::sync::Arc;
 use super::output::say;
 use super::publish::{connect, shown};
 use super::store::{StoreArgs, published};
-use crate::embedding::tiers::remote::{Cluster, RowSet, TableState, delete, find, sample, verify};
-use crate::error::{Error, Result};
-use crate::publish::{self, Stage, load_published, prune};
+use sterling_core::error::{Error, Result};
+use sterling_embedding::tiers::remote::{Cluster, RowSet, TableState, delete, find, sample, verify};
+use sterling_publish::{Stage, load_published, prune};
 
 /// Arguments of `sterling remote`.
 #[derive(Debug, clap::Args)]
@@ -37,7 +37,7 @@ pub(super) struct Remote {
 
 impl Remote {
     pub(super) fn run(self) -> Result<()> {
-        crate::telemetry::start_logs(false);
+        sterling_telemetry::start_logs(false);
         let cluster = connect(self.nodes)?;
         if let Some(version) = &self.load {
             return bring(cluster, version, self.table);
@@ -87,7 +87,7 @@ fn bring(cluster: Arc<Cluster>, version: &Path, tables: Vec<String>) -> Result<(
     let wrong = || Error::invalid(format!("--load {text}: expected STORE/MODEL/VERSION, such as store/debian/3"));
     let (store, model, number) = published(&text).ok_or_else(wrong)?;
     let store = StoreArgs::of(Path::new(store.unwrap_or("."))).existing()?;
-    let remote = publish::Remote { cluster, tables };
+    let remote = sterling_publish::Remote { cluster, tables };
     shown(|progress| {
         load_published(&remote, &store, model, number, &|done, total| progress(Stage::Loading, done, total))
     })?;

@@ -8,11 +8,10 @@ use tokio::net::TcpListener;
 
 use super::output::announce;
 use super::serve::stop_signals;
-use crate::config::{RouterConfig, RouterFlags, ServerFlags};
-use crate::error::{Error, Result};
-use crate::http::{self, AccessControl, RouterApp, Traces};
-use crate::route::Fleet;
-use crate::telemetry;
+use sterling_core::error::{Error, Result};
+use sterling_server::config::{RouterConfig, RouterFlags, ServerFlags};
+use sterling_server::http::{self, AccessControl, RouterApp, Traces};
+use sterling_server::route::Fleet;
 
 /// Arguments of `sterling route`.
 #[derive(Debug, clap::Args)]
@@ -33,8 +32,8 @@ pub(super) struct Route {
 
 impl Route {
     pub(super) fn run(self) -> Result<()> {
-        telemetry::start_logs(self.log_json);
-        telemetry::metrics();
+        sterling_telemetry::start_logs(self.log_json);
+        sterling_telemetry::metrics();
         let flags = RouterFlags { listen: self.listen, route: ServerFlags { servers: self.server } };
         let config = RouterConfig::read(self.config.as_deref(), &flags)?;
         let access = AccessControl::open(&config.access)?;

@@ -8,14 +8,13 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::output::say;
 use super::store::{StoreArgs, local_path};
-use crate::device::priority::Background;
-use crate::error::{Error, Result};
-use crate::jobs::{self, JobFolder};
-use crate::registry::{Loader as _, Snapshots};
-use crate::scoring::{JobTerms, ProblemLimit, Questions, Scorer, Task};
-use crate::snapshot::{Manifest, Placement, Store};
-use crate::telemetry;
-use crate::trial::{Apart, Trials};
+use sterling_batch::jobs::{self, JobFolder};
+use sterling_batch::{JobTerms, ProblemLimit, Questions, Scorer, Task};
+use sterling_core::error::{Error, Result};
+use sterling_kernels::priority::Background;
+use sterling_serving::registry::{Loader as _, Snapshots};
+use sterling_snapshot::sandbox::{Apart, Trials};
+use sterling_snapshot::{Manifest, Placement, Store};
 
 /// Arguments of `sterling score`.
 #[derive(Debug, clap::Args)]
@@ -56,7 +55,7 @@ pub(super) struct Score {
 
 impl Score {
     pub(super) fn run(self) -> Result<()> {
-        telemetry::start_logs(false);
+        sterling_telemetry::start_logs(false);
         let store = self.store.existing()?;
         let (model, version) = chosen(&store, &self.model)?;
         let held = store.bring(&model, version)?;

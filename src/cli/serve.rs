@@ -13,20 +13,19 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use super::journals;
 use super::output::{announce, say};
 use super::store::check_folder;
-use crate::compact::Compactor;
-use crate::config::{CacheFlags, Config, Flags, TableFlags};
-use crate::device::cuda::Choice;
-use crate::device::heap;
-use crate::engine::{Engine, Passes};
-use crate::error::{Error, Kind, Result};
-use crate::fresh::{Merges, Updating};
-use crate::http::{self, AccessControl, App, Sockets, Stop, Tls, Traces};
-use crate::registry::{self, Loaded, Registry, Snapshots};
-use crate::route::Peers;
-use crate::snapshot::{Manifest, Placement, Snapshot, Store};
-use crate::telemetry;
-use crate::trial::{Apart, Trials};
-use crate::warmup;
+use sterling_core::error::{Error, Kind, Result};
+use sterling_cuda::Choice;
+use sterling_kernels::heap;
+use sterling_publish::compact::Compactor;
+use sterling_publish::warmup;
+use sterling_server::config::{CacheFlags, Config, Flags, TableFlags};
+use sterling_server::http::{self, AccessControl, App, Sockets, Stop, Tls, Traces};
+use sterling_server::route::Peers;
+use sterling_serving::engine::{Engine, Passes};
+use sterling_serving::fresh::{Merges, Updating};
+use sterling_serving::registry::{self, Loaded, Registry, Snapshots};
+use sterling_snapshot::sandbox::{Apart, Trials};
+use sterling_snapshot::{Manifest, Placement, Snapshot, Store};
 
 /// Memory of a server beside versions and requests, in MiB: threads, their working memory, connections.
 const PROGRAM_MB: u64 = 512;
@@ -81,7 +80,7 @@ pub(super) struct Serve {
 
 impl Serve {
     pub(super) fn run(self) -> Result<()> {
-        telemetry::start_logs(self.log_json);
+        sterling_telemetry::start_logs(self.log_json);
         let tables = TableFlags { plan: self.plan, topology: self.topology, host: self.host, remote: self.remote };
         let (store, updates, listen, model, device) = (self.store, self.updates, self.listen, self.model, self.device);
         let cache = CacheFlags { folder: self.cache };
@@ -244,7 +243,7 @@ pub(super) struct Server {
 
 impl Server {
     pub(super) fn bind(config: &Config) -> Result<Self> {
-        telemetry::metrics();
+        sterling_telemetry::metrics();
         let (access, tls) = (AccessControl::open(&config.access)?, Tls::open(&config.tls)?.map(Arc::new));
         let addresses = [Some(config.listen), config.access.admin_listen].into_iter().flatten();
         for address in addresses.filter(|address| !access.is_guarded() && !address.ip().is_loopback()) {

@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 
 use clap::builder::{PathBufValueParser, TypedValueParser};
 
-use crate::error::{Error, Result};
-use crate::objects;
-use crate::snapshot::{CacheOptions, Store};
+use sterling_core::error::{Error, Result};
+use sterling_snapshot::{CacheOptions, Store};
+use sterling_storage::objects;
 
 /// Arguments of all commands that use a store.
 #[derive(Clone, Debug, clap::Args)]

@@ -2,9 +2,9 @@
 
 use super::store::StoreArgs;
 use super::wish::tell;
-use crate::error::{Error, Result};
-use crate::snapshot::check_name;
-use crate::traffic::{self, CanaryMargins, Sticky, Traffic};
+use sterling_core::error::{Error, Result};
+use sterling_snapshot::check_name;
+use sterling_snapshot::rollout::{self, CanaryMargins, Sticky, Traffic};
 
 /// Arguments of `sterling canary`.
 #[derive(Debug, clap::Args)]
@@ -98,7 +98,7 @@ impl Canary {
     pub(super) fn run(self) -> Result<()> {
         let Canary { part, sticky, no_rollback, errors, latency, recall, window } = self;
         part.run(|traffic, chosen| {
-            traffic.canary = chosen.map(|(version, label, share)| traffic::Canary {
+            traffic.canary = chosen.map(|(version, label, share)| rollout::Canary {
                 version,
                 label,
                 share,
@@ -117,7 +117,7 @@ impl Shadow {
         let Shadow { part, per_second } = self;
         part.run(|traffic, chosen| {
             traffic.shadow =
-                chosen.map(|(version, label, share)| traffic::Shadow { version, label, share, per_second });
+                chosen.map(|(version, label, share)| rollout::Shadow { version, label, share, per_second });
         })
     }
 }

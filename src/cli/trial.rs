@@ -1,10 +1,10 @@
-//! `sterling trial`: the other side of `crate::trial`, for this program alone.
+//! `sterling trial`: the other side of `sterling_snapshot::sandbox`, for this program alone.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::error::Result;
-use crate::trial::{Bounds, answer};
+use sterling_core::error::Result;
+use sterling_snapshot::sandbox::{Bounds, answer};
 
 /// Arguments of `sterling trial`.
 #[derive(Debug, clap::Args)]

@@ -2,8 +2,8 @@
 
 use super::output::say;
 use super::store::StoreArgs;
-use crate::error::{Error, Result};
-use crate::snapshot::{Wish, check_name};
+use sterling_core::error::{Error, Result};
+use sterling_snapshot::{Wish, check_name};
 
 /// Arguments of `sterling activate`.
 #[derive(Debug, clap::Args)]

@@ -4,19 +4,20 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;
 
-use sterling::columns::Columns;
+use sterling::api;
 use sterling::embedding::KeyedJaggedTensor;
 use sterling::error::{Error, Result};
-use sterling::files::Tensors;
-use sterling::http::wire;
-use sterling::items::faiss::IndexFile;
-use sterling::ivf::{self, Index, Probing};
+use sterling::index::columns::Columns;
+use sterling::index::filter;
+use sterling::index::ivf::{self, Index, Probing};
+use sterling::index::topk::Selector;
+use sterling::index::value::{Program, Scratch};
 use sterling::journal::{Journal as _, Log, LogOptions};
+use sterling::snapshot::items::faiss::IndexFile;
 use sterling::snapshot::{MANIFEST, Manifest, Recipe, SHARDS_FILE, Shards};
-use sterling::topk::Selector;
+use sterling::storage::files::Tensors;
+use sterling::storage::npy;
 use sterling::units::Slot;
-use sterling::value::{Program, Scratch};
-use sterling::{filter, npy};
 
 /// A reader of bytes from outside.
 pub struct Target {

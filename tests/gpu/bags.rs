@@ -1,10 +1,10 @@
 //! Pooled bags of every row format against the CPU's plain loops.
 
 use half::{bf16, f16};
-use sterling::device::cpu::Kernels;
-use sterling::device::cpu::pool::{self, BagSums, Bags, RowFormat, Rows};
-use sterling::device::cuda::ops::bags::{IdBags, SlotKeys, SumsTo, TableRows, pool as pool_on, pool_slots};
-use sterling::device::cuda::ops::rows::SlotRows;
+use sterling::cuda::ops::bags::{IdBags, SlotKeys, SumsTo, TableRows, pool as pool_on, pool_slots};
+use sterling::cuda::ops::rows::SlotRows;
+use sterling::kernels::cpu::Kernels;
+use sterling::kernels::cpu::pool::{self, BagSums, Bags, RowFormat, Rows};
 
 use crate::emulation::{Random, device};
 

@@ -6,17 +6,17 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use sterling::device::cuda::emulated::Limits;
-use sterling::device::cuda::{Device, Devices};
+use sterling::cuda::emulated::Limits;
+use sterling::cuda::{Device, Devices};
 use sterling::error::{Kind, Result};
-use sterling::fresh::Fresh;
-use sterling::ivf::Rescore;
-use sterling::pass::{self, Batch, Cpu, Cuda, Pass, Prepared, Residents};
+use sterling::graph::tower::Threads;
+use sterling::index::ivf::Rescore;
 use sterling::request::{Answer, Content, Rank, Reading, Request, User};
+use sterling::serving::fresh::Fresh;
+use sterling::serving::pass::{self, Batch, Cpu, Cuda, Pass, Prepared, Residents};
+use sterling::serving::view::{BeforeShown, View};
 use sterling::snapshot::PartFormat;
-use sterling::tower::Threads;
 use sterling::units::ItemId;
-use sterling::view::{BeforeShown, View};
 
 use crate::emulation::{Random, cards, devices, seeded, sharing};
 use crate::updates::{asked, catalogue, changed};

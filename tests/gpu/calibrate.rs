@@ -1,7 +1,7 @@
 //! `sterling plan --calibrate` of a card. What it makes of a card's rates is tried on one that is a model, in `planner::calibrate_gpu`.
 
-use sterling::device::cuda::Device;
-use sterling::planner::{Topology, Workload, calibrate_gpu, plan};
+use sterling::cuda::Device;
+use sterling::embedding::planner::{Topology, Workload, calibrate_gpu, plan};
 
 use crate::emulation::{cards, device};
 

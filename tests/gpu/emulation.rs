@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Arc, OnceLock};
 
-use sterling::device::cuda::emulated::Emulated;
-use sterling::device::cuda::{Choice, Device, Devices};
+use sterling::cuda::emulated::Emulated;
+use sterling::cuda::{Choice, Device, Devices};
 
 /// Names a library that was made before.
 const LIBRARY: &str = "STERLING_EMULATION_LIBRARY";
@@ -17,7 +17,7 @@ const PLAIN: [&str; 1] = ["-O1"];
 const SANITIZED: [&str; 3] = ["-O1", "-fno-omit-frame-pointer", "-fsanitize=address,undefined"];
 
 fn kernels() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("src/device/cuda/kernels")
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("crates/cuda/src/kernels")
 }
 
 /// Makes the library.

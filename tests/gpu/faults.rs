@@ -3,8 +3,8 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use sterling::device::cuda::emulated::{Emulated, Limits};
-use sterling::device::cuda::{Demand, Device, Driver, Launch, Streams, Work};
+use sterling::cuda::emulated::{Emulated, Limits};
+use sterling::cuda::{Demand, Device, Driver, Launch, Streams, Work};
 
 use crate::emulation::{emulated, seeded};
 

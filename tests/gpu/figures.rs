@@ -9,11 +9,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use sterling::device::cpu::dense::Form;
-use sterling::device::cpu::pool::RowFormat;
-use sterling::device::cuda::Demand;
-use sterling::device::cuda::modelled::{CardRates, Modelled};
-use sterling::device::cuda::ops::steps::RowsOf;
+use sterling::cuda::Demand;
+use sterling::cuda::modelled::{CardRates, Modelled};
+use sterling::cuda::ops::steps::RowsOf;
+use sterling::kernels::cpu::dense::Form;
+use sterling::kernels::cpu::pool::RowFormat;
 
 use crate::emulation::{Random, device, emulated};
 use crate::floors::{Asked, Bench, Catalogue, DIMENSION, Layers, Took, fetched, lookup, reranked};
@@ -311,7 +311,7 @@ fn the_model_of_every_figure_stands_in_the_documents() {
 #[test]
 fn launches_compute_what_they_say() {
     let driver = emulated();
-    let device = sterling::device::cuda::Device::over(driver.clone());
+    let device = sterling::cuda::Device::over(driver.clone());
     let of = Catalogue::in_lists(&device, 64 * 64, 64).unwrap();
     let layers = Layers::new(&device, Form::Pairs).unwrap();
     let vectors = Random::new(2).numbers(20 * DIMENSION);

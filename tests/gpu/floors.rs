@@ -9,20 +9,20 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytemuck::Pod;
-use sterling::device::buffer::Buffer;
-use sterling::device::cpu::dense::{Form, PANEL};
-use sterling::device::cpu::pool::RowFormat;
-use sterling::device::cuda::link::fastest_upload;
-use sterling::device::cuda::modelled::{Modelled, Spent};
-use sterling::device::cuda::ops::bags::{IdBags, SumsTo, TableRows, fetch_rows, pool};
-use sterling::device::cuda::ops::looks::{Judged, Lookout, Looks, Schedule};
-use sterling::device::cuda::ops::rows::{CandidateColumns, ItemRows, RowKind, SlotRows};
-use sterling::device::cuda::ops::scan::{BlockLists, Centroids, Collection, Eligible, Order};
-use sterling::device::cuda::ops::steps::{self, FactorAt, NumbersAt, ProductTo, RowsOf};
-use sterling::device::cuda::ops::top::{self, Best, Scored, Ties};
-use sterling::device::cuda::ops::words::{FilterStep, Operation, PlaneIndex, WordProgram};
-use sterling::device::cuda::{Array, Device, Later};
+use sterling::cuda::link::fastest_upload;
+use sterling::cuda::modelled::{Modelled, Spent};
+use sterling::cuda::ops::bags::{IdBags, SumsTo, TableRows, fetch_rows, pool};
+use sterling::cuda::ops::looks::{Judged, Lookout, Looks, Schedule};
+use sterling::cuda::ops::rows::{CandidateColumns, ItemRows, RowKind, SlotRows};
+use sterling::cuda::ops::scan::{BlockLists, Centroids, Collection, Eligible, Order};
+use sterling::cuda::ops::steps::{self, FactorAt, NumbersAt, ProductTo, RowsOf};
+use sterling::cuda::ops::top::{self, Best, Scored, Ties};
+use sterling::cuda::ops::words::{FilterStep, Operation, PlaneIndex, WordProgram};
+use sterling::cuda::{Array, Device, Later};
 use sterling::error::Result;
+use sterling::kernels::buffer::Buffer;
+use sterling::kernels::cpu::dense::{Form, PANEL};
+use sterling::kernels::cpu::pool::RowFormat;
 
 use crate::emulation::{Random, device};
 

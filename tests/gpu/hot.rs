@@ -3,13 +3,13 @@
 
 use std::sync::Arc;
 
-use sterling::device::buffer::Buffer;
-use sterling::device::cpu::Kernels;
-use sterling::device::cpu::pool::{self, BagSums, Bags, RowFormat};
-use sterling::device::cuda::Device;
-use sterling::device::cuda::ops::bags::{SumsTo, fetch_rows};
+use sterling::cuda::Device;
+use sterling::cuda::ops::bags::{SumsTo, fetch_rows};
 use sterling::embedding::place::CardShare;
 use sterling::embedding::{HostBags, HotCounters, HotTables, HotTurn, Table, TableSpec, Unseen};
+use sterling::kernels::buffer::Buffer;
+use sterling::kernels::cpu::Kernels;
+use sterling::kernels::cpu::pool::{self, BagSums, Bags, RowFormat};
 
 use crate::bags::rows_of;
 use crate::emulation::{Random, device, emulated, seeded};

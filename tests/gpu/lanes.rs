@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use sterling::device::cuda::Device;
-use sterling::device::cuda::emulated::Emulated;
-use sterling::device::cuda::ops::top::{self, Scored, Ties};
+use sterling::cuda::Device;
+use sterling::cuda::emulated::Emulated;
+use sterling::cuda::ops::top::{self, Scored, Ties};
 
 use crate::emulation::{Random, cards, emulated, seeded};
 

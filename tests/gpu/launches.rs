@@ -1,7 +1,7 @@
 //! What a card would hang at, or not notice, is an error of the emulation.
 
-use sterling::device::cuda::emulated::Emulated;
-use sterling::device::cuda::ops::top::{self, Scored, Ties};
+use sterling::cuda::emulated::Emulated;
+use sterling::cuda::ops::top::{self, Scored, Ties};
 use sterling::error::Kind;
 
 use crate::emulation::device;

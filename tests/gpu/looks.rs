@@ -1,13 +1,13 @@
 //! Filtered searches end where those of the CPU end, if they ask as often.
 
-use sterling::device::cuda::Device;
-use sterling::device::cuda::cut::Share;
-use sterling::device::cuda::ops::looks::{Looks, Schedule};
-use sterling::device::cuda::ops::scan::{Collection, Eligible};
-use sterling::ivf::{
+use sterling::cuda::Device;
+use sterling::cuda::cut::Share;
+use sterling::cuda::ops::looks::{Looks, Schedule};
+use sterling::cuda::ops::scan::{Collection, Eligible};
+use sterling::index::ivf::{
     DeviceIndex, EligibleParts, Ending, FilteredSearch, Index, Margins, Pace, Probing, Rescore, Scratch,
 };
-use sterling::topk::Selector;
+use sterling::index::topk::Selector;
 use sterling::units::ListId;
 
 use crate::emulation::{Random, device};

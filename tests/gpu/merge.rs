@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use sterling::device::cuda::cut::Share;
-use sterling::device::cuda::ops::merge::{FoundBy, merge};
-use sterling::device::cuda::ops::rows::SlotRows;
-use sterling::device::cuda::ops::top::Best;
-use sterling::ivf::{DeviceIndex, Rescore};
-use sterling::topk::{key, unkey};
+use sterling::cuda::cut::Share;
+use sterling::cuda::ops::merge::{FoundBy, merge};
+use sterling::cuda::ops::rows::SlotRows;
+use sterling::cuda::ops::top::Best;
+use sterling::index::ivf::{DeviceIndex, Rescore};
+use sterling::index::topk::{key, unkey};
 use sterling::units::Slot;
 
 use crate::emulation::{Random, device};

@@ -4,14 +4,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use sterling::device::cuda::Device;
+use sterling::cuda::Device;
 use sterling::embedding::Table;
-use sterling::ivf::Rescore;
-use sterling::pass::{Cuda, Residents};
+use sterling::graph::tower::Threads;
+use sterling::index::ivf::Rescore;
 use sterling::publish::{Publish, publish, published};
+use sterling::serving::pass::{Cuda, Residents};
+use sterling::serving::view::View;
 use sterling::snapshot::{PartFormat, Placement, PlacementOptions, Recipe, Snapshot, Store};
-use sterling::tower::Threads;
-use sterling::view::View;
 
 use crate::emulation::{Random, device, emulated};
 use crate::onnx::{Onnx, floats, integers, value};

@@ -4,20 +4,20 @@
 use std::sync::{Arc, Mutex};
 
 use serde_json::{Value, json};
-use sterling::device::cuda::Devices;
+use sterling::api::{Retrievals, retrievals};
+use sterling::cuda::Devices;
 use sterling::error::Result;
-use sterling::gather::{self, Said, Sharded};
-use sterling::http::wire::{Retrievals, retrievals};
-use sterling::ivf::Rescore;
-use sterling::pass::{self, Cpu, Cuda, Pass, Prepared, Residents};
+use sterling::graph::tower::Threads;
+use sterling::index::ivf::Rescore;
 use sterling::publish::{Publish, publish};
 use sterling::request::{
     Answer, Content, Embed, EmbeddedUser, Ranked, Reading, Request, Rerank, Retrieve, Select, Selected, User,
 };
+use sterling::server::gather::{self, Said, Sharded};
+use sterling::serving::pass::{self, Cpu, Cuda, Pass, Prepared, Residents};
+use sterling::serving::view::View;
 use sterling::snapshot::{Placement, Recipe, Snapshot, Store, shard_folder, shard_of};
-use sterling::tower::Threads;
 use sterling::units::ItemId;
-use sterling::view::View;
 
 use crate::emulation::{Random, device, sharing};
 use crate::models::zoo;

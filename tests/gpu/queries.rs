@@ -4,14 +4,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use sterling::ivf::Rescore;
-use sterling::pass::{self, Cpu, Cuda, Pass, Prepared, Residents};
+use sterling::graph::tower::Threads;
+use sterling::index::ivf::Rescore;
 use sterling::publish::{Publish, publish};
 use sterling::request::{Answer, Content, QueryReport, Rank, Reading, Request, Rerank, User};
+use sterling::serving::pass::{self, Cpu, Cuda, Pass, Prepared, Residents};
+use sterling::serving::view::View;
 use sterling::snapshot::{Recipe, Store};
-use sterling::tower::Threads;
 use sterling::units::ItemId;
-use sterling::view::View;
 
 use crate::emulation::{Random, sharing};
 use crate::onnx::{Onnx, integers, value};

@@ -1,11 +1,11 @@
 //! Rows in full width against the index of the CPU.
 
-use sterling::device::cuda::cut::Share;
-use sterling::device::cuda::ops::rows::{CandidateColumns, SlotRows};
-use sterling::device::cuda::ops::scan::Collection;
-use sterling::device::cuda::ops::top::{self, Scored, Ties};
-use sterling::ivf::{DeviceIndex, Rescore};
-use sterling::topk::unkey;
+use sterling::cuda::cut::Share;
+use sterling::cuda::ops::rows::{CandidateColumns, SlotRows};
+use sterling::cuda::ops::scan::Collection;
+use sterling::cuda::ops::top::{self, Scored, Ties};
+use sterling::index::ivf::{DeviceIndex, Rescore};
+use sterling::index::topk::unkey;
 use sterling::units::Slot;
 
 use crate::emulation::{Random, device};

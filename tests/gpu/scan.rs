@@ -1,13 +1,13 @@
 //! Scans against those of the CPU, bit for bit: all widths, penalties, words, excluded slots, and queries that share lists.
 
-use sterling::device::cuda::Device;
-use sterling::device::cuda::cut::Share;
-use sterling::device::cuda::ops::scan::{Collection, Eligible, LiveItems, Order};
-use sterling::device::cuda::ops::top::{self, Scored, Ties};
-use sterling::ivf::{self, DeviceIndex, Index, Lists, Options, Probing, Rescore, RowSurvey, Scratch};
-use sterling::rows::RowStore;
+use sterling::cuda::Device;
+use sterling::cuda::cut::Share;
+use sterling::cuda::ops::scan::{Collection, Eligible, LiveItems, Order};
+use sterling::cuda::ops::top::{self, Scored, Ties};
+use sterling::index::ivf::{self, DeviceIndex, Index, Lists, Options, Probing, Rescore, RowSurvey, Scratch};
+use sterling::index::topk::{Selector, key, unkey};
+use sterling::storage::rows::RowStore;
 use sterling::tensor::Matrix;
-use sterling::topk::{Selector, key, unkey};
 use sterling::units::{ListId, Slot};
 
 use crate::emulation::{Random, device};

@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use serde_json::{Value, json};
-use sterling::device::cuda::Device;
-use sterling::fresh::{Fresh, Update};
-use sterling::ivf::Rescore;
-use sterling::pass::{self, Cuda, Pass, Residents};
+use sterling::cuda::Device;
+use sterling::graph::tower::Threads;
+use sterling::index::ivf::Rescore;
 use sterling::request::{Answer, Content};
+use sterling::serving::fresh::{Fresh, Update};
+use sterling::serving::pass::{self, Cuda, Pass, Residents};
+use sterling::serving::view::View;
 use sterling::snapshot::PartFormat;
-use sterling::tower::Threads;
-use sterling::view::View;
 
 use crate::emulation::{Random, cards, device, devices, sharing};
 use crate::models::{ZOO, zoo};
@@ -255,9 +255,8 @@ fn memory_of_another_card_is_refused() {
     let error = a.copy_from(&b).unwrap_err().to_string();
     assert!(error.contains("not one of emulated:0"), "{error}");
     let wanted = cards[0].copy(&[3u32]).unwrap();
-    let scored = |keys| sterling::device::cuda::ops::top::Scored { keys, slots: None, counts: None, stride: 64 };
-    let select =
-        |keys| sterling::device::cuda::ops::top::select(&cards[0], &scored(keys), &Default::default(), &wanted, 3);
+    let scored = |keys| sterling::cuda::ops::top::Scored { keys, slots: None, counts: None, stride: 64 };
+    let select = |keys| sterling::cuda::ops::top::select(&cards[0], &scored(keys), &Default::default(), &wanted, 3);
     assert!(select(&a).is_ok());
     let error = select(&b).unwrap_err().to_string();
     assert!(error.contains("memory of another card"), "{error}");

@@ -1,16 +1,16 @@
 //! Steps of dense programs against those of the CPU, and whole graphs of the models.
 
-use sterling::dense::{DeviceProgram, Given, InputRows, Made, RowProgram, Scratch, Size};
-use sterling::device::cpu::Kernels;
-use sterling::device::cpu::dense::{
+use sterling::cuda::ops::steps::{
+    self, ChainAt, FactorAt, FoldBesideAt, MatricesAt, NumbersAt, Placing, ProductTo, RowsOf, RunsOfRow,
+};
+use sterling::cuda::{Array, Device};
+use sterling::graph::dense::{DeviceProgram, Given, InputRows, Made, RowProgram, Scratch, Size};
+use sterling::graph::tower::Graph;
+use sterling::kernels::cpu::Kernels;
+use sterling::kernels::cpu::dense::{
     Binary, CHAIN_MAX, Chain, ChainLink, EqualFold, Fold, Form, Keys, Lines, MapTarget, Operand, PANEL, PairRows, Part,
     Product, STEP, Unary, Weights, pack, pack_pairs,
 };
-use sterling::device::cuda::ops::steps::{
-    self, ChainAt, FactorAt, FoldBesideAt, MatricesAt, NumbersAt, Placing, ProductTo, RowsOf, RunsOfRow,
-};
-use sterling::device::cuda::{Array, Device};
-use sterling::tower::Graph;
 
 use crate::emulation::{Random, device};
 

@@ -8,15 +8,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use sterling::device::cuda::emulated::Emulated;
-use sterling::device::cuda::{Devices, Driver};
-use sterling::ivf::Rescore;
-use sterling::pass::{self, Cuda, Residents};
+use sterling::cuda::emulated::Emulated;
+use sterling::cuda::{Devices, Driver};
+use sterling::graph::tower::Threads;
+use sterling::index::ivf::Rescore;
 use sterling::publish::{Publish, publish};
 use sterling::request::Content;
+use sterling::serving::pass::{self, Cuda, Residents};
+use sterling::serving::view::View;
 use sterling::snapshot::Store;
-use sterling::tower::Threads;
-use sterling::view::View;
 
 use crate::emulation::{Random, cards, devices};
 use crate::whole_pass::{agree, both, prepare, view_of};

@@ -1,6 +1,6 @@
 //! The best K against a full sort, with many ties, ids of both signs and K from 1 to all.
 
-use sterling::device::cuda::ops::top::{self, Scored, Ties};
+use sterling::cuda::ops::top::{self, Scored, Ties};
 
 use crate::emulation::{Random, device};
 

@@ -7,16 +7,16 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use sterling::device::cuda::Device;
-use sterling::files::TensorFile;
-use sterling::fresh::{Fresh, Put, Update};
-use sterling::ivf::Rescore;
-use sterling::pass::{self, Cpu, Cuda, Residents};
+use sterling::cuda::Device;
+use sterling::graph::tower::Threads;
+use sterling::index::ivf::Rescore;
 use sterling::publish::{Publish, publish};
 use sterling::request::{Answer, Content};
+use sterling::serving::fresh::{Fresh, Put, Update};
+use sterling::serving::pass::{self, Cpu, Cuda, Residents};
+use sterling::serving::view::{Attribute, BeforeShown, View};
 use sterling::snapshot::{PartFormat, Store};
-use sterling::tower::Threads;
-use sterling::view::{Attribute, BeforeShown, View};
+use sterling::storage::files::TensorFile;
 
 use crate::emulation::{Random, device, emulated};
 use crate::onnx::{Onnx, floats, integers, value};

@@ -5,17 +5,17 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use serde_json::{Value, json};
-use sterling::device::cuda::Device;
+use sterling::api::{Retrievals, retrievals};
+use sterling::cuda::Device;
 use sterling::error::Kind;
-use sterling::http::wire::{Retrievals, retrievals};
-use sterling::ivf::Rescore;
-use sterling::pass::{self, Cpu, Cuda, Pass, Prepared, Residents};
+use sterling::graph::tower::Threads;
+use sterling::index::ivf::Rescore;
 use sterling::publish::{Publish, publish, published};
 use sterling::request::{Answer, Content, Embed, Features, Rank, Reading, Request, Values};
+use sterling::serving::pass::{self, Cpu, Cuda, Pass, Prepared, Residents};
+use sterling::serving::view::View;
 use sterling::snapshot::{Placement, Recipe, Snapshot, Store};
-use sterling::tower::Threads;
 use sterling::units::ItemId;
-use sterling::view::View;
 
 use crate::emulation::{Random, device, emulated};
 

@@ -1,13 +1,13 @@
 //! Filter programs against asking each item.
 
-use sterling::columns::{self, Columns, ItemColumn, ItemValues};
-use sterling::device::cuda::Device;
-use sterling::device::cuda::cut::{ListCut, Share};
-use sterling::device::cuda::ops::scan::Order;
-use sterling::device::cuda::ops::words::NO_FILTER;
-use sterling::files::{TensorFile, Tensors};
-use sterling::filter::index::DevicePlanes;
-use sterling::filter::{self, Index, Options, Plan};
+use sterling::cuda::Device;
+use sterling::cuda::cut::{ListCut, Share};
+use sterling::cuda::ops::scan::Order;
+use sterling::cuda::ops::words::NO_FILTER;
+use sterling::index::columns::{self, Columns, ItemColumn, ItemValues};
+use sterling::index::filter::index::DevicePlanes;
+use sterling::index::filter::{self, Index, Options, Plan};
+use sterling::storage::files::{TensorFile, Tensors};
 use sterling::units::{ListId, NO_ITEM, Slot};
 
 use crate::emulation::{Random, device};

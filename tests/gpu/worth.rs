@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use proptest::collection::vec;
 use proptest::prelude::*;
 use proptest::sample::select;
-use sterling::device::cuda::ops::rows::SlotRows;
-use sterling::device::cuda::ops::worth::{Rated, ValueInput, ValueProgram, Valued, tell};
-use sterling::device::cuda::{Array, Device};
-use sterling::topk::{key, unkey};
-use sterling::value::{Program, Scratch};
+use sterling::cuda::ops::rows::SlotRows;
+use sterling::cuda::ops::worth::{Rated, ValueInput, ValueProgram, Valued, tell};
+use sterling::cuda::{Array, Device};
+use sterling::index::topk::{key, unkey};
+use sterling::index::value::{Program, Scratch};
 
 use crate::emulation::{Random, device};
 

@@ -4,12 +4,12 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use sterling::fresh::{Fresh, GivenItem, GivenValues};
-use sterling::http::wire::model_info;
+use sterling::api::model_info;
+use sterling::graph::tower::Runs;
 use sterling::request::Ranked;
+use sterling::serving::fresh::{Fresh, GivenItem, GivenValues};
+use sterling::serving::view::View;
 use sterling::snapshot::{PartFormat, Store};
-use sterling::tower::Runs;
-use sterling::view::View;
 
 use crate::contract::answers;
 use crate::onnx::Onnx;

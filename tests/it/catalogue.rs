@@ -1,7 +1,7 @@
 //! Item files that must be refused, each with the place, and catalogues in which many items are alike.
 
 use sterling::error::Kind;
-use sterling::ivf::Rescore;
+use sterling::index::ivf::Rescore;
 use sterling::publish::Vectors;
 
 use crate::support::{Server, ids, put, vectors};

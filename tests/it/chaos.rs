@@ -320,7 +320,7 @@ fn lose_power(rounds: u64) {
 
 #[test]
 fn nothing_that_was_acknowledged_is_lost_when_the_power_goes() {
-    // Needs root and loop devices: `scripts/power_loss.sh`. Every prefix of a log is tried in `src/journal/tests.rs`.
+    // Needs root and loop devices: `scripts/power_loss.sh`. Every prefix of a log is tried in `crates/journal/src/tests.rs`.
     let Some(rounds) = std::env::var("STERLING_TEST_POWER_LOSSES").ok().and_then(|count| count.parse().ok()) else {
         return;
     };

@@ -4,11 +4,11 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use sterling::http::wire::model_info;
-use sterling::pass::{self, Cpu};
+use sterling::api::model_info;
+use sterling::graph::tower::{Runs, Threads};
 use sterling::request::{Answer, Content, Ranked, Request};
-use sterling::tower::{Runs, Threads};
-use sterling::view::View;
+use sterling::serving::pass::{self, Cpu};
+use sterling::serving::view::View;
 
 use crate::onnx::Onnx;
 use crate::packages::{Made, view};
@@ -366,7 +366,7 @@ fn ranking_reads_what_retrieval_reads() {
     let view = package("last", "f32", true).view().unwrap();
     for (user, retrieved) in users().iter().zip(answers(&view, &bodies(&users()))) {
         let body = json!({"features": features(user), "items": [8, 3, 0, 4242]}).to_string();
-        let request = sterling::http::wire::rank(body.as_bytes()).unwrap().0;
+        let request = sterling::api::rank(body.as_bytes()).unwrap().0;
         let prepared = pass::prepare(&view, Request::Rank(request)).unwrap();
         let answer = pass::run(&mut Cpu::new(Threads::new(1)), &[prepared], None).remove(0).unwrap();
         let Answer { content: Content::Items(ranked), .. } = answer else { panic!("no items") };
@@ -417,12 +417,12 @@ fn item_vectors_lie_by_slot_and_must_fit() {
     let store = tempfile::tempdir().unwrap();
     let made = package("last", "int8", true);
     let folder = made.publish(store.path()).unwrap();
-    let tensors = sterling::files::Tensors::open(&folder.join("vectors.safetensors")).unwrap();
+    let tensors = sterling::storage::files::Tensors::open(&folder.join("vectors.safetensors")).unwrap();
     let slots = view(&folder).main().index.slots();
     assert_eq!(tensors.info("parts").unwrap().1, [slots, 4 + 2], "scale, bias and two codes");
     assert_eq!(tensors.info("picture").unwrap().1, [slots, 3]);
     // The same with a row less.
-    let mut file = sterling::files::TensorFile::new();
+    let mut file = sterling::storage::files::TensorFile::new();
     file.add_owned("parts", &[slots - 1, 6], vec![0u8; (slots - 1) * 6]).unwrap();
     file.add_owned("picture", &[slots, 3], vec![0f32; slots * 3]).unwrap();
     let sum = file.write(&folder.join("vectors.safetensors")).unwrap();

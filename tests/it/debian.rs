@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use serde_json::{Value, json};
 
-use sterling::ivf;
+use sterling::index::ivf;
 use sterling::publish::Publish;
 use sterling::snapshot::Wanted;
 use sterling::units::{ItemId, Slot};

@@ -6,11 +6,11 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 use sterling::error::Kind;
-use sterling::items::faiss::IndexFile;
-use sterling::ivf::{Rescore, Scratch};
+use sterling::index::ivf::{Rescore, Scratch};
 use sterling::publish::{Publish, Vectors};
+use sterling::serving::view::View;
+use sterling::snapshot::items::faiss::IndexFile;
 use sterling::snapshot::{Manifest, Placement, Recipe, Snapshot};
-use sterling::view::View;
 
 use crate::support::{Server, ids, put, retrieve, root, run};
 

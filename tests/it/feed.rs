@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
-use sterling::device::priority::Background;
 use sterling::error::{Error, Kind, Result};
-use sterling::fresh::{Feed, Feeds, Put, Update, Updating};
 use sterling::journal::{Append, Done, Follower, Journal, Journals, Logs, Record, Topic};
-use sterling::registry::{Loader as _, Snapshots};
+use sterling::kernels::priority::Background;
+use sterling::serving::fresh::{Feed, Feeds, Put, Update, Updating};
+use sterling::serving::registry::{Loader as _, Snapshots};
+use sterling::serving::view::Live;
 use sterling::snapshot::Store;
 use sterling::units::ItemId;
-use sterling::view::Live;
 
 use crate::support::{put, vectors};
 

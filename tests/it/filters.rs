@@ -7,13 +7,13 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use serde_json::{Value, json};
-use sterling::columns::Operator;
-use sterling::filter::{Expr, Leaf, Test, parse};
+use sterling::index::columns::Operator;
+use sterling::index::filter::{Expr, Leaf, Test, parse};
 use sterling::limits::{FILTER_BYTES_MAX, FILTER_DEPTH_MAX, FILTER_LEAVES_MAX};
 use sterling::publish::{Publish, publish};
 use sterling::request::{Explain, Ranked};
+use sterling::serving::view::View;
 use sterling::snapshot::{Placement, Recipe, Snapshot, Store};
-use sterling::view::View;
 
 use crate::support::retrieve;
 
@@ -126,7 +126,7 @@ fn the_limits_of_the_page_are_the_limits() {
     for limit in [with_comma(FILTER_BYTES_MAX), with_comma(FILTER_LEAVES_MAX), FILTER_DEPTH_MAX.to_string()] {
         assert!(PAGE.contains(&limit), "{limit} is not on the page");
     }
-    for (option, value) in toml::to_string(&sterling::filter::Options::default()).unwrap().lines().map(|line| {
+    for (option, value) in toml::to_string(&sterling::index::filter::Options::default()).unwrap().lines().map(|line| {
         let (option, value) = line.split_once(" = ").unwrap();
         (option.to_owned(), value.to_owned())
     }) {

@@ -5,11 +5,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use sterling::files::{Checksum, Tensors};
-use sterling::ivf::{CodeKind, FirstPass, Rescore};
+use sterling::index::ivf::{CodeKind, FirstPass, Rescore};
 use sterling::publish::merge;
+use sterling::serving::view::View;
 use sterling::snapshot::{Calibration, Manifest, Placement, RECIPE_FILE, Recipe, Snapshot, Store};
-use sterling::view::View;
+use sterling::storage::files::{Checksum, Tensors};
 
 use crate::recall::{Drawn, FILTERS, recall, view};
 use crate::support::{Server, ids, put, retrieve, run, vectors};

@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use sterling::fresh::{Feeds, Update, Updating};
 use sterling::journal::{Logs, Topic};
 use sterling::publish::{Publish, merge};
-use sterling::registry::{Options, Registry, Snapshots, Which};
+use sterling::serving::fresh::{Feeds, Update, Updating};
+use sterling::serving::registry::{Options, Registry, Snapshots, Which};
 use sterling::snapshot::{Store, shard_of};
 use sterling::units::ItemId;
 
@@ -180,7 +180,7 @@ fn a_publication_takes_over_from_merged_shards_and_a_roll_back_goes_back_to_them
         .map(|server| server.get_json(&format!("{ITEMS}:position"))["durable"].as_u64().unwrap())
         .collect();
     let (seen, whole) = write(&cut, 6000);
-    let mut what = shards::catalogue(cut.folder.path(), sterling::ivf::Rescore::F16);
+    let mut what = shards::catalogue(cut.folder.path(), sterling::index::ivf::Rescore::F16);
     what.shards = Some(3);
     what.positions = positions;
     // No item of the first catalogue: only what is published now, and what comes after the positions.
@@ -296,7 +296,7 @@ impl Held {
     }
 
     fn publish(folder: &Path) {
-        let what = Publish { shards: Some(2), ..shards::catalogue(folder, sterling::ivf::Rescore::F16) };
+        let what = Publish { shards: Some(2), ..shards::catalogue(folder, sterling::index::ivf::Rescore::F16) };
         put(folder, &what).unwrap();
     }
 
@@ -343,7 +343,7 @@ fn a_merged_shard_is_no_news_and_stands_for_the_bytes_that_it_was_made_of_alone(
     assert_eq!(held.store.folded("vectors", 2).unwrap(), Some(30));
     // Another catalogue under the same number, as of a store that was set up anew, has nothing to do with it.
     std::fs::remove_dir_all(held.folder.path().join("vectors")).unwrap();
-    let mut what = shards::catalogue(held.folder.path(), sterling::ivf::Rescore::F32);
+    let mut what = shards::catalogue(held.folder.path(), sterling::index::ivf::Rescore::F32);
     what.shards = Some(2);
     put(held.folder.path(), &what).unwrap();
     put(held.folder.path(), &what).unwrap();
@@ -357,7 +357,8 @@ fn a_merged_shard_is_no_news_and_stands_for_the_bytes_that_it_was_made_of_alone(
 fn the_journal_of_a_shard_keeps_what_stands_behind_a_merge_and_all_under_a_label() {
     let held = Held::new();
     let feeds = held.feeds.clone();
-    let compactor = sterling::compact::Compactor::new(held.store.clone(), &held.registry, feeds, Default::default());
+    let compactor =
+        sterling::publish::compact::Compactor::new(held.store.clone(), &held.registry, feeds, Default::default());
     let behind = || held.store.position_behind_fold("vectors", 1).unwrap();
     assert_eq!(behind(), None);
     for (position, expected) in [(10, 0), (20, 10), (30, 20)] {
@@ -382,6 +383,6 @@ fn the_journal_of_a_shard_keeps_what_stands_behind_a_merge_and_all_under_a_label
     Held::publish(held.folder.path());
     held.registry.refresh();
     held.registry.unload("vectors", 1).unwrap();
-    sterling::compact::release(&held.registry, &held.store, &held.feeds, "vectors").unwrap();
+    sterling::publish::compact::release(&held.registry, &held.store, &held.feeds, "vectors").unwrap();
     assert!(!parent.exists());
 }

@@ -5,13 +5,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use sterling::fresh::{CallAnswer, Fresh, Put, RefusedUpdate, Update, Wrong};
-use sterling::ivf::Rescore;
+use sterling::index::ivf::Rescore;
 use sterling::limits::FRESH_BYTES;
 use sterling::publish::merge;
+use sterling::serving::fresh::{CallAnswer, Fresh, Put, RefusedUpdate, Update, Wrong};
+use sterling::serving::view::{Attribute, Category, View};
 use sterling::snapshot::{Placement, Snapshot, Store};
 use sterling::units::ItemId;
-use sterling::view::{Attribute, Category, View};
 
 use crate::support::{put, retrieve, vectors};
 

@@ -7,16 +7,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use sterling::device::cpu::pool::RowFormat;
 use sterling::embedding::place::{ShardPlan, Sharding, TablePlan, Tier};
+use sterling::embedding::planner::PlacementPlan;
+use sterling::embedding::planner::plan::{DeviceKind, DevicePlan};
 use sterling::embedding::{
     BagConfig, EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTensor, Lookup, OnDegraded, Pooling,
     SequenceConfig, Table,
 };
 use sterling::error::Kind;
-use sterling::planner::PlacementPlan;
-use sterling::planner::plan::{DeviceKind, DevicePlan};
-use sterling::route::{PeerOptions, Peers};
+use sterling::kernels::cpu::pool::RowFormat;
+use sterling::server::route::{PeerOptions, Peers};
 use sterling::snapshot::{Placement, PlacementOptions, Snapshot};
 
 use crate::support::{Server, agent, put, sterling, tiny, tiny_package, until};
@@ -490,7 +490,7 @@ fn calls_for_rows_that_are_none_are_refused_and_the_server_goes_on() {
         let url = format!("http://{}/v1/models/tiny:rows", server.address);
         agent().post(url).header("content-type", kind).send(body).unwrap().status().as_u16()
     };
-    let protocol = sterling::route::protocol::MEDIA_TYPE;
+    let protocol = sterling::server::route::protocol::MEDIA_TYPE;
     assert_eq!(ask(&servers[0], "application/json", b"{}"), 415);
     for body in [&[][..], &[0xff; 40], &[1], &[1, 1, b't'], &[0xff, 0xff, 0xff, 0xff, 0x7f], b"{\"questions\": []}"] {
         assert_eq!(ask(&servers[0], protocol, body), 400, "{body:?}");

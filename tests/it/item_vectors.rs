@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use serde_json::Value;
-use sterling::fresh::{Fresh, GivenItem, GivenValues, Update};
 use sterling::publish::merge;
 use sterling::request::Ranked;
+use sterling::serving::fresh::{Fresh, GivenItem, GivenValues, Update};
+use sterling::serving::view::View;
 use sterling::snapshot::{Placement, Snapshot, Store, VectorRows};
-use sterling::view::View;
 
 use crate::contract::{answers, bodies, lines, package, users};
 use crate::packages::view;

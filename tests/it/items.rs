@@ -4,8 +4,8 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
-use sterling::columns::ItemValues;
-use sterling::items::{EMBEDDING, Items};
+use sterling::index::columns::ItemValues;
+use sterling::snapshot::items::{EMBEDDING, Items};
 
 use crate::support::{json, root, run};
 

@@ -8,17 +8,17 @@ use std::time::{Duration, Instant};
 use axum::body::{Body, to_bytes};
 use axum::http::Request;
 use serde_json::{Value, json};
-use sterling::compact::{Compactor, release};
-use sterling::engine::{self, Engine, Passes};
 use sterling::error::Kind;
-use sterling::fresh::{CallAnswer, Put, RefusedUpdate, Update, Wrong};
-use sterling::fresh::{Feed, Feeds, MergeWanted, Merged, Merges, Updating};
-use sterling::http;
 use sterling::journal::{Journal, Log, LogOptions, Logs, Topic};
+use sterling::publish::compact::{Compactor, release};
 use sterling::publish::{Publish, merge};
-use sterling::registry::{Options, Registry, Snapshots, Which};
+use sterling::server::http;
+use sterling::serving::engine::{self, Engine, Passes};
+use sterling::serving::fresh::{CallAnswer, Put, RefusedUpdate, Update, Wrong};
+use sterling::serving::fresh::{Feed, Feeds, MergeWanted, Merged, Merges, Updating};
+use sterling::serving::registry::{Options, Registry, Snapshots, Which};
+use sterling::serving::view::Attribute;
 use sterling::snapshot::{Manifest, Snapshot, Store};
-use sterling::view::Attribute;
 use tower::ServiceExt as _;
 
 use crate::support::{Server, ids, put, run, until, vectors};
@@ -336,7 +336,7 @@ fn a_merged_version_has_the_package_the_tower_and_its_warm_up() {
     put(store.root(), &crate::support::tiny()).unwrap();
     let load = |version| Snapshot::load(&store.folder("tiny", version), &Default::default()).unwrap();
     let main = Arc::new(load(1));
-    let made = merge(&store, &sterling::view::View::new(main.clone()), &|_| ()).unwrap();
+    let made = merge(&store, &sterling::serving::view::View::new(main.clone()), &|_| ()).unwrap();
     let merged = load(made.version);
     assert_eq!(made.items, main.index.items());
     assert_eq!(merged.manifest.merged.as_ref().map(|from| from.origin), Some(1));
@@ -346,7 +346,7 @@ fn a_merged_version_has_the_package_the_tower_and_its_warm_up() {
         assert_eq!(merged.manifest.files[&file], main.manifest.files[&file], "{file}");
     }
     // Merged again, it still names where its package came from.
-    let again = merge(&store, &sterling::view::View::new(Arc::new(merged)), &|_| ()).unwrap();
+    let again = merge(&store, &sterling::serving::view::View::new(Arc::new(merged)), &|_| ()).unwrap();
     let manifest = Manifest::read(&store.folder("tiny", again.version)).unwrap();
     assert_eq!((manifest.merged.map(|from| from.origin), manifest.items), (Some(1), main.index.items()));
 }
@@ -377,7 +377,8 @@ fn the_journal_lets_go_of_what_versions_hold_and_keeps_what_one_may_need() {
     let registry = Arc::new(Registry::new(store.clone(), loader, Options::default()));
     registry.refresh();
     let feed = feeds.of(&Topic::whole("vectors")).unwrap();
-    let compactor = sterling::compact::Compactor::new(store.clone(), &registry, feeds.clone(), Default::default());
+    let compactor =
+        sterling::publish::compact::Compactor::new(store.clone(), &registry, feeds.clone(), Default::default());
     let first = || Log::open(&folder.path().join("updates/vectors"), small()).err().map(|_| ());
     assert!(first().is_some(), "the feed has the journal");
     let mut version = 1;
@@ -495,7 +496,7 @@ fn calls_are_known_though_their_records_were_released() {
             append(&feed, &[update(n), call(&format!("key {n}"))]);
             feed.begin(&format!("key {n}"), 5).unwrap();
             let answer = answer.clone();
-            let made = sterling::fresh::Call { digest: 5, count: 1, position: 2 * n as u64 + 2, answer };
+            let made = sterling::serving::fresh::Call { digest: 5, count: 1, position: 2 * n as u64 + 2, answer };
             feed.end(&format!("key {n}"), Some(made));
         }
         feed.release(80).unwrap();

@@ -3,10 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use rten_onnx::onnx::{AttributeProto, AttributeType};
-use sterling::files::TensorFile;
 use sterling::publish::Publish;
+use sterling::serving::view::View;
 use sterling::snapshot::{Placement, Snapshot, Store};
-use sterling::view::View;
+use sterling::storage::files::TensorFile;
 
 use crate::onnx::{self, Onnx};
 use crate::support::put;
@@ -110,7 +110,7 @@ impl Made {
             items: Some(self.path("items.jsonl")),
             ..Publish::default()
         };
-        what.recipe.index.rescore = sterling::ivf::Rescore::F32;
+        what.recipe.index.rescore = sterling::index::ivf::Rescore::F32;
         what
     }
 

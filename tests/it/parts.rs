@@ -4,11 +4,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use sterling::device::cpu::Kernels;
-use sterling::fresh::{Fresh, Put, Update};
+use sterling::kernels::cpu::Kernels;
 use sterling::request::Ranked;
+use sterling::serving::fresh::{Fresh, Put, Update};
+use sterling::serving::view::{Attribute, View};
 use sterling::snapshot::{PARTS_FILE, PartFormat};
-use sterling::view::{Attribute, View};
 
 use crate::onnx::Onnx;
 use crate::packages::{Made, view};

@@ -6,20 +6,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use sterling::device::cpu::pool::RowFormat;
+use sterling::api::{embed, model_info};
 use sterling::embedding::place::Sharding;
 use sterling::embedding::place::{ShardPlan, TablePlan, Tier};
+use sterling::embedding::planner::PlacementPlan;
 use sterling::embedding::tiers::remote::{Cluster, ClusterOptions};
 use sterling::embedding::{BagConfig, EmbeddingBagCollection, KeyedJaggedTensor, Lookup, Pooling, Table};
 use sterling::error::Kind;
-use sterling::http::wire::{embed, model_info};
-use sterling::model::{Decisions, Package};
-use sterling::planner::PlacementPlan;
+use sterling::graph::tower::Threads;
+use sterling::kernels::cpu::pool::RowFormat;
 use sterling::publish::{Publish, Remote, Stage};
 use sterling::request::Ranked;
+use sterling::serving::view::View;
+use sterling::snapshot::model::{Decisions, Package};
 use sterling::snapshot::{Manifest, Placement, PlacementOptions, Recipe, Snapshot, Store, rows_on_cluster};
-use sterling::tower::Threads;
-use sterling::view::View;
 
 use crate::debian;
 use crate::redis_cluster::RedisCluster;

@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use serde_json::Value;
 use sterling::embedding::place::{Sharding, TablePlan, Tier};
+use sterling::embedding::planner::{PlacementPlan, Topology, Workload, plan};
 use sterling::embedding::shard::Cut;
 use sterling::embedding::tiers::remote::{Cluster, ClusterOptions, RemoteOptions, RowSet};
 use sterling::embedding::{
     BagConfig, EmbeddingBagCollection, KeyedJaggedTensor, Lookup, OnDegraded, Pooling, RowFormat, Table, Unseen,
 };
-use sterling::files::Tensors;
-use sterling::planner::{PlacementPlan, Topology, Workload, plan};
+use sterling::storage::files::Tensors;
 
 use crate::redis_cluster::RedisCluster;
 use crate::remote::alone;

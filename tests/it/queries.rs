@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use sterling::http::wire;
-use sterling::pass::{self, Cpu};
+use sterling::api;
+use sterling::graph::tower::Threads;
 use sterling::request::{Content, Ranked, Request};
-use sterling::tower::Threads;
+use sterling::serving::pass::{self, Cpu};
+use sterling::serving::view::View;
 use sterling::units::ItemId;
-use sterling::view::View;
 
 use crate::onnx::Onnx;
 use crate::packages::Made;

@@ -5,11 +5,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use sterling::fresh::{Fresh, Put, Update};
 use sterling::publish::{Publish, Vectors, merge};
+use sterling::serving::fresh::{Fresh, Put, Update};
+use sterling::serving::view::{Attribute, View};
 use sterling::snapshot::{Calibration, Manifest, Placement, Recipe, Snapshot, Store};
 use sterling::units::ItemId;
-use sterling::view::{Attribute, View};
 
 use crate::support::{Server, put, retrieve, run, sterling};
 

@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use sterling::device::buffer::Buffer;
 use sterling::embedding::place::Sharding;
 use sterling::embedding::shard::Cut;
 use sterling::embedding::tiers::remote::{
@@ -18,6 +17,7 @@ use sterling::embedding::{
     Unseen,
 };
 use sterling::error::{Error, Kind, Result};
+use sterling::kernels::buffer::Buffer;
 
 use crate::redis_cluster::RedisCluster;
 use crate::support::until;

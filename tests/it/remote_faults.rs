@@ -16,7 +16,7 @@ use sterling::embedding::tiers::remote::{
 };
 use sterling::embedding::tiers::{RowSource as _, RowState};
 use sterling::embedding::{Lookup, Table};
-use sterling::model::Package;
+use sterling::snapshot::model::Package;
 use tempfile::TempDir;
 
 use crate::placement::{plan_file, planned};

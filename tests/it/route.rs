@@ -49,7 +49,7 @@ pub fn route_looking_every<'a>(refresh_ms: u32, servers: impl IntoIterator<Item 
 /// A store with a catalogue in shards, and a server of each.
 fn serve_shards(shards: u32) -> (tempfile::TempDir, Vec<Server>) {
     let store = tempfile::tempdir().unwrap();
-    let whole = shards::catalogue(store.path(), sterling::ivf::Rescore::F16);
+    let whole = shards::catalogue(store.path(), sterling::index::ivf::Rescore::F16);
     put(store.path(), &Publish { shards: Some(shards), ..whole }).unwrap();
     let servers = (0..shards).map(|shard| serve_shard(store.path(), shard)).collect();
     (store, servers)
@@ -109,7 +109,7 @@ pub fn pages(servers: &[&Server], path: &str, body: &Value, sizes: &[u64]) -> Ve
 #[test]
 fn pages_of_routers_are_those_of_one_server() {
     let folder = tempfile::tempdir().unwrap();
-    let what = shards::catalogue(folder.path(), sterling::ivf::Rescore::F16);
+    let what = shards::catalogue(folder.path(), sterling::index::ivf::Rescore::F16);
     const PATH: &str = "/v1/models/vectors:retrieve";
     for count in [1, 3] {
         let both = Both::new(&what, count);
@@ -169,7 +169,7 @@ fn pages_of_routers_are_those_of_one_server() {
 #[test]
 fn shards_behind_a_router_answer_as_one_server() {
     let folder = tempfile::tempdir().unwrap();
-    let what = shards::catalogue(folder.path(), sterling::ivf::Rescore::F16);
+    let what = shards::catalogue(folder.path(), sterling::index::ivf::Rescore::F16);
     let vectors = [[1.0, 0.5, -0.25, 0.1], [0.0, -1.0, 0.5, 0.0], [0.0; 4]];
     for count in [1, 2, 3] {
         let both = Both::new(&what, count);
@@ -483,7 +483,7 @@ fn the_only_server_of_a_shard_is_restarted_and_no_request_is_lost() {
 #[test]
 fn a_replica_that_comes_back_is_asked_in_place_of_one_that_hangs() {
     let folder = tempfile::tempdir().unwrap();
-    put(folder.path(), &shards::catalogue(folder.path(), sterling::ivf::Rescore::F16)).unwrap();
+    put(folder.path(), &shards::catalogue(folder.path(), sterling::index::ivf::Rescore::F16)).unwrap();
     let servers = [Server::start(folder.path()), Server::start(folder.path())];
     let wire = Wire::to(servers[1].address.rsplit(':').next().unwrap().parse().unwrap());
     let router = route([servers[0].address.as_str(), &wire.address()]);
@@ -508,7 +508,7 @@ fn a_replica_that_comes_back_is_asked_in_place_of_one_that_hangs() {
 #[test]
 fn a_version_answers_when_every_shard_has_it() {
     let folder = tempfile::tempdir().unwrap();
-    let what = Publish { shards: Some(2), ..shards::catalogue(folder.path(), sterling::ivf::Rescore::None) };
+    let what = Publish { shards: Some(2), ..shards::catalogue(folder.path(), sterling::index::ivf::Rescore::None) };
     assert_eq!(put(folder.path(), &what).unwrap(), 1);
     // The second shard lies in a store of its own, to which versions come later.
     let other = tempfile::tempdir().unwrap();
@@ -551,7 +551,7 @@ fn a_version_answers_when_every_shard_has_it() {
 #[test]
 fn one_that_hangs_costs_no_request_and_is_asked_again_when_it_goes_on() {
     let folder = tempfile::tempdir().unwrap();
-    put(folder.path(), &shards::catalogue(folder.path(), sterling::ivf::Rescore::F16)).unwrap();
+    put(folder.path(), &shards::catalogue(folder.path(), sterling::index::ivf::Rescore::F16)).unwrap();
     let servers = [Server::start(folder.path()), Server::start(folder.path())];
     // By a name, which may stand for addresses that nobody listens at.
     let names = servers.each_ref().map(|server| server.address.replace("127.0.0.1", "localhost"));
@@ -592,10 +592,10 @@ fn one_that_hangs_costs_no_request_and_is_asked_again_when_it_goes_on() {
 #[test]
 fn what_routers_ask_is_checked_like_all_else() {
     let folder = tempfile::tempdir().unwrap();
-    put(folder.path(), &shards::catalogue(folder.path(), sterling::ivf::Rescore::F16)).unwrap();
+    put(folder.path(), &shards::catalogue(folder.path(), sterling::index::ivf::Rescore::F16)).unwrap();
     let server = Server::start(folder.path());
     let url = format!("http://{}/v1/models/vectors/versions/1:pass", server.address);
-    let kind = sterling::route::protocol::MEDIA_TYPE;
+    let kind = sterling::server::route::protocol::MEDIA_TYPE;
     let post = |url: &str, kind: &str, timeout: &str, body: &[u8]| {
         let call = agent().post(url).header("content-type", kind).header("sterling-timeout-us", timeout);
         call.send(body).unwrap().status().as_u16()

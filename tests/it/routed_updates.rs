@@ -40,7 +40,7 @@ pub struct Cut {
 impl Cut {
     pub fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let what = shards::catalogue(folder.path(), sterling::ivf::Rescore::F16);
+        let what = shards::catalogue(folder.path(), sterling::index::ivf::Rescore::F16);
         put(folder.path(), &what).unwrap();
         let text = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
         let one = Server::start_with(folder.path(), &["--updates", &text("one")]);
@@ -395,7 +395,7 @@ fn shards_of_several_servers_with_journals_of_their_own_are_not_written_to() {
 #[test]
 fn routers_show_their_key_to_shards_that_ask_for_one() {
     let folder = tempfile::tempdir().unwrap();
-    let what = Publish { shards: Some(2), ..shards::catalogue(folder.path(), sterling::ivf::Rescore::F16) };
+    let what = Publish { shards: Some(2), ..shards::catalogue(folder.path(), sterling::index::ivf::Rescore::F16) };
     put(folder.path(), &what).unwrap();
     let file = folder.path().join("keys.toml").to_str().unwrap().to_owned();
     let key = |arguments: &[&str]| {
@@ -480,7 +480,7 @@ fn a_publication_at_a_position_of_each_shard_takes_over_from_there() {
     // What came after the export is in the journals alone, and what came before it in the items alone.
     let last = upsert(5020..5030);
     let positions: Vec<u64> = exported["positions"].as_array().unwrap().iter().map(|p| p.as_u64().unwrap()).collect();
-    let mut what = shards::catalogue(cut.folder.path(), sterling::ivf::Rescore::F16);
+    let mut what = shards::catalogue(cut.folder.path(), sterling::index::ivf::Rescore::F16);
     let lines: String = (5000..5019).map(|id| format!("{}\n", item(id))).collect();
     let mut file = std::fs::read_to_string(what.items.as_ref().unwrap()).unwrap();
     file.push('\n');

@@ -11,8 +11,8 @@ use arrow_array::cast::AsArray;
 use arrow_array::types::{Float32Type, Int64Type};
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::{Value, json};
+use sterling::serving::view::View;
 use sterling::snapshot::{Placement, Snapshot, Store};
-use sterling::view::View;
 
 use crate::support::{put, retrieve, run, sterling, text, vectors};
 

@@ -12,12 +12,12 @@ use arrow_schema::{Field, Schema};
 use parquet::arrow::ArrowWriter;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::{Value, json};
-use sterling::jobs::JobFolder;
+use sterling::batch::jobs::JobFolder;
+use sterling::batch::{Counts, JobTerms, Questions, Scorer, Task};
+use sterling::graph::tower::Threads;
 use sterling::request::{Content, Request};
-use sterling::scoring::{Counts, JobTerms, Questions, Scorer, Task};
+use sterling::serving::view::View;
 use sterling::snapshot::{Placement, Snapshot, Store};
-use sterling::tower::Threads;
-use sterling::view::View;
 
 use crate::support::{put, retrieve, text, tiny, tiny_package, vectors};
 
@@ -379,10 +379,10 @@ fn given_items_are_scored_as_rank_scores_them() {
     assert_eq!((by_line.counts.scored, &by_line.rows), (70, &by_row.rows), "{:?}", by_line.problems);
     for n in 0..70 {
         let body = json!({"features": {"size": size(n)}, "items": given(n), "constants": {"w_buy": 0.5}}).to_string();
-        let rank = sterling::http::wire::rank(body.as_bytes()).unwrap().0;
-        let prepared = sterling::pass::prepare(&shop.view, Request::Rank(rank)).unwrap();
-        let mut pass = sterling::pass::Cpu::new(Threads::new(1));
-        let answer = sterling::pass::run(&mut pass, &[prepared], None).remove(0).unwrap();
+        let rank = sterling::api::rank(body.as_bytes()).unwrap().0;
+        let prepared = sterling::serving::pass::prepare(&shop.view, Request::Rank(rank)).unwrap();
+        let mut pass = sterling::serving::pass::Cpu::new(Threads::new(1));
+        let answer = sterling::serving::pass::run(&mut pass, &[prepared], None).remove(0).unwrap();
         let Content::Items(ranked) = answer.content else { panic!("no items") };
         assert_eq!(by_row.integers("items", n as usize), ranked.ids.iter().map(|id| id.0).collect::<Vec<_>>());
         assert_eq!(by_row.floats("scores", n as usize), ranked.scores);

@@ -9,10 +9,10 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use sterling::fresh::Update;
-use sterling::ivf::Rescore;
+use sterling::index::ivf::Rescore;
+use sterling::serving::fresh::Update;
+use sterling::serving::view::Attribute;
 use sterling::snapshot::Store;
-use sterling::view::Attribute;
 
 use crate::fresh::{DIMENSION, Item, Random, apply, best, catalogue, filter, publish, update};
 use crate::support::{Server, agent, sterling};

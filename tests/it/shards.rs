@@ -4,17 +4,17 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use serde_json::{Value, json};
+use sterling::api::{Retrievals, retrievals};
 use sterling::error::{Error, Kind, Result};
-use sterling::gather::{Said, Sharded, embed, rank, retrieve};
-use sterling::http::wire::{Retrievals, retrievals};
-use sterling::ivf::Rescore;
-use sterling::pass::{self, Cpu};
+use sterling::graph::tower::Threads;
+use sterling::index::ivf::Rescore;
 use sterling::publish::Publish;
 use sterling::request::{Answer, Content, Embed, Rank, Ranked, Request, Retrieve, Select, User};
+use sterling::server::gather::{Said, Sharded, embed, rank, retrieve};
+use sterling::serving::pass::{self, Cpu};
+use sterling::serving::view::View;
 use sterling::snapshot::{self, Manifest, Placement, SHARDS_FILE, Snapshot, Store, shard_folder, shard_of};
-use sterling::tower::Threads;
 use sterling::units::ItemId;
-use sterling::view::View;
 
 use crate::packages::{Made, view};
 use crate::support::{Server, ids, put, run, vectors};
@@ -363,7 +363,7 @@ fn lists_that_hold_too_few_in_one_shard_may_hold_enough_in_all() {
     let lengths = of_all.main().index.list_lengths();
     let vector = [1.0, 0.5, -0.25, 0.1];
     let query = vector.map(|x: f64| x as f32);
-    let best = of_all.main().index.probe(&query, 1, &mut sterling::ivf::Scratch::default()).next().unwrap().0;
+    let best = of_all.main().index.probe(&query, 1, &mut sterling::index::ivf::Scratch::default()).next().unwrap().0;
     // Exactly as many as the probed list holds, and one more, for which all must probe on.
     let held = lengths[best.index()] as usize;
     check(&of_all, &views, &[json!({"vector": vector, "k": held, "candidates": held, "probes": 1})]);

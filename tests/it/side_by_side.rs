@@ -11,8 +11,8 @@ use arrow_array::builder::{ListBuilder, StringBuilder};
 use arrow_array::{ArrayRef, Float64Array, Int64Array, RecordBatch, StringArray};
 use parquet::arrow::ArrowWriter;
 use serde_json::{Value, json};
-use sterling::files::Checksum;
 use sterling::snapshot::{Manifest, SHARDS_FILE};
+use sterling::storage::files::Checksum;
 
 use crate::contract;
 use crate::onnx::Onnx;

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use sterling::error::Kind;
-use sterling::files::{TensorFile, Tensors};
 use sterling::publish::Publish;
 use sterling::snapshot::{Manifest, Placement, Snapshot, Store};
+use sterling::storage::files::{TensorFile, Tensors};
 
 use crate::support::{Server, ids, put, run, sterling, text, tiny, tiny_package, until, vectors};
 

@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use serde_json::Value;
-use sterling::device::buffer::Buffer;
-use sterling::device::cpu::Kernels;
-use sterling::device::cpu::pool::Rows;
 use sterling::embedding::format::encode_rows;
 use sterling::embedding::{
     BagConfig, EmbeddingBagCollection, EmbeddingCollection, KeyedJaggedTensor, KeyedTensor, Lookup, Pooling, RowFormat,
     SequenceConfig, Table, TableSpec, Unseen,
 };
+use sterling::kernels::buffer::Buffer;
+use sterling::kernels::cpu::Kernels;
+use sterling::kernels::cpu::pool::Rows;
 
 use crate::support::loses;
 

@@ -8,16 +8,16 @@ use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use sterling::api::{Retrievals, Shape, retrievals};
 use sterling::embedding::RowFormat;
-use sterling::engine::Terms;
-use sterling::http::wire::{Retrievals, Shape, retrievals};
-use sterling::ivf::Rescore;
-use sterling::pass::{self, Cpu};
+use sterling::graph::tower::Threads;
+use sterling::index::ivf::Rescore;
 use sterling::publish::{Publish, publish};
 use sterling::request::{Answer, Content, Explain, Ranked, Request, Retrieve};
+use sterling::serving::engine::Terms;
+use sterling::serving::pass::{self, Cpu};
+use sterling::serving::view::View;
 use sterling::snapshot::{Recipe, Store};
-use sterling::tower::Threads;
-use sterling::view::View;
 use tempfile::TempDir;
 
 pub use crate::redis_cluster::until;

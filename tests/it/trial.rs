@@ -10,9 +10,9 @@ use rten_onnx::onnx::{
 };
 use serde_json::{Value, json};
 use sterling::error::Error;
-use sterling::files::Checksum;
+use sterling::snapshot::sandbox::{Apart, Bounds, Trials};
 use sterling::snapshot::{GraphRecord, Manifest};
-use sterling::trial::{Apart, Bounds, Trials};
+use sterling::storage::files::Checksum;
 use tempfile::TempDir;
 
 use crate::onnx::{Onnx, floats, integers, node, typed, value};

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use sterling::error::Kind;
-use sterling::files::Checksum;
 use sterling::publish::Publish;
 use sterling::snapshot::Manifest;
+use sterling::storage::files::Checksum;
 use tempfile::TempDir;
 
 use crate::support::{Server, ids, put, text, tiny, tiny_package, until};

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use serde_json::{Value, json};
-use sterling::ivf::Rescore;
+use sterling::index::ivf::Rescore;
 use sterling::publish::Publish;
 use sterling::snapshot::Recipe;
 

@@ -28,7 +28,7 @@ pub struct Import {
 
 /// The module of a file under `src/`.
 fn module_of(path: &str) -> Vec<String> {
-    let inner = path.strip_prefix("src/").unwrap_or(path).trim_end_matches(".rs");
+    let inner = path.split_once("src/").map_or(path, |(_, inner)| inner).trim_end_matches(".rs");
     let mut parts: Vec<String> = inner.split('/').map(str::to_owned).collect();
     if parts.last().is_some_and(|last| last == "mod") || parts == ["lib"] {
         parts.pop();

@@ -6,10 +6,10 @@ mod told;
 
 use serde_json::json;
 
-use crate::bench::{self, Contender, Load, Measured, Report, SendTimes};
-use crate::error::{Error, Result};
 pub(super) use options::Bench;
 use prepare::Prepared;
+use sterling_bench::{Contender, Load, Measured, Report, SendTimes};
+use sterling_core::error::{Error, Result};
 use told::Told;
 
 impl Bench {
@@ -34,7 +34,7 @@ impl Bench {
     }
 
     fn measure(&self, prepared: &Prepared, contender: &Contender, load: &Load) -> Result<Report> {
-        let report = bench::run(&contender.target, load)?;
+        let report = sterling_bench::run(&contender.target, load)?;
         // The peak's answers alone are worth asking for again.
         if self.check == 0 || self.find_peak { Ok(report) } else { self.checked(prepared, contender, report) }
     }
@@ -42,7 +42,7 @@ impl Bench {
     /// A run whose answers are held against the exact ones.
     fn checked(&self, prepared: &Prepared, contender: &Contender, mut report: Report) -> Result<Report> {
         let answers = std::mem::take(&mut report.kept);
-        report.quality = Some(bench::check(&contender.target, &prepared.model, &answers, self.seed)?);
+        report.quality = Some(sterling_bench::check(&contender.target, &prepared.model, &answers, self.seed)?);
         Ok(report)
     }
 
@@ -53,7 +53,7 @@ impl Bench {
                 SendTimes::Recorded(_) => return Err(Error::invalid("a recording has no rate to raise")),
             };
             let batch = contender.load.classes[0].batch as f64;
-            let mut peak = bench::find_peak(calls * batch, |users| {
+            let mut peak = sterling_bench::find_peak(calls * batch, |users| {
                 let mut load = contender.load.clone();
                 load.classes[0].timing = SendTimes::Rate(users / batch);
                 let mut report = self.measure(prepared, contender, &load)?;
@@ -81,7 +81,7 @@ impl Bench {
             reports[0].push(report);
             return void.map_or(Ok(()), Err);
         }
-        let found = bench::in_turns(contenders, self.rounds(), |round, contender, load| {
+        let found = sterling_bench::in_turns(contenders, self.rounds(), |round, contender, load| {
             let report = self.measure(prepared, contender, load)?;
             told.run(contender, &report, json!({"round": round}))?;
             Ok(report)
@@ -93,7 +93,7 @@ impl Bench {
             if measured == baseline || number % servers != 0 {
                 continue;
             }
-            for comparison in bench::compare(&found[measured], &found[baseline], self.seed) {
+            for comparison in sterling_bench::compare(&found[measured], &found[baseline], self.seed) {
                 told.comparison(&contenders[measured].name, &contenders[baseline].name, &comparison)?;
             }
         }

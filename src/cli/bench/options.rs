@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use serde::Serialize;
 
-use crate::bench::Arrivals;
-use crate::error::{Error, Result, ShortNumber};
-use crate::limits;
+use sterling_bench::Arrivals;
+use sterling_core::error::{Error, Result, ShortNumber};
+use sterling_core::limits;
 
 /// Most requests a second: a thread that sends more than this falls behind.
 const RATE_MAX: f64 = 1e6;

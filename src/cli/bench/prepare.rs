@@ -6,8 +6,8 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::options::Bench;
-use crate::bench::{self, Body, Bound, Class, Contender, Load, SendTimes, Setting, Sweep, Target};
-use crate::error::{Error, Result};
+use sterling_bench::{Body, Bound, Class, Contender, Load, SendTimes, Setting, Sweep, Target};
+use sterling_core::error::{Error, Result};
 
 /// Random vectors that are sent in turn where no requests are given.
 const VECTORS: usize = 1000;
@@ -31,15 +31,15 @@ impl Bench {
     /// Files that cannot be read, settings that cannot be, and a server that does not answer or lacks the model.
     pub(super) fn prepare(&self) -> Result<Prepared> {
         let sweeps = self.sweep.iter().map(|text| Sweep::parse(text)).collect::<Result<Vec<Sweep>>>()?;
-        let settings = bench::grid(&sweeps)?;
-        let filters = self.filters.as_deref().map(bench::read_filters).transpose()?.unwrap_or_default();
+        let settings = sterling_bench::grid(&sweeps)?;
+        let filters = self.filters.as_deref().map(sterling_bench::read_filters).transpose()?.unwrap_or_default();
         if sweeps.iter().any(|sweep| sweep.key() == "filter") && filters.is_empty() {
             return Err(Error::invalid("--sweep filter: needs --filters FILE with the filters by name"));
         }
         let target = |url: &str| Ok::<_, Error>(Target::parse(url)?.with_key(self.key.clone()));
         let mut targets = vec![target(&self.url)?];
         targets.extend(self.peer.as_deref().map(target).transpose()?);
-        let models = bench::get(&targets[0], "/v1/models")?;
+        let models = sterling_bench::get(&targets[0], "/v1/models")?;
         let model = self.model(&models)?;
         let load = self.load(model)?;
         let mut contenders = Vec::new();
@@ -68,7 +68,7 @@ impl Bench {
         let load_of_setting = setting.of(load, filters)?;
         let Class { path, bodies, .. } = &load.classes[0];
         let selectivity = match filter.zip(bodies.first()) {
-            Some((filter, first)) => bench::selectivity(target, path, first, filter)?,
+            Some((filter, first)) => sterling_bench::selectivity(target, path, first, filter)?,
             None => None,
         };
         let name = format!("{} {setting}", target.url()).trim_end().to_owned();
@@ -87,18 +87,18 @@ impl Bench {
         };
         let rate = SendTimes::Rate(self.rate);
         let (bodies, timing) = match (&self.recording, &self.requests) {
-            (Some(file), _) => bench::read_recording(file, self.speed, timeout)?,
-            (None, Some(file)) => (bench::read_bodies(file, timeout)?, rate),
+            (Some(file), _) => sterling_bench::read_recording(file, self.speed, timeout)?,
+            (None, Some(file)) => (sterling_bench::read_bodies(file, timeout)?, rate),
             (None, None) if self.call == "retrieve" => {
                 let dimension = model["dimension"].as_u64().unwrap_or_default() as usize;
-                (bench::random_vectors(dimension, VECTORS, self.seed, timeout), rate)
+                (sterling_bench::random_vectors(dimension, VECTORS, self.seed, timeout), rate)
             }
             (None, None) => return Err(Error::invalid(format!("--call {}: needs --requests", self.call))),
         };
         let seconds = timing.seconds().or(self.seconds).unwrap_or(SECONDS);
         let mut classes = vec![class("main", bodies, timing)];
         if let Some((file, rate)) = self.beside.as_ref().zip(self.beside_rate) {
-            classes.push(class("beside", bench::read_bodies(file, timeout)?, SendTimes::Rate(rate)));
+            classes.push(class("beside", sterling_bench::read_bodies(file, timeout)?, SendTimes::Rate(rate)));
         }
         Ok(Load {
             classes,

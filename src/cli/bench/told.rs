@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use serde_json::{Map, Value, json};
 
-use crate::bench::{self, Contender, FigureRatio, Interval, Measured, Peak, Report};
 use crate::cli::output::say;
-use crate::error::{Error, Result};
+use sterling_bench::{Contender, FigureRatio, Interval, Measured, Peak, Report};
+use sterling_core::error::{Error, Result};
 
 /// What has been said.
 pub(super) struct Told {
@@ -94,7 +94,7 @@ impl Told {
             "comparisons": self.comparisons,
         });
         write("report.json", format!("{report:#}\n"))?;
-        bench::charts(measured, by_rate).iter().try_for_each(|(name, chart)| write(name, chart.svg()))
+        sterling_bench::charts(measured, by_rate).iter().try_for_each(|(name, chart)| write(name, chart.svg()))
     }
 }
 

@@ -17,7 +17,7 @@ const ITEMS: &str = "/v1/models/vectors/items";
 fn all_servers_of_a_shard_have_what_a_router_gave_one_of_them() {
     let broker = Broker::start();
     let folder = tempfile::tempdir().unwrap();
-    let what = Publish { shards: Some(2), ..shards::catalogue(folder.path(), sterling::ivf::Rescore::F16) };
+    let what = Publish { shards: Some(2), ..shards::catalogue(folder.path(), sterling::index::ivf::Rescore::F16) };
     put(folder.path(), &what).unwrap();
     let start = |shard: u32| serve(folder.path(), shard, &broker.url(), "127.0.0.1:0");
     let mut servers: Vec<(u32, Server)> = [0, 0, 1, 1].map(|shard| (shard, start(shard))).into();

@@ -1,0 +1,327 @@
+//! Answers as a stream of Arrow's IPC format, a record batch at a time.
+//!
+//! A row is an item. Its columns are called as the paths of JSON: `id`, `score`, `similarity`, `tasks.{task}`, `columns.{column}`; of a list
+//! of requests `request` stands first, the place of the request that the item answers. All else that JSON says lies in the schema's metadata under
+//! `sterling`, as JSON.
+
+use std::collections::HashMap;
+use std::iter::once;
+use std::ops::Range;
+use std::sync::Arc;
+
+use arrow_array::builder::{Float64Builder, Int64Builder, ListBuilder, StringBuilder};
+use arrow_array::{ArrayRef, Float32Array, Int64Array, NullArray, RecordBatch, RecordBatchOptions, UInt32Array};
+use arrow_ipc::writer::StreamWriter;
+use arrow_schema::ArrowError;
+use arrow_schema::{DataType, Field, Schema, SchemaRef};
+
+use super::super::entry::{CellKind, Entry, Items, Rest, write_json};
+use super::super::reply::Reply;
+use sterling_core::error::{Error, Result};
+use sterling_index::columns::Cell;
+use sterling_serving::quota::Memory;
+
+/// Rows of a record batch at most.
+pub(crate) const ROWS_MAX: usize = 4096;
+/// Bytes of columns after which a record batch ends.
+pub(crate) const BATCH_BYTES: usize = 256 << 10;
+/// Bytes of a value in a record batch, whatever it is.
+const VALUE_BYTES: usize = 8;
+/// Copies of a record batch that there are at once at most: its arrays with room to grow, the message, and the pieces that are made and sent.
+pub(crate) const BATCH_COPIES: usize = 5;
+
+/// The media type of such a stream.
+pub const ARROW_STREAM: &str = "application/vnd.apache.arrow.stream";
+
+/// A reply written as Arrow, a piece at a time: the schema with the first record batch, then the others, then the end.
+pub struct ArrowReply {
+    writer: StreamWriter<Vec<u8>>,
+    schema: SchemaRef,
+    columns: Vec<(String, CellKind)>,
+    entries: Vec<Entry>,
+    is_list: bool,
+    /// The entry and its row that come next.
+    at: (usize, usize),
+    is_done: bool,
+}
+
+/// Rows of an entry that go into one record batch.
+struct Part<'a> {
+    request: u32,
+    items: &'a Items,
+    rows: Range<usize>,
+}
+
+impl ArrowReply {
+    /// The stream of a reply to a call of this id.
+    ///
+    /// # Errors
+    /// `Unavailable` for what a shard said that is not read; `Internal` for a schema that Arrow has not; those of [`Memory::add`].
+    pub fn new(reply: Reply, request_id: &str, memory: &Memory) -> Result<Self> {
+        let entries = reply.entries.into_iter().map(|entry| entry.by_columns(memory)).collect::<Result<Vec<_>>>()?;
+        let read = entries.iter().filter_map(|entry| entry.0.as_ref().ok());
+        let read = read.filter(|items| matches!(items.rest, Rest::Read(_)));
+        let read_bytes = read.map(|items| items.row_bytes()).max().unwrap_or(0);
+        // How large the items of others are is known by now alone.
+        memory.add(if read_bytes > 0 { BATCH_COPIES * (BATCH_BYTES + read_bytes) } else { 0 } as u64)?;
+        let mut told = Vec::new();
+        write_json(&mut told, &reply.served);
+        told.pop();
+        told.extend_from_slice(b",\"request_id\":");
+        write_json(&mut told, request_id);
+        tell(&entries, reply.is_list, &mut told);
+        let told = String::from_utf8(told).map_err(|e| Error::internal(format!("metadata of an answer: {e}")))?;
+        let (mut tasks, mut columns) = (Vec::new(), Vec::<(String, CellKind)>::new());
+        for items in entries.iter().filter_map(|entry| entry.0.as_ref().ok()) {
+            for task in items.tasks().into_iter().filter(|task| !tasks.contains(&task.name)).collect::<Vec<_>>() {
+                tasks.push(task.name.clone());
+            }
+            for (place, key) in items.columns().into_iter().enumerate() {
+                let kind = items.kind(place);
+                match columns.iter_mut().find(|(name, _)| *name == key.name) {
+                    Some((_, known)) => *known = known.with(kind),
+                    None => columns.push((key.name.clone(), kind)),
+                }
+            }
+        }
+        let field = |name: &str, kind| Field::new(name, kind, false);
+        let fields: Vec<Field> = reply
+            .is_list
+            .then(|| field("request", DataType::UInt32))
+            .into_iter()
+            .chain([field("id", DataType::Int64), field("score", DataType::Float32)])
+            .chain(once(field("similarity", DataType::Float32)))
+            .chain(tasks.iter().map(|task| field(&format!("tasks.{task}"), DataType::Float32)))
+            .chain(columns.iter().map(|(name, kind)| Field::new(format!("columns.{name}"), data_type(*kind), true)))
+            .collect();
+        let metadata = HashMap::from([("sterling".to_owned(), told)]);
+        let schema = Arc::new(Schema::new_with_metadata(fields, metadata));
+        let writer = StreamWriter::try_new(Vec::new(), &schema).map_err(broken)?;
+        Ok(ArrowReply { writer, schema, columns, entries, is_list: reply.is_list, at: (0, 0), is_done: false })
+    }
+
+    /// The rows that come next.
+    fn parts(&mut self) -> Vec<Part<'_>> {
+        let (mut parts, mut room, mut bytes) = (Vec::new(), ROWS_MAX, 0);
+        let (mut entry, mut row) = self.at;
+        while let Some(Entry(answer)) = self.entries.get(entry).filter(|_| room > 0 && bytes < BATCH_BYTES) {
+            let rows = answer.as_ref().map_or(0, |items| items.len());
+            let mut end = rows.min(row + room);
+            if let Ok(items) = answer.as_ref()
+                && row < end
+            {
+                end = until_full(items, row..end, &mut bytes);
+                parts.push(Part { request: entry as u32, items, rows: row..end });
+            }
+            room -= end - row;
+            (entry, row) = if end == rows { (entry + 1, 0) } else { (entry, end) };
+        }
+        self.at = (entry, row);
+        parts
+    }
+
+    fn advance(&mut self) -> Result<Vec<u8>> {
+        let (schema, columns, is_list) = (self.schema.clone(), self.columns.clone(), self.is_list);
+        let parts = self.parts();
+        if parts.is_empty() {
+            self.is_done = true;
+            self.writer.finish().map_err(broken)?;
+        } else {
+            let batch = batch(&parts, schema, &columns, is_list)?;
+            self.writer.write(&batch).map_err(broken)?;
+            self.is_done = self.entries.get(self.at.0..).is_none_or(|rest| rest.iter().all(|entry| entry.len() == 0));
+            if self.is_done {
+                self.writer.finish().map_err(broken)?;
+            }
+        }
+        Ok(std::mem::take(self.writer.get_mut()))
+    }
+
+    /// True where no piece is left.
+    pub fn is_done(&self) -> bool {
+        self.is_done
+    }
+}
+
+impl Iterator for ArrowReply {
+    type Item = Result<Vec<u8>>;
+
+    fn next(&mut self) -> Option<Result<Vec<u8>>> {
+        if self.is_done {
+            return None;
+        }
+        let piece = self.advance();
+        self.is_done |= piece.is_err();
+        Some(piece)
+    }
+}
+
+/// Where rows end with which a record batch is full that has so many bytes before them; they are added. At least one row is taken.
+fn until_full(items: &Items, rows: Range<usize>, bytes: &mut usize) -> usize {
+    let columns = items.columns().len();
+    if columns == 0 {
+        return rows.end;
+    }
+    // Where even the widest rows fit, none need be looked at.
+    let beside = columns * VALUE_BYTES;
+    let most = (beside + items.row_bytes()).saturating_mul(rows.len());
+    if *bytes + most <= BATCH_BYTES {
+        *bytes += most;
+        return rows.end;
+    }
+    for row in rows.clone() {
+        *bytes += beside + (0..columns).map(|column| items.cell(column, row).bytes()).sum::<usize>();
+        if *bytes >= BATCH_BYTES {
+            return row + 1;
+        }
+    }
+    rows.end
+}
+
+/// What the metadata says of the answers: as JSON does, without their items.
+fn tell(entries: &[Entry], is_list: bool, out: &mut Vec<u8>) {
+    if !is_list {
+        if let Some(Entry(Ok(items))) = entries.first() {
+            items.rest(out);
+        }
+        return out.push(b'}');
+    }
+    out.extend_from_slice(b",\"results\":[");
+    for (n, Entry(answer)) in entries.iter().enumerate() {
+        out.extend_from_slice(if n == 0 { b"{" } else { b",{" });
+        match answer {
+            Ok(items) => {
+                out.extend_from_slice(b"\"rows\":");
+                write_json(out, &items.len());
+                items.rest(out);
+            }
+            Err(problem) => {
+                out.extend_from_slice(b"\"problem\":");
+                write_json(out, problem);
+            }
+        }
+        out.push(b'}');
+    }
+    out.extend_from_slice(b"]}");
+}
+
+fn data_type(kind: CellKind) -> DataType {
+    let list = |item| DataType::List(Arc::new(Field::new_list_field(item, true)));
+    match kind {
+        CellKind::Nothing => DataType::Null,
+        CellKind::Integer => DataType::Int64,
+        CellKind::Integers => list(DataType::Int64),
+        CellKind::Float => DataType::Float64,
+        CellKind::Text => DataType::Utf8,
+        CellKind::Texts => list(DataType::Utf8),
+    }
+}
+
+fn batch(parts: &[Part<'_>], schema: SchemaRef, columns: &[(String, CellKind)], is_list: bool) -> Result<RecordBatch> {
+    let count = parts.iter().map(|part| part.rows.len()).sum();
+    let numbers = |of: &dyn Fn(&Part<'_>) -> Vec<f32>| -> ArrayRef {
+        Arc::new(Float32Array::from_iter_values(parts.iter().flat_map(of)))
+    };
+    let mut arrays: Vec<ArrayRef> = Vec::with_capacity(schema.fields().len());
+    if is_list {
+        let requests = parts.iter().flat_map(|part| std::iter::repeat_n(part.request, part.rows.len()));
+        arrays.push(Arc::new(UInt32Array::from_iter_values(requests)));
+    }
+    let ids = parts.iter().flat_map(|part| &part.items.ranked.ids[part.rows.clone()]).map(|id| id.0);
+    arrays.push(Arc::new(Int64Array::from_iter_values(ids)));
+    arrays.push(numbers(&|part| part.items.ranked.scores[part.rows.clone()].to_vec()));
+    arrays.push(numbers(&|part| part.items.ranked.similarities[part.rows.clone()].to_vec()));
+    let tasks = schema.fields().len() - arrays.len() - columns.len();
+    for task in 0..tasks {
+        arrays.push(numbers(&|part| part.items.task(task)[part.rows.clone()].to_vec()));
+    }
+    for (name, kind) in columns {
+        let cells = parts.iter().flat_map(|part| {
+            let place = part.items.columns().iter().position(|key| key.name == *name);
+            part.rows.clone().map(move |row| place.map_or(Cell::Missing, |place| part.items.cell(place, row)))
+        });
+        arrays.push(array(*kind, count, cells)?);
+    }
+    let options = RecordBatchOptions::new().with_row_count(Some(count));
+    RecordBatch::try_new_with_options(schema, arrays, &options).map_err(broken)
+}
+
+/// The values of a column. What is none of its kind is missing.
+fn array<'a>(kind: CellKind, count: usize, cells: impl Iterator<Item = Cell<'a>>) -> Result<ArrayRef> {
+    Ok(match kind {
+        CellKind::Nothing => Arc::new(NullArray::new(count)),
+        CellKind::Integer => {
+            let mut values = Int64Builder::with_capacity(count);
+            for cell in cells {
+                values.append_option(match cell {
+                    Cell::Integer(x) => Some(x),
+                    _ => None,
+                });
+            }
+            Arc::new(values.finish())
+        }
+        CellKind::Float => {
+            let mut values = Float64Builder::with_capacity(count);
+            for cell in cells {
+                values.append_option(match cell {
+                    Cell::Float(x) => Some(x),
+                    Cell::Integer(x) => Some(x as f64),
+                    _ => None,
+                });
+            }
+            Arc::new(values.finish())
+        }
+        CellKind::Text => {
+            let mut values = StringBuilder::with_capacity(count, 0);
+            for cell in cells {
+                match cell {
+                    Cell::Text(text) => append(&mut values, text)?,
+                    _ => values.append_null(),
+                }
+            }
+            Arc::new(values.finish())
+        }
+        CellKind::Integers => {
+            let mut lists = ListBuilder::with_capacity(Int64Builder::new(), count);
+            for cell in cells {
+                match &cell {
+                    Cell::Integer(x) => lists.values().append_value(*x),
+                    Cell::Integers(many) => lists.values().append_slice(many),
+                    _ => {}
+                }
+                lists.append(matches!(cell, Cell::Integer(_) | Cell::Integers(_)));
+            }
+            Arc::new(lists.finish())
+        }
+        CellKind::Texts => {
+            let mut lists = ListBuilder::with_capacity(StringBuilder::new(), count);
+            for cell in cells {
+                match &cell {
+                    Cell::Text(text) => append(lists.values(), text)?,
+                    Cell::Texts(many) => {
+                        many.iter().try_for_each(|text| append(lists.values(), text))?;
+                    }
+                    _ => {}
+                }
+                lists.append(matches!(cell, Cell::Text(_) | Cell::Texts(_)));
+            }
+            Arc::new(lists.finish())
+        }
+    })
+}
+
+/// Adds a text, where the 31 bits of Arrow's offsets have room for it.
+fn append(texts: &mut StringBuilder, text: &str) -> Result<()> {
+    if texts.values_slice().len() + text.len() > i32::MAX as usize {
+        return Err(Error::too_costly(format!(
+            "texts of one column take more than {} bytes in a record batch",
+            i32::MAX
+        )));
+    }
+    texts.append_value(text);
+    Ok(())
+}
+
+fn broken(error: ArrowError) -> Error {
+    Error::internal(format!("an answer as Arrow: {error}"))
+}

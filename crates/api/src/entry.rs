@@ -1,0 +1,470 @@
+//! What an answer says of its items, column by column, for whoever writes it: as JSON, an item or a column after the other, or as Arrow.
+
+use serde::Serialize;
+use serde_json::Value;
+use serde_json::ser::{CompactFormatter, Formatter as _};
+
+use super::problem::Problem;
+use super::response::{Explain, Item, Step};
+use super::written::Written;
+use sterling_core::error::{Error, Result};
+use sterling_core::request::{Answer, Content, Ranked};
+use sterling_index::columns::{Cell, ColumnKind, Stacked};
+use sterling_serving::quota::Memory;
+
+/// Copies of what is written for a router that there are at once at most: its text with room to grow, and the body that it is sent in.
+const WRITTEN_COPIES: usize = 3;
+/// Memory for it is set aside in steps of so many bytes.
+const WRITTEN_STEP: usize = 64 << 10;
+
+/// Items with the names of what they have.
+#[derive(Clone, Debug)]
+pub(super) struct Items {
+    pub(super) ranked: Ranked,
+    pub(super) explain: Option<Explain>,
+    pub(super) degraded_rows: u64,
+    pub(super) rest: Rest,
+    /// Where the next page begins, where pages were asked for and there is one.
+    pub(super) cursor: Option<String>,
+    /// Whether JSON has them column by column.
+    pub(super) is_table: bool,
+}
+
+/// What items say besides ids and scores.
+#[derive(Clone, Debug)]
+pub(super) enum Rest {
+    /// Told here.
+    Told(Box<Told>),
+    /// Told elsewhere, item by item.
+    Written(WrittenRows),
+    /// The same, column by column.
+    Read(Box<ReadColumns>),
+}
+
+/// What several shards have written of items, as it came, and the order of the items.
+#[derive(Clone, Debug, Default)]
+pub struct WrittenRows {
+    parts: Vec<Written>,
+    /// Of each item its part and its place there; empty where all are of one part, in its order.
+    order: Vec<(usize, usize)>,
+}
+
+impl WrittenRows {
+    /// Items of parts, each by its part and its place there.
+    pub fn new(parts: Vec<Written>, order: Vec<(usize, usize)>) -> Self {
+        WrittenRows { parts, order }
+    }
+
+    fn of(&self, row: usize) -> &[u8] {
+        let (part, at) = if self.order.is_empty() { (0, row) } else { self.order[row] };
+        self.parts.get(part).map_or(&[], |written| written.of(at))
+    }
+}
+
+impl From<Written> for WrittenRows {
+    fn from(written: Written) -> Self {
+        WrittenRows::new(vec![written], Vec::new())
+    }
+}
+
+/// Tasks and columns with their names.
+#[derive(Clone, Debug)]
+pub(super) struct Told {
+    pub(super) tasks: Vec<Key>,
+    pub(super) asked: Vec<Key>,
+    columns: Stacked,
+    picked: Vec<usize>,
+}
+
+/// A name, and `"name":`, ready to be copied.
+#[derive(Clone, Debug)]
+pub(super) struct Key {
+    pub(super) name: String,
+    pub(super) json: Vec<u8>,
+}
+
+impl Key {
+    fn new(name: &str) -> Self {
+        let mut json = Vec::with_capacity(name.len() + 3);
+        write_json(&mut json, name);
+        json.push(b':');
+        Key { name: name.to_owned(), json }
+    }
+}
+
+/// Tasks and columns read from the JSON of items.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ReadColumns {
+    tasks: Vec<(Key, Vec<f32>)>,
+    columns: Vec<(Key, Vec<Value>)>,
+    /// Bytes of the largest item.
+    row_bytes: usize,
+}
+
+/// What the values of a column of an answer are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CellKind {
+    /// Every value is missing.
+    Nothing,
+    Integer,
+    Integers,
+    Float,
+    Text,
+    Texts,
+}
+
+impl CellKind {
+    fn of(cell: &Cell<'_>) -> Self {
+        match cell {
+            Cell::Missing => CellKind::Nothing,
+            Cell::Integer(_) => CellKind::Integer,
+            Cell::Integers(_) => CellKind::Integers,
+            Cell::Float(_) => CellKind::Float,
+            Cell::Text(_) => CellKind::Text,
+            Cell::Texts(_) => CellKind::Texts,
+        }
+    }
+
+    /// The kind that has the values of both; those of a column are never numbers and texts.
+    pub(super) fn with(self, other: CellKind) -> CellKind {
+        use CellKind::{Float, Integer, Integers, Nothing, Text, Texts};
+        match (self, other) {
+            (kind, Nothing) | (Nothing, kind) => kind,
+            (Text | Texts, Text | Texts) if self != other => Texts,
+            (Integer | Integers, Integer | Integers) if self != other => Integers,
+            (Float, Integer) | (Integer, Float) => Float,
+            _ => self,
+        }
+    }
+}
+
+impl Items {
+    pub(super) fn len(&self) -> usize {
+        self.ranked.ids.len()
+    }
+
+    /// The names of the tasks.
+    pub(super) fn tasks(&self) -> Vec<&Key> {
+        match &self.rest {
+            Rest::Told(told) => told.tasks.iter().collect(),
+            Rest::Read(read) => read.tasks.iter().map(|(key, _)| key).collect(),
+            Rest::Written(_) => Vec::new(),
+        }
+    }
+
+    /// The names of the columns that were asked for.
+    pub(super) fn columns(&self) -> Vec<&Key> {
+        match &self.rest {
+            Rest::Told(told) => told.asked.iter().collect(),
+            Rest::Read(read) => read.columns.iter().map(|(key, _)| key).collect(),
+            Rest::Written(_) => Vec::new(),
+        }
+    }
+
+    pub(super) fn task_count(&self) -> usize {
+        match &self.rest {
+            Rest::Told(told) => told.tasks.len(),
+            Rest::Read(read) => read.tasks.len(),
+            Rest::Written(_) => 0,
+        }
+    }
+
+    /// A task's scores.
+    pub(super) fn task(&self, task: usize) -> &[f32] {
+        let count = self.len();
+        match &self.rest {
+            Rest::Told(_) => &self.ranked.tasks[task * count..(task + 1) * count],
+            Rest::Read(read) => &read.tasks[task].1,
+            Rest::Written(_) => &[],
+        }
+    }
+
+    /// The values of an item in a column that was asked for.
+    pub(super) fn cell(&self, column: usize, row: usize) -> Cell<'_> {
+        match &self.rest {
+            Rest::Told(told) => told.columns.cell(told.picked[column], self.ranked.slots[row]),
+            Rest::Read(read) => cell_of(&read.columns[column].1[row]),
+            Rest::Written(_) => Cell::Missing,
+        }
+    }
+
+    /// What the values of a column are: of the model here, of this answer where it was told elsewhere.
+    pub(super) fn kind(&self, column: usize) -> CellKind {
+        match &self.rest {
+            Rest::Told(told) => {
+                let (number, columns) = (told.picked[column], &told.columns);
+                match (columns.first().at(number).kind(), columns.is_single(number)) {
+                    (ColumnKind::Integers, true) => CellKind::Integer,
+                    (ColumnKind::Integers, false) => CellKind::Integers,
+                    (ColumnKind::Texts, true) => CellKind::Text,
+                    (ColumnKind::Texts, false) => CellKind::Texts,
+                    (ColumnKind::Floats, _) => CellKind::Float,
+                }
+            }
+            _ => (0..self.len()).fold(CellKind::Nothing, |kind, row| kind.with(CellKind::of(&self.cell(column, row)))),
+        }
+    }
+
+    /// Bytes of the values of an item in the columns that were asked for, at most.
+    pub(super) fn row_bytes(&self) -> usize {
+        match &self.rest {
+            Rest::Told(told) => told.picked.iter().map(|&column| told.columns.cell_bytes(column)).sum(),
+            Rest::Read(read) => read.row_bytes,
+            Rest::Written(_) => 0,
+        }
+    }
+
+    /// Reads what was told elsewhere item by item, within the memory of the answer.
+    fn by_columns(&mut self, memory: &Memory) -> Result<()> {
+        let Rest::Written(written) = &self.rest else { return Ok(()) };
+        let wrong = |e: serde_json::Error| {
+            Error::unavailable(format!("a shard says what this router does not understand: {e}"))
+        };
+        let mut read = ReadColumns::default();
+        let count = self.len();
+        for row in 0..count {
+            let Some(text) = written.of(row).strip_prefix(b",") else { continue };
+            let text = [b"{\"id\":0,\"score\":0,\"similarity\":0,", text, b"}"].concat();
+            let item: Item = serde_json::from_slice(&text).map_err(wrong)?;
+            let names = read.tasks.len() + read.columns.len();
+            for (name, x) in item.tasks {
+                read.tasks.at(&name, || vec![0.0; count])[row] = x;
+            }
+            let mut bytes = 0;
+            for (name, value) in item.columns {
+                bytes += held_bytes(&value);
+                read.columns.at(&name, || vec![Value::Null; count])[row] = value;
+            }
+            read.row_bytes = read.row_bytes.max(bytes);
+            let added = read.tasks.len() + read.columns.len() - names;
+            memory.add((bytes + added * count * size_of::<Value>()) as u64)?;
+        }
+        self.rest = Rest::Read(Box::new(read));
+        Ok(())
+    }
+
+    /// Writes what stands behind the scores of an item in JSON, from a place that an earlier call gave, or 0. Returns the place to go on from
+    /// where `out` has `most` bytes before all is written.
+    pub(super) fn row_rest(&self, row: usize, from: usize, most: usize, out: &mut Vec<u8>) -> Option<usize> {
+        match &self.rest {
+            Rest::Written(written) => {
+                let text = &written.of(row)[from..];
+                let part = text.len().min(most.saturating_sub(out.len()).max(1));
+                out.extend_from_slice(&text[..part]);
+                (part < text.len()).then_some(from + part)
+            }
+            Rest::Told(told) => self.told_rest(told, row, from, most, out),
+            Rest::Read(_) => None,
+        }
+    }
+
+    fn told_rest(&self, told: &Told, row: usize, from: usize, most: usize, out: &mut Vec<u8>) -> Option<usize> {
+        let count = self.len();
+        if from == 0 {
+            for (task, key) in told.tasks.iter().enumerate() {
+                out.extend_from_slice(if task == 0 { b",\"tasks\":{" } else { b"," });
+                out.extend_from_slice(&key.json);
+                write_number(out, self.ranked.tasks[task * count + row]);
+            }
+            if !told.tasks.is_empty() {
+                out.push(b'}');
+            }
+        }
+        for (n, (&column, key)) in told.picked.iter().zip(&told.asked).enumerate().skip(from) {
+            if n > from && out.len() >= most {
+                return Some(n);
+            }
+            out.extend_from_slice(if n == 0 { b",\"columns\":{" } else { b"," });
+            out.extend_from_slice(&key.json);
+            write_cell(out, &told.columns.cell(column, self.ranked.slots[row]));
+        }
+        if !told.picked.is_empty() {
+            out.push(b'}');
+        }
+        None
+    }
+}
+
+/// Values by name, in the order in which the names came.
+trait ByName<T> {
+    fn at(&mut self, name: &str, empty: impl FnOnce() -> T) -> &mut T;
+}
+
+impl<T> ByName<T> for Vec<(Key, T)> {
+    fn at(&mut self, name: &str, empty: impl FnOnce() -> T) -> &mut T {
+        let place = self.iter().position(|(key, _)| key.name == name).unwrap_or_else(|| {
+            self.push((Key::new(name), empty()));
+            self.len() - 1
+        });
+        &mut self[place].1
+    }
+}
+
+/// Bytes that a value takes in memory, about.
+fn held_bytes(value: &Value) -> usize {
+    size_of::<Value>()
+        + match value {
+            Value::String(text) => text.len(),
+            Value::Array(list) => list.iter().map(held_bytes).sum(),
+            _ => 0,
+        }
+}
+
+fn cell_of(value: &Value) -> Cell<'_> {
+    match value {
+        Value::Number(n) => n.as_i64().map_or_else(|| n.as_f64().map_or(Cell::Missing, Cell::Float), Cell::Integer),
+        Value::String(text) => Cell::Text(text),
+        Value::Array(list) if list.iter().all(Value::is_string) => {
+            Cell::Texts(list.iter().filter_map(Value::as_str).collect())
+        }
+        Value::Array(list) => Cell::Integers(list.iter().filter_map(Value::as_i64).collect()),
+        Value::Null | Value::Bool(_) | Value::Object(_) => Cell::Missing,
+    }
+}
+
+/// One answer of a reply, or the problem in its place.
+#[derive(Clone, Debug)]
+pub struct Entry(pub(super) std::result::Result<Box<Items>, Problem>);
+
+impl Entry {
+    /// Items; `tasks` are the names of the model's tasks, `asked` those of the columns that were asked for.
+    ///
+    /// # Errors
+    /// `Internal` for an answer without items or with a number that JSON has not; `Invalid` for a column that is not there.
+    pub fn items<'a>(
+        answer: Answer,
+        tasks: impl IntoIterator<Item = &'a str>,
+        columns: impl Into<Stacked>,
+        asked: &[String],
+    ) -> Result<Self> {
+        let Content::Items(ranked) = answer.content else {
+            return Err(Error::internal("an embedding came in place of items"));
+        };
+        let numbers = ranked.scores.iter().chain(&ranked.similarities).chain(&ranked.tasks);
+        if let Some(x) = numbers.into_iter().find(|x| !x.is_finite()) {
+            return Err(Error::internal(format!("an item is worth {x}, expected a finite number")));
+        }
+        let columns = columns.into();
+        let picked = asked.iter().map(|name| columns.first().number(name)).collect::<Result<Vec<_>>>()?;
+        let asked = picked.iter().map(|&number| Key::new(columns.first().at(number).name())).collect();
+        let told = Told { tasks: tasks.into_iter().map(Key::new).collect(), asked, columns, picked };
+        Ok(Entry(Ok(Box::new(Items {
+            ranked,
+            explain: answer.explain.as_ref().map(Explain::from),
+            degraded_rows: answer.degraded_rows,
+            rest: Rest::Told(Box::new(told)),
+            cursor: None,
+            is_table: false,
+        }))))
+    }
+
+    /// Items that others found, with what these say of them.
+    pub fn gathered(
+        ranked: Ranked,
+        rest: impl Into<WrittenRows>,
+        explain: Option<Explain>,
+        degraded_rows: u64,
+    ) -> Self {
+        let rest = Rest::Written(rest.into());
+        Entry(Ok(Box::new(Items { ranked, explain, degraded_rows, rest, cursor: None, is_table: false })))
+    }
+
+    /// Its items; none of a problem.
+    pub(super) fn len(&self) -> usize {
+        self.0.as_ref().map_or(0, |items| items.len())
+    }
+
+    /// The same, to be read column by column, within the memory of the answer.
+    ///
+    /// # Errors
+    /// `Unavailable` for what a shard said that is not read; those of [`Memory::add`].
+    pub fn by_columns(mut self, memory: &Memory) -> Result<Self> {
+        if let Ok(items) = &mut self.0 {
+            items.by_columns(memory)?;
+        }
+        Ok(self)
+    }
+
+    /// The same, whose JSON is columns in place of items.
+    ///
+    /// # Errors
+    /// As [`Entry::by_columns`].
+    pub fn as_table(self, memory: &Memory) -> Result<Self> {
+        let mut entry = self.by_columns(memory)?;
+        if let Ok(items) = &mut entry.0 {
+            items.is_table = true;
+        }
+        Ok(entry)
+    }
+
+    /// The same, which says where the next page begins.
+    pub fn with_cursor(mut self, cursor: Option<String>) -> Self {
+        if let Ok(items) = &mut self.0 {
+            items.cursor = cursor;
+        }
+        self
+    }
+
+    /// The items, and what they say besides ids and scores, for whoever writes them; within the memory of the answer.
+    ///
+    /// # Errors
+    /// Those of [`Memory::add`]; `TooCostly` beyond what the protocol of routers has room for.
+    pub fn written(self, memory: &Memory) -> Result<(Ranked, Written)> {
+        let mut written = Written::default();
+        let Ok(items) = self.0 else { return Ok((Ranked::default(), written)) };
+        let (mut text, mut held) = (Vec::new(), 0);
+        for row in 0..items.len() {
+            text.clear();
+            items.row_rest(row, 0, usize::MAX, &mut text);
+            let bytes = WRITTEN_COPIES * (written.text.len() + text.len());
+            if bytes > held {
+                let more = (bytes - held).max(WRITTEN_STEP);
+                memory.add(more as u64)?;
+                held += more;
+            }
+            written.push(&text)?;
+        }
+        let written = if written.text.is_empty() { Written::default() } else { written };
+        Ok((Ranked { tasks: Vec::new(), ..items.ranked }, written))
+    }
+
+    /// The items, where they are some.
+    pub fn ranked(&self) -> Option<&Ranked> {
+        self.0.as_ref().ok().map(|items| &items.ranked)
+    }
+
+    /// The steps of an explained answer.
+    pub fn steps(&self) -> &[Step] {
+        self.0.as_ref().ok().and_then(|items| items.explain.as_ref()).map_or(&[], |e| &e.steps)
+    }
+}
+
+impl From<Problem> for Entry {
+    fn from(problem: Problem) -> Self {
+        Entry(Err(problem))
+    }
+}
+
+pub(super) fn write_json(out: &mut Vec<u8>, value: &(impl Serialize + ?Sized)) {
+    // Neither a `Vec` nor the types here refuse anything.
+    let _ = serde_json::to_writer(out, value);
+}
+
+pub(super) fn write_integer(out: &mut Vec<u8>, x: i64) {
+    let _ = CompactFormatter.write_i64(out, x);
+}
+
+pub(super) fn write_number(out: &mut Vec<u8>, x: f32) {
+    let _ = CompactFormatter.write_f32(out, x);
+}
+
+pub(super) fn write_cell(out: &mut Vec<u8>, cell: &Cell<'_>) {
+    match cell {
+        Cell::Missing => out.extend_from_slice(b"null"),
+        Cell::Integer(x) => write_integer(out, *x),
+        Cell::Integers(many) => write_json(out, many),
+        Cell::Float(x) => write_json(out, x),
+        Cell::Text(text) => write_json(out, text),
+        Cell::Texts(many) => write_json(out, many),
+    }
+}

@@ -1,0 +1,388 @@
+//! Answers: items become tensors, written value by value: what is held is the items and one piece of the text or bytes.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use super::call::{COLUMNS, Inference, Wanted};
+use super::tensor::OutputData;
+use crate::entry::{Entry, Items, write_cell, write_integer, write_json, write_number};
+use crate::reply::{PIECE_BYTES, PIECE_END_BYTES};
+use crate::response::Served;
+use sterling_core::error::{Error, Result};
+use sterling_index::columns::Cell;
+
+/// What a value takes, about.
+const VALUE_BYTES: usize = 64;
+/// What stands in an item's place where a row has fewer than others.
+const NO_ITEM: i64 = -1;
+
+/// The best items of each user as tensors, `[users, items]`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct InferenceResponse {
+    /// The model's name.
+    pub model_name: String,
+    /// The version that answered.
+    pub model_version: String,
+    /// That of the request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<String>,
+    /// Which snapshot answered.
+    pub parameters: InferenceServed,
+    /// The tensors.
+    pub outputs: Vec<OutputTensor>,
+}
+
+/// Which snapshot answered.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct InferenceServed {
+    /// The digest of the snapshot's bytes.
+    pub digest: String,
+    /// The share of the items that was there to be searched, 0 to 1.
+    pub coverage: f64,
+    /// The position of the updates that the answer saw.
+    pub position: u64,
+}
+
+/// A tensor of an answer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct OutputTensor {
+    /// What it is.
+    pub name: String,
+    /// `INT64`, `FP32` or `BYTES`.
+    pub datatype: String,
+    /// Its dimensions.
+    pub shape: Vec<usize>,
+    /// Of one whose values are bytes behind the JSON: how many.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parameters: Option<OutputSize>,
+    /// Its values, row after row.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data: Option<OutputData>,
+}
+
+/// How many bytes a tensor's values are.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct OutputSize {
+    /// Bytes behind the JSON.
+    pub binary_data_size: usize,
+}
+
+/// An answer, as the pieces that it is sent in.
+pub struct InferenceReply {
+    rows: Vec<Items>,
+    outputs: Vec<Output>,
+    /// Items of the row that has most.
+    width: usize,
+    /// What stands before the first output.
+    start: Vec<u8>,
+    header_bytes: Option<usize>,
+    at: Place,
+}
+
+/// A tensor that is to be written.
+struct Output {
+    /// Its name, data type, shape and size, without the end of the object.
+    about: Vec<u8>,
+    is_binary: bool,
+    of: Source,
+}
+
+/// Where the values of a tensor come from.
+enum Source {
+    Ids,
+    Counts,
+    Scores,
+    Similarities,
+    Task(usize),
+    /// The place of a column in each row.
+    Column(Vec<usize>),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Start,
+    /// What is said of an output.
+    About(usize),
+    /// Of an output in JSON, a value by its number.
+    Value(usize, usize),
+    /// Of an output in bytes, the same.
+    Bytes(usize, usize),
+    End,
+}
+
+impl InferenceReply {
+    /// The answer to a call from those to its retrievals, one an entry.
+    ///
+    /// # Errors
+    /// `Invalid` for an output that is not there; `Internal` for a problem in place of an answer.
+    pub fn new(call: &Inference, served: &Served, entries: Vec<Entry>) -> Result<Self> {
+        let wrong = |_| Error::internal("a problem in place of items");
+        let rows =
+            entries.into_iter().map(|entry| entry.0.map(|items| *items).map_err(wrong)).collect::<Result<Vec<_>>>()?;
+        let width = rows.iter().map(|items| items.len()).max().unwrap_or(0);
+        let all = || all_outputs(&rows).into_iter().map(|name| (name, call.is_binary)).collect();
+        let wanted: Vec<Wanted> = if call.wanted.is_empty() { all() } else { call.wanted.clone() };
+        let outputs = wanted.into_iter().map(|(name, is_binary)| Output::new(name, is_binary, &rows, width));
+        let outputs = outputs.collect::<Result<Vec<_>>>()?;
+        let response = InferenceResponse {
+            model_name: served.model.clone(),
+            model_version: served.version.to_string(),
+            id: call.id.clone(),
+            parameters: InferenceServed {
+                digest: served.digest.clone(),
+                coverage: served.coverage,
+                position: served.position,
+            },
+            outputs: Vec::new(),
+        };
+        let mut start = serde_json::to_vec(&response).map_err(|e| Error::internal(format!("an answer: {e}")))?;
+        // The end of the list and of the object come behind the outputs.
+        start.truncate(start.len() - b"]}".len());
+        let mut reply = InferenceReply { rows, outputs, width, start, header_bytes: None, at: Place::Start };
+        if reply.outputs.iter().any(|output| output.is_binary) {
+            reply.header_bytes = Some(reply.json_bytes());
+            reply.at = Place::Start;
+        }
+        Ok(reply)
+    }
+
+    /// Bytes of the JSON, where others stand behind them.
+    pub fn header_bytes(&self) -> Option<usize> {
+        self.header_bytes
+    }
+
+    /// Items of all rows.
+    pub fn len(&self) -> usize {
+        self.rows.iter().map(|items| items.len()).sum()
+    }
+
+    /// True where no row has one.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// True where no piece is left.
+    pub fn is_done(&self) -> bool {
+        self.at == Place::End
+    }
+
+    /// Bytes of the JSON, which is written for that and thrown away.
+    fn json_bytes(&mut self) -> usize {
+        let (mut bytes, mut piece) = (0, Vec::new());
+        while !matches!(self.at, Place::Bytes(..) | Place::End) {
+            piece.clear();
+            self.advance(&mut piece);
+            bytes += piece.len();
+        }
+        bytes
+    }
+
+    /// Values of an output.
+    fn values(&self, output: &Output) -> usize {
+        let of_row = if matches!(output.of, Source::Counts) { 1 } else { self.width };
+        self.rows.len() * of_row
+    }
+
+    fn advance(&mut self, out: &mut Vec<u8>) {
+        self.at = match self.at {
+            Place::Start => {
+                out.extend_from_slice(&self.start);
+                Place::About(0)
+            }
+            Place::About(n) => self.about(n, out),
+            Place::Value(n, value) => {
+                let output = &self.outputs[n];
+                if value == self.values(output) {
+                    out.extend_from_slice(b"]}");
+                    Place::About(n + 1)
+                } else {
+                    if value > 0 {
+                        out.push(b',');
+                    }
+                    self.write(output, value, out);
+                    Place::Value(n, value + 1)
+                }
+            }
+            Place::Bytes(n, value) => match self.outputs.get(n) {
+                None => Place::End,
+                Some(output) if !output.is_binary || value == self.values(output) => Place::Bytes(n + 1, 0),
+                Some(output) => {
+                    self.pack(output, value, out);
+                    Place::Bytes(n, value + 1)
+                }
+            },
+            Place::End => Place::End,
+        }
+    }
+
+    fn about(&self, n: usize, out: &mut Vec<u8>) -> Place {
+        let Some(output) = self.outputs.get(n) else {
+            out.extend_from_slice(b"]}");
+            let has_binary = self.outputs.iter().any(|output| output.is_binary);
+            return if has_binary { Place::Bytes(0, 0) } else { Place::End };
+        };
+        if n > 0 {
+            out.push(b',');
+        }
+        out.extend_from_slice(&output.about);
+        if output.is_binary {
+            out.push(b'}');
+            return Place::About(n + 1);
+        }
+        out.extend_from_slice(b",\"data\":[");
+        Place::Value(n, 0)
+    }
+
+    /// The row of a value and its place there; rows with fewer items than the longest end with -1, 0 or an empty text.
+    fn item(&self, value: usize) -> (&Items, usize, bool) {
+        let (row, at) = (value / self.width.max(1), value % self.width.max(1));
+        let items = &self.rows[row];
+        (items, at, at < items.len())
+    }
+
+    fn integer(&self, output: &Output, value: usize) -> Option<i64> {
+        match output.of {
+            Source::Counts => Some(self.rows[value].len() as i64),
+            Source::Ids => {
+                let (items, at, is_there) = self.item(value);
+                Some(if is_there { items.ranked.ids[at].0 } else { NO_ITEM })
+            }
+            _ => None,
+        }
+    }
+
+    fn number(&self, output: &Output, value: usize) -> Option<f32> {
+        let (items, at, is_there) = self.item(value);
+        let numbers = match output.of {
+            Source::Scores => &items.ranked.scores,
+            Source::Similarities => &items.ranked.similarities,
+            Source::Task(task) => items.task(task),
+            Source::Ids | Source::Counts | Source::Column(_) => return None,
+        };
+        Some(if is_there { numbers[at] } else { 0.0 })
+    }
+
+    fn cell(&self, output: &Output, value: usize) -> Cell<'_> {
+        let Source::Column(places) = &output.of else { return Cell::Missing };
+        let (items, at, is_there) = self.item(value);
+        let place = places[value / self.width.max(1)];
+        if is_there { items.cell(place, at) } else { Cell::Missing }
+    }
+
+    /// Writes a value as JSON.
+    fn write(&self, output: &Output, value: usize, out: &mut Vec<u8>) {
+        if let Some(integer) = self.integer(output, value) {
+            write_integer(out, integer);
+        } else if let Some(number) = self.number(output, value) {
+            write_number(out, number);
+        } else {
+            with_text(&self.cell(output, value), |text| write_json(out, text));
+        }
+    }
+
+    /// Writes a value as bytes, little-endian; a text behind its length.
+    fn pack(&self, output: &Output, value: usize, out: &mut Vec<u8>) {
+        if let Some(integer) = self.integer(output, value) {
+            out.extend_from_slice(&integer.to_le_bytes());
+        } else if let Some(number) = self.number(output, value) {
+            out.extend_from_slice(&number.to_le_bytes());
+        } else {
+            with_text(&self.cell(output, value), |text| {
+                out.extend_from_slice(&(text.len() as u32).to_le_bytes());
+                out.extend_from_slice(text.as_bytes());
+            });
+        }
+    }
+}
+
+impl Iterator for InferenceReply {
+    type Item = Vec<u8>;
+
+    fn next(&mut self) -> Option<Vec<u8>> {
+        if self.is_done() {
+            return None;
+        }
+        let values: usize = self.outputs.iter().map(|output| self.values(output)).sum();
+        let mut out = Vec::with_capacity((VALUE_BYTES * values).clamp(PIECE_END_BYTES, PIECE_BYTES + PIECE_END_BYTES));
+        while out.len() < PIECE_BYTES && !self.is_done() {
+            self.advance(&mut out);
+        }
+        Some(out)
+    }
+}
+
+impl Output {
+    fn new(name: String, is_binary: bool, rows: &[Items], width: usize) -> Result<Self> {
+        let (of, datatype) = Source::named(&name, rows)?;
+        let counts = matches!(of, Source::Counts);
+        let shape = if counts { vec![rows.len()] } else { vec![rows.len(), width] };
+        let parameters = is_binary.then(|| OutputSize { binary_data_size: packed_bytes(&of, rows, width) });
+        let tensor = OutputTensor { name, datatype: datatype.into(), shape, parameters, data: None };
+        let mut about = serde_json::to_vec(&tensor).map_err(|e| Error::internal(format!("an output: {e}")))?;
+        about.pop();
+        Ok(Output { about, is_binary, of })
+    }
+}
+
+impl Source {
+    /// What the output of a name is made of, and its data type.
+    fn named(name: &str, rows: &[Items]) -> Result<(Self, &'static str)> {
+        if let Some(column) = name.strip_prefix(COLUMNS) {
+            // A column may be asked for by its number too, and stands in its place then.
+            let place = |items: &Items| items.columns().iter().position(|key| key.name == column);
+            let places: Option<Vec<usize>> = rows.iter().map(place).collect();
+            let none = || Error::invalid(format!("output `{name}`: expected the column's name"));
+            return Ok((Source::Column(places.ok_or_else(none)?), "BYTES"));
+        }
+        Ok(match name {
+            "ids" => (Source::Ids, "INT64"),
+            "counts" => (Source::Counts, "INT64"),
+            "scores" => (Source::Scores, "FP32"),
+            "similarities" => (Source::Similarities, "FP32"),
+            _ => {
+                let tasks = rows.first().map(|items| items.tasks()).unwrap_or_default();
+                let task = name.strip_prefix("tasks.").and_then(|name| tasks.iter().position(|task| task.name == name));
+                let task = task.ok_or_else(|| {
+                    let known = all_outputs(rows).join(", ");
+                    Error::invalid(format!("output `{name}`: expected one of {known}, or `{COLUMNS}COLUMN`"))
+                })?;
+                (Source::Task(task), "FP32")
+            }
+        })
+    }
+}
+
+/// Bytes of an output that is written as bytes.
+fn packed_bytes(of: &Source, rows: &[Items], width: usize) -> usize {
+    match of {
+        Source::Counts => rows.len() * size_of::<i64>(),
+        Source::Ids => rows.len() * width * size_of::<i64>(),
+        Source::Scores | Source::Similarities | Source::Task(_) => rows.len() * width * size_of::<f32>(),
+        Source::Column(places) => {
+            let mut bytes = rows.len() * width * size_of::<u32>();
+            for (items, &place) in rows.iter().zip(places) {
+                (0..items.len()).for_each(|at| with_text(&items.cell(place, at), |text| bytes += text.len()));
+            }
+            bytes
+        }
+    }
+}
+
+fn all_outputs(rows: &[Items]) -> Vec<String> {
+    let tasks = rows.first().map(|items| items.tasks()).unwrap_or_default();
+    let tasks = tasks.into_iter().map(|task| format!("tasks.{}", task.name));
+    ["ids", "scores", "similarities", "counts"].map(str::to_owned).into_iter().chain(tasks).collect()
+}
+
+/// The values of an item as a text: a text as it is, all else as JSON, and an empty one where it is missing.
+fn with_text(cell: &Cell<'_>, mut told: impl FnMut(&str)) {
+    match cell {
+        Cell::Missing => told(""),
+        Cell::Text(text) => told(text),
+        other => {
+            let mut out = Vec::new();
+            write_cell(&mut out, other);
+            told(std::str::from_utf8(&out).unwrap_or_default());
+        }
+    }
+}

@@ -1,0 +1,547 @@
+//! The JSON of updates of items.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::de::{self, Deserializer, MapAccess, Visitor};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use serde_json::value::RawValue;
+use utoipa::ToSchema;
+
+use super::body::{Misread, object, read_object};
+use super::response::Served;
+use super::values::{List, Vector};
+use super::vector_form::VectorForm;
+use sterling_core::error::{Error, Result};
+use sterling_core::limits::{DIMENSION_MAX, EXCLUDE_MAX};
+use sterling_core::units::{ItemId, Slot};
+use sterling_index::columns::Cell;
+use sterling_serving::fresh::{GivenItem, GivenValues, UPDATES_MAX, Wrong};
+use sterling_serving::view::View;
+use sterling_snapshot::shard_of;
+
+/// An item that is put, or whose attributes change.
+#[derive(Clone, Debug, PartialEq, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ItemUpsert {
+    /// The item.
+    pub id: i64,
+    /// Its vector, `[D]`, for a model without an item tower: a list, or little-endian 32-bit numbers in base64.
+    #[serde(default)]
+    #[schema(value_type = Option<VectorForm>)]
+    embedding: Option<Vector<DIMENSION_MAX>>,
+    /// All of its attributes, each a text, a number, a list of texts or of integers, or null.
+    #[serde(default)]
+    #[schema(value_type = Object)]
+    attributes: Option<Members>,
+    /// In their place: attributes that change, while all others and the vector stay.
+    #[serde(default, deserialize_with = "members")]
+    #[schema(value_type = Object)]
+    set: Option<Members>,
+}
+
+/// An object where the field is there: null is no attribute that changes.
+fn members<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<Option<Members>, D::Error> {
+    Members::deserialize(from).map(Some)
+}
+
+/// What is read of an item that is no item.
+#[derive(Deserialize)]
+struct Identified {
+    id: i64,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Upserts<'a> {
+    #[serde(borrow)]
+    items: List<&'a RawValue, UPDATES_MAX>,
+}
+
+/// Items that are to go: named, or found by a filter.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DeleteRequest {
+    /// The items.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ids: Option<Vec<i64>>,
+    /// In their place: which items; see `docs/FILTERS.md`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub filter: Option<String>,
+    /// True where nothing is to be deleted, but only counted.
+    #[serde(default)]
+    pub dry_run: bool,
+}
+
+/// An item of a call that was refused; all others were taken.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RefusedItem {
+    /// Its place in the call, from 0 up.
+    pub place: usize,
+    /// Its id, where it could be read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id: Option<i64>,
+    /// The field that is wrong as it was sent, such as `attributes.year` or `set.year`; empty where it is the item as a whole.
+    pub field: String,
+    /// What came and what was expected.
+    pub reason: String,
+}
+
+/// A shard that did not do what is its part of a call through a router; all others did.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct FailedShard {
+    /// Its number.
+    pub shard: u32,
+    /// The places in the call of the items that belong to it; none of a deletion by a filter.
+    pub places: Vec<usize>,
+    /// The code of what went wrong, as problems have it.
+    pub code: String,
+    /// What went wrong.
+    pub reason: String,
+    /// True where the same may be tried again.
+    pub retryable: bool,
+    /// True where it may have been done all the same.
+    pub may_be_done: bool,
+}
+
+/// What became of updates. They are durable, and seen from their position on.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct UpdateResponse {
+    /// The model's name.
+    pub model: String,
+    /// The position after the last update of the call; of a router over several shards the lowest.
+    pub position: u64,
+    /// Of a router over several shards: the position after the call of each that it changed, 0 of the others, as `min_position` takes
+    /// them with commas.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub positions: Vec<u64>,
+    /// Items that were taken.
+    pub accepted: usize,
+    /// Items that were not, with the reasons.
+    pub refused: Vec<RefusedItem>,
+    /// True where the call was made before, with the same idempotency key: nothing happened again.
+    pub repeated: bool,
+    /// Of a router: the shards that did not take their items. The call is answered with a problem then, which has this beside it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failed: Vec<FailedShard>,
+}
+
+/// What became of deletions.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DeleteResponse {
+    /// The model's name.
+    pub model: String,
+    /// The position after the last of them; of a router over several shards the lowest.
+    pub position: u64,
+    /// Of a router over several shards: the position after the call of each that was told, 0 of the others.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub positions: Vec<u64>,
+    /// Items that are gone: the ids that the call named, each once, whether there were such items or not, or the items that
+    /// passed the filter. 0 for a dry run.
+    pub deleted: usize,
+    /// Items among them that were there as the call saw it; of a dry run those that would go.
+    #[serde(default)]
+    pub matched: usize,
+    /// True where nothing was deleted.
+    pub dry_run: bool,
+    /// True where the call was made before, with the same idempotency key: nothing happened again.
+    #[serde(default)]
+    pub repeated: bool,
+    /// Of a router: the shards that did not do it. The call is answered with a problem then, which has this beside it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failed: Vec<FailedShard>,
+}
+
+/// An item as it is.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct ItemResponse {
+    /// Which snapshot answered.
+    #[serde(flatten)]
+    pub served: Served,
+    /// The item.
+    pub id: i64,
+    /// Its attributes that the model keeps.
+    #[schema(value_type = Object)]
+    pub attributes: BTreeMap<String, Value>,
+}
+
+/// How far updates are seen.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct PositionResponse {
+    /// Which snapshot answers, and the position that it shows.
+    #[serde(flatten)]
+    pub served: Served,
+    /// The position of the last durable update.
+    pub durable: u64,
+    /// Items that are searched.
+    pub items: usize,
+    /// Those of them that do not lie in the snapshot.
+    pub fresh_items: usize,
+    /// Of a router over several shards: what each of them says.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shards: Vec<ShardPosition>,
+}
+
+/// How far a shard is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ShardPosition {
+    /// Its number.
+    pub shard: u32,
+    /// The position that it shows.
+    pub position: u64,
+    /// The position of its last durable update.
+    pub durable: u64,
+    /// Its items that are searched.
+    pub items: usize,
+    /// Those of them that do not lie in its snapshot.
+    pub fresh_items: usize,
+}
+
+/// A version that has the updates in it, and answers.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct MergeResponse {
+    /// The model's name.
+    pub model: String,
+    /// The version.
+    pub version: u64,
+    /// The position of the last update that is in it.
+    pub position: u64,
+    /// Its items.
+    pub items: usize,
+}
+
+/// The members of an object as they stand there: a map would drop the first of two with one name.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Members(Vec<(String, Value)>);
+
+impl<'de> Deserialize<'de> for Members {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
+        struct Read;
+        impl<'de> Visitor<'de> for Read {
+            type Value = Members;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of attributes")
+            }
+            fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> std::result::Result<Members, A::Error> {
+                let mut read = Members::default();
+                while let Some(member) = members.next_entry()? {
+                    read.0.push(member);
+                    if read.0.len() > sterling_core::limits::FEATURES_MAX {
+                        return Err(de::Error::custom(format_args!(
+                            "more than {} attributes",
+                            sterling_core::limits::FEATURES_MAX
+                        )));
+                    }
+                }
+                Ok(read)
+            }
+        }
+        from.deserialize_map(Read)
+    }
+}
+
+/// Reads the items of an upsert: an object with a list of them, or, of `lines`, one a line. An item that is wrong is wrong alone.
+///
+/// # Errors
+/// `Invalid` for a body that holds no items at all, or too many.
+pub fn upserts(body: &[u8], lines: bool) -> Result<Vec<Result<GivenItem, Wrong>>> {
+    Ok(texts(body, lines)?.into_iter().map(upsert).collect())
+}
+
+/// The items of an upsert, by the shard that each belongs to: their places, and a body with them. Those that cannot be read belong to none.
+///
+/// # Errors
+/// As [`upserts`].
+pub fn divided(body: &[u8], lines: bool, shards: usize) -> Result<(Vec<PlacedItems>, Vec<RefusedItem>)> {
+    let mut parts: Vec<PlacedItems> = vec![(Vec::new(), Vec::new()); shards];
+    let mut refused = Vec::new();
+    for (place, text) in texts(body, lines)?.into_iter().enumerate() {
+        let id = match upsert(text) {
+            Ok(item) => item.id,
+            Err(Wrong { id, field, reason }) => {
+                refused.push(RefusedItem { place, id, field, reason });
+                continue;
+            }
+        };
+        let (places, body) = &mut parts[shard_of(ItemId(id), shards as u32) as usize];
+        body.extend_from_slice(if places.is_empty() { &b"{\"items\":["[..] } else { b"," });
+        body.extend_from_slice(text);
+        places.push(place);
+    }
+    for (places, body) in &mut parts {
+        if !places.is_empty() {
+            body.extend_from_slice(b"]}");
+        }
+    }
+    Ok((parts, refused))
+}
+
+/// Places of items in a call, and a body that holds them.
+pub type PlacedItems = (Vec<usize>, Vec<u8>);
+
+/// The JSON of each item of an upsert.
+fn texts(body: &[u8], lines: bool) -> Result<Vec<&[u8]>> {
+    let texts: Vec<&[u8]> = if lines {
+        let lines = body.split(|&byte| byte == b'\n').filter(|line| !line.trim_ascii().is_empty());
+        lines.take(UPDATES_MAX + 1).collect()
+    } else {
+        match object(body) {
+            Ok(Upserts { items: List(items) }) => items.into_iter().map(|item| item.get().as_bytes()).collect(),
+            Err(e) => apart(body).ok_or(e)?,
+        }
+    };
+    if texts.is_empty() || texts.len() > UPDATES_MAX {
+        let many = if texts.is_empty() { "no items".into() } else { format!("more than {UPDATES_MAX} items") };
+        return Err(Error::invalid(format!("body: {many}, expected 1 to {UPDATES_MAX}")));
+    }
+    Ok(texts)
+}
+
+/// The items of a body that is no JSON for what stands in some of them, such as NaN or bytes that are no text.
+fn apart(body: &[u8]) -> Option<Vec<&[u8]>> {
+    let mut list = body;
+    for mark in [&b"{"[..], b"\"items\"", b":", b"["] {
+        list = list.trim_ascii_start().strip_prefix(mark)?;
+    }
+    let (mut items, mut first, mut depth) = (Vec::new(), 0, 0usize);
+    let (mut is_text, mut is_escaped) = (false, false);
+    for (at, &byte) in list.iter().enumerate() {
+        match byte {
+            _ if is_escaped => is_escaped = false,
+            b'\\' if is_text => is_escaped = true,
+            b'"' => is_text = !is_text,
+            _ if is_text => {}
+            b'{' | b'[' => depth += 1,
+            b',' | b']' if depth == 0 => {
+                items.push(Some(list[first..at].trim_ascii()).filter(|item| !item.is_empty())?);
+                first = at + 1;
+                if items.len() > UPDATES_MAX {
+                    return Some(items);
+                }
+                if byte == b']' {
+                    let end = list[first..].trim_ascii_start().strip_prefix(b"}")?;
+                    return end.trim_ascii().is_empty().then_some(items);
+                }
+            }
+            b'}' | b']' => depth = depth.checked_sub(1)?,
+            _ => {}
+        }
+    }
+    None
+}
+
+fn upsert(text: &[u8]) -> Result<GivenItem, Wrong> {
+    let ItemUpsert { id, embedding, attributes, set } = read_object(text).map_err(|Misread { field, reason }| {
+        let id = serde_json::from_slice(text).ok().map(|Identified { id }| id);
+        Wrong { id, field, reason }
+    })?;
+    let (whole, members) = match (attributes, set) {
+        (Some(_), Some(_)) => {
+            let reason = "beside `attributes`: expected the attributes that change, or all of them".into();
+            return Err(Wrong { id: Some(id), field: "set".into(), reason });
+        }
+        (None, Some(set)) => (false, set),
+        (attributes, None) => (true, attributes.unwrap_or_default()),
+    };
+    let read = |(name, value): (String, Value)| match values(&value) {
+        Ok(values) => Ok((name, values)),
+        Err(reason) => Err(Wrong { id: Some(id), field: GivenItem::field(whole, &name), reason }),
+    };
+    let attributes = members.0.into_iter().map(read).collect::<Result<_, _>>()?;
+    let embedding = embedding.map(|Vector(numbers)| numbers);
+    Ok(GivenItem { id, embedding, attributes, whole })
+}
+
+/// The values of an attribute, or why they are none.
+fn values(value: &Value) -> Result<GivenValues, String> {
+    let list = match value {
+        Value::Null => return Ok(GivenValues::Missing),
+        Value::Array(list) if list.is_empty() => return Ok(GivenValues::Missing),
+        Value::Array(list) => list.as_slice(),
+        one => std::slice::from_ref(one),
+    };
+    let text = |value: &Value| match value {
+        Value::Bool(value) => Some(value.to_string()),
+        Value::String(text) => Some(text.clone()),
+        _ => None,
+    };
+    // `-0` is parsed as a float, and is a whole number.
+    let integer = |value: &Value| value.as_i64().or_else(|| (value.as_f64() == Some(0.0)).then_some(0));
+    let texts = || list.iter().map(text).collect::<Option<_>>().map(GivenValues::Texts);
+    let integers = || list.iter().map(integer).collect::<Option<_>>().map(GivenValues::Integers);
+    let numbers = || list.iter().map(Value::as_f64).collect::<Option<_>>().map(GivenValues::Numbers);
+    if let Some(large) = list.iter().find(|value| value.is_u64() && !value.is_i64()) {
+        return Err(format!("got {large}, expected an integer of at most {}", i64::MAX));
+    }
+    let odd = || "expected a text, a number, a list of texts or of numbers, or null".to_owned();
+    texts().or_else(integers).or_else(numbers).ok_or_else(odd)
+}
+
+/// Reads the body of a deletion.
+///
+/// # Errors
+/// `Invalid` with the field, also where it names neither ids nor a filter, or both.
+pub fn deletion(body: &[u8]) -> Result<DeleteRequest> {
+    let request: DeleteRequest = object(body)?;
+    match (&request.ids, &request.filter) {
+        (Some(ids), None) if ids.len() > EXCLUDE_MAX => {
+            Err(Error::invalid(format!("field `ids`: got {}, expected at most {EXCLUDE_MAX}", ids.len())))
+        }
+        (None, Some(filter)) if filter.trim().is_empty() => {
+            Err(Error::invalid("field `filter`: got none, which is every item; name the ids where that is meant"))
+        }
+        (Some(_), None) | (None, Some(_)) => Ok(request),
+        _ => Err(Error::invalid("body: expected either `ids` or `filter`")),
+    }
+}
+
+/// The attributes of the item in a slot, by name.
+pub fn attributes(view: &View, slot: Slot) -> BTreeMap<String, Value> {
+    let columns = view.columns();
+    let names = columns.first().list().enumerate();
+    names.map(|(n, column)| (column.name().to_owned(), cell(columns.cell(n, slot)))).collect()
+}
+
+/// A cell as JSON.
+pub fn cell(cell: Cell<'_>) -> Value {
+    match cell {
+        Cell::Missing => Value::Null,
+        Cell::Integer(value) => value.into(),
+        Cell::Integers(values) => values.into(),
+        Cell::Float(value) => value.into(),
+        Cell::Text(text) => text.into(),
+        Cell::Texts(texts) => texts.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn an_item_that_is_wrong_is_wrong_alone() {
+        let body = br#"{"items": [
+            {"id": 1, "embedding": [1, 0.5], "attributes": {"a": "x", "b": [1, 2], "c": 1.5, "d": null, "e": true}},
+            {"id": 2, "set": {"a": []}},
+            {"id": "x"}, {"id": 4, "colour": 1}, [], {"id": 5, "set": {}, "attributes": {}},
+            {"id": 6, "attributes": {"a": {"b": 1}}}, {"id": 7, "attributes": {"a": 9223372036854775808}},
+            {"id": 8, "attributes": {"a": [1, "x"]}}
+        ]}"#;
+        let read = upserts(body, false).unwrap();
+        let texts = |texts: &[&str]| GivenValues::Texts(texts.iter().map(|t| t.to_string()).collect());
+        let attributes = vec![
+            ("a".to_owned(), texts(&["x"])),
+            ("b".to_owned(), GivenValues::Integers(vec![1, 2])),
+            ("c".to_owned(), GivenValues::Numbers(vec![1.5])),
+            ("d".to_owned(), GivenValues::Missing),
+            ("e".to_owned(), texts(&["true"])),
+        ];
+        let whole = GivenItem { id: 1, embedding: Some(vec![1.0, 0.5]), attributes, whole: true };
+        assert_eq!(read[0], Ok(whole));
+        let set = vec![("a".to_owned(), GivenValues::Missing)];
+        assert_eq!(read[1], Ok(GivenItem { id: 2, embedding: None, attributes: set, whole: false }));
+        let wrong: Vec<_> = read[2..].iter().map(|item| item.clone().unwrap_err()).collect();
+        assert_eq!(
+            wrong.iter().map(|w| w.id).collect::<Vec<_>>(),
+            [None, Some(4), None, Some(5), Some(6), Some(7), Some(8)]
+        );
+        assert!(wrong[1].reason.contains("colour") && wrong[4].field == "attributes.a", "{wrong:?}");
+    }
+
+    #[test]
+    fn what_is_no_json_is_wrong_alone_where_items_can_be_told_apart() {
+        let places = |body: &[u8]| {
+            let read = upserts(body, false).map_err(|e| e.to_string())?;
+            Ok(read.into_iter().map(|item| item.map(|item| item.id).map_err(|wrong| wrong.field)).collect::<Vec<_>>())
+        };
+        let of =
+            |fields: &[Result<i64, &str>]| Ok::<_, String>(fields.iter().map(|f| f.map_err(str::to_owned)).collect());
+        let text = br#" { "items" : [ {"id": 1, "embedding": [0.5, NaN]}, {"id": 2, "set": {"a": "],}\""}} , {"id": 3, "set": {"b": -Infinity}}] } "#;
+        assert_eq!(places(text), of(&[Err("embedding[1]"), Ok(2), Err("set.b")]));
+        assert_eq!(
+            places(b"{\"items\": [{\"id\": 1}, {\"id\": 2, \"set\": {\"a\": \"\xff\"}}]}"),
+            of(&[Ok(1), Err("set.a")])
+        );
+        let deep = format!("{{\"items\": [{{\"id\": 1}}, {}{}]}}", "[".repeat(100_000), "]".repeat(100_000));
+        assert_eq!(places(deep.as_bytes()), of(&[Ok(1), Err("")]));
+        for whole in [
+            "{\"items\": [{\"id\": 1}, NaN",
+            "{\"items\": [NaN,]}",
+            "{\"items\": [,NaN]}",
+            "{\"items\": [NaN]}]",
+            "{\"items\": [NaN], \"x\": 1}",
+            "{\"items\": [NaN}]",
+            "{\"items\": [{\"id\": NaN]}",
+            "{\"items\": \"[NaN]\"}",
+            "{\"items\": [\"NaN]}",
+            "[NaN]",
+            "NaN",
+            "{NaN",
+        ] {
+            assert!(places(whole.as_bytes()).is_err(), "{whole}");
+        }
+        let many = format!("{{\"items\": [{}NaN]}}", "1,".repeat(UPDATES_MAX));
+        assert!(places(many.as_bytes()).unwrap_err().contains("more than 10000 items"));
+    }
+
+    #[test]
+    fn lines_are_items_and_bodies_without_items_are_refused() {
+        let read = upserts(b"{\"id\": 1}\n\n  \r\n{\"id\": 2\n{\"id\": 3}", true).unwrap();
+        assert_eq!(read.iter().map(Result::is_ok).collect::<Vec<_>>(), [true, false, true]);
+        for body in
+            [&b""[..], b"{}", b"{\"items\": []}", b"{\"items\": 3}", b"[]", b"{\"items\": [{\"id\": 1}], \"x\": 1}"]
+        {
+            assert!(upserts(body, false).is_err(), "{}", String::from_utf8_lossy(body));
+        }
+        let many = "{\"id\": 1}\n".repeat(UPDATES_MAX + 1);
+        assert!(upserts(many.as_bytes(), true).unwrap_err().to_string().contains("more than 10000 items"));
+    }
+
+    #[test]
+    fn items_are_divided_by_the_shards_that_they_belong_to() {
+        let one = |id: i64| format!("{{\"id\": {id}, \"set\": {{\"a\": [{id}, \"x\"]}}}}");
+        let texts: Vec<String> = (0..40)
+            .map(|id| {
+                if id % 9 == 4 {
+                    "{\"id\": \"x\"}".into()
+                } else {
+                    format!("{{\"id\": {id}, \"set\": {{\"a\": {id}}}}}")
+                }
+            })
+            .collect();
+        for (body, lines) in [(format!("{{\"items\": [{}]}}", texts.join(", ")), false), (texts.join("\n\n"), true)] {
+            for shards in [1, 2, 7] {
+                let (parts, refused) = divided(body.as_bytes(), lines, shards).unwrap();
+                assert_eq!(refused.iter().map(|item| item.place).collect::<Vec<_>>(), [4, 13, 22, 31]);
+                let mut seen: Vec<usize> = refused.iter().map(|item| item.place).collect();
+                for (shard, (places, body)) in parts.iter().enumerate().filter(|(_, (places, _))| !places.is_empty()) {
+                    let items = upserts(body, false).unwrap();
+                    assert_eq!(items.len(), places.len());
+                    for (place, item) in places.iter().zip(items) {
+                        let id = item.unwrap().id;
+                        assert_eq!((id as usize, shard_of(ItemId(id), shards as u32) as usize), (*place, shard));
+                    }
+                    seen.extend(places);
+                }
+                seen.sort_unstable();
+                assert!(seen.into_iter().eq(0..40));
+            }
+        }
+        let (parts, refused) = divided(format!("{{\"items\": [{}]}}", one(3)).as_bytes(), false, 2).unwrap();
+        assert!(parts.iter().all(|(places, body)| places.is_empty() && body.is_empty()) && refused.len() == 1);
+        assert!(divided(b"{}", false, 2).is_err());
+    }
+
+    #[test]
+    fn a_deletion_names_ids_or_a_filter() {
+        assert_eq!(deletion(b"{\"ids\": [1, 2]}").unwrap().ids, Some(vec![1, 2]));
+        assert!(deletion(b"{\"filter\": \"a:b\", \"dry_run\": true}").unwrap().dry_run);
+        for body in
+            ["{}", "{\"ids\": [1], \"filter\": \"a:b\"}", "{\"filter\": \" \"}", "{\"ids\": [\"x\"]}", "{\"id\": 1}"]
+        {
+            assert!(deletion(body.as_bytes()).is_err(), "{body}");
+        }
+    }
+}

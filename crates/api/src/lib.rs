@@ -1,0 +1,61 @@
+//! The JSON of the HTTP API: every public shape, read into the types of [`sterling_core::request`] and written from them. No
+//! other module knows JSON of requests or answers.
+//!
+//! `values` reads feature values and bounded lists, `body` whole bodies, of the types of `request`; `entry` is what an answer says of items,
+//! `reply` writes it in the types of `response`, a piece at a time; `arrow` reads and writes streams of Arrow; `items` is of updates; `browse` tells of what a catalogue holds, `info` of models and versions; `traffic` of the share that each has of requests; `problem` of errors.
+
+mod arrow;
+mod body;
+mod browse;
+mod entry;
+mod inference;
+mod info;
+mod items;
+mod problem;
+mod reply;
+mod request;
+mod response;
+mod schemas;
+mod sizes;
+mod slow;
+mod traffic;
+mod values;
+mod vector_form;
+mod written;
+
+pub use arrow::{ARROW_STREAM, ArrowReply, arrow_divided, arrow_retrievals, arrow_upserts};
+pub use body::{Retrievals, embed, object, rank, retrievals};
+pub use browse::{
+    ColumnResponse, ColumnValue, FileInfo, FindRequest, FindResponse, FoundItem, HeldShard, IndexResponse,
+    ShardsResponse, ValuesRequest, files, percentiles,
+};
+pub use entry::{Entry, WrittenRows};
+pub use inference::{
+    Inference, InferenceError, InferenceModel, InferenceReady, InferenceReply, InferenceRequest, InferenceResponse,
+    InferenceServer, inference, inference_model,
+};
+pub use info::{
+    CalibrationInfo, CodedCurveInfo, ColumnInfo, CurveInfo, DesiredState, FeatureInfo, LabelList, LabelRequest,
+    ModelInfo, ModelList, QueryLine, ShardInfo, TableInfo, UnavailableModel, VersionInfo, VersionList,
+    calibration_info, column_info, model_info,
+};
+pub use items::{
+    DeleteRequest, DeleteResponse, FailedShard, ItemResponse, ItemUpsert, MergeResponse, PositionResponse, RefusedItem,
+    ShardPosition, UpdateResponse, attributes, cell, deletion, divided, upserts,
+};
+pub use problem::{Problem, status};
+pub use problem::{without_folders, without_places};
+pub use reply::{Reply, embedding};
+pub use request::{EmbedRequest, RankRequest, RetrieveRequest, Shape};
+pub use response::{
+    BatchEntry, BatchResponse, EmbedResponse, Explain, Item, ItemTable, MissingShard, ProbesInfo, RetrieveResponse,
+    Retrieved, Served, ShardSteps, Step,
+};
+pub use schemas::{RetrieveOneOrMany, RetrievedOneOrMany, UpsertRequest};
+pub use sizes::Widths;
+pub use slow::{SlowCall, SlowPass, SlowResponse};
+pub use traffic::{
+    CanaryInfo, SeenInfo, ShadowDiff, ShadowInfo, ShadowResponse, TrafficRequest, TrafficResponse, traffic_info,
+};
+pub use values::{FeatureValue, Named};
+pub use written::Written;

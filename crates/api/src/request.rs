@@ -1,0 +1,363 @@
+//! The JSON of requests: one type a call, which is both what is read and what `/openapi.json` describes, and what it means.
+
+use std::time::Duration;
+
+use serde::de::value::StringDeserializer;
+use serde::de::{Deserialize as _, Deserializer, IntoDeserializer as _};
+use utoipa::ToSchema;
+
+use super::values::{FeatureValue, Finite, List, Named, Vector, nullable};
+use super::vector_form::VectorForm;
+use sterling_core::error::{Error, Result};
+use sterling_core::limits::{
+    CANDIDATES_MAX, COLUMNS_MAX, CONSTANTS_MAX, DIMENSION_MAX, EXCLUDE_MAX, FEATURES_MAX, LISTS_MAX, QUERIES_MAX,
+    RESULTS_MAX, TIMEOUT_MS_MAX,
+};
+use sterling_core::request::{self, Features, Priority, Reading, User};
+use sterling_core::units::ItemId;
+use sterling_serving::engine::Terms;
+
+/// Null is as if the feature were left out.
+pub(super) type FeatureValues = Named<Option<FeatureValue>, FEATURES_MAX>;
+
+/// What to do where rows of a remote table cannot be had in time.
+#[derive(serde::Deserialize, ToSchema)]
+#[serde(remote = "request::OnDegraded", rename_all = "snake_case")]
+#[schema(as = OnDegraded)]
+pub enum OnDegradedName {
+    /// Answer with a problem.
+    Fail,
+    /// Go on with each table's default row, zeros, and say so in the reply.
+    DefaultRows,
+}
+
+/// Who goes first where requests wait.
+#[derive(serde::Deserialize, ToSchema)]
+#[serde(remote = "request::Priority", rename_all = "snake_case")]
+#[schema(as = Priority)]
+pub enum PriorityName {
+    /// Somebody is waiting.
+    Interactive,
+    /// Takes what interactive requests leave.
+    Batch,
+}
+
+/// How JSON has items.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+#[schema(as = Format)]
+pub enum FormatName {
+    /// One after the other, in `items`.
+    #[default]
+    Items,
+    /// Column by column, in `table`.
+    Columns,
+}
+
+/// How an answer is to be given.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Shape {
+    /// Whether JSON has the items column by column.
+    pub is_table: bool,
+    /// Where pages were asked for: nothing for the first, else where the next one begins.
+    pub cursor: Option<String>,
+}
+
+/// One retrieval. Exactly one of `features` and `vector` is given; all else has a default, which null stands for too.
+#[derive(Clone, Debug, serde::Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RetrieveRequest {
+    /// Values of the user's features by name: a list of ids, `{"values": [..], "weights": [..]}`, a text or integer or a list
+    /// of them, a list of numbers, or these as `{"base64": ".."}`.
+    #[serde(default)]
+    #[schema(value_type = Option<Object>)]
+    features: Option<FeatureValues>,
+    /// The query itself, in place of features, `[D]`: a list, or little-endian 32-bit numbers in base64.
+    #[serde(default)]
+    #[schema(value_type = Option<VectorForm>)]
+    vector: Option<Vector<DIMENSION_MAX>>,
+    /// Which items are eligible; see `docs/FILTERS.md`.
+    #[serde(default, deserialize_with = "nullable")]
+    #[schema(value_type = Option<String>)]
+    filter: String,
+    /// Items that are not to be returned.
+    #[serde(default, deserialize_with = "nullable")]
+    #[schema(value_type = Option<Vec<i64>>, max_items = 100_000)]
+    exclude: List<i64, EXCLUDE_MAX>,
+    /// Results, K.
+    #[serde(default = "default_k", deserialize_with = "k")]
+    #[schema(value_type = Option<usize>, minimum = 1, maximum = 100_000, default = 20)]
+    k: usize,
+    /// Candidates that are reranked, K0, at least `k`; the model's default where it is not given.
+    #[serde(default)]
+    #[schema(minimum = 1, maximum = 200_000)]
+    candidates: Option<usize>,
+    /// Candidates of some queries of a user by their names, where the model has several, each at least `k`; they go before
+    /// `candidates`.
+    #[serde(default, deserialize_with = "nullable")]
+    #[schema(value_type = Option<std::collections::BTreeMap<String, usize>>)]
+    query_candidates: Named<usize, QUERIES_MAX>,
+    /// The share of the true candidates that is to be found, which chooses the lists that are probed; the model's default
+    /// where it is not given.
+    #[serde(default)]
+    #[schema(minimum = 0.5, maximum = 0.999)]
+    recall: Option<f64>,
+    /// Lists that are probed, P, whatever recall they bring.
+    #[serde(default)]
+    #[schema(minimum = 1, maximum = 1_048_576)]
+    probes: Option<usize>,
+    /// Looks at every item in f32 in place of probing.
+    #[serde(default, deserialize_with = "nullable")]
+    #[schema(value_type = Option<bool>)]
+    exact: bool,
+    /// Item columns to return, each named once.
+    #[serde(default, deserialize_with = "nullable")]
+    #[schema(value_type = Option<Vec<String>>, max_items = 256)]
+    columns: List<String, COLUMNS_MAX>,
+    /// Constants of the value model to override.
+    #[serde(default, deserialize_with = "nullable")]
+    #[schema(value_type = Option<std::collections::BTreeMap<String, f32>>)]
+    constants: Named<Finite, CONSTANTS_MAX>,
+    /// How long the answer is worth waiting for; the server's default where it is not given.
+    #[serde(default)]
+    #[schema(minimum = 1, maximum = 600_000)]
+    timeout_ms: Option<u64>,
+    /// Who goes first where requests wait.
+    #[serde(default, deserialize_with = "priority")]
+    #[schema(value_type = Option<PriorityName>)]
+    priority: Priority,
+    /// Tells what each step did.
+    #[serde(default, deserialize_with = "nullable")]
+    #[schema(value_type = Option<bool>)]
+    explain: bool,
+    /// What to do where rows of a remote table cannot be had in time.
+    #[serde(default, deserialize_with = "on_degraded")]
+    #[schema(value_type = Option<OnDegradedName>)]
+    on_degraded: request::OnDegraded,
+    /// How JSON has the items.
+    #[serde(default, deserialize_with = "format")]
+    #[schema(value_type = Option<FormatName>)]
+    format: FormatName,
+    /// Asks for pages of `k` results: `""` for the first, then what the answer before said, all else unchanged.
+    #[serde(default)]
+    #[schema(max_length = 256)]
+    cursor: Option<String>,
+}
+
+pub(super) fn priority<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Priority, D::Error> {
+    named(deserializer, PriorityName::deserialize)
+}
+
+pub(super) fn on_degraded<'de, D: Deserializer<'de>>(deserializer: D) -> Result<request::OnDegraded, D::Error> {
+    named(deserializer, OnDegradedName::deserialize)
+}
+
+fn format<'de, D: Deserializer<'de>>(deserializer: D) -> Result<FormatName, D::Error> {
+    named(deserializer, FormatName::deserialize)
+}
+
+/// Reads one of several names; null is the default. Through a text: of a number in place of a name, serde_json says that it is no JSON.
+fn named<'de, D: Deserializer<'de>, T: Default>(
+    deserializer: D,
+    read: impl FnOnce(StringDeserializer<D::Error>) -> Result<T, D::Error>,
+) -> Result<T, D::Error> {
+    Option::<String>::deserialize(deserializer)?.map_or_else(|| Ok(T::default()), |name| read(name.into_deserializer()))
+}
+
+fn k<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or_else(default_k))
+}
+
+fn default_k() -> usize {
+    request::Retrieve::K_DEFAULT
+}
+
+/// Scores for items that the caller names.
+#[derive(Debug, serde::Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct RankRequest {
+    /// As in a retrieval.
+    #[serde(default)]
+    #[schema(value_type = Option<Object>)]
+    features: Option<FeatureValues>,
+    /// As in a retrieval.
+    #[serde(default)]
+    #[schema(value_type = Option<VectorForm>)]
+    vector: Option<Vector<DIMENSION_MAX>>,
+    /// The items to score.
+    #[schema(value_type = Vec<i64>, min_items = 1, max_items = 200_000)]
+    items: List<i64, CANDIDATES_MAX>,
+    /// As in a retrieval.
+    #[serde(default, deserialize_with = "nullable")]
+    #[schema(value_type = Option<Vec<String>>, max_items = 256)]
+    columns: List<String, COLUMNS_MAX>,
+    /// As in a retrieval.
+    #[serde(default, deserialize_with = "nullable")]
+    #[schema(value_type = Option<std::collections::BTreeMap<String, f32>>)]
+    constants: Named<Finite, CONSTANTS_MAX>,
+    /// As in a retrieval.
+    #[serde(default)]
+    #[schema(minimum = 1, maximum = 600_000)]
+    timeout_ms: Option<u64>,
+    /// As in a retrieval.
+    #[serde(default, deserialize_with = "priority")]
+    #[schema(value_type = Option<PriorityName>)]
+    priority: Priority,
+    /// As in a retrieval.
+    #[serde(default, deserialize_with = "nullable")]
+    #[schema(value_type = Option<bool>)]
+    explain: bool,
+    /// As in a retrieval.
+    #[serde(default, deserialize_with = "on_degraded")]
+    #[schema(value_type = Option<OnDegradedName>)]
+    on_degraded: request::OnDegraded,
+    /// As in a retrieval.
+    #[serde(default, deserialize_with = "format")]
+    #[schema(value_type = Option<FormatName>)]
+    format: FormatName,
+}
+
+/// A query embedding for features.
+#[derive(Debug, serde::Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct EmbedRequest {
+    /// As in a retrieval.
+    #[schema(value_type = Object)]
+    features: FeatureValues,
+    /// As in a retrieval.
+    #[serde(default)]
+    #[schema(minimum = 1, maximum = 600_000)]
+    timeout_ms: Option<u64>,
+    /// As in a retrieval.
+    #[serde(default, deserialize_with = "priority")]
+    #[schema(value_type = Option<PriorityName>)]
+    priority: Priority,
+    /// As in a retrieval.
+    #[serde(default, deserialize_with = "on_degraded")]
+    #[schema(value_type = Option<OnDegradedName>)]
+    on_degraded: request::OnDegraded,
+}
+
+/// What a row of a table says of its request, in place of what all rows share.
+#[derive(Debug, Default)]
+pub(super) struct RequestRow {
+    pub(super) features: Option<FeatureValues>,
+    pub(super) vector: Option<Vector<DIMENSION_MAX>>,
+    pub(super) filter: Option<String>,
+    pub(super) exclude: Option<List<i64, EXCLUDE_MAX>>,
+    pub(super) k: Option<usize>,
+}
+
+impl RetrieveRequest {
+    /// Whether it says who asks.
+    pub(super) fn has_user(&self) -> bool {
+        self.features.is_some() || self.vector.is_some()
+    }
+
+    /// The request of a row.
+    pub(super) fn with(&self, row: RequestRow) -> Self {
+        let RequestRow { features, vector, filter, exclude, k } = row;
+        let mut request = RetrieveRequest { features, vector, ..self.clone() };
+        request.filter = filter.unwrap_or(request.filter);
+        request.exclude = exclude.unwrap_or(request.exclude);
+        request.k = k.unwrap_or(request.k);
+        request
+    }
+
+    pub(super) fn typed(self) -> Result<(request::Retrieve, Terms, Shape)> {
+        between("k", Some(self.k as u64), RESULTS_MAX)?;
+        between("candidates", self.candidates.map(|n| n as u64), CANDIDATES_MAX)?;
+        between("probes", self.probes.map(|n| n as u64), LISTS_MAX)?;
+        if let Some(candidates) = self.candidates.filter(|n| *n < self.k) {
+            return Err(Error::invalid(format!(
+                "field `candidates`: got {candidates}, expected at least k = {}",
+                self.k
+            )));
+        }
+        // Of a page only the size is k here: that its offset is within a query's candidates is not asked for.
+        if let Some((name, candidates)) = self.query_candidates.0.iter().find(|(_, candidates)| **candidates < self.k) {
+            return Err(Error::invalid(format!(
+                "field `query_candidates.{name}`: got {candidates}, expected k = {} to {CANDIDATES_MAX}",
+                self.k
+            )));
+        }
+        let reading = reading(self.columns, self.constants, self.explain, self.on_degraded)?;
+        let retrieve = request::Retrieve {
+            user: user(self.features, self.vector)?,
+            filter: self.filter,
+            exclude: items(self.exclude),
+            k: self.k,
+            candidates: self.candidates,
+            query_candidates: self.query_candidates.0.into_iter().collect(),
+            recall: self.recall,
+            probes: self.probes,
+            exact: self.exact,
+            reading,
+        };
+        let shape = Shape { is_table: self.format == FormatName::Columns, cursor: self.cursor };
+        Ok((retrieve, terms(self.timeout_ms, self.priority)?, shape))
+    }
+}
+
+impl RankRequest {
+    pub(super) fn typed(self) -> Result<(request::Rank, Terms, Shape)> {
+        between("items", Some(self.items.0.len() as u64), CANDIDATES_MAX)?;
+        let reading = reading(self.columns, self.constants, self.explain, self.on_degraded)?;
+        let rank = request::Rank { user: user(self.features, self.vector)?, items: items(self.items), reading };
+        let shape = Shape { is_table: self.format == FormatName::Columns, cursor: None };
+        Ok((rank, terms(self.timeout_ms, self.priority)?, shape))
+    }
+}
+
+impl EmbedRequest {
+    pub(super) fn typed(self) -> Result<(request::Embed, Terms)> {
+        let (features, on_degraded) = (features(self.features), self.on_degraded);
+        let embed = request::Embed { features, on_degraded, whole: false };
+        Ok((embed, terms(self.timeout_ms, self.priority)?))
+    }
+}
+
+fn user(given: Option<FeatureValues>, vector: Option<Vector<DIMENSION_MAX>>) -> Result<User> {
+    match (given, vector) {
+        (Some(given), None) => Ok(User::Features(features(given))),
+        (None, Some(Vector(vector))) => Ok(User::Vector(vector)),
+        (Some(_), Some(_)) => Err(Error::invalid("fields `features` and `vector`: got both, expected one of them")),
+        (None, None) => Err(Error::invalid("fields `features` and `vector`: got neither, expected one of them")),
+    }
+}
+
+fn features(given: FeatureValues) -> Features {
+    given.0.into_iter().filter_map(|(name, value)| Some((name, value?.0))).collect()
+}
+
+fn items<const MOST: usize>(ids: List<i64, MOST>) -> Vec<ItemId> {
+    ids.0.into_iter().map(ItemId).collect()
+}
+
+fn reading(
+    columns: List<String, COLUMNS_MAX>,
+    constants: Named<Finite, CONSTANTS_MAX>,
+    explain: bool,
+    on_degraded: request::OnDegraded,
+) -> Result<Reading> {
+    let List(columns) = columns;
+    if let Some((n, twice)) = columns.iter().enumerate().find(|(n, name)| columns[..*n].contains(name)) {
+        return Err(Error::invalid(format!("field `columns[{n}]`: got `{twice}` twice, expected each column once")));
+    }
+    let constants = constants.0.into_iter().map(|(name, x)| (name, x.0)).collect();
+    Ok(Reading { columns, constants, explain, on_degraded })
+}
+
+pub(super) fn terms(timeout_ms: Option<u64>, priority: Priority) -> Result<Terms> {
+    between("timeout_ms", timeout_ms, TIMEOUT_MS_MAX as usize)?;
+    Ok(Terms { timeout: timeout_ms.map(Duration::from_millis), priority, ..Terms::default() })
+}
+
+fn between(field: &str, value: Option<u64>, most: usize) -> Result<()> {
+    match value {
+        Some(value) if value == 0 || value > most as u64 => {
+            Err(Error::invalid(format!("field `{field}`: got {value}, expected 1 to {most}")))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,163 @@
+//! What became of the rows of a job.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::str::FromStr;
+
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use serde::{Deserialize, Serialize};
+
+use sterling_core::error::{Error, Result};
+
+/// Under which key an output's metadata say what it follows from.
+pub(super) const ORIGIN: &str = "sterling";
+/// Under which key they say how many rows have a problem.
+pub(super) const PROBLEMS: &str = "sterling.problems";
+
+/// A row without an answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Problem {
+    /// Its row of the input, from 0, empty lines not counted.
+    pub(super) row: u64,
+    /// Its id, where it could be read.
+    pub(super) id: Option<i64>,
+    /// The kind of the error.
+    pub(super) code: String,
+    /// What came and what was expected.
+    pub(super) reason: String,
+}
+
+/// What became of the rows of a job. Rows in are rows scored and problems.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counts {
+    /// Rows of the input files.
+    pub rows: u64,
+    /// Rows with an answer.
+    pub scored: u64,
+    /// Rows without, by the kind of the error.
+    pub problems: BTreeMap<String, u64>,
+}
+
+impl Counts {
+    /// Adds those of another unit.
+    pub fn add(&mut self, other: &Counts) {
+        self.rows += other.rows;
+        self.scored += other.scored;
+        for (code, count) in &other.problems {
+            *self.problems.entry(code.clone()).or_default() += count;
+        }
+    }
+
+    /// Rows with a problem of any kind.
+    pub fn wrong(&self) -> u64 {
+        self.problems.values().sum()
+    }
+
+    /// The counts of a unit, from its files, which say that they come from `origin`.
+    pub(super) fn read(output: &Path, problems: &Path, origin: &str) -> Result<Self> {
+        let open = |path: &Path| File::open(path).map_err(|e| Error::io(path.display(), e));
+        let corrupt = |path: &Path, e: &dyn std::fmt::Display| Error::corrupt(format!("{}: {e}", path.display()));
+        let reader = ParquetRecordBatchReaderBuilder::try_new(open(output)?).map_err(|e| corrupt(output, &e))?;
+        let metadata = reader.metadata().file_metadata();
+        let pairs = metadata.key_value_metadata();
+        let said = |key| pairs?.iter().find(|pair| pair.key == key)?.value.as_deref();
+        let count = said(PROBLEMS).and_then(|count| count.parse::<u64>().ok());
+        let Some(count) = count.filter(|_| said(ORIGIN) == Some(origin)) else {
+            let what = "the output of another job; remove it to have it made by this one";
+            return Err(corrupt(output, &what));
+        };
+        let scored = metadata.num_rows() as u64;
+        let mut counts = Counts { rows: scored + count, scored, ..Counts::default() };
+        if count == 0 {
+            return Ok(counts);
+        }
+        for line in BufReader::new(open(problems)?).lines() {
+            let line = line.map_err(|e| Error::io(problems.display(), e))?;
+            let problem: Problem = serde_json::from_str(&line).map_err(|e| corrupt(problems, &e))?;
+            *counts.problems.entry(problem.code).or_default() += 1;
+        }
+        match counts.wrong() == count {
+            true => Ok(counts),
+            false => {
+                let what = format!("{} problems, of which {} says {count}", counts.wrong(), output.display());
+                Err(corrupt(problems, &what))
+            }
+        }
+    }
+}
+
+/// How many rows of a job may have a problem: a number, or a share of all rows in percent.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum ProblemLimit {
+    /// So many rows at most.
+    Rows(u64),
+    /// So many of a hundred rows at most.
+    Percent(f64),
+}
+
+impl ProblemLimit {
+    /// Refuses counts with more problems.
+    ///
+    /// # Errors
+    /// `Invalid` with both numbers.
+    pub(super) fn check(self, counts: &Counts) -> Result<()> {
+        let most = match self {
+            ProblemLimit::Rows(rows) => rows,
+            // 2.3 is a little less than that: a share that comes out even is not rounded down.
+            ProblemLimit::Percent(percent) => (counts.rows as f64 * percent / 100.0 * (1.0 + 1e-12)) as u64,
+        };
+        let (wrong, rows) = (counts.wrong(), counts.rows);
+        match wrong <= most {
+            true => Ok(()),
+            false => Err(Error::invalid(format!(
+                "{wrong} of {rows} rows have a problem, expected at most {most}: the `_*.problems.jsonl` files of the output say which; \
+                 all other rows are scored"
+            ))),
+        }
+    }
+}
+
+impl FromStr for ProblemLimit {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let expected = || format!("got `{text}`, expected a number of rows such as 100 or a share such as 0.5%");
+        let limit = match text.strip_suffix('%') {
+            Some(percent) => percent.parse().ok().filter(|p| (0.0..=100.0).contains(p)).map(ProblemLimit::Percent),
+            None => text.parse().ok().map(ProblemLimit::Rows),
+        };
+        limit.ok_or_else(expected)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn problems_above_the_limit_are_refused() {
+        let counts = |rows, wrong| Counts { rows, scored: rows - wrong, problems: [("invalid".into(), wrong)].into() };
+        for (limit, rows, wrong, is_within) in [
+            ("0", 10, 0, true),
+            ("0", 10, 1, false),
+            ("6", 10, 6, true),
+            ("5", 10, 6, false),
+            ("1%", 1000, 10, true),
+            ("1%", 1000, 11, false),
+            ("0.5%", 100, 1, false),
+            ("100%", 3, 3, true),
+            ("2.3%", 3000, 69, true),
+            ("2.3%", 3000, 70, false),
+            ("0%", 0, 0, true),
+        ] {
+            let limit: ProblemLimit = limit.parse().unwrap();
+            assert_eq!(limit.check(&counts(rows, wrong)).is_ok(), is_within, "{limit:?} {rows} {wrong}");
+        }
+        for wrong in ["", "-1", "1.5", "101%", "-1%", "NaN%", "%", "many"] {
+            assert!(wrong.parse::<ProblemLimit>().unwrap_err().contains("expected a number of rows"), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,311 @@
+//! The folder of a job: what it was begun with, and which of its units are done.
+
+use std::fs::{self, File};
+use std::io::{ErrorKind, Write as _};
+use std::path::{self, Path, PathBuf};
+
+use rayon::prelude::*;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64;
+
+use sterling_core::error::{Error, Kind, Result};
+use sterling_snapshot::items::{RowFile, check_format};
+use sterling_storage::files::{self, Checksum, Unchanged};
+
+const JOB_FILE: &str = "_job.json";
+/// What a job is for: what is asked of every unit of it.
+pub trait Purpose: Clone + Serialize + DeserializeOwned {
+    /// The first thing in which others differ from these: what it is called, what it is here and what it is there.
+    fn difference(&self, others: &Self) -> Option<(&'static str, String, String)>;
+}
+
+/// An input file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Unit {
+    /// Its absolute path.
+    pub input: PathBuf,
+    /// Its length and hash.
+    pub sum: Checksum,
+    /// Columns that the folders it was found in give all of its rows.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub columns: Vec<(String, String)>,
+}
+
+impl Unit {
+    /// The file with the columns of its folders.
+    pub fn file(&self) -> RowFile {
+        RowFile { path: self.input.clone(), columns: self.columns.clone() }
+    }
+}
+
+/// Everything that the outputs of a job follow from.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Job<T> {
+    asked: T,
+    /// The input files in the order of their paths, each of which makes one output file.
+    units: Vec<Unit>,
+}
+
+/// The folder that a job writes to.
+#[derive(Clone, Debug)]
+pub struct JobFolder<T> {
+    root: PathBuf,
+    job: Job<T>,
+    /// True where the inputs were hashed just now.
+    is_new: bool,
+}
+
+impl<T: Purpose> JobFolder<T> {
+    /// Begins the job in a folder, or goes on with it where it was begun there. Of several that begin at once one writes what the
+    /// job is, and all others find it. Inputs are hashed by the one that begins; [`JobFolder::check_all`] and
+    /// [`JobFolder::check`] do it again. An input that is a folder is all files below it.
+    ///
+    /// # Errors
+    /// `Conflict` with the first difference where another job was begun there; `Invalid` without inputs, where one stands
+    /// twice or beside the outputs, and as [`RowFile::below`]; `Unsupported` with the format of one that is not read; `NotFound` or `Io` with
+    /// the path. A job that could not be done is not begun.
+    pub fn open(root: &Path, asked: T, given: Vec<PathBuf>) -> Result<Self> {
+        let mut inputs = Vec::with_capacity(given.len());
+        let outputs = resolved(root)?;
+        for input in given {
+            let input = path::absolute(&input).map_err(|e| Error::io(input.display(), e))?;
+            let kind = fs::metadata(&input).map_err(|e| Error::io(input.display(), e))?;
+            let is_beside = if kind.is_dir() {
+                outputs.starts_with(resolved(&input)?)
+            } else {
+                resolved(input.parent().unwrap_or(&input))? == outputs
+            };
+            if is_beside {
+                let (root, input) = (root.display(), input.display());
+                return Err(Error::invalid(format!(
+                    "{root}: outputs would lie beside the input {input}, expected a folder of their own"
+                )));
+            }
+            match kind.file_type() {
+                kind if kind.is_dir() => inputs.extend(RowFile::below(&input)?),
+                kind if kind.is_file() => inputs.push(RowFile::alone(input)),
+                _ => return Err(Error::invalid(format!("{}: neither a file nor a folder", input.display()))),
+            }
+        }
+        inputs.sort_by(|a, b| a.path.cmp(&b.path));
+        if let Some(pair) = inputs.windows(2).find(|pair| pair[0].path == pair[1].path) {
+            return Err(Error::invalid(format!("input {}: given twice, expected once", pair[0].path.display())));
+        }
+        if inputs.is_empty() {
+            return Err(Error::invalid("no inputs, expected at least one file"));
+        }
+        if root.is_file() {
+            return Err(Error::invalid(format!(
+                "{}: a file, expected a folder for what the job writes",
+                root.display()
+            )));
+        }
+        let path = root.join(JOB_FILE);
+        let begun = read(&path)?;
+        let is_new = begun.is_none();
+        let job = match begun {
+            Some(job) => job,
+            None => {
+                let unit = |file: &RowFile| {
+                    let RowFile { path: input, columns } = file.clone();
+                    check_format(&input)?;
+                    Ok(Unit { sum: Checksum::of_file(&input)?, input, columns })
+                };
+                let units = inputs.par_iter().map(unit).collect::<Result<_>>()?;
+                fs::create_dir_all(root).map_err(|e| Error::io(root.display(), e))?;
+                create(&path, Job { asked: asked.clone(), units })?
+            }
+        };
+        match difference(&job, &asked, &inputs)? {
+            None => Ok(JobFolder { root: root.into(), job, is_new }),
+            Some(difference) => Err(another(root, &difference)),
+        }
+    }
+
+    /// The job that was begun in a folder, whatever it asks.
+    ///
+    /// # Errors
+    /// `NotFound` where none was; `Corrupt` or `Io`.
+    pub fn begun(root: &Path) -> Result<Self> {
+        let job = read(&root.join(JOB_FILE))?;
+        let job = job.ok_or_else(|| Error::not_found(format!("{}: no job was begun here", root.display())))?;
+        Ok(JobFolder { root: root.into(), job, is_new: false })
+    }
+
+    /// Refuses other terms than those that the job was begun with.
+    ///
+    /// # Errors
+    /// `Conflict` with the first difference.
+    pub fn check_terms(&self, asked: &T) -> Result<()> {
+        terms_differ(&self.job, asked).map_or(Ok(()), |difference| Err(another(&self.root, &difference)))
+    }
+
+    /// The folder.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// What is asked of every unit.
+    pub fn asked(&self) -> &T {
+        &self.job.asked
+    }
+
+    /// The input files, in the order of their paths.
+    pub fn units(&self) -> &[Unit] {
+        &self.job.units
+    }
+
+    /// Looks whether all inputs hold what they held when the job was begun.
+    ///
+    /// # Errors
+    /// As [`JobFolder::check`], of the first that does not.
+    pub fn check_all(&self) -> Result<()> {
+        match self.is_new {
+            true => Ok(()),
+            false => (0..self.job.units.len()).try_for_each(|unit| self.check(unit).map(drop)),
+        }
+    }
+
+    /// Looks whether an input holds what it held when the job was begun. Whoever reads it then checks what comes back: that it still
+    /// does.
+    ///
+    /// # Errors
+    /// `Conflict` where it does not; `NotFound` or `Io` with its path.
+    pub fn check(&self, unit: usize) -> Result<Unchanged> {
+        let Unit { input, sum, .. } = &self.job.units[unit];
+        let before = Unchanged::of([input.as_path()])?;
+        let now = Checksum::of_file(input)?;
+        match now == *sum {
+            true => Ok(before),
+            false => Err(Error::conflict(format!(
+                "{}: another job was begun here: its input {} had {} bytes with the hash {}, now it has {} with {}",
+                self.root.display(),
+                input.display(),
+                sum.bytes,
+                sum.xxh3,
+                now.bytes,
+                now.xxh3
+            ))),
+        }
+    }
+
+    /// What the outputs of a unit are called.
+    pub fn name(&self, unit: usize) -> String {
+        let input = self.job.units[unit].input.to_string_lossy();
+        format!("part-{unit:05}-{:016x}", xxh3_64(input.as_bytes()))
+    }
+
+    /// What the output of a unit follows from, as its file says it.
+    ///
+    /// # Errors
+    /// `Internal` where it cannot be written.
+    pub fn origin(&self, unit: usize) -> Result<String> {
+        serde_json::to_string(&(&self.job.asked, &self.job.units[unit]))
+            .map_err(|e| Error::internal(format!("job: {e}")))
+    }
+
+    /// Removes what killed workers left behind of the job, of its units, and of other outputs of these names.
+    ///
+    /// # Errors
+    /// `Io` with the folder.
+    pub fn sweep(&self, others: &[&str]) -> Result<()> {
+        let mut left: Vec<String> = [JOB_FILE].iter().chain(others).map(|name| format!(".{name}.tmp-")).collect();
+        left.extend([".part-".into(), "._part-".into()]);
+        for entry in fs::read_dir(&self.root).map_err(|e| Error::io(self.root.display(), e))?.flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            // Whoever still writes one finds the output there; another may have removed it before.
+            if left.iter().any(|start| name.starts_with(start)) {
+                let _ = fs::remove_file(entry.path()).or_else(|_| fs::remove_dir_all(entry.path()));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The path without links, of which the last names need not be there yet.
+fn resolved(path: &Path) -> Result<PathBuf> {
+    let found = match fs::canonicalize(path) {
+        Err(e) if e.kind() == ErrorKind::NotFound => path::absolute(path),
+        found => return found.map_err(|e| Error::io(path.display(), e)),
+    };
+    let whole = found.map_err(|e| Error::io(path.display(), e))?;
+    match (whole.parent(), whole.file_name()) {
+        (Some(parent), Some(name)) => Ok(resolved(parent)?.join(name)),
+        _ => Err(Error::not_found(format!("{}: a part of it is not there", path.display()))),
+    }
+}
+
+fn another(root: &Path, difference: &str) -> Error {
+    Error::conflict(format!(
+        "{}: another job was begun here: {difference}; go on with the same, or choose another folder",
+        root.display()
+    ))
+}
+
+fn read<T: Purpose>(path: &Path) -> Result<Option<Job<T>>> {
+    match fs::read(path).map_err(|e| Error::io(path.display(), e)) {
+        Ok(text) => serde_json::from_slice(&text)
+            .map(Some)
+            .map_err(|e| Error::corrupt(format!("{}: not a job: {e}", path.display()))),
+        Err(e) if e.kind() == Kind::NotFound => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+/// Writes the file of a job, whole, unless another did so first; the job that is there then.
+fn create<T: Purpose>(path: &Path, job: Job<T>) -> Result<Job<T>> {
+    let text = serde_json::to_vec_pretty(&job).map_err(|e| Error::internal(format!("job: {e}")))?;
+    let whole = files::temporary(path);
+    let written = File::create(&whole).and_then(|mut file| file.write_all(&text).and_then(|()| file.sync_all()));
+    written.map_err(|e| Error::io(whole.display(), e))?;
+    let linked = fs::hard_link(&whole, path);
+    let placed = match &linked {
+        Err(e) if e.kind() != ErrorKind::AlreadyExists => {
+            // A file system without links: of two who begin different jobs at the same instant the outputs tell at the end.
+            fs::rename(&whole, path)
+        }
+        _ => fs::remove_file(&whole),
+    };
+    if let Err(e) = placed {
+        // Another's may stand, and whoever ended that job has removed this one.
+        return read(path)?.ok_or_else(|| Error::io(path.display(), e));
+    }
+    let folder = path.parent().unwrap_or(Path::new("."));
+    files::sync_folder(folder).map_err(|e| Error::io(folder.display(), e))?;
+    match linked {
+        Err(e) if e.kind() == ErrorKind::AlreadyExists => Ok(read(path)?.unwrap_or(job)),
+        _ => Ok(job),
+    }
+}
+
+/// What differs first between the job that was begun and what is asked for.
+fn difference<T: Purpose>(begun: &Job<T>, asked: &T, inputs: &[RowFile]) -> Result<Option<String>> {
+    if let Some(difference) = terms_differ(begun, asked) {
+        return Ok(Some(difference));
+    }
+    if begun.units.len() != inputs.len() {
+        return Ok(Some(differ("number of inputs", &begun.units.len(), &inputs.len())));
+    }
+    for (unit, RowFile { path: input, .. }) in begun.units.iter().zip(inputs) {
+        // A job that was begun by an earlier release may name inputs by relative paths.
+        if unit.input != *input && resolved(&unit.input).ok() != Some(resolved(input)?) {
+            return Ok(Some(differ("input", &unit.input.display(), &input.display())));
+        }
+        let bytes = fs::metadata(input).map_err(|e| Error::io(input.display(), e))?.len();
+        if unit.sum.bytes != bytes {
+            return Ok(Some(differ(&format!("input {}, in bytes,", input.display()), &unit.sum.bytes, &bytes)));
+        }
+    }
+    Ok(None)
+}
+
+fn terms_differ<T: Purpose>(begun: &Job<T>, asked: &T) -> Option<String> {
+    begun.asked.difference(asked).map(|(what, begun, asked)| differ(what, &begun, &asked))
+}
+
+fn differ(what: &str, begun: &dyn std::fmt::Display, asked: &dyn std::fmt::Display) -> String {
+    format!("its {what} is {begun}, asked for is {asked}")
+}

@@ -1,0 +1,73 @@
+//! The worker of an engine: numbers of units come in, a line each, and a line of JSON goes out for each.
+//!
+//! | line in | line out |
+//! |---|---|
+//! | | first of all `{"ready": true, "units": 16}`: all is loaded, the job begun |
+//! | `2` | `{"unit": 2, "done": true, "counts": {..}}`, without `counts` where there was nothing to do |
+//! | what fails, or is no number of a unit | `{"unit": 2, "done": false, "code": "..", "retryable": false, "error": ".."}` |
+//! | nothing | nothing |
+
+use std::io::{BufRead, Write};
+
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::lines::next_line;
+use sterling_core::error::{Error, Result};
+
+/// Longest line that comes in, in bytes.
+const ORDER_BYTES_MAX: usize = 64;
+
+/// Does the units that are named, of so many, until there are no more, or nobody reads what became of them. `run` does one and counts
+/// what it made; nothing where it was done.
+///
+/// # Errors
+/// The first of what failed; `Io` where the lines cannot be read or written.
+pub fn serve<C: Serialize>(
+    units: usize,
+    mut run: impl FnMut(usize) -> Result<Option<C>>,
+    mut from: impl BufRead,
+    mut to: impl Write,
+) -> Result<()> {
+    let mut tell =
+        |told: Value| writeln!(to, "{told}").and_then(|()| to.flush()).map_err(|e| Error::io("standard output", e));
+    tell(json!({"ready": true, "units": units}))?;
+    let mut failed = None;
+    loop {
+        let mut line = Vec::new();
+        let read = next_line(&mut from, &mut line, ORDER_BYTES_MAX).map_err(|e| Error::io("standard input", e))?;
+        if read == 0 {
+            return failed.map_or(Ok(()), Err);
+        }
+        let line = String::from_utf8_lossy(&line);
+        let order = line.trim();
+        if order.is_empty() {
+            continue;
+        }
+        let unit = order.parse().map_err(|_| Error::invalid(format!("unit `{order}`: expected the number of a file")));
+        let told = match unit.and_then(|unit| checked(unit, units)).and_then(|unit| Ok((unit, run(unit)?))) {
+            Ok((unit, Some(counts))) => json!({"unit": unit, "done": true, "counts": counts}),
+            Ok((unit, None)) => json!({"unit": unit, "done": true}),
+            Err(e) => {
+                let unit = order.parse::<u64>().map_or_else(|_| json!(order), |unit| json!(unit));
+                let (code, retryable) = (e.kind().name(), e.kind().is_transient());
+                let told =
+                    json!({"unit": unit, "done": false, "code": code, "retryable": retryable, "error": e.to_string()});
+                failed.get_or_insert(e);
+                told
+            }
+        };
+        tell(told)?;
+    }
+}
+
+/// Refuses a number that none of so many units has.
+///
+/// # Errors
+/// `Invalid` with those that there are.
+pub fn checked(unit: usize, units: usize) -> Result<usize> {
+    match unit < units {
+        true => Ok(unit),
+        false => Err(Error::invalid(format!("unit {unit}: expected the number of a file, 0 to {}", units - 1))),
+    }
+}

@@ -1,0 +1,42 @@
+//! Rows of JSON lines.
+
+use std::io::BufRead;
+
+use crate::jobs::next_line;
+use sterling_core::error::{Error, Result};
+
+/// Longest row, in bytes.
+const ROW_BYTES_MAX: usize = 8 << 20;
+
+/// The rows of a file of JSON lines. Empty lines are none.
+pub(super) struct Lines {
+    from: Box<dyn BufRead>,
+    is_first: bool,
+}
+
+impl Lines {
+    pub(super) fn new(from: Box<dyn BufRead>) -> Self {
+        Lines { from, is_first: true }
+    }
+
+    /// The next row; an error in its place where a line is none.
+    pub(super) fn next(&mut self) -> std::io::Result<Option<Result<String>>> {
+        loop {
+            let mut line = Vec::new();
+            let read = next_line(&mut self.from, &mut line, ROW_BYTES_MAX)?;
+            if std::mem::take(&mut self.is_first) && line.starts_with(b"\xef\xbb\xbf") {
+                line.drain(..3);
+            }
+            if line.len() > ROW_BYTES_MAX {
+                return Ok(Some(Err(Error::invalid(format!("longer than {ROW_BYTES_MAX} bytes")))));
+            }
+            if !line.trim_ascii().is_empty() {
+                let text = String::from_utf8(line);
+                return Ok(Some(text.map_err(|e| Error::invalid(format!("not UTF-8: {}", e.utf8_error())))));
+            }
+            if read == 0 {
+                return Ok(None);
+            }
+        }
+    }
+}

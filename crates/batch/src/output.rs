@@ -1,0 +1,274 @@
+//! Answers as a Parquet file, and the rows that have none, if any, as JSON lines beside it.
+//!
+//! | column | holds |
+//! |---|---|
+//! | `id` | the row's id |
+//! | `items` `scores` `similarities` | lists, the best first: ids, the value model's scores, retrieval scores |
+//! | `task_NAME` | a list of each task's scores |
+//! | `column_NAME` | a list of each item column that was asked for, as texts; several values as a JSON list |
+//! | `unknown` | of a ranking: a list of the given items that the model does not hold |
+//! | `vector` | of items, in place of all else: what the item tower makes of them |
+
+use std::fs::{self, File};
+use std::io::{BufWriter, ErrorKind, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arrow_array::builder::{Float32Builder, Int64Builder, ListBuilder, StringBuilder};
+use arrow_array::{ArrayRef, FixedSizeListArray, Float32Array, Int64Array, RecordBatch};
+use arrow_schema::{DataType, Field, SchemaRef};
+use parquet::arrow::{ArrowSchemaConverter, ArrowWriter};
+use parquet::basic::{Compression, Type, ZstdLevel};
+use parquet::file::metadata::KeyValue;
+use parquet::file::properties::WriterProperties;
+
+use super::counts::{ORIGIN, PROBLEMS, Problem};
+use super::job::JobTerms;
+use super::questions::{Questions, Template};
+use crate::jobs::JobFolder;
+use sterling_core::error::{Error, Kind, Result};
+use sterling_core::request::Ranked;
+use sterling_core::units::ItemId;
+use sterling_index::columns::{Cell, Stacked};
+use sterling_serving::view::View;
+use sterling_storage::files;
+
+/// Bytes of encoded rows after which they become a row group.
+const GROUP_BYTES: usize = 32 << 20;
+/// The answers of consecutive rows in their order, and the problems of those that have none.
+pub(super) struct Scored {
+    pub(super) answers: RecordBatch,
+    pub(super) problems: Vec<Problem>,
+}
+
+/// What one row is answered with.
+pub(super) enum Told {
+    Items(Ranked),
+    /// `[D]`
+    Vector(Vec<f32>),
+}
+
+/// Which columns the outputs of a job have, and where their values come from.
+pub(super) enum Layout {
+    Items {
+        tasks: Vec<String>,
+        columns: Stacked,
+        /// The names and numbers of the item columns that are told.
+        picked: Vec<(String, usize)>,
+        /// True where items were given, some of which the model may not hold.
+        unknown: bool,
+    },
+    Vectors {
+        width: usize,
+    },
+}
+
+impl Layout {
+    /// The layout of what a view answers.
+    pub(super) fn new(view: &View, questions: &Questions) -> Result<Self> {
+        if *questions.template() == Template::Items {
+            return match view.main().package.item {
+                Some(_) => Ok(Layout::Vectors { width: view.dimension() }),
+                None => Err(Error::unsupported("items: this model has no item tower")),
+            };
+        }
+        let columns = view.columns();
+        let picked = questions.columns().iter().map(|name| Ok((name.clone(), columns.first().number(name)?)));
+        let picked = picked.collect::<Result<Vec<_>>>()?;
+        let tasks = view.main().package.spec.tasks.iter().map(|task| task.name.clone()).collect();
+        Ok(Layout::Items { tasks, columns, picked, unknown: matches!(questions.template(), Template::Rank(_)) })
+    }
+
+    fn schema(&self) -> Result<SchemaRef> {
+        Ok(self.batch(Vec::new())?.schema())
+    }
+
+    /// Rows as columns.
+    pub(super) fn batch(&self, rows: Vec<(i64, Told)>) -> Result<RecordBatch> {
+        let ids: ArrayRef = Arc::new(Int64Array::from_iter_values(rows.iter().map(|(id, _)| *id)));
+        let mut all: Vec<(String, ArrayRef)> = vec![("id".into(), ids)];
+        let (mut ranked, mut vectors) = (Vec::new(), Vec::new());
+        for (_, told) in rows {
+            match told {
+                Told::Items(items) => ranked.push(items),
+                Told::Vector(vector) => vectors.extend(vector),
+            }
+        }
+        match self {
+            Layout::Items { tasks, columns, picked, unknown } => {
+                all.extend(of_items(&ranked, tasks));
+                for (name, number) in picked {
+                    all.push((format!("column_{name}"), of_column(&ranked, columns, *number)));
+                }
+                if *unknown {
+                    all.push(("unknown".into(), lists(&ranked, |ranked| &ranked.unknown)));
+                }
+            }
+            Layout::Vectors { width } => {
+                let field = Arc::new(Field::new("item", DataType::Float32, false));
+                let numbers = Arc::new(Float32Array::from(vectors));
+                let vectors = i32::try_from(*width).map_err(|e| e.to_string()).and_then(|width| {
+                    FixedSizeListArray::try_new(field, width, numbers, None).map_err(|e| e.to_string())
+                });
+                all.push(("vector".into(), Arc::new(vectors.map_err(|e| Error::internal(format!("vectors: {e}")))?)));
+            }
+        }
+        RecordBatch::try_from_iter(all).map_err(|e| Error::internal(format!("answers: {e}")))
+    }
+}
+
+/// Ids, scores and those of tasks.
+fn of_items(ranked: &[Ranked], tasks: &[String]) -> Vec<(String, ArrayRef)> {
+    let floats = |of: &dyn for<'a> Fn(&'a Ranked) -> &'a [f32]| -> ArrayRef {
+        let mut list = ListBuilder::new(Float32Builder::new());
+        for ranked in ranked {
+            list.values().append_slice(of(ranked));
+            list.append(true);
+        }
+        Arc::new(list.finish())
+    };
+    let mut all: Vec<(String, ArrayRef)> = vec![
+        ("items".into(), lists(ranked, |ranked| &ranked.ids)),
+        ("scores".into(), floats(&|ranked| &ranked.scores)),
+        ("similarities".into(), floats(&|ranked| &ranked.similarities)),
+    ];
+    for (n, task) in tasks.iter().enumerate() {
+        let of_task = |ranked: &Ranked| n * ranked.ids.len()..(n + 1) * ranked.ids.len();
+        all.push((format!("task_{task}"), floats(&|ranked| &ranked.tasks[of_task(ranked)])));
+    }
+    all
+}
+
+fn lists(ranked: &[Ranked], of: impl for<'a> Fn(&'a Ranked) -> &'a [ItemId]) -> ArrayRef {
+    let mut list = ListBuilder::new(Int64Builder::new());
+    for ranked in ranked {
+        of(ranked).iter().for_each(|id| list.values().append_value(id.0));
+        list.append(true);
+    }
+    Arc::new(list.finish())
+}
+
+fn of_column(ranked: &[Ranked], columns: &Stacked, number: usize) -> ArrayRef {
+    let mut list = ListBuilder::new(StringBuilder::new());
+    for ranked in ranked {
+        let cells = ranked.slots.iter().map(|&slot| text(columns.cell(number, slot)));
+        cells.for_each(|cell| list.values().append_option(cell));
+        list.append(true);
+    }
+    Arc::new(list.finish())
+}
+
+/// A cell as a text; none where it is missing.
+fn text(cell: Cell<'_>) -> Option<String> {
+    match cell {
+        Cell::Missing => None,
+        Cell::Integer(x) => Some(x.to_string()),
+        Cell::Float(x) => Some(x.to_string()),
+        Cell::Text(text) => Some(text.to_owned()),
+        Cell::Integers(many) => serde_json::to_string(&many).ok(),
+        Cell::Texts(many) => serde_json::to_string(&many).ok(),
+    }
+}
+
+/// The files of a unit while they are written.
+pub(super) struct Output {
+    writer: ArrowWriter<File>,
+    problems: BufWriter<File>,
+    problem_count: u64,
+    output: Growing,
+    of_problems: Growing,
+}
+
+/// A file under another name than it will have.
+struct Growing {
+    path: PathBuf,
+    temporary: PathBuf,
+}
+
+impl Growing {
+    fn create(path: PathBuf) -> Result<(Self, File)> {
+        let temporary = files::temporary(&path);
+        let file = File::create_new(&temporary).map_err(|e| Error::io(temporary.display(), e))?;
+        Ok((Growing { path, temporary }, file))
+    }
+
+    fn wrong(&self, e: &dyn std::fmt::Display) -> Error {
+        Error::new(Kind::Io, format!("{}: {e}", self.path.display()))
+    }
+
+    /// Gives the file its name.
+    fn publish(&self) -> Result<()> {
+        match fs::rename(&self.temporary, &self.path) {
+            // Another worker did the same unit, ended the job and removed what was left.
+            Err(e) if e.kind() == ErrorKind::NotFound && self.path.exists() => Ok(()),
+            renamed => renamed.map_err(|e| Error::io(self.path.display(), e)),
+        }
+    }
+
+    /// Removes what an output that was removed had left under the name.
+    fn withdraw(&self) -> Result<()> {
+        match fs::remove_file(&self.path) {
+            Err(e) if e.kind() != ErrorKind::NotFound => Err(Error::io(self.path.display(), e)),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Drop for Growing {
+    fn drop(&mut self) {
+        // Of a file that is whole nothing is left under this name.
+        let _ = fs::remove_file(&self.temporary);
+    }
+}
+
+impl Output {
+    /// Begins the files of a unit.
+    pub(super) fn create(folder: &JobFolder<JobTerms>, unit: usize, layout: &Layout) -> Result<Self> {
+        let (output, file) = Growing::create(folder.output(unit))?;
+        let (of_problems, problems) = Growing::create(folder.problems(unit))?;
+        let origin = KeyValue::new(ORIGIN.to_owned(), folder.origin(unit)?);
+        let schema = layout.schema()?;
+        let leaves = ArrowSchemaConverter::new().convert(&schema).map_err(|e| output.wrong(&e))?;
+        let mut properties = WriterProperties::builder()
+            .set_compression(Compression::ZSTD(ZstdLevel::default()))
+            .set_max_row_group_row_count(Some(usize::MAX))
+            .set_key_value_metadata(Some(vec![origin]));
+        // Scores hardly repeat: looking for each in a dictionary cost a twentieth of a row.
+        for leaf in leaves.columns().iter().filter(|leaf| leaf.physical_type() == Type::FLOAT) {
+            properties = properties.set_column_dictionary_enabled(leaf.path().clone(), false);
+        }
+        let writer = ArrowWriter::try_new(file, schema, Some(properties.build())).map_err(|e| output.wrong(&e))?;
+        Ok(Output { writer, problems: BufWriter::new(problems), problem_count: 0, output, of_problems })
+    }
+
+    /// Adds rows, in their order.
+    pub(super) fn write(&mut self, rows: &Scored) -> Result<()> {
+        self.problem_count += rows.problems.len() as u64;
+        for problem in &rows.problems {
+            let line = serde_json::to_string(problem).map_err(|e| Error::internal(format!("problem: {e}")))?;
+            writeln!(self.problems, "{line}").map_err(|e| Error::io(self.of_problems.path.display(), e))?;
+        }
+        let written = self.writer.write(&rows.answers);
+        let written = written.and_then(|()| match self.writer.in_progress_size() > GROUP_BYTES {
+            true => self.writer.flush(),
+            false => Ok(()),
+        });
+        written.map_err(|e| self.output.wrong(&e))
+    }
+
+    /// Gives the files their names, the one of the recommendations last.
+    pub(super) fn finish(mut self) -> Result<()> {
+        self.writer.append_key_value_metadata(KeyValue::new(PROBLEMS.to_owned(), self.problem_count.to_string()));
+        self.writer.finish().map_err(|e| self.output.wrong(&e))?;
+        self.writer.inner().sync_all().map_err(|e| self.output.wrong(&e))?;
+        let synced = self.problems.flush().and_then(|()| self.problems.get_ref().sync_all());
+        synced.map_err(|e| self.of_problems.wrong(&e))?;
+        match self.problem_count {
+            0 => self.of_problems.withdraw()?,
+            _ => self.of_problems.publish()?,
+        }
+        self.output.publish()?;
+        let folder = self.output.path.parent().unwrap_or(Path::new("."));
+        files::sync_folder(folder).map_err(|e| Error::io(folder.display(), e))
+    }
+}

@@ -1,0 +1,247 @@
+//! What a row asks: its own fields, and those of the job where it has none.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use sterling_api::Retrievals;
+use sterling_core::error::{Error, Result};
+use sterling_core::limits::FEATURES_MAX;
+use sterling_core::request::{Features, Rank, Request, Retrieve, Values};
+use sterling_serving::fresh::{GivenItem, GivenValues};
+use sterling_snapshot::items::{EMBEDDING, ID};
+
+const COLUMNS: &str = "columns";
+
+/// What is made of each row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Task {
+    /// The best items of a user.
+    Retrieve,
+    /// The scores of a user's given items.
+    Rank,
+    /// The vector that the item tower makes of an item.
+    Items,
+}
+
+/// What requests get that do not say: fields of a `:retrieve` or a `:rank`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Questions {
+    fields: BTreeMap<String, String>,
+    /// What they make of a row that says nothing.
+    template: Template,
+}
+
+/// What the fields of a job make of a row that says nothing.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Template {
+    Retrieve(Box<Retrieve>),
+    Rank(Box<Rank>),
+    Items,
+}
+
+/// What one row asks.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Question {
+    Pass(Box<Request>),
+    /// The features of an item.
+    Item(Features),
+}
+
+/// A row: its id, where it has one, and what it asks.
+pub(super) type Asking = (Option<i64>, Result<Question>);
+
+impl Questions {
+    /// Reads the fields of a JSON object.
+    ///
+    /// # Errors
+    /// `Invalid` where it is none, or where a request of these fields and a user could not be read.
+    pub fn parse(task: Task, text: &str) -> Result<Self> {
+        let place = |e: Error| e.within("request");
+        let sterling_api::Named::<Box<RawValue>, FEATURES_MAX>(fields) =
+            serde_json::from_str(text).map_err(|e| place(Error::invalid(format!("not a JSON object: {e}"))))?;
+        let of_rows: &[&str] = match task {
+            Task::Retrieve => &[ID, "features", "vector", "requests"],
+            Task::Rank => &[ID, "features", "vector", "items"],
+            Task::Items => &[ID],
+        };
+        if let Some(field) = of_rows.iter().find(|field| fields.contains_key(**field)) {
+            return Err(place(Error::invalid(format!("field `{field}` is of a row, expected none for all"))));
+        }
+        let fields: BTreeMap<String, String> =
+            fields.into_iter().map(|(name, value)| (name, value.get().to_owned())).collect();
+        let with = |first: &str| joined(fields.iter().map(shown), first);
+        let template = match task {
+            Task::Retrieve => retrieve(&with(r#""features":{}"#)).map(Box::new).map(Template::Retrieve),
+            Task::Rank => rank(&with(r#""features":{},"items":[0]"#)).map(Box::new).map(Template::Rank),
+            Task::Items => match fields.keys().next() {
+                Some(field) => Err(Error::invalid(format!("field `{field}`: items take none"))),
+                None => Ok(Template::Items),
+            },
+        };
+        Ok(Questions { fields, template: template.map_err(place)? })
+    }
+
+    pub(super) fn template(&self) -> &Template {
+        &self.template
+    }
+
+    /// The item columns that answers tell.
+    pub(super) fn columns(&self) -> &[String] {
+        match &self.template {
+            Template::Retrieve(retrieve) => &retrieve.reading.columns,
+            Template::Rank(rank) => &rank.reading.columns,
+            Template::Items => &[],
+        }
+    }
+
+    /// One text for them, whatever the order and the spaces that they were written with.
+    pub fn canonical(&self) -> String {
+        let fields = self.fields.iter().map(|(name, value)| {
+            let value: serde_json::Value = serde_json::from_str(value).unwrap_or_default();
+            format!("{}:{value}", quoted(name))
+        });
+        format!("{{{}}}", fields.collect::<Vec<_>>().join(","))
+    }
+
+    /// What a line of JSON asks: its own fields, and these where it has none. `sources` are the columns that an item tower reads.
+    pub(super) fn of_line(&self, line: &str, sources: &[String]) -> Asking {
+        if self.template == Template::Items {
+            return item(line, sources);
+        }
+        let mut fields = match serde_json::from_str::<sterling_api::Named<&RawValue, FEATURES_MAX>>(line) {
+            Ok(sterling_api::Named(fields)) => fields,
+            Err(e) => return (None, Err(Error::invalid(format!("not a JSON object: {e}")))),
+        };
+        let id = match fields.remove(ID).map(|id| serde_json::from_str::<i64>(id.get())) {
+            Some(Ok(id)) => id,
+            Some(Err(_)) => return (None, Err(Error::invalid("field `id`: expected a 64-bit integer"))),
+            None => return (None, Err(Error::invalid("field `id` is missing, expected a 64-bit integer"))),
+        };
+        if fields.contains_key(COLUMNS) {
+            return (Some(id), Err(Error::invalid("field `columns`: all rows have those of the job, expected none")));
+        }
+        let own = fields.iter().map(|(name, value)| (name.as_str(), value.get()));
+        let more = self.fields.iter().filter(|(name, _)| !fields.contains_key(*name)).map(shown);
+        let body = joined(own.chain(more), "");
+        let request = match &self.template {
+            Template::Rank(_) => rank(&body).map(Request::Rank),
+            _ => retrieve(&body).map(Request::Retrieve),
+        };
+        (Some(id), request.and_then(|request| self.bounded(request)))
+    }
+
+    /// Refuses more results than the memory of a job is bounded by.
+    pub(super) fn bounded(&self, request: Request) -> Result<Question> {
+        match (&request, &self.template) {
+            (Request::Retrieve(Retrieve { k, .. }), Template::Retrieve(most)) if *k > most.k => {
+                Err(Error::invalid(format!("field `k`: got {k}, expected at most {}, that of the job", most.k)))
+            }
+            _ => Ok(Question::Pass(Box::new(request))),
+        }
+    }
+}
+
+fn shown<'a>((name, value): (&'a String, &'a String)) -> (&'a str, &'a str) {
+    (name, value)
+}
+
+fn quoted(name: &str) -> String {
+    serde_json::Value::from(name).to_string()
+}
+
+/// An object of fields, after some that are written already.
+fn joined<'a>(fields: impl Iterator<Item = (&'a str, &'a str)>, first: &str) -> String {
+    let mut body = format!("{{{first}");
+    for (name, value) in fields {
+        if body.len() > 1 {
+            body.push(',');
+        }
+        body.push_str(&quoted(name));
+        body.push(':');
+        body.push_str(value);
+    }
+    body.push('}');
+    body
+}
+
+fn retrieve(body: &str) -> Result<Retrieve> {
+    match sterling_api::retrievals(body.as_bytes())? {
+        Retrievals::One(_, _, sterling_api::Shape { cursor: Some(_), .. }) => {
+            Err(Error::invalid("field `cursor`: a row has its `k` results at once, expected none"))
+        }
+        Retrievals::One(request, ..) => Ok(*request),
+        Retrievals::Many(_) => Err(Error::invalid("got a list of requests, expected one a row")),
+    }
+}
+
+fn rank(body: &str) -> Result<Rank> {
+    Ok(sterling_api::rank(body.as_bytes())?.0)
+}
+
+/// An item as a line of an item file has it, and of its attributes those that the item tower reads.
+fn item(line: &str, sources: &[String]) -> Asking {
+    let read = sterling_api::upserts(line.as_bytes(), true).map(|mut items| items.pop());
+    let GivenItem { id, embedding, attributes, whole } = match read {
+        Ok(Some(Ok(item))) => item,
+        Ok(Some(Err(wrong))) => {
+            let place = if wrong.field.is_empty() { String::new() } else { format!("field `{}`: ", wrong.field) };
+            return (wrong.id, Err(Error::invalid(format!("{place}{}", wrong.reason))));
+        }
+        Ok(None) => return (None, Err(Error::invalid("no item"))),
+        Err(e) => return (None, Err(e)),
+    };
+    if !whole {
+        return (Some(id), Err(Error::invalid("field `set`: expected `attributes`, all of the item")));
+    }
+    let mut features = Features::new();
+    if sources.iter().any(|source| source == ID) {
+        features.insert(ID.into(), Values::Integers(vec![id]));
+    }
+    if let (Some(vector), true) = (embedding, sources.iter().any(|source| source == EMBEDDING)) {
+        features.insert(EMBEDDING.into(), Values::Numbers(vector));
+    }
+    for (name, values) in attributes.into_iter().filter(|(name, _)| sources.contains(name)) {
+        let values = match values {
+            GivenValues::Missing => continue,
+            GivenValues::Integers(integers) => Values::Integers(integers),
+            GivenValues::Numbers(numbers) => Values::Numbers(numbers.into_iter().map(|x| x as f32).collect()),
+            GivenValues::Texts(texts) => Values::Texts(texts),
+        };
+        if features.insert(name.clone(), values).is_some() {
+            return (Some(id), Err(Error::invalid(format!("attribute `{name}`: given twice"))));
+        }
+    }
+    (Some(id), Ok(Question::Item(features)))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn fields_of_a_row_are_taken_as_a_retrieval_takes_them() {
+        let questions = Questions::parse(Task::Retrieve, r#"{"k": 5}"#).unwrap();
+        assert!(questions.of_line(r#"{"id": 3, "vector": [1.0], "k": 2}"#, &[]).1.is_ok());
+        for (line, id, expected) in [
+            (r#"{"id": 3, "vector": [1.0], "vector": [-1.0]}"#, None, "got `vector` twice"),
+            (r#"{"id": 3, "id": 4, "vector": [1.0]}"#, None, "got `id` twice"),
+            (
+                r#"{"id": 3, "vector": [1.0], "cursor": ""}"#,
+                Some(3),
+                "field `cursor`: a row has its `k` results at once",
+            ),
+            (r#"{"id": 3, "vector": [1.0], "cursor": "nonsense"}"#, Some(3), "field `cursor`"),
+        ] {
+            let (known, asked) = questions.of_line(line, &[]);
+            let error = asked.unwrap_err().to_string();
+            assert!(known == id && error.contains(expected), "{line}: {error}");
+        }
+        let of_job = |text: &str| Questions::parse(Task::Retrieve, text).unwrap_err().to_string();
+        assert!(of_job(r#"{"k": 5, "k": 6}"#).contains("got `k` twice"));
+        assert!(of_job(r#"{"cursor": ""}"#).contains("field `cursor`"));
+    }
+}

@@ -1,0 +1,128 @@
+//! A unit: one thread reads, others run passes, one writes.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::thread;
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+
+use super::counts::Counts;
+use super::job::JobTerms;
+use super::output::{Layout, Output, Scored};
+use super::questions::Questions;
+use super::rows::{self, Chunk};
+use super::table::check_folders;
+use super::worker::Worker;
+use crate::jobs::{self, JobFolder, Unit};
+use sterling_core::error::{Error, Result};
+use sterling_serving::view::View;
+
+/// Chunks under way for each thread that runs passes: those that are read, run, and wait for an earlier one to be written.
+const CHUNKS_A_THREAD: usize = 4;
+
+/// Scores units over one view.
+pub struct Scorer {
+    view: Arc<View>,
+    questions: Questions,
+    layout: Layout,
+    threads: usize,
+}
+
+/// What a worker made of a chunk.
+struct Done {
+    number: usize,
+    bytes: u64,
+    rows: Result<Scored>,
+}
+
+impl Scorer {
+    /// A scorer with so many threads that run passes.
+    ///
+    /// # Errors
+    /// What is wrong with the questions for this model.
+    pub fn new(view: Arc<View>, questions: Questions, threads: usize) -> Result<Self> {
+        let layout = Layout::new(&view, &questions).map_err(|e| e.within("request"))?;
+        Ok(Scorer { view, questions, layout, threads: threads.max(1) })
+    }
+
+    /// Makes the output of a unit. `told` gets the bytes of the input that are done.
+    ///
+    /// # Errors
+    /// As [`JobFolder::check`] where the input is not that of the job, also where it changes meanwhile; what is wrong with the files; what
+    /// time may mend, such as a cluster that is away, is an error and no problem of a row. The
+    /// output is then not there.
+    pub fn score(&self, folder: &JobFolder<JobTerms>, unit: usize, told: &(dyn Fn(u64) + Sync)) -> Result<Counts> {
+        let Unit { input, columns, .. } = &folder.units()[unit];
+        check_folders(columns, &self.view.main().package, self.questions.template())
+            .map_err(|e| e.within(input.display()))?;
+        let unchanged = folder.check(unit)?;
+        let mut out = Output::create(folder, unit, &self.layout)?;
+        let under_way = self.threads * CHUNKS_A_THREAD;
+        let (chunk_sender, chunks) = bounded::<Chunk>(self.threads);
+        let (done_sender, done) = bounded::<Done>(self.threads);
+        let (token_sender, tokens) = bounded::<()>(under_way);
+        for _ in 0..under_way {
+            let _ = token_sender.try_send(());
+        }
+        thread::scope(|scope| {
+            let take = move |chunk: Chunk| tokens.recv().is_ok() && chunk_sender.send(chunk).is_ok();
+            let (questions, package) = (&self.questions, &self.view.main().package);
+            let reader = scope.spawn(move || rows::read(input, questions, package, take));
+            for _ in 0..self.threads {
+                let (chunks, done_sender) = (chunks.clone(), done_sender.clone());
+                scope.spawn(move || self.work(&chunks, &done_sender));
+            }
+            drop((done_sender, chunks));
+            let written = write(&mut out, done, token_sender, told);
+            let broken = |_| Err(Error::internal("the thread that reads broke"));
+            let read = reader.join().unwrap_or_else(broken);
+            written.and(read)
+        })
+        .and_then(|()| unchanged.check())
+        .map_err(|e| unchanged.check().err().unwrap_or(e).within(input.display()))?;
+        out.finish()?;
+        Counts::read(&folder.output(unit), &folder.problems(unit), &folder.origin(unit)?)
+    }
+
+    /// Scores a unit for somebody who tells of many: nothing where it is done, and not over an input that has changed.
+    ///
+    /// # Errors
+    /// As [`Scorer::score`]; `Invalid` for a number that no unit has.
+    pub fn order(&self, folder: &JobFolder<JobTerms>, unit: usize) -> Result<Option<Counts>> {
+        let unit = jobs::checked(unit, folder.units().len())?;
+        if folder.is_done(unit) {
+            return Ok(None);
+        }
+        self.score(folder, unit, &|_| ()).map(Some)
+    }
+
+    fn work(&self, chunks: &Receiver<Chunk>, done: &Sender<Done>) {
+        let mut worker = Worker::new(&self.view, &self.questions, &self.layout);
+        for chunk in chunks {
+            let (number, bytes) = (chunk.number, chunk.bytes);
+            let rows = worker.score(chunk);
+            if done.send(Done { number, bytes, rows }).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// Writes chunks in their order, and gives a token back for each.
+fn write(out: &mut Output, done: Receiver<Done>, tokens: Sender<()>, told: &dyn Fn(u64)) -> Result<()> {
+    let (mut early, mut next) = (BTreeMap::new(), 0);
+    for one in done {
+        early.insert(one.number, one);
+        while let Some(Done { rows, bytes, .. }) = early.remove(&next) {
+            out.write(&rows?)?;
+            told(bytes);
+            // One whose reader is done needs none any more.
+            let _ = tokens.try_send(());
+            next += 1;
+        }
+    }
+    match early.is_empty() {
+        true => Ok(()),
+        false => Err(Error::internal("a thread that runs passes broke")),
+    }
+}

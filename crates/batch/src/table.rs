@@ -1,0 +1,267 @@
+//! Rows of a Parquet file: what its columns are to a row, and what a row asks by them.
+//!
+//! | column | is |
+//! |---|---|
+//! | `id` | the row's id |
+//! | named like a feature of the user tower | its values: a scalar or a list of ids, texts or numbers |
+//! | a feature's name and `.weights` | the weights of its ids |
+//! | `vector` | the query itself, in place of features |
+//! | `filter` `exclude` `k`; of a ranking `items` | these fields of a request; null means that of the job |
+//! | of items: named like a source of the item tower | its values; other columns are passed over |
+
+use arrow_array::RecordBatch;
+use arrow_schema::Schema;
+
+use super::questions::{Asking, Question, Questions, Template};
+use sterling_core::error::{Error, Result};
+use sterling_core::limits::EXCLUDE_MAX;
+use sterling_core::request::{Features, Rank, Request, Retrieve, User, Values};
+use sterling_core::units::ItemId;
+use sterling_graph::tower::Tower;
+use sterling_snapshot::items::{ArrowColumn, ID};
+use sterling_snapshot::model::Package;
+
+const VECTOR: &str = "vector";
+const WEIGHTS: &str = ".weights";
+
+/// What a column is to a row.
+#[derive(Clone, Debug, PartialEq)]
+enum Role {
+    Id,
+    Feature(String),
+    Weights(String),
+    Vector,
+    Filter,
+    Exclude,
+    K,
+    Items,
+    /// An item's column that the item tower does not read.
+    Unread,
+}
+
+/// What the columns of a file are to its rows.
+#[derive(Debug)]
+pub(super) struct Roles {
+    /// In their order, with their names.
+    columns: Vec<(String, Role)>,
+    /// True where a feature is called like the id.
+    reads_id: bool,
+}
+
+/// The names that a tower's features are given by.
+pub(super) fn sources(tower: Option<&Tower>) -> Vec<String> {
+    tower.map_or(&[][..], Tower::features).iter().map(|feature| feature.source().to_owned()).collect()
+}
+
+/// The names of the features that rows have values for.
+fn features(package: &Package, template: &Template) -> Vec<String> {
+    sources(if *template == Template::Items { package.item.as_ref() } else { package.user.as_ref() })
+}
+
+/// What a column of this name is to a row, if it is anything.
+fn role(name: &str, features: &[String], template: &Template) -> Option<Role> {
+    match name {
+        ID => Some(Role::Id),
+        name if features.iter().any(|feature| feature == name) => Some(Role::Feature(name.into())),
+        _ if *template == Template::Items => Some(Role::Unread),
+        VECTOR => Some(Role::Vector),
+        "filter" | "exclude" | "k" if matches!(template, Template::Rank(_)) => None,
+        "filter" => Some(Role::Filter),
+        "exclude" => Some(Role::Exclude),
+        "k" => Some(Role::K),
+        "items" if matches!(template, Template::Rank(_)) => Some(Role::Items),
+        name => {
+            let feature = name.strip_suffix(WEIGHTS)?;
+            features.iter().any(|known| known == feature).then(|| Role::Weights(feature.into()))
+        }
+    }
+}
+
+/// Refuses a file in a folder `NAME=VALUE` whose name is that of a field of rows: the files themselves would lack it.
+///
+/// # Errors
+/// `Unsupported` with the column.
+pub(super) fn check_folders(columns: &[(String, String)], package: &Package, template: &Template) -> Result<()> {
+    let features = features(package, template);
+    let is_read = |name: &str| !matches!(role(name, &features, template), None | Some(Role::Unread));
+    match columns.iter().find(|(name, _)| is_read(name)) {
+        Some((name, value)) => Err(Error::unsupported(format!(
+            "its folder `{name}={value}` names the field `{name}` of its rows, expected it in the file: folders give rows of `score` no fields"
+        ))),
+        None => Ok(()),
+    }
+}
+
+impl Roles {
+    /// The roles of the columns of a file.
+    ///
+    /// # Errors
+    /// `Invalid` with a column that stands twice, means nothing or is missing.
+    pub(super) fn of(schema: &Schema, package: &Package, template: &Template) -> Result<Self> {
+        let names: Vec<&str> = schema.fields().iter().map(|field| field.name().as_str()).collect();
+        if let Some(name) = names.iter().enumerate().find(|(n, name)| names[..*n].contains(name)).map(|(_, name)| name)
+        {
+            return Err(Error::invalid(format!("column `{name}`: there are two, expected one")));
+        }
+        if !names.contains(&ID) {
+            return Err(Error::invalid("column `id` is missing, expected 64-bit integers"));
+        }
+        let features = features(package, template);
+        let known =
+            || format!("id, {}", features.iter().map(String::as_str).chain([VECTOR]).collect::<Vec<_>>().join(", "));
+        let mut roles = Vec::with_capacity(names.len());
+        for name in &names {
+            let role = role(name, &features, template).ok_or_else(|| {
+                Error::invalid(format!("column `{name}`: nothing of a request is called so; rows are {}", known()))
+            })?;
+            roles.push(((*name).to_owned(), role));
+        }
+        let roles = Roles { columns: roles, reads_id: features.iter().any(|feature| feature == ID) };
+        roles.check(&features, template)?;
+        Ok(roles)
+    }
+
+    /// Refuses columns that do not make a row together.
+    fn check(&self, features: &[String], template: &Template) -> Result<()> {
+        let has = |role: &Role| self.columns.iter().any(|(_, r)| r == role);
+        let feature = self.columns.iter().find(|(_, role)| matches!(role, Role::Feature(_)));
+        match template {
+            Template::Items => {
+                match features.iter().find(|name| *name != ID && !has(&Role::Feature((*name).clone()))) {
+                    Some(name) => Err(Error::invalid(format!("no column `{name}`, which the item tower reads"))),
+                    None => Ok(()),
+                }
+            }
+            _ if has(&Role::Vector) && feature.is_some() => {
+                Err(Error::invalid("columns of features beside `vector`: expected one of them"))
+            }
+            _ if !has(&Role::Vector) && feature.is_none() => {
+                let names = features.join(", ");
+                Err(Error::invalid(format!("no column of a feature ({names}) and no `vector`: expected one of them")))
+            }
+            Template::Rank(_) if !has(&Role::Items) => Err(Error::invalid("column `items` is missing")),
+            _ => Ok(()),
+        }
+    }
+
+    /// What the rows of a batch ask. `first_row` is its first row of the file.
+    pub(super) fn rows(&self, batch: &RecordBatch, first_row: u64, questions: &Questions) -> Vec<Asking> {
+        let of = |batch: &RecordBatch, first: u64| match Columns::read(self, batch, first) {
+            Ok(columns) => Ok((0..batch.num_rows()).map(|row| columns.asking(row, questions)).collect()),
+            Err(e) => Err(e),
+        };
+        of(batch, first_row).unwrap_or_else(|_| {
+            // Values of some rows cannot be read: of each alone it shows whose.
+            let alone = |row: usize| {
+                let (one, number) = (batch.slice(row, 1), first_row + row as u64);
+                of(&one, number).map_or_else(|e| (None, Err(e)), |mut rows: Vec<Asking>| rows.swap_remove(0))
+            };
+            (0..batch.num_rows()).map(alone).collect()
+        })
+    }
+}
+
+/// The columns of a batch with what they are.
+struct Columns<'a> {
+    columns: Vec<(&'a str, &'a Role, ArrowColumn)>,
+    reads_id: bool,
+}
+
+impl<'a> Columns<'a> {
+    fn read(roles: &'a Roles, batch: &RecordBatch, first_row: u64) -> Result<Self> {
+        let columns = roles.columns.iter().zip(batch.columns()).filter(|((_, role), _)| *role != Role::Unread);
+        let read = columns.map(|((name, role), array)| {
+            let column = ArrowColumn::read(array, first_row as usize);
+            Ok((name.as_str(), role, column.map_err(|e| e.within(format!("column `{name}`")))?))
+        });
+        Ok(Columns { columns: read.collect::<Result<_>>()?, reads_id: roles.reads_id })
+    }
+
+    fn asking(&self, row: usize, questions: &Questions) -> Asking {
+        let id = self.columns.iter().find(|(_, role, _)| **role == Role::Id);
+        let id = match id.map(|(_, _, column)| column.values(row)) {
+            Some(Ok(Some(Values::Integers(ids)))) if ids.len() == 1 => ids[0],
+            _ => return (None, Err(Error::invalid("column `id`: expected a 64-bit integer"))),
+        };
+        (Some(id), self.question(id, row, questions))
+    }
+
+    fn question(&self, id: i64, row: usize, questions: &Questions) -> Result<Question> {
+        let (mut features, mut weights) = (Features::new(), Vec::new());
+        let mut vector = None;
+        let mut template = questions.template().clone();
+        for (name, role, column) in &self.columns {
+            let place = |e: Error| e.within(format!("column `{name}`"));
+            let Some(values) = column.values(row).map_err(place)? else { continue };
+            match role {
+                Role::Feature(feature) => drop(features.insert(feature.clone(), values)),
+                Role::Weights(feature) => weights.push((feature, numbers(values).map_err(place)?)),
+                Role::Vector => vector = Some(numbers(values).map_err(place)?),
+                Role::Id | Role::Unread => {}
+                Role::Filter | Role::Exclude | Role::K | Role::Items => {
+                    fill(&mut template, role, values).map_err(place)?
+                }
+            }
+        }
+        for (feature, weights) in weights {
+            let place = |e: Error| e.within(format!("column `{feature}{WEIGHTS}`"));
+            let values = features.remove(feature);
+            let values = values.ok_or_else(|| Error::invalid(format!("got weights, but no values in `{feature}`")));
+            let weighted = values.and_then(|values| values.weighted(weights)).map_err(place)?;
+            features.insert(feature.clone(), weighted);
+        }
+        if self.reads_id {
+            features.insert(ID.into(), Values::Integers(vec![id]));
+        }
+        let by_vector = self.columns.iter().any(|(_, role, _)| **role == Role::Vector);
+        let user = match (by_vector, vector) {
+            (false, _) => User::Features(features),
+            (true, Some(vector)) => User::Vector(vector),
+            (true, None) => return Err(Error::invalid("column `vector`: got null, expected numbers")),
+        };
+        match (template, user) {
+            (Template::Retrieve(retrieve), user) => {
+                questions.bounded(Request::Retrieve(Retrieve { user, ..*retrieve }))
+            }
+            (Template::Rank(rank), user) => questions.bounded(Request::Rank(Rank { user, ..*rank })),
+            (Template::Items, User::Features(features)) => Ok(Question::Item(features)),
+            (Template::Items, _) => Err(Error::internal("an item with a query")),
+        }
+    }
+}
+
+/// Puts what a row says in the place of what the job says.
+fn fill(template: &mut Template, role: &Role, values: Values) -> Result<()> {
+    match (template, role, values) {
+        (Template::Retrieve(retrieve), Role::Filter, Values::Texts(texts)) if texts.len() == 1 => {
+            retrieve.filter = texts.into_iter().collect();
+        }
+        (Template::Retrieve(retrieve), Role::K, Values::Integers(k)) if k.len() == 1 && k[0] > 0 => {
+            retrieve.k = usize::try_from(k[0]).unwrap_or(usize::MAX);
+        }
+        (Template::Retrieve(retrieve), Role::Exclude, Values::Integers(ids)) if ids.len() <= EXCLUDE_MAX => {
+            retrieve.exclude = ids.into_iter().map(ItemId).collect();
+        }
+        (Template::Rank(rank), Role::Items, Values::Integers(ids)) => {
+            rank.items = ids.into_iter().map(ItemId).collect();
+        }
+        // A list of nothing has the type of nothing.
+        (Template::Retrieve(retrieve), Role::Exclude, Values::Numbers(none)) if none.is_empty() => {
+            retrieve.exclude = Vec::new();
+        }
+        (_, role, _) => {
+            let expected = match role {
+                Role::Filter => "a text".to_owned(),
+                Role::K => "an integer above 0".to_owned(),
+                Role::Exclude => format!("at most {EXCLUDE_MAX} integers"),
+                _ => "integers".to_owned(),
+            };
+            return Err(Error::invalid(format!("expected {expected}")));
+        }
+    }
+    Ok(())
+}
+
+fn numbers(values: Values) -> Result<Vec<f32>> {
+    values.into_numbers().ok_or_else(|| Error::invalid("got texts, expected numbers"))
+}

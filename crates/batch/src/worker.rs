@@ -1,0 +1,219 @@
+//! From a chunk of rows to their answers.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use super::counts::Problem;
+use super::output::{Layout, Scored, Told};
+use super::questions::{Question, Questions};
+use super::rows::Chunk;
+use sterling_core::error::{Error, Result};
+use sterling_core::limits::COMPONENT_MAX;
+use sterling_core::request::{Answer, Content, Ranked};
+use sterling_embedding::Lookup;
+use sterling_graph::tower::{self, FeatureRow, Pooled, Threads, Tower};
+use sterling_serving::pass::{self, Cpu, Prepared};
+use sterling_serving::view::View;
+
+/// Memory of the requests of a chunk that run together, as the pass counts it: those of many candidates run in parts.
+const BATCH_BYTES: usize = 64 << 20;
+
+/// One of the threads that run passes.
+pub(super) struct Worker<'a> {
+    view: &'a Arc<View>,
+    questions: &'a Questions,
+    layout: &'a Layout,
+    threads: Threads,
+    pass: Cpu,
+    graphs: tower::Scratch,
+}
+
+/// A row that was understood, and what is to run for it.
+struct Row<T> {
+    number: u64,
+    id: i64,
+    ready: T,
+}
+
+impl Row<()> {
+    fn with<T>(self, ready: T) -> Row<T> {
+        Row { number: self.number, id: self.id, ready }
+    }
+}
+
+/// What is to run for a row.
+enum Understood {
+    Pass(Box<Prepared>),
+    Item(FeatureRow),
+}
+
+/// What becomes of rows, in their order.
+#[derive(Default)]
+struct Outcome {
+    answers: Vec<(i64, Told)>,
+    problems: Vec<Problem>,
+}
+
+impl<'a> Worker<'a> {
+    pub(super) fn new(view: &'a Arc<View>, questions: &'a Questions, layout: &'a Layout) -> Self {
+        let threads = Threads::new(1);
+        let pass = Cpu::new(threads.clone());
+        Worker { view, questions, layout, pass, threads, graphs: tower::Scratch::default() }
+    }
+
+    /// What becomes of the rows of a chunk.
+    ///
+    /// # Errors
+    /// What time may mend, such as a cluster that is away; that is no problem of a row.
+    pub(super) fn score(&mut self, chunk: Chunk) -> Result<Scored> {
+        let (first, rows) = (chunk.first_row + 1, chunk.len() as u64);
+        let scored = self.guarded(|worker| {
+            let Outcome { answers, mut problems } = worker.outcome(chunk)?;
+            // Rows that cannot be read are known before those that ran.
+            problems.sort_by_key(|problem| problem.row);
+            Ok(Scored { answers: worker.layout.batch(answers)?, problems })
+        });
+        let scored = scored.unwrap_or_else(|why| Err(broken(&*why)));
+        scored.map_err(|e| e.within(format!("rows {first} to {}", first + rows - 1)))
+    }
+
+    /// Runs something; what a panic leaves behind is let go of.
+    fn guarded<T>(&mut self, run: impl FnOnce(&mut Self) -> T) -> std::result::Result<T, Box<dyn Any + Send>> {
+        let ran = catch_unwind(AssertUnwindSafe(|| run(self)));
+        if ran.is_err() {
+            self.pass = Cpu::new(self.threads.clone());
+            self.graphs = tower::Scratch::default();
+        }
+        ran
+    }
+
+    fn outcome(&mut self, chunk: Chunk) -> Result<Outcome> {
+        let mut outcome = Outcome::default();
+        let (mut asked, mut items, mut bytes) = (Vec::new(), Vec::new(), 0);
+        let first = chunk.first_row;
+        for (number, (id, question)) in (first..).zip(chunk.asked(self.questions, &self.view.main().package)) {
+            let row = Row { number, id: id.unwrap_or_default(), ready: () };
+            match question.and_then(|question| self.understood(question)) {
+                Ok(Understood::Pass(ready)) => {
+                    let more = ready.cost().memory_bytes;
+                    if bytes + more > BATCH_BYTES {
+                        self.run(std::mem::take(&mut asked), &mut outcome)?;
+                        bytes = 0;
+                    }
+                    bytes += more;
+                    asked.push(row.with(*ready));
+                }
+                Ok(Understood::Item(ready)) => items.push(row.with(ready)),
+                Err(e) => outcome.problems.push(problem(number, id, &e)?),
+            }
+        }
+        self.run(asked, &mut outcome)?;
+        self.embed(items, &mut outcome)?;
+        Ok(outcome)
+    }
+
+    fn understood(&self, question: Question) -> Result<Understood> {
+        match question {
+            Question::Pass(request) => Ok(Understood::Pass(Box::new(pass::prepare(self.view, *request)?))),
+            Question::Item(features) => Ok(Understood::Item(self.item_tower()?.read(features)?)),
+        }
+    }
+
+    fn item_tower(&self) -> Result<&'a Tower> {
+        let tower = self.view.main().package.item.as_ref();
+        tower.ok_or_else(|| Error::unsupported("this model has no item tower"))
+    }
+
+    /// Runs items through the item tower: all together, or, where that fails, each alone.
+    fn embed(&mut self, items: Vec<Row<FeatureRow>>, outcome: &mut Outcome) -> Result<()> {
+        if items.is_empty() {
+            return Ok(());
+        }
+        let rows: Vec<&FeatureRow> = items.iter().map(|item| &item.ready).collect();
+        let vectors = match self.guarded(|worker| worker.vectors(&rows)) {
+            Ok(Ok(vectors)) => vectors.into_iter().map(Ok).collect(),
+            _ => rows.iter().map(|row| self.vector_alone(row)).collect::<Vec<_>>(),
+        };
+        for (item, vector) in items.iter().zip(vectors) {
+            let fits = |x: &f32| !x.is_nan() && x.abs() <= COMPONENT_MAX;
+            let checked = vector.and_then(|vector| match vector.iter().find(|x| !fits(x)) {
+                Some(x) => Err(Error::internal(format!("a number of the vector is {x:e}, which cannot be searched"))),
+                None => Ok(vector),
+            });
+            match checked {
+                Ok(vector) => outcome.answers.push((item.id, Told::Vector(vector))),
+                Err(e) => outcome.problems.push(problem(item.number, Some(item.id), &e)?),
+            }
+        }
+        Ok(())
+    }
+
+    fn vector_alone(&mut self, row: &FeatureRow) -> Result<Vec<f32>> {
+        let made = self.guarded(|worker| worker.vectors(&[row])).unwrap_or_else(|why| Err(broken(&*why)))?;
+        made.into_iter().next().ok_or_else(|| Error::internal("an item without a vector"))
+    }
+
+    fn vectors(&mut self, rows: &[&FeatureRow]) -> Result<Vec<Vec<f32>>> {
+        let tower = self.item_tower()?;
+        let (pooled, _) = tower.lookup(rows, &Lookup::default())?;
+        let pairs: Vec<(&FeatureRow, &Pooled)> = rows.iter().copied().zip(&pooled).collect();
+        let made = tower.run(&pairs, &self.threads, &mut self.graphs)?;
+        // The first output is the item's vector.
+        let made = made.first().ok_or_else(|| Error::internal("the item tower makes nothing"))?;
+        Ok(made.data().chunks_exact(self.view.dimension()).map(<[f32]>::to_vec).collect())
+    }
+
+    fn run(&mut self, rows: Vec<Row<Prepared>>, outcome: &mut Outcome) -> Result<()> {
+        if rows.is_empty() {
+            return Ok(());
+        }
+        let (rows, mut prepared): (Vec<(u64, i64)>, Vec<Prepared>) =
+            rows.into_iter().map(|row| ((row.number, row.id), row.ready)).unzip();
+        pass::fetch(&mut prepared.iter_mut().filter(|p| p.needs_fetch()).collect::<Vec<_>>(), None);
+        let answers = match self.guarded(|worker| pass::run(&mut worker.pass, &prepared, None)) {
+            Ok(answers) => answers,
+            // One of them broke it: each alone shows which.
+            Err(_) => prepared.iter().map(|one| self.alone(one)).collect(),
+        };
+        for ((number, id), answer) in rows.into_iter().zip(answers) {
+            match answer.and_then(items) {
+                Ok(ranked) => outcome.answers.push((id, Told::Items(ranked))),
+                Err(e) => outcome.problems.push(problem(number, Some(id), &e)?),
+            }
+        }
+        Ok(())
+    }
+
+    fn alone(&mut self, one: &Prepared) -> Result<Answer> {
+        let ran = self.guarded(|worker| pass::run(&mut worker.pass, std::slice::from_ref(one), None).pop());
+        match ran {
+            Ok(answer) => answer.unwrap_or_else(|| Err(Error::internal("the pass left a row unanswered"))),
+            Err(why) => Err(broken(&*why)),
+        }
+    }
+}
+
+fn broken(why: &(dyn Any + Send)) -> Error {
+    let text = why.downcast_ref::<&str>().copied().or_else(|| why.downcast_ref::<String>().map(String::as_str));
+    Error::internal(format!("the pass broke, which is a defect of this program: {}", text.unwrap_or("no reason")))
+}
+
+fn items(answer: Answer) -> Result<Ranked> {
+    let Content::Items(ranked) = answer.content else {
+        return Err(Error::internal("a retrieval was answered with something else"));
+    };
+    let mut numbers = ranked.scores.iter().chain(&ranked.similarities).chain(&ranked.tasks);
+    match numbers.find(|x| !x.is_finite()) {
+        Some(x) => Err(Error::internal(format!("an item is worth {x}, expected a finite number"))),
+        None => Ok(ranked),
+    }
+}
+
+/// What is wrong with a row. What time may mend is wrong with the unit.
+fn problem(row: u64, id: Option<i64>, error: &Error) -> Result<Problem> {
+    match error.kind().is_transient() {
+        true => Err(error.again().within(format!("row {}", row + 1))),
+        false => Ok(Problem { row, id, code: error.kind().name().into(), reason: error.to_string() }),
+    }
+}

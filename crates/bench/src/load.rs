@@ -1,0 +1,304 @@
+//! A run: every request at its time, whatever became of those before it.
+
+use std::cell::RefCell;
+use std::iter::Peekable;
+use std::rc::Rc;
+use std::time::Duration;
+
+use hyper::body::Bytes;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use super::bound::Bound;
+use super::client::{Client, get, local};
+use super::latency::Latencies;
+use super::report::{Generator, Report, Sample, Tally};
+use super::requests::{Body, Target};
+use super::sample::Reservoir;
+use super::schedule::{Arrivals, SendTimes, order, times};
+use sterling_core::error::Result;
+
+/// The system counts processor time in hundredths of a second, on every Linux.
+const TICKS_PER_SECOND: f64 = 100.0;
+/// From this rate on, in requests a second, requests are sent and answers are taken together.
+const GATHER_RATE: f64 = 4000.0;
+/// How long they gather. A generator that wakes for each takes the core from a server on the same machine tens of thousands
+/// of times a second; what is measured is longer by this at most, for a request is timed from when it was due.
+const GATHER: Duration = Duration::from_micros(500);
+/// Time to get ready before the first request is due.
+const LEAD: Duration = Duration::from_millis(50);
+
+/// Requests of one kind, that are reported together.
+#[derive(Clone, Debug)]
+pub struct Class {
+    /// What reports call it.
+    pub name: String,
+    /// Where its requests go, such as `/v1/models/debian:retrieve`.
+    pub path: String,
+    /// What they say; at a rate all in turn, in a random order.
+    pub bodies: Vec<Body>,
+    /// When they are sent.
+    pub timing: SendTimes,
+    /// Users of each call, where lists of so many were made of single requests: they count as so many in rates.
+    pub batch: usize,
+}
+
+/// What to send, when, and how.
+#[derive(Clone, Debug)]
+pub struct Load {
+    /// The kinds of requests.
+    pub classes: Vec<Class>,
+    /// How long requests are sent; a recording says so by itself.
+    pub seconds: f64,
+    /// How they follow one another at rates.
+    pub arrivals: Arrivals,
+    /// Most connections that ask at a time.
+    pub connections: usize,
+    /// Further connections that ask nothing.
+    pub idle_connections: usize,
+    /// Further connections that ask what the first class does, for a thousand results, and read the answer very slowly.
+    pub slow_readers: usize,
+    /// What the first class is held against.
+    pub bound: Option<Bound>,
+    /// Answers of the first class with 200 that are kept, at most.
+    pub kept: usize,
+    /// Of the times and of the order of bodies.
+    pub seed: u64,
+}
+
+/// A request of the schedule.
+struct Planned {
+    at: Duration,
+    class: usize,
+    body: usize,
+}
+
+/// The requests of a class in the order of their times.
+type Scheduled = Box<dyn Iterator<Item = Planned> + Send>;
+
+impl Class {
+    /// Calls in a second, over so many seconds.
+    fn calls_per_second(&self, seconds: f64) -> f64 {
+        match &self.timing {
+            SendTimes::Rate(rate) => *rate,
+            SendTimes::Recorded(times) => times.len() as f64 / seconds,
+        }
+    }
+}
+
+impl Load {
+    /// Two seconds of some classes, all else as it is least.
+    #[cfg(test)]
+    pub(super) fn of(classes: Vec<Class>) -> Self {
+        let arrivals = Arrivals::Constant;
+        let (connections, idle_connections, slow_readers) = (1, 0, 0);
+        let (seconds, bound, kept, seed) = (2.0, None, 0, 1);
+        Load { classes, seconds, arrivals, connections, idle_connections, slow_readers, bound, kept, seed }
+    }
+
+    fn gather(&self) -> Duration {
+        let rate: f64 = self.classes.iter().map(|class| class.calls_per_second(self.seconds)).sum();
+        if rate < GATHER_RATE { Duration::ZERO } else { GATHER }
+    }
+
+    fn of_class(&self, class: usize) -> Scheduled {
+        let Class { bodies, timing, .. } = &self.classes[class];
+        let seed = self.seed.wrapping_add(class as u64);
+        match timing {
+            SendTimes::Rate(rate) => {
+                let times = times(self.arrivals, *rate, self.seconds, seed);
+                let bodies = order(bodies.len(), seed);
+                Box::new(times.zip(bodies).map(move |(at, body)| Planned { at, class, body }))
+            }
+            SendTimes::Recorded(times) => {
+                let times = times.clone();
+                Box::new((0..times.len()).map(move |body| Planned { at: times[body], class, body }))
+            }
+        }
+    }
+
+    /// All requests in the order of their times, made as they are asked for: a long run takes no more memory than a short one.
+    fn schedule(&self) -> impl Iterator<Item = Planned> + Send + use<> {
+        let mut classes: Vec<Peekable<Scheduled>> =
+            (0..self.classes.len()).map(|class| self.of_class(class).peekable()).collect();
+        std::iter::from_fn(move || {
+            let next = classes.iter_mut().enumerate();
+            let (_, class) = next.filter_map(|(class, planned)| Some((planned.peek()?.at, class))).min()?;
+            classes[class].next()
+        })
+    }
+}
+
+/// Sends the load to the server and reports what became of it.
+///
+/// # Errors
+/// Where the server cannot be reached at all.
+pub fn run(target: &Target, load: &Load) -> Result<Report> {
+    // A server that is not there is an error and not a report of errors.
+    get(target, "/v1/models")?;
+    let ticks = processor_ticks();
+    let started = Instant::now();
+    let sent = local(load.gather(), send(Client::new(target.clone(), load.connections), load))?;
+    let cores = ticks
+        .zip(processor_ticks())
+        .map(|(before, after)| (after - before) / TICKS_PER_SECOND / started.elapsed().as_secs_f64());
+    let late_ms_p99 = sent.late.percentiles().map_or(0.0, |late| late.p99);
+    let generator = Generator { cores, late_ms_p99, closed_by_server: sent.closed_by_server };
+    let classes = sent.tallies.into_iter().map(|tally| tally.report(load.seconds)).collect();
+    Ok(Report::new(target.url(), load.seconds, classes, generator, load.bound).keeping(sent.kept.into_kept()))
+}
+
+/// A request as it is sent, what it says, and how long its answer is worth waiting for.
+struct Ready {
+    request: Vec<u8>,
+    body: Bytes,
+    timeout: Duration,
+}
+
+fn ready(client: &Client, class: &Class) -> Vec<Ready> {
+    let ready = |body: &Body| Ready {
+        request: client.request("POST", &class.path, &body.bytes),
+        body: body.bytes.clone(),
+        timeout: body.timeout,
+    };
+    class.bodies.iter().map(ready).collect()
+}
+
+/// What became of all requests.
+struct Sent {
+    tallies: Vec<Tally>,
+    /// How late each was sent.
+    late: Latencies,
+    /// Misbehaving connections that the server closed.
+    closed_by_server: usize,
+    kept: Reservoir,
+}
+
+async fn send(client: Rc<Client>, load: &Load) -> Sent {
+    let mut misbehaving = JoinSet::new();
+    for _ in 0..load.idle_connections {
+        misbehaving.spawn_local(client.clone().idle());
+    }
+    for number in 0..load.slow_readers {
+        let class = &load.classes[0];
+        let body = class.bodies[number % class.bodies.len()].for_many_results();
+        misbehaving.spawn_local(client.clone().read_slowly(class.path.clone(), body));
+    }
+    // They connect first: what is measured is a server that has them.
+    tokio::time::sleep(LEAD * u32::from(!misbehaving.is_empty()) * 10).await;
+
+    let all: Rc<[Vec<Ready>]> = load.classes.iter().map(|class| ready(&client, class)).collect();
+    let kept = Rc::new(RefCell::new(Reservoir::new(load.kept, load.seed)));
+    let mut tallies: Vec<Tally> =
+        load.classes.iter().map(|class| Tally::new(&class.name, class.batch, load.bound)).collect();
+    let mut late = Latencies::default();
+    let start = Instant::now() + LEAD;
+    let mut due = pace(start, load.schedule(), load.gather());
+    let mut running: JoinSet<Sample> = JoinSet::new();
+    while let Some(Planned { at, class, body }) = due.recv().await {
+        let due = start + at;
+        late.record(due.elapsed());
+        let (client, all, kept) = (client.clone(), all.clone(), kept.clone());
+        running.spawn_local(async move {
+            let Ready { request, body, timeout } = &all[class][body];
+            let end = client.post(request, *timeout, due, |answer| {
+                if class == 0 && answer.status() == 200 {
+                    kept.borrow_mut().offer(body, || answer.body());
+                }
+            });
+            let end = end.await;
+            let latency = due.elapsed();
+            Sample { class, end, latency, in_time: latency <= *timeout }
+        });
+        while let Some(done) = running.try_join_next() {
+            done.iter().for_each(|sample| tallies[sample.class].record(sample));
+        }
+    }
+    while let Some(done) = running.join_next().await {
+        done.iter().for_each(|sample| tallies[sample.class].record(sample));
+    }
+    let kept = kept.replace(Reservoir::new(0, 0));
+    Sent { tallies, late, closed_by_server: client.closed(), kept }
+}
+
+/// Hands out each request when it is due. A thread that sleeps wakes within tens of microseconds; the runtime's timer
+/// knows whole milliseconds only. Those that are due within `gather` of one another are handed out together.
+fn pace(
+    start: Instant,
+    planned: impl Iterator<Item = Planned> + Send + 'static,
+    gather: Duration,
+) -> mpsc::UnboundedReceiver<Planned> {
+    let (send, receive) = mpsc::unbounded_channel();
+    std::thread::spawn(move || {
+        for request in planned {
+            let wait = (start + request.at).saturating_duration_since(Instant::now());
+            if !wait.is_zero() {
+                std::thread::sleep(wait.max(gather));
+            }
+            if send.send(request).is_err() {
+                break;
+            }
+        }
+    });
+    receive
+}
+
+/// Processor time of this process, where the system tells.
+fn processor_ticks() -> Option<f64> {
+    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
+    // The name of the process, in parentheses, may hold anything; utime and stime are the 12th and 13th after it.
+    let mut times = stat.rsplit_once(')')?.1.split_whitespace().skip(11).map(|word| word.parse::<f64>().ok());
+    Some(times.next()?? + times.next()??)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn class(timing: SendTimes) -> Class {
+        let bodies = super::super::random_vectors(2, 3, 1, Duration::from_secs(1));
+        Class { name: String::new(), path: String::new(), bodies, timing, batch: 1 }
+    }
+
+    #[test]
+    fn classes_are_merged_in_the_order_of_their_times() {
+        let load = Load::of(vec![class(SendTimes::Rate(100.0)), class(SendTimes::Rate(7.0))]);
+        let planned: Vec<Planned> = load.schedule().collect();
+        assert!(planned.is_sorted_by_key(|p| p.at));
+        let of = |class| planned.iter().filter(move |p| p.class == class);
+        assert_eq!((of(0).count(), of(1).count()), (200, 14));
+        assert!((0..3).all(|body| of(0).filter(|p| p.body == body).count() >= 66));
+    }
+
+    #[test]
+    fn a_recording_is_sent_as_it_came() {
+        let times = [0, 5, 5, 3000].map(Duration::from_millis);
+        let load = Load::of(vec![class(SendTimes::Recorded(times.into()))]);
+        let planned: Vec<(Duration, usize)> = load.schedule().map(|p| (p.at, p.body)).collect();
+        assert_eq!(planned, times.into_iter().zip(0..).collect::<Vec<_>>());
+        assert_eq!((load.classes[0].timing.seconds(), load.gather()), (Some(3.0), Duration::ZERO));
+    }
+
+    #[test]
+    fn requests_are_handed_out_when_they_are_due_and_not_before() {
+        let planned = move |n: u64| Planned { at: Duration::from_millis(n * 3), class: 0, body: n as usize };
+        let start = Instant::now() + Duration::from_millis(5);
+        let mut due = pace(start, (0..20).map(planned), Duration::ZERO);
+        for n in 0..20 {
+            let request = due.blocking_recv().unwrap();
+            assert_eq!(request.body, n);
+            assert!(Instant::now() >= start + request.at, "request {n} came early");
+        }
+        assert!(due.blocking_recv().is_none());
+    }
+
+    #[test]
+    fn processor_time_grows_with_work() {
+        let Some(before) = processor_ticks() else { return };
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_secs(5) && processor_ticks() == Some(before) {}
+        assert!(processor_ticks().unwrap() > before);
+    }
+}

@@ -1,0 +1,126 @@
+//! The highest rate that a server follows.
+
+use super::report::Report;
+use super::turns::counted;
+use sterling_core::error::Result;
+
+/// Without a bound on latency, a rate is followed where this share of its requests is answered in time.
+const FOLLOWED: f64 = 0.99;
+/// The step between two rates as long as the server follows ...
+const STEP: f64 = 1.5;
+/// ... and how often the gap between the last that it followed and the first that it did not is halved.
+const HALVINGS: usize = 4;
+/// Steps after which a server that follows everything is left alone.
+const STEPS_MAX: usize = 24;
+
+/// What a server can do.
+#[derive(Clone, Debug, Default, PartialEq, serde::Serialize)]
+pub struct Peak {
+    /// The highest rate, of those tried, that it followed; 0 where it followed none.
+    pub rate: f64,
+    /// The highest goodput at any rate.
+    pub goodput: f64,
+    /// The run at the highest rate that it followed.
+    #[serde(skip)]
+    pub report: Option<Report>,
+}
+
+impl Peak {
+    /// Takes in a run at a rate; true where the server followed.
+    fn follows(&mut self, rate: f64, report: Report) -> bool {
+        if report.void.is_some() {
+            return false;
+        }
+        let class = &report.classes[0];
+        self.goodput = self.goodput.max(class.goodput);
+        let follows = match &report.server {
+            Some(server) => server.is_valid(),
+            None => class.ok as f64 >= class.requests as f64 * FOLLOWED,
+        };
+        if follows && rate > self.rate {
+            (self.rate, self.report) = (rate, Some(report));
+        }
+        follows
+    }
+}
+
+/// Looks for the peak of the first class from a rate on; `run` runs a load at a rate. Where the load has a bound, a rate is followed
+/// whose run is valid under it. A rate whose runs are void again and again counts as not followed.
+///
+/// # Errors
+/// Those of `run`.
+pub fn find_peak(first: f64, mut run: impl FnMut(f64) -> Result<Report>) -> Result<Peak> {
+    let mut peak = Peak::default();
+    let mut follows = |rate: f64| Ok::<_, sterling_core::error::Error>(peak.follows(rate, counted(|| run(rate))?));
+    let (mut followed, mut rate) = (0.0, first);
+    let mut steps = 0;
+    while steps < STEPS_MAX && follows(rate)? {
+        followed = rate;
+        rate *= STEP;
+        steps += 1;
+    }
+    if steps < STEPS_MAX {
+        let mut lost = rate;
+        for _ in 0..HALVINGS {
+            let middle = (followed + lost) / 2.0;
+            if follows(middle)? {
+                followed = middle;
+            } else {
+                lost = middle;
+            }
+        }
+    }
+    Ok(peak)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::time::Duration;
+
+    use super::*;
+    use crate::bound::Bound;
+    use crate::client::End;
+    use crate::report::{Generator, Sample, Tally};
+
+    /// A run against a server that answers `limit` requests a second in a millisecond and refuses the others.
+    fn served(rate: f64, limit: f64, late_ms_p99: f64, bound: Option<Bound>) -> Report {
+        let good = |n: usize| (n as f64) < limit * 10.0;
+        let mut tally = Tally::new("main", 1, bound);
+        for n in 0..(rate * 10.0) as usize {
+            let end = End::Status(if good(n) { 200 } else { 503 });
+            tally.record(&Sample { class: 0, end, latency: Duration::from_millis(1), in_time: true });
+        }
+        let generator = Generator { cores: None, late_ms_p99, closed_by_server: 0 };
+        Report::new(String::new(), 10.0, vec![tally.report(10.0)], generator, bound)
+    }
+
+    #[test]
+    fn the_peak_is_found_from_below_and_from_above() {
+        for (first, limit) in [(10.0, 480.0), (100.0, 103.0), (500.0, 480.0), (4000.0, 480.0)] {
+            let peak = find_peak(first, |rate| Ok(served(rate, limit, 0.1, None))).unwrap();
+            assert!(peak.rate <= limit / FOLLOWED && peak.rate >= limit * 0.9 - first / 16.0, "{first}: {peak:?}");
+            assert!(peak.goodput <= limit && peak.goodput >= limit * 0.9, "{first}: {peak:?}");
+            assert_eq!(peak.report.unwrap().classes[0].rate, (peak.rate * 10.0).floor() / 10.0);
+        }
+    }
+
+    #[test]
+    fn under_a_bound_a_rate_is_followed_that_keeps_it() {
+        let bound = |latency_ms| Some(Bound { latency_ms, quantile: 0.9 });
+        let of = |bound| find_peak(100.0, |rate| Ok(served(rate, 480.0, 0.1, bound))).unwrap();
+        // One in ten may be refused, less what may be chance.
+        let peak = of(bound(2.0));
+        assert!(peak.rate > 480.0 && peak.rate < 480.0 / 0.9, "{peak:?}");
+        assert!(peak.report.unwrap().server.unwrap().is_valid());
+        let none = of(bound(0.5));
+        assert_eq!((none.rate, none.report), (0.0, None));
+    }
+
+    #[test]
+    fn a_generator_that_falls_behind_ends_the_search() {
+        let run = |rate: f64| Ok(served(rate, 1e9, if rate > 1000.0 { 50.0 } else { 0.1 }, None));
+        let peak = find_peak(100.0, run).unwrap();
+        assert!(peak.rate > 900.0 && peak.rate <= 1000.0, "{peak:?}");
+    }
+}

@@ -1,0 +1,182 @@
+//! Memory of a known size for many arrays, had and given back as one; and how large it must be, by doing it without a card.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use super::driver::{Driver, Launch};
+use sterling_core::error::{Error, Result};
+use sterling_core::locks::locked;
+
+/// Arrays start at whole lines of this many bytes.
+const ALIGNMENT: usize = 256;
+
+fn aligned(bytes: usize) -> usize {
+    bytes.max(1).next_multiple_of(ALIGNMENT)
+}
+
+/// One run of a driver's memory, given out from its start. Arrays that are dropped give nothing back; the last one gives all.
+#[derive(Debug)]
+pub(super) struct Arena {
+    inner: Arc<dyn Driver>,
+    address: u64,
+    bytes: usize,
+    used: Mutex<usize>,
+}
+
+impl Arena {
+    /// So many bytes.
+    ///
+    /// # Errors
+    /// As [`Driver::alloc`].
+    pub(super) fn new(inner: Arc<dyn Driver>, bytes: usize) -> Result<Self> {
+        let address = inner.alloc(bytes.max(1))?;
+        Ok(Arena { inner, address, bytes, used: Mutex::default() })
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        // SAFETY: the address came from `alloc`, and arrays in it hold the arena: there are none any more.
+        unsafe { self.inner.free(self.address) };
+    }
+}
+
+impl Driver for Arena {
+    fn name(&self) -> String {
+        self.inner.name()
+    }
+
+    fn kind(&self) -> &'static str {
+        self.inner.kind()
+    }
+
+    fn blocks(&self) -> usize {
+        self.inner.blocks()
+    }
+
+    fn shared_bytes_max(&self) -> usize {
+        self.inner.shared_bytes_max()
+    }
+
+    fn memory(&self) -> Result<(u64, u64)> {
+        self.inner.memory()
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<u64> {
+        let mut used = locked(&self.used);
+        let end = used.saturating_add(aligned(bytes));
+        if end > self.bytes {
+            return Err(Error::internal(format!("{end} bytes of an arena that was planned with {}", self.bytes)));
+        }
+        Ok(self.address + std::mem::replace(&mut *used, end) as u64)
+    }
+
+    // SAFETY: what the trait asks of callers; nothing is looked at here.
+    unsafe fn free(&self, _: u64) {}
+
+    unsafe fn register(&self, bytes: &[u8]) -> Result<u64> {
+        // SAFETY: the caller's condition.
+        unsafe { self.inner.register(bytes) }
+    }
+
+    unsafe fn unregister(&self, bytes: &[u8]) {
+        // SAFETY: the caller's condition.
+        unsafe { self.inner.unregister(bytes) }
+    }
+
+    unsafe fn upload(&self, to: u64, from: &[u8]) -> Result<()> {
+        // SAFETY: the caller's condition.
+        unsafe { self.inner.upload(to, from) }
+    }
+
+    unsafe fn download(&self, from: u64, to: &mut [u8]) -> Result<()> {
+        // SAFETY: the caller's condition.
+        unsafe { self.inner.download(from, to) }
+    }
+
+    unsafe fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
+        // SAFETY: the caller's condition.
+        unsafe { self.inner.copy(to, from, bytes) }
+    }
+
+    unsafe fn clear(&self, address: u64, bytes: usize) -> Result<()> {
+        // SAFETY: the caller's condition.
+        unsafe { self.inner.clear(address, bytes) }
+    }
+
+    unsafe fn launch(&self, launch: &Launch<'_>) -> Result<()> {
+        // SAFETY: the caller's condition.
+        unsafe { self.inner.launch(launch) }
+    }
+}
+
+/// A driver that only adds up what an arena would have to hold. Nothing lies anywhere, kernels do nothing, and what is read is 0.
+#[derive(Debug, Default)]
+pub(super) struct Measure {
+    used: AtomicUsize,
+}
+
+impl Measure {
+    /// Bytes of an arena for all arrays so far.
+    pub(super) fn bytes(&self) -> usize {
+        self.used.load(Ordering::Relaxed)
+    }
+}
+
+impl Driver for Measure {
+    fn name(&self) -> String {
+        "nothing".into()
+    }
+
+    fn kind(&self) -> &'static str {
+        "nothing"
+    }
+
+    fn blocks(&self) -> usize {
+        1
+    }
+
+    fn shared_bytes_max(&self) -> usize {
+        usize::MAX
+    }
+
+    fn memory(&self) -> Result<(u64, u64)> {
+        Ok((0, 0))
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<u64> {
+        Ok(self.used.fetch_add(aligned(bytes), Ordering::Relaxed) as u64)
+    }
+
+    // SAFETY: what the trait asks of callers; nothing is looked at here.
+    unsafe fn free(&self, _: u64) {}
+
+    // SAFETY: what the trait asks of callers; nothing is looked at here.
+    unsafe fn register(&self, _: &[u8]) -> Result<u64> {
+        Ok(0)
+    }
+
+    // SAFETY: as above.
+    unsafe fn upload(&self, _: u64, _: &[u8]) -> Result<()> {
+        Ok(())
+    }
+
+    unsafe fn download(&self, _: u64, to: &mut [u8]) -> Result<()> {
+        to.fill(0);
+        Ok(())
+    }
+
+    // SAFETY: what the trait asks of callers; nothing is looked at here.
+    unsafe fn copy(&self, _: u64, _: u64, _: usize) -> Result<()> {
+        Ok(())
+    }
+
+    unsafe fn clear(&self, _: u64, _: usize) -> Result<()> {
+        Ok(())
+    }
+
+    // SAFETY: what the trait asks of callers; nothing is looked at here.
+    unsafe fn launch(&self, _: &Launch<'_>) -> Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,772 @@
+//! A card that is none: kernels compiled for the host's processor run one thread after the other (`kernels/emulate.h`).
+//!
+//! It is slow and finds what a card would pass over: reads of memory that nobody wrote, threads that miss a barrier, arguments that lie
+//! in the memory of another emulated card, and, in a library built with a sanitizer, whatever leaves its array.
+//!
+//! What a card would be undefined at is a *fault*, which panics: memory that is freed or unpinned while queued work or an unfetched result
+//! names it, work over freed memory, work over memory that the driver itself has not come to yet, a stream that is closed before its
+//! end. Freed memory is overwritten and not used again for a while. Streams run in a random order: each its own work in turn, as early as
+//! it is submitted or as late as somebody waits for it. Launches are held against the limits of a real device ([`Limits`]).
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard};
+
+use libloading::Library;
+
+use super::driver::{Demand, Driver, Launch, Streams, Work};
+use sterling_core::error::{Error, Result};
+use sterling_core::locks::locked;
+
+/// Memory of the host that kernels may read: where each run of it begins and ends, and how many there are.
+#[repr(C)]
+struct Host {
+    runs: *const [u64; 2],
+    count: usize,
+}
+
+// SAFETY: what each call asks for is what the methods of `Driver` ask for; the types are those of `kernels/emulated.cpp`.
+type LaunchFn = unsafe extern "C" fn(
+    *const c_char,
+    *const u32,
+    u32,
+    usize,
+    *const c_void,
+    usize,
+    Host,
+    u64,
+    *mut u64,
+) -> *const c_char;
+// SAFETY: as above.
+type AllocFn = unsafe extern "C" fn(usize) -> *mut c_void;
+// SAFETY: as above.
+type FreeFn = unsafe extern "C" fn(*mut c_void, usize);
+type PoisonFn = FreeFn;
+
+/// What a kind of device allows a launch; all others of NVIDIA from compute capability 8.0 on allow as much as one of these.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Name of the device.
+    pub name: &'static str,
+    /// Bytes of shared memory per block, with the opt-in.
+    pub shared_bytes: usize,
+}
+
+impl Limits {
+    /// NVIDIA's H100 and H200 (compute capability 9.0).
+    pub const H100: Limits = Limits { name: "H100", shared_bytes: 227 << 10 };
+    /// NVIDIA's A100 (8.0).
+    pub const A100: Limits = Limits { name: "A100", shared_bytes: 163 << 10 };
+    /// NVIDIA's L4, and the A10 (8.6 and 8.9).
+    pub const L4: Limits = Limits { name: "L4", shared_bytes: 99 << 10 };
+    /// All of them.
+    pub const ALL: [Limits; 3] = [Limits::H100, Limits::A100, Limits::L4];
+}
+
+/// Limits of all devices: threads of a block, blocks along each axis of a grid, bytes of arguments.
+const THREADS_MAX: u32 = 1024;
+const GRID_MAX: [u32; 3] = [(1 << 31) - 1, 65_535, 65_535];
+const ARGUMENTS_MAX: usize = 4096;
+
+/// What it was asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Lists of work as they came.
+    pub submitted: u64,
+    /// Lists that were recorded, and how often any of them was replayed.
+    pub recorded: u64,
+    /// See `recorded`.
+    pub replayed: u64,
+    /// How often the host waited for a stream that had something to do.
+    pub waits: u64,
+    /// Bytes that came from the host, beside those that streams brought.
+    pub uploaded: u64,
+}
+
+#[derive(Debug, Default)]
+struct Queues {
+    next: u64,
+    work: BTreeMap<u64, VecDeque<Work>>,
+    /// Streams of which some work failed, and why.
+    failed: BTreeMap<u64, Error>,
+    recordings: BTreeMap<u64, Vec<Work>>,
+    counts: Counts,
+    /// Memory that streams may not use yet: the driver itself has not been waited for since it was allocated.
+    unsettled: BTreeMap<u64, usize>,
+}
+
+/// Memory of all emulated cards: where it begins, how long it is, and whose it is.
+static OWNERS: Mutex<BTreeMap<u64, (usize, u64)>> = Mutex::new(BTreeMap::new());
+static CARDS: AtomicU64 = AtomicU64::new(0);
+
+/// Memory of all emulated cards that was freed and that nobody else has yet, and the order in which that happened.
+#[derive(Debug)]
+struct Graves {
+    runs: BTreeMap<u64, usize>,
+    order: VecDeque<(u64, u64)>,
+    bytes: usize,
+}
+
+static GRAVES: Mutex<Graves> = Mutex::new(Graves { runs: BTreeMap::new(), order: VecDeque::new(), bytes: 0 });
+/// What stands in memory that is used anew.
+const DEAD: u8 = 0xDD;
+/// Bytes of freed memory that are kept from use at most.
+const GRAVES_BYTES_MAX: usize = 64 << 20;
+
+/// Whether one of some runs of memory holds any of these bytes; at least one byte is looked for.
+fn overlaps(runs: &BTreeMap<u64, usize>, (from, bytes): (u64, usize)) -> bool {
+    let end = from + bytes.max(1) as u64;
+    runs.range(..end).next_back().is_some_and(|(&start, &len)| start + len as u64 > from)
+}
+
+/// The runs of memory that work names; of the arguments of a launch each word may be an address.
+fn named(work: &Work) -> Vec<(u64, usize)> {
+    match work {
+        Work::Upload { to, from, bytes } | Work::Download { from, to, bytes } | Work::Copy { to, from, bytes } => {
+            vec![(*to, *bytes), (*from, *bytes)]
+        }
+        Work::Clear { address, bytes } => vec![(*address, *bytes)],
+        Work::Launch { arguments, .. } => {
+            arguments.as_chunks::<8>().0.iter().map(|word| (u64::from_le_bytes(*word), 1)).collect()
+        }
+    }
+}
+
+/// What work is called in a fault.
+fn called(work: &Work) -> &'static str {
+    match work {
+        Work::Upload { .. } => "an upload",
+        Work::Download { .. } => "a download",
+        Work::Copy { .. } => "a copy",
+        Work::Clear { .. } => "a clearing",
+        Work::Launch { kernel, .. } => kernel,
+    }
+}
+/// Bytes of a card that nobody gave another size.
+const MEMORY_BYTES: u64 = 1 << 33;
+
+/// The kernels as a shared library, and memory of the host.
+#[derive(Debug)]
+pub struct Emulated {
+    name: String,
+    card: u64,
+    memory_bytes: u64,
+    used_bytes: AtomicU64,
+    /// Launches after which it is lost.
+    launches_max: AtomicU64,
+    is_lost: AtomicBool,
+    locks_nothing: AtomicBool,
+    limits: Limits,
+    /// Whether streams do nothing before somebody waits for them, and then in the order of the waits.
+    is_late: bool,
+    faults: Mutex<Vec<String>>,
+    keeps_faults: AtomicBool,
+    /// Pinned memory that results are read from.
+    expected: Mutex<BTreeMap<u64, usize>>,
+    launch: LaunchFn,
+    alloc: AllocFn,
+    free: FreeFn,
+    poison: PoisonFn,
+    /// Orders the turns of threads; another one for each launch.
+    seed: AtomicU64,
+    /// Orders the turns of streams.
+    turns: AtomicU64,
+    launches: AtomicU64,
+    /// Runs of memory of the host that are registered.
+    registered: Mutex<Vec<[u64; 2]>>,
+    demand: Mutex<[Demand; 2]>,
+    streams: Mutex<Queues>,
+    /// Keeps the functions loaded.
+    _library: Library,
+}
+
+impl Emulated {
+    /// Loads the library that `kernels/emulated.cpp` became. Threads take turns in an order that `seed` chooses.
+    ///
+    /// # Errors
+    /// `Unavailable` where the file is no such library.
+    pub fn open(library: &Path, seed: u64) -> Result<Self> {
+        let missing = |e: libloading::Error| Error::unavailable(format!("{}: {e}", library.display()));
+        // SAFETY: the library's initialisers register kernels and do nothing else.
+        let loaded = unsafe { Library::new(library) }.map_err(missing)?;
+        // SAFETY: the types are those of `kernels/emulated.cpp`, which belongs to this file.
+        let (launch, alloc, free, poison) = unsafe {
+            (
+                *loaded.get::<LaunchFn>(b"emu_launch").map_err(missing)?,
+                *loaded.get::<AllocFn>(b"emu_alloc").map_err(missing)?,
+                *loaded.get::<FreeFn>(b"emu_free").map_err(missing)?,
+                *loaded.get::<PoisonFn>(b"emu_poison").map_err(missing)?,
+            )
+        };
+        Ok(Emulated {
+            name: "emulated".into(),
+            card: CARDS.fetch_add(1, Ordering::Relaxed),
+            memory_bytes: MEMORY_BYTES,
+            used_bytes: 0.into(),
+            launches_max: u64::MAX.into(),
+            is_lost: false.into(),
+            locks_nothing: false.into(),
+            limits: Limits::L4,
+            is_late: false,
+            faults: Mutex::default(),
+            keeps_faults: false.into(),
+            expected: Mutex::default(),
+            launch,
+            alloc,
+            free,
+            poison,
+            seed: seed.into(),
+            turns: (seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1).into(),
+            launches: 0.into(),
+            registered: Mutex::default(),
+            demand: Mutex::default(),
+            streams: Mutex::default(),
+            _library: loaded,
+        })
+    }
+
+    /// The same under another name and with so many bytes of memory.
+    pub fn like(mut self, name: &str, memory_bytes: u64) -> Self {
+        (self.name, self.memory_bytes) = (name.into(), memory_bytes);
+        self
+    }
+
+    /// The same with the limits of another device than an L4, the narrowest.
+    pub fn with_limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
+    }
+
+    /// The same with streams that do nothing before somebody waits for them.
+    pub fn late(mut self) -> Self {
+        self.is_late = true;
+        self
+    }
+
+    /// It answers nothing any more once it has launched so many kernels more.
+    pub fn lose_after(&self, launches: u64) {
+        self.launches_max.store(self.launches() + launches, Ordering::Relaxed);
+    }
+
+    /// It answers again after it was lost; of work that was queued nothing is left.
+    pub fn find_again(&self) {
+        self.queues().work.values_mut().for_each(VecDeque::clear);
+        self.launches_max.store(u64::MAX, Ordering::Relaxed);
+        self.is_lost.store(false, Ordering::Relaxed);
+    }
+
+    /// Faults no longer panic, and are returned by [`Emulated::faults`].
+    pub fn keep_faults(&self) {
+        self.keeps_faults.store(true, Ordering::Relaxed);
+    }
+
+    /// What it was misused for so far.
+    pub fn faults(&self) -> Vec<String> {
+        locked(&self.faults).clone()
+    }
+
+    /// # Panics
+    /// Unless faults are kept, or the thread panics already.
+    fn fault(&self, what: &str) {
+        let what = format!("{}: {what}", self.name);
+        locked(&self.faults).push(what.clone());
+        if !self.keeps_faults.load(Ordering::Relaxed) && !std::thread::panicking() {
+            panic!("{what}");
+        }
+    }
+
+    /// A number below a bound.
+    fn random(&self, below: usize) -> usize {
+        let next = |mut x: u64| {
+            x ^= x << 13;
+            x ^= x >> 7;
+            Some(x ^ x << 17)
+        };
+        let drawn = self.turns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).unwrap_or(1);
+        (drawn >> 11) as usize % below.max(1)
+    }
+
+    /// It registers no memory of the host from now on.
+    pub fn lock_nothing(&self) {
+        self.locks_nothing.store(true, Ordering::Relaxed);
+    }
+
+    /// Bytes of the host that are registered.
+    pub fn registered_bytes(&self) -> u64 {
+        locked(&self.registered).iter().map(|run| run[1] - run[0]).sum()
+    }
+
+    fn here(&self) -> Result<()> {
+        match self.is_lost.load(Ordering::Relaxed) {
+            true => Err(Error::unavailable(format!("{}: the card is lost", self.name))),
+            false => Ok(()),
+        }
+    }
+
+    /// Whose memory holds all of these bytes in one run.
+    fn owner((address, bytes): (u64, usize)) -> Option<u64> {
+        let owners = locked(&OWNERS);
+        let (&first, &(len, card)) = owners.range(..=address).next_back()?;
+        (address - first + bytes.max(1) as u64 <= len as u64).then_some(card)
+    }
+
+    fn check_own(&self, what: &str, (address, bytes): (u64, usize)) -> Result<()> {
+        if Emulated::owner((address, bytes)) == Some(self.card) {
+            return Ok(());
+        }
+        if overlaps(&locked(&GRAVES).runs, (address, bytes)) {
+            self.fault(&format!("{what} of memory that was freed"));
+        }
+        Err(Error::internal(format!("{what}: the address is not one of {}", self.name)))
+    }
+
+    /// Memory for the card, or pinned memory.
+    fn take(&self, bytes: usize) -> Result<u64> {
+        self.here()?;
+        if bytes as u64 > self.memory()?.0 {
+            return Err(Error::overloaded(format!("{}: the card has no more memory", self.name)));
+        }
+        // SAFETY: the library allocates like malloc.
+        let memory = unsafe { (self.alloc)(bytes) };
+        if memory.is_null() {
+            return Err(Error::overloaded(format!("{bytes} bytes cannot be had")));
+        }
+        let bytes = bytes.max(1);
+        self.used_bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+        locked(&OWNERS).insert(memory as u64, (bytes, self.card));
+        Ok(memory as u64)
+    }
+
+    /// Gives memory back, which stays out of use for a while.
+    fn give_back(&self, how: &str, address: u64) {
+        let Some((bytes, _)) = locked(&OWNERS).remove(&address) else {
+            return self.fault(&format!("memory is {how} that is not there, or was {how} before"));
+        };
+        self.used_bytes.fetch_sub(bytes as u64, Ordering::Relaxed);
+        self.queues().unsettled.remove(&address);
+        // SAFETY: the memory is the card's, of as many bytes, and nobody else has it.
+        unsafe { (self.poison)(address as *mut c_void, bytes) };
+        let mut graves = locked(&GRAVES);
+        graves.runs.insert(address, bytes);
+        graves.order.push_back((address, self.card));
+        graves.bytes += bytes;
+        while graves.bytes > GRAVES_BYTES_MAX
+            && let Some(oldest) = graves.order.iter().position(|(_, card)| *card == self.card)
+            && let Some((address, _)) = graves.order.remove(oldest)
+        {
+            self.bury(&mut graves, address);
+        }
+        drop(graves);
+        self.check_unused(how, (address, bytes));
+    }
+
+    /// Holds against queued work and unfetched results that memory is not theirs any more.
+    fn check_unused(&self, how: &str, run: (u64, usize)) {
+        let bytes = run.1;
+        if let Some(work) = self.queued_over(run) {
+            self.fault(&format!("memory of {bytes} bytes is {how} while `{work}` that has not run yet uses it"));
+        }
+        let is_expected = overlaps(&locked(&self.expected), run);
+        if is_expected {
+            self.fault(&format!("memory of {bytes} bytes is {how} while a result in it is not fetched"));
+        }
+    }
+
+    /// Work that names any of these bytes and has not run yet, by what it is called.
+    fn queued_over(&self, (address, bytes): (u64, usize)) -> Option<&'static str> {
+        // Of a card that is lost nothing runs any more.
+        if self.is_lost.load(Ordering::Relaxed) {
+            return None;
+        }
+        let (queues, run) = (self.queues(), BTreeMap::from([(address, bytes)]));
+        let uses = |work: &&Work| named(work).into_iter().any(|named| overlaps(&run, named));
+        queues.work.values().flatten().find(uses).map(called)
+    }
+
+    /// Has memory that was freed used again.
+    fn bury(&self, graves: &mut Graves, address: u64) {
+        let bytes = graves.runs.remove(&address).unwrap_or(0);
+        graves.bytes -= bytes;
+        // SAFETY: the library allocated it, and nobody has had it since it was freed.
+        unsafe { (self.free)(address as *mut c_void, bytes) };
+    }
+
+    /// # Errors
+    /// `Internal` for a launch that a device refuses.
+    fn check_limits(&self, launch: &Launch<'_>) -> Result<()> {
+        let Launch { kernel, grid, threads, shared_bytes, arguments, .. } = *launch;
+        let Limits { name, shared_bytes: shared_max } = self.limits;
+        let refused = |what: String| Err(Error::internal(format!("kernel `{kernel}`: {what}")));
+        if shared_bytes > shared_max {
+            return refused(format!(
+                "{shared_bytes} bytes of shared memory per block, of which {name} has {shared_max}"
+            ));
+        }
+        if threads > THREADS_MAX || !threads.is_multiple_of(32) || threads == 0 {
+            return refused(format!(
+                "blocks of {threads} threads, expected whole warps of at most {THREADS_MAX} threads"
+            ));
+        }
+        if grid.iter().zip(GRID_MAX).any(|(&blocks, most)| blocks == 0 || blocks > most) {
+            return refused(format!("a grid of {grid:?} blocks, expected 1 to {GRID_MAX:?}"));
+        }
+        if arguments.len() > ARGUMENTS_MAX {
+            return refused(format!("{} bytes of arguments, expected at most {ARGUMENTS_MAX}", arguments.len()));
+        }
+        Ok(())
+    }
+
+    fn queues(&self) -> MutexGuard<'_, Queues> {
+        locked(&self.streams)
+    }
+
+    /// What was asked of its streams.
+    pub fn counts(&self) -> Counts {
+        self.queues().counts
+    }
+
+    /// What all launches so far said that they would do, and the multiply-adds that they did.
+    pub fn demand(&self) -> [Demand; 2] {
+        *locked(&self.demand)
+    }
+
+    /// How many kernels it has launched.
+    pub fn launches(&self) -> u64 {
+        self.launches.load(Ordering::Relaxed)
+    }
+}
+
+impl Driver for Emulated {
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    fn kind(&self) -> &'static str {
+        "emulated"
+    }
+
+    /// Few and many in turns, so that blocks have several things to do, and one each.
+    fn blocks(&self) -> usize {
+        if self.launches().is_multiple_of(2) { 4 } else { 512 }
+    }
+
+    fn shared_bytes_max(&self) -> usize {
+        self.limits.shared_bytes
+    }
+
+    fn memory(&self) -> Result<(u64, u64)> {
+        self.here()?;
+        Ok((self.memory_bytes.saturating_sub(self.used_bytes.load(Ordering::Relaxed)), self.memory_bytes))
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<u64> {
+        let address = self.take(bytes)?;
+        self.queues().unsettled.insert(address, bytes.max(1));
+        Ok(address)
+    }
+
+    // SAFETY: what the trait asks of callers; `give_back` checks that the address is one of `alloc`.
+    unsafe fn free(&self, address: u64) {
+        self.give_back("freed", address);
+    }
+
+    /// Refuses what is registered already, as a card does.
+    // SAFETY: what the trait asks of callers; the bytes are read by launches alone.
+    unsafe fn register(&self, bytes: &[u8]) -> Result<u64> {
+        self.here()?;
+        let (start, mut registered) = (bytes.as_ptr() as u64, locked(&self.registered));
+        let end = start + bytes.len() as u64;
+        if self.locks_nothing.load(Ordering::Relaxed) || registered.iter().any(|run| run[0] < end && start < run[1]) {
+            return Err(Error::unavailable(format!("{}: {} bytes cannot be registered", self.name, bytes.len())));
+        }
+        registered.push([start, end]);
+        Ok(start)
+    }
+
+    // SAFETY: as above.
+    unsafe fn unregister(&self, bytes: &[u8]) {
+        locked(&self.registered).retain(|run| run[0] != bytes.as_ptr() as u64);
+        if let Some(work) = self.queued_over((bytes.as_ptr() as u64, bytes.len())) {
+            self.fault(&format!("memory of the host is unregistered while `{work}` that has not run yet reads it"));
+        }
+    }
+
+    unsafe fn upload(&self, to: u64, from: &[u8]) -> Result<()> {
+        self.here()?;
+        if !from.is_empty() {
+            self.check_own("an upload", (to, from.len()))?;
+        }
+        self.queues().counts.uploaded += from.len() as u64;
+        // SAFETY: the caller's condition; addresses are pointers of `alloc`, which `from` cannot overlap.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to as *mut u8, from.len()) };
+        Ok(())
+    }
+
+    unsafe fn download(&self, from: u64, to: &mut [u8]) -> Result<()> {
+        self.here()?;
+        self.check_own("a download", (from, to.len()))?;
+        self.queues().unsettled.clear();
+        // SAFETY: as in `upload`.
+        unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to.as_mut_ptr(), to.len()) };
+        Ok(())
+    }
+
+    unsafe fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
+        self.here()?;
+        if bytes > 0 {
+            [to, from].into_iter().try_for_each(|address| self.check_own("a copy", (address, bytes)))?;
+        }
+        // SAFETY: the caller's condition; addresses are pointers of `alloc`.
+        unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) };
+        Ok(())
+    }
+
+    unsafe fn clear(&self, address: u64, bytes: usize) -> Result<()> {
+        self.here()?;
+        if bytes > 0 {
+            self.check_own("a clearing", (address, bytes))?;
+        }
+        // SAFETY: the caller's condition.
+        unsafe { std::ptr::write_bytes(address as *mut u8, 0, bytes) };
+        Ok(())
+    }
+
+    unsafe fn launch(&self, launch: &Launch<'_>) -> Result<()> {
+        self.here()?;
+        if self.launches() >= self.launches_max.load(Ordering::Relaxed) {
+            self.is_lost.store(true, Ordering::Relaxed);
+            return self.here();
+        }
+        self.check_limits(launch)?;
+        let (kernel, name) = (launch.kernel, &self.name);
+        let (words, _) = launch.arguments.as_chunks::<8>();
+        let words: Vec<u64> = words.iter().map(|word| u64::from_le_bytes(*word)).collect();
+        if words.iter().any(|&word| overlaps(&locked(&GRAVES).runs, (word, 1))) {
+            let what = format!("an argument of `{kernel}` lies in memory that was freed");
+            self.fault(&what);
+            return Err(Error::internal(what));
+        }
+        if words.iter().any(|&word| Emulated::owner((word, 1)).is_some_and(|card| card != self.card)) {
+            return Err(Error::internal(format!(
+                "{kernel}: an argument lies in the memory of another card than {name}"
+            )));
+        }
+        let name = CString::new(launch.kernel).map_err(|e| Error::internal("a kernel's name").caused_by(e))?;
+        let seed = self.seed.fetch_add(1, Ordering::Relaxed);
+        self.launches.fetch_add(1, Ordering::Relaxed);
+        let mut operations = [0u64; 5];
+        let registered = locked(&self.registered).clone();
+        let host = Host { runs: registered.as_ptr(), count: registered.len() };
+        // SAFETY: the library checks the size of the arguments; what they point to is the caller's condition. It counts five kinds of
+        // operations.
+        let failure = unsafe {
+            (self.launch)(
+                name.as_ptr(),
+                launch.grid.as_ptr(),
+                launch.threads,
+                launch.shared_bytes,
+                launch.arguments.as_ptr().cast(),
+                launch.arguments.len(),
+                host,
+                seed,
+                operations.as_mut_ptr(),
+            )
+        };
+        let [dp4a, tensor_int8, tensor_bf16, tensor_tf32, single] = operations;
+        let counted = Demand { dp4a, tensor_int8, tensor_bf16, tensor_tf32, single, ..Demand::default() };
+        let mut demand = locked(&self.demand);
+        *demand = [demand[0].and(launch.demand), demand[1].and(counted)];
+        drop(demand);
+        if failure.is_null() {
+            return Ok(());
+        }
+        // SAFETY: a text that stays until the next launch of this thread.
+        let why = unsafe { CStr::from_ptr(failure) }.to_string_lossy().into_owned();
+        Err(Error::internal(why))
+    }
+}
+
+impl Emulated {
+    /// # Safety
+    /// As [`Streams::submit`].
+    unsafe fn run(&self, work: &Work) -> Result<()> {
+        self.here()?;
+        let copy = |from: u64, to: u64, bytes: usize| {
+            // SAFETY: the caller's condition; addresses are pointers of `alloc`, and what is copied does not overlap.
+            unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) }
+        };
+        match work {
+            Work::Upload { to, from, bytes } | Work::Download { from, to, bytes } | Work::Copy { to, from, bytes } => {
+                // Pinned memory is the card's too.
+                [to, from]
+                    .into_iter()
+                    .filter(|_| *bytes > 0)
+                    .try_for_each(|at| self.check_own("a copy", (*at, *bytes)))?;
+                copy(*from, *to, *bytes);
+                Ok(())
+            }
+            // SAFETY: the caller's condition.
+            Work::Clear { address, bytes } => unsafe { self.clear(*address, *bytes) },
+            Work::Launch { kernel, grid, threads, shared_bytes, arguments, demand } => {
+                let (grid, threads, shared_bytes, demand) = (*grid, *threads, *shared_bytes, *demand);
+                // SAFETY: the caller's condition.
+                unsafe { self.launch(&Launch { kernel, grid, threads, shared_bytes, arguments, demand }) }
+            }
+        }
+    }
+}
+
+impl Emulated {
+    /// Asks a stream for work, of which it may do some at once.
+    fn enqueue(&self, queues: &mut Queues, stream: u64, work: Vec<Work>) {
+        let unsettled = |work: &&Work| named(work).into_iter().any(|named| overlaps(&queues.unsettled, named));
+        let too_early = work.iter().find(unsettled).map(called);
+        queues.work.entry(stream).or_default().extend(work);
+        if let Some(work) = too_early {
+            self.fault(&format!("`{work}` uses memory that the driver has not come to yet: it was not waited for"));
+        }
+        if !self.is_late && self.random(4) == 0 {
+            for _ in 0..self.random(8) {
+                self.step(queues, None);
+            }
+        }
+    }
+
+    /// Runs one piece of work of the stream that is named, or of any.
+    fn step(&self, queues: &mut Queues, stream: Option<u64>) {
+        let busy = || queues.work.iter().filter(|(_, work)| !work.is_empty()).map(|(stream, _)| *stream);
+        let chosen = stream.or_else(|| busy().nth(self.random(busy().count())));
+        let Some((stream, queue)) = chosen.and_then(|stream| Some((stream, queues.work.get_mut(&stream)?))) else {
+            return;
+        };
+        let Some(work) = queue.pop_front() else { return };
+        // SAFETY: what `submit` and `replay` asked their callers for.
+        if let Err(e) = unsafe { self.run(&work) } {
+            queue.clear();
+            queues.failed.entry(stream).or_insert(e);
+        }
+    }
+}
+
+impl Drop for Emulated {
+    fn drop(&mut self) {
+        let mut graves = locked(&GRAVES);
+        let order = std::mem::take(&mut graves.order);
+        let (own, others): (VecDeque<_>, VecDeque<_>) = order.into_iter().partition(|(_, card)| *card == self.card);
+        graves.order = others;
+        own.into_iter().for_each(|(address, _)| self.bury(&mut graves, address));
+        drop(graves);
+        let faults = self.faults();
+        // One that a thread of no test met.
+        if !faults.is_empty() && !self.keeps_faults.load(Ordering::Relaxed) && !std::thread::panicking() {
+            panic!("{faults:?}");
+        }
+    }
+}
+
+impl Streams for Emulated {
+    fn settle(&self) -> Result<()> {
+        self.queues().unsettled.clear();
+        self.here()
+    }
+
+    fn pin(&self, bytes: usize) -> Result<u64> {
+        self.take(bytes)
+    }
+
+    // SAFETY: what the trait asks of callers.
+    unsafe fn unpin(&self, address: u64) {
+        self.give_back("unpinned", address);
+    }
+
+    fn expects(&self, address: u64, bytes: usize) {
+        let mut expected = locked(&self.expected);
+        let is_taken = overlaps(&expected, (address, bytes));
+        expected.insert(address, bytes.max(1));
+        drop(expected);
+        if is_taken {
+            self.fault("pinned memory is to take a result while another one in it is not fetched");
+        }
+    }
+
+    fn fetched(&self, address: u64) {
+        locked(&self.expected).remove(&address);
+    }
+
+    fn recycles(&self, address: u64, bytes: usize) {
+        if bytes == 0 {
+            return;
+        }
+        self.check_unused("used anew", (address, bytes));
+        if Emulated::owner((address, bytes)) == Some(self.card) {
+            // SAFETY: this memory is the card's, and nothing else uses it.
+            unsafe { std::ptr::write_bytes(address as *mut u8, DEAD, bytes) };
+        }
+    }
+
+    fn stream(&self) -> Result<u64> {
+        self.here()?;
+        let mut queues = self.queues();
+        queues.next += 1;
+        let stream = queues.next;
+        queues.work.insert(stream, VecDeque::new());
+        Ok(stream)
+    }
+
+    // SAFETY: what the trait asks of callers.
+    unsafe fn close(&self, stream: u64) {
+        let mut queues = self.queues();
+        let left = queues.work.remove(&stream).map_or(0, |work| work.len());
+        queues.failed.remove(&stream);
+        drop(queues);
+        if left > 0 && self.here().is_ok() {
+            self.fault(&format!("a stream is closed that has {left} pieces of work to do"));
+        }
+    }
+
+    // SAFETY: what the trait asks of callers.
+    unsafe fn submit(&self, stream: u64, work: &[Work]) -> Result<()> {
+        self.here()?;
+        let mut queues = self.queues();
+        queues.counts.submitted += 1;
+        self.enqueue(&mut queues, stream, work.to_vec());
+        Ok(())
+    }
+
+    unsafe fn record(&self, _: u64, work: &[Work]) -> Result<u64> {
+        let mut queues = self.queues();
+        queues.counts.recorded += 1;
+        queues.next += 1;
+        let recording = queues.next;
+        queues.recordings.insert(recording, work.to_vec());
+        Ok(recording)
+    }
+
+    // SAFETY: what the trait asks of callers.
+    unsafe fn replay(&self, stream: u64, recording: u64) -> Result<()> {
+        self.here()?;
+        let mut queues = self.queues();
+        let work = queues.recordings.get(&recording).cloned();
+        let work = work.ok_or_else(|| Error::internal("a recording that was forgotten"))?;
+        queues.counts.replayed += 1;
+        self.enqueue(&mut queues, stream, work);
+        Ok(())
+    }
+
+    unsafe fn forget(&self, recording: u64) {
+        self.queues().recordings.remove(&recording);
+    }
+
+    // SAFETY: what the trait asks of callers.
+    unsafe fn wait(&self, stream: u64) -> Result<()> {
+        let mut queues = self.queues();
+        queues.counts.waits += 1;
+        while queues.work.get(&stream).is_some_and(|work| !work.is_empty()) {
+            let is_other = !self.is_late && self.random(2) == 0;
+            self.step(&mut queues, (!is_other).then_some(stream));
+        }
+        queues.failed.remove(&stream).map_or_else(|| self.here(), Err)
+    }
+}

@@ -1,0 +1,133 @@
+// What all kernels share, and the only place where the device and its emulation differ.
+//
+// Every kernel takes one structure by value, of addresses and 32-bit numbers, that `crates/cuda/src/ops` mirrors. Shared
+// memory is dynamic throughout: its size is part of a launch.
+#pragma once
+
+typedef unsigned char u8;
+typedef signed char i8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef int i32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+#ifdef STERLING_EMULATED
+#include "emulate.h"
+#else
+extern __shared__ __align__(16) u8 dynamic_shared[];
+static __device__ __forceinline__ u8* shared_memory() { return dynamic_shared; }
+
+// A value that other blocks may be changing.
+template <class T> static __device__ __forceinline__ T fresh(const T* p) { return *(const volatile T*)p; }
+
+// A number in registered memory of the host, which comes over the link and is not kept for others.
+template <class T> static __device__ __forceinline__ T from_host(const T* p) { return __ldcs(p); }
+
+// Four unsigned by four signed bytes, added to a sum.
+static __device__ __forceinline__ i32 dot4(u32 codes, u32 query, i32 sum) {
+    i32 result;
+    asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(result) : "r"(codes), "r"(query), "r"(sum));
+    return result;
+}
+
+// mma.m16n8k32 of unsigned by signed bytes.
+static __device__ __forceinline__ void mma_u8_s8(i32 (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+                 : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// mma.m16n8k16 of bf16 by bf16, summed in single.
+static __device__ __forceinline__ void mma_bf16(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// mma.m16n8k8 of TF32 by TF32, of whose words the last 13 bits are not read, summed in single.
+static __device__ __forceinline__ void mma_tf32(float (&c)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// Four words to shared memory, which come while the thread goes on.
+static __device__ __forceinline__ void bring_four(u32* to, const u32* from) {
+    u32 place = (u32)__cvta_generic_to_shared(to);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(place), "l"(from) : "memory");
+}
+
+// What a thread asked for since the last call comes together.
+static __device__ __forceinline__ void end_of_bringing() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until all that the thread asked for is there but for what it did before the last so many calls of `end_of_bringing`.
+template <int LATER> static __device__ __forceinline__ void brought() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(LATER) : "memory");
+}
+
+// IEEE half precision to single.
+static __device__ __forceinline__ float half_to_float(u16 h) {
+    float f;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(f) : "h"(h));
+    return f;
+}
+
+// Two blocks of up to 256 threads have room on a multiprocessor: while one waits for memory the other computes.
+#define KERNEL(threads, name, Arguments) \
+    extern "C" __global__ void __launch_bounds__(threads, (threads) > 256 ? 1 : 2) name(const __grid_constant__ Arguments a)
+// Three of those that wait for memory more than they compute, where the compiler can do with as few registers.
+#if __CUDA_ARCH__ >= 900
+#define OF_THREE 3
+#else
+#define OF_THREE 2
+#endif
+#define KERNEL_OF_THREE(threads, name, Arguments) \
+    extern "C" __global__ void __launch_bounds__(threads, OF_THREE) name(const __grid_constant__ Arguments a)
+#endif
+
+#define DEVICE static __device__ __forceinline__
+#define EVERY_LANE 0xffffffffu
+
+DEVICE u32 lane_of() { return threadIdx.x & 31; }
+DEVICE u32 warp_of() { return threadIdx.x >> 5; }
+DEVICE u32 warps_of() { return blockDim.x >> 5; }
+DEVICE u32 lanes_before() { return (1u << lane_of()) - 1; }
+
+DEVICE float bf16_to_float(u16 b) { return __uint_as_float((u32)b << 16); }
+
+// The nearest bf16, of two the even one; NaN stays NaN.
+DEVICE u32 float_to_bf16(float x) {
+    u32 bits = __float_as_uint(x);
+    return x != x ? bits >> 16 | 0x40 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+
+// The sum of the values of the lanes up to one's own. A whole warp.
+DEVICE u32 lanes_upto(u32 value) {
+    for (u32 step = 1; step < 32; step <<= 1) {
+        u32 before = __shfl_up_sync(EVERY_LANE, value, step);
+        if (lane_of() >= step) value += before;
+    }
+    return value;
+}
+
+// Whether a block is the last one to come here of so many, which sees what all others wrote before. A whole block; `flag` is
+// a number in its shared memory.
+DEVICE bool is_last_of(u32 blocks, u32* arrived, u32* flag) {
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) *flag = atomicAdd(arrived, 1u) == blocks - 1;
+    __syncthreads();
+    __threadfence();
+    return *flag;
+}
+
+// A score as bits that order as scores do; both zeros are one.
+DEVICE u32 ordered(float score) {
+    u32 bits = __float_as_uint(__fadd_rn(score, 0.0f));
+    return bits >> 31 ? ~bits : bits | 0x80000000u;
+}
+DEVICE float unordered(u32 key) { return __uint_as_float(key >> 31 ? key & 0x7fffffffu : ~key); }
+
+// The nearest finite number.
+DEVICE float finite(float x) { return fminf(fmaxf(x, __uint_as_float(0xff7fffffu)), __uint_as_float(0x7f7fffffu)); }

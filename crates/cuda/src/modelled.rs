@@ -1,0 +1,328 @@
+//! A card that is a model: nothing lies anywhere and nothing is computed, and work takes as long as its bytes, operations and
+//! launches do at rates that a card is said to reach. What comes out stands where no card could be had, and is no measurement.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard};
+
+use super::driver::{BLOCKS_A_PROCESSOR, Demand, Driver, Launch, Streams, Work};
+use sterling_core::error::{Error, Result};
+use sterling_core::locks::locked;
+
+/// What a card is taken to reach.
+#[derive(Clone, Copy, Debug)]
+pub struct CardRates {
+    /// What it is called.
+    pub name: &'static str,
+    /// Bytes a second of its memory, as a copy reaches them.
+    pub copied: f64,
+    /// The same, as kernels reach them.
+    pub memory: f64,
+    /// Bytes a second of its second-level cache.
+    pub cache: f64,
+    /// Bytes a second that one multiprocessor takes in at most.
+    pub of_processor: f64,
+    /// Multiprocessors.
+    pub processors: u64,
+    /// Bytes a second to and from the host.
+    pub host: f64,
+    /// Multiply-adds a second: of bytes, of bytes, of bf16 and of TF32 by tensor cores, in single precision.
+    pub operations: [f64; 5],
+    /// Seconds of a launch or a clearing in a recording, and of one by itself.
+    pub launch: [f64; 2],
+    /// Seconds of a copy to or from the host beside its bytes.
+    pub copy: f64,
+    /// Bytes of its memory.
+    pub bytes: u64,
+}
+
+/// Shares of what is published that kernels are taken to reach: of the memory, as a copy and otherwise; of the lanes; of tensor cores,
+/// which `mma.sync` feeds less well than Hopper's own instructions.
+const SHARE_OF_COPY: f64 = 0.90;
+const SHARE_OF_MEMORY: f64 = 0.80;
+const SHARE_OF_LANES: f64 = 0.60;
+const SHARE_OF_TENSORS: f64 = 0.40;
+
+impl CardRates {
+    /// A card of 132 multiprocessors of Hopper, with so many bytes of memory that give so many a second.
+    const fn hopper(name: &'static str, published: f64, bytes: u64) -> Self {
+        // 132 x 64 lanes at 1.755 GHz, four multiply-adds each; dense rates of the data sheet, two operations to a multiply-add.
+        let published_rates = [59.3e12, 989.5e12, 494.7e12, 247.4e12, 33.5e12];
+        let [dp4a, int8, bf16, tf32, single] = published_rates;
+        CardRates {
+            name,
+            copied: SHARE_OF_COPY * published,
+            memory: SHARE_OF_MEMORY * published,
+            cache: 5.0e12,
+            of_processor: 110e9,
+            processors: 132,
+            host: 50e9,
+            operations: [
+                SHARE_OF_LANES * dp4a,
+                SHARE_OF_TENSORS * int8,
+                SHARE_OF_TENSORS * bf16,
+                SHARE_OF_TENSORS * tf32,
+                SHARE_OF_LANES * single,
+            ],
+            launch: [1.3e-6, 2.0e-6],
+            copy: 5e-6,
+            bytes,
+        }
+    }
+
+    /// NVIDIA's H100 with 80 GB at 3.35 TB/s.
+    pub const H100: CardRates = CardRates::hopper("H100", 3.35e12, 80_000_000_000);
+    /// NVIDIA's H200 with 141 GB at 4.8 TB/s.
+    pub const H200: CardRates = CardRates::hopper("H200", 4.8e12, 141_000_000_000);
+
+    /// Seconds of a launch beside what it takes to launch it: the longest of what it waits for, on as many multiprocessors as it has blocks.
+    pub fn seconds(&self, demand: &Demand, blocks: u64) -> f64 {
+        let busy = blocks.min(self.processors) as f64;
+        let share = busy / self.processors as f64;
+        let taken_in = (demand.bytes + demand.again) as f64;
+        let moved = (demand.bytes as f64 / self.memory).max(taken_in / self.cache);
+        let moved = moved.max(taken_in / (busy * self.of_processor)).max(demand.host as f64 / self.host);
+        let Demand { dp4a, tensor_int8, tensor_bf16, tensor_tf32, single, .. } = *demand;
+        let computed = [dp4a, tensor_int8, tensor_bf16, tensor_tf32, single].into_iter().zip(self.operations);
+        computed.map(|(operations, rate)| operations as f64 / (rate * share)).fold(moved, f64::max)
+    }
+}
+
+/// What a card was asked for.
+#[derive(Clone, Debug, Default)]
+pub struct Spent {
+    /// Seconds of all work.
+    pub seconds: f64,
+    /// Launches, clearings and copies.
+    pub launches: u64,
+    /// Copies to and from the host.
+    pub copies: u64,
+    /// What the launches moved and computed.
+    pub demand: Demand,
+    /// The same by kernel.
+    pub kernels: BTreeMap<&'static str, SpentByKernel>,
+}
+
+/// What the launches of one kernel took.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SpentByKernel {
+    /// How many.
+    pub launches: u64,
+    /// What they moved and computed.
+    pub demand: Demand,
+    /// Seconds, with what it takes to launch them.
+    pub seconds: f64,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    next: u64,
+    used: u64,
+    spent: Spent,
+    recordings: BTreeMap<u64, Vec<Work>>,
+    /// Memory of the host is there: lanes write to it and read from it.
+    pinned: BTreeMap<u64, Vec<u8>>,
+}
+
+/// A card that takes time and does nothing.
+#[derive(Debug)]
+pub struct Modelled {
+    rates: CardRates,
+    state: Mutex<State>,
+}
+
+impl Modelled {
+    /// A card of these rates.
+    pub fn new(rates: CardRates) -> Self {
+        Modelled { rates, state: Mutex::default() }
+    }
+
+    /// What was asked of it since the last call.
+    pub fn take(&self) -> Spent {
+        std::mem::take(&mut self.state().spent)
+    }
+
+    /// What it is taken to reach.
+    pub fn rates(&self) -> &CardRates {
+        &self.rates
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        locked(&self.state)
+    }
+
+    fn spend(&self, spent: &mut Spent, work: &Work, is_recorded: bool) {
+        let launch = self.rates.launch[usize::from(!is_recorded)];
+        spent.seconds += match work {
+            Work::Upload { bytes, .. } | Work::Download { bytes, .. } => {
+                spent.copies += 1;
+                self.rates.copy + *bytes as f64 / self.rates.host
+            }
+            Work::Copy { bytes, .. } => {
+                spent.launches += 1;
+                launch + 2.0 * *bytes as f64 / self.rates.copied
+            }
+            Work::Clear { bytes, .. } => {
+                spent.launches += 1;
+                launch + *bytes as f64 / self.rates.copied
+            }
+            Work::Launch { kernel, grid, demand, .. } => {
+                let seconds = launch + self.rates.seconds(demand, grid.iter().map(|&n| u64::from(n)).product());
+                let of_kernel = spent.kernels.entry(kernel).or_default();
+                of_kernel.launches += 1;
+                of_kernel.demand = of_kernel.demand.and(*demand);
+                of_kernel.seconds += seconds;
+                spent.launches += 1;
+                spent.demand = spent.demand.and(*demand);
+                seconds
+            }
+        };
+    }
+}
+
+impl Driver for Modelled {
+    fn name(&self) -> String {
+        self.rates.name.into()
+    }
+
+    fn kind(&self) -> &'static str {
+        "modelled"
+    }
+
+    fn blocks(&self) -> usize {
+        self.rates.processors as usize * BLOCKS_A_PROCESSOR
+    }
+
+    /// That of Hopper.
+    fn shared_bytes_max(&self) -> usize {
+        227 << 10
+    }
+
+    fn memory(&self) -> Result<(u64, u64)> {
+        Ok((self.rates.bytes.saturating_sub(self.state().used), self.rates.bytes))
+    }
+
+    fn alloc(&self, bytes: usize) -> Result<u64> {
+        let mut state = self.state();
+        state.used += bytes as u64;
+        state.next += 1 << 40;
+        Ok(state.next)
+    }
+
+    // SAFETY: what the trait asks of callers; nothing is looked at here.
+    unsafe fn free(&self, _: u64) {}
+
+    // SAFETY: what the trait asks of callers; nothing is looked at here.
+    unsafe fn register(&self, bytes: &[u8]) -> Result<u64> {
+        Ok(bytes.as_ptr() as u64)
+    }
+
+    // SAFETY: what the trait asks of callers; nothing is looked at here.
+    unsafe fn upload(&self, _: u64, _: &[u8]) -> Result<()> {
+        Ok(())
+    }
+
+    // SAFETY: what the trait asks of callers; nothing is looked at here.
+    unsafe fn download(&self, _: u64, to: &mut [u8]) -> Result<()> {
+        to.fill(0);
+        Ok(())
+    }
+
+    // SAFETY: what the trait asks of callers; nothing is looked at here.
+    unsafe fn copy(&self, _: u64, _: u64, _: usize) -> Result<()> {
+        Ok(())
+    }
+
+    // SAFETY: what the trait asks of callers; nothing is looked at here.
+    unsafe fn clear(&self, _: u64, _: usize) -> Result<()> {
+        Ok(())
+    }
+
+    // SAFETY: what the trait asks of callers; nothing is looked at here.
+    unsafe fn launch(&self, launch: &Launch<'_>) -> Result<()> {
+        self.spend(&mut self.state().spent, &Work::of(launch), false);
+        Ok(())
+    }
+}
+
+impl Streams for Modelled {
+    fn settle(&self) -> Result<()> {
+        Ok(())
+    }
+
+    fn pin(&self, bytes: usize) -> Result<u64> {
+        let mut memory = vec![0u8; bytes.max(1)];
+        let address = memory.as_mut_ptr() as u64;
+        self.state().pinned.insert(address, memory);
+        Ok(address)
+    }
+
+    // SAFETY: what the trait asks of callers.
+    unsafe fn unpin(&self, address: u64) {
+        self.state().pinned.remove(&address);
+    }
+
+    fn stream(&self) -> Result<u64> {
+        Ok(0)
+    }
+
+    // SAFETY: what the trait asks of callers; nothing is looked at here.
+    unsafe fn close(&self, _: u64) {}
+
+    // SAFETY: what the trait asks of callers; nothing is looked at here.
+    unsafe fn submit(&self, _: u64, work: &[Work]) -> Result<()> {
+        let mut state = self.state();
+        work.iter().for_each(|work| self.spend(&mut state.spent, work, false));
+        Ok(())
+    }
+
+    // SAFETY: what the trait asks of callers; nothing is looked at here.
+    unsafe fn record(&self, _: u64, work: &[Work]) -> Result<u64> {
+        let mut state = self.state();
+        state.next += 1;
+        let recording = state.next;
+        state.recordings.insert(recording, work.to_vec());
+        Ok(recording)
+    }
+
+    // SAFETY: what the trait asks of callers; nothing is looked at here.
+    unsafe fn replay(&self, _: u64, recording: u64) -> Result<()> {
+        let State { spent, recordings, .. } = &mut *self.state();
+        let missing = || Error::internal("a recording that was forgotten");
+        let work = recordings.get(&recording).ok_or_else(missing)?;
+        // One call starts all of them.
+        spent.seconds += self.rates.launch[1];
+        work.iter().for_each(|work| self.spend(spent, work, true));
+        Ok(())
+    }
+
+    // SAFETY: what the trait asks of callers; nothing is looked at here.
+    unsafe fn forget(&self, recording: u64) {
+        self.state().recordings.remove(&recording);
+    }
+
+    // SAFETY: what the trait asks of callers; nothing is looked at here.
+    unsafe fn wait(&self, _: u64) -> Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_takes_what_it_waits_for_longest() {
+        let rates = CardRates::H200;
+        let near = |found: f64, wanted: f64| assert!((found / wanted - 1.0).abs() < 1e-9, "{found}, expected {wanted}");
+        let bytes = Demand::of_bytes(384_000_000);
+        near(rates.seconds(&bytes, 10_000), 384e6 / (0.8 * 4.8e12));
+        // One block alone reads no faster than its multiprocessor.
+        near(rates.seconds(&bytes, 1), 384e6 / 110e9);
+        let computed = Demand { tensor_bf16: 494_700_000_000, ..bytes };
+        near(rates.seconds(&computed, 132), 1e-3 / 0.4);
+        near(rates.seconds(&computed, 66), 2e-3 / 0.4);
+        near(rates.seconds(&Demand { again: 616_000_000, ..bytes }, 200), 1e9 / 5e12);
+        near(rates.seconds(&Demand { host: 25_000_000_000, ..bytes }, 10_000), 0.5);
+        assert_eq!(rates.seconds(&Demand::default(), 1), 0.0);
+    }
+}

@@ -1,0 +1,596 @@
+//! Int8 scans and the candidates that they collect.
+
+use std::sync::Arc;
+
+use bytemuck::{Pod, Zeroable};
+
+use super::{Shape, address_of, launch, need, parts, times};
+use crate::driver::{BLOCKS_A_PROCESSOR, Demand};
+use crate::memory::{Array, Device};
+use sterling_core::error::{Error, Result};
+
+/// Bins of scores by which a running threshold is found.
+const BINS: usize = 2048;
+/// Threads of a block of the scans, and its warps.
+const THREADS: usize = 256;
+const WARPS: usize = THREADS / 32;
+/// Blocks of a scan that a multiprocessor has under way.
+const AT_ONCE: usize = 3;
+/// Lists that a block looks up together, and words of them that a warp looks at together.
+const SPANS: usize = 256;
+const WORDS_TOGETHER: usize = 32;
+/// Candidates that a warp puts aside before it writes them.
+const FOUND_MAX: usize = 64;
+/// Queries that tensor cores score together.
+const TILE_QUERIES: usize = 16;
+
+/// A query's scale and corrections, as kernels read them.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
+pub struct QueryHead {
+    /// What one is worth in the low row.
+    pub scale: f32,
+    /// 128 times the sum of the high row, and of the low row.
+    pub corrections: [i32; 2],
+    bins_per_score: f32,
+}
+
+/// Blocked int8 rows of all lists.
+#[derive(Debug)]
+pub struct BlockLists {
+    /// `[blocks, G, 16, 4]`; lists beside these may lie in the same array.
+    pub codes: Arc<Array<u8>>,
+    /// One a slot of these blocks.
+    pub scales: Arc<Array<f32>>,
+    /// Slots of these lists.
+    pub slots: usize,
+    /// First slots, `[lists + 1]`
+    pub offsets: Array<u32>,
+    /// Items, `[lists]`
+    pub lengths: Array<u32>,
+    /// Groups of 4 dimensions, G.
+    pub groups: usize,
+    /// Items of the longest list.
+    pub longest: usize,
+}
+
+/// Queries that are searched together, and the candidates that they collect.
+#[derive(Debug)]
+pub struct Collection {
+    queries: usize,
+    room: usize,
+    groups: usize,
+    raise_every: u32,
+    /// Codes of the queries, `[queries, 2, G]` words.
+    pub codes: Array<u32>,
+    /// `[queries]`
+    pub heads: Array<QueryHead>,
+    /// Ordered scores of candidates, `[queries, room]`.
+    pub keys: Array<u32>,
+    /// Their slots.
+    pub slots: Array<u32>,
+    /// How many, `[queries]`.
+    pub counts: Array<u32>,
+    /// How many will be selected, `[queries]`.
+    pub wanted: Array<u32>,
+    /// Items that were scored, `[queries]`.
+    pub survivors: Array<u32>,
+    histogram: Array<u32>,
+    bars: Array<u32>,
+    excluded: Array<u32>,
+    excluded_starts: Array<u32>,
+}
+
+/// What searches have found so far: of each query candidates, of which the best are among them, and how many passed.
+#[derive(Clone, Copy, Debug)]
+pub struct Kept<'a> {
+    /// Ordered scores of candidates, `[queries, room]`; those that came later behind those before.
+    pub keys: &'a Array<u32>,
+    /// How many, `[queries]`.
+    pub counts: &'a Array<u32>,
+    /// Items that were scored, `[queries]`.
+    pub survivors: &'a Array<u32>,
+    /// Candidates of a query at most.
+    pub room: usize,
+    /// Bytes of all scores at most.
+    pub bytes: usize,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+pub(super) struct CandidatesArgs {
+    rows: u64,
+    heads: u64,
+    keys: u64,
+    slots: u64,
+    counts: u64,
+    histogram: u64,
+    bars: u64,
+    wanted: u64,
+    excluded: u64,
+    excluded_starts: u64,
+    survivors: u64,
+    room: u32,
+    groups: u32,
+    raise_every: u32,
+    unused: u32,
+}
+
+impl Collection {
+    /// Room for `room` candidates of each query, of which `wanted[q]` will be selected. `excluded[q]` are slots, ascending, that are
+    /// none.
+    ///
+    /// # Errors
+    /// As [`Device::copy`].
+    pub fn new(
+        device: &Device,
+        dimension: usize,
+        room: usize,
+        wanted: &[u32],
+        excluded: &[&[u32]],
+    ) -> Result<Collection> {
+        let (queries, groups) = (wanted.len(), dimension.div_ceil(4));
+        if excluded.len() != queries || room > u32::MAX as usize {
+            return Err(Error::internal(format!("{queries} queries, {} excluded, room for {room}", excluded.len())));
+        }
+        let mut starts = vec![0u32];
+        starts.extend(excluded.iter().scan(0, |end, slots| {
+            *end += slots.len() as u32;
+            Some(*end)
+        }));
+        // Where little is wanted a bar soon pays; raising it costs about as much as keeping a hundred candidates.
+        let raise_every = wanted.iter().copied().max().unwrap_or(0).max(512);
+        Ok(Collection {
+            queries,
+            room,
+            groups,
+            raise_every,
+            codes: device.room(queries * 2 * groups)?,
+            heads: device.room(queries)?,
+            keys: device.room(queries * room)?,
+            slots: device.room(queries * room)?,
+            counts: device.zeros(queries)?,
+            wanted: device.copy(wanted)?,
+            survivors: device.zeros(queries)?,
+            histogram: device.zeros(queries * BINS)?,
+            bars: device.zeros(queries)?,
+            excluded: device.copy(&excluded.concat())?,
+            excluded_starts: device.copy(&starts)?,
+        })
+    }
+
+    /// How many queries.
+    pub fn queries(&self) -> usize {
+        self.queries
+    }
+
+    /// Candidates of a query at most.
+    pub fn room(&self) -> usize {
+        self.room
+    }
+
+    /// Bytes of the candidates of all queries that are written where each scans so many items in no order: of the n-th item the share
+    /// that is wanted of those before it.
+    fn kept_bytes(&self, items: usize) -> usize {
+        let (items, wanted) = (items.max(1) as f64, self.raise_every as f64);
+        let kept = if items > wanted { wanted * (1.0 + (items / wanted).ln()) } else { items };
+        8 * self.queries * kept as usize
+    }
+
+    /// What it has collected so far, as a look takes it.
+    pub fn kept(&self) -> Kept<'_> {
+        let Collection { keys, counts, survivors, room, .. } = self;
+        Kept { keys, counts, survivors, room: *room, bytes: self.kept_bytes(*room) / 2 }
+    }
+
+    /// Bytes that a collection takes for each query, beside its candidates.
+    pub fn bytes_a_query(dimension: usize) -> usize {
+        BINS * 4 + dimension.div_ceil(4) * 8 + 64
+    }
+
+    pub(super) fn arguments(&self) -> CandidatesArgs {
+        CandidatesArgs {
+            rows: self.codes.address(),
+            heads: self.heads.address(),
+            keys: self.keys.address(),
+            slots: self.slots.address(),
+            counts: self.counts.address(),
+            histogram: self.histogram.address(),
+            bars: self.bars.address(),
+            wanted: self.wanted.address(),
+            excluded: self.excluded.address(),
+            excluded_starts: self.excluded_starts.address(),
+            survivors: self.survivors.address(),
+            room: self.room as u32,
+            groups: self.groups as u32,
+            raise_every: self.raise_every,
+            unused: 0,
+        }
+    }
+
+    /// Writes the codes of the queries `[queries, dimension]`. `norm_max` is the largest norm of an item.
+    ///
+    /// # Errors
+    /// `Internal` for arrays of other lengths, or where the launch fails.
+    pub fn quantize(&self, device: &Device, vectors: &Array<f32>, dimension: usize, norm_max: f32) -> Result<()> {
+        #[repr(C)]
+        #[derive(Clone, Copy, Pod, Zeroable)]
+        struct QuantizeArgs {
+            vectors: u64,
+            rows: u64,
+            heads: u64,
+            dimension: u32,
+            groups: u32,
+            norm_max: f32,
+            unused: u32,
+        }
+        need("vectors", vectors, self.queries * dimension)?;
+        need("codes of queries", &self.codes, self.queries * 2 * dimension.div_ceil(4))?;
+        let arguments = QuantizeArgs {
+            vectors: vectors.address(),
+            rows: self.codes.address(),
+            heads: self.heads.address(),
+            dimension: dimension as u32,
+            groups: self.groups as u32,
+            norm_max,
+            unused: 0,
+        };
+        let demand = Demand::of_bytes(self.queries * (4 * dimension + 8 * self.groups + size_of::<QueryHead>()));
+        let grid = [self.queries, 1, 1];
+        let shape = Shape { kernel: "quantize_queries", grid, threads: 128, shared_bytes: 0, demand };
+        launch(device, &shape, &arguments)
+    }
+}
+
+/// The centroids of an index as blocks, a list a slot.
+#[derive(Debug)]
+pub struct Centroids {
+    /// `[ceil(lists / 16), G, 16, 4]`
+    pub codes: Array<u8>,
+    /// `[lists]`, and up to 16 more
+    pub scales: Array<f32>,
+    /// What is taken off each list's score, `[lists]`.
+    pub penalties: Option<Array<f32>>,
+    /// Lists, C.
+    pub lists: usize,
+}
+
+impl Centroids {
+    /// Writes the ordered score of every list for every query, `[queries, lists]`.
+    ///
+    /// # Errors
+    /// As [`Collection::quantize`].
+    pub fn score(&self, device: &Device, queries: &Collection, keys: &Array<u32>) -> Result<()> {
+        #[repr(C)]
+        #[derive(Clone, Copy, Pod, Zeroable)]
+        struct CentroidArgs {
+            codes: u64,
+            scales: u64,
+            penalties: u64,
+            rows: u64,
+            heads: u64,
+            keys: u64,
+            lists: u32,
+            groups: u32,
+        }
+        let (count, blocks) = (queries.queries, self.lists.div_ceil(16));
+        need("list scores", keys, count * self.lists)?;
+        need("centroid codes", &self.codes, blocks * queries.groups * 64)?;
+        need("centroid scales", &self.scales, self.lists)?;
+        if let Some(penalties) = &self.penalties {
+            need("penalties", penalties, self.lists)?;
+        }
+        let arguments = CentroidArgs {
+            codes: self.codes.address(),
+            scales: self.scales.address(),
+            penalties: address_of(self.penalties.as_ref()),
+            rows: queries.codes.address(),
+            heads: queries.heads.address(),
+            keys: keys.address(),
+            lists: self.lists as u32,
+            groups: queries.groups as u32,
+        };
+        let grid = [parts(device, blocks, THREADS / 32, count), count, 1];
+        let codes = blocks * queries.groups * 64;
+        let demand = Demand {
+            again: times(&[count.saturating_sub(1), codes]),
+            dp4a: 2 * times(&[count, codes]),
+            ..Demand::of_bytes(codes + 4 * self.lists * (1 + count))
+        };
+        let (threads, shared_bytes) = (THREADS as u32, 8 * queries.groups);
+        launch(device, &Shape { kernel: "score_lists", grid, threads, shared_bytes, demand }, &arguments)
+    }
+}
+
+/// Lists that each query scans: `order[q, begins[q]..ends[q]]`.
+#[derive(Clone, Copy, Debug)]
+pub struct Order<'a> {
+    /// `[queries, stride]`
+    pub order: &'a Array<u32>,
+    /// `[queries]`; none for the first.
+    pub begins: Option<&'a Array<u32>>,
+    /// `[queries]`
+    pub ends: &'a Array<u32>,
+    /// Lists that are ordered of each query.
+    pub stride: usize,
+    /// Lists that a query scans at most.
+    pub most: usize,
+}
+
+impl<'a> Order<'a> {
+    /// The first lists of each query, `counts[q]` of them.
+    pub fn first(order: &'a Array<u32>, counts: &'a Array<u32>, stride: usize) -> Self {
+        Order { order, begins: None, ends: counts, stride, most: stride }
+    }
+}
+
+/// Eligible items of each query.
+#[derive(Debug)]
+pub struct Eligible<'a> {
+    /// The address of each query's words, `[queries]`.
+    pub words: &'a Array<u64>,
+    /// The first word of each list, `[lists + 1]`.
+    pub firsts: &'a Array<u32>,
+}
+
+/// Items that are there for every query.
+#[derive(Clone, Copy, Debug)]
+pub struct LiveItems<'a> {
+    /// A bit each, list after list.
+    pub words: &'a Array<u64>,
+    /// The first word of each list, `[lists + 1]`.
+    pub firsts: &'a Array<u32>,
+}
+
+/// Blocks that share out the work of each of so many queries evenly, at most so many: as many as make all end soonest.
+fn even_parts(device: &Device, most: usize, queries: usize) -> usize {
+    let at_once = (device.driver().blocks() / BLOCKS_A_PROCESSOR).max(1) * AT_ONCE;
+    let last = most.clamp(1, (at_once / queries.max(1)).max(4));
+    let turns_by = |parts: &usize| (queries * parts).div_ceil(at_once);
+    // Turns over parts are how long it takes: compared without a division.
+    (1..=last).min_by(|a, b| (turns_by(a) * b).cmp(&(turns_by(b) * a))).unwrap_or(1)
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct ListsArgs {
+    codes: u64,
+    scales: u64,
+    offsets: u64,
+    lengths: u64,
+}
+
+impl BlockLists {
+    fn arguments(&self) -> ListsArgs {
+        ListsArgs {
+            codes: self.codes.address(),
+            scales: self.scales.address(),
+            offsets: self.offsets.address(),
+            lengths: self.lengths.address(),
+        }
+    }
+
+    /// Lists, C.
+    pub fn lists(&self) -> usize {
+        self.lengths.len()
+    }
+
+    fn check(&self, to: &Collection) -> Result<()> {
+        need("list offsets", &self.offsets, self.lists() + 1)?;
+        need("codes", &self.codes, self.scales.len() / 16 * self.groups * 64)?;
+        if to.groups != self.groups {
+            return Err(Error::internal(format!("queries of {} groups, items of {}", to.groups, self.groups)));
+        }
+        Ok(())
+    }
+
+    /// Scans the lists of each query by itself; where words are given, the eligible items of these lists.
+    ///
+    /// # Errors
+    /// As [`Collection::quantize`].
+    pub fn scan(
+        &self,
+        device: &Device,
+        to: &Collection,
+        order: &Order<'_>,
+        eligible: Option<&Eligible<'_>>,
+    ) -> Result<()> {
+        #[repr(C)]
+        #[derive(Clone, Copy, Pod, Zeroable)]
+        struct ScanArgs {
+            lists: ListsArgs,
+            to: CandidatesArgs,
+            order: u64,
+            begins: u64,
+            ends: u64,
+            words: u64,
+            firsts: u64,
+            stride: u32,
+            unused: u32,
+        }
+        self.check(to)?;
+        need("lists of queries", order.order, to.queries * order.stride)?;
+        need("list counts", order.ends, to.queries)?;
+        if let Some(begins) = order.begins {
+            need("first lists", begins, to.queries)?;
+        }
+        if let Some(eligible) = eligible {
+            need("words of queries", eligible.words, to.queries)?;
+            need("first words", eligible.firsts, self.lists() + 1)?;
+        }
+        let words = order.most * self.mean_items().div_ceil(64);
+        let grid = [even_parts(device, words.div_ceil(WARPS), to.queries), to.queries, 1];
+        let arguments = ScanArgs {
+            lists: self.arguments(),
+            to: to.arguments(),
+            order: order.order.address(),
+            begins: address_of(order.begins),
+            ends: order.ends.address(),
+            words: eligible.map_or(0, |e| e.words.address()),
+            firsts: eligible.map_or(0, |e| e.firsts.address()),
+            stride: order.stride as u32,
+            unused: 0,
+        };
+        let of_warp = 8 * 4 * WORDS_TOGETHER + 4 * (2 * FOUND_MAX + 1);
+        let shared_bytes = 16 * (SPANS + 1) + WARPS * of_warp + 8 * self.groups;
+        let items = to.queries * order.most * self.mean_items();
+        let words = if eligible.is_some() { 8 * items.div_ceil(64) } else { 0 };
+        let demand = Demand {
+            dp4a: 2 * times(&[items, 4 * self.groups]),
+            ..Demand::of_bytes(items * (4 * self.groups + 4) + words + to.kept_bytes(order.most * self.mean_items()))
+        };
+        launch(device, &Shape { kernel: "scan_lists", grid, threads: THREADS as u32, shared_bytes, demand }, &arguments)
+    }
+
+    /// Items of the first lists of each query, `[queries]`.
+    ///
+    /// # Errors
+    /// As [`Collection::quantize`].
+    pub fn items(&self, device: &Device, order: &Order<'_>) -> Result<Array<u64>> {
+        #[repr(C)]
+        #[derive(Clone, Copy, Pod, Zeroable)]
+        struct SumArgs {
+            order: u64,
+            counts: u64,
+            lengths: u64,
+            items: u64,
+            stride: u32,
+            unused: u32,
+        }
+        let queries = order.ends.len();
+        need("lists of queries", order.order, queries * order.stride)?;
+        let items = device.room(queries)?;
+        let arguments = SumArgs {
+            order: order.order.address(),
+            counts: order.ends.address(),
+            lengths: self.lengths.address(),
+            items: items.address(),
+            stride: order.stride as u32,
+            unused: 0,
+        };
+        let (grid, demand) = ([queries, 1, 1], Demand::of_bytes(queries * (8 * order.most + 8)));
+        launch(device, &Shape { kernel: "sum_lengths", grid, threads: 256, shared_bytes: 8, demand }, &arguments)?;
+        Ok(items)
+    }
+
+    /// Scans the first lists of each query for all queries that ask for them, by tensor cores; where words are given, those items
+    /// of them that are there for every query.
+    ///
+    /// # Errors
+    /// As [`Collection::quantize`].
+    pub fn scan_shared(
+        &self,
+        device: &Device,
+        to: &Collection,
+        order: &Order<'_>,
+        live: Option<&LiveItems<'_>>,
+    ) -> Result<()> {
+        #[repr(C)]
+        #[derive(Clone, Copy, Pod, Zeroable)]
+        struct SharedScanArgs {
+            lists: ListsArgs,
+            to: CandidatesArgs,
+            starts: u64,
+            askers: u64,
+            words: u64,
+            firsts: u64,
+            list_count: u32,
+            unused: u32,
+        }
+        self.check(to)?;
+        if let Some(live) = live {
+            need("first words", live.firsts, self.lists() + 1)?;
+        }
+        let (starts, askers) = self.invert(device, to, order)?;
+        let arguments = SharedScanArgs {
+            lists: self.arguments(),
+            to: to.arguments(),
+            starts: starts.address(),
+            askers: askers.address(),
+            words: live.map_or(0, |live| live.words.address()),
+            firsts: live.map_or(0, |live| live.firsts.address()),
+            list_count: self.lists() as u32,
+            unused: 0,
+        };
+        let shape = Shape {
+            kernel: "scan_shared",
+            grid: [parts(device, self.lists(), 1, 1), 1, 1],
+            threads: THREADS as u32,
+            shared_bytes: self.shared_scan_bytes(),
+            demand: self.shared_demand(to, order),
+        };
+        launch(device, &shape, &arguments)
+    }
+
+    /// Shared memory per block of [`BlockLists::scan_shared`]: the codes of a tile of queries.
+    fn shared_scan_bytes(&self) -> usize {
+        let row_words = self.groups.next_multiple_of(8) + 4;
+        4 * TILE_QUERIES * 2 * row_words
+    }
+
+    /// Whether a block of the device has enough shared memory for [`BlockLists::scan_shared`]; else [`BlockLists::scan`] finds the same.
+    pub fn can_scan_shared(&self, device: &Device) -> bool {
+        self.shared_scan_bytes() <= device.driver().shared_bytes_max()
+    }
+
+    /// Items of a list on average, the room behind the last one of each included.
+    fn mean_items(&self) -> usize {
+        self.slots.div_ceil(self.lists().max(1))
+    }
+
+    /// What a scan list by list moves and computes, whose lists are probed evenly.
+    fn shared_demand(&self, to: &Collection, order: &Order<'_>) -> Demand {
+        let probes = to.queries * order.most;
+        let lists = probes.min(self.lists());
+        // So many of the lists have a query that asks for them, and so many of these queries each.
+        let tiles = lists * probes.div_ceil(lists.max(1)).div_ceil(TILE_QUERIES);
+        let list_bytes = self.mean_items() * (4 * self.groups + 4);
+        Demand {
+            again: times(&[tiles - lists, list_bytes]),
+            tensor_int8: 2 * times(&[tiles, TILE_QUERIES, self.mean_items(), 4 * self.groups.next_multiple_of(8)]),
+            ..Demand::of_bytes(lists * list_bytes + to.kept_bytes(order.most * self.mean_items()))
+        }
+    }
+
+    /// The queries of each list: where they start, and they.
+    fn invert(&self, device: &Device, to: &Collection, order: &Order<'_>) -> Result<(Array<u32>, Array<u32>)> {
+        #[repr(C)]
+        #[derive(Clone, Copy, Pod, Zeroable)]
+        struct InvertArgs {
+            order: u64,
+            counts: u64,
+            starts: u64,
+            filled: u64,
+            askers: u64,
+            queries: u32,
+            stride: u32,
+            lists: u32,
+            unused: u32,
+        }
+        need("lists of queries", order.order, to.queries * order.stride)?;
+        need("list counts", order.ends, to.queries)?;
+        let starts = device.zeros(self.lists() + 1)?;
+        let filled = device.zeros::<u32>(self.lists())?;
+        let askers = device.room(to.queries * order.stride)?;
+        let arguments = InvertArgs {
+            order: order.order.address(),
+            counts: order.ends.address(),
+            starts: starts.address(),
+            filled: filled.address(),
+            askers: askers.address(),
+            queries: to.queries as u32,
+            stride: order.stride as u32,
+            lists: self.lists() as u32,
+            unused: 0,
+        };
+        let demand = Demand::of_bytes(4 * (2 * to.queries * order.most + 2 * self.lists()));
+        let shape = |kernel, blocks, threads, shared_bytes| {
+            let grid = [blocks, 1, 1];
+            Shape { kernel, grid, threads, shared_bytes, demand }
+        };
+        launch(device, &shape("count_askers", to.queries, 256, 0), &arguments)?;
+        launch(device, &shape("start_askers", 1, 1024, 4 * 32), &arguments)?;
+        launch(device, &shape("place_askers", to.queries, 256, 0), &arguments)?;
+        Ok((starts, askers))
+    }
+}

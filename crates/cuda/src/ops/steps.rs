@@ -1,0 +1,600 @@
+//! The steps of dense programs.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::{Shape, address_of, launch, parts, times};
+use crate::driver::{BLOCKS_A_PROCESSOR, Demand};
+use crate::memory::{Array, Device};
+use sterling_core::error::{Error, Result};
+use sterling_kernels::cpu::dense::{
+    Binary, CHAIN_MAX, ChainLink, EQUAL_FOLDS_MAX, Fold, Form, PANEL, PARTS_MAX, PairRows, Unary,
+};
+
+/// Rows of a tile of a product and those of a warp of it, its columns where it is narrow and where it is wide, and words of depth that lie
+/// in shared memory at a time.
+const TILE_ROWS: usize = 128;
+const WARP_ROWS: usize = 32;
+const TILE_COLUMNS: [usize; 2] = [64, 128];
+const TILE_DEPTH: usize = 16;
+/// Tiles in shared memory: one that is multiplied and two that come.
+const TILES_HELD: usize = 3;
+/// Products of parts that make a product of single numbers by tensor cores.
+const SPLIT_PRODUCTS: usize = 3;
+
+/// Numbers of a step, as kernels read them: number `[request, row, outer, inner]` is so many times each of these after the first.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+pub struct NumbersAt {
+    /// Address of the first f32; 0 for none.
+    pub address: u64,
+    /// From a request to the next; 0 where all share them.
+    pub request: u64,
+    /// From a row to the next.
+    pub row: u32,
+    /// From a run to the next.
+    pub outer: u32,
+    /// 1, or 0 where a run is one number.
+    pub inner: u32,
+    unused: u32,
+}
+
+impl NumbersAt {
+    /// Numbers of an array from `offset` on.
+    pub fn of(array: &Array<f32>, offset: usize, request: usize, row: usize) -> Self {
+        let address = array.address() + 4 * offset as u64;
+        NumbersAt { address, request: request as u64, row: row as u32, outer: 0, inner: 1, unused: 0 }
+    }
+
+    /// The same from so many numbers further on.
+    pub fn behind(self, count: usize) -> Self {
+        NumbersAt { address: self.address + 4 * count as u64, ..self }
+    }
+
+    /// The same in runs.
+    pub fn runs(self, outer: usize, inner: usize) -> Self {
+        NumbersAt { outer: outer as u32, inner: inner as u32, ..self }
+    }
+}
+
+/// Rows of several requests, `counts[r]` of request `r`.
+#[derive(Clone, Copy, Debug)]
+pub struct RowsOf<'a> {
+    /// `[requests]`
+    pub counts: &'a Array<u32>,
+    /// Rows of a request at most.
+    pub most: usize,
+}
+
+impl RowsOf<'_> {
+    fn requests(&self) -> usize {
+        self.counts.len()
+    }
+}
+
+/// A factor of a product, as kernels read it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+pub struct FactorAt {
+    /// Rows of `depth` numbers.
+    pub rows: NumbersAt,
+    /// `[depth, columns]` in panels of 32 columns.
+    pub matrix: NumbersAt,
+    /// Numbers of a row.
+    pub depth: u32,
+    /// From a row of the matrix to the next.
+    pub row_stride: u32,
+    /// From a panel to the next.
+    pub panel_stride: u32,
+    unused: u32,
+}
+
+impl FactorAt {
+    /// A factor.
+    pub fn new(rows: NumbersAt, matrix: NumbersAt, depth: usize, strides: (usize, usize)) -> Self {
+        let (row_stride, panel_stride) = (strides.0 as u32, strides.1 as u32);
+        FactorAt { rows, matrix, depth: depth as u32, row_stride, panel_stride, unused: 0 }
+    }
+}
+
+/// What a product does to its sums.
+#[derive(Clone, Copy, Debug)]
+pub struct ProductTo {
+    /// Added to each row; none at address 0.
+    pub bias: NumbersAt,
+    /// Where rows go, `runs` of `columns` each side by side.
+    pub out: NumbersAt,
+    /// Rows of each part in a row.
+    pub runs: usize,
+    /// Columns.
+    pub columns: usize,
+    /// Whether what is negative becomes 0.
+    pub relu: bool,
+    /// In which form the factors come: depths and strides count pairs then.
+    pub factors: Form,
+    /// In which form the result goes out; in pairs only where the factors are.
+    pub result: Form,
+}
+
+/// Rows times matrices, summed.
+///
+/// # Errors
+/// `Internal` for more parts than a product has, or where the launch fails.
+pub fn product(device: &Device, rows: RowsOf<'_>, parts: &[FactorAt], to: &ProductTo) -> Result<()> {
+    #[repr(C)]
+    #[derive(Clone, Copy, Pod, Zeroable)]
+    struct ProductOfArgs {
+        parts: [FactorAt; PARTS_MAX],
+        bias: NumbersAt,
+        out: NumbersAt,
+        counts: u64,
+        part_count: u32,
+        runs: u32,
+        columns: u32,
+        is_rectified: u32,
+    }
+    #[repr(C)]
+    #[derive(Clone, Copy, Pod, Zeroable)]
+    struct PairArgs {
+        of: ProductOfArgs,
+        is_paired: u32,
+        unused: u32,
+    }
+    if parts.len() > PARTS_MAX {
+        return Err(Error::internal(format!("a product of {} parts, expected at most {PARTS_MAX}", parts.len())));
+    }
+    let mut all = [FactorAt::default(); PARTS_MAX];
+    all[..parts.len()].copy_from_slice(parts);
+    let arguments = ProductOfArgs {
+        parts: all,
+        bias: to.bias,
+        out: to.out,
+        counts: rows.counts.address(),
+        part_count: parts.len() as u32,
+        runs: to.runs as u32,
+        columns: to.columns as u32,
+        is_rectified: u32::from(to.relu),
+    };
+    let count = rows.most * to.runs;
+    let depth: usize = parts.iter().map(|part| part.depth as usize).sum();
+    let tall = count.div_ceil(TILE_ROWS);
+    let [narrow, wide] = TILE_COLUMNS;
+    // Wide tiles read rows half as often, where there are enough of them to keep the device busy; single numbers wait for the tensor cores.
+    let is_wide = to.factors == Form::Pairs
+        && to.columns > narrow
+        && BLOCKS_A_PROCESSOR * rows.requests() * tall * to.columns.div_ceil(wide) >= device.driver().blocks();
+    let width = if is_wide { wide } else { narrow };
+    let tiles = [to.columns.div_ceil(width), tall];
+    let shape = |kernel| Shape {
+        kernel,
+        grid: [tiles[0], tiles[1], rows.requests()],
+        threads: 256,
+        shared_bytes: 4 * TILES_HELD * (TILE_ROWS * (TILE_DEPTH + 4) + TILE_DEPTH * (width + 8)),
+        demand: product_demand(rows.requests(), [count, depth, to.columns], (tiles, width), to),
+    };
+    match (to.factors, to.result) {
+        (Form::Single, Form::Single) => launch(device, &shape("product_of"), &arguments),
+        (Form::Single, Form::Pairs) => Err(Error::internal("pairs of a product of single numbers")),
+        (Form::Pairs, result) => {
+            let arguments = PairArgs { of: arguments, is_paired: u32::from(result == Form::Pairs), unused: 0 };
+            launch(device, &shape(if is_wide { "product_of_wide_pairs" } else { "product_of_pairs" }), &arguments)
+        }
+    }
+}
+
+/// What products of `[rows, depth]` of each request with `[depth, columns]` move and compute, in tiles so wide. Every tile reads its rows
+/// and its columns; all but the first reading comes from the caches. Tensor cores compute the whole tiles of warps.
+fn product_demand(
+    requests: usize,
+    [rows, depth, columns]: [usize; 3],
+    (tiles, width): ([usize; 2], usize),
+    to: &ProductTo,
+) -> Demand {
+    let once = rows * depth * requests + depth * columns;
+    let read = times(&[requests, rows, depth, tiles[0]]) + times(&[requests, depth, columns, tiles[1]]);
+    let out = requests * rows * to.result.room(columns);
+    let demand = Demand { again: (4 * read).saturating_sub(4 * once as u64), ..Demand::of_bytes(4 * (once + out)) };
+    let (tall, wide) = (rows.next_multiple_of(WARP_ROWS), tiles[0] * width);
+    let whole = times(&[requests, tall, wide, depth.next_multiple_of(TILE_DEPTH)]);
+    match to.factors {
+        Form::Single => Demand { tensor_tf32: times(&[SPLIT_PRODUCTS]) * whole, ..demand },
+        // A number of depth is a pair.
+        Form::Pairs => Demand { tensor_bf16: 2 * whole, ..demand },
+    }
+}
+
+/// Bytes of steps that read and write so many numbers of each row.
+fn numbers_demand(rows: RowsOf<'_>, numbers: usize) -> Demand {
+    Demand::of_bytes(4 * rows.requests() * rows.most * numbers)
+}
+
+/// The first `count` numbers of each row as pairs.
+///
+/// # Errors
+/// As [`product`].
+pub fn narrow(device: &Device, rows: RowsOf<'_>, from: NumbersAt, count: usize, out: NumbersAt) -> Result<()> {
+    #[repr(C)]
+    #[derive(Clone, Copy, Pod, Zeroable)]
+    struct NarrowArgs {
+        from: NumbersAt,
+        out: NumbersAt,
+        counts: u64,
+        count: u32,
+        unused: u32,
+    }
+    let arguments = NarrowArgs { from, out, counts: rows.counts.address(), count: count as u32, unused: 0 };
+    let grid = [parts(device, rows.most * Form::Pairs.room(count), 256, rows.requests()), rows.requests(), 1];
+    let demand = numbers_demand(rows, count + Form::Pairs.room(count));
+    launch(device, &Shape { kernel: "narrow", grid, threads: 256, shared_bytes: 0, demand }, &arguments)
+}
+
+/// A matrix `[depth, columns]` of each row packed in pairs of its rows, into rows of the panels of `out`.
+///
+/// # Errors
+/// As [`product`].
+pub fn pack_narrow(
+    device: &Device,
+    rows: RowsOf<'_>,
+    from: NumbersAt,
+    (depth, columns, at): (usize, usize, PairRows),
+    out: NumbersAt,
+) -> Result<()> {
+    #[repr(C)]
+    #[derive(Clone, Copy, Pod, Zeroable)]
+    struct PackArgs {
+        from: NumbersAt,
+        out: NumbersAt,
+        counts: u64,
+        depth: u32,
+        columns: u32,
+        panel_rows: u32,
+        unused: u32,
+    }
+    let arguments = PackArgs {
+        from,
+        out: out.behind(at.first * PANEL),
+        counts: rows.counts.address(),
+        depth: depth as u32,
+        columns: columns as u32,
+        panel_rows: at.all as u32,
+        unused: 0,
+    };
+    let words = Form::Pairs.room(depth) * columns.next_multiple_of(PANEL);
+    let grid = [parts(device, rows.most * words, 256, rows.requests()), rows.requests(), 1];
+    let demand = numbers_demand(rows, depth * columns + words);
+    launch(device, &Shape { kernel: "pack_narrow", grid, threads: 256, shared_bytes: 0, demand }, &arguments)
+}
+
+/// Matrices of rows: `[m, k]` at each of `left`, `[k, n]` at each of `right`.
+#[derive(Clone, Copy, Debug)]
+pub struct MatricesAt<'a> {
+    /// The left ones, and where each starts.
+    pub left: (NumbersAt, &'a Array<u32>),
+    /// The right ones.
+    pub right: (NumbersAt, &'a Array<u32>),
+    /// `m`, `k` and `n`.
+    pub shape: [usize; 3],
+}
+
+/// Products of matrices that differ from row to row.
+///
+/// # Errors
+/// As [`product`].
+pub fn matrices(device: &Device, rows: RowsOf<'_>, of: &MatricesAt<'_>, out: NumbersAt) -> Result<()> {
+    #[repr(C)]
+    #[derive(Clone, Copy, Pod, Zeroable)]
+    struct MatricesArgs {
+        left: NumbersAt,
+        right: NumbersAt,
+        out: NumbersAt,
+        left_at: u64,
+        right_at: u64,
+        counts: u64,
+        batch: u32,
+        m: u32,
+        k: u32,
+        n: u32,
+    }
+    let ([m, k, n], batch) = (of.shape, of.left.1.len());
+    let arguments = MatricesArgs {
+        left: of.left.0,
+        right: of.right.0,
+        out,
+        left_at: of.left.1.address(),
+        right_at: of.right.1.address(),
+        counts: rows.counts.address(),
+        batch: batch as u32,
+        m: m as u32,
+        k: k as u32,
+        n: n as u32,
+    };
+    let grid = [parts(device, rows.most * batch * m * n, 256, rows.requests()), rows.requests(), 1];
+    let (each, products) = (batch * (m * k + k * n), times(&[rows.requests(), rows.most, batch, m, n, k]));
+    let demand = Demand { again: 8 * products, single: products, ..numbers_demand(rows, each + batch * m * n) };
+    launch(device, &Shape { kernel: "product_of_matrices", grid, threads: 256, shared_bytes: 0, demand }, &arguments)
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Pod, Zeroable)]
+struct MapArgs {
+    first: NumbersAt,
+    second: NumbersAt,
+    out: NumbersAt,
+    counts: u64,
+    function: u32,
+    outer: u32,
+    inner: u32,
+    unused: u32,
+}
+
+/// Runs of numbers of a row.
+#[derive(Clone, Copy, Debug)]
+pub struct RunsOfRow {
+    /// How many.
+    pub outer: usize,
+    /// Numbers of each.
+    pub inner: usize,
+}
+
+fn map(
+    device: &Device,
+    rows: RowsOf<'_>,
+    kernel: &'static str,
+    runs: RunsOfRow,
+    [first, second, out]: [NumbersAt; 3],
+    function: u32,
+) -> Result<()> {
+    let RunsOfRow { outer, inner } = runs;
+    let (outer, inner) = (outer as u32, inner as u32);
+    let arguments = MapArgs { first, second, out, counts: rows.counts.address(), function, outer, inner, unused: 0 };
+    let each = if kernel == "fold_runs" { 8 } else { 256 };
+    let count = rows.most * runs.outer * if kernel == "fold_runs" { 1 } else { runs.inner };
+    let grid = [parts(device, count, each, rows.requests()), rows.requests(), 1];
+    let operands = if kernel == "map_two" { 2 } else { 1 };
+    let demand = numbers_demand(rows, runs.outer * runs.inner * operands + count / rows.most.max(1));
+    launch(device, &Shape { kernel, grid, threads: 256, shared_bytes: 0, demand }, &arguments)
+}
+
+/// What each number becomes.
+///
+/// # Errors
+/// As [`product`].
+pub fn map1(device: &Device, rows: RowsOf<'_>, f: Unary, runs: RunsOfRow, a: NumbersAt, out: NumbersAt) -> Result<()> {
+    map(device, rows, "map_one", runs, [a, NumbersAt::default(), out], f as u32)
+}
+
+/// What each pair becomes.
+///
+/// # Errors
+/// As [`product`].
+pub fn map2(
+    device: &Device,
+    rows: RowsOf<'_>,
+    f: Binary,
+    runs: RunsOfRow,
+    [a, b]: [NumbersAt; 2],
+    out: NumbersAt,
+) -> Result<()> {
+    map(device, rows, "map_two", runs, [a, b, out], f as u32)
+}
+
+/// Folds each run to one number.
+///
+/// # Errors
+/// As [`product`].
+pub fn fold(device: &Device, rows: RowsOf<'_>, f: Fold, runs: RunsOfRow, a: NumbersAt, out: NumbersAt) -> Result<()> {
+    map(device, rows, "fold_runs", runs, [a, NumbersAt::default(), out], f as u32)
+}
+
+/// A fold of numbers that lie beside keys, as kernels read it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
+pub struct FoldBesideAt {
+    /// A number beside each key.
+    pub values: NumbersAt,
+    function: u32,
+    unused: [u32; 3],
+}
+
+impl FoldBesideAt {
+    /// A fold.
+    pub fn new(f: Fold, values: NumbersAt) -> Self {
+        FoldBesideAt { values, function: f as u32, unused: [0; 3] }
+    }
+}
+
+/// Folds, of each row, numbers times 1 where the key beside them is the row's and times 0 elsewhere: `count` keys. Fold `n` makes
+/// number `n` of a row.
+///
+/// # Errors
+/// `Internal` for more folds than a step has, or where the launch fails.
+pub fn fold_equal(
+    device: &Device,
+    rows: RowsOf<'_>,
+    (key, keys): (NumbersAt, NumbersAt),
+    count: usize,
+    (folds, out): (&[FoldBesideAt], NumbersAt),
+) -> Result<()> {
+    #[repr(C)]
+    #[derive(Clone, Copy, Pod, Zeroable)]
+    struct EqualArgs {
+        key: NumbersAt,
+        keys: NumbersAt,
+        out: NumbersAt,
+        folds: [FoldBesideAt; EQUAL_FOLDS_MAX],
+        counts: u64,
+        fold_count: u32,
+        count: u32,
+    }
+    if folds.len() > EQUAL_FOLDS_MAX {
+        return Err(Error::internal(format!("{} folds of one step, at most {EQUAL_FOLDS_MAX}", folds.len())));
+    }
+    let mut all = [FoldBesideAt::default(); EQUAL_FOLDS_MAX];
+    all[..folds.len()].copy_from_slice(folds);
+    let counts = rows.counts.address();
+    let (fold_count, count) = (folds.len() as u32, count as u32);
+    let arguments = EqualArgs { key, keys, out, folds: all, counts, fold_count, count };
+    let grid = [parts(device, rows.most, 8, rows.requests()), rows.requests(), 1];
+    // Keys and numbers of a request come from memory once and from the caches for each row.
+    let (requests, beside) = (rows.requests(), count as usize * (1 + folds.len()));
+    let again = 4 * times(&[requests, rows.most.saturating_sub(1), beside]);
+    let once = 4 * requests * (beside + rows.most * (1 + folds.len()));
+    let single = times(&[requests, rows.most, beside]);
+    let demand = Demand { again, single, ..Demand::of_bytes(once) };
+    launch(device, &Shape { kernel: "fold_equal", grid, threads: 256, shared_bytes: 0, demand }, &arguments)
+}
+
+/// A chain over single numbers of each row, as `cpu::dense::Chain` is one.
+#[derive(Clone, Copy, Debug)]
+pub struct ChainAt<'a> {
+    /// What fills the first registers.
+    pub reads: &'a [NumbersAt],
+    /// What fills the next ones.
+    pub links: &'a [ChainLink],
+    /// Number `n` of a row is register `kept[n]`.
+    pub kept: &'a [usize],
+}
+
+/// Threads of a block of a chain: the registers of their rows are its shared memory.
+const CHAIN_THREADS: usize = 128;
+
+/// Runs a chain over single numbers of each row.
+///
+/// # Errors
+/// `Internal` for a longer chain than a step has, or where the launch fails.
+pub fn chain(device: &Device, rows: RowsOf<'_>, chain: &ChainAt<'_>, out: NumbersAt) -> Result<()> {
+    #[repr(C)]
+    #[derive(Clone, Copy, Pod, Zeroable)]
+    struct ChainArgs {
+        reads: [NumbersAt; CHAIN_MAX],
+        out: NumbersAt,
+        counts: u64,
+        links: [u32; CHAIN_MAX],
+        kept: [u32; CHAIN_MAX],
+        read_count: u32,
+        link_count: u32,
+        kept_count: u32,
+        unused: u32,
+    }
+    let ChainAt { reads, links, kept } = *chain;
+    let most = reads.len().max(links.len()).max(kept.len());
+    if most > CHAIN_MAX {
+        return Err(Error::internal(format!("a chain of {most} numbers, at most {CHAIN_MAX}")));
+    }
+    let mut arguments = ChainArgs {
+        out,
+        counts: rows.counts.address(),
+        read_count: reads.len() as u32,
+        link_count: links.len() as u32,
+        kept_count: kept.len() as u32,
+        ..ChainArgs::zeroed()
+    };
+    arguments.reads[..reads.len()].copy_from_slice(reads);
+    for (to, link) in arguments.links.iter_mut().zip(links) {
+        // Function, the two registers, and whether there are two, a byte each.
+        *to = match *link {
+            ChainLink::One(f, a) => f as u32 | (a as u32) << 8,
+            ChainLink::Two(f, [a, b]) => f as u32 | (a as u32) << 8 | (b as u32) << 16 | 1 << 24,
+        };
+    }
+    arguments.kept.iter_mut().zip(kept).for_each(|(to, &register)| *to = register as u32);
+    let grid = [parts(device, rows.most, CHAIN_THREADS, rows.requests()), rows.requests(), 1];
+    let of_rows = |numbers: usize| times(&[rows.requests(), rows.most, numbers]);
+    let bytes = 4 * rows.requests() * rows.most * (reads.len() + kept.len());
+    let demand = Demand { single: of_rows(links.len()), ..Demand::of_bytes(bytes) };
+    let shared_bytes = 4 * CHAIN_THREADS * (reads.len() + links.len());
+    let threads = CHAIN_THREADS as u32;
+    launch(device, &Shape { kernel: "chain", grid, threads, shared_bytes, demand }, &arguments)
+}
+
+/// Where picked numbers come to lie: runs of `count`, `stride` apart, from number `first` on.
+#[derive(Clone, Copy, Debug)]
+pub struct Placing {
+    /// Runs.
+    pub runs: usize,
+    /// Numbers of each.
+    pub count: usize,
+    /// From a run to the next.
+    pub stride: usize,
+    /// The first number.
+    pub first: usize,
+}
+
+/// Which numbers are copied.
+#[derive(Clone, Copy, Default)]
+struct Picked<'a> {
+    /// Number `n` of a row is number `numbers[n]` of it.
+    numbers: Option<&'a Array<u32>>,
+    /// Row `n` is row `rows[n]`.
+    rows: Option<&'a Array<u32>>,
+}
+
+/// Copies numbers of each row: number `n` is number `index[n]`, or as they lie.
+///
+/// # Errors
+/// As [`product`].
+pub fn pick(
+    device: &Device,
+    rows: RowsOf<'_>,
+    from: NumbersAt,
+    index: Option<&Array<u32>>,
+    placing: Placing,
+    out: NumbersAt,
+) -> Result<()> {
+    picked(device, rows, [from, out], Picked { numbers: index, rows: None }, placing)
+}
+
+/// Rows of a matrix `[_, width]`, those that are named, side by side. Whoever names them makes sure that they are there.
+///
+/// # Errors
+/// As [`product`]; `Overloaded` where the device has not enough memory.
+pub fn take_rows(device: &Device, matrix: &Array<f32>, width: usize, named: &[usize]) -> Result<Array<f32>> {
+    if named.iter().any(|row| (row + 1).saturating_mul(width) > matrix.len()) {
+        return Err(Error::internal(format!(
+            "rows of a matrix of {} numbers, of which some are not there",
+            matrix.len()
+        )));
+    }
+    let index: Array<u32> = device.copy(&named.iter().map(|&row| row as u32).collect::<Vec<u32>>())?;
+    let (counts, out) = (device.copy(&[named.len() as u32])?, device.room(named.len() * width)?);
+    let at = [NumbersAt::of(matrix, 0, 0, width), NumbersAt::of(&out, 0, 0, width)];
+    let placing = Placing { runs: 1, count: width, stride: 0, first: 0 };
+    let of = Picked { numbers: None, rows: Some(&index) };
+    picked(device, RowsOf { counts: &counts, most: named.len() }, at, of, placing)?;
+    Ok(out)
+}
+
+fn picked(
+    device: &Device,
+    rows: RowsOf<'_>,
+    [from, out]: [NumbersAt; 2],
+    of: Picked<'_>,
+    Placing { runs, count, stride, first }: Placing,
+) -> Result<()> {
+    #[repr(C)]
+    #[derive(Clone, Copy, Pod, Zeroable)]
+    struct PickArgs {
+        from: NumbersAt,
+        out: NumbersAt,
+        index: u64,
+        rows: u64,
+        counts: u64,
+        runs: u32,
+        count: u32,
+        stride: u32,
+        first: u32,
+    }
+    let arguments = PickArgs {
+        from,
+        out,
+        index: address_of(of.numbers),
+        rows: address_of(of.rows),
+        counts: rows.counts.address(),
+        runs: runs as u32,
+        count: count as u32,
+        stride: stride as u32,
+        first: first as u32,
+    };
+    let grid = [parts(device, rows.most * runs * count, 256, rows.requests()), rows.requests(), 1];
+    let demand = numbers_demand(rows, 2 * runs * count);
+    launch(device, &Shape { kernel: "pick", grid, threads: 256, shared_bytes: 0, demand }, &arguments)
+}

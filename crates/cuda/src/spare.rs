@@ -1,0 +1,114 @@
+//! Places of arrays that are lent to what comes later, and given back with it.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use sterling_core::locks::locked;
+
+/// Places behind what a version fills of its arrays. They count like those of the arrays; what each place takes there is theirs.
+#[derive(Debug)]
+pub struct Spare {
+    /// Ascending, none empty and none beside another.
+    free: Mutex<Vec<Range<u32>>>,
+}
+
+/// Places in a row that nobody else has.
+#[derive(Debug)]
+pub struct Lent {
+    of: Arc<Spare>,
+    range: Range<u32>,
+}
+
+impl Spare {
+    /// These places, all free.
+    pub fn new(range: Range<u32>) -> Arc<Self> {
+        Arc::new(Spare { free: Mutex::new(Vec::from_iter((!range.is_empty()).then_some(range))) })
+    }
+
+    /// So many places in a row, the first ones that are free; `None` where there are not as many.
+    pub fn lend(self: &Arc<Self>, count: u32) -> Option<Lent> {
+        let mut free = self.free();
+        let at = free.iter().position(|range| range.end - range.start >= count)?;
+        let start = free[at].start;
+        free[at].start += count;
+        if free[at].is_empty() {
+            free.remove(at);
+        }
+        drop(free);
+        Some(Lent { of: self.clone(), range: start..start + count })
+    }
+
+    /// How many places are free.
+    pub fn left(&self) -> usize {
+        self.free().iter().map(ExactSizeIterator::len).sum()
+    }
+
+    fn free(&self) -> MutexGuard<'_, Vec<Range<u32>>> {
+        // Nothing under the lock panics half way.
+        locked(&self.free)
+    }
+}
+
+impl Lent {
+    /// Which places.
+    pub fn places(&self) -> Range<u32> {
+        self.range.clone()
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        if self.range.is_empty() {
+            return;
+        }
+        let mut free = self.of.free();
+        let mut given = self.range.clone();
+        let at = free.partition_point(|range| range.start < given.start);
+        if free.get(at).is_some_and(|next| next.start == given.end) {
+            given.end = free.remove(at).end;
+        }
+        match at.checked_sub(1).filter(|&before| free[before].end == given.start) {
+            Some(before) => free[before].end = given.end,
+            None => free.insert(at, given),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn what_is_lent_overlaps_nothing_and_comes_back_whole(asked in proptest::collection::vec((0u32..40, 0usize..6), 1..80)) {
+            let spare = Spare::new(100..300);
+            let mut lent: Vec<Lent> = Vec::new();
+            for (count, drops) in asked {
+                let free = spare.left();
+                match spare.lend(count) {
+                    Some(more) => {
+                        let (start, end) = (more.places().start, more.places().end);
+                        prop_assert!(start >= 100 && end <= 300 && end - start == count);
+                        let mut others = lent.iter().map(Lent::places).filter(|places| !places.is_empty());
+                        prop_assert!(others.all(|places| places.end <= start || places.start >= end));
+                        prop_assert_eq!(spare.left(), free - count as usize);
+                        lent.push(more);
+                    }
+                    None => prop_assert!(free < count as usize || !lent.is_empty(), "there is room in a row"),
+                }
+                if lent.len() > drops {
+                    lent.swap_remove(drops);
+                }
+            }
+            lent.clear();
+            prop_assert_eq!(spare.lend(200).map(|all| all.places()), Some(100..300));
+        }
+    }
+
+    #[test]
+    fn none_are_lent_of_none() {
+        let spare = Spare::new(7..7);
+        assert!(spare.lend(1).is_none() && spare.left() == 0);
+    }
+}

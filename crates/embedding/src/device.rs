@@ -1,0 +1,64 @@
+//! Tables in the memory of a device.
+
+use std::sync::Arc;
+
+use super::table::Table;
+use sterling_core::error::{Error, Result};
+use sterling_cuda::Device;
+use sterling_cuda::cut::ListCut;
+use sterling_cuda::ops::bags::TableRows;
+use sterling_kernels::buffer::Buffer;
+use sterling_kernels::cpu::pool::Rows;
+
+/// Tables in the memory of a device, by their names, each once.
+#[derive(Debug, Default)]
+pub struct DeviceTables {
+    copied: Vec<(String, Arc<TableRows>)>,
+}
+
+impl DeviceTables {
+    /// The rows of a table, copied where they are not there yet.
+    ///
+    /// # Errors
+    /// `Unsupported` where the table is not whole in the memory of this host; `Overloaded` where the device has not enough memory.
+    pub fn copy(&mut self, device: &Device, table: &Table) -> Result<Arc<TableRows>> {
+        if let Some((_, rows)) = self.copied.iter().find(|(name, _)| name == table.name()) {
+            return Ok(rows.clone());
+        }
+        let host = whole(table)?;
+        let (format, width) = (host.format(), host.width());
+        let rows = Arc::new(TableRows { bytes: device.copy(host.bytes())?, format, width });
+        self.copied.push((table.name().to_owned(), rows.clone()));
+        Ok(rows)
+    }
+}
+
+/// What a card has of a table of a row a slot, with room for `spare` more.
+///
+/// # Errors
+/// As [`DeviceTables::copy`].
+pub fn rows_of(device: &Device, table: &Table, cut: &ListCut, spare: usize) -> Result<TableRows> {
+    let rows = whole(table)?;
+    let (format, width) = (rows.format(), rows.width());
+    Ok(TableRows { bytes: cut.copy(device, rows.bytes(), format.row_bytes(width)?, spare)?, format, width })
+}
+
+/// The rows of a table that a device may copy.
+///
+/// # Errors
+/// `Unsupported` where it is not whole in the memory of this host.
+pub fn whole(table: &Table) -> Result<Rows<'_>> {
+    table.host_rows().ok_or_else(|| is_elsewhere(table))
+}
+
+/// The bytes of these rows.
+///
+/// # Errors
+/// As [`whole`].
+pub fn whole_bytes(table: &Table) -> Result<&Buffer<u8>> {
+    table.host_bytes().ok_or_else(|| is_elsewhere(table))
+}
+
+fn is_elsewhere(table: &Table) -> Error {
+    Error::unsupported(format!("table `{}` is not whole in memory", table.name()))
+}

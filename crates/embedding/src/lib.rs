@@ -1,0 +1,37 @@
+//! Embedding tables: jagged ids in, pooled or sequential embeddings out.
+//!
+//! Names and meanings are TorchRec's (<https://github.com/meta-pytorch/torchrec>): a [`KeyedJaggedTensor`] carries the ids of
+//! all features of a batch, an [`EmbeddingBagCollection`] turns them into one [`KeyedTensor`], an [`EmbeddingCollection`] into
+//! one [`JaggedTensor`] of rows a feature ([`lookup`]). A [`Table`] is in one piece or cut into shards ([`shard`]), each with a
+//! source of its own ([`tiers`]); [`place`] says as plain data which shard lies where. Where the shards lie changes no answer.
+//!
+//! Imports go one way: types of ids and rows, `spec` and `place`, then [`tiers`], [`table`], [`shard`], [`lookup`]; [`device`] has
+//! tables in the memory of a GPU, [`HotTables`] those of which only the rows that are asked for often are there.
+
+pub mod device;
+pub mod format;
+mod hot;
+pub mod jagged;
+pub mod keyed;
+pub mod lookup;
+pub mod place;
+pub mod planner;
+mod report;
+pub mod shard;
+mod spec;
+pub mod table;
+#[cfg(test)]
+mod tests;
+pub mod tiers;
+mod vocabulary;
+
+pub use device::DeviceTables;
+pub use hot::{HostBags, HotCounters, HotTables, HotTurn};
+pub use jagged::{Feature, JaggedTensor, KeyedJaggedTensor};
+pub use keyed::KeyedTensor;
+pub use lookup::{BagConfig, EmbeddingBagCollection, EmbeddingCollection, Pooling, SequenceConfig, StartedBags};
+pub use report::{Lookup, LookupReport, OnDegraded, TableCounts};
+pub use spec::{TableSpec, Unseen};
+pub use sterling_kernels::cpu::pool::RowFormat;
+pub use table::{Shard, Table};
+pub use vocabulary::Vocabulary;

@@ -1,0 +1,183 @@
+//! How the reads of a table spread over its rows, as the one curve a cache needs: the share of reads that the hottest
+//! rows answer.
+//!
+//! Three sources: even (every row alike), Zipf (the r-th hottest row is read in proportion to r^-s, summed by
+//! Euler-Maclaurin so that a billion rows cost as much as a hundred), and measured. A measured curve ranks the ids by one half of
+//! the sample and counts hits in the other half, because a curve that is tested on the ids it was built from promises
+//! hits on rows that it has seen once and will not see again.
+
+use std::collections::HashMap;
+
+use serde::{Deserialize, Serialize};
+
+use sterling_core::error::{Error, Result};
+
+/// Fewest ids of a table in a sample for its curve to mean something.
+pub const SAMPLE_IDS_MIN: usize = 200;
+/// Terms of a Zipf sum that are added one by one, before the integral takes over.
+const TERMS_EXACT: u64 = 32;
+/// Most corners of a measured curve.
+const CORNERS_MAX: usize = 256;
+
+/// How reads spread over the rows of a table.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Access {
+    /// Every row alike.
+    Uniform,
+    /// The r-th hottest row is read in proportion to `r^-s`.
+    Zipf(f64),
+    /// Counted.
+    Measured(Curve),
+}
+
+impl Access {
+    /// The share of reads that the `hottest` rows of `rows` answer, 0 to 1; never falls as `hottest` rises.
+    pub fn share(&self, hottest: u64, rows: u64) -> f64 {
+        if hottest >= rows {
+            return 1.0;
+        }
+        let even = hottest as f64 / rows as f64;
+        let share = match self {
+            Access::Uniform => even,
+            Access::Zipf(exponent) => zipf_sum(hottest, *exponent) / zipf_sum(rows, *exponent),
+            Access::Measured(curve) => curve.share(hottest, rows),
+        };
+        share.clamp(0.0, 1.0)
+    }
+
+    /// A few words for the report.
+    pub fn describe(&self) -> String {
+        match self {
+            Access::Uniform => "even".into(),
+            Access::Zipf(exponent) => format!("zipf {exponent}"),
+            Access::Measured(curve) => format!("measured, {} ids", curve.ids),
+        }
+    }
+}
+
+/// The sum of r^-s for r = 1..=n.
+fn zipf_sum(n: u64, exponent: f64) -> f64 {
+    let exact = n.min(TERMS_EXACT);
+    let head: f64 = (1..=exact).map(|r| (r as f64).powf(-exponent)).sum();
+    if n == exact {
+        return head;
+    }
+    // From m = TERMS_EXACT on: the integral, half of each end, and the first correction of Euler and Maclaurin.
+    let (from, to) = (TERMS_EXACT as f64, n as f64);
+    let step = (1.0 - exponent) * (to / from).ln();
+    let integral = if step.abs() < 1e-12 {
+        (to / from).ln() * from.powf(1.0 - exponent)
+    } else {
+        from.powf(1.0 - exponent) * step.exp_m1() / (1.0 - exponent)
+    };
+    let ends = 0.5 * (to.powf(-exponent) - from.powf(-exponent));
+    let slope = exponent / 12.0 * (from.powf(-exponent - 1.0) - to.powf(-exponent - 1.0));
+    head + integral + ends + slope
+}
+
+/// A counted curve: corners (rows, share of reads) that rise in both, read by straight lines between them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Curve {
+    corners: Vec<(f64, f64)>,
+    ids: usize,
+}
+
+impl Curve {
+    /// The curve of sampled ids in the order they came. Every second id ranks, the others are counted.
+    ///
+    /// # Errors
+    /// Where there are fewer than [`SAMPLE_IDS_MIN`] ids.
+    pub fn measure(ids: &[i64]) -> Result<Curve> {
+        if ids.len() < SAMPLE_IDS_MIN {
+            return Err(Error::invalid(format!("a sample of {} ids, expected at least {SAMPLE_IDS_MIN}", ids.len())));
+        }
+        let mut counts: HashMap<i64, (u64, u64)> = HashMap::new();
+        for (at, id) in ids.iter().enumerate() {
+            let (ranked, counted) = counts.entry(*id).or_default();
+            *if at % 2 == 0 { ranked } else { counted } += 1;
+        }
+        let total = (ids.len() / 2) as f64;
+        let mut hot: Vec<(u64, i64, u64)> =
+            counts.iter().filter(|(_, (ranked, _))| *ranked > 0).map(|(id, (r, c))| (*r, *id, *c)).collect();
+        hot.sort_unstable_by_key(|(ranked, id, _)| (std::cmp::Reverse(*ranked), *id));
+        let mut corners = vec![(0.0, 0.0)];
+        let (mut hits, mut next) = (0u64, 1.0f64);
+        let growth = (hot.len() as f64).powf(1.0 / CORNERS_MAX as f64).max(1.0);
+        for (row, (_, _, counted)) in hot.iter().enumerate() {
+            hits += counted;
+            let rows = (row + 1) as f64;
+            if rows >= next || row + 1 == hot.len() {
+                corners.push((rows, hits as f64 / total));
+                next = (rows * growth).max(rows + 1.0);
+            }
+        }
+        Ok(Curve { corners, ids: ids.len() })
+    }
+
+    /// Ids in the sample.
+    pub fn ids(&self) -> usize {
+        self.ids
+    }
+
+    fn share(&self, hottest: u64, rows: u64) -> f64 {
+        let (hottest, rows) = (hottest as f64, rows as f64);
+        let after = self.corners.partition_point(|(at, _)| *at <= hottest);
+        let (from_rows, from_share) = self.corners[after - 1];
+        // Past the ids that were seen, reads of unseen rows spread evenly over the rest of the table.
+        let (to_rows, to_share) = self.corners.get(after).copied().unwrap_or((rows, 1.0));
+        if to_rows <= from_rows {
+            return from_share;
+        }
+        from_share + (to_share - from_share) * (hottest - from_rows) / (to_rows - from_rows)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn the_zipf_sum_agrees_with_adding_up() {
+        for exponent in [0.0, 0.3, 0.8, 0.999_999_999, 1.0, 1.05, 1.5, 3.0] {
+            for n in [1, 2, 31, 32, 33, 100, 5_000, 100_000] {
+                let naive: f64 = (1..=n).map(|r| (r as f64).powf(-exponent)).sum();
+                let got = zipf_sum(n, exponent);
+                assert!((got - naive).abs() <= 1e-7 * naive, "s {exponent} n {n}: {got} for {naive}");
+            }
+        }
+    }
+
+    #[test]
+    fn shares_rise_from_none_to_all() {
+        let ids: Vec<i64> = (0..5_000i64).map(|i| (i * i * 7919) % 1_000 / (1 + i % 7)).collect();
+        let curve = Curve::measure(&ids).unwrap();
+        for access in
+            [Access::Uniform, Access::Zipf(0.7), Access::Zipf(1.0), Access::Zipf(1.2), Access::Measured(curve)]
+        {
+            for rows in [1, 10, 1_000, 2_000_000_000] {
+                let mut last = 0.0;
+                assert_eq!(access.share(0, rows), 0.0, "{access:?}");
+                for part in 0..=50 {
+                    let share = access.share(rows / 50 * part, rows);
+                    assert!((last..=1.0).contains(&share), "{access:?} rows {rows} part {part}: {share} after {last}");
+                    last = share;
+                }
+                assert_eq!(access.share(rows, rows), 1.0);
+            }
+        }
+    }
+
+    #[test]
+    fn a_measured_curve_promises_only_what_the_other_half_confirms() {
+        // Each id once: no cache of seen rows can help, and the curve must not say that it does.
+        let distinct: Vec<i64> = (0..1_000).collect();
+        let curve = Curve::measure(&distinct).unwrap();
+        assert!(curve.share(500, 1_000_000) < 0.01);
+        // Ten ids make half of the reads, over and over.
+        let skewed: Vec<i64> = (0..20_000i64).map(|i| if i / 2 % 2 == 0 { i / 4 % 10 } else { 100 + i }).collect();
+        let share = Curve::measure(&skewed).unwrap().share(10, 1_000_000);
+        assert!((share - 0.5).abs() < 0.01, "{share}");
+        assert!(Curve::measure(&distinct[..10]).unwrap_err().to_string().contains("10 ids"));
+    }
+}

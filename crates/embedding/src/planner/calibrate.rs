@@ -1,0 +1,162 @@
+//! Measures a host's constants of the cost model: what a row, a byte and a call cost, all cores together.
+//!
+//! Every core looks up random rows of one table that no cache holds, first with narrow rows, then with wide ones, through the
+//! same [`EmbeddingBagCollection`] that serves. With t the time a row over all cores, `bandwidth = (wide - narrow bytes) / (t_wide - t_narrow)` and `row_ns = t_narrow - narrow / bandwidth`; a call's own
+//! cost is the time of a lookup of one id in a table that fits a cache. The best of several rounds counts, because what disturbs a
+//! measurement only adds to it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::topology::Host;
+use crate::{
+    BagConfig, EmbeddingBagCollection, KeyedJaggedTensor, Lookup, Pooling, RowFormat, Table, TableSpec, Unseen,
+};
+use sterling_core::error::{Error, Result};
+use sterling_kernels::buffer::Buffer;
+
+/// Widths of the narrow and the wide rows, in f32.
+pub(super) const WIDTHS: [usize; 2] = [16, 512];
+/// Rounds of each measurement, of which the fastest counts.
+pub(super) const ROUNDS: usize = 5;
+/// Ids of one bag.
+pub(super) const BAG_IDS: usize = 32;
+/// Bytes of rows that one core reads in one round, about.
+const ROUND_BYTES: usize = 64 << 20;
+/// Smallest table that says something about memory.
+const TABLE_BYTES_MIN: usize = 1 << 20;
+/// Calls of one round that measures what a call costs.
+const CALLS: usize = 2_000;
+
+/// The measured constants of a host.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Constants {
+    /// As [`Host::bandwidth_gb_s`].
+    pub bandwidth_gb_s: f64,
+    /// As [`Host::row_ns`].
+    pub row_ns: f64,
+    /// As [`Host::call_us`].
+    pub call_us: f64,
+}
+
+impl Constants {
+    /// Puts them into a host.
+    pub fn apply(&self, host: &mut Host) {
+        host.bandwidth_gb_s = rounded(self.bandwidth_gb_s).max(0.001);
+        host.row_ns = rounded(self.row_ns);
+        host.call_us = rounded(self.call_us);
+    }
+}
+
+/// Measures this machine with `cores` threads and a table of about `table_bytes`, which should be far larger than its caches.
+///
+/// # Errors
+/// `Invalid` for no cores or a table too small to say anything; `Overloaded` where the memory cannot be had.
+pub fn measure(cores: usize, table_bytes: usize) -> Result<Constants> {
+    if cores == 0 || table_bytes < TABLE_BYTES_MIN {
+        return Err(Error::invalid(format!(
+            "calibration with {cores} cores and {table_bytes} bytes, expected at least 1 and {TABLE_BYTES_MIN}"
+        )));
+    }
+    // Written, so that every page is its own: untouched pages would all be the one page of zeros.
+    let numbers: Buffer<u8> = Buffer::filled(table_bytes, |to| {
+        to.as_chunks_mut::<4>().0.iter_mut().enumerate().for_each(|(i, b)| *b = (i as f32).to_le_bytes());
+    })?;
+    let per_row = |width: usize| -> Result<f64> {
+        let tables = collection(&numbers, width, table_bytes)?;
+        let mut rounds = (0..ROUNDS).map(|round| row_ns(&tables, width, cores, round as u64));
+        rounds.try_fold(f64::INFINITY, |least, t| Ok(t?.min(least)))
+    };
+    let (bandwidth_gb_s, row_ns) =
+        bandwidth_and_row(WIDTHS.map(|w| (w * 4) as f64), [per_row(WIDTHS[0])?, per_row(WIDTHS[1])?]);
+    let few = collection(&numbers, WIDTHS[0], TABLE_BYTES_MIN / 64)?;
+    let call_us = (0..ROUNDS).try_fold(f64::INFINITY, |least, _| Ok::<f64, Error>(call_us(&few)?.min(least)))?;
+    Ok(Constants { bandwidth_gb_s, row_ns, call_us })
+}
+
+/// Bytes a nanosecond, and the nanoseconds of a row beyond its bytes, by the bytes and nanoseconds of a narrow row and a wide one.
+pub(super) fn bandwidth_and_row([narrow_bytes, wide_bytes]: [f64; 2], [narrow, wide]: [f64; 2]) -> (f64, f64) {
+    // Where the wide row came no slower, all of its time is called bandwidth.
+    let bandwidth = match wide - narrow {
+        more if more > 0.0 => (wide_bytes - narrow_bytes) / more,
+        _ => wide_bytes / wide,
+    };
+    (bandwidth, (narrow - narrow_bytes / bandwidth).max(0.0))
+}
+
+/// To three decimals, as a topology is written.
+pub(super) fn rounded(x: f64) -> f64 {
+    (x * 1000.0).round() / 1000.0
+}
+
+/// The first `bytes` of the numbers as the rows of one table with one feature.
+fn collection(numbers: &Buffer<u8>, width: usize, bytes: usize) -> Result<EmbeddingBagCollection> {
+    let rows = bytes / (width * 4);
+    let spec =
+        TableSpec { name: "rows".into(), rows: rows as u64, width, format: RowFormat::F32, unseen: Unseen::Zero };
+    let table = Table::host(spec, numbers.slice(0..rows * width * 4)?)?;
+    let bag = BagConfig { feature: "ids".into(), table: "rows".into(), pooling: Pooling::Sum };
+    EmbeddingBagCollection::new(vec![Arc::new(table)], &[bag])
+}
+
+/// Nanoseconds a row, `cores` threads together.
+fn row_ns(tables: &EmbeddingBagCollection, width: usize, cores: usize, seed: u64) -> Result<f64> {
+    let rows = tables.tables()[0].rows();
+    let bags = (ROUND_BYTES / (width * 4 * BAG_IDS)).max(1);
+    let lengths = vec![BAG_IDS as i64; bags];
+    let batch = |core: usize| {
+        let ids = random_ids(bags * BAG_IDS, rows, seed * 1000 + core as u64);
+        KeyedJaggedTensor::from_lengths(["ids"], ids, &lengths, None)
+    };
+    let batches: Vec<KeyedJaggedTensor> = (0..cores).map(batch).collect::<Result<_>>()?;
+    let lookup = |batch: &KeyedJaggedTensor| -> Result<Duration> {
+        let start = Instant::now();
+        std::hint::black_box(tables.lookup(batch, &Lookup::default())?);
+        Ok(start.elapsed())
+    };
+    let times: Vec<Result<Duration>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = batches.iter().map(|batch| scope.spawn(|| lookup(batch))).collect();
+        threads.into_iter().map(|t| t.join().expect("a lookup of checked ids does not panic")).collect()
+    });
+    let longest = times.into_iter().try_fold(Duration::ZERO, |most, t| Ok::<Duration, Error>(most.max(t?)))?;
+    Ok(longest.as_secs_f64() * 1e9 / (bags * BAG_IDS * cores) as f64)
+}
+
+/// Microseconds of a lookup of one id.
+fn call_us(tables: &EmbeddingBagCollection) -> Result<f64> {
+    let ids = random_ids(CALLS, tables.tables()[0].rows(), 7);
+    let one = |id: &i64| KeyedJaggedTensor::from_lengths(["ids"], vec![*id], &[1], None);
+    let batches: Vec<KeyedJaggedTensor> = ids.iter().map(one).collect::<Result<_>>()?;
+    let start = Instant::now();
+    for batch in &batches {
+        std::hint::black_box(tables.lookup(batch, &Lookup::default())?);
+    }
+    Ok(start.elapsed().as_secs_f64() * 1e6 / CALLS as f64)
+}
+
+/// `count` ids below `rows`, by splitmix.
+pub(super) fn random_ids(count: usize, rows: u64, seed: u64) -> Vec<i64> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mut next = || {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    };
+    (0..count).map(|_| (next() % rows) as i64).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn constants_are_such_that_a_topology_takes_them() {
+        let constants = measure(2, 4 << 20).unwrap();
+        let mut topology = super::super::Topology::detect().unwrap();
+        constants.apply(&mut topology.hosts[0]);
+        topology.validate().unwrap();
+        assert!(measure(0, 4 << 20).is_err() && measure(1, 100).is_err());
+    }
+}

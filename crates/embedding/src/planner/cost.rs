@@ -1,0 +1,245 @@
+//! What a piece of a table costs on a device: bytes, and microseconds a batch.
+//!
+//! All hosts serve requests of their own, Q each, so that a step answers B = Q x hosts requests; a piece that is not replicated
+//! answers all of them. With L ids a bag, F features and a piece of width w that holds the share s of the rows:
+//!
+//! ```text
+//! ids   = B F L s                      bags = B F (1 - (1 - s)^L), all B F where s = 1
+//! read  = ids (row_ns + row_bytes / bandwidth) + bags 4 w / bandwidth
+//! net   = (hosts - 1) / hosts ids (8 + row_bytes) / network bandwidth     nothing when replicated
+//! away  = ids / hosts (row_ns + row_bytes / bandwidth + (8 + row_bytes) / network bandwidth)
+//!                                      of each other host: rows come to it, and are pooled there; nothing when replicated
+//! link  = 4 w bags / link bandwidth                                       host memory of a host with GPUs
+//! miss  = ids (1 - hit)                                                   hit from the access curve
+//! hbm_cached: read on the GPU + miss row_bytes / link; the host pays miss (row_ns + row_bytes / bandwidth)
+//! remote: read on the host + miss max(1 / rows_per_s, row_bytes / bandwidth) of all nodes; the cluster pays the same
+//! ```
+//!
+//! Several hosts each read the cluster for themselves, behind a cache of their own: on them the tier remote is replicated always.
+//!
+//! A call, and the latencies of round trip, link and network, are paid once per batch by each device that uses them, not once per table,
+//! because a batch asks for the rows of all tables together. A device is as slow as the sum of its charges, a plan as slow as its slowest device.
+
+use super::plan::DeviceKind;
+use super::topology::Topology;
+use super::workload::TableWorkload;
+use crate::place::Tier;
+
+/// What a cached row costs beyond its bytes: its id, its place in the index and its age.
+const CACHE_ENTRY_BYTES: u64 = 16;
+/// Kinds of latency that a device pays once a batch.
+pub(super) const LATENCIES: usize = 4;
+const NETWORK: u8 = 1;
+const LINK: u8 = 2;
+const ROUND_TRIP: u8 = 4;
+const CALL: u8 = 8;
+
+/// A device with what the estimates need.
+#[derive(Clone, Debug)]
+pub(super) struct Device {
+    pub name: String,
+    pub kind: DeviceKind,
+    pub capacity_bytes: u64,
+    /// Of a host those whom other hosts ask.
+    pub servers: Vec<String>,
+    /// The host it is, or is in; itself for the cluster.
+    pub host: usize,
+    /// Latencies by the bit of [`Charge::uses`].
+    pub once_us: [f64; LATENCIES],
+    row_ns: f64,
+    bandwidth: f64,
+    /// Bytes a nanosecond between host and GPU: of a GPU its own, of a host all its GPUs', 0 where it has none.
+    link: f64,
+}
+
+/// What a placement asks of one device.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Charge {
+    pub device: usize,
+    pub bytes: u64,
+    pub micros: f64,
+    /// Bits of the latencies that it uses.
+    pub uses: u8,
+}
+
+/// A rectangle of a table.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Piece {
+    pub rows: [u64; 2],
+    pub columns: [u32; 2],
+}
+
+/// How a piece is kept on the device that answers for it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Keeping {
+    pub tier: Tier,
+    pub device: usize,
+    /// The share of the piece's rows that its cache holds, and the share of reads that they answer.
+    pub cache: (f64, f64),
+    /// Copies that share the reads; 1 where there is one piece for all hosts.
+    pub replicas: usize,
+    /// False for a copy whose backing rows another copy already brought.
+    pub brings_rows: bool,
+}
+
+/// The topology by device index: hosts, GPUs, the cluster.
+#[derive(Clone, Debug)]
+pub(super) struct Machine {
+    pub devices: Vec<Device>,
+    pub hosts: usize,
+    batch: f64,
+    network: f64,
+    /// Of all nodes: microseconds a row, bytes a nanosecond, bytes stored for a byte.
+    remote: Option<(f64, f64, f64)>,
+}
+
+impl Machine {
+    pub fn new(topology: &Topology, batch: u32) -> Machine {
+        let mut devices = Vec::new();
+        let latency = topology.network.as_ref().map_or(0.0, |n| n.latency_us);
+        for (at, host) in topology.hosts.iter().enumerate() {
+            let gpus = topology.gpus.iter().filter(|g| g.host == host.name);
+            let link_us = gpus.clone().map(|g| g.link_us).fold(0.0, f64::max);
+            devices.push(Device {
+                name: host.name.clone(),
+                kind: DeviceKind::Host,
+                capacity_bytes: host.capacity_bytes(),
+                servers: host.servers.clone(),
+                host: at,
+                once_us: [latency, link_us, topology.remote.as_ref().map_or(0.0, |r| r.round_trip_us), host.call_us],
+                row_ns: host.row_ns,
+                bandwidth: host.bandwidth_gb_s,
+                link: gpus.map(|g| g.link_gb_s).sum(),
+            });
+        }
+        for gpu in &topology.gpus {
+            let host = topology.hosts.iter().position(|h| h.name == gpu.host);
+            devices.push(Device {
+                name: gpu.name.clone(),
+                kind: DeviceKind::Gpu,
+                capacity_bytes: gpu.capacity_bytes(),
+                servers: Vec::new(),
+                host: host.expect("a valid topology names the host of each GPU"),
+                once_us: [latency, gpu.link_us, 0.0, gpu.call_us],
+                row_ns: gpu.row_ns,
+                bandwidth: gpu.bandwidth_gb_s,
+                link: gpu.link_gb_s,
+            });
+        }
+        if let Some(remote) = &topology.remote {
+            let at = devices.len();
+            devices.push(Device {
+                name: remote.name.clone(),
+                kind: DeviceKind::Remote,
+                capacity_bytes: remote.capacity_bytes(),
+                servers: Vec::new(),
+                host: at,
+                once_us: [0.0; LATENCIES],
+                row_ns: 0.0,
+                bandwidth: f64::INFINITY,
+                link: 0.0,
+            });
+        }
+        let of_nodes = |r: &super::topology::Remote| {
+            let nodes = f64::from(r.nodes);
+            (1e6 / (nodes * r.rows_per_s), nodes * r.bandwidth_gb_s, r.overhead)
+        };
+        Machine {
+            devices,
+            hosts: topology.hosts.len(),
+            batch: f64::from(batch),
+            network: topology.network.as_ref().map_or(f64::INFINITY, |n| n.bandwidth_gb_s),
+            remote: topology.remote.as_ref().map(of_nodes),
+        }
+    }
+
+    /// The device index of the cluster.
+    pub fn cluster(&self) -> Option<usize> {
+        self.remote.map(|_| self.devices.len() - 1)
+    }
+
+    /// The memory that holds all rows of what `device` keeps in `tier`.
+    pub fn backing(&self, tier: Tier, device: usize) -> Option<usize> {
+        match tier {
+            Tier::Hbm | Tier::Host => None,
+            Tier::HbmCached => Some(self.devices[device].host),
+            Tier::Remote => self.cluster(),
+        }
+    }
+
+    /// Bytes of the cache of a piece.
+    pub fn cache_bytes(&self, table: &TableWorkload, piece: &Piece, keeping: &Keeping) -> u64 {
+        if !keeping.tier.is_cached() {
+            return 0;
+        }
+        let cached = ((piece.rows[1] - piece.rows[0]) as f64 * keeping.cache.0).ceil() as u64;
+        cached.saturating_mul(row_bytes(table, piece) + CACHE_ENTRY_BYTES)
+    }
+
+    /// What one piece, kept so, asks of the devices. The first charge is that of the device that answers.
+    pub fn charges(&self, table: &TableWorkload, piece: &Piece, keeping: &Keeping) -> Vec<Charge> {
+        let device = &self.devices[keeping.device];
+        let row_bytes = row_bytes(table, piece);
+        let rows = piece.rows[1] - piece.rows[0];
+        let stored = rows.saturating_mul(row_bytes);
+        let width = f64::from(piece.columns[1] - piece.columns[0]);
+
+        let share = rows as f64 / table.rows as f64;
+        let steps = self.batch * self.hosts as f64 / keeping.replicas as f64;
+        let ids = steps * table.ids() * share;
+        let answered = if share >= 1.0 { 1.0 } else { 1.0 - (1.0 - share).powf(table.pooling) };
+        let bags = steps * table.features.len() as f64 * answered;
+        let out_bytes = bags * width * 4.0;
+
+        let read_ns = device.row_ns + row_bytes as f64 / device.bandwidth;
+        let mut micros = (ids * read_ns + out_bytes / device.bandwidth) / 1e3;
+        let mut uses = CALL;
+        let is_shared = self.hosts > 1 && keeping.replicas == 1;
+        let travel_ns = (8.0 + row_bytes as f64) / self.network;
+        let of_host = ids / self.hosts as f64;
+        if is_shared {
+            micros += (self.hosts - 1) as f64 * of_host * travel_ns / 1e3;
+            uses |= NETWORK;
+        }
+        if device.kind == DeviceKind::Host && device.link > 0.0 {
+            // A card reads the rows of a whole table, and is sent what the host has pooled of a part.
+            let is_whole = stored == table.bytes();
+            let bytes = if is_whole { ids * row_bytes as f64 } else { out_bytes };
+            micros += bytes / device.link / 1e3;
+            uses |= LINK;
+        }
+        let misses = ids * (1.0 - keeping.cache.1);
+        let bytes = if keeping.tier.is_cached() { self.cache_bytes(table, piece, keeping) } else { stored };
+        let brought = if keeping.brings_rows { stored } else { 0 };
+        let mut charges = vec![Charge { device: keeping.device, bytes, micros, uses }];
+        match (keeping.tier, self.remote) {
+            (Tier::HbmCached, _) => {
+                let host = &self.devices[device.host];
+                charges[0].micros += misses * row_bytes as f64 / device.link / 1e3;
+                charges[0].uses |= LINK;
+                let micros = misses * (host.row_ns + row_bytes as f64 / host.bandwidth) / 1e3;
+                charges.push(Charge { device: device.host, bytes: brought, micros, uses: 0 });
+            }
+            (Tier::Remote, Some((row_us, bandwidth, overhead))) => {
+                let wait = |bandwidth: f64| misses * row_us.max(row_bytes as f64 / bandwidth / 1e3);
+                charges[0].micros += wait(bandwidth.min(self.network));
+                charges[0].uses |= ROUND_TRIP;
+                let bytes = (brought as f64 * overhead).ceil() as u64;
+                charges.push(Charge { device: self.devices.len() - 1, bytes, micros: wait(bandwidth), uses: 0 });
+            }
+            _ => {}
+        }
+        if is_shared {
+            for host in (0..self.hosts).filter(|host| *host != device.host) {
+                let Device { row_ns, bandwidth, .. } = self.devices[host];
+                let micros = of_host * (row_ns + row_bytes as f64 / bandwidth + travel_ns) / 1e3;
+                charges.push(Charge { device: host, bytes: 0, micros, uses: NETWORK });
+            }
+        }
+        charges
+    }
+}
+
+fn row_bytes(table: &TableWorkload, piece: &Piece) -> u64 {
+    table.row_bytes(piece.columns[1] - piece.columns[0])
+}

@@ -1,0 +1,319 @@
+//! Every way to keep a table that its constraints and the topology allow.
+//!
+//! A candidate is a tier, a sharding type and, where the tier has one, a cache size. Its pieces are grouped into units that are placed on their own: a
+//! whole table is one unit with a site for each device, a column cut is a unit for each range of columns, rows over all devices are
+//! one unit with one site, rows over the devices of one host are one unit with a site for each host, a grid is a unit for each
+//! range of columns with a site for each host. Copies of hosts are the units of one host, once for each host with the sites there. So the search knows nothing of sharding: it picks a candidate for each table and
+//! a site for each unit.
+
+use std::rc::Rc;
+
+use super::cost::{Charge, Keeping, Machine, Piece};
+use super::plan::DeviceKind;
+use super::workload::TableWorkload;
+use crate::place::{Sharding, Tier};
+use sterling_core::error::{Error, Result};
+
+/// Cache sizes tried, as shares of the rows.
+const CACHE_SHARES: [f64; 8] = [0.0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.25, 0.5];
+/// Column cuts tried.
+const COLUMN_CUTS: [usize; 9] = [2, 3, 4, 6, 8, 12, 16, 24, 32];
+/// Ranges of columns start at multiples of this, which keeps packed formats on whole bytes.
+const COLUMN_STEP: u32 = 4;
+
+/// One way to keep a table.
+#[derive(Clone, Debug)]
+pub(super) struct Candidate {
+    pub tier: Tier,
+    pub sharding: Sharding,
+    /// As in [`Keeping::cache`].
+    pub cache: (f64, f64),
+    /// True where every host, or every device, has a copy of its own.
+    pub has_copies: bool,
+    pub units: Vec<Unit>,
+}
+
+/// Pieces that are placed together.
+#[derive(Clone, Debug)]
+pub(super) struct Unit {
+    pub pieces: Vec<Piece>,
+    /// Of copies of hosts, which one.
+    pub copy: usize,
+    /// Shared by units of the same shape.
+    pub sites: Rc<[Site]>,
+}
+
+/// A unit before it is known what its sites cost: its pieces, and of each site the devices of the pieces.
+#[derive(Clone, Debug)]
+struct Cut {
+    pieces: Vec<Piece>,
+    places: Vec<Vec<usize>>,
+    copy: usize,
+}
+
+/// A place for a unit.
+#[derive(Clone, Debug)]
+pub(super) struct Site {
+    /// How each piece of the unit is kept.
+    pub keepings: Vec<Keeping>,
+    /// What all of them ask, one charge a device.
+    pub charges: Vec<Charge>,
+}
+
+/// The candidates of a table, those that no empty machine can hold left out.
+///
+/// # Errors
+/// [`sterling_core::error::Kind::Invalid`] where nothing is allowed, or nothing that is allowed fits the machine even when empty.
+pub(super) fn candidates(machine: &Machine, table: &TableWorkload) -> Result<Vec<Candidate>> {
+    let pinned = match &table.constraints.device {
+        None => None,
+        Some(name) => Some(machine.devices.iter().position(|d| &d.name == name).ok_or_else(|| {
+            Error::invalid(format!("table `{}`: pinned to `{name}`, which the topology does not name", table.name))
+        })?),
+    };
+    let mut maker = Maker { machine, table, pinned, found: Vec::new(), closest: None };
+    for &tier in &table.constraints.tiers {
+        maker.tier(tier);
+    }
+    if !maker.found.is_empty() {
+        return Ok(maker.found);
+    }
+    Err(match maker.closest {
+        Some((needed, device, tier, sharding)) => {
+            let device = &machine.devices[device];
+            let missing = super::report::bytes(needed - device.capacity_bytes);
+            Error::invalid(format!(
+                "table `{}` fits nowhere: its best placement, {} {}, needs {} on `{}`, which holds {}: {missing} missing",
+                table.name,
+                tier.name(),
+                sharding.name(),
+                super::report::bytes(needed),
+                device.name,
+                super::report::bytes(device.capacity_bytes),
+            ))
+        }
+        None => Error::invalid(format!(
+            "table `{}`: the topology offers none of tiers [{}] with sharding [{}]{}",
+            table.name,
+            table.constraints.tiers.iter().map(|t| t.name()).collect::<Vec<_>>().join(", "),
+            table.constraints.sharding.iter().map(|s| s.name()).collect::<Vec<_>>().join(", "),
+            table.constraints.device.as_ref().map_or(String::new(), |d| format!(" on `{d}`")),
+        )),
+    })
+}
+
+struct Maker<'a> {
+    machine: &'a Machine,
+    table: &'a TableWorkload,
+    pinned: Option<usize>,
+    found: Vec<Candidate>,
+    /// What lacked the fewest bytes: bytes needed, on which device, for what.
+    closest: Option<(u64, usize, Tier, Sharding)>,
+}
+
+impl Maker<'_> {
+    /// Devices that can answer for a tier.
+    fn devices(&self, tier: Tier) -> Vec<usize> {
+        let kind = if tier.on_gpu() { DeviceKind::Gpu } else { DeviceKind::Host };
+        let all = (0..self.machine.devices.len()).filter(|d| self.machine.devices[*d].kind == kind);
+        all.filter(|d| self.pinned.is_none_or(|p| p == *d)).collect()
+    }
+
+    /// The devices of a tier by host.
+    fn by_host(&self, devices: &[usize]) -> Vec<Vec<usize>> {
+        let of_host = |h| devices.iter().copied().filter(|d| self.machine.devices[*d].host == h).collect();
+        (0..self.machine.hosts).map(of_host).filter(|d: &Vec<usize>| !d.is_empty()).collect()
+    }
+
+    fn tier(&mut self, tier: Tier) {
+        let devices = self.devices(tier);
+        if devices.is_empty() || (tier == Tier::Remote && self.machine.cluster().is_none()) {
+            return;
+        }
+        let shares: Vec<f64> = match (tier.is_cached(), self.table.constraints.cache_share) {
+            (false, _) => vec![1.0],
+            (true, Some(share)) => vec![share],
+            (true, None) => CACHE_SHARES.to_vec(),
+        };
+        for share in shares {
+            let hottest = (self.table.rows as f64 * share).ceil() as u64;
+            let hit = if tier.is_cached() { self.table.access.share(hottest, self.table.rows) } else { 1.0 };
+            // Each of several hosts reads the cluster for itself.
+            let is_allowed = |sharding: &Sharding| {
+                tier != Tier::Remote || self.machine.hosts == 1 || *sharding == Sharding::DataParallel
+            };
+            let allowed = self.table.constraints.sharding.iter().copied().filter(is_allowed);
+            for sharding in allowed.collect::<Vec<_>>() {
+                self.sharding(tier, sharding, (share, hit), &devices);
+            }
+        }
+    }
+
+    fn sharding(&mut self, tier: Tier, sharding: Sharding, cache: (f64, f64), devices: &[usize]) {
+        let hosts = self.by_host(devices);
+        for cuts in self.cuts(tier, sharding, devices) {
+            self.push(tier, sharding, cache, &cuts, 1);
+        }
+        // A copy for each host, cut within the host. On hosts of one device each that is a copy for each device.
+        let is_allowed = tier != Tier::Remote
+            && sharding != Sharding::DataParallel
+            && self.table.constraints.sharding.contains(&Sharding::DataParallel);
+        if !is_allowed || hosts.len() < 2 || hosts.len() < self.machine.hosts || hosts.iter().all(|h| h.len() == 1) {
+            return;
+        }
+        let mut of_hosts: Vec<_> = hosts.iter().map(|devices| self.cuts(tier, sharding, devices).into_iter()).collect();
+        loop {
+            let next: Option<Vec<Vec<Cut>>> = of_hosts.iter_mut().map(Iterator::next).collect();
+            let Some(next) = next else { break };
+            let numbered = |(copy, cuts): (usize, Vec<Cut>)| cuts.into_iter().map(move |cut| Cut { copy, ..cut });
+            let cuts: Vec<Cut> = next.into_iter().enumerate().flat_map(numbered).collect();
+            self.push(tier, sharding, cache, &cuts, hosts.len());
+        }
+    }
+
+    /// The ways to cut a table over some devices.
+    fn cuts(&self, tier: Tier, sharding: Sharding, devices: &[usize]) -> Vec<Vec<Cut>> {
+        let (rows, width) = (self.table.rows, self.table.width);
+        let whole = Piece { rows: [0, rows], columns: [0, width] };
+        // On one device all cuts are a whole table that costs more; they are made only where a whole table is not allowed.
+        let cut_here = |n: usize| n > 1 || !self.table.constraints.sharding.contains(&Sharding::TableWise);
+        let singles: Vec<Vec<usize>> = devices.iter().map(|d| vec![*d]).collect();
+        let hosts = self.by_host(devices);
+        let cut = |pieces: Vec<Piece>, places: Vec<Vec<usize>>| Cut { pieces, places, copy: 0 };
+        match sharding {
+            Sharding::TableWise => vec![vec![cut(vec![whole], singles)]],
+            Sharding::DataParallel => {
+                let everywhere = !tier.on_gpu() || hosts.len() == self.machine.hosts;
+                match cut_here(devices.len()) && everywhere {
+                    true => vec![vec![cut(vec![whole; devices.len()], vec![devices.to_vec()])]],
+                    false => Vec::new(),
+                }
+            }
+            Sharding::RowWise if cut_here(devices.len()) => {
+                let pieces = rows_of(whole, devices.len().max(2));
+                let site = (0..pieces.len()).map(|p| devices[p % devices.len()]).collect();
+                vec![vec![cut(pieces, vec![site])]]
+            }
+            Sharding::RowWise => Vec::new(),
+            Sharding::ColumnWise => {
+                let all = self.column_cuts(devices.len(), cut_here(devices.len())).into_iter();
+                all.map(|parts| parts.into_iter().map(|p| cut(vec![p], singles.clone())).collect()).collect()
+            }
+            Sharding::TableRowWise => {
+                let sites = host_sites(&hosts, cut_here(1)).into_iter();
+                sites.map(|(n, sites)| vec![cut(rows_of(whole, n), sites)]).collect()
+            }
+            Sharding::Grid => {
+                let Some((n, sites)) = host_sites(&hosts, cut_here(1)) else { return Vec::new() };
+                let all = self.column_cuts(hosts.len().max(2), true).into_iter();
+                all.map(|parts| parts.into_iter().map(|p| cut(rows_of(p, n), sites.clone())).collect()).collect()
+            }
+        }
+    }
+
+    /// Cuts of the columns in up to `most` ranges, none narrower than the constraint.
+    fn column_cuts(&self, most: usize, wanted: bool) -> Vec<Vec<Piece>> {
+        let (rows, width) = (self.table.rows, self.table.width);
+        let cut = |n: usize| -> Option<Vec<Piece>> {
+            let edge = |i: usize| match i {
+                i if i == n => width,
+                i => (u64::from(width) * i as u64 / n as u64) as u32 / COLUMN_STEP * COLUMN_STEP,
+            };
+            let parts: Vec<Piece> =
+                (0..n).map(|i| Piece { rows: [0, rows], columns: [edge(i), edge(i + 1)] }).collect();
+            let narrowest = parts.iter().map(|p| p.columns[1] - p.columns[0]).min()?;
+            (narrowest >= self.table.constraints.width_min.max(1)).then_some(parts)
+        };
+        let most = most.max(2);
+        COLUMN_CUTS.iter().filter(|n| wanted && **n <= most).filter_map(|n| cut(*n)).collect()
+    }
+
+    /// Adds a candidate of cuts, with so many copies that are each cut within a host, unless a unit fits nowhere.
+    fn push(&mut self, tier: Tier, sharding: Sharding, cache: (f64, f64), cuts: &[Cut], copies: usize) {
+        let mut made: Vec<Unit> = Vec::with_capacity(cuts.len());
+        for cut in cuts {
+            let width = |p: &Piece| p.columns[1] - p.columns[0];
+            let is_alike = |u: &&Unit| u.copy == cut.copy && width(&u.pieces[0]) == width(&cut.pieces[0]);
+            let alike = made.iter().find(is_alike).map(|u| Rc::clone(&u.sites));
+            let sites = alike.unwrap_or_else(|| {
+                let site = |devices: &Vec<usize>| self.site(tier, sharding, cache, &cut.pieces, devices, copies);
+                let all: Vec<Site> = cut.places.iter().map(site).collect();
+                all.into_iter().filter(|s| self.holds(s, tier, sharding)).collect()
+            });
+            if sites.is_empty() {
+                return;
+            }
+            made.push(Unit { pieces: cut.pieces.clone(), copy: cut.copy, sites });
+        }
+        let has_copies = copies > 1 || sharding == Sharding::DataParallel;
+        self.found.push(Candidate { tier, sharding, cache, has_copies, units: made });
+    }
+
+    fn site(
+        &self,
+        tier: Tier,
+        sharding: Sharding,
+        cache: (f64, f64),
+        pieces: &[Piece],
+        devices: &[usize],
+        copies: usize,
+    ) -> Site {
+        let is_copied = sharding == Sharding::DataParallel;
+        let replicas = if is_copied { devices.len() } else { copies };
+        let mut backed: Vec<usize> = Vec::new();
+        let mut site = Site { keepings: Vec::new(), charges: Vec::new() };
+        for (piece, &device) in pieces.iter().zip(devices) {
+            let brings_rows = match self.machine.backing(tier, device) {
+                Some(backing) if is_copied && backed.contains(&backing) => false,
+                Some(backing) => {
+                    backed.push(backing);
+                    true
+                }
+                None => true,
+            };
+            let keeping = Keeping { tier, device, cache, replicas, brings_rows };
+            for charge in self.machine.charges(self.table, piece, &keeping) {
+                match site.charges.iter_mut().find(|c| c.device == charge.device) {
+                    Some(same) => {
+                        same.bytes = same.bytes.saturating_add(charge.bytes);
+                        same.micros += charge.micros;
+                        same.uses |= charge.uses;
+                    }
+                    None => site.charges.push(charge),
+                }
+            }
+            site.keepings.push(keeping);
+        }
+        site
+    }
+
+    /// True where an empty machine holds the site; remembers the narrowest miss.
+    fn holds(&mut self, site: &Site, tier: Tier, sharding: Sharding) -> bool {
+        let over = |c: &Charge| c.bytes.saturating_sub(self.machine.devices[c.device].capacity_bytes);
+        let Some(worst) = site.charges.iter().max_by_key(|c| over(c)).filter(|c| over(c) > 0) else { return true };
+        let missing =
+            |(needed, device, ..): &(u64, usize, Tier, Sharding)| needed - self.machine.devices[*device].capacity_bytes;
+        if self.closest.as_ref().is_none_or(|c| over(worst) < missing(c)) {
+            self.closest = Some((worst.bytes, worst.device, tier, sharding));
+        }
+        false
+    }
+}
+
+/// A piece cut into `n` ranges of rows, as even as whole rows allow; fewer where there are not so many rows.
+fn rows_of(piece: Piece, n: usize) -> Vec<Piece> {
+    let rows = piece.rows[1] - piece.rows[0];
+    let n = (n as u64).min(rows).max(1);
+    let edge = |i: u64| piece.rows[0] + (u128::from(rows) * u128::from(i) / u128::from(n)) as u64;
+    (0..n).map(|i| Piece { rows: [edge(i), edge(i + 1)], columns: piece.columns }).collect()
+}
+
+/// Sites of rows over the devices of one host: hosts with as many devices as the best equipped. On hosts of one device, two
+/// ranges of rows on it, where `alone` allows that.
+fn host_sites(hosts: &[Vec<usize>], alone: bool) -> Option<(usize, Vec<Vec<usize>>)> {
+    let most = hosts.iter().map(Vec::len).max()?;
+    if most > 1 {
+        return Some((most, hosts.iter().filter(|h| h.len() == most).cloned().collect()));
+    }
+    alone.then(|| (2, hosts.iter().map(|h| vec![h[0]; 2]).collect()))
+}

@@ -1,0 +1,106 @@
+//! Decides where the rows of each table lie: which tier, cut how, on which devices.
+//!
+//! As TorchRec's planner: a [`topology`] (capacities, bandwidths, latencies) and a [`workload`] (tables, pooling, skew, what is
+//! allowed) go in, a [`PlacementPlan`] comes out, with what each table and device was estimated to cost and why. `enumerate`
+//! lists every placement that a table's constraints allow, `cost` estimates each (bytes, microseconds), `search` picks
+//! one for each table so that the slowest device is as fast as possible and none overflows. The constants of a topology are
+//! measured by [`calibrate`] and [`calibrate_gpu`]. The grammar of the two TOML files and the formulas stand in `docs/PLANNER.md`.
+
+pub mod access;
+pub mod calibrate;
+pub mod calibrate_gpu;
+mod cost;
+mod enumerate;
+mod explain;
+pub mod plan;
+pub mod report;
+mod search;
+#[cfg(test)]
+mod tests;
+pub mod topology;
+pub mod workload;
+
+pub use plan::PlacementPlan;
+pub use topology::Topology;
+pub use workload::Workload;
+
+use cost::Machine;
+use enumerate::Candidate;
+use search::{Choice, Outcome};
+use sterling_core::error::{Error, Result};
+
+/// What a plan may cost to find.
+#[derive(Clone, Copy)]
+struct Bounds {
+    /// Looks at charges before a search stops to improve.
+    work: u64,
+    /// Charges of all candidates together.
+    charges: usize,
+}
+
+/// About two seconds of one core for each search, of which there are two for several hosts, and two gigabytes.
+const BOUNDS: Bounds = Bounds { work: 60_000_000, charges: 10_000_000 };
+
+/// The placement of all tables whose slowest device is fastest, as far as the search finds it.
+///
+/// The same input has the same plan, on any machine.
+///
+/// # Errors
+/// [`sterling_core::error::Kind::Invalid`] where the tables cannot fit, naming what is missing where, or where a table allows nothing that the
+/// topology offers.
+pub fn plan(topology: &Topology, workload: &Workload) -> Result<PlacementPlan> {
+    plan_within(topology, workload, BOUNDS)
+}
+
+fn plan_within(topology: &Topology, workload: &Workload, bounds: Bounds) -> Result<PlacementPlan> {
+    topology.validate()?;
+    workload.validate()?;
+    let machine = Machine::new(topology, workload.batch);
+    let mut tables: Vec<Vec<Candidate>> = Vec::with_capacity(workload.tables.len());
+    let mut charges = 0;
+    for table in &workload.tables {
+        let found = enumerate::candidates(&machine, table)?;
+        charges +=
+            found.iter().flat_map(|c| &c.units).flat_map(|u| u.sites.iter()).map(|s| s.charges.len()).sum::<usize>();
+        if charges > bounds.charges {
+            return Err(Error::unsupported(format!(
+                "{} tables on {} devices have more placements than can be weighed; allow fewer tiers or sharding types",
+                workload.tables.len(),
+                machine.devices.len()
+            )));
+        }
+        tables.push(found);
+    }
+    explain::refuse_what_cannot_fit(&machine, workload, &tables)?;
+    let copies = if machine.hosts > 1 { copies_of_hosts(&machine, workload, &tables, bounds.work) } else { None };
+    match search::search(&machine, &tables, bounds.work, copies) {
+        Outcome::Found(choices) => Ok(explain::plan_of(&machine, workload, &tables, &choices)),
+        Outcome::Stuck { table, placed, free_bytes } => {
+            Err(explain::shortfall(&machine, workload, &tables, table, placed, &free_bytes))
+        }
+    }
+}
+
+/// The best that is found where each host has copies of all tables, as if it were alone: hosts that are alike are then planned as one
+/// of them would be.
+fn copies_of_hosts(
+    machine: &Machine,
+    workload: &Workload,
+    tables: &[Vec<Candidate>],
+    work: u64,
+) -> Option<Vec<Choice>> {
+    let numbers = |candidates: &Vec<Candidate>| -> Vec<usize> {
+        (0..candidates.len()).filter(|&number| candidates[number].has_copies).collect()
+    };
+    let numbers: Vec<Vec<usize>> = tables.iter().map(numbers).collect();
+    if numbers.iter().any(Vec::is_empty) {
+        return None;
+    }
+    let picked = numbers.iter().zip(tables);
+    let copies: Vec<Vec<Candidate>> =
+        picked.map(|(numbers, table)| numbers.iter().map(|&number| table[number].clone()).collect()).collect();
+    explain::refuse_what_cannot_fit(machine, workload, &copies).ok()?;
+    let Outcome::Found(choices) = search::search(machine, &copies, work, None) else { return None };
+    let whole = choices.into_iter().zip(&numbers);
+    Some(whole.map(|(choice, numbers)| Choice { candidate: numbers[choice.candidate], ..choice }).collect())
+}

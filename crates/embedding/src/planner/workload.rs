@@ -1,0 +1,362 @@
+//! What is asked of the tables: the tables themselves, the batch, the request rate, and a sample of requests to measure skew in.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::access::{Access, Curve, SAMPLE_IDS_MIN};
+use super::topology::parse_toml;
+use crate::place::{Sharding, Tier};
+use sterling_core::error::{Error, Result};
+use sterling_core::limits;
+use sterling_kernels::cpu::pool::RowFormat;
+
+/// Most tables of one plan.
+pub const TABLES_MAX: usize = 10_000;
+/// Most rows of a table.
+pub const ROWS_MAX: u64 = 1 << 50;
+/// Most requests of a batch.
+pub const BATCH_MAX: u32 = 1 << 20;
+/// The Zipf exponent of a table that states none: recommender ids are skewed, and even access would buy memory nobody needs.
+pub const SKEW_DEFAULT: f64 = 0.8;
+/// Requests that one host answers together, where nothing is said.
+pub const BATCH_DEFAULT: u32 = 32;
+
+/// One table, and how it is asked.
+#[derive(Clone, Debug)]
+pub struct TableWorkload {
+    /// Its name.
+    pub name: String,
+    /// Rows.
+    pub rows: u64,
+    /// Numbers a row, D.
+    pub width: u32,
+    /// The format that its rows are to be stored in.
+    pub format: RowFormat,
+    /// Features that read it.
+    pub features: Vec<String>,
+    /// Mean ids of one feature of one request.
+    pub pooling: f64,
+    /// How the reads spread over the rows.
+    pub access: Access,
+    /// What is allowed.
+    pub constraints: Constraints,
+}
+
+impl TableWorkload {
+    /// Mean ids that one request reads here.
+    pub fn ids(&self) -> f64 {
+        self.pooling * self.features.len() as f64
+    }
+
+    /// Bytes of the first `columns` numbers of a row, with the scale and bias that a part of a quantised row has of its own.
+    pub fn row_bytes(&self, columns: u32) -> u64 {
+        self.format.head_bytes() as u64 + (u64::from(columns) * self.format.bits() as u64).div_ceil(8)
+    }
+
+    /// Bytes of all rows, uncut.
+    pub fn bytes(&self) -> u64 {
+        self.rows.saturating_mul(self.row_bytes(self.width))
+    }
+}
+
+/// What is allowed for one table.
+#[derive(Clone, Debug)]
+pub struct Constraints {
+    /// Tiers.
+    pub tiers: Vec<Tier>,
+    /// Sharding types.
+    pub sharding: Vec<Sharding>,
+    /// Fewest columns of a part when columns are cut.
+    pub width_min: u32,
+    /// The one host or GPU that must answer for the table.
+    pub device: Option<String>,
+    /// The share of the rows' bytes that a cache gets, where fixed.
+    pub cache_share: Option<f64>,
+}
+
+impl Default for Constraints {
+    fn default() -> Self {
+        Constraints {
+            tiers: Tier::ALL.to_vec(),
+            sharding: Sharding::ALL.to_vec(),
+            width_min: 32,
+            device: None,
+            cache_share: None,
+        }
+    }
+}
+
+/// From a feature's name and one of its values to an id.
+pub type IdOf<'a> = &'a dyn Fn(&str, &Value) -> Option<i64>;
+
+/// The tables and how they are asked.
+#[derive(Clone, Debug)]
+pub struct Workload {
+    /// Requests that one host answers together.
+    pub batch: u32,
+    /// Requests that all hosts together must answer in a second, where known.
+    pub requests_per_s: Option<f64>,
+    /// At least one.
+    pub tables: Vec<TableWorkload>,
+    /// What was guessed on the way here.
+    pub notes: Vec<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WorkloadToml {
+    #[serde(default = "batch_default")]
+    batch: u32,
+    requests_per_s: Option<f64>,
+    tables: Vec<TableToml>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TableToml {
+    name: String,
+    rows: u64,
+    width: u32,
+    #[serde(default = "format_default")]
+    format: RowFormat,
+    features: Option<Vec<String>>,
+    pooling: Option<f64>,
+    skew: Option<Skew>,
+    tiers: Option<Vec<Tier>>,
+    sharding: Option<Vec<Sharding>>,
+    width_min: Option<u32>,
+    device: Option<String>,
+    cache_share: Option<f64>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Skew {
+    Exponent(f64),
+    Word(String),
+}
+
+fn batch_default() -> u32 {
+    BATCH_DEFAULT
+}
+
+fn format_default() -> RowFormat {
+    RowFormat::F32
+}
+
+impl Workload {
+    /// Reads the tables; the grammar is in `docs/PLANNER.md`.
+    ///
+    /// ```
+    /// use sterling_embedding::planner::workload::Workload;
+    /// let workload = Workload::parse("batch = 8\n[[tables]]\nname = 'packages'\nrows = 70000\nwidth = 64\n").unwrap();
+    /// assert_eq!(workload.tables[0].bytes(), 70000 * 64 * 4);
+    /// ```
+    ///
+    /// # Errors
+    /// [`sterling_core::error::Kind::Invalid`], naming the line, or the table and the field.
+    pub fn parse(text: &str) -> Result<Workload> {
+        let toml: WorkloadToml = parse_toml(text)?;
+        let guessed = toml.tables.iter().filter(|t| t.skew.is_none()).count();
+        let checked = |table: TableToml| {
+            let name = table.name.clone();
+            table.check().map_err(|e| e.within(format!("table `{name}`")))
+        };
+        let tables: Vec<TableWorkload> = toml.tables.into_iter().map(checked).collect::<Result<_>>()?;
+        let notes = match guessed {
+            0 => Vec::new(),
+            n => vec![format!("{n} of {} tables state no skew: taken as zipf {SKEW_DEFAULT}", tables.len())],
+        };
+        let workload = Workload { batch: toml.batch, requests_per_s: toml.requests_per_s, tables, notes };
+        workload.validate()?;
+        Ok(workload)
+    }
+
+    /// Checks every number and every name.
+    ///
+    /// # Errors
+    /// [`sterling_core::error::Kind::Invalid`], naming the table, the field, what came and what was expected.
+    pub fn validate(&self) -> Result<()> {
+        if self.batch == 0 || self.batch > BATCH_MAX {
+            return Err(Error::invalid(format!("`batch` is {}, expected 1 to {BATCH_MAX}", self.batch)));
+        }
+        if let Some(rate) = self.requests_per_s.filter(|r| !(*r > 0.0 && *r <= 1e12)) {
+            return Err(Error::invalid(format!("`requests_per_s` is {rate}, expected above 0")));
+        }
+        if self.tables.is_empty() || self.tables.len() > TABLES_MAX {
+            return Err(Error::invalid(format!("{} tables, expected 1 to {TABLES_MAX}", self.tables.len())));
+        }
+        let mut names = BTreeSet::new();
+        for table in &self.tables {
+            if !names.insert(table.name.as_str()) {
+                return Err(Error::invalid(format!("two tables are named `{}`", table.name)));
+            }
+            check_table(table).map_err(|e| e.within(format!("table `{}`", table.name)))?;
+        }
+        Ok(())
+    }
+
+    /// Measures pooling and skew from recorded requests, one JSON object a line: what `retrieve` takes, or `{"requests": [...]}` of
+    /// them. Features that read no table here, and fields other than `features`, are passed over. A table with too few
+    /// sampled ids keeps what was stated, and a note says so.
+    ///
+    /// # Errors
+    /// [`sterling_core::error::Kind::Invalid`], naming the line of a text that is not such a request.
+    pub fn measure(&mut self, sample: &str) -> Result<()> {
+        self.measure_as(sample, &|_, value| value.as_i64())
+    }
+
+    /// [`Workload::measure`] where `id_of` turns a value of a feature into an id, as a vocabulary does.
+    ///
+    /// # Errors
+    /// As there; a value without an id is such a text.
+    pub fn measure_as(&mut self, sample: &str, id_of: IdOf<'_>) -> Result<()> {
+        let wanted: BTreeSet<&str> = self.tables.iter().flat_map(|t| t.features.iter().map(String::as_str)).collect();
+        let mut bags: BTreeMap<String, Vec<i64>> = BTreeMap::new();
+        let mut requests = 0usize;
+        for (number, line) in sample.lines().enumerate().filter(|(_, l)| !l.trim().is_empty()) {
+            let place = || format!("line {}", number + 1);
+            let value: Value =
+                serde_json::from_str(line).map_err(|e| Error::invalid(format!("not JSON: {e}")).within(place()))?;
+            let of_line = match value.get("requests") {
+                Some(Value::Array(list)) => list.iter().collect(),
+                Some(_) => return Err(Error::invalid("`requests` is not a list").within(place())),
+                None => vec![&value],
+            };
+            for request in of_line {
+                requests += 1;
+                collect(request, &wanted, id_of, &mut bags).map_err(|e| e.within(place()))?;
+            }
+        }
+        if requests == 0 {
+            return Err(Error::invalid("the sample holds no request"));
+        }
+        self.notes.retain(|n| !n.contains("state no skew"));
+        let mut few = Vec::new();
+        for table in &mut self.tables {
+            let ids: Vec<i64> = table.features.iter().filter_map(|f| bags.get(f)).flatten().copied().collect();
+            if ids.len() < SAMPLE_IDS_MIN {
+                few.push(table.name.clone());
+                continue;
+            }
+            table.pooling = ids.len() as f64 / (requests * table.features.len()) as f64;
+            table.access = Access::Measured(Curve::measure(&ids)?);
+        }
+        if let Some(first) = few.first() {
+            self.notes.push(format!(
+                "{} of {} tables, such as `{first}`, have under {SAMPLE_IDS_MIN} sampled ids: pooling and skew as stated",
+                few.len(),
+                self.tables.len()
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Adds the ids of one request to the bags of its features.
+fn collect(
+    request: &Value,
+    wanted: &BTreeSet<&str>,
+    id_of: IdOf<'_>,
+    bags: &mut BTreeMap<String, Vec<i64>>,
+) -> Result<()> {
+    let features = match request.get("features") {
+        Some(Value::Object(features)) => features,
+        _ => {
+            return Err(Error::invalid(
+                "expected an object with `features`, such as {\"features\": {\"ids\": [1, 2]}}",
+            ));
+        }
+    };
+    for (name, value) in features.iter().filter(|(name, _)| wanted.contains(name.as_str())) {
+        let values = value.get("values").unwrap_or(value);
+        let one = [values.clone()];
+        let list = values.as_array().map_or(&one[..], Vec::as_slice);
+        let bag = bags.entry(name.clone()).or_default();
+        for id in list {
+            let id = id_of(name, id).ok_or_else(|| Error::invalid(format!("feature `{name}`: `{id}` is not an id")))?;
+            bag.push(id);
+        }
+    }
+    Ok(())
+}
+
+impl TableToml {
+    fn check(self) -> Result<TableWorkload> {
+        let access = match self.skew {
+            None => Access::Zipf(SKEW_DEFAULT),
+            Some(Skew::Exponent(s)) => Access::Zipf(s),
+            Some(Skew::Word(word)) if word == "uniform" => Access::Uniform,
+            Some(Skew::Word(word)) => {
+                return Err(Error::invalid(format!("`skew` is `{word}`, expected a Zipf exponent or `uniform`")));
+            }
+        };
+        let features = self.features.unwrap_or_else(|| vec![self.name.clone()]);
+        let base = Constraints::default();
+        let constraints = Constraints {
+            tiers: allowed("tiers", self.tiers, base.tiers)?,
+            sharding: allowed("sharding", self.sharding, base.sharding)?,
+            width_min: self.width_min.unwrap_or(base.width_min),
+            device: self.device,
+            cache_share: self.cache_share,
+        };
+        let Self { name, rows, width, format, .. } = self;
+        Ok(TableWorkload {
+            name,
+            rows,
+            width,
+            format,
+            features,
+            pooling: self.pooling.unwrap_or(1.0),
+            access,
+            constraints,
+        })
+    }
+}
+
+/// Checks every number of a table.
+fn check_table(table: &TableWorkload) -> Result<()> {
+    let wrong = |what: String| Err(Error::invalid(what));
+    let TableWorkload { name, rows, width, pooling, constraints, .. } = table;
+    let (width_max, ids_max) = (limits::DIMENSION_MAX as u32, limits::FEATURE_IDS_MAX as f64);
+    if name.trim().is_empty() {
+        return wrong("the name is empty".into());
+    }
+    if *rows == 0 || *rows > ROWS_MAX {
+        return wrong(format!("`rows` is {rows}, expected 1 to {ROWS_MAX}"));
+    }
+    if *width == 0 || *width > width_max {
+        return wrong(format!("`width` is {width}, expected 1 to {width_max}"));
+    }
+    table.format.row_bytes(*width as usize)?;
+    if !(*pooling > 0.0 && *pooling <= ids_max) {
+        return wrong(format!("`pooling` is {pooling}, expected above 0 and at most {ids_max}"));
+    }
+    if let Access::Zipf(s) = table.access
+        && !(0.0..=10.0).contains(&s)
+    {
+        return wrong(format!("`skew` is {s}, expected 0 to 10"));
+    }
+    if table.features.is_empty() {
+        return wrong("`features` is empty, expected at least one".into());
+    }
+    if constraints.width_min == 0 {
+        return wrong("`width_min` is 0, expected at least 1".into());
+    }
+    match constraints.cache_share.filter(|s| !(0.0..=1.0).contains(s)) {
+        Some(share) => wrong(format!("`cache_share` is {share}, expected 0 to 1")),
+        None => Ok(()),
+    }
+}
+
+fn allowed<T: Ord + Copy>(field: &str, given: Option<Vec<T>>, all: Vec<T>) -> Result<Vec<T>> {
+    let Some(mut given) = given else { return Ok(all) };
+    if given.is_empty() {
+        return Err(Error::invalid(format!("`{field}` is empty, expected at least one, or leave it out to allow all")));
+    }
+    given.sort_unstable();
+    given.dedup();
+    Ok(given)
+}

@@ -1,0 +1,320 @@
+//! Step 2: the rows that were asked for, brought together.
+//!
+//! Where a table is cut in rows, those of a batch are put together as whole rows first, wherever each lies, and pooled then in the
+//! order of their ids: sums of parts would round otherwise than the whole table's sum does, and otherwise for every cut.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::cut::ColumnBytes;
+use super::input::{CopyQuestion, Distinct, ShardedInput};
+use crate::report::{Lookup, LookupReport, OnDegraded, TableCounts};
+use crate::spec::TableSpec;
+use crate::table::{Group, Table};
+use crate::tiers::{Fetched, Pending, RowState, Source};
+use sterling_core::error::{Error, Result};
+
+/// Rows asked of one shard, on their way.
+struct Leg<'a> {
+    table: usize,
+    copy: usize,
+    shard: usize,
+    /// Which of the distinct rows of the copy.
+    rows: Range<usize>,
+    pending: Box<dyn Pending + 'a>,
+}
+
+/// The rows of a batch that are fetched, on their way.
+pub(crate) struct Travelling<'a> {
+    /// `[tables, copies]`, where rows are asked for or put together.
+    distinct: Vec<Vec<Option<Distinct>>>,
+    legs: Vec<Leg<'a>>,
+}
+
+/// Asks for the rows that are fetched, and waits for nothing.
+pub(crate) fn ask<'a>(tables: &'a [Arc<Table>], input: &ShardedInput<'_>, terms: &Lookup) -> Travelling<'a> {
+    let mut distinct: Vec<Vec<Option<Distinct>>> = Vec::with_capacity(tables.len());
+    let mut legs: Vec<Leg<'a>> = Vec::new();
+    for (number, table) in tables.iter().enumerate() {
+        let mut of_table = Vec::with_capacity(table.copies());
+        for (copy, question) in input.questions[number].iter().enumerate() {
+            let groups = groups_of(table, copy);
+            let mut shards = groups.iter().flat_map(|g| &g.shards);
+            let is_gathered = groups.len() > 1 || shards.any(|s| table.shards()[*s].is_fetched());
+            let distinct = is_gathered.then(|| question.distinct());
+            for (group, rows) in groups.iter().zip(distinct.iter().flat_map(|d| by_group(d, groups))) {
+                for &shard in group.shards.iter().filter(|_| !rows.is_empty()) {
+                    let Source::Fetched(source) = &table.shards()[shard].source else { continue };
+                    let asked = distinct.iter().flat_map(|d| &d.rows[rows.clone()]).map(|r| r - group.rows.start);
+                    let pending = source.begin(asked.collect(), terms);
+                    legs.push(Leg { table: number, copy, shard, rows: rows.clone(), pending });
+                }
+            }
+            of_table.push(distinct);
+        }
+        distinct.push(of_table);
+    }
+    for leg in &legs {
+        if let Source::Fetched(source) = &tables[leg.table].shards()[leg.shard].source {
+            source.send();
+        }
+    }
+    Travelling { distinct, legs }
+}
+
+/// The ranges of rows that a copy is cut into, rising.
+fn groups_of(table: &Table, copy: usize) -> &[Group] {
+    let first = table.groups().partition_point(|g| g.copy < copy);
+    let of_copy = table.groups()[first..].partition_point(|g| g.copy == copy);
+    &table.groups()[first..first + of_copy]
+}
+
+/// Where the rows of each group stand among all.
+fn by_group(distinct: &Distinct, groups: &[Group]) -> Vec<Range<usize>> {
+    let at = |row: u64| distinct.rows.partition_point(|r| *r < row);
+    groups.iter().map(|g| at(g.rows.start)..at(g.rows.end)).collect()
+}
+
+/// Rows of some columns, from which the bags of a copy are pooled.
+#[derive(Debug)]
+pub(crate) struct Piece {
+    pub(super) columns: Range<usize>,
+    pub(super) rows: PieceRows,
+}
+
+/// The rows of a piece.
+#[derive(Debug)]
+pub(crate) enum PieceRows {
+    /// Those of a shard in memory, which the question names.
+    OfShard(usize),
+    /// Brought together: the rows, and for each of the question its place among them, -1 for none.
+    Gathered { bytes: Vec<u8>, places: Vec<i64> },
+}
+
+/// `[tables, copies, pieces side by side]`.
+pub(crate) type Pieces = Vec<Vec<Vec<Piece>>>;
+
+/// Waits for the rows that are fetched, and puts together those of tables that are cut in rows. Counts what became of rows.
+///
+/// # Errors
+/// `Unavailable` or `DeadlineExceeded` where rows could not be fetched and the terms refuse that; `Corrupt` where a source
+/// answers with other rows than it was asked for.
+pub(crate) fn gather(
+    tables: &[Arc<Table>],
+    input: &ShardedInput<'_>,
+    travelling: Travelling<'_>,
+    terms: &Lookup,
+    report: &mut LookupReport,
+) -> Result<Pieces> {
+    let Travelling { distinct, legs } = travelling;
+    let mut came: Vec<Came> = Vec::with_capacity(legs.len());
+    for Leg { table: number, copy, shard, rows, pending } in legs {
+        let (table, part) = (&tables[number], &tables[number].shards()[shard]);
+        let place = |e: Error| e.within(format!("table `{}`, shard on `{}`", table.name(), part.device));
+        let row_bytes = table.spec().format.row_bytes(part.columns.len())?;
+        let fetched = pending.wait().and_then(|f| checked(f, rows.len(), row_bytes)).map_err(place)?;
+        if terms.on_degraded == OnDegraded::Fail {
+            refuse_degraded(&fetched, terms).map_err(place)?;
+        }
+        came.push(Came { at: (number, copy), shard, rows, fetched });
+    }
+    // As they were asked for: table by table, copy by copy.
+    let mut came = came.into_iter().peekable();
+    let mut pieces: Pieces = Vec::with_capacity(tables.len());
+    for (number, table) in tables.iter().enumerate() {
+        let mut of_table = Vec::with_capacity(table.copies());
+        for (copy, question) in input.questions[number].iter().enumerate() {
+            let distinct = distinct[number][copy].as_ref();
+            let here: Vec<Came> = std::iter::from_fn(|| came.next_if(|c| c.at == (number, copy))).collect();
+            let states = distinct.map(|distinct| worst(distinct.rows.len(), &here));
+            if let Some((distinct, states)) = distinct.zip(states.as_ref()) {
+                count_states(states, distinct, question, (input, number), &mut report[number]);
+            }
+            let asked = distinct.zip(states.as_deref());
+            of_table.push(match (groups_of(table, copy), asked) {
+                ([group], _) => side_by_side(table, group, asked, here)?,
+                (groups, Some(asked)) => vec![whole_rows(table, groups, asked, &here)?],
+                (_, None) => {
+                    return Err(Error::internal(format!("table `{}`: rows that nobody asked for", table.name())));
+                }
+            });
+        }
+        pieces.push(of_table);
+    }
+    Ok(pieces)
+}
+
+/// Rows of one shard that came.
+struct Came {
+    /// Table and copy.
+    at: (usize, usize),
+    shard: usize,
+    rows: Range<usize>,
+    fetched: Fetched,
+}
+
+/// The pieces of a copy that is not cut in rows: its shards. A row of which one has not come is missing in all of them.
+fn side_by_side(
+    table: &Table,
+    group: &Group,
+    asked: Option<(&Distinct, &[RowState])>,
+    mut came: Vec<Came>,
+) -> Result<Vec<Piece>> {
+    let is_whole = asked.is_none_or(|(_, states)| states.iter().all(|state| *state == RowState::Hit));
+    let piece = |&shard: &usize| {
+        let part = &table.shards()[shard];
+        let rows = match (&part.source, asked) {
+            (_, None) => PieceRows::OfShard(shard),
+            (Source::Host(_), _) if is_whole => PieceRows::OfShard(shard),
+            (Source::Host(held), Some((distinct, states))) => {
+                let row_bytes = table.spec().format.row_bytes(part.columns.len())?;
+                let row = |row: &u64| &held[(row - group.rows.start) as usize * row_bytes..][..row_bytes];
+                let bytes = distinct.rows.iter().flat_map(row).copied().collect();
+                PieceRows::Gathered { bytes, places: hits(distinct, states) }
+            }
+            (Source::Fetched(_), Some((distinct, states))) => {
+                let of_shard = came.iter().position(|c| c.shard == shard);
+                let Fetched { bytes, .. } = of_shard.map(|at| came.swap_remove(at).fetched).unwrap_or_default();
+                PieceRows::Gathered { bytes, places: hits(distinct, states) }
+            }
+        };
+        Ok(Piece { columns: part.columns.clone(), rows })
+    };
+    group.shards.iter().map(piece).collect()
+}
+
+/// The rows of a copy that is cut in rows, whole, wherever their parts lie.
+fn whole_rows(
+    table: &Table,
+    groups: &[Group],
+    (distinct, states): (&Distinct, &[RowState]),
+    came: &[Came],
+) -> Result<Piece> {
+    let spec = table.spec();
+    let row_bytes = spec.row_bytes()?;
+    let mut bytes = vec![0; distinct.rows.len() * row_bytes];
+    for (group, rows) in groups.iter().zip(by_group(distinct, groups)) {
+        let to = &mut bytes[rows.start * row_bytes..rows.end * row_bytes];
+        for &shard in &group.shards {
+            let part = &table.shards()[shard];
+            let put = RowParts::of(spec, &part.columns)?;
+            match &part.source {
+                Source::Host(held) => {
+                    let local = distinct.rows[rows.clone()].iter().map(|row| (row - group.rows.start) as usize);
+                    put.rows(local.map(|row| &held[row * put.part_bytes..][..put.part_bytes]), to);
+                }
+                Source::Fetched(_) => {
+                    let fetched = came.iter().find(|c| c.shard == shard).map_or(&[][..], |c| &c.fetched.bytes);
+                    put.rows(fetched.chunks_exact(put.part_bytes), to);
+                }
+            }
+        }
+    }
+    Ok(Piece { columns: 0..spec.width, rows: PieceRows::Gathered { bytes, places: hits(distinct, states) } })
+}
+
+/// Parts of rows that go to their place in whole ones.
+struct RowParts {
+    row_bytes: usize,
+    part_bytes: usize,
+    /// None where the parts are whole rows.
+    columns: Option<ColumnBytes>,
+}
+
+impl RowParts {
+    fn of(spec: &TableSpec, columns: &Range<usize>) -> Result<Self> {
+        let row_bytes = spec.row_bytes()?;
+        Ok(match columns.len() == spec.width {
+            true => RowParts { row_bytes, part_bytes: row_bytes, columns: None },
+            false => {
+                let columns = ColumnBytes::of(spec, columns)?;
+                RowParts { row_bytes, part_bytes: columns.part_bytes(), columns: Some(columns) }
+            }
+        })
+    }
+
+    fn rows<'b>(&self, parts: impl Iterator<Item = &'b [u8]>, to: &mut [u8]) {
+        for (row, part) in to.chunks_exact_mut(self.row_bytes).zip(parts) {
+            match &self.columns {
+                None => row.copy_from_slice(part),
+                Some(columns) => columns.put(part, row),
+            }
+        }
+    }
+}
+
+/// The places of rows that are there.
+fn hits(distinct: &Distinct, states: &[RowState]) -> Vec<i64> {
+    let is_hit = |place: i64| usize::try_from(place).is_ok_and(|place| states.get(place) == Some(&RowState::Hit));
+    distinct.places.iter().map(|&place| if is_hit(place) { place } else { -1 }).collect()
+}
+
+/// The worst that became of each row, over the columns that other shards hold; rows in memory are there.
+fn worst(rows: usize, came: &[Came]) -> Vec<RowState> {
+    let mut states = vec![RowState::Hit; rows];
+    for part in came {
+        for (state, new) in states[part.rows.clone()].iter_mut().zip(&part.fetched.states) {
+            *state = match (*state, *new) {
+                (RowState::Degraded, _) | (_, RowState::Degraded) => RowState::Degraded,
+                (RowState::Unknown, _) | (_, RowState::Unknown) => RowState::Unknown,
+                _ => RowState::Hit,
+            };
+        }
+    }
+    states
+}
+
+/// Counts the ids of a question by what became of their rows.
+fn count_states(
+    states: &[RowState],
+    distinct: &Distinct,
+    question: &CopyQuestion,
+    (input, table): (&ShardedInput<'_>, usize),
+    counts: &mut TableCounts,
+) {
+    if states.iter().all(|state| *state == RowState::Hit) {
+        return;
+    }
+    for (reading, reader) in question.readings.iter().zip(input.readers(table)) {
+        let first = reader.range(&reading.bags).start;
+        for bag in reading.bags.clone() {
+            let ids = reader.range(&(bag..bag + 1));
+            let of_bag = reading.rows.start + ids.start - first..reading.rows.start + ids.end - first;
+            for place in distinct.places[of_bag].iter().filter_map(|place| usize::try_from(*place).ok()) {
+                match states[place] {
+                    RowState::Hit => {}
+                    RowState::Unknown => counts.unknown += 1,
+                    RowState::Degraded => {
+                        counts.degraded += 1;
+                        counts.degraded_of.resize(input.examples, 0);
+                        counts.degraded_of[reader.example(bag)] += 1;
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn checked(fetched: Fetched, rows: usize, row_bytes: usize) -> Result<Fetched> {
+    if fetched.states.len() != rows || fetched.bytes.len() != rows * row_bytes {
+        return Err(Error::corrupt(format!(
+            "{} states and {} bytes came for {rows} rows of {row_bytes} bytes",
+            fetched.states.len(),
+            fetched.bytes.len()
+        )));
+    }
+    Ok(fetched)
+}
+
+fn refuse_degraded(fetched: &Fetched, terms: &Lookup) -> Result<()> {
+    let degraded = fetched.states.iter().filter(|s| **s == RowState::Degraded).count();
+    if degraded == 0 {
+        return Ok(());
+    }
+    let what = format!("{degraded} of {} rows did not come in time", fetched.states.len());
+    match terms.deadline {
+        Some(deadline) if Instant::now() >= deadline => Err(Error::deadline(what)),
+        _ => Err(Error::unavailable(what)),
+    }
+}

@@ -1,0 +1,136 @@
+//! Step 1: from ids of features to rows of the table.
+//!
+//! The bags of all features that read a table are bags of one question, feature after feature, so that a shard is asked once a
+//! batch. Copies of a table share the bags: copy c of n takes the bags from `len c / n` to `len (c + 1) / n` of each feature.
+
+use std::borrow::Cow;
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::report::LookupReport;
+use crate::table::Table;
+
+/// The bags of one feature and the table they read.
+#[derive(Debug)]
+pub(crate) struct FeatureBags<'a> {
+    /// Its place among the tables.
+    pub(crate) table: usize,
+    pub(crate) ids: &'a [i64],
+    /// `[bags + 1]`; the first one is where `ids` start.
+    pub(crate) offsets: Cow<'a, [usize]>,
+    pub(crate) weights: Option<&'a [f32]>,
+    /// Sums are divided by the lengths of their bags.
+    pub(crate) mean: bool,
+    /// Where each example's bags start, `[examples + 1]`, where an example has several.
+    pub(crate) examples: Option<&'a [usize]>,
+}
+
+impl FeatureBags<'_> {
+    /// Where the ids of some bags stand in `ids`.
+    pub(super) fn range(&self, bags: &Range<usize>) -> Range<usize> {
+        self.offsets[bags.start] - self.offsets[0]..self.offsets[bags.end] - self.offsets[0]
+    }
+
+    /// The example that a bag is of.
+    pub(super) fn example(&self, bag: usize) -> usize {
+        self.examples.map_or(bag, |starts| starts.partition_point(|start| start - starts[0] <= bag) - 1)
+    }
+}
+
+/// The bags of one feature that are asked of a copy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Reading {
+    /// Which of the feature's bags.
+    pub(crate) bags: Range<usize>,
+    /// Where their rows stand in the question.
+    pub(crate) rows: Range<usize>,
+}
+
+/// What one copy of a table is asked.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct CopyQuestion {
+    /// The row of each id, bag after bag, -1 where it takes none.
+    pub(crate) rows: Vec<i64>,
+    /// Of each feature that reads the table.
+    pub(crate) readings: Vec<Reading>,
+}
+
+/// The rows of a question, each once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Distinct {
+    /// Rising.
+    pub(crate) rows: Vec<u64>,
+    /// For each row of the question its place in `rows`, -1 for none.
+    pub(crate) places: Vec<i64>,
+}
+
+impl CopyQuestion {
+    /// The rows each once: what travels where they are elsewhere.
+    pub(crate) fn distinct(&self) -> Distinct {
+        let mut rows: Vec<u64> = self.rows.iter().filter_map(|row| u64::try_from(*row).ok()).collect();
+        rows.sort_unstable();
+        rows.dedup();
+        let place = |row: &i64| match u64::try_from(*row) {
+            Ok(row) => rows.partition_point(|r| *r < row) as i64,
+            Err(_) => -1,
+        };
+        Distinct { places: self.rows.iter().map(place).collect(), rows }
+    }
+}
+
+/// A batch, told apart by tables.
+#[derive(Debug)]
+pub(crate) struct ShardedInput<'a> {
+    pub(crate) features: Vec<FeatureBags<'a>>,
+    pub(super) examples: usize,
+    /// `[tables, copies of the table]`; none for a table that is whole in memory.
+    pub(crate) questions: Vec<Vec<CopyQuestion>>,
+    /// For each feature which of its table's features it is.
+    pub(super) places: Vec<usize>,
+}
+
+impl ShardedInput<'_> {
+    /// The features that read a table, in order.
+    pub(super) fn readers(&self, table: usize) -> impl Iterator<Item = &FeatureBags<'_>> {
+        self.features.iter().filter(move |f| f.table == table)
+    }
+}
+
+/// Finds the rows of the ids of features, and counts ids. Tables that are whole in memory are passed over.
+pub(crate) fn distribute<'a>(
+    tables: &[Arc<Table>],
+    features: Vec<FeatureBags<'a>>,
+    examples: usize,
+    report: &mut LookupReport,
+) -> ShardedInput<'a> {
+    let mut questions: Vec<Vec<CopyQuestion>> = Vec::with_capacity(tables.len());
+    let mut places = vec![0; features.len()];
+    for (number, table) in tables.iter().enumerate() {
+        if table.host_rows().is_some() {
+            questions.push(Vec::new());
+            continue;
+        }
+        let copies = table.copies();
+        let mut of_table = vec![CopyQuestion::default(); copies];
+        let readers = features.iter().enumerate().filter(|(_, f)| f.table == number);
+        for (nth, (feature, bags)) in readers.enumerate() {
+            places[feature] = nth;
+            let counts = &mut report[number];
+            counts.ids += bags.ids.len() as u64;
+            let count = bags.offsets.len() - 1;
+            for (copy, question) in of_table.iter_mut().enumerate() {
+                let here = count * copy / copies..count * (copy + 1) / copies;
+                let first = question.rows.len();
+                let resolved = bags.ids[bags.range(&here)].iter().map(|&id| {
+                    let (row, is_unseen) = table.resolve(id);
+                    counts.unseen += u64::from(is_unseen);
+                    row.map_or(-1, |row| row as i64)
+                });
+                question.rows.extend(resolved);
+                question.readings.push(Reading { bags: here, rows: first..question.rows.len() });
+            }
+        }
+        questions.push(of_table);
+    }
+    ShardedInput { features, examples, questions, places }
+}

@@ -1,0 +1,475 @@
+//! An embedding table: its specification, the shards that hold its rows, and the values of its category.
+//!
+//! A table in one piece is one shard; a cut one is several rectangles (rows x columns), each with a [`Source`] of its own in whatever
+//! tier. The sharding types differ only in which rectangles there are.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use safetensors::Dtype;
+
+use super::format::{encode_row, encode_rows};
+use super::place::{CardShare, Sharding};
+use super::spec::{TableSpec, Unseen};
+use super::tiers::remote::{Cluster, LoadProgress, LoadReport, RemoteOptions, RemoteTable, RowSet, TableShape, load};
+use super::tiers::slices::Slice;
+use super::tiers::{RowSource, Source};
+use super::vocabulary::Vocabulary;
+use sterling_core::error::{Error, Result};
+use sterling_kernels::buffer::Buffer;
+use sterling_kernels::cpu::pool::{RowFormat, Rows};
+use sterling_storage::files::{TensorFile, Tensors};
+
+/// One rectangle of a table.
+#[derive(Clone, Debug)]
+pub struct Shard {
+    /// The rows of the whole table that it holds.
+    pub rows: Range<u64>,
+    /// The columns of the whole table that it holds.
+    pub columns: Range<usize>,
+    /// Which copy of the whole table it belongs to; 0 where there is one.
+    pub copy: usize,
+    /// The device that answers for it, for errors.
+    pub device: String,
+    /// Its rows.
+    pub source: Source,
+}
+
+/// Shards that are asked the same: equal rows of the same copy.
+#[derive(Clone, Debug)]
+pub(super) struct Group {
+    pub(super) rows: Range<u64>,
+    pub(super) copy: usize,
+    pub(super) shards: Vec<usize>,
+}
+
+/// An embedding table.
+#[derive(Clone, Debug)]
+pub struct Table {
+    spec: TableSpec,
+    /// None where it is in one piece.
+    sharding: Option<Sharding>,
+    copies: usize,
+    shards: Vec<Shard>,
+    /// By copy, then by first row.
+    groups: Vec<Group>,
+    vocabulary: Option<Arc<Vocabulary>>,
+    /// What a card's memory has of it, where not all rows are to lie there.
+    card_share: Option<CardShare>,
+    /// What of it is held for other servers, as long as it is.
+    _slices: Vec<Arc<Slice>>,
+}
+
+impl Table {
+    /// A table whose rows lie in memory, `[rows, row_bytes]`.
+    ///
+    /// # Errors
+    /// `Invalid` where the bytes are not those rows.
+    pub fn host(spec: TableSpec, bytes: Buffer<u8>) -> Result<Self> {
+        Table::in_one_piece(spec, Source::Host(bytes))
+    }
+
+    /// A table whose rows are asked for.
+    ///
+    /// # Errors
+    /// `Invalid` where the source's rows are others than the table's.
+    pub fn fetched(spec: TableSpec, source: Arc<dyn RowSource>) -> Result<Self> {
+        Table::in_one_piece(spec, Source::Fetched(source))
+    }
+
+    /// A table whose rows are fetched from a cluster that they were [loaded](Table::load) to.
+    ///
+    /// # Errors
+    /// As [`RemoteTable::open`], and where the specification is none.
+    pub fn on_cluster(
+        cluster: &Arc<Cluster>,
+        named: &RowSet,
+        spec: TableSpec,
+        options: &RemoteOptions,
+    ) -> Result<Self> {
+        let source = RemoteTable::open(cluster, named, &TableShape::of(&spec)?, options)?;
+        Table::fetched(spec, Arc::new(source))
+    }
+
+    fn in_one_piece(spec: TableSpec, source: Source) -> Result<Self> {
+        let spec = spec.checked()?;
+        check_source(&spec, spec.rows, spec.width, &source).map_err(|e| e.within(format!("table `{}`", spec.name)))?;
+        let (rows, columns) = (0..spec.rows, 0..spec.width);
+        let groups = vec![Group { rows: rows.clone(), copy: 0, shards: vec![0] }];
+        let shards = vec![Shard { rows, columns, copy: 0, device: "here".into(), source }];
+        Ok(Table {
+            spec,
+            sharding: None,
+            copies: 1,
+            shards,
+            groups,
+            vocabulary: None,
+            _slices: Vec::new(),
+            card_share: None,
+        })
+    }
+
+    /// A table of shards.
+    ///
+    /// # Errors
+    /// `Invalid` where a shard is not the rectangle it says it is, or the shards of a copy do not cover every number of the table
+    /// exactly once, as ranges of rows each cut into the same way of columns.
+    pub fn of_shards(spec: TableSpec, sharding: Sharding, shards: Vec<Shard>) -> Result<Self> {
+        let spec = spec.checked()?;
+        let place = format!("table `{}`, {}", spec.name, sharding.name());
+        for shard in &shards {
+            check_shard(&spec, shard).map_err(|e| e.within(&place))?;
+        }
+        let copies = shards.iter().map(|s| s.copy + 1).max().unwrap_or(0);
+        let mut groups: Vec<Group> = Vec::new();
+        for (number, shard) in shards.iter().enumerate() {
+            match groups.iter_mut().find(|g| g.copy == shard.copy && g.rows == shard.rows) {
+                Some(group) => group.shards.push(number),
+                None => groups.push(Group { rows: shard.rows.clone(), copy: shard.copy, shards: vec![number] }),
+            }
+        }
+        groups.sort_by_key(|g| (g.copy, g.rows.start));
+        for copy in 0..copies.max(1) {
+            check_cover(&spec, &shards, groups.iter().filter(|g| g.copy == copy)).map_err(|e| e.within(&place))?;
+        }
+        Ok(Table {
+            spec,
+            sharding: Some(sharding),
+            copies,
+            shards,
+            groups,
+            vocabulary: None,
+            _slices: Vec::new(),
+            card_share: None,
+        })
+    }
+
+    /// The same table, vocabulary included, with its rows in other shards.
+    pub(super) fn in_shards(&self, sharding: Sharding, shards: Vec<Shard>) -> Result<Self> {
+        let vocabulary = self.vocabulary.clone();
+        Ok(Table { vocabulary, ..Table::of_shards(self.spec.clone(), sharding, shards)? })
+    }
+
+    /// A table from f32 rows `[rows, width]`, stored in `format`.
+    ///
+    /// # Errors
+    /// `Invalid` where the values are no whole rows, or a row cannot be stored in the format; table and row are named.
+    pub fn from_f32(name: &str, width: usize, values: &[f32], format: RowFormat, unseen: Unseen) -> Result<Self> {
+        let bytes = encode_rows(format, width, values).map_err(|e| e.within(format!("table `{name}`")))?;
+        let rows = values.len().checked_div(width).unwrap_or(0) as u64;
+        Table::host(TableSpec { name: name.to_owned(), rows, width, format, unseen }, Buffer::copied(&bytes)?)
+    }
+
+    /// The same table, vocabulary included, in another format: rows are widened to f32 and stored anew.
+    ///
+    /// # Errors
+    /// `Invalid` where a row cannot be stored in the format; table and row are named. `Unsupported` for rows that are not in
+    /// this process's memory.
+    pub fn converted(&self, format: RowFormat) -> Result<Self> {
+        let place = |e: Error| e.within(format!("table `{}`", self.spec.name));
+        let rows = Rows::new(self.spec.format, self.spec.width, self.bytes()?)?;
+        let row_bytes = format.row_bytes(self.spec.width).map_err(place)?;
+        let mut wide = vec![0f32; self.spec.width];
+        let mut stored = Ok(());
+        let bytes = Buffer::filled(self.spec.rows as usize * row_bytes, |out| {
+            stored = out.chunks_exact_mut(row_bytes).enumerate().try_for_each(|(row, out)| {
+                rows.decode(row, &mut wide);
+                encode_row(format, &wide, out).map_err(|e| place(e.within(format!("row {row}"))))
+            });
+        })?;
+        stored?;
+        let spec = TableSpec { format, ..self.spec.clone() };
+        Ok(Table { vocabulary: self.vocabulary.clone(), ..Table::host(spec, bytes)? })
+    }
+
+    /// Adds the rows as the tensor that [`Table::mapped`] reads.
+    ///
+    /// # Errors
+    /// `Unsupported` for rows that are not in this process's memory; as [`TensorFile::add`].
+    pub fn encode<'a>(&'a self, file: &mut TensorFile<'a>) -> Result<()> {
+        let bytes = self.bytes()?;
+        let (name, rows) = (self.name(), self.spec.rows as usize);
+        let shape = [rows, self.spec.width];
+        match self.spec.format {
+            RowFormat::F32 => file.add::<f32>(name, &shape, bytemuck::cast_slice(bytes)),
+            RowFormat::F16 => file.add::<half::f16>(name, &shape, bytemuck::cast_slice(bytes)),
+            RowFormat::Bf16 => file.add::<half::bf16>(name, &shape, bytemuck::cast_slice(bytes)),
+            RowFormat::Int8 | RowFormat::Int4 | RowFormat::Int2 => {
+                file.add::<u8>(name, &[rows, self.spec.row_bytes()?], bytes)
+            }
+        }
+    }
+
+    /// The tensor `name` of a mapped file as a table, without a copy: `[rows, width]` f32, f16 or bf16, or
+    /// `[rows, row_bytes]` u8 in `format`.
+    ///
+    /// # Errors
+    /// `Corrupt` where the tensor is missing or has another shape or type; `Invalid` where a u8 tensor comes without a
+    /// quantised format or a float tensor with another one.
+    pub fn mapped(tensors: &Tensors, name: &str, format: Option<RowFormat>, unseen: Unseen) -> Result<Self> {
+        let (dtype, _) = tensors.info(name)?;
+        let (found, (bytes, shape)) = match dtype {
+            Dtype::F32 => (RowFormat::F32, bytes_of::<f32>(tensors, name)?),
+            Dtype::F16 => (RowFormat::F16, bytes_of::<half::f16>(tensors, name)?),
+            Dtype::BF16 => (RowFormat::Bf16, bytes_of::<half::bf16>(tensors, name)?),
+            Dtype::U8 => {
+                let quantised = format.filter(|f| f.is_quantised()).ok_or_else(|| {
+                    Error::invalid(format!("table `{name}` is u8, expected a format of int8, int4 or int2 with it"))
+                })?;
+                (quantised, bytes_of::<u8>(tensors, name)?)
+            }
+            other => {
+                return Err(Error::invalid(format!("table `{name}` is {other:?}, expected F32, F16, BF16 or U8")));
+            }
+        };
+        if let Some(asked) = format.filter(|&f| f != found) {
+            return Err(Error::invalid(format!(
+                "table `{name}` is {dtype:?}, expected format {} or none, not {}",
+                found.name(),
+                asked.name()
+            )));
+        }
+        let width = match found.is_quantised() {
+            true => found.width_of(shape[1]).map_err(|e| e.within(format!("table `{name}`")))?,
+            false => shape[1],
+        };
+        Table::host(TableSpec { name: name.to_owned(), rows: shape[0] as u64, width, format: found, unseen }, bytes)
+    }
+
+    /// The same table with the values of a category.
+    ///
+    /// # Errors
+    /// `Invalid` where there are more values than rows.
+    pub fn with_vocabulary(mut self, vocabulary: Vocabulary) -> Result<Self> {
+        if vocabulary.len() as u64 > self.spec.rows {
+            return Err(Error::invalid(format!(
+                "table `{}`: a vocabulary of {} values for {} rows",
+                self.spec.name,
+                vocabulary.len(),
+                self.spec.rows
+            )));
+        }
+        self.vocabulary = Some(Arc::new(vocabulary));
+        Ok(self)
+    }
+
+    /// The same table, of which these parts are held for other servers as long as it lives.
+    pub fn holding(self, slices: Vec<Arc<Slice>>) -> Self {
+        Table { _slices: slices, ..self }
+    }
+
+    /// Bytes of its rows that lie in this process's memory.
+    pub fn bytes_here(&self) -> u64 {
+        let here = |shard: &Shard| match &shard.source {
+            Source::Host(bytes) => bytes.len() as u64,
+            Source::Fetched(_) => 0,
+        };
+        self.shards.iter().map(here).sum()
+    }
+
+    /// The same table, of which a card has only rows that are asked for often.
+    pub fn with_card_share(self, share: CardShare) -> Self {
+        Table { card_share: Some(share), ..self }
+    }
+
+    /// What a card's memory has of it, where not all rows are to lie there.
+    pub fn card_share(&self) -> Option<CardShare> {
+        self.card_share
+    }
+
+    /// What the table is.
+    pub fn spec(&self) -> &TableSpec {
+        &self.spec
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.spec.name
+    }
+
+    /// Numbers of a row, D.
+    pub fn width(&self) -> usize {
+        self.spec.width
+    }
+
+    /// Number of rows.
+    pub fn rows(&self) -> u64 {
+        self.spec.rows
+    }
+
+    /// How it is cut; none where it is in one piece.
+    pub fn sharding(&self) -> Option<Sharding> {
+        self.sharding
+    }
+
+    /// The parts that hold its rows; one where it is in one piece.
+    pub fn shards(&self) -> &[Shard] {
+        &self.shards
+    }
+
+    pub(super) fn copies(&self) -> usize {
+        self.copies
+    }
+
+    pub(super) fn groups(&self) -> &[Group] {
+        &self.groups
+    }
+
+    /// True where some of its rows are fetched.
+    pub fn is_fetched(&self) -> bool {
+        self.shards.iter().any(Shard::is_fetched)
+    }
+
+    /// True where the row of an id is fetched, or some of its columns are.
+    pub fn fetches(&self, id: i64) -> bool {
+        let Some(row) = self.resolve(id).0 else { return false };
+        self.shards.iter().any(|s| s.is_fetched() && s.rows.contains(&row))
+    }
+
+    /// The values of its category, if it has one.
+    pub fn vocabulary(&self) -> Option<&Vocabulary> {
+        self.vocabulary.as_deref()
+    }
+
+    /// The same table, whose rows lie in memory of its own where they were those of a mapped file.
+    ///
+    /// # Errors
+    /// `Overloaded` where the memory cannot be had; `Io` where the file has changed since it was mapped.
+    pub fn in_memory(&self) -> Result<Self> {
+        let shards = self.shards.iter().cloned().map(Shard::in_memory).collect::<Result<_>>();
+        let shards = shards.map_err(|e: Error| e.within(format!("table `{}`", self.spec.name)))?;
+        Ok(Table { shards, ..self.clone() })
+    }
+
+    /// The bytes of its rows, where all of them lie in memory in one piece.
+    pub fn host_bytes(&self) -> Option<&Buffer<u8>> {
+        match self.shards.as_slice() {
+            [Shard { source: Source::Host(bytes), .. }] => Some(bytes),
+            _ => None,
+        }
+    }
+
+    /// The rows, where all of them lie in memory in one piece.
+    pub fn host_rows(&self) -> Option<Rows<'_>> {
+        let rows =
+            |bytes| Rows::new(self.spec.format, self.spec.width, bytes).expect("checked when the table was made");
+        self.host_bytes().map(|bytes| rows(bytes))
+    }
+
+    fn bytes(&self) -> Result<&[u8]> {
+        let elsewhere =
+            || Error::unsupported(format!("table `{}`: its rows are not in this host's memory", self.name()));
+        self.host_bytes().map(|bytes| &**bytes).ok_or_else(elsewhere)
+    }
+
+    /// Brings its rows to a cluster; see [`load`].
+    ///
+    /// # Errors
+    /// As there, and where the rows are fetched themselves.
+    pub fn load(
+        &self,
+        cluster: &Arc<Cluster>,
+        named: &RowSet,
+        progress: impl FnMut(LoadProgress),
+    ) -> Result<LoadReport> {
+        let bytes = self.bytes().map_err(|e| e.within(named))?;
+        let shape = TableShape::of(&self.spec)?;
+        let copy = |rows: Range<u64>, out: &mut [u8]| {
+            out.copy_from_slice(&bytes[rows.start as usize * shape.row_bytes..][..out.len()]);
+            Ok(())
+        };
+        load(cluster, named, &shape, copy, progress)
+    }
+
+    /// [`TableSpec::resolve`].
+    pub fn resolve(&self, id: i64) -> (Option<u64>, bool) {
+        self.spec.resolve(id)
+    }
+}
+
+fn bytes_of<T: sterling_storage::files::Element>(tensors: &Tensors, name: &str) -> Result<(Buffer<u8>, Vec<usize>)> {
+    let (buffer, shape) = tensors.get::<T>(name, 2)?;
+    Ok((buffer.into_bytes(), shape))
+}
+
+impl Shard {
+    /// The same rows, in memory of their own where they were those of a mapped file.
+    ///
+    /// # Errors
+    /// As [`Table::in_memory`].
+    pub fn in_memory(self) -> Result<Self> {
+        match &self.source {
+            Source::Host(bytes) => Ok(Shard { source: Source::Host(bytes.in_memory()?), ..self }),
+            Source::Fetched(_) => Ok(self),
+        }
+    }
+
+    /// True where its rows are fetched.
+    pub fn is_fetched(&self) -> bool {
+        matches!(self.source, Source::Fetched(_))
+    }
+}
+
+/// Checks that a source holds `rows` rows of `width` numbers of a table.
+fn check_source(spec: &TableSpec, rows: u64, width: usize, source: &Source) -> Result<()> {
+    let row_bytes = spec.format.row_bytes(width)?;
+    let problem = match source {
+        Source::Host(bytes) => {
+            let expected = row_bytes as u128 * u128::from(rows);
+            let format = spec.format.name();
+            (bytes.len() as u128 != expected)
+                .then(|| format!("{} bytes, expected {expected} ({rows} rows of {width} in {format})", bytes.len()))
+        }
+        Source::Fetched(source) => (source.row_bytes() != row_bytes || source.rows() != rows).then(|| {
+            format!(
+                "its source has {} rows of {} bytes, expected {rows} of {row_bytes}",
+                source.rows(),
+                source.row_bytes()
+            )
+        }),
+    };
+    problem.map_or(Ok(()), |problem| Err(Error::invalid(problem)))
+}
+
+fn check_shard(spec: &TableSpec, shard: &Shard) -> Result<()> {
+    let Shard { rows, columns, source, .. } = shard;
+    let place = |e: Error| e.within(format!("shard of rows {rows:?}, columns {columns:?}"));
+    if rows.is_empty() || rows.end > spec.rows || columns.is_empty() || columns.end > spec.width {
+        let what = format!("expected a part of {} rows of {}", spec.rows, spec.width);
+        return Err(place(Error::invalid(what)));
+    }
+    check_source(spec, rows.end - rows.start, columns.len(), source).map_err(place)
+}
+
+/// Checks that the groups of one copy, in the order of their rows, cover all rows, and each of them all columns.
+fn check_cover<'a>(spec: &TableSpec, shards: &[Shard], groups: impl Iterator<Item = &'a Group>) -> Result<()> {
+    let mut row = 0;
+    for group in groups {
+        if group.rows.start != row {
+            let what = if group.rows.start > row { "no shard holds" } else { "two shards hold" };
+            return Err(Error::invalid(format!("{what} row {}, expected one", row.min(group.rows.start))));
+        }
+        row = group.rows.end;
+        let mut columns: Vec<&Range<usize>> = group.shards.iter().map(|s| &shards[*s].columns).collect();
+        columns.sort_by_key(|c| c.start);
+        let mut column = 0;
+        for range in columns {
+            if range.start != column {
+                let what = if range.start > column { "no shard holds" } else { "two shards hold" };
+                let column = column.min(range.start);
+                return Err(Error::invalid(format!("{what} column {column} of rows {:?}, expected one", group.rows)));
+            }
+            column = range.end;
+        }
+        if column != spec.width {
+            return Err(Error::invalid(format!(
+                "no shard holds column {column} of rows {:?}, expected one",
+                group.rows
+            )));
+        }
+    }
+    match row == spec.rows {
+        true => Ok(()),
+        false => Err(Error::invalid(format!("no shard holds row {row}, expected one"))),
+    }
+}

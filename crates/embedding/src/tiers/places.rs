@@ -1,0 +1,219 @@
+//! Which rows have a place in a cache, and which of them gives way.
+//!
+//! The policy is S3-FIFO (Yang et al., SOSP 2023). A new row enters a *small* queue of a tenth of the capacity. When room is
+//! needed, the oldest row of the small queue moves to the *main* queue if it was asked for at least twice meanwhile, else it
+//! leaves and only its fingerprint stays, in a *ghost* table; a row whose fingerprint is found there goes to the main queue
+//! at once. The main queue gives its oldest row another turn for each time it was asked for, three at most. So a row that is
+//! seen once never displaces one that is seen often, and a hit writes one byte: readers share the lock.
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::atomic::{AtomicU8, Ordering};
+
+const TURNS_MAX: u8 = 3;
+const GHOST_WAYS: usize = 4;
+
+/// What a cache has done since it was made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CacheCounters {
+    /// Rows asked for and found.
+    pub hits: u64,
+    /// Rows asked for and not found.
+    pub misses: u64,
+    /// Rows taken in.
+    pub inserted: u64,
+    /// Rows that left for others.
+    pub evicted: u64,
+    /// Rows held now.
+    pub entries: u64,
+    /// Most rows that can be held.
+    pub entries_max: u64,
+}
+
+impl CacheCounters {
+    /// Share of the rows asked for that were found, 0 where none was asked for.
+    pub fn hit_rate(&self) -> f64 {
+        self.hits as f64 / (self.hits + self.misses).max(1) as f64
+    }
+}
+
+/// The places of a cache, and the rows that have them.
+#[derive(Debug)]
+pub(crate) struct Places {
+    most: usize,
+    small_max: usize,
+    index: HashMap<u64, u32, BuildHasherDefault<RowHasher>>,
+    rows: Vec<u64>,
+    turns: Vec<AtomicU8>,
+    small: VecDeque<u32>,
+    main: VecDeque<u32>,
+    ghost: Ghost,
+    inserted: u64,
+    evicted: u64,
+}
+
+impl Places {
+    /// So many places, of which no row has one.
+    pub(crate) fn new(most: usize) -> Self {
+        Places {
+            most,
+            small_max: most / 10,
+            index: HashMap::default(),
+            rows: Vec::new(),
+            turns: Vec::new(),
+            small: VecDeque::new(),
+            main: VecDeque::new(),
+            ghost: Ghost::new(most),
+            inserted: 0,
+            evicted: 0,
+        }
+    }
+
+    /// How many there are.
+    pub(crate) fn most(&self) -> usize {
+        self.most
+    }
+
+    /// The rows that have a place, and those that had one.
+    pub(crate) fn counters(&self) -> CacheCounters {
+        CacheCounters {
+            inserted: self.inserted,
+            evicted: self.evicted,
+            entries: self.index.len() as u64,
+            entries_max: self.most as u64,
+            ..CacheCounters::default()
+        }
+    }
+
+    /// The place of a row that is asked for.
+    pub(crate) fn find(&self, row: u64) -> Option<u32> {
+        let place = *self.index.get(&row)?;
+        let turns = self.turns[place as usize].load(Ordering::Relaxed);
+        if turns < TURNS_MAX {
+            // Two readers may count as one: the counter only ranks rows.
+            self.turns[place as usize].store(turns + 1, Ordering::Relaxed);
+        }
+        Some(place)
+    }
+
+    /// Gives a row a place, that of another one where all are taken; none where it has one already, or where there are no places.
+    pub(crate) fn insert(&mut self, row: u64) -> Option<u32> {
+        if self.most == 0 || self.index.contains_key(&row) {
+            return None;
+        }
+        let place = if self.rows.len() < self.most {
+            self.rows.push(row);
+            self.turns.push(AtomicU8::new(0));
+            self.rows.len() as u32 - 1
+        } else {
+            self.evict()
+        };
+        let at = place as usize;
+        self.rows[at] = row;
+        *self.turns[at].get_mut() = 0;
+        self.index.insert(row, place);
+        self.inserted += 1;
+        if self.ghost.contains(mix(row)) {
+            self.main.push_back(place)
+        } else {
+            self.small.push_back(place)
+        }
+        Some(place)
+    }
+
+    /// Frees the place of one row where all are taken.
+    fn evict(&mut self) -> u32 {
+        loop {
+            if self.small.len() > self.small_max || self.main.is_empty() {
+                let place = self.small.pop_front().expect("where all places are taken one of the queues has a row");
+                let turns = self.turns[place as usize].get_mut();
+                if *turns > 1 {
+                    *turns = 0;
+                    self.main.push_back(place);
+                    continue;
+                }
+                self.ghost.insert(mix(self.rows[place as usize]));
+                return self.leave(place);
+            }
+            let place = self.main.pop_front().expect("the main queue was seen to hold a row");
+            let turns = self.turns[place as usize].get_mut();
+            if *turns == 0 {
+                return self.leave(place);
+            }
+            *turns -= 1;
+            self.main.push_back(place);
+        }
+    }
+
+    fn leave(&mut self, place: u32) -> u32 {
+        self.index.remove(&self.rows[place as usize]);
+        self.evicted += 1;
+        place
+    }
+}
+
+/// Fingerprints of the rows that left the small queue last, as many as the stripe has rows: sets of four words of a 32-bit
+/// fingerprint and the number of the insertion, the oldest of a set giving way.
+#[derive(Debug)]
+struct Ghost {
+    words: Vec<u64>,
+    remembered: u32,
+    insertions: u32,
+}
+
+impl Ghost {
+    fn new(entries: usize) -> Self {
+        let sets = entries.div_ceil(GHOST_WAYS).next_power_of_two();
+        Ghost { words: vec![0; sets * GHOST_WAYS], remembered: entries as u32, insertions: 0 }
+    }
+
+    /// The first word of the set of a hash, and its fingerprint, which is never 0.
+    fn set(&self, hash: u64) -> (usize, u32) {
+        let sets = self.words.len() / GHOST_WAYS;
+        ((hash as usize & (sets - 1)) * GHOST_WAYS, (hash >> 28) as u32 | 1)
+    }
+
+    fn insert(&mut self, hash: u64) {
+        let (at, fingerprint) = self.set(hash);
+        self.insertions = self.insertions.wrapping_add(1);
+        let now = self.insertions;
+        let set = &mut self.words[at..at + GHOST_WAYS];
+        let oldest = set.iter_mut().max_by_key(|w| if **w == 0 { u32::MAX } else { now.wrapping_sub(**w as u32) });
+        *oldest.expect("a set has four words") = u64::from(fingerprint) << 32 | u64::from(now);
+    }
+
+    fn contains(&self, hash: u64) -> bool {
+        let (at, fingerprint) = self.set(hash);
+        self.words[at..at + GHOST_WAYS].iter().any(|&word| {
+            (word >> 32) as u32 == fingerprint && self.insertions.wrapping_sub(word as u32) < self.remembered
+        })
+    }
+}
+
+/// Spreads row numbers, which are dense, over all 64 bits (the finaliser of splitmix64).
+pub(super) fn mix(row: u64) -> u64 {
+    let x = row.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+/// The hasher of maps whose keys are row numbers; independent of the bits of [`mix`] that pick a stripe.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct RowHasher(u64);
+
+impl Hasher for RowHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u64(u64::from(byte));
+        }
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        self.0 = mix(self.0.rotate_left(1) ^ value ^ 0x5851_f42d_4c95_7f2d);
+    }
+}

@@ -1,0 +1,350 @@
+//! Brings a set of rows into the cluster, and takes them out again.
+//!
+//! 1. The manifest is written as `loading` with a new random load id, or an earlier one that was interrupted is taken up.
+//! 2. Group by group, the rows are read once from the source and cut into chunks. A chunk whose digest the cluster already
+//!    holds is passed over; every other one is written and read back in one round trip, and compared byte for byte.
+//! 3. The digests of all chunks are asked for once more: a node with an eviction policy, or one that failed over without a
+//!    chunk, is found now and not by a request.
+//! 4. Replicas are waited for, and the manifest is written as `complete` with the checksum of all rows.
+//!
+//! A complete set is never changed: loading the same rows again repairs what is lost, other rows are refused before anything is
+//! written. Deleting writes `deleting`, removes the chunks, then the manifest; on a full node, which takes no such word, it goes
+//! without.
+
+use std::hash::{BuildHasher, RandomState};
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::{Pipeline, Value, pipe};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use xxhash_rust::xxh3::Xxh3Default;
+
+use super::cluster::{Cluster, Shared};
+use super::layout::{ChunkLayout, DIGEST_BYTES, RowSet, TableShape, slot_of};
+use super::manifest::{TableManifest, TableState};
+use super::memory::{Memory, evicting};
+use super::sets::{PATIENCE, find, stored};
+use sterling_core::clock::unix_time;
+use sterling_core::error::{Error, Kind, Result};
+
+/// Chunks on their way at a time.
+const CHUNKS_IN_FLIGHT: usize = 32;
+/// How long one chunk may take, a fail-over included.
+const CHUNK_PATIENCE: Duration = Duration::from_secs(30);
+const REPLICA_WAIT: Duration = Duration::from_secs(10);
+
+/// How far a load is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LoadProgress {
+    /// Rows that are in the cluster.
+    pub rows_done: u64,
+    /// Rows of the table.
+    pub rows_total: u64,
+    /// Bytes written by this load, checks included.
+    pub bytes_written: u64,
+    /// Chunks that were there already.
+    pub chunks_kept: u64,
+}
+
+/// What a load has done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LoadReport {
+    /// The counts at the end.
+    pub progress: LoadProgress,
+    /// XXH3 of all rows in order.
+    pub checksum: u64,
+    /// Chunks of the table.
+    pub chunks: u64,
+    /// True where every shard has a replica and one of each has acknowledged every write.
+    pub is_replicated: bool,
+}
+
+/// Loads a set of rows. `source` writes the rows of a range, `[rows, row_bytes]`, into its buffer; ranges come in order, and
+/// a complete set that is loaded again is read twice. Interrupted at any point, the same call takes the load up.
+///
+/// # Errors
+/// Where the shape cannot be stored, the source fails, the set exists with other rows or another shape, a node is full
+/// ([`Kind::Overloaded`](sterling_core::error::Kind::Overloaded), which one and how full), or the cluster does not answer for long.
+pub fn load(
+    cluster: &Arc<Cluster>,
+    named: &RowSet,
+    shape: &TableShape,
+    mut source: impl FnMut(Range<u64>, &mut [u8]) -> Result<()>,
+    mut progress: impl FnMut(LoadProgress),
+) -> Result<LoadReport> {
+    let (named, manifest) = begin(cluster, named, shape)?;
+    let named = &named;
+    let shared = cluster.shared.clone();
+    for line in cluster.run(async move { evicting(&shared.primaries()).await })? {
+        tracing::warn!("{line}");
+    }
+    let layout = Arc::new(manifest.layout(named));
+    if manifest.state == TableState::Complete {
+        let checksum = checksum_of(&layout, &mut source)?;
+        if checksum != manifest.checksum {
+            return Err(Error::conflict(format!(
+                "{named}: exists with other rows (checksum {:016x}, the source has {checksum:016x}); \
+                 publish other content, or delete this set first",
+                manifest.checksum
+            )));
+        }
+    }
+    let mut done = LoadProgress { rows_total: shape.rows, ..LoadProgress::default() };
+    let mut checksum = Xxh3Default::new();
+    let mut digests = Vec::new();
+    for group in 0..layout.groups() {
+        let rows = group * layout.group_rows()..((group + 1) * layout.group_rows()).min(shape.rows);
+        let mut bytes = vec![0; (rows.end - rows.start) as usize * shape.row_bytes];
+        source(rows.clone(), &mut bytes).map_err(|e| e.within(named))?;
+        checksum.update(&bytes);
+        let job = GroupJob { shared: cluster.shared.clone(), layout: layout.clone(), load: manifest.load, group };
+        let wrote = cluster.run(job.write(bytes))?.map_err(|e| e.within(named))?;
+        done.rows_done = rows.end;
+        done.bytes_written += wrote.bytes_written;
+        done.chunks_kept += wrote.chunks_kept;
+        digests.push(wrote.digests);
+        progress(done);
+    }
+    let chunks = digests.iter().map(|d| d.len() as u64).sum();
+    let job = (cluster.shared.clone(), layout.clone());
+    cluster.run(async move { all_there(&job.0, &job.1, digests).await })?.map_err(|e| e.within(named))?;
+    let shared = cluster.shared.clone();
+    let is_replicated = cluster.run(async move { replicated(&shared).await })?;
+    let checksum = checksum.digest();
+    store(
+        cluster,
+        named,
+        &TableManifest { state: TableState::Complete, checksum, loaded: unix_time().as_secs(), ..manifest },
+    )?;
+    Ok(LoadReport { progress: done, checksum, chunks, is_replicated })
+}
+
+/// Removes a set of rows; true where there was one. Readers that have it open see degraded rows from then on.
+///
+/// # Errors
+/// Where the cluster does not answer for long; the same call takes the removal up.
+pub fn delete(cluster: &Arc<Cluster>, named: &RowSet) -> Result<bool> {
+    let Some(manifest) = find(cluster, named)? else { return Ok(false) };
+    let layout = manifest.layout(named);
+    match store(cluster, named, &TableManifest { state: TableState::Deleting, ..manifest }) {
+        // A full node takes no word; the commands below need no memory, and are what makes room.
+        Err(e) if e.kind() == Kind::Overloaded => tracing::warn!(error = %e, "removing the rows all the same"),
+        marked => marked?,
+    }
+    let shared = cluster.shared.clone();
+    let name = named.clone();
+    let removed = cluster.run(async move {
+        for partition in 0..layout.partitions() {
+            let mut pipeline = Pipeline::new();
+            (0..layout.groups()).for_each(|group| {
+                pipeline.cmd("UNLINK").arg(layout.key(group, partition));
+            });
+            obey(&shared, layout.slot(partition), &pipeline, CHUNK_PATIENCE).await?;
+        }
+        let key = name.sets_key();
+        let mut pipeline = pipe();
+        pipeline.cmd("SREM").arg(&key).arg(name.tag());
+        obey(&shared, slot_of(&key), &pipeline, PATIENCE).await?;
+        // Last, because without a manifest nobody finds the rest.
+        let key = name.manifest_key();
+        let mut pipeline = pipe();
+        pipeline.cmd("DEL").arg(&key);
+        obey(&shared, slot_of(&key), &pipeline, PATIENCE).await
+    })?;
+    removed.map(|()| true).map_err(|e| e.within(named))
+}
+
+/// Sends commands to the primary of their slot, and makes an error of a reply that is one.
+async fn obey(shared: &Arc<Shared>, slot: u16, pipeline: &Pipeline, patience: Duration) -> Result<()> {
+    let replies = shared.on_primary(slot, pipeline, patience).await?;
+    refuse_errors(shared, slot, &replies).await
+}
+
+/// The set with this content that is there in the same shape, or a new one, with its manifest.
+fn begin(cluster: &Arc<Cluster>, named: &RowSet, shape: &TableShape) -> Result<(RowSet, TableManifest)> {
+    let Some((named, manifest)) = stored(cluster, named)? else {
+        let manifest = TableManifest::begin(shape, RandomState::new().hash_one(named)).map_err(|e| e.within(named))?;
+        store(cluster, named, &manifest)?;
+        return Ok((named.clone(), manifest));
+    };
+    if manifest.state == TableState::Deleting {
+        return Err(Error::conflict(format!("{named}: is being deleted; delete it again to end that")));
+    }
+    if let Err(differs) = manifest.expect(&named, shape) {
+        return Err(Error::conflict(format!("{differs}; delete it first, or publish other content")));
+    }
+    // Nobody takes rows for old ones that are being brought.
+    let manifest = TableManifest { loaded: unix_time().as_secs(), ..manifest };
+    store(cluster, &named, &manifest)?;
+    Ok((named, manifest))
+}
+
+fn store(cluster: &Cluster, named: &RowSet, manifest: &TableManifest) -> Result<()> {
+    let text = serde_json::to_string(manifest).map_err(|e| Error::internal(format!("{named}: manifest: {e}")))?;
+    let shared = cluster.shared.clone();
+    let name = named.clone();
+    cluster
+        .run(async move {
+            let key = name.sets_key();
+            let mut pipeline = pipe();
+            pipeline.cmd("SADD").arg(&key).arg(name.tag());
+            obey(&shared, slot_of(&key), &pipeline, PATIENCE).await?;
+            let key = name.manifest_key();
+            let mut pipeline = pipe();
+            pipeline.cmd("SET").arg(&key).arg(text);
+            obey(&shared, slot_of(&key), &pipeline, PATIENCE).await
+        })?
+        .map_err(|e| e.within(named))
+}
+
+fn checksum_of(layout: &ChunkLayout, source: &mut impl FnMut(Range<u64>, &mut [u8]) -> Result<()>) -> Result<u64> {
+    let mut checksum = Xxh3Default::new();
+    for group in 0..layout.groups() {
+        let rows = group * layout.group_rows()..((group + 1) * layout.group_rows()).min(layout.rows);
+        let mut bytes = vec![0; (rows.end - rows.start) as usize * layout.row_bytes];
+        source(rows, &mut bytes)?;
+        checksum.update(&bytes);
+    }
+    Ok(checksum.digest())
+}
+
+/// What the chunks of a group came to.
+#[derive(Default)]
+struct Wrote {
+    bytes_written: u64,
+    chunks_kept: u64,
+    /// By partition: the chunk's bytes and its digest.
+    digests: Vec<(usize, [u8; DIGEST_BYTES])>,
+}
+
+#[derive(Clone)]
+struct GroupJob {
+    shared: Arc<Shared>,
+    layout: Arc<ChunkLayout>,
+    load: u64,
+    group: u64,
+}
+
+impl GroupJob {
+    async fn write(self, group_bytes: Vec<u8>) -> Result<Wrote> {
+        let group_bytes = Arc::new(group_bytes);
+        let permits = Arc::new(Semaphore::new(CHUNKS_IN_FLIGHT));
+        let mut tasks = JoinSet::new();
+        for partition in 0..self.layout.partitions() {
+            let (job, group_bytes, permits) = (self.clone(), group_bytes.clone(), permits.clone());
+            tasks.spawn(async move {
+                let _permit = permits.acquire().await;
+                job.write_chunk(partition, &group_bytes)
+                    .await
+                    .map(|(wrote, size, digest)| (partition, wrote, size, digest))
+            });
+        }
+        let mut sum = Wrote { digests: vec![(0, [0; DIGEST_BYTES]); self.layout.partitions()], ..Wrote::default() };
+        while let Some(chunk) = tasks.join_next().await {
+            let (partition, wrote, size, digest) =
+                chunk.map_err(|e| Error::internal(format!("a task of the load ended: {e}")))??;
+            sum.bytes_written += if wrote { size as u64 } else { 0 };
+            sum.chunks_kept += u64::from(!wrote);
+            sum.digests[partition] = (size, digest);
+        }
+        Ok(sum)
+    }
+
+    /// Writes a chunk and reads it back, unless it is there; says whether it wrote.
+    async fn write_chunk(&self, partition: usize, group_bytes: &[u8]) -> Result<(bool, usize, [u8; DIGEST_BYTES])> {
+        let chunk = self.layout.encode(self.load, self.group, partition, group_bytes);
+        let (rows, digest) = chunk.split_last_chunk::<DIGEST_BYTES>().expect("a chunk ends with its digest");
+        let (key, slot) = (self.layout.key(self.group, partition), self.layout.slot(partition));
+        let replies = self.shared.on_primary(slot, &digest_question(&key, rows.len()), CHUNK_PATIENCE).await?;
+        if holds(&replies, digest) {
+            return Ok((false, chunk.len(), *digest));
+        }
+        let mut pipeline = pipe();
+        pipeline.cmd("SET").arg(&key).arg(&chunk[..]);
+        pipeline.cmd("GET").arg(&key);
+        let replies = self.shared.on_primary(slot, &pipeline, CHUNK_PATIENCE).await?;
+        refuse_errors(&self.shared, slot, &replies).await?;
+        match replies.last() {
+            Some(Value::BulkString(came)) if *came == chunk => Ok((true, chunk.len(), *digest)),
+            _ => Err(Error::corrupt(format!("chunk {key}: what was read back is not what was written"))),
+        }
+    }
+}
+
+/// Asks for the last bytes of a chunk; a chunk of another length has others, or more or fewer.
+fn digest_question(key: &str, offset: usize) -> Pipeline {
+    let mut pipeline = pipe();
+    pipeline.cmd("GETRANGE").arg(key).arg(offset).arg(-1);
+    pipeline
+}
+
+fn holds(replies: &[Value], digest: &[u8]) -> bool {
+    matches!(replies, [Value::BulkString(came)] if came == digest)
+}
+
+async fn all_there(
+    shared: &Arc<Shared>,
+    layout: &ChunkLayout,
+    digests: Vec<Vec<(usize, [u8; DIGEST_BYTES])>>,
+) -> Result<()> {
+    for partition in 0..layout.partitions() {
+        let mut pipeline = Pipeline::with_capacity(digests.len());
+        for (group, chunks) in digests.iter().enumerate() {
+            let (size, _) = chunks[partition];
+            pipeline.cmd("GETRANGE").arg(layout.key(group as u64, partition)).arg(size - DIGEST_BYTES).arg(-1);
+        }
+        let replies = shared.on_primary(layout.slot(partition), &pipeline, CHUNK_PATIENCE).await?;
+        for (group, (reply, chunks)) in replies.iter().zip(&digests).enumerate() {
+            if !matches!(reply, Value::BulkString(came) if *came == chunks[partition].1) {
+                let key = layout.key(group as u64, partition);
+                return Err(Error::unavailable(format!(
+                    "chunk {key} was written and is gone: is the nodes' maxmemory-policy `noeviction`? \
+                     Loading again writes what is missing"
+                )));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Waits until a replica of each shard has what its primary has; a primary without replicas is not waited for.
+async fn replicated(shared: &Arc<Shared>) -> bool {
+    let mut all = true;
+    for (primary, replicas) in shared.primaries() {
+        if replicas == 0 {
+            all = false;
+            continue;
+        }
+        let mut pipeline = pipe();
+        pipeline.cmd("WAIT").arg(1).arg(REPLICA_WAIT.as_millis() as u64);
+        let waited = tokio::time::timeout(REPLICA_WAIT * 2, primary.ask(&pipeline)).await;
+        let acknowledged = matches!(&waited, Ok(Ok(replies)) if matches!(replies[..], [Value::Int(n)] if n > 0));
+        if !acknowledged {
+            tracing::warn!(node = %primary.address, "remote tier: no replica has acknowledged the load");
+        }
+        all &= acknowledged;
+    }
+    all
+}
+
+/// Makes an error of the first reply that is one. A full node is named with how full it is.
+async fn refuse_errors(shared: &Arc<Shared>, slot: u16, replies: &[Value]) -> Result<()> {
+    let Some(error) = replies.iter().find_map(|r| if let Value::ServerError(e) = r { Some(e) } else { None }) else {
+        return Ok(());
+    };
+    let node = shared.primary_of(slot);
+    let address = node.as_ref().map(|n| n.address.to_string()).unwrap_or_default();
+    if error.code() != "OOM" {
+        return Err(Error::unavailable(format!("node {address} refuses: {error}")));
+    }
+    let memory = match node {
+        Some(node) => Memory::of(&node).await.ok(),
+        None => None,
+    };
+    let uses = memory.map_or(String::new(), |m| format!(" uses {} of its maxmemory of {} bytes", m.used, m.max));
+    Err(Error::overloaded(format!(
+        "the cluster is full: node {address}{uses}; remove old rows (`sterling remote --prune STORE`) or add nodes, then load again to go on"
+    )))
+}

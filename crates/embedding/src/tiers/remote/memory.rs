@@ -1,0 +1,65 @@
+//! The memory of nodes, and whether they remove rows when it is full.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use redis::pipe;
+use tokio::time::timeout;
+
+use super::node::ClusterNode;
+use sterling_core::error::Result;
+
+/// How long a node may take to say how it makes room.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// What a node says of its memory.
+pub(super) struct Memory {
+    /// Bytes in use.
+    pub(super) used: u64,
+    /// Bytes that it may use; 0 where nobody has said.
+    pub(super) max: u64,
+    /// Bytes of its machine.
+    pub(super) system: u64,
+    /// Its `maxmemory-policy`.
+    policy: String,
+}
+
+impl Memory {
+    pub(super) async fn of(node: &ClusterNode) -> Result<Self> {
+        let mut question = pipe();
+        question.cmd("INFO").arg("memory");
+        let reply = node.answer(&question).await?.pop();
+        let text: String = reply.and_then(|r| redis::from_redis_value(r).ok()).unwrap_or_default();
+        let field =
+            |name: &str| text.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(':')).unwrap_or("").trim();
+        let number = |name: &str| field(name).parse().unwrap_or(0);
+        Ok(Memory {
+            used: number("used_memory"),
+            max: number("maxmemory"),
+            system: number("total_system_memory"),
+            policy: field("maxmemory_policy").to_owned(),
+        })
+    }
+
+    /// Whether the node removes rows to make room: they never expire, so that the `volatile` policies leave them alone.
+    fn evicts(&self) -> bool {
+        self.max > 0 && self.policy.starts_with("allkeys-")
+    }
+}
+
+/// Of these primaries, each with the number of its replicas, those that remove rows when their memory is full, a line each.
+pub(super) async fn evicting(primaries: &[(Arc<ClusterNode>, usize)]) -> Vec<String> {
+    let asked = primaries.iter().filter(|(node, _)| !node.breaker.is_open()).map(|(node, _)| async move {
+        let memory = timeout(PATIENCE, Memory::of(node)).await.ok()?.ok()?;
+        let Memory { policy, max, .. } = &memory;
+        let line = || {
+            format!(
+                "remote tier: node {} removes rows once it uses {max} bytes: maxmemory-policy {policy}, expected noeviction",
+                node.address
+            )
+        };
+        memory.evicts().then(line)
+    });
+    join_all(asked).await.into_iter().flatten().collect()
+}

@@ -1,0 +1,408 @@
+//! Rows in the memory of other machines: a Redis or Valkey Cluster, behind a bounded cache of this host.
+//!
+//! The cluster replicates, fails over and moves slots; this module says where a row lies ([`layout`]), brings rows there
+//! ([`load()`], [`delete`]) and reads them ([`RemoteTable`]). A read goes through these steps:
+//!
+//! 1. Rows that the table does not have are [`RowState::Unknown`] at once; rows in the [cache](super::cache) are copied.
+//! 2. Rows that another call is fetching are awaited with it (single flight); the others are asked for, one pipeline a
+//!    shard, while the caller does something else.
+//! 3. What comes is checked against the row's own 32 bits of hash, seeded with the load and the row's number. A row that
+//!    passes is a hit and is offered to the cache. Anything else, a row that does not come before the deadline included, is
+//!    [`RowState::Degraded`], is counted by its cause, and is never cached.
+//!
+//! What a degraded row means is the caller's policy: the request fails, or goes on with default rows and says so.
+
+mod cluster;
+mod flight;
+pub mod layout;
+mod load;
+mod manifest;
+mod memory;
+mod node;
+mod open;
+mod read;
+mod sets;
+mod slots;
+mod survey;
+mod watch;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+pub use cluster::{Cluster, ClusterCounters, ClusterOptions, NodeHealth, ReadFrom};
+pub use layout::{RowSet, TableShape};
+pub use load::{LoadProgress, LoadReport, delete, load};
+pub use manifest::{TableManifest, TableState};
+pub use sets::{find, sets, stored};
+pub use slots::Address;
+pub use survey::Survey;
+pub use watch::{Verified, sample, verify};
+
+use super::cache::{CacheCounters, RowCache};
+use super::{Fetched, Pending, RowSource, RowState};
+use crate::report::Lookup;
+use flight::{Flight, InFlight};
+use layout::RowPlace;
+use open::{Cause, OpenSet};
+use read::{Reader, read};
+use sets::complete;
+use sterling_core::error::{Error, Result};
+use sterling_core::locks::locked;
+use watch::{look, watch};
+
+/// Less time than this is not worth another question.
+const RETRY_TIME_MIN: Duration = Duration::from_millis(2);
+
+/// How a table is read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RemoteOptions {
+    /// Memory for rows of this table on this host, overhead included; 0 for no cache.
+    pub cache_bytes: usize,
+    /// The longest that a call waits for rows; its own deadline may come sooner.
+    pub timeout: Duration,
+}
+
+impl Default for RemoteOptions {
+    fn default() -> Self {
+        RemoteOptions { cache_bytes: 256 << 20, timeout: Duration::from_millis(200) }
+    }
+}
+
+/// What became of the rows that were asked for, and why some are degraded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RemoteCounters {
+    /// Rows asked for.
+    pub rows: u64,
+    /// Rows that the cluster brought for the call that asked.
+    pub remote: u64,
+    /// Rows that another call had asked for already.
+    pub joined: u64,
+    /// Rows outside the table.
+    pub unknown: u64,
+    /// Rows that ended degraded, the sum of the causes below and of rows joined in vain.
+    pub degraded: u64,
+    /// Rows whose node did not answer in time.
+    pub late: u64,
+    /// Rows whose shard has no node that takes requests.
+    pub down: u64,
+    /// Rows that the node refuses to read.
+    pub refused: u64,
+    /// Rows whose chunk is not there.
+    pub missing: u64,
+    /// Rows whose bytes are not what was loaded: short, changed, or of another load.
+    pub corrupt: u64,
+    /// The cache in front; its hits are the rest of `rows`.
+    pub cache: CacheCounters,
+}
+
+#[derive(Debug, Default)]
+struct RemoteTally {
+    rows: AtomicU64,
+    remote: AtomicU64,
+    joined: AtomicU64,
+    unknown: AtomicU64,
+    degraded: AtomicU64,
+    late: AtomicU64,
+    down: AtomicU64,
+    refused: AtomicU64,
+    missing: AtomicU64,
+    corrupt: AtomicU64,
+}
+
+/// A set of rows in the cluster, open for reading.
+#[derive(Debug)]
+pub struct RemoteTable {
+    cluster: Arc<Cluster>,
+    inner: Arc<Inner>,
+    timeout: Duration,
+}
+
+#[derive(Debug)]
+struct Inner {
+    set: Arc<OpenSet>,
+    cache: Option<RowCache>,
+    in_flight: InFlight,
+    counters: RemoteTally,
+    /// The value of the metrics' label `table`.
+    label: metrics::SharedString,
+}
+
+impl RemoteTable {
+    /// Opens a set of rows that was loaded completely. From now on somebody looks at whether its rows can be read
+    /// ([`Cluster::troubles`]).
+    ///
+    /// # Errors
+    /// `NotFound` where the set is not there, `NotReady` where it is not complete, `Corrupt` where it has another shape than expected;
+    /// each difference is named. `Unavailable` where the cluster does not answer, or not one of the rows that are tried can be read.
+    pub fn open(
+        cluster: &Arc<Cluster>,
+        named: &RowSet,
+        expected: &TableShape,
+        options: &RemoteOptions,
+    ) -> Result<Self> {
+        let (named, manifest) = complete(cluster, named)?;
+        manifest.expect(&named, expected)?;
+        let cache = match options.cache_bytes {
+            0 => None,
+            bytes => Some(RowCache::new(manifest.row_bytes, bytes)?),
+        };
+        let label = named.label();
+        let set = Arc::new(OpenSet::new(named, &manifest));
+        let shared = cluster.shared.clone();
+        locked(&shared.open).push(Arc::downgrade(&set));
+        let first = (shared.clone(), set.clone());
+        let (found, _) = cluster.run(async move { look(&first.0, &first.1, 0).await })?;
+        // Also of a set that is refused: it ends by itself, and takes back what the look has told.
+        cluster.spawn(watch(shared, Arc::downgrade(&set), set.wake.clone(), label.clone()));
+        if let Some(why) = found.trouble().filter(|_| found.unreadable_rows() == found.rows) {
+            return Err(Error::unavailable(format!("{}: {why}", set.named)));
+        }
+        let (in_flight, counters) = (InFlight::default(), RemoteTally::default());
+        let inner = Inner { set, cache, in_flight, counters, label: label.into() };
+        Ok(RemoteTable { cluster: cluster.clone(), inner: Arc::new(inner), timeout: options.timeout })
+    }
+
+    /// What became of the rows until now.
+    pub fn counters(&self) -> RemoteCounters {
+        let RemoteTally { rows, remote, joined, unknown, degraded, late, down, refused, missing, corrupt } =
+            &self.inner.counters;
+        let [rows, remote, joined, unknown, degraded, late, down, refused, missing, corrupt] =
+            [rows, remote, joined, unknown, degraded, late, down, refused, missing, corrupt]
+                .map(|c| c.load(Ordering::Relaxed));
+        let cache = self.inner.cache.as_ref().map(RowCache::counters).unwrap_or_default();
+        RemoteCounters { rows, remote, joined, unknown, degraded, late, down, refused, missing, corrupt, cache }
+    }
+
+    /// The cluster it lies in.
+    pub fn cluster(&self) -> &Arc<Cluster> {
+        &self.cluster
+    }
+
+    /// Asks for the flight's rows whose indices are given, one task a shard.
+    fn send(&self, flight: &Arc<Flight>, led: Vec<usize>) {
+        let layout = &self.inner.set.layout;
+        let view = self.cluster.shared.view.load();
+        let mut shards: Vec<Vec<usize>> = vec![Vec::new(); view.shards.len() + 1];
+        for index in led {
+            let slot = layout.slot(layout.place(flight.rows()[index]).partition as usize);
+            shards[view.slots.owner(slot).unwrap_or(view.shards.len())].push(index);
+        }
+        for indices in shards.into_iter().filter(|i| !i.is_empty()) {
+            let shared = self.cluster.shared.clone();
+            let mut leg = Leg { inner: self.inner.clone(), flight: flight.clone(), indices };
+            self.cluster.spawn(async move {
+                let layout = &leg.inner.set.layout;
+                let places: Vec<RowPlace> = leg.indices.iter().map(|&i| layout.place(leg.flight.rows()[i])).collect();
+                let came = read(&shared, layout, &places, leg.flight.deadline, Reader::Request).await;
+                leg.settle(&places, &came.answers);
+            });
+        }
+    }
+
+    /// Asks once more, without joining anyone, for rows that other calls with less time gave up.
+    fn retry(&self, degraded: Vec<u64>, deadline: Instant) -> Arc<Flight> {
+        let led = (0..degraded.len()).collect();
+        let flight = Arc::new(Flight::new(degraded, self.inner.set.layout.row_bytes, deadline));
+        self.send(&flight, led);
+        flight
+    }
+}
+
+impl Inner {
+    /// Adds what became of the rows of one call to the metrics of the process.
+    fn export(&self, outcomes: &[(&'static str, u64)]) {
+        for &(outcome, rows) in outcomes.iter().filter(|(_, rows)| *rows > 0) {
+            let labels = [("remote_table", self.label.clone()), ("outcome", outcome.into())];
+            metrics::counter!("sterling_remote_rows_total", &labels).increment(rows);
+        }
+        if let Some(cache) = &self.cache {
+            let labels = [("remote_table", self.label.clone())];
+            metrics::gauge!("sterling_remote_cache_hit_rate", &labels).set(cache.hit_rate());
+        }
+    }
+
+    /// Counts rows that could not be read.
+    fn count(&self, causes: impl Iterator<Item = Cause>) {
+        let RemoteTally { late, down, refused, missing, corrupt, .. } = &self.counters;
+        let mut by_cause: BTreeMap<Cause, u64> = BTreeMap::new();
+        causes.for_each(|cause| *by_cause.entry(cause).or_default() += 1);
+        for (cause, rows) in by_cause {
+            let counter = match cause {
+                Cause::Timeout => late,
+                Cause::Down => down,
+                Cause::Refused => refused,
+                Cause::Missing => missing,
+                Cause::Corrupt => corrupt,
+            };
+            counter.fetch_add(rows, Ordering::Relaxed);
+            let labels = [("remote_table", self.label.clone()), ("cause", cause.name().into())];
+            metrics::counter!("sterling_remote_unread_total", &labels).increment(rows);
+        }
+    }
+}
+
+/// The rows of a flight that one shard holds. Dropped before its answers came, it gives its rows up.
+struct Leg {
+    inner: Arc<Inner>,
+    flight: Arc<Flight>,
+    indices: Vec<usize>,
+}
+
+impl Leg {
+    fn settle(&mut self, places: &[RowPlace], answers: &[Result<Vec<u8>, Cause>]) {
+        let Leg { inner, flight, indices } = self;
+        let rows = indices.iter().zip(answers).map(|(&index, answer)| inner.set.accept(flight.rows()[index], answer));
+        let rows: Vec<Result<&[u8], Cause>> = rows.collect();
+        if rows.iter().any(Result::is_err) {
+            let failed = rows.iter().zip(places).filter_map(|(row, place)| Some((row.err()?, *place)));
+            inner.set.suspect(failed.filter(|(cause, _)| cause.is_lost()).map(|(_, place)| place));
+            // The others were counted when they were given up.
+            let unsettled = flight.unsettled(indices);
+            let causes = rows.iter().zip(&unsettled).filter(|(_, is_unsettled)| **is_unsettled);
+            inner.count(causes.filter_map(|(row, _)| row.err()));
+        }
+        let accepted: Vec<Option<&[u8]>> = rows.iter().map(|row| row.ok()).collect();
+        flight.settle(indices.iter().copied().zip(accepted.iter().copied()));
+        for (&index, bytes) in indices.iter().zip(&accepted) {
+            let row = flight.rows()[index];
+            if let (Some(cache), Some(bytes)) = (&inner.cache, bytes) {
+                cache.insert(row, bytes);
+            }
+            inner.in_flight.land(row, flight);
+        }
+        indices.clear();
+    }
+}
+
+impl Drop for Leg {
+    fn drop(&mut self) {
+        self.flight.settle(self.indices.iter().map(|&i| (i, None)));
+        self.indices.iter().for_each(|&i| self.inner.in_flight.land(self.flight.rows()[i], &self.flight));
+    }
+}
+
+impl RowSource for RemoteTable {
+    fn row_bytes(&self) -> usize {
+        self.inner.set.layout.row_bytes
+    }
+
+    fn rows(&self) -> u64 {
+        self.inner.set.layout.rows
+    }
+
+    fn begin(&self, rows: Vec<u64>, terms: &Lookup) -> Box<dyn Pending + '_> {
+        let latest = Instant::now() + self.timeout;
+        let deadline = terms.deadline.map_or(latest, |deadline| deadline.min(latest));
+        let Inner { set, cache, in_flight, counters, .. } = &*self.inner;
+        let layout = &set.layout;
+        let row_bytes = layout.row_bytes;
+        counters.rows.fetch_add(rows.len() as u64, Ordering::Relaxed);
+        let mut fetched =
+            Fetched { bytes: vec![0; rows.len() * row_bytes], states: vec![RowState::Degraded; rows.len()] };
+        let (mut missed, mut places) = (Vec::new(), Vec::new());
+        for (place, (&row, out)) in rows.iter().zip(fetched.bytes.chunks_exact_mut(row_bytes)).enumerate() {
+            if row >= layout.rows {
+                fetched.states[place] = RowState::Unknown;
+            } else if cache.as_ref().is_some_and(|c| c.get(row, out)) {
+                fetched.states[place] = RowState::Hit;
+            } else {
+                missed.push(row);
+                places.push(place);
+            }
+        }
+        let flight = Arc::new(Flight::new(missed, row_bytes, deadline));
+        let (mut led, mut joined, mut landed) = (Vec::new(), Vec::new(), 0);
+        if Instant::now() < deadline {
+            for (index, (&row, &place)) in flight.rows().iter().zip(&places).enumerate() {
+                let out = &mut fetched.bytes[place * row_bytes..][..row_bytes];
+                match in_flight.join_or_lead(row, &flight) {
+                    Some(other) => joined.push((index, other)),
+                    // Its flight has landed since the cache was asked: rows enter the cache before they leave the air.
+                    None if cache.as_ref().is_some_and(|c| c.peek(row, out)) => {
+                        flight.settle([(index, Some(&*out))].into_iter());
+                        in_flight.land(row, &flight);
+                        landed += 1;
+                    }
+                    None => led.push(index),
+                }
+            }
+            counters.joined.fetch_add(joined.len() as u64 + landed, Ordering::Relaxed);
+            flight.settle(joined.iter().map(|(index, _)| (*index, None)));
+            self.send(&flight, led);
+        }
+        Box::new(Fetching { table: self, fetched, flight, places, joined, landed, deadline })
+    }
+}
+
+/// A call on its way.
+struct Fetching<'a> {
+    table: &'a RemoteTable,
+    fetched: Fetched,
+    /// The rows that the cache did not have; those also in `joined` are settled elsewhere.
+    flight: Arc<Flight>,
+    /// Where each row of the flight stands in the answer.
+    places: Vec<usize>,
+    joined: Vec<(usize, Arc<Flight>)>,
+    /// How many of the flight's rows another call had brought into the cache by then.
+    landed: u64,
+    deadline: Instant,
+}
+
+impl Fetching<'_> {
+    /// Takes a row out of a flight that has landed.
+    fn take(&mut self, place: usize, from: &Flight, row: u64, until: Instant) -> RowState {
+        let row_bytes = self.table.inner.set.layout.row_bytes;
+        let out = &mut self.fetched.bytes[place * row_bytes..][..row_bytes];
+        let index = from.index_of(row).expect("a flight is joined for its own rows");
+        let state = from.copy(&from.wait(until), index, out);
+        self.fetched.states[place] = state;
+        state
+    }
+}
+
+impl Pending for Fetching<'_> {
+    fn wait(mut self: Box<Self>) -> Result<Fetched> {
+        let (table, deadline, flight) = (self.table, self.deadline, self.flight.clone());
+        let row_bytes = table.inner.set.layout.row_bytes;
+        let counters = &table.inner.counters;
+        drop(flight.wait(deadline));
+        let mut late = flight.give_up();
+        let answers = flight.wait(deadline);
+        let mut brought = 0;
+        for (index, &place) in self.places.iter().enumerate() {
+            let state = flight.copy(&answers, index, &mut self.fetched.bytes[place * row_bytes..][..row_bytes]);
+            self.fetched.states[place] = state;
+            brought += u64::from(state == RowState::Hit);
+        }
+        drop(answers);
+        counters.remote.fetch_add(brought - self.landed, Ordering::Relaxed);
+
+        let mut given_up = Vec::new();
+        for (index, other) in std::mem::take(&mut self.joined) {
+            let (place, row) = (self.places[index], flight.rows()[index]);
+            let state = self.take(place, &other, row, deadline.min(other.deadline));
+            if state == RowState::Degraded && other.deadline < deadline {
+                given_up.push((place, row));
+            }
+        }
+        if !given_up.is_empty() && Instant::now() + RETRY_TIME_MIN < deadline {
+            let again = table.retry(given_up.iter().map(|(_, row)| *row).collect(), deadline);
+            for (place, row) in given_up {
+                self.take(place, &again, row, deadline);
+            }
+            late += again.give_up();
+        }
+        table.inner.count((0..late).map(|_| Cause::Timeout));
+        let count = |state| self.fetched.states.iter().filter(|s| **s == state).count() as u64;
+        let (unknown, degraded) = (count(RowState::Unknown), count(RowState::Degraded));
+        counters.unknown.fetch_add(unknown, Ordering::Relaxed);
+        counters.degraded.fetch_add(degraded, Ordering::Relaxed);
+        table.inner.set.served(self.fetched.states.len() as u64, degraded);
+        let cached = (self.fetched.states.len() - self.places.len()) as u64 - unknown;
+        let remote = count(RowState::Hit) - cached;
+        table.inner.export(&[("cache", cached), ("remote", remote), ("unknown", unknown), ("degraded", degraded)]);
+        Ok(self.fetched)
+    }
+}

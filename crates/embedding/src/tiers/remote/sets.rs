@@ -1,0 +1,91 @@
+//! Questions about the sets of rows in a cluster.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::{Value, pipe};
+
+use super::cluster::{Cluster, Shared};
+use super::layout::{RowSet, slot_of};
+use super::manifest::{TableManifest, TableState};
+use sterling_core::error::{Error, Result};
+
+/// How long questions about a table, which no request waits for, may take while the cluster rearranges itself.
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The manifest of a set, where there is one.
+///
+/// # Errors
+/// Where the cluster does not answer or the manifest is broken.
+pub fn find(cluster: &Cluster, named: &RowSet) -> Result<Option<TableManifest>> {
+    let (shared, named) = (cluster.shared.clone(), named.clone());
+    cluster.run(async move { find_async(&shared, &named, PATIENCE).await })?
+}
+
+pub(super) async fn find_async(
+    shared: &Arc<Shared>,
+    named: &RowSet,
+    patience: Duration,
+) -> Result<Option<TableManifest>> {
+    let key = named.manifest_key();
+    let mut question = pipe();
+    question.cmd("GET").arg(&key);
+    let reply = shared.on_primary(slot_of(&key), &question, patience).await.map_err(|e| e.within(named))?.pop();
+    match reply {
+        Some(Value::Nil) => Ok(None),
+        Some(Value::BulkString(bytes)) => TableManifest::parse(named, &bytes).map(Some),
+        Some(Value::ServerError(e)) => Err(Error::unavailable(format!("{named}: {e}"))),
+        other => Err(Error::corrupt(format!("{named}: its manifest is no string but {other:?}"))),
+    }
+}
+
+/// The sets of the table that the cluster has something of, in order.
+///
+/// # Errors
+/// Where the cluster does not answer.
+pub fn sets(cluster: &Cluster, named: &RowSet) -> Result<Vec<RowSet>> {
+    let (shared, key) = (cluster.shared.clone(), named.sets_key());
+    let mut question = pipe();
+    question.cmd("SMEMBERS").arg(&key);
+    let reply = cluster.run(async move { shared.on_primary(slot_of(&key), &question, PATIENCE).await })??.pop();
+    let reply = reply.unwrap_or_default();
+    let members = match reply {
+        Value::Array(members) | Value::Set(members) => members,
+        Value::ServerError(e) => return Err(Error::unavailable(format!("{named}: {e}"))),
+        other => return Err(Error::corrupt(format!("{named}: its list of sets is no set but {other:?}"))),
+    };
+    let set = |member: &Value| named.tagged(&redis::from_redis_value_ref::<String>(member).ok()?);
+    let mut sets: Vec<RowSet> = members.iter().filter_map(set).collect();
+    sets.sort_unstable();
+    Ok(sets)
+}
+
+/// The set with the content of `named`, with its manifest: under that name, or complete under one that an earlier release gave it.
+///
+/// # Errors
+/// As [`find`] and [`sets`].
+pub fn stored(cluster: &Cluster, named: &RowSet) -> Result<Option<(RowSet, TableManifest)>> {
+    if let Some(manifest) = find(cluster, named)? {
+        return Ok(Some((named.clone(), manifest)));
+    }
+    for set in sets(cluster, named)?.into_iter().filter(|set| set.content() == named.content() && set != named) {
+        if let Some(manifest) = find(cluster, &set)?.filter(|manifest| manifest.state == TableState::Complete) {
+            return Ok(Some((set, manifest)));
+        }
+    }
+    Ok(None)
+}
+
+/// The complete set with the content of `named`.
+pub(super) fn complete(cluster: &Cluster, named: &RowSet) -> Result<(RowSet, TableManifest)> {
+    let Some((named, manifest)) = stored(cluster, named)? else {
+        let others: Vec<String> = sets(cluster, named)?.iter().map(RowSet::tag).collect();
+        let others = if others.is_empty() { "none".to_owned() } else { others.join(", ") };
+        return Err(Error::not_found(format!("{named}: not in the cluster; rows there: {others}")));
+    };
+    match manifest.state {
+        TableState::Complete => Ok((named, manifest)),
+        TableState::Loading => Err(Error::not_ready(format!("{named}: its load has not ended"))),
+        TableState::Deleting => Err(Error::not_found(format!("{named}: is being deleted"))),
+    }
+}

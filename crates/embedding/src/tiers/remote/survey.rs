@@ -1,0 +1,98 @@
+//! What a cluster has: memory, for those who plan, and sets of rows, for those who keep house.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use redis::pipe;
+
+use super::cluster::{Cluster, Shared};
+use super::layout::RowSet;
+use super::memory::{Memory, evicting};
+use sterling_core::error::{Error, Result};
+
+/// Round trips of which the median is taken.
+const PINGS: usize = 21;
+/// Keys that a node looks through for one answer.
+const SCAN_COUNT: usize = 10_000;
+
+/// What a cluster says of itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Survey {
+    /// Nodes that hold rows; replicas do not count.
+    pub primaries: u32,
+    /// Memory that the smallest primary may fill; where it has no `maxmemory`, that of its machine.
+    pub node_bytes: u64,
+    /// The median round trip.
+    pub round_trip: Duration,
+}
+
+impl Cluster {
+    /// Its primaries, their memory and how far away they are.
+    ///
+    /// # Errors
+    /// `Unavailable` where a primary does not answer.
+    pub fn survey(&self) -> Result<Survey> {
+        let shared = self.shared.clone();
+        self.run(async move { survey(&shared).await })?
+    }
+
+    /// What is wrong with how its nodes are set up, a line each.
+    ///
+    /// # Errors
+    /// `Internal` alone: nodes that do not answer are none of these.
+    pub fn misconfigured(&self) -> Result<Vec<String>> {
+        let shared = self.shared.clone();
+        self.run(async move { evicting(&shared.primaries()).await })
+    }
+
+    /// Every set of rows that the cluster has something of, in order.
+    ///
+    /// # Errors
+    /// `Unavailable` where a primary does not answer.
+    pub fn tables(&self) -> Result<Vec<RowSet>> {
+        let shared = self.shared.clone();
+        self.run(async move { tables(&shared).await })?
+    }
+}
+
+async fn survey(shared: &Arc<Shared>) -> Result<Survey> {
+    let primaries = shared.primaries();
+    let (mut node_bytes, mut round_trips) = (u64::MAX, Vec::with_capacity(PINGS));
+    for (node, _) in &primaries {
+        let memory = Memory::of(node).await?;
+        node_bytes = node_bytes.min(if memory.max > 0 { memory.max } else { memory.system });
+    }
+    let mut ping = pipe();
+    ping.cmd("PING");
+    for (node, _) in primaries.iter().cycle().take(PINGS) {
+        let start = Instant::now();
+        node.answer(&ping).await?;
+        round_trips.push(start.elapsed());
+    }
+    round_trips.sort_unstable();
+    let round_trip = round_trips.get(PINGS / 2).copied().unwrap_or_default();
+    Ok(Survey { primaries: primaries.len() as u32, node_bytes, round_trip })
+}
+
+async fn tables(shared: &Arc<Shared>) -> Result<Vec<RowSet>> {
+    let mut found = Vec::new();
+    for (node, _) in shared.primaries() {
+        let mut cursor = 0u64;
+        loop {
+            let mut question = pipe();
+            let scan = question.cmd("SCAN").arg(cursor).arg("MATCH").arg("sterling:{*}:manifest");
+            scan.arg("COUNT").arg(SCAN_COUNT);
+            let reply = node.answer(&question).await?.pop().unwrap_or_default();
+            let (next, keys): (u64, Vec<String>) = redis::from_redis_value(reply)
+                .map_err(|e| Error::unavailable(format!("node {}: SCAN: {e}", node.address)))?;
+            found.extend(keys.iter().filter_map(|key| RowSet::of_manifest_key(key)));
+            cursor = next;
+            if cursor == 0 {
+                break;
+            }
+        }
+    }
+    found.sort_unstable();
+    found.dedup();
+    Ok(found)
+}

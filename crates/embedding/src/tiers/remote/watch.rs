@@ -1,0 +1,252 @@
+//! Looks at whether the rows of open tables can be read, so that lost ones are reported before a request needs them.
+//!
+//! A look reads one row of one chunk of each partition, so that it asks every node that holds rows, and one of each chunk that was
+//! found damaged before. It reads as requests do, through replicas and redirections: what it reports is what they meet. Looks come
+//! every [`refresh_interval`](super::ClusterOptions::refresh_interval), and at most once a second after a request did not get a row and while rows
+//! cannot be read.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use tokio::sync::Notify;
+use tokio::time::sleep;
+
+use super::cluster::{Cluster, Shared};
+use super::layout::RowSet;
+use super::manifest::TableState;
+use super::open::{Cause, ChunkPlace, OpenSet};
+use super::read::{Reader, read};
+use super::sets::{complete, find_async};
+use super::slots::Address;
+use sterling_core::error::Result;
+use sterling_core::locks::locked;
+
+/// Time between two looks while rows cannot be read.
+const LOOK_PAUSE: Duration = Duration::from_secs(1);
+/// How long a look waits for rows.
+const LOOK_PATIENCE: Duration = Duration::from_millis(500);
+/// Share of the rows of requests, in hundredths, that may fail to come between two looks before that is reported.
+const DEGRADED_PERCENT_MAX: u64 = 1;
+/// How often a lasting trouble is logged again.
+const LOG_EVERY: Duration = Duration::from_secs(60);
+/// Rows that [`verify`] asks for at a time, and how long it waits for them.
+const VERIFIED_TOGETHER: usize = 4096;
+const VERIFY_PATIENCE: Duration = Duration::from_secs(3);
+
+/// How many rows of a set can be read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Verified {
+    /// Rows of the chunks that were looked at, by one row each.
+    pub rows: u64,
+    /// Those of chunks whose row could not be read, by cause: `missing`, `corrupt`, `refused`, `late`, `down`.
+    pub unreadable: BTreeMap<&'static str, u64>,
+    /// What nodes said that did not serve a row.
+    pub faults: BTreeMap<Address, String>,
+}
+
+impl Verified {
+    /// Rows that cannot be read.
+    pub fn unreadable_rows(&self) -> u64 {
+        self.unreadable.values().sum()
+    }
+
+    /// What is wrong; none where all rows can be read.
+    pub fn trouble(&self) -> Option<String> {
+        let rows = self.unreadable_rows();
+        if rows == 0 {
+            return None;
+        }
+        let causes: Vec<String> = self.unreadable.iter().map(|(cause, rows)| format!("{rows} {cause}")).collect();
+        let faults: String = self.faults.iter().map(|(address, why)| format!("; node {address}: {why}")).collect();
+        let lost = [Cause::Missing, Cause::Corrupt].iter().any(|cause| self.unreadable.contains_key(cause.name()));
+        let help = if lost { "; `sterling remote --load` brings lost rows back" } else { "" };
+        Some(format!("{rows} of {} rows looked at cannot be read ({}){faults}{help}", self.rows, causes.join(", ")))
+    }
+
+    fn add(&mut self, other: Verified) {
+        self.rows += other.rows;
+        other.unreadable.into_iter().for_each(|(cause, rows)| *self.unreadable.entry(cause).or_default() += rows);
+        self.faults.extend(other.faults);
+    }
+}
+
+/// Reads a row of every chunk of a complete set, and counts the rows of those that cannot be read.
+///
+/// # Errors
+/// `NotFound` where there is no such set, `NotReady` where it is not complete, `Unavailable` where its manifest cannot be read.
+pub fn verify(cluster: &Cluster, named: &RowSet) -> Result<Verified> {
+    verify_groups(cluster, named, u64::MAX)
+}
+
+/// The same of the first chunk of each partition.
+///
+/// # Errors
+/// As [`verify`].
+pub fn sample(cluster: &Cluster, named: &RowSet) -> Result<Verified> {
+    verify_groups(cluster, named, 1)
+}
+
+fn verify_groups(cluster: &Cluster, named: &RowSet, groups: u64) -> Result<Verified> {
+    let (named, manifest) = complete(cluster, named)?;
+    let set = Arc::new(OpenSet::new(named, &manifest));
+    let layout = &set.layout;
+    let chunks: Vec<ChunkPlace> = (0..layout.groups().min(groups))
+        .flat_map(|group| (0..layout.partitions()).map(move |partition| (group, partition)))
+        .filter(|(group, partition)| layout.chunk_rows(*group, *partition) > 0)
+        .map(|(group, partition)| (group, partition as u32))
+        .collect();
+    let mut sum = Verified::default();
+    for chunks in chunks.chunks(VERIFIED_TOGETHER) {
+        let (shared, set, chunks) = (cluster.shared.clone(), set.clone(), chunks.to_vec());
+        let (found, _) = cluster.run(async move { read_chunks(&shared, &set, &chunks, VERIFY_PATIENCE).await })?;
+        sum.add(found);
+    }
+    Ok(sum)
+}
+
+/// Reads a row of each chunk; which chunks are damaged is told as well.
+async fn read_chunks(
+    shared: &Arc<Shared>,
+    set: &OpenSet,
+    chunks: &[ChunkPlace],
+    patience: Duration,
+) -> (Verified, BTreeSet<ChunkPlace>) {
+    let layout = &set.layout;
+    let rows: Vec<u64> = chunks
+        .iter()
+        .map(|&(group, partition)| {
+            let partition = partition as usize;
+            layout.row_of(group, partition, layout.chunk_rows(group, partition) / 2)
+        })
+        .collect();
+    let places: Vec<_> = rows.iter().map(|&row| layout.place(row)).collect();
+    let came = read(shared, layout, &places, Instant::now() + patience, Reader::Watch).await;
+    let mut found = Verified { faults: came.faults, ..Verified::default() };
+    let mut damaged = BTreeSet::new();
+    for ((&chunk, &row), answer) in chunks.iter().zip(&rows).zip(&came.answers) {
+        let of_chunk = layout.chunk_rows(chunk.0, chunk.1 as usize) as u64;
+        found.rows += of_chunk;
+        if let Err(cause) = set.accept(row, answer) {
+            *found.unreadable.entry(cause.name()).or_default() += of_chunk;
+            damaged.extend(cause.is_lost().then_some(chunk));
+        }
+    }
+    (found, damaged)
+}
+
+/// One look at a set; what it finds is kept there. Returns it, and how many rows requests did not get since the look before.
+///
+/// Rows that were loaded again under another number, after the manifest was lost, are followed.
+pub(super) async fn look(shared: &Arc<Shared>, set: &OpenSet, turn: u64) -> (Verified, u64) {
+    let chunks = set.due(turn);
+    let (mut found, mut damaged) = read_chunks(shared, set, &chunks, LOOK_PATIENCE).await;
+    let mut troubles = Vec::new();
+    if !damaged.is_empty() {
+        // Perhaps the node has them that owns them by now.
+        shared.ask_for_owners();
+        match find_async(shared, &set.named, LOOK_PATIENCE).await {
+            Ok(Some(manifest)) if manifest.state != TableState::Complete => {
+                troubles.push(format!("{}: its rows are {}", set.named, manifest.state.name()));
+            }
+            Ok(Some(manifest)) if set.has_rows_of(&manifest) => {
+                if manifest.load != set.load() {
+                    set.follow(&manifest);
+                    (found, damaged) = read_chunks(shared, set, &chunks, LOOK_PATIENCE).await;
+                }
+            }
+            Ok(Some(_)) => troubles.push(format!("{}: the cluster has other rows under its name", set.named)),
+            Ok(None) => troubles.push(format!("{}: not in the cluster any more", set.named)),
+            // The rows themselves say what is wrong.
+            Err(error) => tracing::debug!(%error, "remote tier: a manifest cannot be read"),
+        }
+    }
+    set.looked(&chunks, &damaged, found.unreadable_rows() as f64 / found.rows.max(1) as f64);
+    let (asked, degraded) = set.take_served();
+    match found.trouble() {
+        Some(why) => troubles.push(format!("{}: {why}", set.named)),
+        None if degraded * 100 > asked * DEGRADED_PERCENT_MAX => {
+            troubles.push(format!("{}: requests did not get {degraded} of the last {asked} rows in time", set.named));
+        }
+        None => {}
+    }
+    set.troubles.store(Arc::new(troubles));
+    export(shared, &set.named.label());
+    (found, degraded)
+}
+
+/// The share of the rows of a table that cannot be read: the worst of its sets that are open.
+fn export(shared: &Shared, label: &str) {
+    let open = locked(&shared.open);
+    let of_table = open.iter().filter_map(Weak::upgrade).filter(|set| set.named.label() == label);
+    let worst = of_table.map(|set| set.unreadable()).fold(0.0, f64::max);
+    drop(open);
+    metrics::gauge!("sterling_remote_unreadable_ratio", "remote_table" => label.to_owned()).set(worst);
+}
+
+/// Looks at a set as long as it is open.
+pub(super) async fn watch(shared: Arc<Shared>, set: Weak<OpenSet>, wake: Arc<Notify>, label: String) {
+    let mut log = TroubleLog::default();
+    let mut turn = 0;
+    while let Some(is_well) = set.upgrade().map(|set| log.tell(&set)) {
+        if is_well {
+            tokio::select! {
+                () = wake.notified() => {}
+                () = sleep(shared.options.refresh_interval) => {}
+            }
+        }
+        turn += 1;
+        let Some(open) = set.upgrade() else { break };
+        log.degraded += look(&shared, &open, turn).await.1;
+        log.tell(&open);
+        drop(open);
+        sleep(LOOK_PAUSE).await;
+    }
+    locked(&shared.open).retain(|set| set.strong_count() > 0);
+    export(&shared, &label);
+}
+
+/// Logs that a trouble began, lasts or ended: one line for all requests that met it since the last.
+#[derive(Default)]
+struct TroubleLog {
+    /// Rows that requests did not get since the last line.
+    degraded: u64,
+    /// When it was logged last, while it lasts.
+    logged: Option<Instant>,
+}
+
+impl TroubleLog {
+    /// Says whether all is well.
+    fn tell(&mut self, set: &OpenSet) -> bool {
+        let troubles = set.troubles.load();
+        let (table, rows_degraded) = (&set.named, self.degraded);
+        if troubles.is_empty() {
+            if self.logged.take().is_some() {
+                tracing::info!(%table, rows_degraded, "remote tier: all is well again");
+                self.degraded = 0;
+            }
+        } else if self.logged.is_none_or(|at| at.elapsed() >= LOG_EVERY) {
+            tracing::warn!(%table, rows_degraded, troubles = troubles.join(" | "), "remote tier: something is wrong");
+            *self = TroubleLog { degraded: 0, logged: Some(Instant::now()) };
+        }
+        troubles.is_empty()
+    }
+}
+
+impl Cluster {
+    /// What an operator should look at though requests are answered, a line each.
+    pub fn troubles(&self) -> Vec<String> {
+        let shared = &self.shared;
+        let mut troubles = BTreeSet::new();
+        troubles.extend(shared.trouble.load().iter().map(|why| format!("remote tier: {why}")));
+        troubles.extend(shared.setup.load().iter().cloned());
+        for node in shared.view.load().shards.iter().flatten().filter(|node| node.breaker.is_open()) {
+            let why = node.trouble.load();
+            let why = why.as_ref().map_or("no answer", |why| why.as_str());
+            troubles.insert(format!("remote tier: node {} does not answer: {why}", node.address));
+        }
+        let open: Vec<Arc<OpenSet>> = locked(&shared.open).iter().filter_map(Weak::upgrade).collect();
+        troubles.extend(open.iter().flat_map(|set| set.troubles.load().iter().cloned().collect::<Vec<_>>()));
+        troubles.into_iter().collect()
+    }
+}

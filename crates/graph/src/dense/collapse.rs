@@ -1,0 +1,512 @@
+//! Linear chains become one product.
+//!
+//! A value of a row is followed as `Σ x M + c` over *bases* `x` (inputs of the row, results of what is not linear) for as
+//! long as it is one: a product with a user's vector scales columns of `M`, a product with a matrix multiplies `M`, sums
+//! and concatenations put matrices together. Where it is read by something else, it is made: as one product.
+//!
+//! 1. *Eagerly*, `M` may depend on the user: `(item·A ⊙ q)·B` becomes `item·(A diag(q) B)`, whose matrix is made once a
+//!    request. It pays from some tens of rows on.
+//! 2. Otherwise only matrices that cost nothing to make are followed: constants, and vectors of the user as they are.
+//!
+//! Sums change their order by that, which costs a rounding or two. A sum whose terms may be large and cancel is made before it is
+//! multiplied ([`Rewriter::is_summed_first`]): a difference of times or of flags must not become a difference of products.
+
+use std::collections::HashMap;
+
+use super::graph::Graph;
+use super::ir::{Id, Op, Side, Value};
+use sterling_core::error::Result;
+use sterling_kernels::cpu::dense::{Binary, Fold, PARTS_MAX, Unary};
+
+/// Constants from here on stay where the graph adds them, and sums are made before they are multiplied with them.
+const FAR: f32 = 1024.0;
+
+/// What a basis is multiplied with.
+#[derive(Clone, Copy, Debug)]
+enum Matrix {
+    Identity,
+    /// `[width]`
+    Diagonal(Id),
+    /// `[depth, width]`
+    Full(Id),
+}
+
+/// `Σ x M + c`
+#[derive(Clone, Debug)]
+struct Affine {
+    width: usize,
+    parts: Vec<(Id, Matrix)>,
+    /// `[width]`
+    bias: Option<Id>,
+}
+
+/// The same graph with linear chains as products.
+pub(super) fn collapse(graph: &Graph, is_eager: bool) -> Result<Graph> {
+    let count = graph.values.len();
+    let mut rewriter = Rewriter {
+        from: graph,
+        to: Graph::new(graph.inputs.clone()),
+        made: vec![None; count],
+        affine: vec![None; count],
+        inputs: HashMap::new(),
+        is_eager,
+    };
+    for id in 0..count {
+        rewriter.visit(id)?;
+    }
+    rewriter.to.outputs = graph.outputs.iter().map(|&output| rewriter.make(output)).collect::<Result<_>>()?;
+    Ok(rewriter.to)
+}
+
+struct Rewriter<'a> {
+    from: &'a Graph,
+    to: Graph,
+    /// Each old value in the new graph, once it is there.
+    made: Vec<Option<Id>>,
+    affine: Vec<Option<Affine>>,
+    /// The bases that are inputs, by their number.
+    inputs: HashMap<Id, usize>,
+    is_eager: bool,
+}
+
+impl Rewriter<'_> {
+    fn visit(&mut self, id: Id) -> Result<()> {
+        let value = &self.from.values[id];
+        if value.side != Side::Pair {
+            self.make(id)?;
+        } else if value.is_vector() {
+            self.affine[id] = match self.follow(id)? {
+                Some(affine) if self.is_far(&affine) => Some(self.settled(id, &affine)?),
+                affine => affine,
+            };
+        }
+        Ok(())
+    }
+
+    /// Whether something so large is added that what it is to cancel, or the rest of a longer sum, would be rounded away: a mask that
+    /// is taken from 1 and times -10,000 is 0 where it is 1, and nothing is lost only if that is summed up first.
+    fn is_far(&self, affine: &Affine) -> bool {
+        let numbers = affine.bias.filter(|_| !affine.parts.is_empty()).and_then(|bias| self.to.constant(bias));
+        numbers.is_some_and(has_far)
+    }
+
+    /// An old value in the new graph, in its old shape.
+    fn make(&mut self, id: Id) -> Result<Id> {
+        if let Some(made) = self.made[id] {
+            return Ok(made);
+        }
+        let Value { op, shape, rows, .. } = self.from.values[id].clone();
+        let made = match self.affine[id].clone() {
+            Some(affine) => {
+                let flat = self.materialise(&affine)?;
+                self.affine[id] = Some(identity(flat, affine.width));
+                self.to.reshape(flat, shape, rows)?
+            }
+            None => {
+                let op = op.over(&mut |read| self.make(read))?;
+                self.to.add(op, shape, rows)?
+            }
+        };
+        self.made[id] = Some(made);
+        Ok(made)
+    }
+
+    /// A value of candidates as an affine one; none where it is not linear.
+    fn follow(&mut self, id: Id) -> Result<Option<Affine>> {
+        let value = self.from.values[id].clone();
+        let width = value.count();
+        match value.op {
+            Op::Inputs(first) => {
+                let input = self.to.input(first)?;
+                let basis = self.to.reshape(input, vec![1, width], Some(0))?;
+                self.inputs.insert(basis, first);
+                Ok(Some(identity(basis, width)))
+            }
+            Op::Unary(Unary::Neg, a) => {
+                let Some(affine) = self.affine[a].clone() else { return Ok(None) };
+                let minus = self.to.number(vec![1], vec![-1.0])?;
+                self.scale(affine, minus, width).map(Some)
+            }
+            Op::Binary(f @ (Binary::Add | Binary::Sub), a, b) => {
+                let (Some(_), Some(mut right)) = (self.operand(a)?, self.operand(b)?) else { return Ok(None) };
+                // To make the second may have made the first: `x - max(x)` reads `x` as it lies there.
+                let Some(mut left) = self.operand(a)? else { return Ok(None) };
+                if left.width != width {
+                    left = self.summed_first(a, left, false)?;
+                }
+                if right.width != width {
+                    right = self.summed_first(b, right, false)?;
+                }
+                if f == Binary::Sub {
+                    let minus = self.to.number(vec![1], vec![-1.0])?;
+                    let own = right.width;
+                    right = self.scale(right, minus, own)?;
+                }
+                let (left, right) = (self.widen(left, width)?, self.widen(right, width)?);
+                self.sum(left, right).map(Some)
+            }
+            Op::Binary(Binary::Mul, a, b) => {
+                let (affine, shared) = if self.affine[a].is_some() { (a, b) } else { (b, a) };
+                self.scaled(affine, shared, false, width)
+            }
+            Op::Binary(Binary::Div, a, b) => self.scaled(a, b, true, width),
+            Op::MatMul(a, b) => self.product(a, b, width),
+            Op::Fold(Fold::Sum, a) if self.from.values[a].is_vector() => {
+                let Some(affine) = self.affine[a].clone() else { return Ok(None) };
+                let affine = self.summed_first(a, affine, false)?;
+                self.fold(&affine).map(Some)
+            }
+            Op::Reshape(a) => Ok(self.affine[a].clone()),
+            Op::Pick(a, _) if self.from.values[a].side != Side::Pair => {
+                let shared = self.make(a)?;
+                let Op::Pick(_, index) = &value.op else { return Ok(None) };
+                let bias = self.to.pick(shared, index.to_vec(), vec![width], None)?;
+                Ok(Some(Affine { width, parts: Vec::new(), bias: Some(bias) }))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// An operand of a sum: affine, or a vector that all rows share.
+    fn operand(&mut self, id: Id) -> Result<Option<Affine>> {
+        let value = &self.from.values[id];
+        if value.side == Side::Pair {
+            if self.affine[id].is_none() && value.is_vector() {
+                let basis = self.basis(id)?;
+                return Ok(Some(basis));
+            }
+            return Ok(self.affine[id].clone());
+        }
+        if !value.is_vector() {
+            return Ok(None);
+        }
+        let width = value.count();
+        let made = self.make(id)?;
+        let bias = self.to.reshape(made, vec![width], None)?;
+        Ok(Some(Affine { width, parts: Vec::new(), bias: Some(bias) }))
+    }
+
+    /// A vector that is not linear in anything, as a basis.
+    fn basis(&mut self, id: Id) -> Result<Affine> {
+        let width = self.from.values[id].count();
+        let made = self.make(id)?;
+        let flat = self.to.reshape(made, vec![1, width], Some(0))?;
+        let affine = identity(flat, width);
+        self.affine[id] = Some(affine.clone());
+        Ok(affine)
+    }
+
+    fn scaled(&mut self, a: Id, shared: Id, inverse: bool, width: usize) -> Result<Option<Affine>> {
+        let other = &self.from.values[shared];
+        if other.side == Side::Pair || !other.is_vector() {
+            return Ok(None);
+        }
+        // The reciprocal of a number that is not known yet may overflow where the quotient does not.
+        let is_safe = |numbers: &[f32]| numbers.iter().all(|x| x.recip().is_normal());
+        if inverse && !self.from.constant(shared).is_some_and(is_safe) {
+            return Ok(None);
+        }
+        let Some(affine) = self.operand(a)? else { return Ok(None) };
+        let is_large = !inverse && self.from.constant(shared).is_some_and(has_far);
+        let mut affine = self.summed_first(a, affine, is_large)?;
+        let has_full = affine.parts.iter().any(|(_, m)| matches!(m, Matrix::Full(_)));
+        if !self.is_eager && has_full && other.side != Side::Constant {
+            affine = self.settled(a, &affine)?;
+        }
+        let made = self.make(shared)?;
+        let count = self.from.values[shared].count();
+        let mut factor = self.to.reshape(made, vec![count], None)?;
+        if inverse {
+            factor = self.to.unary(Unary::Reciprocal, factor)?;
+        }
+        self.scale(affine, factor, width).map(Some)
+    }
+
+    /// Whether a sum is to be made before it is multiplied, or summed up: its terms may be so large that their difference would be
+    /// rounded away. That is so where the factor `is_large` (from [`FAR`] on), of several values that are added number by number, and
+    /// of a number of the row (a column, not an embedding) beside one of the user's.
+    fn is_summed_first(&self, affine: &Affine, is_large: bool) -> bool {
+        if affine.parts.len() + usize::from(affine.bias.is_some()) < 2 {
+            return false;
+        }
+        if is_large {
+            return true;
+        }
+        let mut added = affine.parts.iter().filter(|(_, m)| !matches!(m, Matrix::Full(_)));
+        let Some((x, _)) = added.next() else { return false };
+        let is_of_user = affine.bias.is_some_and(|bias| !self.is_constant(bias));
+        added.next().is_some() || (is_of_user && (affine.width == 1 || self.is_made_of_numbers(*x)))
+    }
+
+    /// Whether a basis is single numbers of the row side by side.
+    fn is_made_of_numbers(&self, id: Id) -> bool {
+        match &self.to.values[id].op {
+            Op::Reshape(a) => self.is_made_of_numbers(*a),
+            Op::Concat(_, parts) => parts.iter().any(|&part| self.is_made_of_numbers(part)),
+            Op::Inputs(first) => self.to.inputs[*first].shape.iter().all(|&size| size == 1),
+            _ => false,
+        }
+    }
+
+    fn summed_first(&mut self, id: Id, affine: Affine, is_large: bool) -> Result<Affine> {
+        if self.is_summed_first(&affine, is_large) { self.settled(id, &affine) } else { Ok(affine) }
+    }
+
+    fn is_constant(&self, id: Id) -> bool {
+        self.to.values[id].side == Side::Constant
+    }
+
+    /// A value of candidates, made, as a basis.
+    fn settled(&mut self, id: Id, affine: &Affine) -> Result<Affine> {
+        let settled = identity(self.materialise(affine)?, affine.width);
+        self.affine[id] = Some(settled.clone());
+        Ok(settled)
+    }
+
+    /// Times a vector `[width]` or `[1]`.
+    fn scale(&mut self, affine: Affine, factor: Id, width: usize) -> Result<Affine> {
+        let affine = self.widen(affine, width)?;
+        let factor = self.ones_times(factor, width)?;
+        let mut parts = Vec::new();
+        for (x, matrix) in affine.parts {
+            parts.push((
+                x,
+                match matrix {
+                    Matrix::Identity => Matrix::Diagonal(factor),
+                    Matrix::Diagonal(d) => Matrix::Diagonal(self.to.binary(Binary::Mul, d, factor)?),
+                    Matrix::Full(m) => Matrix::Full(self.to.binary(Binary::Mul, m, factor)?),
+                },
+            ));
+        }
+        let bias = affine.bias.map(|bias| self.to.binary(Binary::Mul, bias, factor)).transpose()?;
+        Ok(Affine { width, parts, bias })
+    }
+
+    /// A vector `[width]` of one that has as many numbers or one.
+    fn ones_times(&mut self, vector: Id, width: usize) -> Result<Id> {
+        match self.to.values[vector].count() == width {
+            true => Ok(vector),
+            false => self.to.pick(vector, vec![0; width], vec![width], None),
+        }
+    }
+
+    /// One number as many.
+    fn widen(&mut self, affine: Affine, width: usize) -> Result<Affine> {
+        if affine.width == width {
+            return Ok(affine);
+        }
+        let ones = self.to.number(vec![1, width], vec![1.0; width])?;
+        let mut parts = Vec::new();
+        for (x, matrix) in affine.parts {
+            let full = match matrix {
+                Matrix::Identity => ones,
+                Matrix::Diagonal(m) | Matrix::Full(m) => self.to.binary(Binary::Mul, m, ones)?,
+            };
+            parts.push((x, Matrix::Full(full)));
+        }
+        let bias = affine.bias.map(|bias| self.ones_times(bias, width)).transpose()?;
+        Ok(Affine { width, parts, bias })
+    }
+
+    fn sum(&mut self, mut a: Affine, b: Affine) -> Result<Affine> {
+        for (x, matrix) in b.parts {
+            let is_full = |m: &Matrix| matches!(m, Matrix::Full(_));
+            let alike = a.parts.iter().position(|(y, m)| *y == x && is_full(m) == is_full(&matrix));
+            let Some(at) = alike else {
+                a.parts.push((x, matrix));
+                continue;
+            };
+            let (one, other) = (self.matrix(a.parts[at].1, a.width)?, self.matrix(matrix, a.width)?);
+            let sum = self.to.binary(Binary::Add, one, other)?;
+            a.parts[at].1 = if is_full(&matrix) { Matrix::Full(sum) } else { Matrix::Diagonal(sum) };
+        }
+        a.bias = match (a.bias, b.bias) {
+            (Some(x), Some(y)) => Some(self.to.binary(Binary::Add, x, y)?),
+            (x, y) => x.or(y),
+        };
+        Ok(a)
+    }
+
+    fn matrix(&mut self, matrix: Matrix, width: usize) -> Result<Id> {
+        match matrix {
+            Matrix::Identity => self.to.number(vec![width], vec![1.0; width]),
+            Matrix::Diagonal(m) | Matrix::Full(m) => Ok(m),
+        }
+    }
+
+    /// A vector times a matrix that all rows share.
+    fn product(&mut self, a: Id, b: Id, width: usize) -> Result<Option<Affine>> {
+        let (left, right) = (&self.from.values[a], &self.from.values[b]);
+        let depth = left.count();
+        if !left.is_vector() || right.side == Side::Pair || right.count() != depth * width {
+            return Ok(None);
+        }
+        let made = self.make(b)?;
+        let matrix = self.to.reshape(made, vec![depth, width], None)?;
+        self.times(a, matrix, width).map(Some)
+    }
+
+    fn times(&mut self, a: Id, matrix: Id, width: usize) -> Result<Affine> {
+        // What was put together is multiplied part by part.
+        let mut at = a;
+        while let Op::Reshape(of) = self.from.values[at].op
+            && self.from.values[of].is_vector()
+        {
+            at = of;
+        }
+        if let Op::Concat(_, parts) = &self.from.values[at].op
+            && self.from.values[at].side == Side::Pair
+        {
+            let mut total: Option<Affine> = None;
+            let mut first = 0;
+            for &part in parts {
+                let depth = self.from.values[part].count();
+                let index = (first * width..(first + depth) * width).map(|n| n as u32).collect();
+                let rows = self.to.pick(matrix, index, vec![depth, width], None)?;
+                let product = self.times(part, rows, width)?;
+                total = Some(match total {
+                    Some(total) => self.sum(total, product)?,
+                    None => product,
+                });
+                first += depth;
+            }
+            if let Some(total) = total {
+                return Ok(total);
+            }
+        }
+        let affine = match self.affine[a].clone() {
+            Some(affine) => affine,
+            None => self.basis(a)?,
+        };
+        let is_large = self.to.constant(matrix).is_some_and(has_far);
+        let is_worth = self.is_worth(&affine, matrix, width) && !self.is_summed_first(&affine, is_large);
+        let affine = if is_worth { affine } else { self.settled(a, &affine)? };
+        self.multiplied(affine, matrix, width)
+    }
+
+    /// Whether the matrices of a value are to be multiplied rather than the value.
+    fn is_worth(&self, affine: &Affine, matrix: Id, width: usize) -> bool {
+        affine.parts.iter().all(|(x, m)| match *m {
+            Matrix::Identity => true,
+            Matrix::Diagonal(d) => self.is_eager || (self.is_constant(d) && self.is_constant(matrix)),
+            Matrix::Full(m) => {
+                let depth = self.to.values[*x].count();
+                let is_less = depth * width <= (depth + width) * affine.width;
+                self.is_eager || (is_less && self.is_constant(m) && self.is_constant(matrix))
+            }
+        })
+    }
+
+    fn multiplied(&mut self, affine: Affine, matrix: Id, width: usize) -> Result<Affine> {
+        let mut parts = Vec::new();
+        for (x, m) in affine.parts {
+            let full = match m {
+                Matrix::Identity => matrix,
+                Matrix::Diagonal(d) => {
+                    let column = self.to.reshape(d, vec![affine.width, 1], None)?;
+                    self.to.binary(Binary::Mul, matrix, column)?
+                }
+                Matrix::Full(m) => self.to.matmul(m, matrix)?,
+            };
+            parts.push((x, Matrix::Full(full)));
+        }
+        let mut bias = None;
+        if let Some(own) = affine.bias {
+            let row = self.to.reshape(own, vec![1, affine.width], None)?;
+            let product = self.to.matmul(row, matrix)?;
+            bias = Some(self.to.reshape(product, vec![width], None)?);
+        }
+        Ok(Affine { width, parts, bias })
+    }
+
+    /// The sum of all numbers.
+    fn fold(&mut self, affine: &Affine) -> Result<Affine> {
+        let mut parts = Vec::new();
+        for &(x, matrix) in &affine.parts {
+            let column = match matrix {
+                Matrix::Identity => self.to.number(vec![affine.width, 1], vec![1.0; affine.width])?,
+                Matrix::Diagonal(d) => self.to.reshape(d, vec![affine.width, 1], None)?,
+                Matrix::Full(m) => self.to.fold(Fold::Sum, m, &[1])?,
+            };
+            parts.push((x, Matrix::Full(column)));
+        }
+        let bias = affine.bias.map(|bias| self.to.fold(Fold::Sum, bias, &[0])).transpose()?;
+        Ok(Affine { width: 1, parts, bias })
+    }
+
+    /// The value as a row `[1, width]`.
+    fn materialise(&mut self, affine: &Affine) -> Result<Id> {
+        let mut full = Vec::new();
+        let mut other = Vec::new();
+        for &(x, matrix) in &affine.parts {
+            match matrix {
+                Matrix::Full(m) => full.push((x, m)),
+                Matrix::Identity => other.push(x),
+                Matrix::Diagonal(d) => other.push(self.to.binary(Binary::Mul, x, d)?),
+            }
+        }
+        let full = self.joined(full)?;
+        let mut bias = affine.bias;
+        let mut total: Option<Id> = None;
+        for parts in full.chunks(PARTS_MAX) {
+            let sum = self.to.linear(parts.to_vec(), bias.take())?;
+            total = Some(self.plus(total, sum)?);
+        }
+        for x in other {
+            total = Some(self.plus(total, x)?);
+        }
+        match (total, bias) {
+            (Some(total), Some(bias)) => self.to.binary(Binary::Add, total, bias),
+            (Some(total), None) => Ok(total),
+            (None, bias) => {
+                let bias = match bias {
+                    Some(bias) => bias,
+                    None => self.to.number(vec![affine.width], vec![0.0; affine.width])?,
+                };
+                let index = (0..affine.width as u32).collect();
+                self.to.pick(bias, index, vec![1, affine.width], Some(0))
+            }
+        }
+    }
+
+    fn plus(&mut self, total: Option<Id>, x: Id) -> Result<Id> {
+        total.map_or(Ok(x), |total| self.to.binary(Binary::Add, total, x))
+    }
+
+    /// Neighbouring inputs with constant matrices become one part.
+    fn joined(&mut self, mut parts: Vec<(Id, Id)>) -> Result<Vec<(Id, Id)>> {
+        let number = |inputs: &HashMap<Id, usize>, x: Id| inputs.get(&x).copied().unwrap_or(usize::MAX);
+        parts.sort_by_key(|(x, m)| (!self.is_constant(*m), number(&self.inputs, *x)));
+        let mut joined: Vec<(Id, Id)> = Vec::new();
+        let mut run: Vec<(usize, Id)> = Vec::new();
+        for (x, m) in parts {
+            let n = number(&self.inputs, x);
+            if n == usize::MAX || !self.is_constant(m) {
+                joined.push((x, m));
+                continue;
+            }
+            if run.last().is_some_and(|(last, _)| last + 1 != n) {
+                joined.push(self.join(&run)?);
+                run.clear();
+            }
+            run.push((n, m));
+        }
+        if !run.is_empty() {
+            joined.push(self.join(&run)?);
+        }
+        Ok(joined)
+    }
+
+    fn join(&mut self, run: &[(usize, Id)]) -> Result<(Id, Id)> {
+        let matrices: Vec<Id> = run.iter().map(|(_, m)| *m).collect();
+        Ok((self.to.inputs(run[0].0, run.len())?, self.to.concat(0, &matrices)?))
+    }
+}
+
+fn has_far(numbers: &[f32]) -> bool {
+    numbers.iter().any(|x| x.abs() >= FAR)
+}
+
+fn identity(basis: Id, width: usize) -> Affine {
+    Affine { width, parts: vec![(basis, Matrix::Identity)], bias: None }
+}

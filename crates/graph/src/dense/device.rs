@@ -1,0 +1,273 @@
+//! A program on a device: the same steps over all rows of several requests at a time.
+
+use super::RowProgram;
+use super::steps::{FoldBeside, Memory, Operand, Place, Plan, Step, Work};
+use sterling_core::error::{Error, Result};
+use sterling_cuda::ops::steps::{
+    self, ChainAt, FactorAt, FoldBesideAt, MatricesAt, NumbersAt, Placing, ProductTo, RowsOf, RunsOfRow,
+};
+use sterling_cuda::{Array, Device};
+
+/// A program whose constants lie in the memory of a device.
+#[derive(Debug)]
+pub struct DeviceProgram {
+    program: RowProgram,
+    straight: DevicePlan,
+    collapsed: DevicePlan,
+}
+
+/// A plan's constants, and the indices of its steps in their order: those of the user, then those of the rows.
+#[derive(Debug)]
+struct DevicePlan {
+    constants: Vec<Array<f32>>,
+    indices: Vec<Vec<Array<u32>>>,
+}
+
+/// The inputs of rows, to be filled: `[requests, most, stride]`.
+#[derive(Debug)]
+pub struct DeviceRows {
+    /// Their numbers.
+    pub numbers: Array<f32>,
+    /// From a row to the next.
+    pub stride: usize,
+    /// Rows of a request on all devices that share them, by which it is planned how to run: alike on all, so that a row says the same
+    /// wherever it is.
+    pub of_all: usize,
+}
+
+/// What a program made of rows: its outputs.
+#[derive(Debug)]
+pub struct DeviceOutputs {
+    buffers: Vec<Array<f32>>,
+    /// Of each output its buffer, and from a row to the next in it.
+    places: Vec<(usize, usize)>,
+}
+
+impl DeviceOutputs {
+    /// Output number `n` in the order that the program was asked for, `[requests, most, stride]`, and its stride.
+    pub fn output(&self, n: usize) -> (&Array<f32>, usize) {
+        let (buffer, stride) = self.places[n];
+        (&self.buffers[buffer], stride)
+    }
+}
+
+impl DevicePlan {
+    fn copy(device: &Device, plan: &Plan) -> Result<Self> {
+        let constants = plan.constants.iter().map(|lines| device.copy(lines.numbers())).collect::<Result<_>>()?;
+        let index = |step: &Step| -> Result<Vec<Array<u32>>> {
+            match &step.work {
+                Work::Pick { index, run, .. } => {
+                    let each = |&first: &u32| first..first + *run as u32;
+                    Ok(vec![device.copy(&index.iter().flat_map(each).collect::<Vec<_>>())?])
+                }
+                Work::Matrices { left, right, .. } => Ok(vec![device.copy(left)?, device.copy(right)?]),
+                _ => Ok(Vec::new()),
+            }
+        };
+        let indices = plan.user.iter().chain(&plan.rows).map(index).collect::<Result<_>>()?;
+        Ok(DevicePlan { constants, indices })
+    }
+
+    fn bytes(&self) -> usize {
+        self.constants.iter().map(Array::bytes).sum::<usize>()
+            + self.indices.iter().flatten().map(Array::bytes).sum::<usize>()
+    }
+}
+
+impl DeviceProgram {
+    /// Copies the constants of a program.
+    ///
+    /// # Errors
+    /// `Unsupported` where an output is no step's; `Overloaded` where the device has not enough memory.
+    pub fn copy(device: &Device, program: &RowProgram) -> Result<Self> {
+        DeviceProgram::check(program)?;
+        Ok(DeviceProgram {
+            program: program.clone(),
+            straight: DevicePlan::copy(device, &program.straight)?,
+            collapsed: DevicePlan::copy(device, &program.collapsed)?,
+        })
+    }
+
+    /// Refuses a program that no device runs.
+    ///
+    /// # Errors
+    /// `Unsupported` where an output is no step's.
+    pub fn check(program: &RowProgram) -> Result<()> {
+        let is_made = |place: &Place| matches!(place, Place { memory: Memory::Rows(_), offset: 0 });
+        let plans = [&program.straight, &program.collapsed];
+        match plans.iter().all(|plan| plan.outputs.iter().all(is_made)) {
+            true => Ok(()),
+            false => Err(Error::unsupported("a graph whose output is one of its inputs")),
+        }
+    }
+
+    /// Bytes that it takes on the device.
+    pub fn bytes(&self) -> usize {
+        self.straight.bytes() + self.collapsed.bytes()
+    }
+
+    /// Bytes that running over so many rows of a request takes.
+    pub fn run_bytes(&self, rows: usize) -> usize {
+        let numbers = |plan: &Plan| {
+            let of_row = plan.strides.iter().sum::<usize>() + plan.given_stride;
+            rows.saturating_mul(of_row).saturating_add(plan.user_counts.iter().sum())
+        };
+        4usize.saturating_mul(numbers(&self.program.straight).max(numbers(&self.program.collapsed)))
+    }
+
+    /// Room for the inputs of `most` rows of each request.
+    ///
+    /// # Errors
+    /// `Overloaded` where the device has not enough memory.
+    pub fn given(&self, device: &Device, requests: usize, most: usize) -> Result<DeviceRows> {
+        // Both plans take the inputs of rows alike.
+        let stride = self.program.straight.given_stride;
+        Ok(DeviceRows { numbers: device.room(requests * most * stride)?, stride, of_all: most })
+    }
+
+    /// Runs over the rows of several requests; `user` are the user's inputs in their order, each `[requests, n]`.
+    ///
+    /// # Errors
+    /// `Internal` where a launch fails; `Overloaded` where the device has not enough memory.
+    pub fn run(
+        &self,
+        device: &Device,
+        rows: RowsOf<'_>,
+        user: &[&Array<f32>],
+        given: DeviceRows,
+    ) -> Result<DeviceOutputs> {
+        let program = &self.program;
+        let cost = |plan: &Plan| plan.user_work.saturating_add(plan.row_work.saturating_mul(given.of_all));
+        let (plan, copied) = match cost(&program.collapsed) < cost(&program.straight) {
+            true => (&program.collapsed, &self.collapsed),
+            false => (&program.straight, &self.straight),
+        };
+        let requests = rows.counts.len();
+        let room = |count: usize| device.room::<f32>(count);
+        let users = plan.user_counts.iter().map(|count| room(requests * count)).collect::<Result<_>>()?;
+        let buffers = plan.strides.iter().map(|stride| room(requests * rows.most * stride)).collect::<Result<_>>()?;
+        let ones = device.copy(&vec![1u32; requests])?;
+        let run = Run { device, plan, copied, users, buffers, given, most: rows.most };
+        let alone = RowsOf { counts: &ones, most: 1 };
+        for &(input, buffer) in &plan.user_inputs {
+            let count = plan.user_counts[buffer];
+            let from = NumbersAt::of(user[input], 0, count, 0);
+            let placing = Placing { runs: 1, count, stride: 0, first: 0 };
+            steps::pick(device, alone, from, None, placing, run.out(Memory::User(buffer)))?;
+        }
+        let mut indices = copied.indices.iter();
+        for (step, memory) in plan.user.iter().map(|s| (s, Memory::User(s.out))) {
+            run.step(step, alone, run.out(memory), indices.next().map_or(&[], Vec::as_slice))?;
+        }
+        for (step, memory) in plan.rows.iter().map(|s| (s, Memory::Rows(s.out))) {
+            run.step(step, rows, run.out(memory), indices.next().map_or(&[], Vec::as_slice))?;
+        }
+        run.outputs()
+    }
+}
+
+struct Run<'a> {
+    device: &'a Device,
+    plan: &'a Plan,
+    copied: &'a DevicePlan,
+    users: Vec<Array<f32>>,
+    buffers: Vec<Array<f32>>,
+    given: DeviceRows,
+    most: usize,
+}
+
+impl Run<'_> {
+    fn at(&self, place: Place) -> NumbersAt {
+        let offset = place.offset;
+        match place.memory {
+            Memory::Constant(n) => NumbersAt::of(&self.copied.constants[n], offset, 0, 0),
+            Memory::User(n) => NumbersAt::of(&self.users[n], offset, self.plan.user_counts[n], 0),
+            Memory::Rows(n) => {
+                let stride = self.plan.strides[n];
+                NumbersAt::of(&self.buffers[n], offset, self.most * stride, stride)
+            }
+            Memory::Given => {
+                NumbersAt::of(&self.given.numbers, offset, self.most * self.given.stride, self.given.stride)
+            }
+        }
+    }
+
+    fn out(&self, memory: Memory) -> NumbersAt {
+        self.at(Place { memory, offset: 0 })
+    }
+
+    fn operand(&self, operand: &Operand) -> NumbersAt {
+        self.at(operand.place).runs(operand.outer, operand.inner)
+    }
+
+    fn step(&self, step: &Step, rows: RowsOf<'_>, out: NumbersAt, indices: &[Array<u32>]) -> Result<()> {
+        let (device, missing) = (self.device, || Error::internal("a step without its indices"));
+        match &step.work {
+            Work::Product { parts, bias, runs, columns, relu, factors, result } => {
+                let factor = |f: &super::steps::Factor| {
+                    FactorAt::new(self.at(f.rows), self.at(f.matrix), f.depth, (f.row_stride, f.panel_stride))
+                };
+                let parts: Vec<FactorAt> = parts.iter().map(factor).collect();
+                let bias = bias.map_or_else(NumbersAt::default, |bias| self.at(bias));
+                let (runs, columns, relu) = (*runs, *columns, *relu);
+                let to = ProductTo { bias, out, runs, columns, relu, factors: *factors, result: *result };
+                steps::product(device, rows, &parts, &to)
+            }
+            Work::Matrices { a, b, shape, .. } => {
+                let [left, right] = indices else { return Err(missing()) };
+                let of = MatricesAt { left: (self.at(*a), left), right: (self.at(*b), right), shape: *shape };
+                steps::matrices(device, rows, &of, out)
+            }
+            Work::Map1 { f, a, count } => {
+                let runs = RunsOfRow { outer: 1, inner: *count };
+                steps::map1(device, rows, *f, runs, self.at(*a), out)
+            }
+            Work::Map2 { f, a, b, outer, inner } => {
+                let runs = RunsOfRow { outer: *outer, inner: *inner };
+                steps::map2(device, rows, *f, runs, [self.operand(a), self.operand(b)], out)
+            }
+            Work::Fold { f, a, runs, count } => {
+                let runs = RunsOfRow { outer: *runs, inner: *count };
+                steps::fold(device, rows, *f, runs, self.at(*a), out)
+            }
+            Work::FoldEqual { key, keys, count, folds } => {
+                let fold = |fold: &FoldBeside| FoldBesideAt::new(fold.f, self.at(fold.values));
+                let folds: Vec<FoldBesideAt> = folds.iter().map(fold).collect();
+                steps::fold_equal(device, rows, (self.at(*key), self.at(*keys)), *count, (&folds, out))
+            }
+            Work::Chain { reads, links, kept } => {
+                let reads: Vec<NumbersAt> = reads.iter().map(|&read| self.at(read)).collect();
+                steps::chain(device, rows, &ChainAt { reads: &reads, links, kept }, out)
+            }
+            Work::Concat { runs, parts } => {
+                let stride = parts.iter().map(|(_, count)| count).sum();
+                let mut first = 0;
+                for &(place, count) in parts {
+                    let placing = Placing { runs: *runs, count, stride, first };
+                    steps::pick(device, rows, self.at(place), None, placing, out)?;
+                    first += count;
+                }
+                Ok(())
+            }
+            Work::Pick { a, index, run } => {
+                let [copied] = indices else { return Err(missing()) };
+                let placing = Placing { runs: 1, count: index.len() * run, stride: 0, first: 0 };
+                steps::pick(device, rows, self.at(*a), Some(copied), placing, out)
+            }
+            Work::Narrow { a, count, first } => steps::narrow(device, rows, self.at(*a), *count, out.behind(*first)),
+            Work::PackNarrow { a, depth, columns, rows: at } => {
+                steps::pack_narrow(device, rows, self.at(*a), (*depth, *columns, *at), out)
+            }
+        }
+    }
+
+    /// What the program made.
+    fn outputs(self) -> Result<DeviceOutputs> {
+        let place = |place: &Place| match *place {
+            Place { memory: Memory::Rows(n), offset: 0 } => Ok((n, self.plan.strides[n])),
+            _ => Err(Error::internal("an output that no step makes")),
+        };
+        let places = self.plan.outputs.iter().map(place).collect::<Result<_>>()?;
+        Ok(DeviceOutputs { buffers: self.buffers, places })
+    }
+}

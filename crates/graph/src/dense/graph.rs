@@ -1,0 +1,276 @@
+//! A graph is built value by value: each operation checks its shapes and folds constants as it is added.
+
+use super::interpret;
+use super::ir::{GraphInput, Id, Op, Side, Value, broadcast, positions, strides};
+use sterling_core::error::{Error, Result};
+use sterling_kernels::cpu::dense::{Binary, Fold, Unary};
+
+/// Most numbers of all values of a graph, at one row.
+pub(super) const NUMBERS_MAX: usize = 1 << 26;
+/// Most multiply-adds of a product of constants.
+const FOLDED_MAX: usize = 1 << 30;
+
+/// Values in an order in which each reads those before it.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Graph {
+    pub(super) inputs: Vec<GraphInput>,
+    pub(super) values: Vec<Value>,
+    pub(super) outputs: Vec<Id>,
+    numbers: usize,
+}
+
+fn refused(what: impl Into<String>) -> Error {
+    Error::unsupported(what)
+}
+
+impl Graph {
+    /// A graph of no values yet.
+    pub(super) fn new(inputs: Vec<GraphInput>) -> Self {
+        Graph { inputs, ..Graph::default() }
+    }
+
+    /// A value of an operation whose shapes are known to fit.
+    pub(super) fn add(&mut self, op: Op, shape: Vec<usize>, rows: Option<usize>) -> Result<Id> {
+        let count = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).filter(|&n| n > 0);
+        let numbers = count.and_then(|n| n.checked_add(self.numbers)).filter(|&n| n <= NUMBERS_MAX);
+        self.numbers = numbers.ok_or_else(|| {
+            refused(format!("a value of shape {shape:?}, expected 1 to {NUMBERS_MAX} numbers in all values of a graph"))
+        })?;
+        let side = match &op {
+            Op::Inputs(first) => self.inputs[*first].side,
+            op => op.reads().iter().map(|&id| self.values[id].side).max().unwrap_or(Side::Constant),
+        };
+        let side = if rows.is_some() { Side::Pair } else { side };
+        let value = Value { op, shape, side, rows };
+        let is_foldable = side == Side::Constant && !matches!(value.op, Op::Constant(_));
+        let op = match is_foldable {
+            true => Op::Constant(interpret::value(&self.values, &value).into()),
+            false => value.op,
+        };
+        self.values.push(Value { op, ..value });
+        Ok(self.values.len() - 1)
+    }
+
+    /// Whether each value goes into some others, those apart that only `stops` read.
+    pub(super) fn needed(&self, of: &[Id], stops: &[Id]) -> Vec<bool> {
+        self.needed_by(of, |id| if stops.contains(&id) { Vec::new() } else { self.values[id].op.reads() })
+    }
+
+    /// The same where making a value reads what `reads` says.
+    pub(super) fn needed_by(&self, of: &[Id], reads: impl Fn(Id) -> Vec<Id>) -> Vec<bool> {
+        let mut needed = vec![false; self.values.len()];
+        of.iter().for_each(|&id| needed[id] = true);
+        for id in (0..self.values.len()).rev() {
+            if needed[id] {
+                reads(id).into_iter().for_each(|read| needed[read] = true);
+            }
+        }
+        needed
+    }
+
+    /// The numbers of a constant.
+    pub(super) fn constant(&self, id: Id) -> Option<&[f32]> {
+        if let Op::Constant(numbers) = &self.values[id].op { Some(numbers) } else { None }
+    }
+
+    pub(super) fn shape(&self, id: Id) -> &[usize] {
+        &self.values[id].shape
+    }
+
+    /// Input number `n`.
+    pub(super) fn input(&mut self, n: usize) -> Result<Id> {
+        let GraphInput { shape, rows, .. } = self.inputs[n].clone();
+        self.add(Op::Inputs(n), shape, rows)
+    }
+
+    /// Inputs of rows side by side, as a row.
+    pub(super) fn inputs(&mut self, first: usize, count: usize) -> Result<Id> {
+        let width = self.inputs[first..first + count].iter().map(|i| i.shape.iter().product::<usize>()).sum();
+        self.add(Op::Inputs(first), vec![1, width], Some(0))
+    }
+
+    /// A constant.
+    pub(super) fn number(&mut self, shape: Vec<usize>, numbers: Vec<f32>) -> Result<Id> {
+        if shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)) != Some(numbers.len()) {
+            return Err(refused(format!("a constant of shape {shape:?} with {} numbers", numbers.len())));
+        }
+        self.add(Op::Constant(numbers.into()), shape, None)
+    }
+
+    pub(super) fn unary(&mut self, f: Unary, a: Id) -> Result<Id> {
+        let Value { shape, rows, .. } = self.values[a].clone();
+        self.add(Op::Unary(f, a), shape, rows)
+    }
+
+    pub(super) fn binary(&mut self, f: Binary, a: Id, b: Id) -> Result<Id> {
+        let shape = broadcast(self.shape(a), self.shape(b))?;
+        let rows = self.common_rows(a, b, shape.len(), 0)?;
+        self.add(Op::Binary(f, a, b), shape, rows)
+    }
+
+    /// The axis of the rows of two operands of a result of so many axes, which line up at the last one.
+    fn common_rows(&self, a: Id, b: Id, axes: usize, last: usize) -> Result<Option<usize>> {
+        let from_end = |id: Id| self.values[id].rows.map(|axis| self.shape(id).len() - axis);
+        let size = |id: Id| self.values[id].rows.map(|axis| self.shape(id)[axis]);
+        let (of_a, of_b) = (from_end(a), from_end(b));
+        if of_a.is_some() && of_b.is_some() && (of_a != of_b || size(a) != size(b)) {
+            return Err(refused("two values of candidates that do not line up"));
+        }
+        let Some(end) = of_a.or(of_b) else { return Ok(None) };
+        for id in [a, b] {
+            let shape = self.shape(id);
+            if end > last && self.values[id].rows.is_none() && shape.len() >= end && shape[shape.len() - end] != 1 {
+                return Err(refused(format!("shape {shape:?} fixes the number of candidates")));
+            }
+        }
+        Ok(Some(axes - end))
+    }
+
+    pub(super) fn matmul(&mut self, a: Id, b: Id) -> Result<Id> {
+        let (left, right) = (self.shape(a).to_vec(), self.shape(b).to_vec());
+        let (Some((&k, _)), true, true) = (left.split_last(), left.len() >= 2, right.len() >= 2) else {
+            return Err(refused(format!("a product of shapes {left:?} and {right:?}")));
+        };
+        let (m, n) = (left[left.len() - 2], right[right.len() - 1]);
+        if right[right.len() - 2] != k {
+            return Err(refused(format!("a product of shapes {left:?} and {right:?}")));
+        }
+        let mut shape = broadcast(&left[..left.len() - 2], &right[..right.len() - 2])?;
+        shape.extend([m, n]);
+        let from_end = |id: Id| self.values[id].rows.map(|axis| self.shape(id).len() - axis);
+        let rows = match (from_end(a), from_end(b)) {
+            (None, None) => None,
+            (Some(1), _) | (_, Some(1 | 2)) => return Err(refused("a product that sums over candidates")),
+            // The rows of the product are the candidates: the other side is the same for all of them.
+            (Some(2), None) => Some(shape.len() - 2),
+            (Some(2), Some(_)) => return Err(refused("a product of candidates with candidates")),
+            _ => self.common_rows(a, b, shape.len(), 2)?,
+        };
+        let work = shape.iter().try_fold(k, |n, &d| n.checked_mul(d));
+        if work.is_none_or(|n| n > FOLDED_MAX) {
+            return Err(refused(format!("a product of shapes {left:?} and {right:?} is too large")));
+        }
+        self.add(Op::MatMul(a, b), shape, rows)
+    }
+
+    /// Rows times matrices, summed, plus a bias.
+    pub(super) fn linear(&mut self, parts: Vec<(Id, Id)>, bias: Option<Id>) -> Result<Id> {
+        let columns = parts.first().map_or(0, |(_, matrix)| self.shape(*matrix)[1]);
+        self.add(Op::Linear { parts, bias }, vec![1, columns], Some(0))
+    }
+
+    /// Folds along axes, which stay with size 1.
+    pub(super) fn fold(&mut self, f: Fold, a: Id, axes: &[usize]) -> Result<Id> {
+        let Value { shape, rows, .. } = self.values[a].clone();
+        if rows.is_some_and(|r| axes.contains(&r)) {
+            return Err(refused("a sum over candidates"));
+        }
+        let kept: Vec<usize> = (0..shape.len()).filter(|axis| !axes.contains(axis)).collect();
+        let order: Vec<usize> = kept.iter().chain(axes).copied().collect();
+        let last = self.transpose(a, &order)?;
+        let count = axes.iter().map(|&axis| shape[axis]).product();
+        let mut flat: Vec<usize> = kept.iter().map(|&axis| shape[axis]).collect();
+        let flat_rows = rows.and_then(|r| kept.iter().position(|&axis| axis == r));
+        flat.push(count);
+        let flat_value = self.reshape(last, flat.clone(), flat_rows)?;
+        *flat.last_mut().unwrap_or(&mut 1) = 1;
+        let folded = self.add(Op::Fold(f, flat_value), flat, flat_rows)?;
+        let shape = shape.iter().enumerate().map(|(axis, &d)| if axes.contains(&axis) { 1 } else { d }).collect();
+        self.reshape(folded, shape, rows)
+    }
+
+    pub(super) fn concat(&mut self, axis: usize, parts: &[Id]) -> Result<Id> {
+        let first = self.values[*parts.first().ok_or_else(|| refused("Concat of nothing"))?].clone();
+        let mut shape = first.shape.clone();
+        shape[axis] = 0;
+        for &part in parts {
+            let value = &self.values[part];
+            let others = |s: &[usize]| s.iter().enumerate().filter(|(n, _)| *n != axis).map(|(_, d)| *d).collect();
+            let (here, want): (Vec<usize>, Vec<usize>) = (others(&value.shape), others(&shape));
+            if value.shape.len() != shape.len() || here != want {
+                return Err(refused(format!("Concat of shapes {:?} and {:?}", first.shape, value.shape)));
+            }
+            if value.rows != first.rows || value.rows == Some(axis) {
+                return Err(refused("Concat of candidates with what is no candidate"));
+            }
+            shape[axis] += value.shape[axis];
+        }
+        self.add(Op::Concat(axis, parts.to_vec()), shape, first.rows)
+    }
+
+    /// Numbers of `a` in another order and shape, of rows along axis `rows`.
+    pub(super) fn pick(&mut self, a: Id, index: Vec<u32>, shape: Vec<usize>, rows: Option<usize>) -> Result<Id> {
+        match self.runs_of_parts(a, &index) {
+            Some(runs) => self.pick_from_parts(runs, shape, rows),
+            None => self.pick_from(a, index, shape, rows),
+        }
+    }
+
+    fn pick_from(&mut self, a: Id, index: Vec<u32>, shape: Vec<usize>, rows: Option<usize>) -> Result<Id> {
+        if index.iter().map(|&n| n as usize).eq(0..self.values[a].count()) && rows == self.values[a].rows {
+            return self.reshape(a, shape, rows);
+        }
+        self.add(Op::Pick(a, index.into()), shape, rows)
+    }
+
+    /// What is picked of values that lie side by side, run after run of one of them, where that is less than all and no more runs than
+    /// there are values: what nothing picks need not be made.
+    fn runs_of_parts(&self, a: Id, index: &[u32]) -> Option<Vec<(Id, Vec<u32>)>> {
+        let mut at = a;
+        while let Op::Reshape(of) = self.values[at].op {
+            at = of;
+        }
+        let Value { op: Op::Concat(axis, parts), shape, .. } = &self.values[at] else { return None };
+        if shape[..*axis].iter().any(|&size| size != 1) || index.len() >= self.values[at].count() {
+            return None;
+        }
+        let firsts: Vec<usize> = parts
+            .iter()
+            .scan(0, |next, &part| Some(std::mem::replace(next, *next + self.values[part].count())))
+            .collect();
+        let mut runs: Vec<(Id, Vec<u32>)> = Vec::new();
+        for &n in index {
+            let at = firsts.partition_point(|&first| first <= n as usize) - 1;
+            let own = n - firsts[at] as u32;
+            match runs.last_mut().filter(|(last, _)| *last == parts[at]) {
+                Some((_, index)) => index.push(own),
+                None => runs.push((parts[at], vec![own])),
+            }
+        }
+        (runs.len() <= parts.len()).then_some(runs)
+    }
+
+    fn pick_from_parts(&mut self, runs: Vec<(Id, Vec<u32>)>, shape: Vec<usize>, rows: Option<usize>) -> Result<Id> {
+        let flat = rows.map(|_| 0);
+        let pick = |(part, index): (Id, Vec<u32>)| {
+            let shape = vec![1, index.len()];
+            self.pick_from(part, index, shape, flat)
+        };
+        let picked = runs.into_iter().map(pick).collect::<Result<Vec<_>>>()?;
+        let together = match picked[..] {
+            [one] => one,
+            _ => self.concat(1, &picked)?,
+        };
+        self.reshape(together, shape, rows)
+    }
+
+    pub(super) fn transpose(&mut self, a: Id, order: &[usize]) -> Result<Id> {
+        let Value { shape, rows, .. } = self.values[a].clone();
+        let to: Vec<usize> = order.iter().map(|&axis| shape[axis]).collect();
+        let strides = strides(&shape);
+        let moved: Vec<usize> = order.iter().map(|&axis| strides[axis]).collect();
+        let rows = rows.and_then(|r| order.iter().position(|&axis| axis == r));
+        self.pick(a, positions(&to, &moved), to, rows)
+    }
+
+    /// The same numbers in another shape of as many.
+    pub(super) fn reshape(&mut self, a: Id, shape: Vec<usize>, rows: Option<usize>) -> Result<Id> {
+        if shape.iter().product::<usize>() != self.values[a].count() {
+            return Err(refused(format!("Reshape of {:?} to {shape:?}", self.shape(a))));
+        }
+        if shape == self.shape(a) && rows == self.values[a].rows {
+            return Ok(a);
+        }
+        self.add(Op::Reshape(a), shape, rows)
+    }
+}

@@ -1,0 +1,402 @@
+//! The operators that make numbers of numbers.
+
+use rten_onnx::onnx::{DataType, NodeProto};
+
+use super::known::{Attributes, Importer, refused};
+use crate::dense::ir::{Id, Op, broadcast};
+use sterling_core::error::Result;
+use sterling_kernels::cpu::dense::{Binary, Fold, Unary};
+
+/// Operators that are one function.
+fn function(operator: &str) -> Option<Unary> {
+    Some(match operator {
+        "Relu" => Unary::Relu,
+        "Sigmoid" => Unary::Sigmoid,
+        "Tanh" => Unary::Tanh,
+        "Exp" => Unary::Exp,
+        "Log" => Unary::Log,
+        "Sqrt" => Unary::Sqrt,
+        "Abs" => Unary::Abs,
+        "Neg" => Unary::Neg,
+        "Reciprocal" => Unary::Reciprocal,
+        "Erf" => Unary::Erf,
+        "Softplus" => Unary::Softplus,
+        "Not" => Unary::Not,
+        "IsNaN" => Unary::IsNan,
+        _ => return None,
+    })
+}
+
+/// Operators that are one function of two, or of more from left to right.
+fn function_of_two(operator: &str) -> Option<Binary> {
+    Some(match operator {
+        "Add" | "Sum" => Binary::Add,
+        "Sub" => Binary::Sub,
+        "Mul" | "And" => Binary::Mul,
+        "Div" => Binary::Div,
+        "Max" | "Or" => Binary::Max,
+        "Min" => Binary::Min,
+        "Equal" => Binary::Equal,
+        "Less" => Binary::Less,
+        "LessOrEqual" => Binary::LessOrEqual,
+        _ => return None,
+    })
+}
+
+impl Importer {
+    pub(super) fn numbers(&mut self, operator: &str, node: &NodeProto, attributes: &mut Attributes<'_>) -> Result<Id> {
+        let a = self.number(node, 0)?;
+        if let Some(f) = function(operator) {
+            if self.whole.contains(&a) && !matches!(f, Unary::Abs | Unary::Neg | Unary::Relu) {
+                return Err(refused("over integers"));
+            }
+            return self.graph.unary(f, a);
+        }
+        if let Some(f) = function_of_two(operator) {
+            let others = (1..node.input.len()).map(|n| self.number(node, n)).collect::<Result<Vec<_>>>()?;
+            if f == Binary::Div && others.iter().chain([&a]).any(|id| self.whole.contains(id)) {
+                return Err(refused("over integers"));
+            }
+            return others.into_iter().try_fold(a, |a, b| self.binary(f, a, b));
+        }
+        match operator {
+            "MatMul" => self.graph.matmul(a, self.value(node, 1)?),
+            "Gemm" => self.gemm(node, attributes),
+            "Einsum" => self.einsum(node, attributes),
+            "Greater" | "GreaterOrEqual" => {
+                let b = self.number(node, 1)?;
+                let f = if operator == "Greater" { Binary::Less } else { Binary::LessOrEqual };
+                self.binary(f, b, a)
+            }
+            "Xor" => {
+                let b = self.number(node, 1)?;
+                let equal = self.binary(Binary::Equal, a, b)?;
+                self.graph.unary(Unary::Not, equal)
+            }
+            "Where" => {
+                let (x, y) = (self.number(node, 1)?, self.number(node, 2)?);
+                let (kept, dropped) = (self.binary(Binary::Keep, a, x)?, self.binary(Binary::Drop, a, y)?);
+                self.graph.binary(Binary::Add, kept, dropped)
+            }
+            "Cast" => self.cast(a, attributes),
+            "Dropout" => {
+                attributes.float("ratio", 0.0);
+                attributes.integer("seed", 0);
+                let is_training = if Importer::has(node, 2) { Some(self.number(node, 2)?) } else { None };
+                match is_training.is_some_and(|id| self.graph.constant(id) != Some(&[0.0])) {
+                    true => Err(refused("while training")),
+                    false => Ok(a),
+                }
+            }
+            "ReduceSum" | "ReduceMean" | "ReduceMax" | "ReduceMin" | "ReduceL1" | "ReduceL2" | "ReduceSumSquare"
+            | "ReduceLogSumExp" => self.reduce(operator, node, attributes),
+            "Clip" => self.clip(node, attributes),
+            "LeakyRelu" => {
+                let slope = self.scalar(attributes.float("alpha", 0.01))?;
+                self.leaky(a, slope)
+            }
+            "PRelu" => {
+                let slope = self.value(node, 1)?;
+                self.leaky(a, slope)
+            }
+            "Elu" | "HardSigmoid" | "HardSwish" | "Mish" | "Gelu" => self.activation(operator, attributes, a),
+            "Pow" => {
+                let exponent = self.number(node, 1)?;
+                let made = self.power(a, exponent)?;
+                self.with_axes_of(made, &[a, exponent])
+            }
+            "Sign" => self.sign(a),
+            "ArgMax" | "ArgMin" => self.place_of_extreme(operator, attributes, a),
+            "Softmax" | "LogSoftmax" | "LayerNormalization" | "RMSNormalization" | "BatchNormalization" => {
+                self.norm(operator, node, attributes, a)
+            }
+            _ => self.view(operator, node, attributes, a),
+        }
+    }
+
+    /// Two values; what was expanded is taken as it was where they then have the same shape.
+    pub(super) fn binary(&mut self, f: Binary, mut a: Id, mut b: Id) -> Result<Id> {
+        let shape = broadcast(self.graph.shape(a), self.graph.shape(b))?;
+        let rows = |importer: &Importer, a: Id, b: Id| {
+            let from_end = |id: Id| importer.rows(id).map(|axis| importer.rank(id) - axis);
+            from_end(a).or(from_end(b))
+        };
+        let counted = rows(self, a, b);
+        for is_first in [true, false] {
+            let Some(&of) = self.expanded.get(if is_first { &a } else { &b }) else { continue };
+            let (x, y) = if is_first { (of, b) } else { (a, of) };
+            let same = broadcast(self.graph.shape(x), self.graph.shape(y)).is_ok_and(|s| s == shape);
+            if same && rows(self, x, y) == counted {
+                (a, b) = (x, y);
+            }
+        }
+        if f == Binary::Mul
+            && let Some(made) = self.gated(a, b)?
+        {
+            return self.with_axes_of(made, &[a, b]);
+        }
+        self.graph.binary(f, a, b)
+    }
+
+    /// A value made of others with all the axes of these: constants of one number may have more of them than the rest.
+    fn with_axes_of(&mut self, made: Id, others: &[Id]) -> Result<Id> {
+        let axes = others.iter().map(|&id| self.rank(id)).max().unwrap_or(0);
+        let more = axes.saturating_sub(self.rank(made));
+        let shape = [&vec![1; more], self.graph.shape(made)].concat();
+        let rows = self.rows(made).map(|axis| axis + more);
+        self.graph.reshape(made, shape, rows)
+    }
+
+    /// 1, 0 or -1.
+    fn sign(&mut self, a: Id) -> Result<Id> {
+        let zero = self.scalar(0.0)?;
+        let (above, below) = (self.graph.binary(Binary::Less, zero, a)?, self.graph.binary(Binary::Less, a, zero)?);
+        self.graph.binary(Binary::Sub, above, below)
+    }
+
+    /// Where the largest or the smallest number along an axis lies: of equal ones the first, or the last if that is asked for.
+    fn place_of_extreme(&mut self, operator: &str, attributes: &mut Attributes<'_>, a: Id) -> Result<Id> {
+        let axis = self.axis(a, attributes.integer("axis", 0))?;
+        let keep = attributes.integer("keepdims", 1) != 0;
+        let is_last = attributes.integer("select_last_index", 0) != 0;
+        let shape = self.graph.shape(a).to_vec();
+        let size = shape[axis];
+        let extreme = self.graph.fold(if operator == "ArgMax" { Fold::Max } else { Fold::Min }, a, &[axis])?;
+        let is_extreme = self.graph.binary(Binary::Equal, a, extreme)?;
+        let mut along = vec![1; shape.len()];
+        along[axis] = size;
+        // Places count from the end that wins, so that the largest is the one that is asked for; 0 stands for no place.
+        let rank = |n: usize| (if is_last { n + 1 } else { size - n }) as f32;
+        let ranks = self.graph.number(along, (0..size).map(rank).collect())?;
+        let ranked = self.graph.binary(Binary::Keep, is_extreme, ranks)?;
+        let best = self.graph.fold(Fold::Max, ranked, &[axis])?;
+        let made = if is_last {
+            let one = self.scalar(1.0)?;
+            self.graph.binary(Binary::Sub, best, one)?
+        } else {
+            let size = self.scalar(size as f32)?;
+            self.graph.binary(Binary::Sub, size, best)?
+        };
+        let made = if keep { made } else { self.without_axes(made, &[axis])? };
+        self.whole.insert(made);
+        Ok(made)
+    }
+
+    /// Drops axes of size 1.
+    fn without_axes(&mut self, a: Id, axes: &[usize]) -> Result<Id> {
+        let shape = self.graph.shape(a).to_vec();
+        let kept: Vec<usize> = (0..shape.len()).filter(|axis| !axes.contains(axis)).collect();
+        let rows = self.rows(a).and_then(|r| kept.iter().position(|&axis| axis == r));
+        self.graph.reshape(a, kept.iter().map(|&axis| shape[axis]).collect(), rows)
+    }
+
+    /// `x sigmoid(x)`, and `x (1 + erf(x / √2)) / 2` as exporters write it, as one function.
+    fn gated(&mut self, a: Id, b: Id) -> Result<Option<Id>> {
+        for (x, gate) in [(a, b), (b, a)] {
+            if matches!(self.graph.values[gate].op, Op::Unary(Unary::Sigmoid, of) if of == x) {
+                return self.graph.unary(Unary::Silu, x).map(Some);
+            }
+            if let Some(sum) = self.scaled_by(gate, 0.5)
+                && self.is_one_plus_erf(sum, x)
+            {
+                return self.graph.unary(Unary::Gelu, x).map(Some);
+            }
+            // (x (1 + erf)) / 2, and (x / 2) (1 + erf)
+            let halves = |n: f32| (n - 0.5).abs() < 1e-7;
+            if self.graph.constant(gate).is_some_and(|c| matches!(c, [n] if halves(*n)))
+                && let Op::Binary(Binary::Mul, u, v) = self.graph.values[x].op
+            {
+                for (of, sum) in [(u, v), (v, u)] {
+                    if self.is_one_plus_erf(sum, of) && self.graph.shape(of) == self.graph.shape(x) {
+                        return self.graph.unary(Unary::Gelu, of).map(Some);
+                    }
+                }
+            }
+            if let Some(of) = self.scaled_by(x, 0.5)
+                && self.is_one_plus_erf(gate, of)
+            {
+                return self.graph.unary(Unary::Gelu, of).map(Some);
+            }
+        }
+        Ok(None)
+    }
+
+    /// The value that one is, times a constant.
+    fn scaled_by(&self, id: Id, factor: f32) -> Option<Id> {
+        let is_factor = |id: Id, factor: f32| matches!(self.graph.constant(id), Some([n]) if (n - factor).abs() <= 1e-6 * factor.abs());
+        let whole = |of: Id| Some(of).filter(|&of| self.graph.shape(of) == self.graph.shape(id));
+        match self.graph.values[id].op {
+            Op::Binary(Binary::Mul, a, b) if is_factor(a, factor) => whole(b),
+            Op::Binary(Binary::Mul, a, b) if is_factor(b, factor) => whole(a),
+            Op::Binary(Binary::Div, a, b) if is_factor(b, 1.0 / factor) => whole(a),
+            _ => None,
+        }
+    }
+
+    fn is_one_plus_erf(&self, id: Id, x: Id) -> bool {
+        let Op::Binary(Binary::Add, a, b) = self.graph.values[id].op else { return false };
+        [(a, b), (b, a)].into_iter().any(|(one, erf)| {
+            let Op::Unary(Unary::Erf, of) = self.graph.values[erf].op else { return false };
+            self.graph.constant(one) == Some(&[1.0]) && self.scaled_by(of, std::f32::consts::FRAC_1_SQRT_2) == Some(x)
+        })
+    }
+
+    fn cast(&mut self, a: Id, attributes: &mut Attributes<'_>) -> Result<Id> {
+        attributes.integer("saturate", 1);
+        match DataType(i32::try_from(attributes.integer("to", 0)).unwrap_or(0)) {
+            DataType::FLOAT if self.whole.contains(&a) => {
+                // A value of its own: the same numbers, no longer integers.
+                let zero = self.scalar(0.0)?;
+                self.graph.binary(Binary::Add, a, zero)
+            }
+            DataType::FLOAT => Ok(a),
+            DataType::BOOL => {
+                let is_zero = self.graph.unary(Unary::Not, a)?;
+                self.graph.unary(Unary::Not, is_zero)
+            }
+            DataType::INT64 | DataType::INT32 => {
+                let whole = self.graph.unary(Unary::Trunc, a)?;
+                self.whole.insert(whole);
+                Ok(whole)
+            }
+            other => Err(refused(format!("to {other:?}"))),
+        }
+    }
+
+    fn power(&mut self, a: Id, exponent: Id) -> Result<Id> {
+        if self.whole.contains(&a) {
+            return Err(refused("over integers"));
+        }
+        let Some(&[exponent]) = self.graph.constant(exponent) else {
+            return Err(refused("exponent other than one constant"));
+        };
+        let whole = exponent.abs() as usize;
+        let made = match exponent.abs() {
+            0.5 => self.graph.unary(Unary::Sqrt, a)?,
+            n if n.fract() == 0.0 && (1.0..=8.0).contains(&n) => {
+                (1..whole).try_fold(a, |power, _| self.graph.binary(Binary::Mul, power, a))?
+            }
+            _ => return Err(refused(format!("exponent {exponent}, expected 0.5 or a whole number up to 8"))),
+        };
+        if exponent < 0.0 { self.graph.unary(Unary::Reciprocal, made) } else { Ok(made) }
+    }
+
+    fn gemm(&mut self, node: &NodeProto, attributes: &mut Attributes<'_>) -> Result<Id> {
+        let (mut a, mut b) = (self.value(node, 0)?, self.value(node, 1)?);
+        let (alpha, beta) = (attributes.float("alpha", 1.0), attributes.float("beta", 1.0));
+        if self.rank(a) != 2 || self.rank(b) != 2 {
+            return Err(refused("inputs that are no matrices"));
+        }
+        if attributes.integer("transA", 0) != 0 {
+            a = self.graph.transpose(a, &[1, 0])?;
+        }
+        if attributes.integer("transB", 0) != 0 {
+            b = self.graph.transpose(b, &[1, 0])?;
+        }
+        let mut sum = self.graph.matmul(a, b)?;
+        if alpha != 1.0 {
+            let alpha = self.scalar(alpha)?;
+            sum = self.graph.binary(Binary::Mul, sum, alpha)?;
+        }
+        if Importer::has(node, 2) {
+            let mut bias = self.value(node, 2)?;
+            if beta != 1.0 {
+                let beta = self.scalar(beta)?;
+                bias = self.graph.binary(Binary::Mul, bias, beta)?;
+            }
+            sum = self.graph.binary(Binary::Add, sum, bias)?;
+        }
+        Ok(sum)
+    }
+
+    fn reduce(&mut self, operator: &str, node: &NodeProto, attributes: &mut Attributes<'_>) -> Result<Id> {
+        let mut a = self.value(node, 0)?;
+        let keep = attributes.integer("keepdims", 1) != 0;
+        let is_no_op = attributes.integer("noop_with_empty_axes", 0) != 0;
+        let axes = self.axes(node, attributes, 1)?.filter(|axes| !axes.is_empty());
+        if axes.is_none() && is_no_op {
+            return Err(refused("`noop_with_empty_axes` without axes"));
+        }
+        if self.whole.contains(&a) && matches!(operator, "ReduceMean" | "ReduceL2" | "ReduceLogSumExp") {
+            return Err(refused("over integers"));
+        }
+        let axes = match axes {
+            Some(axes) => axes.iter().map(|&axis| self.axis(a, axis)).collect::<Result<Vec<_>>>()?,
+            None => (0..self.rank(a)).collect(),
+        };
+        a = match operator {
+            "ReduceL2" | "ReduceSumSquare" => self.graph.binary(Binary::Mul, a, a)?,
+            "ReduceL1" => self.graph.unary(Unary::Abs, a)?,
+            _ => a,
+        };
+        let mut made = match operator {
+            "ReduceMax" => self.graph.fold(Fold::Max, a, &axes)?,
+            "ReduceMin" => self.graph.fold(Fold::Min, a, &axes)?,
+            "ReduceMean" => self.mean(a, &axes)?,
+            "ReduceLogSumExp" => self.log_sum_exp(a, &axes)?,
+            _ => self.graph.fold(Fold::Sum, a, &axes)?,
+        };
+        if operator == "ReduceL2" {
+            made = self.graph.unary(Unary::Sqrt, made)?;
+        }
+        if keep { Ok(made) } else { self.without_axes(made, &axes) }
+    }
+
+    fn clip(&mut self, node: &NodeProto, attributes: &mut Attributes<'_>) -> Result<Id> {
+        let mut made = self.value(node, 0)?;
+        for (n, name, f) in [(1, "min", Binary::Max), (2, "max", Binary::Min)] {
+            let bound = match attributes.take(name) {
+                Some(bound) => Some(self.scalar(bound.f.unwrap_or(0.0))?),
+                None if Importer::has(node, n) => Some(self.value(node, n)?),
+                None => None,
+            };
+            if let Some(bound) = bound {
+                made = self.graph.binary(f, made, bound)?;
+            }
+        }
+        Ok(made)
+    }
+
+    /// `max(a, 0) + slope * min(a, 0)`
+    fn leaky(&mut self, a: Id, slope: Id) -> Result<Id> {
+        let zero = self.scalar(0.0)?;
+        let (above, below) = (self.graph.unary(Unary::Relu, a)?, self.graph.binary(Binary::Min, a, zero)?);
+        let below = self.graph.binary(Binary::Mul, below, slope)?;
+        self.graph.binary(Binary::Add, above, below)
+    }
+
+    fn activation(&mut self, operator: &str, attributes: &mut Attributes<'_>, a: Id) -> Result<Id> {
+        let (zero, one) = (self.scalar(0.0)?, self.scalar(1.0)?);
+        match operator {
+            "Elu" => {
+                let alpha = self.scalar(attributes.float("alpha", 1.0))?;
+                let below = self.graph.binary(Binary::Min, a, zero)?;
+                let below = self.graph.unary(Unary::Exp, below)?;
+                let below = self.graph.binary(Binary::Sub, below, one)?;
+                let below = self.graph.binary(Binary::Mul, below, alpha)?;
+                let above = self.graph.unary(Unary::Relu, a)?;
+                self.graph.binary(Binary::Add, above, below)
+            }
+            "Mish" => {
+                let soft = self.graph.unary(Unary::Softplus, a)?;
+                let gate = self.graph.unary(Unary::Tanh, soft)?;
+                self.graph.binary(Binary::Mul, a, gate)
+            }
+            "Gelu" => match attributes.text("approximate", "none").as_str() {
+                "none" => self.graph.unary(Unary::Gelu, a),
+                other => Err(refused(format!("`approximate` {other}"))),
+            },
+            _ => {
+                let is_swish = operator == "HardSwish";
+                let slope = if is_swish { 1.0 / 6.0 } else { attributes.float("alpha", 0.2) };
+                let offset = if is_swish { 0.5 } else { attributes.float("beta", 0.5) };
+                let (slope, offset) = (self.scalar(slope)?, self.scalar(offset)?);
+                let line = self.graph.binary(Binary::Mul, a, slope)?;
+                let line = self.graph.binary(Binary::Add, line, offset)?;
+                let line = self.graph.binary(Binary::Max, line, zero)?;
+                let gate = self.graph.binary(Binary::Min, line, one)?;
+                if is_swish { self.graph.binary(Binary::Mul, a, gate) } else { Ok(gate) }
+            }
+        }
+    }
+}

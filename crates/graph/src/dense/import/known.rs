@@ -1,0 +1,319 @@
+//! What the names of a graph stand for while it is read, and what its nodes may ask of them.
+
+use std::collections::{HashMap, HashSet};
+
+use rten_onnx::onnx::{AttributeProto, DataLocation, DataType, GraphProto, NodeProto, TensorProto};
+
+use crate::dense::graph::Graph;
+use crate::dense::ir::{GraphInput, Id, Op, Side};
+use sterling_core::error::{Error, Result};
+use sterling_kernels::cpu::dense::{Binary, Fold, Unary};
+
+/// A dimension of an input or an output.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Size {
+    /// So many.
+    Fixed(i64),
+    /// As many as there are rows.
+    Rows,
+}
+
+/// An input as the caller will bring it.
+#[derive(Clone, Debug)]
+pub struct Given {
+    /// The name in the file.
+    pub name: String,
+    /// Whether each row has its own.
+    pub is_pair: bool,
+    /// Its dimensions.
+    pub shape: Vec<Size>,
+}
+
+/// An output as the caller expects it.
+#[derive(Clone, Debug)]
+pub struct Made {
+    /// The name in the file.
+    pub name: String,
+    /// Its dimensions.
+    pub shape: Vec<Size>,
+}
+
+/// An integer of a graph: a dimension, an axis, an index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Extent {
+    Fixed(i64),
+    /// So many times the number of rows.
+    Rows(i64),
+}
+
+/// Integers with their shape.
+#[derive(Clone, Debug)]
+pub(super) struct IntegerTensor {
+    pub(super) extents: Vec<Extent>,
+    pub(super) shape: Vec<usize>,
+}
+
+impl IntegerTensor {
+    /// Along one axis.
+    pub(super) fn vector(extents: Vec<Extent>) -> Self {
+        IntegerTensor { shape: vec![extents.len()], extents }
+    }
+}
+
+/// What a name stands for. Truths are the numbers 1 and 0.
+#[derive(Clone, Debug)]
+pub(super) enum Known {
+    Value(Id),
+    Integers(IntegerTensor),
+}
+
+/// Beyond it, f32 does not tell integers apart.
+pub(super) const WHOLE_MAX: u64 = 1 << 24;
+
+pub(super) fn refused(what: impl Into<String>) -> Error {
+    Error::unsupported(what)
+}
+
+/// An axis or index that may count from the end.
+pub(super) fn place(n: i64, of: usize) -> Result<usize> {
+    let place = if n < 0 { n.saturating_add(of as i64) } else { n };
+    usize::try_from(place).ok().filter(|&n| n < of).ok_or_else(|| refused(format!("axis or index {n} of {of}")))
+}
+
+/// The attributes of a node; what is not asked for is refused at the end.
+pub(super) struct Attributes<'a> {
+    pub(super) all: Vec<&'a AttributeProto>,
+}
+
+impl<'a> Attributes<'a> {
+    pub(super) fn take(&mut self, name: &str) -> Option<&'a AttributeProto> {
+        let at = self.all.iter().position(|a| a.name.as_deref() == Some(name))?;
+        Some(self.all.swap_remove(at))
+    }
+
+    pub(super) fn integer(&mut self, name: &str, default: i64) -> i64 {
+        self.take(name).map_or(default, |a| a.i.unwrap_or(0))
+    }
+
+    pub(super) fn float(&mut self, name: &str, default: f32) -> f32 {
+        self.take(name).map_or(default, |a| a.f.unwrap_or(0.0))
+    }
+
+    pub(super) fn text(&mut self, name: &str, default: &str) -> String {
+        self.take(name).and_then(|a| a.s.clone()).unwrap_or_else(|| default.into())
+    }
+
+    pub(super) fn integers(&mut self, name: &str) -> Option<Vec<i64>> {
+        self.take(name).map(|a| a.ints.clone())
+    }
+
+    pub(super) fn finish(&self) -> Result<()> {
+        match self.all.first() {
+            Some(left) => Err(refused(format!("attribute `{}`", left.name.as_deref().unwrap_or("")))),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A graph while it is read.
+pub(super) struct Importer {
+    pub(super) graph: Graph,
+    pub(super) known: HashMap<String, Known>,
+    /// Of values whose axis of rows counts other things too (`rows x heads`): how many numbers of that axis lie ahead of a row.
+    pub(super) outer: HashMap<Id, usize>,
+    /// What was expanded, by what it became: operations that broadcast take the former.
+    pub(super) expanded: HashMap<Id, Id>,
+    /// Values that were cast to integers.
+    pub(super) whole: HashSet<Id>,
+    /// Of each value so far that was asked about, a bound of the magnitude of its numbers.
+    bounds: Vec<f64>,
+    pub(super) opset: i64,
+}
+
+impl Importer {
+    pub(super) fn new(given: &[Given], opset: i64) -> Self {
+        let one = |size: &Size| if let Size::Fixed(n) = size { usize::try_from(*n).unwrap_or(0) } else { 1 };
+        let input = |g: &Given| GraphInput {
+            side: if g.is_pair { Side::Pair } else { Side::User },
+            shape: g.shape.iter().map(one).collect(),
+            rows: g.shape.iter().position(|size| *size == Size::Rows),
+        };
+        Importer {
+            graph: Graph::new(given.iter().map(input).collect()),
+            known: HashMap::new(),
+            outer: HashMap::new(),
+            expanded: HashMap::new(),
+            whole: HashSet::new(),
+            bounds: Vec::new(),
+            opset,
+        }
+    }
+
+    pub(super) fn initial(&mut self, proto: &GraphProto, given: &[Given]) -> Result<()> {
+        for tensor in &proto.initializer {
+            let name = tensor.name.clone().unwrap_or_default();
+            // Tensors of other types are refused where a node reads them.
+            if let Ok(known) = self.tensor(tensor) {
+                self.known.insert(name, known);
+            }
+        }
+        for (n, input) in given.iter().enumerate() {
+            let id = self.graph.input(n)?;
+            self.known.insert(input.name.clone(), Known::Value(id));
+        }
+        Ok(())
+    }
+
+    pub(super) fn tensor(&mut self, tensor: &TensorProto) -> Result<Known> {
+        if tensor.data_location == Some(DataLocation::EXTERNAL) {
+            return Err(refused("a tensor in another file"));
+        }
+        let shape: Option<Vec<usize>> = tensor.dims.iter().map(|&d| usize::try_from(d).ok()).collect();
+        let shape = shape.ok_or_else(|| refused(format!("a tensor of shape {:?}", tensor.dims)))?;
+        let raw = tensor.raw_data.as_ref().map(|raw| raw.borrow());
+        match tensor.data_type {
+            Some(DataType::FLOAT) => {
+                let numbers = match &raw {
+                    Some(raw) => raw.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
+                    None => tensor.float_data.clone(),
+                };
+                Ok(Known::Value(self.graph.number(shape, numbers)?))
+            }
+            Some(DataType::BOOL) => {
+                let truth = |holds: bool| f32::from(u8::from(holds));
+                let truths = match &raw {
+                    Some(raw) => raw.iter().map(|&b| truth(b != 0)).collect(),
+                    None => tensor.int32_data.iter().map(|&n| truth(n != 0)).collect(),
+                };
+                Ok(Known::Value(self.graph.number(shape, truths)?))
+            }
+            Some(DataType::INT64 | DataType::INT32) => {
+                let integers: Vec<i64> = match (&raw, tensor.data_type) {
+                    (Some(raw), Some(DataType::INT64)) => {
+                        raw.as_chunks::<8>().0.iter().map(|b| i64::from_le_bytes(*b)).collect()
+                    }
+                    (Some(raw), _) => {
+                        raw.as_chunks::<4>().0.iter().map(|b| i64::from(i32::from_le_bytes(*b))).collect()
+                    }
+                    (None, Some(DataType::INT64)) => tensor.int64_data.clone(),
+                    (None, _) => tensor.int32_data.iter().map(|&n| i64::from(n)).collect(),
+                };
+                if shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)) != Some(integers.len()) {
+                    return Err(refused(format!("{} integers of shape {shape:?}", integers.len())));
+                }
+                let extents = integers.into_iter().map(Extent::Fixed).collect();
+                Ok(Known::Integers(IntegerTensor { extents, shape }))
+            }
+            other => Err(refused(format!("a tensor of type {other:?}"))),
+        }
+    }
+
+    pub(super) fn known(&self, node: &NodeProto, n: usize) -> Result<&Known> {
+        let name = node.input.get(n).filter(|name| !name.is_empty());
+        let name = name.ok_or_else(|| refused(format!("without input {n}")))?;
+        self.known.get(name).ok_or_else(|| refused(format!("input `{name}`, which is of no known type or made later")))
+    }
+
+    /// An input that is a value.
+    pub(super) fn value(&self, node: &NodeProto, n: usize) -> Result<Id> {
+        match self.known(node, n)? {
+            Known::Value(id) => Ok(*id),
+            Known::Integers(_) => Err(refused(format!("integers as input {n}"))),
+        }
+    }
+
+    /// An input that is a value, or integers as one.
+    pub(super) fn number(&mut self, node: &NodeProto, n: usize) -> Result<Id> {
+        let integers = match self.known(node, n)? {
+            Known::Value(id) => return Ok(*id),
+            Known::Integers(integers) => integers.clone(),
+        };
+        let numbers = fixed(&integers)?;
+        if let Some(large) = numbers.iter().find(|n| n.unsigned_abs() > WHOLE_MAX) {
+            return Err(refused(format!("the integer {large} among numbers")));
+        }
+        let id = self.graph.number(integers.shape, numbers.iter().map(|&n| n as f32).collect())?;
+        self.whole.insert(id);
+        Ok(id)
+    }
+
+    pub(super) fn extents(&self, node: &NodeProto, n: usize) -> Result<&IntegerTensor> {
+        match self.known(node, n)? {
+            Known::Integers(integers) => Ok(integers),
+            Known::Value(_) => Err(refused(format!("numbers as input {n}, expected integers"))),
+        }
+    }
+
+    pub(super) fn fixed(&self, node: &NodeProto, n: usize) -> Result<Vec<i64>> {
+        fixed(self.extents(node, n)?)
+    }
+
+    pub(super) fn has(node: &NodeProto, n: usize) -> bool {
+        node.input.get(n).is_some_and(|name| !name.is_empty())
+    }
+
+    /// Axes from an attribute, or from input `n`.
+    pub(super) fn axes(&self, node: &NodeProto, attributes: &mut Attributes<'_>, n: usize) -> Result<Option<Vec<i64>>> {
+        match attributes.integers("axes") {
+            Some(axes) => Ok(Some(axes)),
+            None if Importer::has(node, n) => self.fixed(node, n).map(Some),
+            None => Ok(None),
+        }
+    }
+
+    pub(super) fn rank(&self, id: Id) -> usize {
+        self.graph.shape(id).len()
+    }
+
+    pub(super) fn axis(&self, a: Id, axis: i64) -> Result<usize> {
+        place(axis, self.rank(a))
+    }
+
+    pub(super) fn rows(&self, id: Id) -> Option<usize> {
+        self.graph.values[id].rows
+    }
+
+    /// A bound of the magnitude of a value's numbers, whatever the inputs hold.
+    pub(super) fn bound(&mut self, id: Id) -> f64 {
+        while self.bounds.len() <= id {
+            let bound = self.bound_of(self.bounds.len());
+            self.bounds.push(bound);
+        }
+        self.bounds[id]
+    }
+
+    /// The same of a value all of whose operands have one.
+    fn bound_of(&self, id: Id) -> f64 {
+        let of = |id: Id| self.bounds[id];
+        let product = |a: f64, b: f64| if a == 0.0 || b == 0.0 { 0.0 } else { a * b };
+        let last = |id: Id| self.graph.shape(id).last().copied().unwrap_or(1) as f64;
+        match &self.graph.values[id].op {
+            Op::Constant(numbers) => numbers.iter().fold(0.0, |most, x| f64::from(x.abs()).max(most)),
+            Op::Unary(Unary::Not | Unary::IsNan | Unary::Sigmoid | Unary::Tanh | Unary::Erf, _) => 1.0,
+            Op::Unary(Unary::Trunc | Unary::Neg | Unary::Abs | Unary::Relu, a) => of(*a),
+            Op::Binary(Binary::Equal | Binary::Less | Binary::LessOrEqual, ..) => 1.0,
+            Op::Binary(Binary::Add | Binary::Sub, a, b) => of(*a) + of(*b),
+            Op::Binary(Binary::Mul, a, b) => product(of(*a), of(*b)),
+            Op::Binary(Binary::Max | Binary::Min, a, b) => of(*a).max(of(*b)),
+            Op::Binary(Binary::Keep | Binary::Drop, _, b) => of(*b),
+            Op::MatMul(a, b) => last(*a) * product(of(*a), of(*b)),
+            Op::Fold(Fold::Sum, a) => last(*a) * of(*a),
+            Op::Fold(_, a) | Op::Pick(a, _) | Op::Reshape(a) => of(*a),
+            Op::Concat(_, parts) => parts.iter().map(|&part| of(part)).fold(0.0, f64::max),
+            Op::Inputs(_) | Op::Unary(..) | Op::Binary(Binary::Div, ..) | Op::Linear { .. } => f64::INFINITY,
+        }
+    }
+
+    pub(super) fn scalar(&mut self, x: f32) -> Result<Id> {
+        self.graph.number(Vec::new(), vec![x])
+    }
+}
+
+/// Integers none of which depends on the number of rows.
+pub(super) fn fixed(integers: &IntegerTensor) -> Result<Vec<i64>> {
+    let fixed = |extent: &Extent| match extent {
+        Extent::Fixed(n) => Ok(*n),
+        Extent::Rows(_) => Err(refused("the number of candidates as an index")),
+    };
+    integers.extents.iter().map(fixed).collect()
+}

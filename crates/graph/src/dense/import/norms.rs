@@ -1,0 +1,141 @@
+//! Softmax and normalisations.
+
+use rten_onnx::onnx::NodeProto;
+
+use super::known::{Attributes, Importer, refused};
+use crate::dense::ir::Id;
+use sterling_core::error::Result;
+use sterling_kernels::cpu::dense::{Binary, Fold, Unary};
+
+/// Numbers without the largest one along axes: a large one that all share costs the rest no digits.
+struct Shifted {
+    most: Id,
+    less: Id,
+    /// The logarithm of the sum of the exponentials of `less`.
+    log: Id,
+}
+
+impl Importer {
+    pub(super) fn norm(
+        &mut self,
+        operator: &str,
+        node: &NodeProto,
+        attributes: &mut Attributes<'_>,
+        a: Id,
+    ) -> Result<Id> {
+        match operator {
+            "LayerNormalization" => self.layer_norm(node, attributes),
+            "RMSNormalization" => self.rms_norm(node, attributes),
+            "BatchNormalization" => self.batch_norm(node, attributes),
+            _ => {
+                let axis = attributes.integer("axis", if self.opset < 13 { 1 } else { -1 });
+                let axis = self.axis(a, axis)?;
+                if self.opset < 13 && axis + 1 != self.rank(a) {
+                    return Err(refused("axis other than the last one before opset 13"));
+                }
+                if operator == "LogSoftmax" {
+                    let Shifted { less, log, .. } = self.shifted(a, &[axis])?;
+                    return self.graph.binary(Binary::Sub, less, log);
+                }
+                let each = self.exponentials(a, &[axis])?;
+                let sum = self.graph.fold(Fold::Sum, each, &[axis])?;
+                self.graph.binary(Binary::Div, each, sum)
+            }
+        }
+    }
+
+    /// The exponentials of what is left of numbers without the largest one along axes.
+    fn exponentials(&mut self, a: Id, axes: &[usize]) -> Result<Id> {
+        let most = self.graph.fold(Fold::Max, a, axes)?;
+        let less = self.graph.binary(Binary::Sub, a, most)?;
+        self.graph.unary(Unary::Exp, less)
+    }
+
+    /// Of numbers that are all -inf it is -inf, as the logarithm of no sum at all.
+    pub(super) fn log_sum_exp(&mut self, a: Id, axes: &[usize]) -> Result<Id> {
+        let Shifted { most, log, .. } = self.shifted(a, axes)?;
+        self.graph.binary(Binary::Add, log, most)
+    }
+
+    fn shifted(&mut self, a: Id, axes: &[usize]) -> Result<Shifted> {
+        let most = self.graph.fold(Fold::Max, a, axes)?;
+        let (least, largest) = (self.scalar(f32::MIN)?, self.scalar(f32::MAX)?);
+        let most = self.graph.binary(Binary::Max, most, least)?;
+        let most = self.graph.binary(Binary::Min, most, largest)?;
+        let less = self.graph.binary(Binary::Sub, a, most)?;
+        let each = self.graph.unary(Unary::Exp, less)?;
+        let sum = self.graph.fold(Fold::Sum, each, axes)?;
+        Ok(Shifted { most, less, log: self.graph.unary(Unary::Log, sum)? })
+    }
+
+    pub(super) fn mean(&mut self, a: Id, axes: &[usize]) -> Result<Id> {
+        let count: usize = axes.iter().map(|&axis| self.graph.shape(a)[axis]).product();
+        let sum = self.graph.fold(Fold::Sum, a, axes)?;
+        let share = self.scalar(1.0 / count as f32)?;
+        self.graph.binary(Binary::Mul, sum, share)
+    }
+
+    fn layer_norm(&mut self, node: &NodeProto, attributes: &mut Attributes<'_>) -> Result<Id> {
+        let a = self.value(node, 0)?;
+        let axis = self.axis(a, attributes.integer("axis", -1))?;
+        let axes: Vec<usize> = (axis..self.rank(a)).collect();
+        let mean = self.mean(a, &axes)?;
+        let centred = self.graph.binary(Binary::Sub, a, mean)?;
+        let scaled = self.scaled_by_root(node, attributes, centred, &axes)?;
+        match Importer::has(node, 2) {
+            true => self.graph.binary(Binary::Add, scaled, self.value(node, 2)?),
+            false => Ok(scaled),
+        }
+    }
+
+    fn rms_norm(&mut self, node: &NodeProto, attributes: &mut Attributes<'_>) -> Result<Id> {
+        let a = self.value(node, 0)?;
+        let axis = self.axis(a, attributes.integer("axis", -1))?;
+        let axes: Vec<usize> = (axis..self.rank(a)).collect();
+        self.scaled_by_root(node, attributes, a, &axes)
+    }
+
+    /// Numbers by the root of the mean of their squares, times the scale of a node.
+    fn scaled_by_root(
+        &mut self,
+        node: &NodeProto,
+        attributes: &mut Attributes<'_>,
+        a: Id,
+        axes: &[usize],
+    ) -> Result<Id> {
+        let epsilon = self.scalar(attributes.float("epsilon", 1e-5))?;
+        attributes.integer("stash_type", 1);
+        let squares = self.graph.binary(Binary::Mul, a, a)?;
+        let variance = self.mean(squares, axes)?;
+        let shifted = self.graph.binary(Binary::Add, variance, epsilon)?;
+        let deviation = self.graph.unary(Unary::Sqrt, shifted)?;
+        let normal = self.graph.binary(Binary::Div, a, deviation)?;
+        self.graph.binary(Binary::Mul, normal, self.value(node, 1)?)
+    }
+
+    /// `a scale / √(variance + epsilon)`, shifted: with running statistics, as they are once trained.
+    fn batch_norm(&mut self, node: &NodeProto, attributes: &mut Attributes<'_>) -> Result<Id> {
+        attributes.float("momentum", 0.9);
+        if attributes.integer("training_mode", 0) != 0 {
+            return Err(refused("while training"));
+        }
+        let all = (0..5).map(|n| self.value(node, n)).collect::<Result<Vec<_>>>()?;
+        let &[a, scale, bias, mean, variance] = &all[..] else { return Err(refused("without its statistics")) };
+        let epsilon = self.scalar(attributes.float("epsilon", 1e-5))?;
+        let shape = self.graph.shape(a);
+        if shape.len() < 2 || self.rows(a) == Some(1) {
+            return Err(refused(format!("over shape {shape:?}")));
+        }
+        let mut channels = vec![1; shape.len() - 1];
+        channels[0] = shape[1];
+        let shifted = self.graph.binary(Binary::Add, variance, epsilon)?;
+        let deviation = self.graph.unary(Unary::Sqrt, shifted)?;
+        let factor = self.graph.binary(Binary::Div, scale, deviation)?;
+        let back = self.graph.binary(Binary::Mul, mean, factor)?;
+        let offset = self.graph.binary(Binary::Sub, bias, back)?;
+        let factor = self.graph.reshape(factor, channels.clone(), None)?;
+        let offset = self.graph.reshape(offset, channels, None)?;
+        let scaled = self.graph.binary(Binary::Mul, a, factor)?;
+        self.graph.binary(Binary::Add, scaled, offset)
+    }
+}

@@ -1,0 +1,148 @@
+//! A checked graph of a dozen operations, each value with its shape and the inputs it depends on.
+//!
+//! A graph is written down for **one row**: a candidate of a reranker, a request of a tower. What depends on rows
+//! ([`Side::Pair`]) knows which of its axes counts them; that axis has size 1 here, and no operation may mix numbers
+//! along it. What does not, is constant (and is folded as it is made) or the user's: made once for all rows.
+
+use std::sync::Arc;
+
+use sterling_core::error::{Error, Result};
+use sterling_kernels::cpu::dense::{Binary, Fold, Unary};
+
+/// What a value depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Side {
+    /// Nothing.
+    Constant,
+    /// The user's inputs alone.
+    User,
+    /// The inputs of a row, too.
+    Pair,
+}
+
+/// The number of a value.
+pub(super) type Id = usize;
+
+/// How a value is made.
+#[derive(Clone, Debug)]
+pub(super) enum Op {
+    /// As many inputs as its shape has room for, side by side, from this one on.
+    Inputs(usize),
+    Constant(Arc<[f32]>),
+    Unary(Unary, Id),
+    /// With broadcasting.
+    Binary(Binary, Id, Id),
+    /// Of the last two axes, with broadcasting of those before.
+    MatMul(Id, Id),
+    /// `[1, columns]`: rows `[1, depth]` times matrices `[depth, columns]`, summed, plus a bias `[columns]`.
+    Linear {
+        parts: Vec<(Id, Id)>,
+        bias: Option<Id>,
+    },
+    /// Along the last axis, which stays with size 1.
+    Fold(Fold, Id),
+    /// Along an axis.
+    Concat(usize, Vec<Id>),
+    /// Number `n` is number `index[n]` of the value: transposed, sliced, expanded or gathered.
+    Pick(Id, Arc<[u32]>),
+    Reshape(Id),
+}
+
+impl Op {
+    /// The same over other values.
+    pub(super) fn over(&self, of: &mut dyn FnMut(Id) -> Result<Id>) -> Result<Op> {
+        Ok(match self {
+            Op::Inputs(_) | Op::Constant(_) => self.clone(),
+            Op::Unary(f, a) => Op::Unary(*f, of(*a)?),
+            Op::Fold(f, a) => Op::Fold(*f, of(*a)?),
+            Op::Pick(a, index) => Op::Pick(of(*a)?, index.clone()),
+            Op::Reshape(a) => Op::Reshape(of(*a)?),
+            Op::Binary(f, a, b) => Op::Binary(*f, of(*a)?, of(*b)?),
+            Op::MatMul(a, b) => Op::MatMul(of(*a)?, of(*b)?),
+            Op::Concat(axis, parts) => Op::Concat(*axis, parts.iter().map(|&part| of(part)).collect::<Result<_>>()?),
+            Op::Linear { parts, bias } => Op::Linear {
+                parts: parts.iter().map(|&(x, m)| Ok((of(x)?, of(m)?))).collect::<Result<_>>()?,
+                bias: bias.map(of).transpose()?,
+            },
+        })
+    }
+
+    /// The values that it reads.
+    pub(super) fn reads(&self) -> Vec<Id> {
+        match self {
+            Op::Inputs(_) | Op::Constant(_) => Vec::new(),
+            Op::Unary(_, a) | Op::Fold(_, a) | Op::Pick(a, _) | Op::Reshape(a) => vec![*a],
+            Op::Binary(_, a, b) | Op::MatMul(a, b) => vec![*a, *b],
+            Op::Concat(_, parts) => parts.clone(),
+            Op::Linear { parts, bias } => parts.iter().flat_map(|(x, m)| [*x, *m]).chain(*bias).collect(),
+        }
+    }
+}
+
+/// A value of a graph.
+#[derive(Clone, Debug)]
+pub(super) struct Value {
+    pub(super) op: Op,
+    pub(super) shape: Vec<usize>,
+    pub(super) side: Side,
+    /// The axis that counts rows, of those of [`Side::Pair`].
+    pub(super) rows: Option<usize>,
+}
+
+impl Value {
+    /// Numbers of a row.
+    pub(super) fn count(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Whether all axes but the last one have size 1.
+    pub(super) fn is_vector(&self) -> bool {
+        self.shape.last().is_none_or(|&last| last == self.count())
+    }
+}
+
+/// An input: its side and the shape of one row.
+#[derive(Clone, Debug)]
+pub(super) struct GraphInput {
+    pub(super) side: Side,
+    pub(super) shape: Vec<usize>,
+    pub(super) rows: Option<usize>,
+}
+
+fn refused(what: impl Into<String>) -> Error {
+    Error::unsupported(what)
+}
+
+/// The shape of two operands together.
+pub(super) fn broadcast(a: &[usize], b: &[usize]) -> Result<Vec<usize>> {
+    let axes = a.len().max(b.len());
+    let at = |s: &[usize], axis: usize| (axis + s.len()).checked_sub(axes).map_or(1, |n| s[n]);
+    let both = |axis| match (at(a, axis), at(b, axis)) {
+        (x, y) if x == y => Ok(x),
+        (1, y) => Ok(y),
+        (x, 1) => Ok(x),
+        _ => Err(refused(format!("shapes {a:?} and {b:?} do not fit"))),
+    };
+    (0..axes).map(both).collect()
+}
+
+/// From a number to the next along each axis.
+pub(super) fn strides(shape: &[usize]) -> Vec<usize> {
+    (0..shape.len()).map(|axis| shape[axis + 1..].iter().product()).collect()
+}
+
+/// The strides of an operand of shape `of` in a result of shape `shape`: 0 where it is repeated.
+pub(super) fn broadcast_strides(of: &[usize], shape: &[usize]) -> Vec<usize> {
+    let own = strides(of);
+    let ahead = shape.len() - of.len();
+    (0..shape.len()).map(|axis| if axis < ahead || of[axis - ahead] == 1 { 0 } else { own[axis - ahead] }).collect()
+}
+
+/// Where the numbers of a result of `shape` lie in a value of these strides.
+pub(super) fn positions(shape: &[usize], strides: &[usize]) -> Vec<u32> {
+    let mut all = vec![0u32];
+    for (&size, &stride) in shape.iter().zip(strides) {
+        all = all.iter().flat_map(|&at| (0..size).map(move |n| at + (n * stride) as u32)).collect();
+    }
+    all
+}

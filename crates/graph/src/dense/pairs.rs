@@ -1,0 +1,134 @@
+//! Products in bf16: which they are, and their factors as pairs, made where they are not there yet and kept for the next product that
+//! takes them.
+
+use super::ir::{Id, Op, Side};
+use super::plan::Planner;
+use super::steps::{Factor, Memory, Place, Work};
+use sterling_core::error::Result;
+use sterling_kernels::cpu::dense::{Form, Lines, PANEL, PairRows, STEP, pair_rows};
+
+/// Fewest columns and fewest numbers of depth of a product in bf16: below, rounding its factors costs what it saves.
+const NARROW_MIN: usize = 32;
+
+impl Planner<'_> {
+    /// Finds products in bf16, and those of them that only such products read.
+    pub(super) fn narrow(&mut self, needed: &[bool]) {
+        let outputs = self.outputs();
+        let live = || (0..needed.len()).filter(|&id| needed[id] && self.alias[id].is_none());
+        for id in live().collect::<Vec<_>>() {
+            if let Op::MatMul(a, b) = self.graph.values[id].op {
+                self.is_narrow[id] = self.is_wide_for_user(id, a, b);
+                continue;
+            }
+            let Op::Linear { parts, .. } = &self.graph.values[id].op else { continue };
+            let is_wide = self.graph.values[id].count() >= NARROW_MIN;
+            let is_deep = parts.iter().any(|(_, m)| self.graph.shape(*m)[0] >= NARROW_MIN);
+            self.is_narrow[id] = is_wide && is_deep && !outputs.contains(&id);
+        }
+        let live = || (0..needed.len()).filter(|&id| needed[id] && self.alias[id].is_none());
+        let is_linear = |id: Id| matches!(self.graph.values[id].op, Op::Linear { .. });
+        let mut is_read_alone: Vec<bool> = (0..needed.len()).map(|id| self.is_narrow[id] && is_linear(id)).collect();
+        for reader in live() {
+            let (rows, others): (Vec<Id>, Vec<Id>) = match &self.graph.values[reader].op {
+                Op::Linear { parts, bias } => {
+                    (parts.iter().map(|(x, _)| *x).collect(), parts.iter().map(|(_, m)| *m).chain(*bias).collect())
+                }
+                op => (Vec::new(), op.reads()),
+            };
+            let rows = rows.into_iter().filter(|_| !self.is_narrow[reader]);
+            rows.chain(others).for_each(|id| is_read_alone[self.root(id)] = false);
+        }
+        self.is_paired = is_read_alone;
+    }
+
+    /// True for a product of many rows of the user with a constant matrix whose depth is whole steps: what it makes becomes a matrix of
+    /// products of rows, which is rounded itself.
+    fn is_wide_for_user(&self, id: Id, a: Id, b: Id) -> bool {
+        let (left, right) = (self.graph.shape(a), self.graph.shape(b));
+        let [.., k, n] = right else { return false };
+        let runs = left.iter().product::<usize>() / (*k).max(1);
+        self.graph.values[id].side == Side::User
+            && self.graph.constant(b).is_some()
+            && right.iter().product::<usize>() == k * n
+            && k.is_multiple_of(2 * STEP)
+            && runs.min(*n) >= NARROW_MIN
+    }
+
+    /// Factors in pairs. Rows that are not pairs yet come to lie side by side, those of constant matrices and those of the user's, so
+    /// that few steps are filled up with zeros.
+    pub(super) fn narrow_factors(&mut self, parts: &[(Id, Id)]) -> Result<Vec<Factor>> {
+        let (paired, single): (Vec<_>, Vec<_>) = parts.iter().partition(|(x, _)| self.is_paired[self.root(*x)]);
+        let (constant, of_user): (Vec<_>, Vec<_>) =
+            single.into_iter().partition(|(_, matrix)| self.graph.constant(*matrix).is_some());
+        let together = [constant, of_user].into_iter().filter(|parts| !parts.is_empty());
+        let groups: Vec<Vec<(Id, Id)>> = paired.into_iter().map(|part| vec![part]).chain(together).collect();
+        groups.iter().map(|parts| self.narrow_factor(parts)).collect()
+    }
+
+    /// Rows side by side and their matrices below each other, in pairs, which are made where they are not there yet.
+    fn narrow_factor(&mut self, parts: &[(Id, Id)]) -> Result<Factor> {
+        let room = |planner: &Self, matrix: Id| Form::Pairs.room(planner.graph.shape(matrix)[0]);
+        let depth: usize = parts.iter().map(|(_, matrix)| room(self, *matrix)).sum();
+        let all = depth.next_multiple_of(STEP);
+        let roots: Vec<Id> = parts.iter().map(|(x, _)| self.root(*x)).collect();
+        let rows = match self.pairs.get(&roots) {
+            _ if self.is_paired[roots[0]] => self.place(parts[0].0)?,
+            Some(&rows) => rows,
+            None => {
+                let rows = self.buffer(Side::Pair, all);
+                let mut first = 0;
+                for &(x, matrix) in parts {
+                    let (a, count) = (self.place(x)?, self.graph.shape(matrix)[0]);
+                    self.step(rows, Work::Narrow { a, count, first });
+                    first += room(self, matrix);
+                }
+                self.pairs.insert(roots, rows);
+                rows
+            }
+        };
+        let matrices: Vec<Id> = parts.iter().map(|(_, matrix)| *matrix).collect();
+        let matrix = match self.pairs.get(&matrices) {
+            Some(&packed) => packed,
+            None => {
+                let packed = self.pack_pairs(&matrices, all)?;
+                self.pairs.insert(matrices, packed);
+                packed
+            }
+        };
+        Ok(Factor { rows, depth, matrix, row_stride: PANEL, panel_stride: all * PANEL })
+    }
+
+    /// The rows `[runs, k]` of a value of the user and a constant matrix `[k, n]` in pairs.
+    pub(super) fn narrow_rows(&mut self, a: Id, matrix: Id, [runs, k, n]: [usize; 3]) -> Result<Factor> {
+        let (depth, from) = (Form::Pairs.room(k), self.place(a)?);
+        let rows = self.buffer(Side::User, runs * depth);
+        self.step(rows, Work::Narrow { a: from, count: runs * k, first: 0 });
+        let mut packed = Lines::new(depth * n.next_multiple_of(PANEL));
+        if let Some(numbers) = self.graph.constant(matrix) {
+            pair_rows(numbers, k, n, PairRows { all: depth, first: 0 }, packed.numbers_mut());
+        }
+        let matrix = Place { memory: Memory::Constant(self.constant(packed)), offset: 0 };
+        Ok(Factor { rows, depth, matrix, row_stride: PANEL, panel_stride: depth * PANEL })
+    }
+
+    /// Matrices below each other in panels of so many pairs: all of them constants, or all of them made once a request.
+    fn pack_pairs(&mut self, matrices: &[Id], all: usize) -> Result<Place> {
+        let columns = self.graph.shape(matrices[0])[1];
+        let count = all * columns.next_multiple_of(PANEL);
+        let (mut constants, mut place, mut first) = (Lines::new(count), None, 0);
+        for &matrix in matrices {
+            let (depth, rows) = (self.graph.shape(matrix)[0], PairRows { all, first });
+            match self.graph.constant(matrix) {
+                Some(numbers) => pair_rows(numbers, depth, columns, rows, constants.numbers_mut()),
+                None => {
+                    let a = self.place(matrix)?;
+                    let packed = *place.get_or_insert_with(|| self.buffer(Side::User, count));
+                    self.step(packed, Work::PackNarrow { a, depth, columns, rows });
+                }
+            }
+            first += Form::Pairs.room(depth);
+        }
+        let constant = |planner: &mut Self| Place { memory: Memory::Constant(planner.constant(constants)), offset: 0 };
+        Ok(place.unwrap_or_else(|| constant(self)))
+    }
+}

@@ -1,0 +1,297 @@
+//! What a graph says of an item whoever asks: worked out once an item and kept, not once a candidate.
+//!
+//! A value is *the item's* where it depends on inputs of the item and constants alone. A [`ItemCut`] names some of these: one half of
+//! the graph makes them of items, the other takes them as inputs beside what else it reads of a candidate.
+//!
+//! Not every cut pays. What is kept must be read, from wherever it lies, for each candidate; and a product that would have become
+//! one with the next (`collapse`) costs nothing. So [`best_cut`] makes programs of a few cuts and compares what they cost: at the values
+//! that the others read, further back where a linear chain is narrowest, and at its start, where something is no longer
+//! linear.
+
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::Xxh3;
+
+use super::collapse::collapse;
+use super::graph::Graph;
+use super::ir::{GraphInput, Id, Op, Side, Value};
+use super::plan::plan;
+use super::steps::Precision;
+use sterling_core::error::{Error, Result};
+use sterling_kernels::cpu::dense::{Binary, Fold, Unary};
+
+/// The values that are kept by item, by their numbers, ascending.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct ItemCut(Vec<Id>);
+
+/// Multiply-adds that take as long as to read what is kept of an item, which lies somewhere in memory, and each of its numbers.
+pub(super) const ROW_WORK: usize = 1000;
+pub(super) const NUMBER_WORK: usize = 10;
+/// Candidates that the user's part of a program is shared by.
+const CANDIDATES: usize = 1000;
+/// A cut is to make a candidate cheaper by one part in so many at least, for it takes memory.
+const GAIN: usize = 10;
+/// Most numbers that are kept of an item: those of a layer over each of many rows would take many times the memory of the item.
+const WIDTH_MAX: usize = 1024;
+/// Values of the item that others read, beyond which no cut is looked for one by one.
+const EDGES_MAX: usize = 12;
+
+/// A part of a graph that stands alone, and which inputs of the whole it has.
+#[derive(Debug)]
+pub(super) struct Half {
+    pub(super) graph: Graph,
+    pub(super) inputs: Vec<usize>,
+}
+
+impl Half {
+    /// A name for all that it computes, 32 hexadecimal digits: its operations and constants, and which values of the whole graph
+    /// it makes of which inputs.
+    pub(super) fn digest(&self, cut: &ItemCut) -> String {
+        let mut hash = Xxh3::new();
+        hash.update(format!("{:?} {:?} {:?} ", cut.0, self.inputs, self.graph.outputs).as_bytes());
+        for Value { op, shape, rows, .. } in &self.graph.values {
+            match op {
+                Op::Constant(numbers) => {
+                    hash.update(b"Constant");
+                    numbers.iter().for_each(|x| hash.update(&x.to_le_bytes()));
+                }
+                op => hash.update(format!("{op:?}").as_bytes()),
+            }
+            hash.update(format!(" {shape:?} {rows:?};").as_bytes());
+        }
+        format!("{:032x}", hash.digest128())
+    }
+}
+
+/// Both halves of a graph, and how many numbers are kept of an item.
+#[derive(Debug)]
+pub(super) struct Split {
+    pub(super) item: Half,
+    pub(super) candidates: Half,
+    pub(super) width: usize,
+}
+
+/// What a value depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Whose {
+    Nobodys,
+    Items,
+    Others,
+}
+
+fn whose(graph: &Graph, is_item: &[bool]) -> Vec<Whose> {
+    let mut all: Vec<Whose> = Vec::with_capacity(graph.values.len());
+    for value in &graph.values {
+        let own = match &value.op {
+            Op::Inputs(n) if is_item.get(*n) == Some(&true) => Whose::Items,
+            Op::Inputs(_) => Whose::Others,
+            op => op.reads().iter().map(|&read| all[read]).max().unwrap_or(Whose::Nobodys),
+        };
+        all.push(own);
+    }
+    all
+}
+
+/// The halves of a graph.
+///
+/// # Errors
+/// `Invalid` for a cut of another graph.
+pub(super) fn split(graph: &Graph, is_item: &[bool], cut: &ItemCut) -> Result<Split> {
+    let whose = whose(graph, is_item);
+    let is_input = |id: Id| matches!(graph.values[id].op, Op::Inputs(_));
+    let fits = |&id: &Id| whose.get(id) == Some(&Whose::Items) && !is_input(id);
+    if cut.0.is_empty() || !cut.0.is_sorted_by(|a, b| a < b) || !cut.0.iter().all(fits) {
+        return Err(Error::invalid(format!("values {:?}: no cut of this graph", cut.0)));
+    }
+    let of_user = |n: usize| graph.inputs[n].side == Side::User;
+    Ok(Split {
+        item: half(graph, &cut.0, &[], &|_| false)?,
+        candidates: half(graph, &graph.outputs, &cut.0, &of_user)?,
+        width: cut.0.iter().map(|&id| graph.values[id].count()).sum(),
+    })
+}
+
+/// What makes some values of a graph. Those of `given` are inputs there, after those of the user and ahead of the others; inputs
+/// that nothing reads stay where `keeps` says so.
+fn half(graph: &Graph, outputs: &[Id], given: &[Id], keeps: &dyn Fn(usize) -> bool) -> Result<Half> {
+    let needed = graph.needed(outputs, given);
+    let is_read = |n: usize| {
+        let mut values = graph.values.iter().zip(&needed);
+        values.any(|(value, needed)| *needed && matches!(value.op, Op::Inputs(input) if input == n))
+    };
+    let kept = |n: &usize| keeps(*n) || is_read(*n);
+    let (of_user, of_rows): (Vec<usize>, Vec<usize>) =
+        (0..graph.inputs.len()).filter(kept).partition(|&n| graph.inputs[n].side == Side::User);
+    let as_input = |&id: &Id| {
+        let value = &graph.values[id];
+        GraphInput { side: Side::Pair, shape: value.shape.clone(), rows: value.rows }
+    };
+    let own = |of: &[usize]| of.iter().map(|&n| graph.inputs[n].clone()).collect::<Vec<_>>();
+    let inputs = [own(&of_user), given.iter().map(as_input).collect(), own(&of_rows)].concat();
+    let place = |n: usize| {
+        let user = of_user.iter().position(|&other| other == n);
+        user.or_else(|| Some(of_user.len() + given.len() + of_rows.iter().position(|&other| other == n)?))
+    };
+    let missing = || Error::internal("a half that reads what it lacks");
+    let mut to = Graph::new(inputs);
+    let mut made: Vec<Option<Id>> = vec![None; graph.values.len()];
+    for id in (0..graph.values.len()).filter(|&id| needed[id]) {
+        let value = &graph.values[id];
+        made[id] = Some(match (given.iter().position(|&other| other == id), &value.op) {
+            (Some(at), _) => to.input(of_user.len() + at)?,
+            (None, Op::Inputs(n)) => to.input(place(*n).ok_or_else(missing)?)?,
+            (None, op) => {
+                let op = op.over(&mut |read| made[read].ok_or_else(missing))?;
+                to.add(op, value.shape.clone(), value.rows)?
+            }
+        });
+    }
+    to.outputs = outputs.iter().map(|&id| made[id].ok_or_else(missing)).collect::<Result<_>>()?;
+    Ok(Half { graph: to, inputs: [of_user, of_rows].concat() })
+}
+
+/// The cut by which a candidate costs the least; none where no cut gains much. `work` is that of reading each input of a
+/// candidate.
+pub(super) fn best_cut(graph: &Graph, is_item: &[bool], work: &[usize]) -> Result<Option<ItemCut>> {
+    let seeker = Seeker { graph, whose: whose(graph, is_item), is_item, work };
+    let edges: Vec<Vec<Vec<Id>>> = seeker.edges().into_iter().map(|edge| seeker.options(edge)).collect();
+    if edges.iter().all(Vec::is_empty) {
+        return Ok(None);
+    }
+    let whole = seeker.cost(&[])?;
+    let mut best = (whole, vec![None; edges.len()]);
+    let weigh = |choice: Vec<Option<usize>>, best: &mut (usize, Vec<Option<usize>>)| -> Result<()> {
+        let cost = seeker.cost(&taken(&edges, &choice))?;
+        if cost < best.0 {
+            *best = (cost, choice);
+        }
+        Ok(())
+    };
+    // All edges at their first option, and at their last one.
+    weigh(edges.iter().map(|options| (!options.is_empty()).then_some(0)).collect(), &mut best)?;
+    weigh(edges.iter().map(|options| options.len().checked_sub(1)).collect(), &mut best)?;
+    for edge in (0..edges.len()).filter(|_| edges.len() <= EDGES_MAX) {
+        for option in (0..edges[edge].len()).map(Some).chain([None]) {
+            let mut choice = best.1.clone();
+            if choice[edge] != option {
+                choice[edge] = option;
+                weigh(choice, &mut best)?;
+            }
+        }
+    }
+    let (cost, choice) = best;
+    let cut = seeker.read(&taken(&edges, &choice));
+    Ok((!cut.is_empty() && cost + whole / GAIN <= whole).then_some(ItemCut(cut)))
+}
+
+/// The values of the options that were chosen.
+fn taken(edges: &[Vec<Vec<Id>>], choice: &[Option<usize>]) -> Vec<Id> {
+    let chosen = edges.iter().zip(choice).filter_map(|(options, choice)| choice.map(|n| &options[n]));
+    let mut all: Vec<Id> = chosen.flatten().copied().collect();
+    all.sort_unstable();
+    all.dedup();
+    all
+}
+
+struct Seeker<'a> {
+    graph: &'a Graph,
+    whose: Vec<Whose>,
+    is_item: &'a [bool],
+    work: &'a [usize],
+}
+
+impl Seeker<'_> {
+    /// The item's values that others read, or that are outputs.
+    fn edges(&self) -> Vec<Id> {
+        let needed = self.graph.needed(&self.graph.outputs, &[]);
+        let mut is_edge = vec![false; self.whose.len()];
+        self.graph.outputs.iter().for_each(|&id| is_edge[id] = true);
+        for id in (0..self.whose.len()).filter(|&id| needed[id] && self.whose[id] == Whose::Others) {
+            self.graph.values[id].op.reads().into_iter().for_each(|read| is_edge[read] = true);
+        }
+        let is_made = |id: Id| !matches!(self.graph.values[id].op, Op::Inputs(_));
+        (0..is_edge.len()).filter(|&id| is_edge[id] && self.whose[id] == Whose::Items && is_made(id)).collect()
+    }
+
+    /// What an edge may be cut at: itself, the narrowest value of the chain that it is the end of, and what that chain is linear in. None
+    /// where it is linear in the inputs and no narrower than these.
+    fn options(&self, edge: Id) -> Vec<Vec<Id>> {
+        let count = |id: Id| self.graph.values[id].count();
+        let mut narrowest = edge;
+        let mut at = edge;
+        while let Some([next]) = self.linear_in(at).as_deref().and_then(|reads| <&[Id; 1]>::try_from(reads).ok()) {
+            at = *next;
+            if count(at) < count(narrowest) && !matches!(self.graph.values[at].op, Op::Inputs(_)) {
+                narrowest = at;
+            }
+        }
+        let (bases, inputs) = self.bases(edge);
+        let read: usize = inputs.iter().map(|&id| count(id)).sum();
+        if bases.is_empty() && count(narrowest) >= read {
+            return Vec::new();
+        }
+        let mut options = vec![vec![edge], vec![narrowest], bases];
+        options.retain(|option| !option.is_empty());
+        options.dedup();
+        options
+    }
+
+    /// What a chain of linear values that ends at one starts from: values that are not linear in any, and inputs.
+    fn bases(&self, edge: Id) -> (Vec<Id>, Vec<Id>) {
+        let (mut bases, mut inputs, mut seen, mut ahead) = (Vec::new(), Vec::new(), vec![false; edge + 1], vec![edge]);
+        while let Some(id) = ahead.pop() {
+            if std::mem::replace(&mut seen[id], true) {
+                continue;
+            }
+            match (self.linear_in(id), &self.graph.values[id].op) {
+                (Some(reads), _) => ahead.extend(reads),
+                (None, Op::Inputs(_)) => inputs.push(id),
+                (None, _) => bases.push(id),
+            }
+        }
+        bases.sort_unstable();
+        (bases, inputs)
+    }
+
+    /// The item's values that one is linear in; none where it is not linear, or an input.
+    fn linear_in(&self, id: Id) -> Option<Vec<Id>> {
+        let is_items = |id: &Id| self.whose[*id] == Whose::Items;
+        let op = &self.graph.values[id].op;
+        let reads: Vec<Id> = op.reads().into_iter().filter(is_items).collect();
+        let is_linear = match op {
+            Op::Reshape(_) | Op::Pick(..) | Op::Concat(..) | Op::Fold(Fold::Sum, _) | Op::Unary(Unary::Neg, _) => true,
+            Op::Binary(Binary::Add | Binary::Sub, ..) => true,
+            Op::Binary(Binary::Mul, ..) | Op::MatMul(..) => reads.len() == 1,
+            Op::Binary(Binary::Div, _, by) => !is_items(by),
+            _ => false,
+        };
+        (is_linear && !reads.is_empty()).then_some(reads)
+    }
+
+    /// Those of some values that the other half reads.
+    fn read(&self, cut: &[Id]) -> Vec<Id> {
+        let needed = self.graph.needed(&self.graph.outputs, cut);
+        cut.iter().copied().filter(|&id| needed[id]).collect()
+    }
+
+    /// Multiply-adds that a candidate takes with a cut, and what takes as long; without a bound where too much is kept.
+    fn cost(&self, cut: &[Id]) -> Result<usize> {
+        let cut = ItemCut(self.read(cut));
+        let halves = match cut.0.is_empty() {
+            true => None,
+            false => Some(split(self.graph, self.is_item, &cut)?),
+        };
+        let reading = match &halves {
+            None => self.work.iter().sum(),
+            Some(halves) if halves.width > WIDTH_MAX => return Ok(usize::MAX),
+            Some(halves) => {
+                let read: usize = halves.candidates.inputs.iter().map(|&n| self.work[n]).sum();
+                ROW_WORK + NUMBER_WORK * halves.width + read
+            }
+        };
+        let graph = halves.as_ref().map_or(self.graph, |halves| &halves.candidates.graph);
+        let plans = [plan(&collapse(graph, false)?, Precision::F32)?, plan(&collapse(graph, true)?, Precision::F32)?];
+        let work = plans.iter().map(|plan| plan.row_work + plan.user_work / CANDIDATES).min().unwrap_or(0);
+        Ok(work + reading)
+    }
+}

@@ -1,0 +1,309 @@
+//! Dense graphs: ONNX files, run by `rten` on the CPU where they are no programs of ours.
+//!
+//! A [`Graph`] knows its inputs and outputs by name and checks every shape before it runs. User and item towers take the
+//! pooled embedding of each feature, `[Q, width]`, under the feature's name; an OverArch takes what [`super::OverArch`] says.
+//! The runtime sees a file only once it passed `onnx`, and keeps nothing of one that became a program.
+
+use std::fmt::Display;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::OnceLock;
+
+use rten::{Model, NodeId, Value, ValueOrView};
+use rten_tensor::TensorView;
+use rten_tensor::prelude::*;
+
+use super::onnx::{self, Port};
+use crate::dense::{Given, Made, Precision, ReadGraph, RowProgram, Size};
+use crate::tower::Threads;
+use sterling_core::error::{Error, Result};
+use sterling_core::tensor::Tensor;
+
+/// Stack of the thread that reads a graph: runtimes go down it by recursion.
+const STACK_BYTES: usize = 64 << 20;
+
+/// An ONNX graph of f32 tensors.
+pub struct Graph {
+    name: String,
+    inputs: Vec<Port>,
+    outputs: Vec<Port>,
+    weights: usize,
+    /// What the runtime evaluates otherwise than ONNX says.
+    misread: Option<String>,
+    /// The file, until it was lowered or the runtime has it.
+    source: Vec<u8>,
+    runtime: OnceLock<Model>,
+    precision: Precision,
+}
+
+/// What runs a graph.
+#[derive(Clone, Debug)]
+pub enum Runs {
+    /// A program of ours.
+    Program(Box<RowProgram>),
+    /// The runtime, for the reason that stood in the way of a program.
+    Runtime(String),
+}
+
+impl Runs {
+    /// The program, where it is one.
+    pub fn program(&self) -> Option<&RowProgram> {
+        match self {
+            Runs::Program(program) => Some(program),
+            Runs::Runtime(_) => None,
+        }
+    }
+}
+
+impl std::fmt::Debug for Graph {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Graph")
+            .field("name", &self.name)
+            .field("inputs", &self.inputs)
+            .field("outputs", &self.outputs)
+            .finish()
+    }
+}
+
+/// A tensor that goes into a graph.
+#[derive(Clone, Copy, Debug)]
+pub struct Input<'a> {
+    /// The input's name.
+    pub name: &'a str,
+    /// Its shape.
+    pub shape: &'a [usize],
+    /// Its numbers, row-major.
+    pub values: &'a [f32],
+}
+
+impl Graph {
+    /// Reads a graph. `name` stands in errors.
+    ///
+    /// # Errors
+    /// `Invalid` where the bytes are no ONNX graph, or one that nothing should run.
+    pub fn load(name: &str, bytes: Vec<u8>) -> Result<Self> {
+        let onnx::Ports { inputs, outputs, misread } = onnx::read(&bytes).map_err(|e| e.within(name))?;
+        let weights = bytes.len() / std::mem::size_of::<f32>();
+        Ok(Graph {
+            name: name.into(),
+            inputs,
+            outputs,
+            weights,
+            misread,
+            source: bytes,
+            runtime: OnceLock::new(),
+            precision: Precision::F32,
+        })
+    }
+
+    /// The same with the products of its program in a precision. The runtime knows f32 alone.
+    pub fn in_precision(self, precision: Precision) -> Self {
+        Graph { precision, ..self }
+    }
+
+    /// The graph as a program that takes its inputs as `given`, or, where it has what programs do not, in the runtime.
+    ///
+    /// # Errors
+    /// `Invalid` where it uses an operator that the runtime does not have either, or evaluates otherwise than ONNX says.
+    pub(super) fn lower(&mut self, given: &[Given], outputs: &[Made]) -> Result<Runs> {
+        let runs = match self.network(given, outputs, |network| network.program(self.precision)) {
+            Ok(program) => Runs::Program(Box::new(program)),
+            Err(e) => {
+                if let Some(node) = &self.misread {
+                    let name = &self.name;
+                    return Err(Error::invalid(format!("{name}: {node} in `rten`, which runs the graph, for {e}")));
+                }
+                tracing::info!(graph = self.name, reason = %e, "the graph runs in rten");
+                self.runtime()?;
+                Runs::Runtime(e.to_string())
+            }
+        };
+        self.source = Vec::new();
+        Ok(runs)
+    }
+
+    /// What `f` makes of the graph as a network that takes its inputs as `given`; not after [`Graph::lower`].
+    ///
+    /// # Errors
+    /// `Unsupported` where it has what programs do not; what `f` returns.
+    pub(super) fn network<T: Send>(
+        &self,
+        given: &[Given],
+        outputs: &[Made],
+        f: impl FnOnce(ReadGraph) -> Result<T> + Send,
+    ) -> Result<T> {
+        let fits = |port: &Port, sizes: &[Size]| {
+            let fits = |(own, size): (&Option<usize>, &Size)| match size {
+                Size::Fixed(n) => own.is_none_or(|own| own as i64 == *n),
+                Size::Rows => own.is_none(),
+            };
+            port.shape.as_ref().is_none_or(|own| own.len() == sizes.len() && own.iter().zip(sizes).all(fits))
+        };
+        if let Some(port) = self.inputs().find(|p| !given.iter().any(|g| g.name == p.name && fits(p, &g.shape))) {
+            let shape = port.shape.as_deref().map_or("?".into(), shown);
+            return Err(Error::unsupported(format!("input `{}` of shape {shape}", port.name)));
+        }
+        let made = guarded(|| deep(|| ReadGraph::read(&self.source, given, outputs).and_then(f))?);
+        made.unwrap_or_else(|panic| Err(Error::unsupported(panic)))
+    }
+
+    /// The same without its file, once it became programs.
+    pub(super) fn read(self) -> Self {
+        Graph { source: Vec::new(), ..self }
+    }
+
+    /// In which precision the products of its program are to be.
+    pub(super) fn precision(&self) -> Precision {
+        self.precision
+    }
+
+    /// The graph in the runtime, which reads it when it is asked for first.
+    fn runtime(&self) -> Result<&Model> {
+        if self.runtime.get().is_none() {
+            let unusable = |e: &dyn Display| Error::invalid(format!("{}: not a usable ONNX graph: {e}", self.name));
+            let source = self.source.clone();
+            let loaded = guarded(|| deep(|| Model::load(source))).map_err(|panic| unusable(&panic))??;
+            let model = loaded.map_err(|e| unusable(&e).caused_by(e))?;
+            let _ = self.runtime.set(model);
+        }
+        self.runtime.get().ok_or_else(|| Error::internal("a graph without its runtime"))
+    }
+
+    /// The name in errors.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// About how many numbers the graph holds: its file is hardly more than their bytes.
+    pub fn weights(&self) -> usize {
+        self.weights
+    }
+
+    /// The inputs, in the file's order.
+    pub fn inputs(&self) -> impl Iterator<Item = &Port> {
+        self.inputs.iter()
+    }
+
+    /// The outputs, in the file's order.
+    pub fn outputs(&self) -> impl Iterator<Item = &Port> {
+        self.outputs.iter()
+    }
+
+    /// An input by its name.
+    ///
+    /// # Errors
+    /// `Invalid` naming the inputs that there are.
+    pub fn input(&self, name: &str) -> Result<&Port> {
+        find(&self.inputs, name).ok_or_else(|| self.unknown("input", name, &self.inputs))
+    }
+
+    /// An output by its name.
+    ///
+    /// # Errors
+    /// `Invalid` naming the outputs that there are.
+    pub fn output(&self, name: &str) -> Result<&Port> {
+        find(&self.outputs, name).ok_or_else(|| self.unknown("output", name, &self.outputs))
+    }
+
+    fn unknown(&self, what: &str, name: &str, of: &[Port]) -> Error {
+        let known: Vec<&str> = of.iter().map(|port| port.name.as_str()).collect();
+        Error::invalid(format!("{}: no {what} `{name}`; it has: {}", self.name, known.join(", ")))
+    }
+
+    /// [`Graph::run_all`] for one output.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn run(&self, inputs: &[Input<'_>], output: &str, threads: &Threads) -> Result<Tensor> {
+        let mut made = self.run_all(inputs, &[output], threads)?;
+        made.pop().ok_or_else(|| Error::internal(format!("{}: the graph made no `{output}`", self.name)))
+    }
+
+    /// Runs the graph on `threads` and returns the named outputs, whose shapes are the declared ones where the file tells them.
+    ///
+    /// # Errors
+    /// `Invalid` for a missing or unknown input or one of another shape; `Internal` where the runtime fails.
+    pub fn run_all(&self, inputs: &[Input<'_>], outputs: &[&str], threads: &Threads) -> Result<Vec<Tensor>> {
+        let model = self.runtime()?;
+        let given = inputs.iter().map(|input| self.given(model, input)).collect::<Result<Vec<_>>>()?;
+        for port in &self.inputs {
+            let times = match inputs.iter().filter(|i| i.name == port.name).count() {
+                0 => "missing",
+                1 => continue,
+                _ => "given twice",
+            };
+            return Err(Error::invalid(format!("{}: input `{}` is {times}", self.name, port.name)));
+        }
+        let ports = outputs.iter().map(|name| self.output(name)).collect::<Result<Vec<_>>>()?;
+        let id = |port: &&Port| self.node(model.output_ids(), &self.outputs, &port.name);
+        let ids = ports.iter().map(id).collect::<Result<Vec<NodeId>>>()?;
+        let failed = |e: &dyn Display| Error::internal(format!("{}: the graph failed: {e}", self.name));
+        let made = guarded(|| model.run(given, &ids, Some(threads.options()))).map_err(|panic| failed(&panic))?;
+        let made = made.map_err(|e| failed(&e).caused_by(e))?;
+        let tensor = |(value, port): (Value, &&Port)| {
+            let name = &port.name;
+            let tensor: rten_tensor::Tensor<f32> =
+                value.into_tensor().ok_or_else(|| failed(&format!("output `{name}` is not f32")))?;
+            let shape = tensor.shape().to_vec();
+            if let Some(expected) = port.shape.as_ref().filter(|s| !fits(s, &shape)) {
+                return Err(failed(&format!("output `{name}` came out as {shape:?}, expected {}", shown(expected))));
+            }
+            Tensor::new(shape, tensor.into_data())
+        };
+        made.into_iter().zip(&ports).map(tensor).collect()
+    }
+
+    /// The runtime's number of an input or output: it keeps them in the file's order.
+    fn node(&self, ids: &[NodeId], ports: &[Port], name: &str) -> Result<NodeId> {
+        let place = ports.iter().position(|port| port.name == name);
+        let id = place.and_then(|place| ids.get(place)).copied();
+        id.ok_or_else(|| Error::internal(format!("{}: the runtime has no `{name}`", self.name)))
+    }
+
+    fn given<'a>(&self, model: &Model, input: &Input<'a>) -> Result<(NodeId, ValueOrView<'a>)> {
+        let Input { name, shape, values } = *input;
+        let port = self.input(name)?;
+        if let Some(expected) = port.shape.as_ref().filter(|s| !fits(s, shape)) {
+            let place = format!("{}: input `{name}`", self.name);
+            return Err(Error::invalid(format!("{place} has shape {shape:?}, expected {}", shown(expected))));
+        }
+        if values.len() != shape.iter().product::<usize>() {
+            let place = format!("{}: input `{name}`", self.name);
+            return Err(Error::internal(format!("{place}: shape {shape:?} does not hold {} numbers", values.len())));
+        }
+        Ok((self.node(model.input_ids(), &self.inputs, name)?, ValueOrView::from(TensorView::from_data(shape, values))))
+    }
+}
+
+/// Runs a call of the runtime, which panics on some malformed graphs.
+fn guarded<T>(call: impl FnOnce() -> T) -> std::result::Result<T, String> {
+    catch_unwind(AssertUnwindSafe(call)).map_err(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+        format!("the runtime panicked: {}", text.unwrap_or("without a message"))
+    })
+}
+
+/// Runs a call in a thread with room for graphs that are deep.
+fn deep<T: Send>(call: impl FnOnce() -> T + Send) -> Result<T> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, call);
+        let thread = thread.map_err(|e| Error::io("a thread that reads a graph", e))?;
+        Ok(thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
+    })
+}
+
+fn find<'a>(ports: &'a [Port], name: &str) -> Option<&'a Port> {
+    ports.iter().find(|port| port.name == name)
+}
+
+fn fits(expected: &[Option<usize>], got: &[usize]) -> bool {
+    expected.len() == got.len() && expected.iter().zip(got).all(|(e, g)| e.is_none_or(|e| e == *g))
+}
+
+/// A shape as people write it: `[?, 64]`.
+pub fn shown(shape: &[Option<usize>]) -> String {
+    let sizes: Vec<String> = shape.iter().map(|d| d.map_or("?".into(), |n| n.to_string())).collect();
+    format!("[{}]", sizes.join(", "))
+}
+
+#[cfg(test)]
+mod tests;

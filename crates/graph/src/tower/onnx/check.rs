@@ -1,0 +1,240 @@
+//! What a graph must be, as its file tells: small enough, in order, whole, and with shapes that follow from shapes.
+//!
+//! The last rule is what lets a trial speak for all requests: where the size of every value follows from the number of rows
+//! alone, no request needs more memory or time than the trial of as many rows did, whatever its numbers are.
+
+use std::collections::{HashMap, HashSet};
+
+use half::{bf16, f16};
+use rten_onnx::onnx::{DataLocation, DataType, GraphProto, NodeProto, TensorProto};
+
+use sterling_core::error::{Error, Result};
+
+/// Most nodes of a graph.
+const NODES_MAX: usize = 16_384;
+/// Most nodes one behind the other: runtimes go down a graph by recursion.
+const DEPTH_MAX: usize = 2_048;
+/// Most numbers of one constant, or of a shape that a graph spells out.
+const NUMBERS_MAX: u64 = 1 << 28;
+
+/// What is known of a value.
+#[derive(Clone, Copy)]
+struct Known {
+    depth: usize,
+    /// True where it depends on the numbers of an input, not on its shape alone.
+    is_data: bool,
+}
+
+/// Refuses a graph that no runtime should see.
+///
+/// # Errors
+/// `Invalid` with the node, the constant or the name.
+pub(super) fn graph(graph: &GraphProto) -> Result<()> {
+    if graph.node.len() > NODES_MAX {
+        return Err(Error::invalid(format!("{} nodes, expected at most {NODES_MAX}", graph.node.len())));
+    }
+    let mut known: HashMap<&str, Known> = HashMap::new();
+    let mut constants: HashMap<&str, &TensorProto> = HashMap::new();
+    for tensor in &graph.initializer {
+        let name = tensor.name.as_deref().unwrap_or("");
+        check_tensor(tensor).map_err(|e| e.within(format!("constant `{name}`")))?;
+        if constants.insert(name, tensor).is_some() {
+            return Err(Error::invalid(format!("constant `{name}` is given twice")));
+        }
+        known.insert(name, Known { depth: 0, is_data: false });
+    }
+    let mut inputs = HashSet::new();
+    for input in &graph.input {
+        let name = input.name.as_deref().unwrap_or("");
+        if !inputs.insert(name) {
+            return Err(Error::invalid(format!("input `{name}` is given twice")));
+        }
+        known.entry(name).or_insert(Known { depth: 0, is_data: true });
+    }
+    for (place, node) in graph.node.iter().enumerate() {
+        let made = check_node(node, &known, &constants).map_err(|e| e.within(shown(node, place)))?;
+        for output in node.output.iter().filter(|name| !name.is_empty()) {
+            if known.insert(output, made).is_some() {
+                return Err(Error::invalid(format!("`{output}` is made twice")).within(shown(node, place)));
+            }
+        }
+        if let (Some("Constant"), Some(tensor)) = (node.op_type.as_deref(), constant(node)) {
+            constants.insert(node.output.first().map_or("", String::as_str), tensor);
+        }
+    }
+    match graph.output.iter().filter_map(|o| o.name.as_deref()).find(|name| !known.contains_key(name)) {
+        Some(name) => Err(Error::invalid(format!("output `{name}`: no node makes it"))),
+        None => Ok(()),
+    }
+}
+
+/// The first node that the fallback runtime evaluates otherwise than ONNX says, and how.
+pub(super) fn misread(graph: &GraphProto) -> Option<String> {
+    let how = |operator: &str| match operator {
+        "Sign" => Some("1 for 0, expected 0"),
+        "ArgMax" | "ArgMin" => Some("the place of the last of equal values, expected the first"),
+        _ => None,
+    };
+    let mut all = graph.node.iter().enumerate();
+    all.find_map(|(place, node)| {
+        how(node.op_type.as_deref().unwrap_or("")).map(|how| format!("{}: it makes {how}", shown(node, place)))
+    })
+}
+
+fn shown(node: &NodeProto, place: usize) -> String {
+    let operator = node.op_type.as_deref().unwrap_or("?");
+    match node.name.as_deref().filter(|name| !name.is_empty()) {
+        Some(name) => format!("node `{name}` ({operator})"),
+        None => format!("node {} ({operator})", place + 1),
+    }
+}
+
+fn constant(node: &NodeProto) -> Option<&TensorProto> {
+    node.attribute.iter().find(|a| a.name.as_deref() == Some("value"))?.t.as_ref()
+}
+
+fn check_node(
+    node: &NodeProto,
+    known: &HashMap<&str, Known>,
+    constants: &HashMap<&str, &TensorProto>,
+) -> Result<Known> {
+    let operator = node.op_type.as_deref().unwrap_or("");
+    for attribute in &node.attribute {
+        let name = attribute.name.as_deref().unwrap_or("");
+        attribute.t.as_ref().map_or(Ok(()), check_tensor).map_err(|e| e.within(format!("attribute `{name}`")))?;
+    }
+    if let Some(what) = follows_numbers(operator) {
+        return Err(Error::invalid(format!("{what}, expected sizes that follow from the number of rows alone")));
+    }
+    let mut made = Known { depth: 1, is_data: false };
+    for (place, name) in node.input.iter().enumerate().filter(|(_, name)| !name.is_empty()) {
+        let Some(read) = known.get(name.as_str()) else {
+            return Err(Error::invalid(format!(
+                "it reads `{name}`, which no node before it makes; nodes must stand in order, without circles"
+            )));
+        };
+        made.depth = made.depth.max(read.depth + 1);
+        made.is_data |= read.is_data;
+        if sets_shape(operator, place) {
+            if read.is_data {
+                return Err(Error::invalid(format!(
+                    "`{name}` sets a size and comes from the numbers of an input, expected one that follows from shapes"
+                )));
+            }
+            check_size(operator, constants.get(name.as_str()).copied())?;
+        }
+    }
+    if made.depth > DEPTH_MAX {
+        return Err(Error::invalid(format!("it stands behind {DEPTH_MAX} others, expected at most so many in a row")));
+    }
+    made.is_data &= !["Shape", "Size"].contains(&operator);
+    Ok(made)
+}
+
+/// What makes results whose size follows from numbers.
+fn follows_numbers(operator: &str) -> Option<&'static str> {
+    match operator {
+        "NonZero" | "Compress" | "Unique" | "NonMaxSuppression" | "StringSplit" => {
+            Some("its results follow the numbers")
+        }
+        "If" | "Loop" | "Scan" | "SequenceMap" => Some("it decides what runs"),
+        _ => None,
+    }
+}
+
+/// Whether an operator takes a size, or a bound of one, from the input at this place.
+fn sets_shape(operator: &str, place: usize) -> bool {
+    match operator {
+        "ConstantOfShape" | "Range" => true,
+        "Reshape" | "Expand" | "Tile" | "TopK" | "OneHot" | "Upsample" | "Split" | "SplitToSequence" | "Squeeze"
+        | "Unsqueeze" => place == 1,
+        "Slice" | "Resize" => place > 0,
+        "Pad" => place == 1 || place == 3,
+        _ => operator.starts_with("Reduce") && place == 1,
+    }
+}
+
+/// Refuses a size that is spelled out and larger than any graph has a use for.
+fn check_size(operator: &str, tensor: Option<&TensorProto>) -> Result<()> {
+    let Some(sizes) = tensor.filter(|_| ["ConstantOfShape", "Expand", "Reshape", "Tile"].contains(&operator)) else {
+        return Ok(());
+    };
+    let Some(sizes) = integers(sizes) else { return Ok(()) };
+    let numbers = sizes.iter().filter(|n| **n > 0).try_fold(1u64, |all, &n| all.checked_mul(n as u64));
+    match numbers.filter(|&n| n <= NUMBERS_MAX) {
+        Some(_) => Ok(()),
+        None => Err(Error::invalid(format!("a size of {sizes:?}, expected at most {NUMBERS_MAX} numbers"))),
+    }
+}
+
+fn integers(tensor: &TensorProto) -> Option<Vec<i64>> {
+    if tensor.data_type != Some(DataType::INT64) {
+        return None;
+    }
+    Some(match &tensor.raw_data {
+        Some(raw) => raw.borrow().as_chunks::<8>().0.iter().map(|b| i64::from_le_bytes(*b)).collect(),
+        None => tensor.int64_data.clone(),
+    })
+}
+
+/// Refuses constants that are not whole or not numbers.
+fn check_tensor(tensor: &TensorProto) -> Result<()> {
+    if tensor.data_location == Some(DataLocation::EXTERNAL) || !tensor.external_data.is_empty() {
+        return Err(Error::invalid("its numbers lie in another file, expected all in one"));
+    }
+    let numbers = tensor.dims.iter().try_fold(1u64, |all, &n| all.checked_mul(u64::try_from(n).ok()?));
+    let Some(numbers) = numbers.filter(|&n| n <= NUMBERS_MAX) else {
+        return Err(Error::invalid(format!("shape {:?}, expected at most {NUMBERS_MAX} numbers", tensor.dims)));
+    };
+    let kind = tensor.data_type.unwrap_or(DataType(0));
+    let Some((bits, listed)) = stored(tensor, kind) else {
+        return Err(Error::invalid(format!("numbers of type {kind}, expected floats, integers or booleans")));
+    };
+    let (got, expected, what) = match &tensor.raw_data {
+        Some(raw) => (raw.borrow().len() as u64, (numbers * bits).div_ceil(8), "bytes"),
+        None => (listed as u64, if bits < 8 { numbers.div_ceil(2) } else { numbers }, "numbers"),
+    };
+    if got != expected {
+        return Err(Error::invalid(format!("{got} {what} for shape {:?}, expected {expected}", tensor.dims)));
+    }
+    match has_nan(tensor, kind) {
+        true => Err(Error::invalid("it holds NaN, expected numbers")),
+        false => Ok(()),
+    }
+}
+
+/// Bits of a number of a type, and how many stand in the list that is meant for it.
+fn stored(tensor: &TensorProto, kind: DataType) -> Option<(u64, usize)> {
+    let small = tensor.int32_data.len();
+    Some(match kind {
+        DataType::FLOAT => (32, tensor.float_data.len()),
+        DataType::DOUBLE => (64, tensor.double_data.len()),
+        DataType::INT64 => (64, tensor.int64_data.len()),
+        DataType::INT32 => (32, small),
+        DataType::FLOAT16 | DataType::BFLOAT16 | DataType::INT16 | DataType::UINT16 => (16, small),
+        DataType::INT8 | DataType::UINT8 | DataType::BOOL => (8, small),
+        DataType::INT4 | DataType::UINT4 => (4, small),
+        _ => return None,
+    })
+}
+
+fn has_nan(tensor: &TensorProto, kind: DataType) -> bool {
+    let raw = tensor.raw_data.as_ref().map(|raw| raw.borrow());
+    let pairs = |is_nan: fn([u8; 2]) -> bool| {
+        let listed = || tensor.int32_data.iter().any(|&n| is_nan((n as u16).to_le_bytes()));
+        raw.as_ref().map_or_else(listed, |raw| raw.as_chunks::<2>().0.iter().any(|b| is_nan(*b)))
+    };
+    match kind {
+        DataType::FLOAT => match &raw {
+            Some(raw) => raw.as_chunks::<4>().0.iter().any(|b| f32::from_le_bytes(*b).is_nan()),
+            None => tensor.float_data.iter().any(|x| x.is_nan()),
+        },
+        DataType::DOUBLE => match &raw {
+            Some(raw) => raw.as_chunks::<8>().0.iter().any(|b| f64::from_le_bytes(*b).is_nan()),
+            None => tensor.double_data.iter().any(|x| x.is_nan()),
+        },
+        DataType::FLOAT16 => pairs(|b| f16::from_le_bytes(b).is_nan()),
+        DataType::BFLOAT16 => pairs(|b| bf16::from_le_bytes(b).is_nan()),
+        _ => false,
+    }
+}

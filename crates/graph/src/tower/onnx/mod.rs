@@ -1,0 +1,93 @@
+//! ONNX files as they lie on disk: what goes in and comes out, and whether a runtime may see them at all.
+//!
+//! Whoever wrote a file may have made it wrong in ways that end a process: nested without an end, thousands of nodes deep, with
+//! shapes that grow by the numbers of a request. [`read`] refuses what can be told from the file alone:
+//!
+//! 1. `wire`: messages lie within each other as deep as ONNX needs for a graph without control flow, no deeper.
+//! 2. `check`: nodes in order, each name made once, constants that are whole, shapes that follow from shapes.
+//!
+//! What can only be seen by running is left to `sterling_snapshot::sandbox`.
+
+mod check;
+mod wire;
+
+use std::ops::RangeInclusive;
+
+use rten_onnx::onnx::{DataType, ModelProto, ValueInfoProto};
+
+use sterling_core::error::{Error, Result};
+
+/// Largest file, in bytes: ONNX itself ends at twice as many.
+const BYTES_MAX: usize = 1 << 30;
+/// Versions of the standard operators: from the first whose operands broadcast to the last that models were tried with.
+const OPSETS: RangeInclusive<i64> = 7..=18;
+
+/// An input or output of a graph. `None` stands for a size that differs from run to run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Port {
+    /// The name in the file.
+    pub name: String,
+    /// Its dimensions, where the file tells them.
+    pub shape: Option<Vec<Option<usize>>>,
+}
+
+/// The inputs and outputs of a file that passed.
+pub(super) struct Ports {
+    pub(super) inputs: Vec<Port>,
+    pub(super) outputs: Vec<Port>,
+    /// What the fallback runtime evaluates otherwise than ONNX says.
+    pub(super) misread: Option<String>,
+}
+
+/// Looks at a file without running it.
+///
+/// # Errors
+/// `Invalid` with the node, constant, input or output that is wrong.
+pub(super) fn read(bytes: &[u8]) -> Result<Ports> {
+    let unusable = |e: &dyn std::fmt::Display| Error::invalid(format!("not a usable ONNX graph: {e}"));
+    if bytes.len() > BYTES_MAX {
+        return Err(unusable(&format!("{} bytes, expected at most {BYTES_MAX}", bytes.len())));
+    }
+    wire::check(bytes).map_err(|e| unusable(&e))?;
+    let model = ModelProto::parse_buf(bytes).map_err(|e| unusable(&e))?;
+    let graph = model.graph.as_ref().ok_or_else(|| unusable(&"a file without a graph"))?;
+    check_opset(&model)?;
+    check::graph(graph)?;
+    let is_constant = |value: &&ValueInfoProto| graph.initializer.iter().any(|tensor| tensor.name == value.name);
+    let port = |what: &str, value: &ValueInfoProto| port(value).map_err(|e| e.within(what));
+    Ok(Ports {
+        // Files of the first versions of ONNX list constants among the inputs.
+        inputs: graph.input.iter().filter(|v| !is_constant(v)).map(|v| port("input", v)).collect::<Result<_>>()?,
+        outputs: graph.output.iter().map(|v| port("output", v)).collect::<Result<_>>()?,
+        misread: check::misread(graph),
+    })
+}
+
+/// What an operator means depends on the version that a file names: one that nobody has looked at is not guessed.
+fn check_opset(model: &ModelProto) -> Result<()> {
+    let is_standard = |domain: &Option<String>| domain.as_deref().is_none_or(|d| d.is_empty() || d == "ai.onnx");
+    let named = model.opset_import.iter().find(|opset| is_standard(&opset.domain)).and_then(|opset| opset.version);
+    if named.is_some_and(|version| OPSETS.contains(&version)) {
+        return Ok(());
+    }
+    let (least, most) = (OPSETS.start(), OPSETS.end());
+    let named = named.map_or("no version of the operators".into(), |version| format!("operators of opset {version}"));
+    Err(Error::invalid(format!("{named}, expected opset {least} to {most}: export with `opset_version={most}`")))
+}
+
+fn port(value: &ValueInfoProto) -> Result<Port> {
+    let name = value.name.clone().filter(|n| !n.is_empty()).ok_or_else(|| Error::invalid("has no name"))?;
+    let Some(tensor) = value.r#type.as_ref().and_then(|t| t.tensor_type.as_ref()) else {
+        return Ok(Port { name, shape: None });
+    };
+    if let Some(kind) = tensor.elem_type.filter(|kind| *kind != DataType::FLOAT) {
+        let kind = kind.to_string().to_lowercase();
+        return Err(Error::invalid(format!("`{name}` is tensor({kind}), expected tensor(float)")));
+    }
+    let Some(shape) = &tensor.shape else { return Ok(Port { name, shape: None }) };
+    let size = |dim: &rten_onnx::onnx::Dimension| match dim.dim_value {
+        None => Ok(None),
+        Some(n) => usize::try_from(n).map(Some).map_err(|_| Error::invalid(format!("`{name}` has a dimension of {n}"))),
+    };
+    Ok(Port { shape: Some(shape.dim.iter().map(size).collect::<Result<_>>()?), name })
+}

@@ -1,0 +1,203 @@
+//! The features of one request or item: from values as they were sent to what a tower takes.
+
+use super::spec::{FeatureKind, FeatureSpec, Keep};
+use sterling_core::error::{Error, Result};
+use sterling_core::request::Values;
+use sterling_embedding::Vocabulary;
+
+/// One row of features, checked against a tower: an entry for each of its features.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FeatureRow {
+    pub(super) values: Vec<FeatureValues>,
+}
+
+/// The values of one feature of one row.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum FeatureValues {
+    /// Ids of a table, each with a weight where there are weights; none where the row brings no values.
+    Ids { ids: Vec<i64>, weights: Option<Vec<f32>> },
+    /// As many numbers as the feature is wide.
+    Dense(Vec<f32>),
+}
+
+impl FeatureRow {
+    /// How many ids it brings.
+    pub fn ids(&self) -> usize {
+        self.values.iter().map(FeatureValues::ids).sum()
+    }
+
+    /// The largest magnitude of its numbers and weights.
+    pub fn largest(&self) -> f32 {
+        let numbers = |values: &FeatureValues| -> f32 {
+            let numbers = match values {
+                FeatureValues::Ids { weights, .. } => weights.as_deref().unwrap_or(&[]),
+                FeatureValues::Dense(numbers) => numbers,
+            };
+            numbers.iter().fold(0.0, |most, x| most.max(x.abs()))
+        };
+        self.values.iter().map(numbers).fold(0.0, f32::max)
+    }
+
+    /// Bytes of its values.
+    pub fn bytes(&self) -> usize {
+        let bytes = |values: &FeatureValues| match values {
+            FeatureValues::Ids { ids, weights } => ids.len() * 8 + weights.as_ref().map_or(0, |w| w.len() * 4),
+            FeatureValues::Dense(numbers) => numbers.len() * 4,
+        };
+        self.values.iter().map(bytes).sum()
+    }
+}
+
+impl FeatureValues {
+    pub(super) fn ids(&self) -> usize {
+        match self {
+            FeatureValues::Ids { ids, .. } => ids.len(),
+            FeatureValues::Dense(_) => 0,
+        }
+    }
+
+    pub(super) fn has_weights(&self) -> bool {
+        matches!(self, FeatureValues::Ids { weights: Some(_), .. })
+    }
+
+    /// What a row brings that does not name the feature: an empty bag, or zeros.
+    pub(super) fn missing(spec: &FeatureSpec) -> Self {
+        match spec.kind {
+            FeatureKind::Dense => FeatureValues::Dense(vec![0.0; spec.width.unwrap_or(0)]),
+            _ => FeatureValues::Ids { ids: Vec::new(), weights: None },
+        }
+    }
+
+    /// Reads values as `spec` takes them.
+    ///
+    /// # Errors
+    /// `Invalid` with what came and what was expected.
+    pub(super) fn read(spec: &FeatureSpec, vocabulary: Option<&Vocabulary>, sent: Values) -> Result<Self> {
+        let mut values = match (spec.kind, sent) {
+            (FeatureKind::Ids, Values::Weighted { .. }) if spec.is_sequence() => {
+                return Err(Error::invalid(
+                    "got values with weights, expected a list of 64-bit ids: a sequence has no weights",
+                ));
+            }
+            (FeatureKind::Ids, Values::Integers(ids)) => FeatureValues::Ids { ids, weights: None },
+            (FeatureKind::Ids, Values::Weighted { ids, weights }) if ids.len() == weights.len() => {
+                FeatureValues::Ids { ids, weights: spec.weights.then_some(weights) }
+            }
+            (FeatureKind::Ids, Values::Weighted { ids, weights }) => {
+                return Err(Error::invalid(format!(
+                    "got {} weights, expected one for each of {} values",
+                    weights.len(),
+                    ids.len()
+                )));
+            }
+            (FeatureKind::Category, sent @ (Values::Texts(_) | Values::Integers(_))) => {
+                let vocabulary = vocabulary.ok_or_else(|| Error::internal("a category without a vocabulary"))?;
+                let ids = match sent {
+                    Values::Integers(integers) => integers.iter().map(|n| vocabulary.id(&n.to_string())).collect(),
+                    Values::Texts(texts) => texts.iter().map(|text| vocabulary.id(text)).collect(),
+                    _ => Vec::new(),
+                };
+                FeatureValues::Ids { ids, weights: None }
+            }
+            (FeatureKind::Dense, Values::Integers(integers)) => {
+                FeatureValues::Dense(integers.iter().map(|&n| n as f32).collect())
+            }
+            (FeatureKind::Dense, Values::Numbers(numbers)) => FeatureValues::Dense(numbers),
+            (kind, sent) => return Err(Error::invalid(format!("got {}, expected {}", shown(&sent), expected(kind)))),
+        };
+        values.check(spec)?;
+        if spec.is_sequence() {
+            values.cut(spec.length.unwrap_or(0), spec.keep.unwrap_or_default());
+        }
+        Ok(values)
+    }
+
+    /// Leaves at most `length` ids.
+    fn cut(&mut self, length: usize, keep: Keep) {
+        if let FeatureValues::Ids { ids, .. } = self {
+            let kept = keep.of(ids.len(), length);
+            ids.truncate(kept.end);
+            ids.drain(..kept.start);
+        }
+    }
+
+    fn check(&self, spec: &FeatureSpec) -> Result<()> {
+        match self {
+            FeatureValues::Ids { ids, .. } if ids.len() > spec.max_ids => {
+                Err(Error::invalid(format!("got {} values, expected at most {}", ids.len(), spec.max_ids)))
+            }
+            FeatureValues::Ids { weights: Some(weights), .. } => all_finite(weights),
+            FeatureValues::Ids { .. } => Ok(()),
+            FeatureValues::Dense(numbers) if numbers.len() != spec.width.unwrap_or(0) => {
+                Err(Error::invalid(format!("got {} numbers, expected {}", numbers.len(), spec.width.unwrap_or(0))))
+            }
+            FeatureValues::Dense(numbers) => all_finite(numbers),
+        }
+    }
+}
+
+fn all_finite(numbers: &[f32]) -> Result<()> {
+    match numbers.iter().find(|x| !x.is_finite()) {
+        Some(x) => Err(Error::invalid(format!("got {x}, expected finite numbers"))),
+        None => Ok(()),
+    }
+}
+
+fn expected(kind: FeatureKind) -> &'static str {
+    match kind {
+        FeatureKind::Ids => "a list of 64-bit ids, or {\"values\": [..], \"weights\": [..]}",
+        FeatureKind::Category => "a text, an integer, or a list of them",
+        FeatureKind::Dense => "a list of numbers",
+    }
+}
+
+/// What came, with its first value, for errors.
+fn shown(values: &Values) -> String {
+    const CHARS_MAX: usize = 60;
+    match values {
+        Values::Integers(integers) => integers.first().map_or("no values".into(), |n| format!("integers such as {n}")),
+        Values::Numbers(numbers) => {
+            if let Some(fraction) = numbers.iter().find(|x| x.fract() != 0.0) {
+                return format!("numbers such as {fraction}");
+            }
+            // A whole number that is none of 64 bits has been rounded.
+            let beyond = numbers.iter().find(|x| x.abs() >= i64::MAX as f32);
+            let beyond = beyond.map(|x| format!("about {x:e}, and integers end at {}", i64::MAX));
+            beyond
+                .or(numbers.first().map(f32::to_string))
+                .map_or("no values".into(), |x| format!("numbers such as {x}"))
+        }
+        Values::Texts(texts) => texts.first().map_or("no values".into(), |text| {
+            let start: String = text.chars().take(CHARS_MAX).collect();
+            let more = if start.len() < text.len() { "..." } else { "" };
+            format!("texts such as \"{start}{more}\"")
+        }),
+        Values::Weighted { .. } => "values with weights".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    /// An unweighted collection of TorchRec computes `sum(rows)` whatever weights come with the ids.
+    #[test]
+    fn drops_weights_of_a_feature_that_takes_none() {
+        let spec = |text: &str| serde_json::from_str::<FeatureSpec>(text).unwrap();
+        let weighted = spec(r#"{"name": "a", "kind": "ids", "table": "t"}"#);
+        let unweighted = spec(r#"{"name": "a", "kind": "ids", "table": "t", "weights": false}"#);
+        let read = |spec: &FeatureSpec, weights: &[f32]| {
+            FeatureValues::read(spec, None, Values::Weighted { ids: vec![1, 2], weights: weights.to_vec() })
+        };
+        let ids = vec![1, 2];
+        let kept = FeatureValues::Ids { ids: ids.clone(), weights: Some(vec![10.0, 100.0]) };
+        assert_eq!(read(&weighted, &[10.0, 100.0]).unwrap(), kept);
+        assert_eq!(read(&unweighted, &[10.0, 100.0]).unwrap(), FeatureValues::Ids { ids, weights: None });
+        // The body is still checked.
+        assert!(read(&unweighted, &[10.0]).unwrap_err().to_string().contains("got 1 weights, expected one for each"));
+        // What is written again says the same: true is not written.
+        assert!(!serde_json::to_string(&weighted).unwrap().contains("weights"));
+        assert_eq!(spec(&serde_json::to_string(&unweighted).unwrap()), unweighted);
+    }
+}

@@ -1,0 +1,113 @@
+//! The tensors that the features of a row make: what graphs read under the features' names.
+
+use std::ops::Range;
+
+use super::row::{FeatureRow, FeatureValues};
+use super::spec::{FeatureKind, FeatureSpec};
+use sterling_embedding::keyed::Layout;
+
+/// What the tables say of one row of features.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Pooled {
+    /// The pooled embeddings, side by side in the order of the tower's bags, `[sum of widths]`.
+    pub values: Vec<f32>,
+    /// The rows of each sequence, `[ids, width]`.
+    pub sequences: Vec<Vec<f32>>,
+    /// Ids that were answered with default rows.
+    pub degraded_rows: u64,
+}
+
+impl Pooled {
+    /// Bytes of its numbers.
+    pub fn bytes(&self) -> usize {
+        4 * (self.values.len() + self.sequences.iter().map(Vec::len).sum::<usize>())
+    }
+}
+
+/// A tensor of one row of features.
+#[derive(Clone, Debug, PartialEq)]
+pub struct FeatureTensor {
+    /// The name of the input that it is.
+    pub name: String,
+    /// The feature.
+    pub feature: String,
+    /// Its dimensions after that of the rows.
+    pub shape: Vec<usize>,
+    holds: Holds,
+}
+
+/// Where its numbers come from.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Holds {
+    /// These columns of the pooled embeddings.
+    Bag(Range<usize>),
+    /// The numbers of a feature, by its place.
+    Dense(usize),
+    /// The rows of a sequence, by its place among the sequences.
+    Sequence(usize),
+    /// 1 for each value of a feature.
+    Mask(usize),
+}
+
+impl FeatureTensor {
+    /// The tensors of features, whose pooled ones lie side by side as `bags` says: these first, then numbers, then sequences of
+    /// these widths, each with its mask.
+    pub(super) fn of(features: &[FeatureSpec], bags: &Layout, widths: &[usize]) -> Vec<FeatureTensor> {
+        let tensor = |name: &str, feature: &str, shape: Vec<usize>, holds| FeatureTensor {
+            name: name.into(),
+            feature: feature.into(),
+            shape,
+            holds,
+        };
+        let keys = bags.keys().iter().enumerate();
+        let mut all: Vec<FeatureTensor> =
+            keys.map(|(k, key)| tensor(key, key, vec![bags.columns(k).len()], Holds::Bag(bags.columns(k)))).collect();
+        let numbered = || features.iter().enumerate();
+        all.extend(
+            numbered()
+                .filter(|(_, f)| f.kind == FeatureKind::Dense)
+                .map(|(n, f)| tensor(&f.name, &f.name, vec![f.width.unwrap_or(0)], Holds::Dense(n))),
+        );
+        for ((sequence, (n, f)), width) in numbered().filter(|(_, f)| f.is_sequence()).enumerate().zip(widths) {
+            let length = f.length.unwrap_or(0);
+            all.push(tensor(&f.name, &f.name, vec![length, *width], Holds::Sequence(sequence)));
+            all.push(tensor(&f.mask(), &f.name, vec![length], Holds::Mask(n)));
+        }
+        all
+    }
+
+    /// Numbers of one row.
+    pub fn count(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Where its numbers come from.
+    pub(super) fn holds(&self) -> &Holds {
+        &self.holds
+    }
+
+    /// Writes the tensor of a row, `[count]`.
+    ///
+    /// # Panics
+    /// Where `out` is of another length, or the row is none of this tensor's tower.
+    pub fn write(&self, row: &FeatureRow, pooled: &Pooled, out: &mut [f32]) {
+        match &self.holds {
+            Holds::Bag(columns) => out.copy_from_slice(&pooled.values[columns.clone()]),
+            Holds::Dense(feature) => match &row.values[*feature] {
+                FeatureValues::Dense(numbers) => out.copy_from_slice(numbers),
+                FeatureValues::Ids { .. } => out.fill(0.0),
+            },
+            Holds::Sequence(sequence) => {
+                let rows = &pooled.sequences[*sequence];
+                let (values, padding) = out.split_at_mut(rows.len());
+                values.copy_from_slice(rows);
+                padding.fill(0.0);
+            }
+            Holds::Mask(feature) => {
+                let (values, padding) = out.split_at_mut(row.values[*feature].ids());
+                values.fill(1.0);
+                padding.fill(0.0);
+            }
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! Columns as an item file has them, and their encoding in slot order.
+
+use std::collections::BTreeSet;
+
+use super::view::{ColumnKind, Declared};
+use sterling_core::error::{Error, Result};
+use sterling_storage::files::TensorFile;
+
+/// One column of an item file, in the file's order.
+#[derive(Clone, Debug)]
+pub struct ItemColumn {
+    /// The name that filters, value models and replies use.
+    pub name: String,
+    /// True where filters may ask about it; otherwise it is only returned.
+    pub filter: bool,
+    /// The values of all items.
+    pub values: ItemValues,
+}
+
+/// The values of a column. Item `i` has the values `offsets[i]..offsets[i + 1]`; none means missing.
+#[derive(Clone, Debug)]
+pub enum ItemValues {
+    /// Integer categories, also comparable.
+    Integers {
+        /// `[N + 1]`, ascending.
+        offsets: Vec<u32>,
+        /// All values.
+        values: Vec<i64>,
+    },
+    /// Text categories.
+    Texts {
+        /// `[N + 1]`, ascending.
+        offsets: Vec<u32>,
+        /// All values.
+        values: Vec<String>,
+    },
+    /// Numbers, one an item, `[N]`; NaN means missing.
+    Floats(Vec<f64>),
+}
+
+/// Bytes of a heap beside those of a text: its length, its place, and what an allocation is rounded up by.
+const TEXT_BYTES: usize = 24 + 16;
+
+/// Bytes of memory that a text of a column takes.
+pub fn text_bytes(text: &str) -> usize {
+    text.len() + TEXT_BYTES
+}
+
+impl ItemValues {
+    /// How many values there are.
+    pub fn count(&self) -> usize {
+        match self {
+            ItemValues::Integers { values, .. } => values.len(),
+            ItemValues::Texts { values, .. } => values.len(),
+            ItemValues::Floats(values) => values.len(),
+        }
+    }
+
+    /// Bytes of memory that they take.
+    pub fn bytes(&self) -> usize {
+        match self {
+            ItemValues::Integers { offsets, values } => 4 * offsets.len() + 8 * values.len(),
+            ItemValues::Texts { offsets, values } => {
+                4 * offsets.len() + values.iter().map(|text| text_bytes(text)).sum::<usize>()
+            }
+            ItemValues::Floats(values) => 8 * values.len(),
+        }
+    }
+
+    /// What a column of these holds.
+    pub fn kind(&self) -> ColumnKind {
+        match self {
+            ItemValues::Integers { .. } => ColumnKind::Integers,
+            ItemValues::Texts { .. } => ColumnKind::Texts,
+            ItemValues::Floats(_) => ColumnKind::Floats,
+        }
+    }
+}
+
+/// Adds the tensors of `columns` to `file`, slot `s` taking the values of item `order[s]`, or none where that is
+/// [`NO_ITEM`](sterling_core::units::NO_ITEM).
+///
+/// # Errors
+/// `Invalid` for two columns of one name.
+pub fn encode(columns: &[ItemColumn], order: &[u32], file: &mut TensorFile<'_>) -> Result<()> {
+    let mut names = BTreeSet::new();
+    let mut declared = Vec::new();
+    for (number, column) in columns.iter().enumerate() {
+        if !names.insert(&column.name) {
+            return Err(Error::invalid(format!("column `{}` is given twice, expected each name once", column.name)));
+        }
+        let kind = match &column.values {
+            ItemValues::Integers { offsets, values } => {
+                let (dictionary, codes) = dictionary(values);
+                file.add_owned(
+                    format!("c{number}.integers"),
+                    &[dictionary.len()],
+                    dictionary.into_iter().copied().collect(),
+                )?;
+                encode_codes(number, offsets, &codes, order, file)?;
+                ColumnKind::Integers
+            }
+            ItemValues::Texts { offsets, values } => {
+                let (dictionary, codes) = dictionary(values);
+                let mut ends = vec![0u64];
+                ends.extend(dictionary.iter().scan(0, |at, text| {
+                    *at += text.len() as u64;
+                    Some(*at)
+                }));
+                let bytes: Vec<u8> = dictionary.iter().flat_map(|text| text.bytes()).collect();
+                file.add_owned(format!("c{number}.text_offsets"), &[ends.len()], ends)?;
+                file.add_owned(format!("c{number}.text_bytes"), &[bytes.len()], bytes)?;
+                encode_codes(number, offsets, &codes, order, file)?;
+                ColumnKind::Texts
+            }
+            ItemValues::Floats(values) => {
+                let by_slot: Vec<f64> =
+                    order.iter().map(|&row| values.get(row as usize).copied().unwrap_or(f64::NAN)).collect();
+                file.add_owned(format!("c{number}.floats"), &[by_slot.len()], by_slot)?;
+                ColumnKind::Floats
+            }
+        };
+        declared.push(Declared { name: column.name.clone(), kind, filter: column.filter });
+    }
+    let text = serde_json::to_vec(&declared).map_err(|e| Error::internal(format!("columns: {e}")))?;
+    file.add_owned("columns", &[text.len()], text)
+}
+
+/// The distinct values, sorted, and the rank of each value.
+pub(super) fn dictionary<T: Ord>(values: &[T]) -> (Vec<&T>, Vec<u32>) {
+    let mut sorted: Vec<&T> = values.iter().collect();
+    sorted.sort_unstable();
+    sorted.dedup();
+    let codes =
+        values.iter().map(|v| sorted.binary_search(&v).expect("the dictionary holds every value") as u32).collect();
+    (sorted, codes)
+}
+
+/// The place behind so many values of a column, as offsets have it.
+///
+/// # Errors
+/// `Invalid` where there are more than offsets of 32 bits reach.
+pub fn values_end(values: usize) -> Result<u32> {
+    u32::try_from(values)
+        .map_err(|_| Error::invalid(format!("{values} values in one column, expected at most {}", u32::MAX)))
+}
+
+fn encode_codes(number: usize, offsets: &[u32], codes: &[u32], order: &[u32], file: &mut TensorFile<'_>) -> Result<()> {
+    let mut ends = Vec::with_capacity(order.len() + 1);
+    let mut by_slot: Vec<u32> = Vec::with_capacity(codes.len());
+    ends.push(0u32);
+    let mut of_item = Vec::new();
+    for &row in order {
+        if let Some(&[from, to]) = offsets.get(row as usize..).and_then(|o| o.get(..2)) {
+            of_item.clear();
+            of_item.extend_from_slice(&codes[from as usize..to as usize]);
+            of_item.sort_unstable();
+            of_item.dedup();
+            by_slot.extend_from_slice(&of_item);
+        }
+        ends.push(values_end(by_slot.len())?);
+    }
+    file.add_owned(format!("c{number}.offsets"), &[ends.len()], ends)?;
+    file.add_owned(format!("c{number}.codes"), &[by_slot.len()], by_slot)
+}

@@ -1,0 +1,50 @@
+//! What filters ask of columns, in the memory of a device.
+
+use super::view::Columns;
+use sterling_core::error::Result;
+use sterling_cuda::cut::ListCut;
+use sterling_cuda::ops::words::ColumnAt;
+use sterling_cuda::{Array, Device};
+
+/// The codes and numbers of the filterable columns; dictionaries stay with the host.
+#[derive(Debug)]
+pub struct DeviceColumns {
+    places: Vec<ColumnAt>,
+    codes: Vec<Array<u32>>,
+    floats: Vec<Array<f64>>,
+}
+
+impl DeviceColumns {
+    /// Copies what a card has of the filterable columns.
+    ///
+    /// # Errors
+    /// `Overloaded` where the device has not enough memory.
+    pub fn copy(device: &Device, columns: &Columns, cut: &ListCut) -> Result<Self> {
+        let mut all = DeviceColumns { places: Vec::new(), codes: Vec::new(), floats: Vec::new() };
+        for column in columns.list() {
+            let mut place = ColumnAt::default();
+            if let Some(floats) = column.floats().filter(|_| column.is_filterable()) {
+                all.floats.push(cut.copy(device, floats, 1, 0)?);
+                place.floats = all.floats[all.floats.len() - 1].address();
+            } else if column.is_filterable() {
+                let (offsets, codes) = column.all_codes();
+                let (offsets, codes) = cut.gather_ragged(offsets, codes);
+                let (offsets, codes) = (device.copy(&offsets)?, device.copy(&codes)?);
+                (place.offsets, place.codes) = (offsets.address(), codes.address());
+                all.codes.extend([offsets, codes]);
+            }
+            all.places.push(place);
+        }
+        Ok(all)
+    }
+
+    /// Where each column lies, in their order.
+    pub fn places(&self) -> &[ColumnAt] {
+        &self.places
+    }
+
+    /// Bytes that they take on the device.
+    pub fn bytes(&self) -> usize {
+        self.codes.iter().map(Array::bytes).sum::<usize>() + self.floats.iter().map(Array::bytes).sum::<usize>()
+    }
+}

@@ -1,0 +1,156 @@
+//! Values of a few slots among many, in pages of a word of slots each: a page holds no more than its values, in the order of
+//! their slots, beside a bitmap of these (Bagwell, "Ideal Hash Trees", 2001). A copy shares what neither changes afterwards, so
+//! that readers keep theirs while a writer goes on: a change copies a page and the node that it hangs on.
+
+use std::sync::Arc;
+
+use sterling_core::units::Slot;
+
+/// Slots of a page: a word of them.
+const SLOTS: usize = u64::BITS as usize;
+/// Pages of a node: 1 KiB, which a change of a shared node copies.
+const PAGES: usize = 128;
+
+#[derive(Clone, Debug)]
+struct Page<T> {
+    /// The slots that have a value.
+    filled: u64,
+    /// Theirs, in their order.
+    values: Vec<T>,
+}
+
+type Node<T> = [Option<Arc<Page<T>>>; PAGES];
+
+/// Some slots with a value each.
+#[derive(Clone, Debug)]
+pub(super) struct Sparse<T> {
+    nodes: Vec<Option<Arc<Node<T>>>>,
+    len: usize,
+}
+
+impl<T> Default for Sparse<T> {
+    fn default() -> Self {
+        Sparse { nodes: Vec::new(), len: 0 }
+    }
+}
+
+impl<T> Sparse<T> {
+    /// Number of slots that have a value.
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Those of the 64 slots from `word * 64` on that have a value, bit by bit, and their values.
+    pub(super) fn word(&self, word: usize) -> (u64, &[T]) {
+        let node = self.nodes.get(word / PAGES).and_then(Option::as_ref);
+        let page = node.and_then(|node| node[word % PAGES].as_ref());
+        page.map_or((0, &[]), |page| (page.filled, &page.values))
+    }
+
+    /// The words of 64 slots of which some have a value, ascending.
+    pub(super) fn words(&self) -> impl Iterator<Item = usize> + '_ {
+        let nodes = self.nodes.iter().enumerate().filter_map(|(n, node)| Some((n, node.as_ref()?)));
+        nodes.flat_map(|(n, node)| (0..PAGES).filter(|&page| node[page].is_some()).map(move |page| n * PAGES + page))
+    }
+
+    /// The value of a slot.
+    pub(super) fn get(&self, slot: Slot) -> Option<&T> {
+        let (filled, values) = self.word(slot.index() / SLOTS);
+        let bit = slot.index() % SLOTS;
+        (filled >> bit & 1 == 1).then(|| &values[place(filled, bit)])
+    }
+}
+
+impl<T: Clone> Sparse<T> {
+    /// Gives a slot a value. Returns the one that it had.
+    pub(super) fn insert(&mut self, slot: Slot, value: T) -> Option<T> {
+        let (word, bit) = (slot.index() / SLOTS, slot.index() % SLOTS);
+        if self.nodes.len() <= word / PAGES {
+            self.nodes.resize(word / PAGES + 1, None);
+        }
+        let node = self.nodes[word / PAGES].get_or_insert_with(|| Arc::new([const { None }; PAGES]));
+        let page =
+            Arc::make_mut(node)[word % PAGES].get_or_insert_with(|| Arc::new(Page { filled: 0, values: Vec::new() }));
+        let page = Arc::make_mut(page);
+        let at = place(page.filled, bit);
+        if page.filled >> bit & 1 == 1 {
+            return Some(std::mem::replace(&mut page.values[at], value));
+        }
+        page.values.insert(at, value);
+        page.filled |= 1 << bit;
+        self.len += 1;
+        None
+    }
+
+    /// Takes the value of a slot away, where it has one.
+    pub(super) fn remove(&mut self, slot: Slot) -> Option<T> {
+        // What is shared is copied only where something is taken.
+        self.get(slot)?;
+        let (word, bit) = (slot.index() / SLOTS, slot.index() % SLOTS);
+        let page = &mut Arc::make_mut(self.nodes[word / PAGES].as_mut()?)[word % PAGES];
+        let kept = Arc::make_mut(page.as_mut()?);
+        let removed = kept.values.remove(place(kept.filled, bit));
+        kept.filled &= !(1 << bit);
+        if kept.filled == 0 {
+            *page = None;
+        }
+        self.len -= 1;
+        Some(removed)
+    }
+}
+
+/// The bits of a word that are set, ascending.
+pub(crate) fn bits(mut word: u64) -> impl Iterator<Item = u32> {
+    std::iter::from_fn(move || {
+        let bit = (word != 0).then(|| word.trailing_zeros())?;
+        word &= word - 1;
+        Some(bit)
+    })
+}
+
+/// Where the value of a bit lies among those of a page.
+fn place(filled: u64, bit: usize) -> usize {
+    (filled & ((1 << bit) - 1)).count_ones() as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    proptest! {
+        #[test]
+        fn it_is_a_map_and_copies_stay(changes in proptest::collection::vec((0u32..20_000, any::<Option<i16>>()), 0..400)) {
+            let (mut sparse, mut expected) = (Sparse::default(), BTreeMap::new());
+            let mut copies = Vec::new();
+            for (n, &(slot, value)) in changes.iter().enumerate() {
+                // Few slots, so that many of them are changed again.
+                let slot = if n % 2 == 0 { slot } else { slot % 100 };
+                match value {
+                    Some(value) => prop_assert_eq!(sparse.insert(Slot(slot), value), expected.insert(slot, value)),
+                    None => prop_assert_eq!(sparse.remove(Slot(slot)), expected.remove(&slot)),
+                }
+                if n % 50 == 0 {
+                    copies.push((sparse.clone(), expected.clone()));
+                }
+            }
+            copies.push((sparse, expected));
+            for (sparse, expected) in &copies {
+                prop_assert_eq!(sparse.len(), expected.len());
+                for slot in (0..100).chain(changes.iter().map(|(slot, _)| *slot)) {
+                    prop_assert_eq!(sparse.get(Slot(slot)), expected.get(&slot));
+                }
+                let words: Vec<usize> = sparse.words().collect();
+                prop_assert!(words.is_sorted_by(|a, b| a < b));
+                let of_word = |&word: &usize| {
+                    let (filled, values) = sparse.word(word);
+                    let bits = (0..64u32).filter(move |bit| filled >> bit & 1 == 1);
+                    bits.map(move |bit| word as u32 * 64 + bit).zip(values.iter().copied()).collect::<Vec<_>>()
+                };
+                let all: BTreeMap<u32, i16> = words.iter().flat_map(of_word).collect();
+                prop_assert_eq!(&all, expected);
+            }
+        }
+    }
+}

@@ -1,0 +1,569 @@
+//! Columns read from a mapped tensor file, without a copy.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use super::cell::{Cell, FLOAT_BYTES, integer_bytes, text_bytes};
+use super::operator::{Operator, Threshold};
+use super::overlay::Predicate;
+use super::sparse::bits;
+use sterling_core::error::{Error, Result};
+use sterling_core::units::{Slot, TermId};
+use sterling_kernels::buffer::Buffer;
+use sterling_storage::files::Tensors;
+
+/// What a column holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ColumnKind {
+    /// Integer categories, one or many an item, also comparable.
+    Integers,
+    /// Text categories, one or many an item.
+    Texts,
+    /// One comparable number an item.
+    Floats,
+}
+
+impl ColumnKind {
+    /// What its values are.
+    pub fn plural(self) -> &'static str {
+        match self {
+            ColumnKind::Integers => "integers",
+            ColumnKind::Texts => "texts",
+            ColumnKind::Floats => "a number",
+        }
+    }
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Declared {
+    pub(super) name: String,
+    pub(super) kind: ColumnKind,
+    pub(super) filter: bool,
+}
+
+#[derive(Clone, Debug)]
+enum Values {
+    Integers(Buffer<i64>),
+    Texts { offsets: Buffer<u64>, bytes: Buffer<u8> },
+    Floats(Buffer<f64>),
+}
+
+/// One column of a snapshot.
+#[derive(Clone, Debug)]
+pub struct Column {
+    declared: Declared,
+    values: Values,
+    offsets: Buffer<u32>,
+    codes: Buffer<u32>,
+    first_term: Option<TermId>,
+    is_single: bool,
+    cell_bytes: usize,
+}
+
+/// All columns of a snapshot.
+#[derive(Clone, Debug, Default)]
+pub struct Columns {
+    columns: Arc<[Column]>,
+    terms: usize,
+}
+
+/// A comparison made ready for one column.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Comparison {
+    /// Holds where a code of the slot lies in one of these ranges of an integer dictionary.
+    Codes([Range<u32>; 2]),
+    /// Holds where the float of the slot compares so.
+    Float(Operator, f64),
+}
+
+impl Comparison {
+    /// Whether the comparison holds for all values of which the first and the last lie at these places ([`Column::place`]),
+    /// for none, or `None` where it depends.
+    pub fn over(&self, first: f64, last: f64) -> Option<bool> {
+        let (all, any) = match self {
+            Comparison::Codes(ranges) => {
+                let inside = |r: &Range<u32>| f64::from(r.start) <= first && last < f64::from(r.end);
+                let touches = |r: &Range<u32>| !r.is_empty() && first < f64::from(r.end) && f64::from(r.start) <= last;
+                (ranges.iter().any(inside), ranges.iter().any(touches))
+            }
+            Comparison::Float(operator, n) => {
+                let (at_first, at_last) = (operator.holds(first, *n), operator.holds(last, *n));
+                match operator {
+                    Operator::Equal => (at_first && at_last, first <= *n && *n <= last),
+                    Operator::NotEqual => (*n < first || last < *n, at_first || at_last),
+                    _ => (at_first && at_last, at_first || at_last),
+                }
+            }
+        };
+        if all {
+            Some(true)
+        } else if any {
+            None
+        } else {
+            Some(false)
+        }
+    }
+}
+
+impl Columns {
+    /// Opens the tensors of [`super::encode`] for `slots` slots.
+    ///
+    /// # Errors
+    /// `Corrupt` with the tensor where something is missing, out of range or out of order.
+    pub fn open(tensors: &Tensors, slots: usize) -> Result<Self> {
+        let (text, _) = tensors.get::<u8>("columns", 1)?;
+        let declared: Vec<Declared> =
+            serde_json::from_slice(&text).map_err(|e| Error::corrupt(format!("tensor `columns`: {e}")))?;
+        let mut terms = 0;
+        let mut columns = Vec::with_capacity(declared.len());
+        for (number, declared) in declared.into_iter().enumerate() {
+            let mut column = Column::open(tensors, number, declared, slots)?;
+            if column.declared.filter && column.declared.kind != ColumnKind::Floats {
+                column.first_term = Some(TermId(terms as u32));
+                terms += column.dictionary_len();
+            }
+            columns.push(column);
+        }
+        if terms >= u32::MAX as usize {
+            return Err(Error::corrupt(format!("columns: {terms} terms, expected fewer than {}", u32::MAX)));
+        }
+        Ok(Columns { columns: columns.into(), terms })
+    }
+
+    /// The columns in their order; a column's number is its place here.
+    pub fn list(&self) -> std::slice::Iter<'_, Column> {
+        self.columns.iter()
+    }
+
+    /// The column of a number that [`Columns::number`] gave.
+    pub fn at(&self, number: usize) -> &Column {
+        &self.columns[number]
+    }
+
+    /// Number of terms over all filterable categories.
+    pub fn terms(&self) -> usize {
+        self.terms
+    }
+
+    /// A column by its name, or by its number.
+    ///
+    /// # Errors
+    /// `Invalid` naming the known columns.
+    pub fn column(&self, name: &str) -> Result<&Column> {
+        self.number(name).map(|n| &self.columns[n])
+    }
+
+    /// The number of the column that [`Columns::column`] finds.
+    ///
+    /// # Errors
+    /// As [`Columns::column`].
+    pub fn number(&self, name: &str) -> Result<usize> {
+        let by_number = || name.parse::<usize>().ok().filter(|&n| n < self.columns.len());
+        self.columns.iter().position(|c| c.declared.name == name).or_else(by_number).ok_or_else(|| {
+            let known: Vec<&str> = self.columns.iter().map(|c| c.name()).collect();
+            Error::invalid(format!("unknown column `{name}`, expected one of: {}", known.join(", ")))
+        })
+    }
+
+    /// The terms of a slot over all filterable categories.
+    pub fn slot_terms(&self, slot: Slot) -> impl Iterator<Item = TermId> + '_ {
+        self.columns
+            .iter()
+            .filter_map(|c| Some((c, c.first_term?)))
+            .flat_map(move |(column, first)| column.codes(slot).iter().map(move |code| TermId(first.0 + code)))
+    }
+
+    /// What stands for a term in a hash: its column's name and its value.
+    pub fn term_key(&self, term: TermId) -> Option<Vec<u8>> {
+        let column = self.columns.iter().rfind(|c| c.first_term.is_some_and(|first| first <= term))?;
+        let code = term.0 - column.first_term?.0;
+        let mut key = column.name().as_bytes().to_vec();
+        key.push(0);
+        match &column.values {
+            Values::Integers(values) => key.extend(values.get(code as usize)?.to_le_bytes()),
+            Values::Texts { .. } => key.extend(column.text(code).as_bytes()),
+            Values::Floats(_) => return None,
+        }
+        Some(key)
+    }
+}
+
+impl Column {
+    fn open(tensors: &Tensors, number: usize, declared: Declared, slots: usize) -> Result<Self> {
+        let corrupt = |what: &str| Error::corrupt(format!("column `{}`: {what}", declared.name));
+        let (values, distinct) = match declared.kind {
+            ColumnKind::Floats => {
+                let values = Values::Floats(tensors.vector(&format!("c{number}.floats"), slots)?);
+                return Ok(Column {
+                    declared,
+                    values,
+                    offsets: Buffer::default(),
+                    codes: Buffer::default(),
+                    first_term: None,
+                    is_single: true,
+                    cell_bytes: FLOAT_BYTES,
+                });
+            }
+            ColumnKind::Integers => {
+                let (values, shape) = tensors.get::<i64>(&format!("c{number}.integers"), 1)?;
+                if !values.is_sorted_by(|a, b| a < b) {
+                    return Err(corrupt("its dictionary is not ascending"));
+                }
+                (Values::Integers(values), shape[0])
+            }
+            ColumnKind::Texts => {
+                let (offsets, shape) = tensors.get::<u64>(&format!("c{number}.text_offsets"), 1)?;
+                let (bytes, _) = tensors.get::<u8>(&format!("c{number}.text_bytes"), 1)?;
+                if offsets.first() != Some(&0) || offsets.last() != Some(&(bytes.len() as u64)) || !offsets.is_sorted()
+                {
+                    return Err(corrupt("the offsets of its dictionary do not cover it"));
+                }
+                let text = |w: &[u64]| std::str::from_utf8(&bytes[w[0] as usize..w[1] as usize]).ok();
+                if !offsets.windows(2).map(text).is_sorted_by(|a, b| a.is_some() && b.is_some() && a < b) {
+                    return Err(corrupt("its dictionary is not ascending UTF-8"));
+                }
+                (Values::Texts { offsets, bytes }, shape[0] - 1)
+            }
+        };
+        let offsets = tensors.vector::<u32>(&format!("c{number}.offsets"), slots + 1)?;
+        let (codes, _) = tensors.get::<u32>(&format!("c{number}.codes"), 1)?;
+        if offsets.first() != Some(&0) || offsets.last() != Some(&(codes.len() as u32)) || !offsets.is_sorted() {
+            return Err(corrupt("its offsets do not cover its codes"));
+        }
+        let ascending = |w: &[u32]| {
+            let of_slot = &codes[w[0] as usize..w[1] as usize];
+            of_slot.is_sorted_by(|a, b| a < b) && of_slot.last().is_none_or(|&c| (c as usize) < distinct)
+        };
+        if !offsets.windows(2).all(ascending) {
+            return Err(corrupt("a slot has codes that are out of order or outside the dictionary"));
+        }
+        let most = offsets.windows(2).map(|w| w[1] - w[0]).max().unwrap_or(0) as usize;
+        let is_single = most <= 1;
+        let column = Column { declared, values, offsets, codes, first_term: None, is_single, cell_bytes: 0 };
+        let cell_bytes = column.largest_cell(most);
+        Ok(Column { cell_bytes, ..column })
+    }
+
+    /// What [`Column::cell_bytes`] is where no slot has more than `most` values.
+    fn largest_cell(&self, most: usize) -> usize {
+        let Values::Texts { offsets, .. } = &self.values else { return integer_bytes(most) };
+        let of_code = |code: usize| text_bytes((offsets[code + 1] - offsets[code]) as usize);
+        let longest = (0..self.dictionary_len()).map(of_code).max().unwrap_or(0);
+        if most <= 1 {
+            return longest;
+        }
+        let of_slot = |w: &[u32]| self.codes[w[0] as usize..w[1] as usize].iter().map(|&c| of_code(c as usize)).sum();
+        self.offsets.windows(2).map(of_slot).max().unwrap_or(0)
+    }
+
+    /// Bytes that an answer takes for the values of a slot at most, as [`Cell::bytes`] counts them.
+    pub fn cell_bytes(&self) -> usize {
+        self.cell_bytes
+    }
+
+    /// The name that filters and replies use.
+    pub fn name(&self) -> &str {
+        &self.declared.name
+    }
+
+    /// What the column holds.
+    pub fn kind(&self) -> ColumnKind {
+        self.declared.kind
+    }
+
+    /// True where filters may ask about it.
+    pub fn is_filterable(&self) -> bool {
+        self.declared.filter
+    }
+
+    /// Number of distinct values of a category; 0 for numbers.
+    pub fn dictionary_len(&self) -> usize {
+        match &self.values {
+            Values::Integers(values) => values.len(),
+            Values::Texts { offsets, .. } => offsets.len().saturating_sub(1),
+            Values::Floats(_) => 0,
+        }
+    }
+
+    /// The codes of a slot, ascending; none for a column of numbers.
+    pub fn codes(&self, slot: Slot) -> &[u32] {
+        match self.offsets.get(slot.index()..slot.index() + 2) {
+            Some(&[from, to]) => &self.codes[from as usize..to as usize],
+            _ => &[],
+        }
+    }
+
+    /// Where the codes of each slot start, `[S + 1]`, and the codes of all slots.
+    pub fn all_codes(&self) -> (&[u32], &[u32]) {
+        (&self.offsets, &self.codes)
+    }
+
+    /// The numbers of a column that has one a slot, NaN where it is missing.
+    pub fn floats(&self) -> Option<&[f64]> {
+        match &self.values {
+            Values::Floats(values) => Some(values),
+            _ => None,
+        }
+    }
+
+    /// The least and the greatest value of a dictionary of integers.
+    pub fn extremes(&self) -> Option<[i64; 2]> {
+        match &self.values {
+            Values::Integers(values) => Some([*values.first()?, *values.last()?]),
+            _ => None,
+        }
+    }
+
+    /// The number of the code that a term of this column stands for.
+    pub fn code(&self, term: TermId) -> Option<u32> {
+        term.0.checked_sub(self.first_term?.0).filter(|code| (*code as usize) < self.dictionary_len())
+    }
+
+    /// The term of a value as a filter writes it; `None` where no item has this value.
+    ///
+    /// # Errors
+    /// `Invalid` where the column cannot be asked so.
+    pub fn term(&self, value: &str) -> Result<Option<TermId>> {
+        self.check_has_terms()?;
+        let rank = match &self.values {
+            Values::Floats(_) => None,
+            Values::Integers(values) => values.binary_search(&self.integer(value)?).ok(),
+            Values::Texts { .. } => {
+                let (mut low, mut high) = (0, self.dictionary_len() as u32);
+                while low < high {
+                    let middle = low.midpoint(high);
+                    if self.text(middle) < value { low = middle + 1 } else { high = middle }
+                }
+                ((low as usize) < self.dictionary_len() && self.text(low) == value).then_some(low as usize)
+            }
+        };
+        Ok(rank.zip(self.first_term).map(|(rank, first)| TermId(first.0 + rank as u32)))
+    }
+
+    /// Checks that [`Column::term`] may be asked for values.
+    ///
+    /// # Errors
+    /// `Invalid` where the column cannot be asked so.
+    pub fn check_has_terms(&self) -> Result<()> {
+        self.check_filterable()?;
+        match &self.values {
+            Values::Floats(_) => {
+                let name = self.name();
+                Err(Error::invalid(format!("column `{name}` holds numbers: compare it, as in `{name} < 10`")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn check_filterable(&self) -> Result<()> {
+        let name = self.name();
+        self.declared
+            .filter
+            .then_some(())
+            .ok_or_else(|| Error::invalid(format!("column `{name}` is not filterable in this snapshot")))
+    }
+
+    /// A comparison that holds for every value of the column: the slot has one.
+    ///
+    /// # Errors
+    /// `Invalid` where the column may not be filtered.
+    pub fn presence(&self) -> Result<Comparison> {
+        self.check_filterable()?;
+        Ok(match &self.values {
+            Values::Floats(_) => Comparison::Float(Operator::GreaterEqual, f64::NEG_INFINITY),
+            _ => Comparison::Codes([0..self.dictionary_len() as u32, 0..0]),
+        })
+    }
+
+    /// The value of a code; `Missing` where there is none.
+    pub fn value(&self, code: u32) -> Cell<'_> {
+        match &self.values {
+            Values::Integers(values) => values.get(code as usize).map_or(Cell::Missing, |&n| Cell::Integer(n)),
+            Values::Texts { .. } if (code as usize) < self.dictionary_len() => Cell::Text(self.text(code)),
+            _ => Cell::Missing,
+        }
+    }
+
+    fn text(&self, code: u32) -> &str {
+        match &self.values {
+            Values::Texts { offsets, bytes } => {
+                let (from, to) = (offsets[code as usize] as usize, offsets[code as usize + 1] as usize);
+                std::str::from_utf8(&bytes[from..to]).expect("checked when the column was opened")
+            }
+            _ => "",
+        }
+    }
+
+    /// A comparison with the number that `text` writes.
+    ///
+    /// # Errors
+    /// `Invalid` where the column does not hold numbers, may not be filtered, or the text is no number.
+    pub fn comparison(&self, operator: Operator, text: &str) -> Result<Comparison> {
+        let number = self.compared_number(text)?;
+        match &self.values {
+            Values::Floats(_) => Ok(Comparison::Float(operator, number)),
+            Values::Texts { .. } => Err(Error::invalid(format!(
+                "column `{0}` holds texts: ask `{0}:value`, it cannot be compared",
+                self.name()
+            ))),
+            Values::Integers(values) => {
+                let bound = Threshold::of(text);
+                let equal = values.partition_point(|&v| bound.is_not_below(v)) as u32;
+                let below = values.partition_point(|&v| bound.is_above(v)) as u32;
+                let end = values.len() as u32;
+                Ok(Comparison::Codes(match operator {
+                    Operator::Less => [0..below, 0..0],
+                    Operator::LessEqual => [0..equal, 0..0],
+                    Operator::Greater => [equal..end, 0..0],
+                    Operator::GreaterEqual => [below..end, 0..0],
+                    Operator::Equal => [below..equal, 0..0],
+                    Operator::NotEqual => [0..below, equal..end],
+                }))
+            }
+        }
+    }
+
+    /// The number that a comparison writes.
+    fn compared_number(&self, text: &str) -> Result<f64> {
+        self.check_filterable()?;
+        let name = self.name();
+        text.parse()
+            .ok()
+            .filter(|n: &f64| n.is_finite())
+            .ok_or_else(|| Error::invalid(format!("got `{text}`, expected a number to compare `{name}` with")))
+    }
+
+    /// The integer that a filter writes.
+    fn integer(&self, text: &str) -> Result<i64> {
+        text.parse().map_err(|_| {
+            Error::invalid(format!("column `{}` holds integers: got `{text}`, expected an integer", self.name()))
+        })
+    }
+
+    /// What asking for one of some values, which [`Column::term`] takes, asks of values that came later.
+    ///
+    /// # Errors
+    /// As [`Column::term`].
+    pub fn asks_for(&self, values: &[String]) -> Result<Predicate> {
+        match &self.values {
+            Values::Integers(_) => {
+                values.iter().map(|value| self.integer(value)).collect::<Result<_>>().map(Predicate::Integers)
+            }
+            _ => Ok(Predicate::Texts(values.to_vec())),
+        }
+    }
+
+    /// What [`Column::comparison`] asks of values that came later.
+    ///
+    /// # Errors
+    /// As [`Column::comparison`].
+    pub fn asks_whether(&self, operator: Operator, text: &str) -> Result<Predicate> {
+        let number = self.compared_number(text)?;
+        Ok(match &self.values {
+            Values::Floats(_) => Predicate::Number(operator, number),
+            _ => Predicate::Threshold(operator, Threshold::of(text)),
+        })
+    }
+
+    /// True where the comparison holds for any value of the slot.
+    pub fn compares(&self, comparison: &Comparison, slot: Slot) -> bool {
+        match (comparison, &self.values) {
+            (Comparison::Float(operator, number), Values::Floats(values)) => {
+                values.get(slot.index()).is_some_and(|v| operator.holds(*v, *number))
+            }
+            (Comparison::Codes(ranges), _) => self.codes(slot).iter().any(|c| ranges.iter().any(|r| r.contains(c))),
+            _ => false,
+        }
+    }
+
+    /// Those of 64 slots from `first` on that are `asked` about, bit by bit, and for which the comparison holds.
+    pub(crate) fn holding(&self, comparison: &Comparison, first: Slot, asked: u64) -> u64 {
+        let (Comparison::Float(operator, number), Values::Floats(values)) = (comparison, &self.values) else {
+            return asked_one_by_one(asked, |bit| self.compares(comparison, Slot(first.0 + bit)));
+        };
+        let values = values.get(first.index()..).unwrap_or_default();
+        let n = *number;
+        match operator {
+            Operator::Less => asked_of(values, asked, |v| v < n),
+            Operator::LessEqual => asked_of(values, asked, |v| v <= n),
+            Operator::Greater => asked_of(values, asked, |v| v > n),
+            Operator::GreaterEqual => asked_of(values, asked, |v| v >= n),
+            Operator::Equal => asked_of(values, asked, |v| v == n),
+            Operator::NotEqual => asked_of(values, asked, |v| v != n && !v.is_nan()),
+        }
+    }
+
+    /// Where the slot's value lies on the axis along which the column is compared: the number itself, or the code of an
+    /// integer. `None` where it is missing; the first of several.
+    pub fn place(&self, slot: Slot) -> Option<f64> {
+        match &self.values {
+            Values::Floats(values) => values.get(slot.index()).copied().filter(|v| !v.is_nan()),
+            Values::Integers(_) => self.codes(slot).first().map(|&code| f64::from(code)),
+            Values::Texts { .. } => None,
+        }
+    }
+
+    /// True where no slot has two values.
+    pub fn is_single(&self) -> bool {
+        self.is_single
+    }
+
+    /// The first term of a filterable category; its codes follow.
+    pub fn first_term(&self) -> Option<TermId> {
+        self.first_term
+    }
+
+    /// The values of a slot.
+    pub fn cell(&self, slot: Slot) -> Cell<'_> {
+        let codes = self.codes(slot);
+        match &self.values {
+            Values::Floats(values) => match values.get(slot.index()) {
+                Some(v) if !v.is_nan() => Cell::Float(*v),
+                _ => Cell::Missing,
+            },
+            Values::Integers(values) => match codes {
+                [] => Cell::Missing,
+                [one] => Cell::Integer(values[*one as usize]),
+                many => Cell::Integers(many.iter().map(|&c| values[c as usize]).collect()),
+            },
+            Values::Texts { .. } => match codes {
+                [] => Cell::Missing,
+                [one] => Cell::Text(self.text(*one)),
+                many => Cell::Texts(many.iter().map(|&c| self.text(c)).collect()),
+            },
+        }
+    }
+
+    /// The column as one f32 a slot, as rerankers and value models read it: the number, or the smallest of several
+    /// integers; 0 where it is missing. `None` for texts.
+    pub fn numbers(&self) -> Option<Vec<f32>> {
+        match &self.values {
+            Values::Texts { .. } => None,
+            Values::Floats(values) => Some(values.iter().map(|v| if v.is_nan() { 0.0 } else { *v as f32 }).collect()),
+            Values::Integers(values) => {
+                let first =
+                    |w: &[u32]| if w[0] == w[1] { 0.0 } else { values[self.codes[w[0] as usize] as usize] as f32 };
+                Some(self.offsets.windows(2).map(first).collect())
+            }
+        }
+    }
+}
+
+/// Those of the asked bits that hold.
+pub(crate) fn asked_one_by_one(asked: u64, holds: impl Fn(u32) -> bool) -> u64 {
+    bits(asked).fold(0, |holding, bit| holding | u64::from(holds(bit)) << bit)
+}
+
+/// Where many of the 64 are asked about, looking at all of them without a branch is cheaper.
+fn asked_of(values: &[f64], asked: u64, holds: impl Fn(f64) -> bool) -> u64 {
+    match values.first_chunk::<64>() {
+        Some(values) if asked.count_ones() > 16 => {
+            let all = values.iter().enumerate().fold(0, |all, (bit, &v)| all | u64::from(holds(v)) << bit);
+            all & asked
+        }
+        _ => asked_one_by_one(asked, |bit| values.get(bit as usize).is_some_and(|&v| holds(v))),
+    }
+}

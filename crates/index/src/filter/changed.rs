@@ -1,0 +1,166 @@
+//! A filter over items whose values have changed since planes and posting lists were made of them.
+//!
+//! Of an item that has changed in a column that the filter asks about, planes tell what it was. It is asked anew, by the values
+//! that it has now: when the words of its list are wanted, so that a search pays for what has changed in the lists it looks
+//! into, and all of them at once where a filter is answered with slots.
+
+use std::sync::Arc;
+
+use super::language::{Canonical, Test};
+use super::question::{Question, question};
+use crate::columns::{Columns, Overlay, Predicate, bits};
+use sterling_core::error::Result;
+use sterling_core::units::Slot;
+
+const SLOTS: u32 = u64::BITS;
+/// Words of slots that are looked at to tell how many items pass now.
+const SAMPLED_MAX: usize = 256;
+
+/// What has changed, as one filter sees it.
+#[derive(Clone, Debug)]
+pub(super) struct Changed {
+    root: Node,
+    overlay: Arc<Overlay>,
+    /// The columns that the filter asks about and in which something has changed.
+    columns: Vec<usize>,
+}
+
+/// The filter's tree: nothing is left out because no item of the snapshot holds it.
+#[derive(Clone, Debug, PartialEq)]
+enum Node {
+    All,
+    Nothing,
+    Literal { column: usize, of_columns: Question, of_changed: Predicate, negated: bool },
+    And(Vec<Node>),
+    Or(Vec<Node>),
+}
+
+impl Changed {
+    /// What has changed for a filter; `None` where that is nothing.
+    ///
+    /// # Errors
+    /// As [`super::Plan::new`].
+    pub(super) fn of(filter: &Canonical, columns: &Columns, overlay: &Arc<Overlay>) -> Result<Option<Self>> {
+        if overlay.is_empty() {
+            return Ok(None);
+        }
+        let mut asked = Vec::new();
+        let root = node(filter, columns, &mut asked)?;
+        asked.sort_unstable();
+        asked.dedup();
+        asked.retain(|&column| overlay.has_column(column));
+        Ok((!asked.is_empty()).then(|| Changed { root, overlay: overlay.clone(), columns: asked }))
+    }
+
+    /// Whether an item that has changed passes; `None` for one that has not.
+    pub(super) fn passes(&self, slot: Slot, columns: &Columns) -> Option<bool> {
+        let (word, bit) = (slot.index() / SLOTS as usize, slot.0 % SLOTS);
+        let asked = self.filled(word) & 1 << bit;
+        (asked != 0).then(|| self.holding(&self.root, columns, word, asked) != 0)
+    }
+
+    /// Puts right the words of a plane that stand for the slots from `first` up to `end`.
+    pub(super) fn put_right(&self, columns: &Columns, first: u32, end: u32, words: &mut [u64]) {
+        for word in first / SLOTS..end.div_ceil(SLOTS) {
+            let start = word * SLOTS;
+            let before = first.saturating_sub(start);
+            let behind = (start + SLOTS).saturating_sub(end);
+            let own = u64::MAX << before & u64::MAX >> behind;
+            let changed = self.filled(word as usize) & own;
+            if changed == 0 {
+                continue;
+            }
+            let passing = self.holding(&self.root, columns, word as usize, changed);
+            for bit in bits(changed) {
+                let at = (start + bit - first) as usize;
+                let (out, place) = (&mut words[at / 64], at % 64);
+                *out = *out & !(1 << place) | (passing >> bit & 1) << place;
+            }
+        }
+    }
+
+    /// True where an item has changed.
+    pub(super) fn contains(&self, slot: Slot) -> bool {
+        self.filled(slot.index() / SLOTS as usize) >> (slot.0 % SLOTS) & 1 == 1
+    }
+
+    /// The items that have changed and pass, ascending.
+    pub(super) fn passing(&self, columns: &Columns) -> Vec<Slot> {
+        let mut words: Vec<usize> = self.columns.iter().flat_map(|&column| self.overlay.words(column)).collect();
+        words.sort_unstable();
+        words.dedup();
+        let of_word = |word: usize| {
+            let passing = self.holding(&self.root, columns, word, self.filled(word));
+            bits(passing).map(move |bit| Slot(word as u32 * SLOTS + bit))
+        };
+        words.into_iter().flat_map(of_word).collect()
+    }
+
+    /// Items among `slots` that have changed, and those of them that pass: about, by a sample that is spread over all of them.
+    pub(super) fn counts(&self, columns: &Columns, slots: u32) -> (f64, f64) {
+        let words = slots.div_ceil(SLOTS).max(1) as usize;
+        let sampled = words.min(SAMPLED_MAX);
+        let (mut changed, mut passing) = (0, 0);
+        for word in (0..sampled).map(|n| n * words / sampled) {
+            let filled = self.filled(word);
+            changed += filled.count_ones();
+            passing += self.holding(&self.root, columns, word, filled).count_ones();
+        }
+        let of_all = |slots: u32| f64::from(slots) * words as f64 / sampled as f64;
+        (of_all(changed), of_all(passing))
+    }
+
+    /// Those of 64 slots that have changed.
+    fn filled(&self, word: usize) -> u64 {
+        self.columns.iter().fold(0, |filled, &column| filled | self.overlay.word(column, word).0)
+    }
+
+    /// Those of the `asked` ones of 64 slots for which a node holds.
+    fn holding(&self, node: &Node, columns: &Columns, word: usize, asked: u64) -> u64 {
+        match node {
+            Node::All => asked,
+            Node::Nothing => 0,
+            Node::And(parts) => parts.iter().fold(asked, |left, part| self.holding(part, columns, word, left)),
+            Node::Or(parts) => {
+                parts.iter().fold(0, |held, part| held | self.holding(part, columns, word, asked & !held))
+            }
+            Node::Literal { column, of_columns, of_changed, negated } => {
+                let (filled, values) = self.overlay.word(*column, word);
+                let mut holding = of_columns.holding(columns, Slot(word as u32 * SLOTS), asked & !filled);
+                for (bit, value) in bits(filled).zip(values).filter(|(bit, _)| asked >> bit & 1 == 1) {
+                    holding |= u64::from(of_changed.holds(value)) << bit;
+                }
+                if *negated { asked & !holding } else { holding }
+            }
+        }
+    }
+}
+
+/// Two of one overlay that ask the same.
+impl PartialEq for Changed {
+    fn eq(&self, other: &Self) -> bool {
+        self.root == other.root && Arc::ptr_eq(&self.overlay, &other.overlay)
+    }
+}
+
+/// The tree of a filter; adds the columns that it asks about.
+fn node(filter: &Canonical, columns: &Columns, asked: &mut Vec<usize>) -> Result<Node> {
+    let mut all = |parts: &[Canonical]| parts.iter().map(|part| node(part, columns, asked)).collect::<Result<Vec<_>>>();
+    Ok(match filter {
+        Canonical::All => Node::All,
+        Canonical::Nothing => Node::Nothing,
+        Canonical::And(parts) => Node::And(all(parts)?),
+        Canonical::Or(parts) => Node::Or(all(parts)?),
+        Canonical::Literal { leaf, negated } => {
+            let number = columns.number(&leaf.feature)?;
+            let column = columns.at(number);
+            let of_changed = match &leaf.test {
+                Test::Has(values) => column.asks_for(values)?,
+                Test::Compares(operator, text) => column.asks_whether(*operator, text)?,
+                Test::IsPresent => Predicate::Present,
+            };
+            asked.push(number);
+            Node::Literal { column: number, of_columns: question(leaf, columns)?, of_changed, negated: *negated }
+        }
+    })
+}

@@ -1,0 +1,108 @@
+//! From a plan to the program of a device: the same steps in the form that kernels read.
+
+use super::index::{Run, TermHash};
+use super::program::{Program, Step};
+use super::question::{Node, Question};
+use crate::columns::{Columns, Comparison};
+use sterling_cuda::ops::words::{FilterStep, NO_PLANE, Operation, WordProgram};
+
+/// The comparison of a step that stands for ranges of codes.
+const RANGES: u32 = 6;
+
+/// The steps over words. Posting lists are not on the device: Bloom planes suspect the items of those that are asked for, and those of
+/// which none is to be pass.
+pub(super) fn words(program: &Program) -> WordProgram {
+    // A run more, where a posting list is added.
+    let depth = program.depth + usize::from(program.has_postings());
+    let mut lowered = WordProgram { depth, ..WordProgram::default() };
+    for step in &program.steps {
+        let step = match step {
+            Step::PushPosted { hash, .. } => {
+                lowered.steps.push(FilterStep::plain(Operation::Every));
+                of_bloom(*hash)
+            }
+            Step::AddPosted { hash, .. } => {
+                lowered.steps.extend([FilterStep::plain(Operation::Every), of_bloom(*hash)]);
+                FilterStep::plain(Operation::Or)
+            }
+            Step::DropPosted { .. } => continue,
+            Step::Every => FilterStep::plain(Operation::Every),
+            Step::None => FilterStep::plain(Operation::None),
+            Step::And => FilterStep::plain(Operation::And),
+            Step::Or => FilterStep::plain(Operation::Or),
+            Step::Push { plane, negated } => of_plane(Operation::Push, *plane, *negated),
+            Step::Keep { plane, negated } => of_plane(Operation::Keep, *plane, *negated),
+            Step::Add { plane } => of_plane(Operation::Add, *plane, false),
+            Step::Bloom { hash } => of_bloom(*hash),
+            Step::Number { sure, unsure, column, comparison, negated } => {
+                let first = lowered.runs.len() as u32 / 2;
+                sure.iter().chain(unsure).for_each(|run| lowered.runs.extend(pair(run)));
+                let (count, sure) = ((sure.len() + unsure.len()) as u32, sure.len() as u32);
+                FilterStep { first, count, sure, ..compares(Operation::Number, *column, comparison, *negated) }
+            }
+            Step::Compare { column, comparison, negated } => {
+                compares(Operation::Compare, *column, comparison, *negated)
+            }
+        };
+        lowered.steps.push(step);
+    }
+    lowered
+}
+
+fn of_bloom(hash: TermHash) -> FilterStep {
+    FilterStep { x: hash.start, y: hash.step, ..FilterStep::plain(Operation::Bloom) }
+}
+
+fn of_plane(operation: Operation, plane: usize, negated: bool) -> FilterStep {
+    FilterStep { plane: plane as u32, is_negated: u32::from(negated), ..FilterStep::plain(operation) }
+}
+
+/// A run of number planes, counted from the first of them: [`super::index::DevicePlanes`] knows where that is.
+fn pair(run: &Run) -> [u32; 2] {
+    [run.plane as u32, run.before.map_or(NO_PLANE, |before| before as u32)]
+}
+
+fn compares(operation: Operation, column: usize, comparison: &Comparison, negated: bool) -> FilterStep {
+    let step = FilterStep { column: column as u32, is_negated: u32::from(negated), ..FilterStep::plain(operation) };
+    let range = |r: &std::ops::Range<u32>| u64::from(r.start) | u64::from(r.end) << 32;
+    match comparison {
+        Comparison::Codes([first, second]) => {
+            FilterStep { comparison: RANGES, x: range(first), y: range(second), ..step }
+        }
+        Comparison::Float(operator, number) => FilterStep { comparison: *operator as u32, x: number.to_bits(), ..step },
+    }
+}
+
+/// Adds what an item must hold to pass.
+pub(super) fn checks(root: &Node, columns: &Columns, to: &mut WordProgram) {
+    let joined = |parts: &[Node], operation, to: &mut WordProgram| {
+        for (n, part) in parts.iter().enumerate() {
+            checks(part, columns, to);
+            if n > 0 {
+                to.checks.push(FilterStep::plain(operation));
+            }
+        }
+    };
+    match root {
+        Node::All => to.checks.push(FilterStep::plain(Operation::Every)),
+        Node::Nothing => to.checks.push(FilterStep::plain(Operation::None)),
+        Node::And(parts) => joined(parts, Operation::And, to),
+        Node::Or(parts) => joined(parts, Operation::Or, to),
+        Node::Literal { question: Question::Compares { column, comparison }, negated } => {
+            to.checks.push(compares(Operation::Holds, *column, comparison, *negated));
+        }
+        Node::Literal { question: Question::Terms { column, terms }, negated } => {
+            let first = to.codes.len() as u32;
+            to.codes.extend(terms.iter().filter_map(|&term| columns.at(*column).code(term)));
+            let count = to.codes.len() as u32 - first;
+            let step = FilterStep::plain(Operation::HasTerm);
+            to.checks.push(FilterStep {
+                column: *column as u32,
+                is_negated: u32::from(*negated),
+                first,
+                count,
+                ..step
+            });
+        }
+    }
+}

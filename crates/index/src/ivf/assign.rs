@@ -1,0 +1,181 @@
+//! Further rows for an index that is there: which of its lists each belongs to, and an index of them over the same lists.
+
+use super::build::{Built, Lists, from_lists};
+use super::coded::CodedRow;
+use super::kmeans::Centroids;
+use super::options::Rescore;
+use super::own::OwnLayout;
+use super::stray::{Clustered, Residuals};
+use super::survey::{RowSurvey, common_length};
+use super::view::{Index, WideRows};
+use sterling_core::error::Result;
+use sterling_core::limits;
+use sterling_core::tensor::Matrix;
+use sterling_core::units::Slot;
+use sterling_kernels::cpu::Kernels;
+
+/// Rows of an index that tell whether all have one length.
+const SAMPLED: usize = 1000;
+/// How far the length of a centroid is from 1 where lists were built for rows of one length.
+const UNIT_TOLERANCE: f32 = 1e-3;
+
+/// Rows a list, on average, from which on rows lie in the lists of the index: of fewer, blocks would mostly be padding.
+const LISTED_MIN: usize = 2;
+/// Strays from which on they lie in several lists: fewer are scanned in less time than a request takes otherwise.
+const RANKED_MIN: usize = 2048;
+/// Own lists by the root of their rows, as those of a snapshot, and rows of each at least.
+const OWN_PER_ROOT: f64 = 4.0;
+const OWN_ROWS_MIN: usize = 32;
+/// What the score of an own list is raised by: so many times what its rows lie farther from their centroid than those of the index do,
+/// along one dimension. Rows of clusters differ in few of their dimensions, along each of these more than on average.
+const RAISE: f32 = 4.0;
+
+/// Finds the lists of rows as the build of an index did.
+pub struct Assigner {
+    centroids: Centroids,
+    kernels: Kernels,
+    dimension: usize,
+    nearest: bool,
+    rescore: Rescore,
+    /// The one length of the rows that the lists were built for, where they have one.
+    length: Option<f32>,
+    residuals: Residuals,
+}
+
+impl Assigner {
+    /// The lists of an index.
+    pub fn new(index: &Index) -> Self {
+        let dimension = index.dimension();
+        let length = if index.penalties.is_empty() { length_of_rows(index) } else { None };
+        let rescore = match index.rows() {
+            WideRows::None => Rescore::None,
+            WideRows::Bf16(_) => Rescore::Bf16,
+            WideRows::F16(_) => Rescore::F16,
+            WideRows::F32(_) => Rescore::F32,
+        };
+        Assigner {
+            centroids: Centroids::new(index.centroids.to_vec(), dimension, length),
+            kernels: index.kernels,
+            dimension,
+            nearest: !index.penalties.is_empty(),
+            rescore,
+            length,
+            residuals: Residuals::of(index),
+        }
+    }
+
+    /// Number of lists, C.
+    pub fn lists(&self) -> usize {
+        self.centroids.rows.len() / self.dimension
+    }
+
+    /// The list of each of `rows` `[N, D]`.
+    pub fn assign(&self, rows: Matrix<'_>) -> Vec<u32> {
+        self.centroids.assign_all(self.kernels, rows, None, &|_| ())
+    }
+
+    /// Whether a vector `[D]`, whose list is given, is unlike the rows that the lists were made for: it then is to lie in a list of its own
+    /// kind.
+    pub fn is_stray(&self, vector: &[f32], list: u32) -> bool {
+        let centroid = &self.centroids.rows[list as usize * self.dimension..][..self.dimension];
+        self.lists() > 1 && self.residuals.is_stray(vector, centroid)
+    }
+
+    /// An index of `rows` `[N, D]` in given lists, searched as the index is whose lists these are.
+    ///
+    /// # Errors
+    /// As [`RowSurvey::of`] and [`from_lists`].
+    pub fn arrange(&self, rows: Matrix<'_>, of_rows: Vec<u32>) -> Result<Built> {
+        let lists = Lists { centroids: self.centroids.rows.clone(), of_rows, nearest: self.nearest };
+        from_lists(&RowSurvey::of(&rows.into())?, lists, self.rescore)
+    }
+
+    /// A vector `[D]` as the index keeps it.
+    pub fn coded(&self, vector: &[f32]) -> CodedRow {
+        CodedRow::of(vector, self.rescore)
+    }
+
+    /// The row of a slot as it lies in the index, or in one of such rows.
+    pub fn taken(&self, index: &Index, slot: Slot) -> CodedRow {
+        CodedRow::read(index, slot, self.rescore)
+    }
+
+    /// An index of rows that are coded: in given lists, searched as the index is whose lists these are, or in a single one, all of which
+    /// every search looks at.
+    ///
+    /// # Errors
+    /// As [`from_lists`].
+    pub fn arrange_coded(&self, rows: &[&CodedRow], of_rows: Option<Vec<u32>>) -> Result<Built> {
+        self.arrange_in(
+            rows,
+            match of_rows {
+                Some(of_rows) => Lists { centroids: self.centroids.rows.clone(), of_rows, nearest: self.nearest },
+                None => Lists { centroids: vec![0.0; self.dimension], of_rows: vec![0; rows.len()], nearest: false },
+            },
+        )
+    }
+
+    fn arrange_in(&self, rows: &[&CodedRow], lists: Lists) -> Result<Built> {
+        let alike = rows.iter().all(|row| row.rescore == self.rescore);
+        let rescore = if alike { self.rescore } else { Rescore::F32 };
+        from_lists(&RowSurvey::of_coded(rows.len(), self.dimension), lists, rescore)
+    }
+
+    /// An index of rows that came later, each with its list of the index and whether it is a stray: rows that fit the lists lie in them
+    /// where they are enough, and strays in lists of their own. Where too few fit, all lie in own lists. Which are own is told where any
+    /// are, but for a single one that has all rows.
+    ///
+    /// # Errors
+    /// As [`from_lists`].
+    pub fn arrange_delta(
+        &self,
+        rows: &[&CodedRow],
+        lists: &[u32],
+        is_stray: &[bool],
+    ) -> Result<(Built, Option<OwnLayout>)> {
+        let strays = is_stray.iter().filter(|is_stray| **is_stray).count();
+        let has_room = self.lists() + rows.len() / OWN_ROWS_MIN < limits::LISTS_MAX;
+        let is_shared = rows.len() - strays >= self.lists() * LISTED_MIN && has_room;
+        if is_shared && strays == 0 {
+            return Ok((self.arrange_coded(rows, Some(lists.to_vec()))?, None));
+        }
+        if !is_shared && strays < RANKED_MIN {
+            return Ok((self.arrange_coded(rows, None)?, None));
+        }
+        let own: Vec<usize> = (0..rows.len()).filter(|&row| !is_shared || is_stray[row]).collect();
+        let (mut centroids, first) =
+            if is_shared { (self.centroids.rows.clone(), self.lists()) } else { (Vec::new(), 0) };
+        let mut of_rows = lists.to_vec();
+        let raises = if strays < RANKED_MIN {
+            centroids.resize(centroids.len() + self.dimension, 0.0);
+            own.iter().for_each(|&row| of_rows[row] = first as u32);
+            None
+        } else {
+            let mut vectors = vec![0.0; own.len() * self.dimension];
+            vectors.chunks_exact_mut(self.dimension).zip(&own).for_each(|(out, &row)| rows[row].numbers(out));
+            let count = ((OWN_PER_ROOT * (own.len() as f64).sqrt()) as usize).clamp(1, own.len() / OWN_ROWS_MIN);
+            let clustered = Clustered::of(Matrix::new(&vectors, self.dimension)?, count, self.length)?;
+            centroids.extend(clustered.centroids);
+            own.iter().zip(&clustered.of_rows).for_each(|(&row, list)| of_rows[row] = first as u32 + list);
+            let farther = |distance: &f32| (distance - self.residuals.distance).max(0.0);
+            let raise = |distance| RAISE * farther(distance) / (self.dimension as f32).sqrt();
+            Some(clustered.distances.iter().map(raise).collect())
+        };
+        let built = self.arrange_in(rows, Lists { centroids, of_rows, nearest: self.nearest })?;
+        Ok((built, Some(OwnLayout { first, raises })))
+    }
+}
+
+/// The one length of an index's rows, where its lists were built for such.
+fn length_of_rows(index: &Index) -> Option<f32> {
+    let dimension = index.dimension();
+    let is_unit = |row: &[f32]| (row.iter().map(|x| x * x).sum::<f32>().sqrt() - 1.0).abs() <= UNIT_TOLERANCE;
+    if !index.centroids.chunks_exact(dimension).all(|row| is_unit(row) || row.iter().all(|&x| x == 0.0)) {
+        return None;
+    }
+    let step = (index.items() / SAMPLED).max(1);
+    let sampled: Vec<Slot> = index.filled_slots().step_by(step).collect();
+    let mut rows = vec![0.0; sampled.len() * dimension];
+    rows.chunks_exact_mut(dimension).zip(sampled).for_each(|(row, slot)| index.row(slot, row));
+    common_length(Matrix::new(&rows, dimension).ok().filter(|rows| rows.rows() > 0)?)
+}

@@ -1,0 +1,402 @@
+//! Searching with a filter: every list, the best ones and on while that pays, or until a measured recall is reached.
+//!
+//! A block is read whole for a single survivor. Where survivors are few and rows that rescore are kept, those rows are read
+//! instead: a tenth of the items touches four fifths of the blocks, 1 KB a survivor, while a row in half precision is 256 B.
+//!
+//! Where the first pass's codes are scanned, survivors are scored by these in each list, whatever their number: so the same items
+//! have the same scores in a shard, whose lists hold fewer. Codes err, and what seems to be the best of many is so by luck too: its
+//! scores are higher than those of its rows. Before a search ends by what it found, that is scored by rows.
+
+use std::ops::Range;
+use std::time::Instant;
+
+use super::ahead::{Ending, Seen};
+use super::first_pass::Tables;
+use super::own::OwnQuery;
+use super::pace::Pace;
+use super::probing::{Counters, Left, Probing, Scratch};
+use super::union::Union;
+use super::view::{Index, WideRows};
+use crate::topk::{Selector, key, unkey};
+use sterling_core::units::{ListId, Slot};
+use sterling_kernels::cpu::kernels::{BLOCK, Pick};
+
+/// Lists whose words survive a filter: fills the words of a list, one bit an item.
+pub type Words<'a> = &'a mut dyn FnMut(ListId, &mut [u64]);
+/// The same of several indexes: told the number of a member first.
+pub type MemberWords<'a> = &'a mut dyn FnMut(usize, ListId, &mut [u64]);
+
+/// What a byte of scattered rows costs beside a byte of blocks, which are read forwards.
+const ROW_COST: u64 = 2;
+/// Survivors that are collected before their rows are scored, so that the memory always has some to bring.
+const ROWS_AT_ONCE: usize = 1024;
+/// The same for blocks that hold survivors.
+const PICKS_AT_ONCE: usize = 512;
+
+/// Lists whose words are filled before any of their survivors is looked at, so that many share two looks at the clock.
+const LISTS_AT_ONCE: usize = 16;
+
+/// What is searched for.
+#[derive(Clone, Copy)]
+pub(super) struct FilteredQuery<'a> {
+    /// `[D]`
+    pub(super) vector: &'a [f32],
+    /// Where codes of a first pass are to be scanned.
+    pub(super) tables: Option<&'a Tables>,
+    /// Candidates that are wanted, K0.
+    pub(super) k0: usize,
+    /// As of [`Probing`].
+    pub(super) may_read_rows: bool,
+}
+
+/// A search with a filter, under way.
+pub(super) struct Filtered<'a, 'w> {
+    union: Union<'a>,
+    query: FilteredQuery<'a>,
+    words: MemberWords<'w>,
+    selector: &'a mut Selector,
+    scratch: &'a mut Scratch,
+    counters: Counters,
+    /// How much higher codes scored the best that were found than rows did, when these were looked at last.
+    above_rows: f32,
+    /// The score that lists ahead had to beat at the last look, and how many of what was selected then reached it.
+    reached: Option<(f32, usize)>,
+}
+
+impl<'a, 'w> Filtered<'a, 'w> {
+    /// A search that has not begun.
+    pub(super) fn of(
+        union: Union<'a>,
+        query: FilteredQuery<'a>,
+        words: MemberWords<'w>,
+        selector: &'a mut Selector,
+        scratch: &'a mut Scratch,
+    ) -> Self {
+        Filtered {
+            union,
+            query,
+            words,
+            selector,
+            scratch,
+            counters: Counters::default(),
+            above_rows: 0.0,
+            reached: None,
+        }
+    }
+
+    /// Searches until `probing`, whose numbers fit the index, says that it is enough.
+    pub(super) fn run(mut self, probing: Probing<'_>) -> Counters {
+        let members = self.union.members;
+        self.scratch.left.resize_with(members.len().max(self.scratch.left.len()), Left::default);
+        let has_lists = members.iter().any(|member| self.union.has_lists(member));
+        if !has_lists || probing.takes_all(self.lists()) {
+            self.every(has_lists);
+        } else {
+            let probing = Probing { probes_max: self.union.over_all_lists(probing.probes_max), ..probing };
+            match probing.ending {
+                None => self.on(probing),
+                Some(ending) => self.until(probing, ending),
+            }
+            self.scan_whole_lists();
+        }
+        self.score_left();
+        self.counters
+    }
+
+    /// Number of lists, C.
+    fn lists(&self) -> usize {
+        self.union.lists.lists()
+    }
+
+    /// Scans the survivors of every list; `has_lists` where any of them are those of the index.
+    fn every(&mut self, has_lists: bool) {
+        let union = self.union;
+        union.lists.quantize(self.query.vector, &mut self.scratch.query);
+        self.counters.lists = if has_lists { union.over_all_lists(self.lists()) as u64 } else { 0 };
+        for (number, member) in union.members.iter().enumerate() {
+            self.scratch.asked.extend(member.filled_lists().map(|list| (number, list)));
+            self.scan_asked();
+        }
+    }
+
+    /// Scans the survivors of the lists that every search scans.
+    fn scan_whole_lists(&mut self) {
+        let union = self.union;
+        for (number, member) in union.members.iter().enumerate() {
+            let lists = member.filled_of(union.whole_lists(member));
+            self.scratch.asked.extend(lists.map(|list| (number, list)));
+            self.scan_asked();
+        }
+    }
+
+    /// Scans the survivors of the best lists, and goes on to further lists while that still pays.
+    fn on(&mut self, probing: Probing<'_>) {
+        self.score_lists();
+        let mut done = 0;
+        for look in probing.looks(self.lists(), Pace::Often) {
+            let end = look.min(probing.probes_max);
+            let before = self.selector.accepted();
+            self.scan_ordered(done..end);
+            let gained = self.selector.accepted() - before;
+            let enough = self.counters.survivors >= self.query.k0 as u64;
+            let brings_little = done > 0 && (gained as f64) < probing.gain_min(self.query.k0, look - done);
+            if end == probing.probes_max || enough && brings_little {
+                break;
+            }
+            done = end;
+            if enough {
+                // The threshold of the K0-th best so far is what later lists must beat.
+                self.selector.shrink();
+            }
+        }
+    }
+
+    /// Scans the best lists until those ahead are expected to hold no more of the best K0 than `ending` leaves. Lists without
+    /// survivors cost their words and count for nothing.
+    fn until(&mut self, probing: Probing<'_>, ending: Ending<'_>) {
+        self.score_lists();
+        let Filtered { union, query, scratch, .. } = self;
+        let Scratch { ahead, scores, lengths, .. } = &mut **scratch;
+        union.list_lengths(lengths);
+        ahead.begin(query.vector, scores.iter().copied().zip(lengths.iter().copied()));
+        let mut done = 0;
+        let mut before = self.counters;
+        for look in probing.looks(self.lists(), Pace::Often) {
+            let range = done..look.min(probing.probes_max);
+            self.scan_ordered(range.clone());
+            let Scratch { ahead, lists, lengths, .. } = &mut *self.scratch;
+            for (score, list) in lists[range].iter().map(|&key| unkey(key)) {
+                ahead.take(score, lengths[list.index()]);
+            }
+            if look >= probing.probes_max || self.expects_no_more_than(&before, &probing, ending) {
+                return;
+            }
+            (before, done) = (self.counters, look);
+        }
+    }
+
+    /// True where enough was found, the lists scanned last brought little of it, and lists ahead are expected to hold no more than
+    /// `ending` leaves; `before` is what was counted at the last look.
+    fn expects_no_more_than(&mut self, before: &Counters, probing: &Probing<'_>, ending: Ending<'_>) -> bool {
+        let lately =
+            (self.counters.survivors - before.survivors) as f64 / (self.counters.items - before.items).max(1) as f64;
+        self.scratch.ahead.passed(lately);
+        let found = ending.found(self.query.k0);
+        let Some(threshold) = self.selector.kth(found) else { return false };
+        let gained = self.gained(threshold);
+        let passing = probing.pass_rate * self.union.items_in_lists() as f64;
+        let seen = Seen { passing, survivors: self.counters.survivors, above: found as u64, lately };
+        let (ahead, left) = (&mut self.scratch.ahead, ending.left * self.query.k0 as f64);
+        let brought_much = gained.is_some_and(|gained| gained >= ending.gain_max(self.query.k0));
+        // The recall that was asked for may be reached with fewer items than the request wants.
+        let is_short = self.counters.survivors < probing.least as u64;
+        if is_short || brought_much || ahead.expected(threshold - self.above_rows, seen, ending.margins) > left {
+            return false;
+        }
+        if self.query.tables.is_none() {
+            return true;
+        }
+        let by_rows = self.kth_by_rows(found);
+        self.above_rows = threshold - by_rows;
+        self.scratch.ahead.expected(by_rows, seen, ending.margins) <= left
+    }
+
+    /// How many of what is selected beat what was found at the last look, which knew a threshold, and came since; `threshold` is that of
+    /// this look.
+    fn gained(&mut self, threshold: f32) -> Option<usize> {
+        let gained = self.reached.map(|(before, reached)| match self.selector.threshold() > before {
+            // As many as are selected: those that reached it and were dropped are not known.
+            true => self.query.k0,
+            false => self.selector.reaching(before).saturating_sub(reached),
+        });
+        self.reached = Some((threshold, self.selector.reaching(threshold)));
+        gained
+    }
+
+    /// The `k`-th best score by rows of what is selected so far, which is as many at least.
+    fn kth_by_rows(&mut self, k: usize) -> f32 {
+        let Filtered { union, query, selector, scratch, .. } = self;
+        let Scratch { row_slots, products, .. } = &mut **scratch;
+        selector.shrink();
+        let mut scores = Vec::with_capacity(selector.len());
+        for (number, member) in union.members.iter().enumerate() {
+            let next = union.members.get(number + 1).map_or(u32::MAX, |next| next.first_slot);
+            row_slots.clear();
+            let own = selector.slots().iter().filter(|slot| (member.first_slot..next).contains(slot));
+            row_slots.extend(own.map(|slot| slot - member.first_slot));
+            products.resize(row_slots.len(), 0.0);
+            member.index.products(query.vector, row_slots, products);
+            scores.extend_from_slice(products);
+        }
+        *scores.select_nth_unstable_by(k - 1, |a, b| b.total_cmp(a)).1
+    }
+
+    fn score_lists(&mut self) {
+        let start = Instant::now();
+        self.union.lists.score_lists(self.query.vector, self.scratch);
+        self.score_own_lists();
+        self.counters.probe_time = start.elapsed();
+    }
+
+    /// Scores the ranked lists of the members' own, which come behind those of the index.
+    fn score_own_lists(&mut self) {
+        let lists = self.lists();
+        let Filtered { union, query, scratch, .. } = self;
+        let Scratch { query: int8, own: scored, scores, lists: keys, .. } = &mut **scratch;
+        scores.truncate(lists);
+        for (_, member, own, ranked) in union.ranked() {
+            member.score_own(own, ranked, OwnQuery::of(query.vector, int8), scored);
+            let first = scores.len();
+            keys.extend(scored.scores.iter().enumerate().map(|(n, &score)| key(score, Slot((first + n) as u32))));
+            scores.extend_from_slice(&scored.scores);
+        }
+    }
+
+    /// Scans the survivors of the lists at these places of the order, those of all members that have them.
+    fn scan_ordered(&mut self, range: Range<usize>) {
+        self.scratch.order(range.end);
+        self.counters.lists += range.len() as u64;
+        let (union, Scratch { lists, asked, .. }) = (self.union, &mut *self.scratch);
+        for &key in &lists[range] {
+            let list = ListId(unkey(key).1.0);
+            if let Some((number, own)) = union.owner(list) {
+                asked.extend(union.members[number].filled_of(std::iter::once(own)).map(|own| (number, own)));
+                continue;
+            }
+            for (number, member) in union.members.iter().enumerate() {
+                if union.has_lists(member) && member.index.list_lengths[list.index()] > 0 {
+                    asked.push((number, list));
+                }
+            }
+        }
+        self.scan_asked();
+        self.score_left();
+    }
+
+    /// Leaves the survivors of the lists that were asked for to [`Filtered::score_left`].
+    fn scan_asked(&mut self) {
+        let mut asked = std::mem::take(&mut self.scratch.asked);
+        for lists in asked.chunks(LISTS_AT_ONCE) {
+            self.fill_words(lists);
+            let mut from = 0;
+            for (n, &(number, list)) in lists.iter().enumerate() {
+                let words = from..from + self.union.members[number].index.words_of(list);
+                from = words.end;
+                let next = lists.get(n + 1).filter(|(other, _)| *other == number).map(|(_, list)| *list);
+                self.take_survivors(number, (list, next), words);
+            }
+        }
+        asked.clear();
+        self.scratch.asked = asked;
+    }
+
+    /// Fills the words of lists, one behind the other.
+    fn fill_words(&mut self, lists: &[(usize, ListId)]) {
+        let start = Instant::now();
+        let Filtered { union, scratch, words, .. } = self;
+        let mut from = 0;
+        for &(number, list) in lists {
+            let end = from + union.members[number].index.words_of(list);
+            if end > scratch.words.len() {
+                scratch.words.resize(end, 0);
+            }
+            words(number, list, &mut scratch.words[from..end]);
+            from = end;
+        }
+        self.counters.words_time += start.elapsed();
+    }
+
+    /// Scores the survivors of a list of one member, whose words were filled, by their codes, or leaves them to be scored.
+    fn take_survivors(&mut self, number: usize, (list, next): (ListId, Option<ListId>), words: Range<usize>) {
+        let Filtered { union, query, selector, scratch, counters, .. } = self;
+        let member = &union.members[number];
+        let index = member.index;
+        let words = &scratch.words[words];
+        let first = index.list_offsets[list.index()];
+        counters.items += u64::from(index.list_lengths[list.index()]);
+        counters.bytes += words.len() as u64 * 8;
+        let survivors: u64 = words.iter().map(|w| u64::from(w.count_ones())).sum();
+        if survivors == 0 {
+            return;
+        }
+        counters.survivors += survivors;
+        let blocks = words.iter().map(|&w| u64::from(blocks_of(w))).sum::<u64>();
+        if let Some((codes, tables)) = member.codes_for(query.tables) {
+            counters.bytes += blocks * codes.block_bytes();
+            member.scan_codes((codes, words), (list, next), (query.vector, tables), selector);
+            return;
+        }
+        let Left { pending, picks } = &mut scratch.left[number];
+        let blocks = blocks * index.block_bytes();
+        let rows = survivors * index.row_bytes();
+        if !query.may_read_rows || !index.reads_rows(rows, blocks) {
+            counters.bytes += blocks;
+            for (n, &word) in words.iter().enumerate() {
+                let mut left = word;
+                while left != 0 {
+                    let quarter = left.trailing_zeros() / BLOCK as u32;
+                    let block = first / BLOCK as u32 + n as u32 * 4 + quarter;
+                    picks.push(Pick { block, mask: (left >> (quarter * BLOCK as u32)) as u16 });
+                    left &= !(u64::from(u16::MAX) << (quarter * BLOCK as u32));
+                }
+            }
+        } else {
+            counters.bytes += rows;
+            for (n, &word) in words.iter().enumerate() {
+                let mut left = word;
+                while left != 0 {
+                    pending.push(first + n as u32 * 64 + left.trailing_zeros());
+                    left &= left - 1;
+                }
+            }
+        }
+        if pending.len() >= ROWS_AT_ONCE || picks.len() >= PICKS_AT_ONCE {
+            self.score_left_of(number);
+        }
+    }
+
+    /// Offers the survivors that were left to be scored.
+    fn score_left(&mut self) {
+        (0..self.union.members.len()).for_each(|number| self.score_left_of(number));
+    }
+
+    /// The same of one member, in their blocks or by their rows.
+    fn score_left_of(&mut self, number: usize) {
+        let Filtered { union, query: asked, selector, scratch, .. } = self;
+        let member = &union.members[number];
+        let Scratch { query, left, products, .. } = &mut **scratch;
+        let Left { pending, picks } = &mut left[number];
+        selector.scan_picks(member.index.kernels, &member.all_blocks(), picks, &query.view());
+        picks.clear();
+        products.resize(pending.len(), 0.0);
+        member.index.products(asked.vector, pending, products);
+        selector.offer(products, pending, member.first_slot);
+        pending.clear();
+    }
+}
+
+impl Index {
+    /// Words of a list: one bit an item, of whole blocks.
+    fn words_of(&self, list: ListId) -> usize {
+        ((self.list_offsets[list.index() + 1] - self.list_offsets[list.index()]) as usize).div_ceil(64)
+    }
+
+    /// Whether the rows of survivors are read in place of the blocks that they lie in, so many bytes of either.
+    pub fn reads_rows(&self, rows: u64, blocks: u64) -> bool {
+        !matches!(self.rows, WideRows::None) && rows * ROW_COST <= blocks
+    }
+
+    /// Bytes of blocks that are read in the time that survivors take, of whose rows and of whose blocks there are so many bytes.
+    pub fn survivor_bytes(&self, rows: u64, blocks: u64) -> u64 {
+        if self.reads_rows(rows, blocks) { rows * ROW_COST } else { blocks }
+    }
+}
+
+/// The blocks of 16 items that a word has bits in.
+fn blocks_of(word: u64) -> u32 {
+    const FIRSTS: u64 = 0x0001_0001_0001_0001;
+    let halves = word | word >> 8;
+    let quarters = halves | halves >> 4;
+    let pairs = quarters | quarters >> 2;
+    ((pairs | pairs >> 1) & FIRSTS).count_ones()
+}

@@ -1,0 +1,154 @@
+//! The values that codes name, of every subspace.
+
+use std::ops::Range;
+
+use rayon::prelude::*;
+
+use super::options::{OF_LINE, VALUES};
+use crate::ivf::random::mix;
+use sterling_core::limits;
+
+/// Rounds of the k-means that makes them.
+const ROUNDS: usize = 12;
+
+/// The values of all subspaces.
+#[derive(Clone, Debug, PartialEq)]
+pub(in crate::ivf) struct Codebooks {
+    /// `[D, 16]`: of each dimension what the values of its subspace have there.
+    pub(super) values: Vec<[f32; VALUES]>,
+    /// Subspaces, M.
+    pub(super) subspaces: usize,
+}
+
+impl Codebooks {
+    /// Residuals that train them.
+    pub(super) const SAMPLE: usize = 1 << 15;
+
+    /// Those of a file.
+    ///
+    /// # Errors
+    /// What is wrong with them.
+    pub(super) fn new(values: &[f32], subspaces: usize) -> Result<Self, String> {
+        // A residual is the difference of two numbers of vectors.
+        let is_fit = |x: &f32| x.abs() <= 2.0 * limits::COMPONENT_MAX;
+        match values.iter().all(is_fit) && subspaces.is_multiple_of(OF_LINE) {
+            true => Ok(Codebooks { values: values.as_chunks().0.to_vec(), subspaces }),
+            false => Err("expected finite numbers between -2^57 and 2^57".into()),
+        }
+    }
+
+    /// Trains them on `residuals` `[n, D]`.
+    pub(super) fn train(residuals: &[f32], dimension: usize, subspaces: usize, seed: u64) -> Self {
+        let mut books = Codebooks { values: vec![[0.0; VALUES]; dimension], subspaces };
+        let of_subspace = |subspace: usize| {
+            let bounds = books.bounds(subspace);
+            let points = residuals.chunks_exact(dimension).flat_map(|row| row[bounds.clone()].iter().copied());
+            values(&points.collect::<Vec<f32>>(), bounds.len(), mix(seed, subspace as u64))
+        };
+        books.values = (0..subspaces).into_par_iter().flat_map(of_subspace).collect();
+        books
+    }
+
+    /// Width of a vector, D.
+    pub(super) fn dimension(&self) -> usize {
+        self.values.len()
+    }
+
+    /// The dimensions of a subspace; none of some where there are more subspaces than dimensions.
+    pub(super) fn bounds(&self, subspace: usize) -> Range<usize> {
+        let from = |subspace: usize| subspace * self.dimension() / self.subspaces;
+        from(subspace)..from(subspace + 1)
+    }
+
+    /// The numbers of all values, as a file holds them.
+    pub(super) fn numbers(&self) -> Vec<f32> {
+        self.values.concat()
+    }
+}
+
+/// The squared distances of a point to all values `[width, 16]`.
+fn distances(point: &[f32], values: &[[f32; VALUES]]) -> [f32; VALUES] {
+    let mut squares = [0f32; VALUES];
+    for (x, values) in point.iter().zip(values) {
+        squares.iter_mut().zip(values).for_each(|(square, value)| *square += (x - value) * (x - value));
+    }
+    squares
+}
+
+/// The place of the least, the first of equal ones.
+pub(super) fn least(of: &[f32; VALUES]) -> usize {
+    (1..VALUES).fold(0, |best, n| if of[n] < of[best] { n } else { best })
+}
+
+/// The means of 16 clusters of `points` `[n, width]`, as `[width, 16]`.
+fn values(points: &[f32], width: usize, seed: u64) -> Vec<[f32; VALUES]> {
+    if width == 0 {
+        return Vec::new();
+    }
+    let mut values = first_values(points, width, seed);
+    for _ in 0..ROUNDS {
+        let (mut sums, mut counts) = (vec![[0f64; VALUES]; width], [0usize; VALUES]);
+        for point in points.chunks_exact(width) {
+            let nearest = least(&distances(point, &values));
+            counts[nearest] += 1;
+            sums.iter_mut().zip(point).for_each(|(sums, &x)| sums[nearest] += f64::from(x));
+        }
+        for (values, sums) in values.iter_mut().zip(&sums) {
+            for (n, &count) in counts.iter().enumerate().filter(|(_, count)| **count > 0) {
+                values[n] = (sums[n] / count as f64) as f32;
+            }
+        }
+    }
+    values
+}
+
+/// Points, each drawn in proportion to its squared distance from those before it (k-means++).
+fn first_values(points: &[f32], width: usize, seed: u64) -> Vec<[f32; VALUES]> {
+    let points = points.chunks_exact(width);
+    let mut values = vec![[0f32; VALUES]; width];
+    let mut nearest = vec![f64::INFINITY; points.len()];
+    let mut drawn = (mix(seed, 0) % points.len().max(1) as u64) as usize;
+    for n in 0..VALUES {
+        let Some(point) = points.clone().nth(drawn) else { break };
+        values.iter_mut().zip(point).for_each(|(values, &x)| values[n] = x);
+        let mut total = 0.0;
+        for (nearest, other) in nearest.iter_mut().zip(points.clone()) {
+            let square = point.iter().zip(other).map(|(x, y)| f64::from(x - y).powi(2)).sum();
+            *nearest = nearest.min(square);
+            total += *nearest;
+        }
+        let mut left = (mix(seed, n as u64 + 1) >> 11) as f64 / (1u64 << 53) as f64 * total;
+        let passes = |distance: &f64| {
+            left -= distance;
+            left < 0.0
+        };
+        drawn = nearest.iter().position(passes).unwrap_or(drawn);
+    }
+    values
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_distinct_points_are_values_of_their_own() {
+        // Sixteen points far from each other, each many times.
+        for width in [1, 2, 3] {
+            let points: Vec<f32> =
+                (0..1600).flat_map(|n| (0..width).map(move |d| ((n % 16) * (d + 3)) as f32)).collect();
+            let values = values(&points, width, 9);
+            for point in points.chunks_exact(width) {
+                assert_eq!(distances(point, &values)[least(&distances(point, &values))], 0.0, "width {width}");
+            }
+        }
+    }
+
+    #[test]
+    fn numbers_of_a_file_are_checked() {
+        assert!(Codebooks::new(&[1.0; 32], 8).is_ok());
+        for wrong in [f32::NAN, f32::INFINITY, -3e30] {
+            assert!(Codebooks::new(&[[1.0; 31].as_slice(), &[wrong]].concat(), 8).is_err());
+        }
+    }
+}

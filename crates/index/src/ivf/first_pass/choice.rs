@@ -1,0 +1,137 @@
+//! Which codes a recipe gets that leaves the choice: those by which a search is reckoned to take the least time.
+//!
+//! A search of K results scans about so many lists, by int8 rows or by codes, and scores what these select by rows. The
+//! constants are figures of `docs/CODES.md`; what is chosen is tried once more where the version is calibrated, which
+//! takes codes for no K and no recall that they make slower.
+
+use super::options::{CodeKind, CodeShape, FirstPass};
+use sterling_core::error::Result;
+
+/// What searches take.
+#[derive(Clone, Copy, Debug)]
+pub struct Rates;
+
+impl Rates {
+    /// Nanoseconds of a byte of int8 rows that a scan reads.
+    pub const INT8_BYTE_NS: f64 = 0.045;
+    /// The same of a byte of codes.
+    pub const CODES_BYTE_NS: f64 = 0.06;
+    /// Codes are taken where they take at most this share of the time of int8 rows: machines differ in their rates.
+    pub const CLEARLY: f64 = 0.8;
+
+    /// Nanoseconds of a row of so many bytes that is read by itself.
+    pub fn row_ns(bytes: f64) -> f64 {
+        24.0 + bytes * 0.06
+    }
+}
+
+/// A number of results with what a recall of 0.98 was measured to take for it: lists of 4 √N (100,000 and 1,000,000 x 64, words of
+/// GloVe), and what 4-bit product codes select (words of GloVe).
+struct Typical {
+    k: f64,
+    lists: f64,
+    by_pq4: f64,
+}
+
+const TYPICAL: [Typical; 2] =
+    [Typical { k: 10.0, lists: 100.0, by_pq4: 200.0 }, Typical { k: 100.0, lists: 200.0, by_pq4: 800.0 }];
+/// Lists for the square root of the items that [`TYPICAL`] is of. Of fewer or more, so many times as many are scanned as the square root
+/// of their quotient (sentences, 384 and 768 wide).
+const TYPICAL_PER_ROOT: f64 = 4.0;
+/// Signs err more than product codes: so many times as many are selected (sentences, 384 and 768 wide).
+const SIGNS_SELECT: f64 = 2.0;
+/// Signs of narrower vectors tell too little.
+const SIGNS_DIMENSION_MIN: usize = 256;
+
+/// What is chosen between, in microseconds that typical searches take on average.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CodeChoice {
+    /// By int8 rows.
+    pub int8_us: u32,
+    /// By 4-bit product codes.
+    pub pq4_us: u32,
+    /// By signs, where vectors are wide enough.
+    pub rabitq_us: Option<u32>,
+}
+
+/// What an index will be, as far as the choice depends on it.
+#[derive(Clone, Copy, Debug)]
+pub struct IndexExtent {
+    /// Items, N.
+    pub items: usize,
+    /// Width of a vector, D.
+    pub dimension: usize,
+    /// Bytes of a row that rescores.
+    pub row_bytes: usize,
+}
+
+impl IndexExtent {
+    /// Chooses the codes of such an index, or none: of so many lists by int8 rows, and so many by codes.
+    pub(in crate::ivf) fn choose(&self, by_rows: usize, by_codes: usize) -> Result<(Option<CodeShape>, CodeChoice)> {
+        let shape = |codes| FirstPass { codes, subspaces: 0 }.shape_of(self.dimension);
+        let (pq4, rabitq) = (shape(CodeKind::Pq4)?, shape(CodeKind::Rabitq)?);
+        let int8_bytes = (self.dimension.next_multiple_of(4) + 4) as f64;
+        let int8_us = self.mean_us(by_rows, |of, items| {
+            items * int8_bytes * Rates::INT8_BYTE_NS + (of.k * 1.25 + 64.0) * self.row_ns()
+        });
+        let by_codes = |shape: Option<CodeShape>, more: f64| {
+            let bytes = shape.map_or(0, |shape| shape.slot_bytes()) as f64;
+            self.mean_us(by_codes, |of, items| items * bytes * Rates::CODES_BYTE_NS + of.by_pq4 * more * self.row_ns())
+        };
+        let pq4_us = by_codes(pq4, 1.0);
+        let is_wide = self.dimension >= SIGNS_DIMENSION_MIN;
+        let rabitq_us = is_wide.then(|| by_codes(rabitq, SIGNS_SELECT));
+        let choice = CodeChoice { int8_us, pq4_us, rabitq_us };
+        let best = match rabitq_us.filter(|us| *us < pq4_us) {
+            Some(us) => (us, rabitq),
+            None => (pq4_us, pq4),
+        };
+        let pays = f64::from(best.0) <= Rates::CLEARLY * f64::from(int8_us);
+        Ok((best.1.filter(|_| pays && self.row_bytes > 0), choice))
+    }
+
+    fn row_ns(&self) -> f64 {
+        Rates::row_ns(self.row_bytes as f64)
+    }
+
+    /// The mean over [`TYPICAL`] of what takes nanoseconds for so many items scanned, and of what their lists' centroids take.
+    fn mean_us(&self, lists: usize, ns: impl Fn(&Typical, f64) -> f64) -> u32 {
+        let (items, lists) = (self.items as f64, lists.max(1) as f64);
+        let spread = (lists / (TYPICAL_PER_ROOT * items.sqrt())).sqrt();
+        let scanned = |typical: &Typical| (typical.lists * spread).min(lists) * items / lists;
+        let centroids = lists * (self.dimension.next_multiple_of(4) + 4) as f64 * Rates::INT8_BYTE_NS;
+        let of = |typical: &Typical| centroids + ns(typical, scanned(typical));
+        (TYPICAL.iter().map(of).sum::<f64>() / TYPICAL.len() as f64 / 1e3).round() as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn chosen(items: usize, dimension: usize) -> CodeKind {
+        let lists = |per_root: f64| (per_root * (items as f64).sqrt()) as usize;
+        let extent = IndexExtent { items, dimension, row_bytes: 2 * dimension };
+        extent.choose(lists(4.0), lists(2.0)).unwrap().0.map_or(CodeKind::None, |shape| shape.kind)
+    }
+
+    #[test]
+    fn codes_are_chosen_where_lists_are_long() {
+        // Where lists are short the rows that score what was selected take more than the scan.
+        assert_eq!([1_000, 10_000].map(|items| chosen(items, 64)), [CodeKind::None; 2]);
+        assert_eq!([1_000_000, 20_000_000].map(|items| chosen(items, 64)), [CodeKind::Pq4; 2]);
+        assert_eq!([1_000_000, 20_000_000].map(|items| chosen(items, 768)), [CodeKind::Rabitq; 2]);
+        // More items never take codes away again.
+        for dimension in [16, 50, 64, 100, 128, 256, 384, 768, 2048] {
+            let kinds: Vec<bool> = (10..26).map(|n| chosen(1 << n, dimension) != CodeKind::None).collect();
+            assert!(kinds.is_sorted(), "{dimension}: {kinds:?}");
+        }
+    }
+
+    #[test]
+    fn without_rows_that_score_what_was_selected_there_are_no_codes() {
+        let extent = IndexExtent { items: 1 << 20, dimension: 64, row_bytes: 0 };
+        assert_eq!(extent.choose(4096, 2048).unwrap().0, None);
+    }
+}

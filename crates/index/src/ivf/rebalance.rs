@@ -1,0 +1,229 @@
+//! Lists that go on with other rows: those that were there, moved and balanced, in place of a training from nothing.
+//!
+//! 1. Strays, rows that the lists were not made for, are clustered into lists of the mean size.
+//! 2. Lists that hold next to nothing are dropped. The centroids of all others become the means of their rows, and every row
+//!    goes to its best centroid: a round of the k-means that made them.
+//! 3. Lists far above the mean size are halved, the largest first, until none is. A half keeps its rows, so that the bound holds
+//!    for rows that lie however close together.
+//! 4. The centroid of every list becomes the mean of the rows that it ended up with.
+
+use std::collections::BinaryHeap;
+
+use super::build::{Built, Lists, from_lists};
+use super::kmeans::{Centroids, distance, halves, means};
+use super::options::Rescore;
+use super::stray::Clustered;
+use super::survey::RowSurvey;
+use sterling_core::error::{Error, Result};
+use sterling_core::limits;
+use sterling_core::tensor::Matrix;
+use sterling_kernels::cpu::Kernels;
+
+/// A list below this share of the mean size is dropped.
+const SMALL: f64 = 0.125;
+/// A list above so many times the mean size is halved.
+const LARGE: f64 = 3.0;
+/// Rounds of the k-means that halves a list.
+const ROUNDS: usize = 4;
+/// A part of fewer than one in so many of a list's rows is no half of it.
+const LOPSIDED: usize = 8;
+
+/// An index of `rows` `[N, D]` that lay in the lists `of_rows` `[N]`, but for the `strays` among them. `nearest` is [`Lists::nearest`].
+///
+/// # Errors
+/// As [`RowSurvey::of`] and [`from_lists`].
+pub fn rebalance(rows: Matrix<'_>, of_rows: &[u32], strays: &[u32], nearest: bool, rescore: Rescore) -> Result<Built> {
+    if of_rows.len() != rows.rows() || of_rows.is_empty() {
+        return Err(Error::internal(format!("index: {} places of {} rows", of_rows.len(), rows.rows())));
+    }
+    let kernels = Kernels::detect()?;
+    let survey = RowSurvey::of(&rows.into())?;
+    let length = if nearest { None } else { survey.length() };
+    let is_spherical = length.is_some();
+    let mut lists = of_rows.iter().max().map_or(0, |&list| list as usize + 1);
+    let mut of_rows = of_rows.to_vec();
+    if !strays.is_empty() {
+        let count = (strays.len() * lists / rows.rows()).clamp(1, strays.len());
+        let own: Vec<f32> = strays.iter().flat_map(|&row| rows.row(row as usize)).copied().collect();
+        let clustered = Clustered::of(Matrix::new(&own, rows.cols())?, count, length)?;
+        strays.iter().zip(clustered.of_rows).for_each(|(&row, list)| of_rows[row as usize] = lists as u32 + list);
+        lists += count;
+    }
+    let mut lists = grouped(&of_rows, lists);
+    let before = lists.len();
+    let mean = rows.rows() as f64 / before as f64;
+    lists.retain(|list| list.len() as f64 >= SMALL * mean && !list.is_empty());
+    let moved = Centroids::new(means(rows, &lists, is_spherical), rows.cols(), length);
+    let mut lists = grouped(&moved.assign_all(kernels, rows, None, &|_| ()), lists.len());
+    halve_large(rows, &mut lists, before);
+    lists.retain(|list| !list.is_empty());
+    let mut places = vec![0u32; rows.rows()];
+    for (number, list) in (0..).zip(&lists) {
+        list.iter().for_each(|&row| places[row as usize] = number);
+    }
+    let centroids = means(rows, &lists, is_spherical);
+    from_lists(&survey, Lists { centroids, of_rows: places, nearest }, rescore)
+}
+
+/// The rows of each of `count` lists.
+fn grouped(of_rows: &[u32], count: usize) -> Vec<Vec<u32>> {
+    let mut lists = vec![Vec::new(); count];
+    of_rows.iter().enumerate().for_each(|(row, &list)| lists[list as usize].push(row as u32));
+    lists
+}
+
+/// Halves the largest list as long as it is far above the mean size of so many lists as there were `before`, or of those that there
+/// are where these are more: so those that were dropped give up their places.
+fn halve_large(rows: Matrix<'_>, lists: &mut Vec<Vec<u32>>, before: usize) {
+    let mut by_size: BinaryHeap<(usize, usize)> = lists.iter().map(Vec::len).zip(0..).collect();
+    while let Some((length, list)) = by_size.pop() {
+        let most = LARGE * rows.rows() as f64 / lists.len().max(before) as f64;
+        if length as f64 <= most || length < 2 || lists.len() >= limits::LISTS_MAX {
+            return;
+        }
+        let [one, other] = halve(rows, &lists[list]);
+        by_size.extend([(one.len(), list), (other.len(), lists.len())]);
+        lists[list] = one;
+        lists.push(other);
+    }
+}
+
+/// Two parts of a list, neither of them much smaller than the other: a k-means of two, or, where one centre takes nearly all, a
+/// cut across the line between the centres.
+fn halve(rows: Matrix<'_>, list: &[u32]) -> [Vec<u32>; 2] {
+    let (one, other) = halves(rows, list);
+    let mut parts = [one, other];
+    let mut nearer: Vec<(f32, u32)> = Vec::new();
+    for _ in 0..ROUNDS {
+        let centres = means(rows, &parts, false);
+        let (one, other) = centres.split_at(rows.cols());
+        let by = |&row: &u32| (distance(rows.row(row as usize), one) - distance(rows.row(row as usize), other), row);
+        nearer = list.iter().map(by).collect();
+        nearer.sort_unstable_by(|a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
+        let near = nearer.partition_point(|(by, _)| *by <= 0.0);
+        if near == 0 || near == list.len() {
+            break;
+        }
+        parts = cut(&nearer, near);
+    }
+    if parts[0].len().min(parts[1].len()) * LOPSIDED < list.len() {
+        parts = cut(&nearer, nearer.len() / 2);
+    }
+    parts
+}
+
+fn cut(rows: &[(f32, u32)], at: usize) -> [Vec<u32>; 2] {
+    let (one, other) = rows.split_at(at);
+    [one, other].map(|part| part.iter().map(|(_, row)| *row).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::super::survey::common_length;
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn every_row_lies_in_one_list_and_no_list_is_far_above_the_mean(
+            numbers in proptest::collection::vec(-3i8..=3, 2..900),
+            lists in 1u32..20,
+            clump in 0usize..200,
+            nearest: bool,
+        ) {
+            let mut numbers: Vec<f32> = numbers.iter().map(|&x| f32::from(x)).collect();
+            // Many rows that are one and the same cannot be told apart, and are halved all the same.
+            numbers.extend(std::iter::repeat_n([2.0, 1.0], clump).flatten());
+            numbers.truncate(numbers.len() / 2 * 2);
+            let rows = Matrix::new(&numbers, 2).unwrap();
+            let of_rows: Vec<u32> = (0..rows.rows() as u32).map(|row| row * row % lists).collect();
+            let built = rebalance(rows, &of_rows, &[], nearest, Rescore::F32).unwrap();
+            let mut found: Vec<u32> = built.order.iter().copied().filter(|&row| row != sterling_core::units::NO_ITEM).collect();
+            found.sort_unstable();
+            prop_assert_eq!(found, (0..rows.rows() as u32).collect::<Vec<_>>());
+            let mean = rows.rows() as f64 / built.list_lengths.len() as f64;
+            for &length in &built.list_lengths {
+                prop_assert!(length > 0 && f64::from(length) <= (4.0 * mean).max(1.0), "{length} of a mean of {mean}");
+            }
+            let is_spherical = !nearest && common_length(rows).is_some();
+            for (number, list) in lists_of(&built).into_iter().enumerate() {
+                let mean = means(rows, &[list], is_spherical);
+                prop_assert!(distance(&mean, built.centroid(number)) < 1e-6, "{mean:?}: {:?}", built.centroid(number));
+            }
+        }
+    }
+
+    fn lists_of(built: &Built) -> Vec<Vec<u32>> {
+        let bounds = built.list_offsets.iter().zip(&built.list_lengths);
+        bounds.map(|(&first, &length)| built.order[first as usize..][..length as usize].to_vec()).collect()
+    }
+
+    #[test]
+    fn halves_of_a_list_get_their_own_centroids_where_other_lists_lose_all_rows() {
+        let mut numbers: Vec<f32> = Vec::new();
+        let mut of_rows: Vec<u32> = Vec::new();
+        let mut put = |row: [f32; 2], list: u32| {
+            numbers.extend(row);
+            of_rows.push(list);
+        };
+        // Equal rows in the first list and in the last one, of which one takes all.
+        (0..10).for_each(|_| put([100.0, 0.0], 0));
+        (0..10).for_each(|_| put([100.0, 0.0], 11));
+        // A list that has grown, of two groups.
+        (0..50).for_each(|n| put([-50.0 + n as f32 / 50.0, 300.0], 1));
+        (0..50).for_each(|n| put([50.0 + n as f32 / 50.0, 300.0], 1));
+        (2..11).for_each(|list| (0..10).for_each(|n| put([-500.0 * list as f32, n as f32], list)));
+        let rows = Matrix::new(&numbers, 2).unwrap();
+        for nearest in [true, false] {
+            let built = rebalance(rows, &of_rows, &[], nearest, Rescore::F32).unwrap();
+            for (number, list) in lists_of(&built).into_iter().enumerate() {
+                let far = |row: &&u32| distance(rows.row(**row as usize), built.centroid(number)) > 60.0 * 60.0;
+                assert_eq!(list.iter().find(far), None, "nearest {nearest}: {:?}", built.centroid(number));
+            }
+        }
+    }
+
+    #[test]
+    fn strays_get_lists_of_their_own() {
+        // Old lists, and three groups far away that all lay in the first of them, one of which is small.
+        let row = |n: usize| match n {
+            0..200 => [if n.is_multiple_of(2) { 10.0 } else { -10.0 }, n as f32 / 200.0],
+            200..260 => [9.0, 90.0 + n as f32 / 260.0],
+            260..320 => [9.0, -90.0 + n as f32 / 320.0],
+            _ => [90.0, 9.0],
+        };
+        let numbers: Vec<f32> = (0..340).flat_map(row).collect();
+        let rows = Matrix::new(&numbers, 2).unwrap();
+        let of_rows: Vec<u32> = (0..340).map(|n| if n < 200 { n % 10 } else { 0 }).collect();
+        let strays: Vec<u32> = (200..340).collect();
+        let built = rebalance(rows, &of_rows, &strays, true, Rescore::F32).unwrap();
+        for (number, list) in lists_of(&built).into_iter().enumerate() {
+            let far = |row: &&u32| distance(rows.row(**row as usize), built.centroid(number)) > 50.0 * 50.0;
+            assert_eq!(list.iter().find(far), None, "{:?}", built.centroid(number));
+        }
+    }
+
+    #[test]
+    fn what_belongs_together_stays_together() {
+        // Two groups that one list holds, and a list that next to nobody is left in.
+        let numbers: Vec<f32> =
+            (0..400).flat_map(|n| if n % 2 == 0 { [10.0, n as f32 / 400.0] } else { [-10.0, 1.0] }).collect();
+        let rows = Matrix::new(&numbers, 2).unwrap();
+        let of_rows: Vec<u32> = (0..400)
+            .map(|n| {
+                if n == 0 {
+                    1
+                } else if n % 16 == 1 {
+                    2 + n % 9
+                } else {
+                    0
+                }
+            })
+            .collect();
+        let built = rebalance(rows, &of_rows, &[], true, Rescore::F32).unwrap();
+        for list in lists_of(&built) {
+            assert!(list.iter().all(|row| row % 2 == list[0] % 2), "{list:?}");
+        }
+    }
+}

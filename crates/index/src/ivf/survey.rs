@@ -1,0 +1,200 @@
+//! What must be known of all rows before an index of them is built, found in one pass over them.
+
+use half::f16;
+use rayon::prelude::*;
+
+use super::first_pass::IndexExtent;
+use super::options::Rescore;
+use super::view::{EXPECTED, unfit};
+use sterling_core::error::{Error, Result};
+use sterling_core::limits;
+use sterling_core::tensor::Matrix;
+use sterling_storage::rows::RowStore;
+
+/// How far rows of one length may differ from it, as a share.
+const LENGTH_TOLERANCE: f32 = 1e-3;
+
+/// Rows that can be searched, and what they are like.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RowSurvey {
+    pub(super) rows: usize,
+    pub(super) cols: usize,
+    /// The lengths of the first row, of the shortest and of the longest.
+    lengths: Option<[f32; 3]>,
+    /// The first row that half precision does not hold, and its largest number: half precision ends at 65,504, and below its
+    /// smallest normal number, 2^-14, it keeps few digits or none. A row all of whose numbers are that small would lose its order.
+    pub(super) beyond_half: Option<(usize, f32)>,
+}
+
+impl RowSurvey {
+    /// Looks at all rows.
+    ///
+    /// # Errors
+    /// `Invalid` for more of them, or wider ones, than an index holds, and with the first number that is not finite or too large;
+    /// as [`RowStore::read`].
+    pub fn of(rows: &RowStore<'_>) -> Result<Self> {
+        let mut survey = RowSurvey { rows: rows.rows(), cols: rows.cols(), lengths: None, beyond_half: None };
+        survey.check_size()?;
+        rows.each(|first, chunk| survey.add(first, chunk))?;
+        Ok(survey)
+    }
+
+    /// Rows that were looked at before they were coded, and are arranged as they are.
+    pub(super) fn of_coded(rows: usize, cols: usize) -> Self {
+        RowSurvey { rows, cols, lengths: None, beyond_half: None }
+    }
+
+    /// What rows are like that are looked at in parts, one part after the other.
+    ///
+    /// # Errors
+    /// `Invalid` for parts without rows or of unequal width, and as [`RowSurvey::of`].
+    pub fn joined(parts: impl IntoIterator<Item = RowSurvey>) -> Result<Self> {
+        let mut parts = parts.into_iter();
+        let mut all = parts.next().ok_or_else(|| Error::invalid("index: no rows, expected at least one"))?;
+        for part in parts {
+            if part.cols != all.cols {
+                let (cols, expected) = (part.cols, all.cols);
+                return Err(Error::invalid(format!("index: rows of {cols} numbers, expected {expected} as before")));
+            }
+            all.lengths = match (all.lengths, part.lengths) {
+                (Some([first, least, most]), Some([_, low, high])) => Some([first, least.min(low), most.max(high)]),
+                (all, part) => all.or(part),
+            };
+            all.beyond_half = all.beyond_half.or(part.beyond_half.map(|(row, most)| (all.rows + row, most)));
+            all.rows += part.rows;
+        }
+        all.check_size().map(|()| all)
+    }
+
+    /// The size of an index over the rows, where rows rescore as is asked for.
+    pub(super) fn extent(&self, rescore: Rescore) -> IndexExtent {
+        let (items, dimension) = (self.rows, self.cols);
+        IndexExtent { items, dimension, row_bytes: self.fitting(rescore).width() * dimension }
+    }
+
+    /// The length of all rows, where they have one up to a thousandth.
+    pub fn length(&self) -> Option<f32> {
+        let [first, least, most] = self.lengths?;
+        (first > 0.0 && is_of_length(least, first) && is_of_length(most, first)).then_some(first)
+    }
+
+    fn check_size(&self) -> Result<()> {
+        match self.cols > limits::DIMENSION_MAX || self.rows > limits::ITEMS_MAX {
+            true => Err(Error::invalid(format!(
+                "index: {} rows of {} numbers, expected at most {} of {}",
+                self.rows,
+                self.cols,
+                limits::ITEMS_MAX,
+                limits::DIMENSION_MAX
+            ))),
+            false => Ok(()),
+        }
+    }
+
+    fn add(&mut self, first: usize, chunk: Matrix<'_>) -> Result<()> {
+        let unfit = |row: usize| unfit(chunk.row(row)).map(|at| (row, at));
+        if let Some((row, at)) = (0..chunk.rows()).into_par_iter().find_map_first(unfit) {
+            return Err(Error::invalid(format!(
+                "index: item {}: number {} of its vector is {:e}, expected {EXPECTED}",
+                first + row + 1,
+                at + 1,
+                chunk.row(row)[at]
+            )));
+        }
+        let lengths = (0..chunk.rows()).into_par_iter().map(|row| length(chunk.row(row)));
+        let extremes = lengths.map(|length| [length; 2]).reduce_with(|a, b| [a[0].min(b[0]), a[1].max(b[1])]);
+        if let Some([low, high]) = extremes {
+            let [of_first, least, most] = self.lengths.unwrap_or([length(chunk.row(0)), low, high]);
+            self.lengths = Some([of_first, least.min(low), most.max(high)]);
+        }
+        if self.beyond_half.is_none() {
+            let leaves = (0..chunk.rows()).into_par_iter().find_first(|row| leaves_half(most(chunk.row(*row))));
+            self.beyond_half = leaves.map(|row| (first + row, most(chunk.row(row))));
+        }
+        Ok(())
+    }
+
+    /// The rows that hold these vectors: f32 instead of f16 where one leaves its range.
+    pub(super) fn fitting(&self, rescore: Rescore) -> Rescore {
+        if rescore == Rescore::F16 && self.beyond_half.is_some() { Rescore::F32 } else { rescore }
+    }
+
+    /// The same, where others than those asked for with a warning.
+    pub(super) fn fitted(&self, rescore: Rescore) -> Rescore {
+        let fitting = self.fitting(rescore);
+        if let Some((row, most)) = self.beyond_half.filter(|_| fitting != rescore) {
+            let item = row + 1;
+            tracing::warn!(
+                "index.rescore: f32 instead of f16, which does not hold item {item}, whose largest number is {most:e}"
+            );
+        }
+        fitting
+    }
+}
+
+fn length(row: &[f32]) -> f32 {
+    row.iter().map(|x| x * x).sum::<f32>().sqrt()
+}
+
+fn most(row: &[f32]) -> f32 {
+    row.iter().fold(0f32, |most, x| most.max(x.abs()))
+}
+
+fn leaves_half(most: f32) -> bool {
+    most != 0.0 && !(f16::MIN_POSITIVE.to_f32()..=f16::MAX.to_f32()).contains(&most)
+}
+
+fn is_of_length(length: f32, wanted: f32) -> bool {
+    (length - wanted).abs() <= wanted * LENGTH_TOLERANCE
+}
+
+/// What holds one row: f32 instead of f16 where it leaves its range.
+pub(super) fn fitting(row: &[f32], rescore: Rescore) -> Rescore {
+    if rescore == Rescore::F16 && leaves_half(most(row)) { Rescore::F32 } else { rescore }
+}
+
+/// The length of all rows, where they have one up to a thousandth.
+pub(super) fn common_length(rows: Matrix<'_>) -> Option<f32> {
+    let are_of = |wanted: f32| (0..rows.rows()).into_par_iter().all(|row| is_of_length(length(rows.row(row)), wanted));
+    Some(length(rows.row(0))).filter(|length| *length > 0.0 && are_of(*length))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn parts_are_like_the_whole_that_they_make(
+            angles in proptest::collection::vec(0.0f32..6.0, 1..60),
+            scales in proptest::collection::vec(prop_oneof![8 => Just(1.0f32), 2 => 0.9985f32..1.0015, 1 => Just(0.0), 1 => Just(1e6)], 60),
+            is_plain in any::<bool>(),
+            cuts in proptest::collection::btree_set(0usize..60, 0..4),
+        ) {
+            let scale = |n: usize| if is_plain { 3.0 } else { scales[n] };
+            let values: Vec<f32> =
+                angles.iter().enumerate().flat_map(|(n, angle)| [angle.sin() * scale(n), angle.cos() * scale(n)]).collect();
+            let whole = Matrix::new(&values, 2).unwrap();
+            let survey = RowSurvey::of(&whole.into()).unwrap();
+            prop_assert_eq!(survey.length(), common_length(whole));
+            prop_assert!(!is_plain || survey.length().is_some());
+            let mut bounds: Vec<usize> = cuts.into_iter().filter(|cut| *cut > 0 && *cut < angles.len()).collect();
+            bounds.insert(0, 0);
+            bounds.push(angles.len());
+            let part = |w: &[usize]| RowSurvey::of(&Matrix::new(&values[2 * w[0]..2 * w[1]], 2).unwrap().into()).unwrap();
+            prop_assert_eq!(RowSurvey::joined(bounds.windows(2).map(part)).unwrap(), survey);
+        }
+    }
+
+    #[test]
+    fn parts_that_make_no_whole_are_refused() {
+        let of = |rows: usize, cols| RowSurvey { rows, cols, lengths: None, beyond_half: None };
+        let wrong = |parts: &[RowSurvey]| RowSurvey::joined(parts.iter().cloned()).unwrap_err().to_string();
+        assert!(wrong(&[]).contains("no rows"));
+        assert!(wrong(&[of(1, 2), of(1, 3)]).contains("rows of 3 numbers, expected 2 as before"));
+        assert!(wrong(&[of(limits::ITEMS_MAX, 2), of(1, 2)]).contains("expected at most"));
+    }
+}

@@ -1,0 +1,291 @@
+//! Steps 4 to 7: candidates, verified, each with the score that chose it.
+
+use std::borrow::Cow;
+use std::time::Instant;
+
+use super::{Catalogue, CataloguePart, Query, Scratch, Times, Together, taken};
+use crate::columns::asked_one_by_one;
+use crate::filter::{Plan, Route};
+use crate::ivf::{Counters, Member, Probing, Union};
+use crate::topk::Selector;
+use sterling_core::units::{ListId, Slot};
+
+/// Candidates more that are selected where some may be gone.
+const GONE_ROOM: usize = 64;
+/// So many times the candidates are selected where too few of those that seemed to pass did ...
+const ROOM_GROWTH: usize = 4;
+/// ... up to so many, which bounds what a search takes of memory. Beyond, items are looked at before they are selected.
+const ROOM_MAX: usize = 1 << 16;
+
+/// How often a search with words begins anew, and how.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Round {
+    /// Candidates that are selected by int8 scores.
+    pub(super) room: usize,
+    /// Candidates that are selected.
+    pub(super) selected: usize,
+    /// Whether each item whose word lets it pass is looked at before it is selected, in all lists: as many as at first are enough then.
+    pub(super) is_checked: bool,
+}
+
+impl Round {
+    pub(super) fn first(catalogue: &Catalogue<'_>, query: &Query<'_>) -> Self {
+        Round { room: query.room(catalogue), selected: query.room_at_first(catalogue), is_checked: false }
+    }
+
+    /// The round after this one, where too few of those that seemed to pass did.
+    pub(super) fn next(self, catalogue: &Catalogue<'_>, query: &Query<'_>) -> Self {
+        let room = self.room * ROOM_GROWTH;
+        match room < ROOM_MAX.min(catalogue.items()) {
+            true => Round { room, selected: self.selected.max(room), is_checked: false },
+            false => Round { is_checked: true, ..Round::first(catalogue, query) },
+        }
+    }
+}
+
+/// The parts of a catalogue whose lists a query walks: what a posting list does not tell.
+pub(super) struct Walked<'a> {
+    /// Each a member of the union that is searched ...
+    members: Vec<Member<'a>>,
+    /// ... with its part ...
+    pub(super) parts: Vec<&'a CataloguePart<'a>>,
+    /// ... the number of that among all parts ...
+    numbers: Vec<usize>,
+    /// ... and which of its items are eligible.
+    pub(super) plans: Vec<&'a Plan>,
+}
+
+impl<'a> Walked<'a> {
+    pub(super) fn of(catalogue: &Catalogue<'a>, query: &Query<'a>) -> Self {
+        let walks = |n: &usize| matches!(query.plan_of(*n).route(), Route::All | Route::Words);
+        let numbers: Vec<usize> = (0..catalogue.parts.len()).filter(walks).collect();
+        let parts: Vec<_> = numbers.iter().map(|&n| &catalogue.parts[n]).collect();
+        let members = parts.iter().map(|part| part.member()).collect();
+        let plans = numbers.iter().map(|&n| query.plan_of(n)).collect();
+        Walked { members, parts, numbers, plans }
+    }
+
+    pub(super) fn has_all(&self) -> bool {
+        self.plans.iter().all(|plan| matches!(plan.route(), Route::All))
+    }
+
+    pub(super) fn is_exact(&self) -> bool {
+        self.plans.iter().all(|plan| plan.is_exact())
+    }
+
+    fn has_main(&self) -> bool {
+        self.numbers.first() == Some(&0)
+    }
+
+    /// Survivors that a filtered search does with, which selects `room` of them by int8 scores.
+    pub(super) fn enough(&self, query: &Query<'_>, probing: &Probing<'_>, room: usize) -> usize {
+        // Of survivors that are no "maybes" none drops out again.
+        if probing.ending.is_some() && self.is_exact() { query.k0 } else { room }
+    }
+
+    /// The estimated share of their items that pass.
+    fn pass_rate(&self) -> f64 {
+        if let [plan] = self.plans[..] {
+            return plan.pass_rate();
+        }
+        let items = |member: &Member<'_>| member.index.items() as f64;
+        let passing = self.plans.iter().zip(&self.members).map(|(plan, member)| plan.pass_rate() * items(member));
+        passing.sum::<f64>() / self.members.iter().map(items).sum::<f64>().max(1.0)
+    }
+}
+
+impl<'a> Catalogue<'a> {
+    /// Candidates that are selected without words: some of them may be excluded or gone.
+    pub(super) fn room_unfiltered(&self, query: &Query<'_>) -> usize {
+        let room = query.room_at_first(self) + query.excluded.len();
+        match self.parts.iter().filter_map(|part| part.gone).map(|gone| gone.len()).sum() {
+            0usize => room,
+            // About as many as there are among so many, and half as many again.
+            gone => room + (room as f64 * (gone as f64 / self.items().max(1) as f64) * 1.5) as usize + GONE_ROOM,
+        }
+    }
+
+    /// Fills `scratch.candidates` with verified slots and the int8 scores that chose them, best first where that matters, and `scratch.scored` with
+    /// those that are scored by their rows already.
+    pub(super) fn find(
+        &self,
+        query: &Query<'_>,
+        together: Option<Together>,
+        scratch: &mut Scratch,
+        times: &mut Times,
+    ) -> Counters {
+        scratch.candidates.clear();
+        scratch.scored.clear();
+        let walked = Walked::of(self, query);
+        if query.exact || walked.parts.is_empty() {
+            return self.find_by_rows(query, scratch, times);
+        }
+        let mut counters = match walked.parts.len() < self.parts.len() {
+            true => self.find_by_rows(query, scratch, times),
+            false => Counters::default(),
+        };
+        counters.add(&self.find_by_lists(query, &walked, together, scratch, times));
+        counters
+    }
+
+    fn find_by_lists(
+        &self,
+        query: &Query<'_>,
+        walked: &Walked<'_>,
+        together: Option<Together>,
+        scratch: &mut Scratch,
+        times: &mut Times,
+    ) -> Counters {
+        if !walked.has_all() {
+            return self.find_filtered(query, walked, scratch, times);
+        }
+        let counters = self.find_unfiltered(query, walked, together, scratch, times);
+        // Without a filter the first P lists do, unless they hold too few: then the pass probes on, as with one.
+        let has_probed_all = counters.lists == self.main().index.lists() as u64;
+        let enough = scratch.candidates.len() + scratch.scored.len() >= query.k || has_probed_all;
+        // Where more of the selected were gone than there was room for, words keep them from being selected.
+        let crowded_out = walked.parts.iter().any(|part| part.gone.is_some())
+            && counters.survivors > self.room_unfiltered(query) as u64
+            && scratch.candidates.len() < query.room_at_first(self);
+        if enough && !crowded_out { counters } else { self.find_filtered(query, walked, scratch, times) }
+    }
+
+    /// Fills `scratch.scored` with the best of what is looked at by rows: all items of an exact search, else those that posting
+    /// lists tell.
+    fn find_by_rows(&self, query: &Query<'_>, scratch: &mut Scratch, times: &mut Times) -> Counters {
+        let start = Instant::now();
+        let mut counters = Counters::default();
+        let Scratch { selector, scored, .. } = scratch;
+        self.begin(selector, query.kept());
+        for (n, part) in self.parts.iter().enumerate() {
+            let plan = query.plan_of(n);
+            let is_there = |slot: Slot| !part.is_gone(slot) && !query.is_excluded(part.member().name(slot));
+            match plan.route() {
+                Route::Slots(slots) => {
+                    let eligible: Vec<Slot> = slots.iter().copied().filter(|&slot| is_there(slot)).collect();
+                    counters.add(&part.member().search_slots(query.vector, &eligible, selector));
+                }
+                Route::All | Route::Words if query.exact => {
+                    let eligible = |slot| is_there(slot) && plan.passes(slot);
+                    counters.add(&part.member().search_exact(query.vector, eligible, selector));
+                    counters.lists = self.main().index.lists() as u64;
+                }
+                Route::All | Route::Words | Route::Nothing => {}
+            }
+        }
+        scored.extend(taken(selector));
+        times.scan += start.elapsed();
+        counters
+    }
+
+    fn find_unfiltered(
+        &self,
+        query: &Query<'_>,
+        walked: &Walked<'_>,
+        together: Option<Together>,
+        scratch: &mut Scratch,
+        times: &mut Times,
+    ) -> Counters {
+        let Scratch { selector, selectors, alone, candidates, .. } = scratch;
+        let (selector, counters, took) = match together {
+            Some(found) => (&mut selectors[found.selector], found.counters, found.took),
+            None => {
+                let (start, room) = (Instant::now(), self.room_unfiltered(query));
+                self.begin(selector, room);
+                let union = Union { lists: self.main().index, members: &walked.members };
+                let probing = self.probing(query, walked);
+                let counters = union.search(query.vector, probing, None, selector, room, alone);
+                (&mut *selector, counters, start.elapsed())
+            }
+        };
+        times.add_search(took, &counters);
+        self.verify(query, selector, candidates, times);
+        counters
+    }
+
+    fn find_filtered(
+        &self,
+        query: &Query<'_>,
+        walked: &Walked<'_>,
+        scratch: &mut Scratch,
+        times: &mut Times,
+    ) -> Counters {
+        let Scratch { selector, alone, words, candidates, .. } = scratch;
+        let (mut round, mut again) = (Round::first(self, query), 0u64);
+        let own = |part: &&CataloguePart<'_>| match part.first_slot {
+            0 => Cow::Borrowed(query.excluded),
+            _ => Cow::Owned(part.take(query.excluded)),
+        };
+        let excluded: Vec<Cow<'_, [Slot]>> = walked.parts.iter().map(own).collect();
+        let union = Union { lists: self.main().index, members: &walked.members };
+        let (mut probing, is_exact) = (self.probing(query, walked), walked.is_exact());
+        let most_lists = union.most_lists(&probing) as u64;
+        loop {
+            let Round { room, selected, is_checked } = round;
+            if is_checked {
+                probing = Probing { probes: probing.most(self.main().index.lists()), ending: None, ..probing };
+            }
+            self.begin(selector, selected);
+            let start = Instant::now();
+            let mut fill = |member: usize, list: ListId, out: &mut [u64]| {
+                let (part, plan) = (walked.parts[member], walked.plans[member]);
+                plan.words(part.filter, list, &mut words[walked.numbers[member]], out);
+                part.filter.exclude(list, &excluded[member], out);
+                if let Some(gone) = part.gone {
+                    gone.clear(part.filter.first_slot(list), &mut out[..part.filter.words(list)]);
+                }
+                if is_checked && !plan.is_exact() {
+                    let first = part.filter.first_slot(list);
+                    for (word, slots) in out[..part.filter.words(list)].iter_mut().zip((first..).step_by(64)) {
+                        *word = asked_one_by_one(*word, |bit| plan.passes(Slot(slots + bit)));
+                    }
+                }
+            };
+            let enough = walked.enough(query, &probing, room).min(selected);
+            let counters = union.search(query.vector, probing, Some(&mut fill), selector, enough, alone);
+            let counters = Counters { again, ..counters };
+            times.add_search(start.elapsed(), &counters);
+            self.verify(query, selector, candidates, times);
+            // Where too few of the survivors held, which the words only suspect, more of them are looked at: those that were not selected, and
+            // those of further lists.
+            let all_seen = counters.survivors <= selected as u64 && counters.lists >= most_lists;
+            if candidates.len() >= query.kept() || all_seen || is_exact || is_checked {
+                return counters;
+            }
+            round = round.next(self, query);
+            again += 1;
+        }
+    }
+
+    pub(super) fn probing<'q>(&self, query: &Query<'q>, walked: &Walked<'_>) -> Probing<'q> {
+        // What was measured, and what is to be spared, are lists of the first part.
+        let (probes_max, ending) = match walked.has_main() {
+            true => (self.probes_max, query.ending),
+            false => (self.main().index.lists(), None),
+        };
+        let by_codes = query.by_codes.is_some();
+        let (pass_rate, least) = (walked.pass_rate(), query.k);
+        Probing { pass_rate, ending, least, by_codes, ..Probing::of(query.probes, probes_max) }
+    }
+
+    /// Step 7: what is selected, less what is excluded or gone or only seemed to pass.
+    fn verify(&self, query: &Query<'_>, selected: &mut Selector, candidates: &mut Vec<(f32, Slot)>, times: &mut Times) {
+        let start = Instant::now();
+        let is_sure = |part: usize| self.parts[part].gone.is_none() && query.plan_of(part).is_exact();
+        let all_hold = query.excluded.is_empty() && (0..self.parts.len()).all(is_sure);
+        let holds = |slot: Slot| {
+            if all_hold {
+                return true;
+            }
+            let (part, own) = self.part_of(slot);
+            let plan = query.plan_of(part);
+            !query.is_excluded(slot) && !self.parts[part].is_gone(own) && (plan.is_exact() || plan.passes(own))
+        };
+        candidates.clear();
+        match self.ranks_by_rows(query) {
+            true => candidates.extend(selected.kept().filter(|(_, slot)| holds(*slot))),
+            false => candidates.extend(taken(selected).filter(|(_, slot)| holds(*slot))),
+        }
+        times.verify += start.elapsed();
+    }
+}

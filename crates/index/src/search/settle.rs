@@ -1,0 +1,102 @@
+//! Step 8: the scores that candidates are ranked by.
+
+use std::time::Instant;
+
+use super::{Catalogue, Found, Query, Scratch, Times, taken};
+use crate::ivf::{Counters, WideRows};
+use sterling_core::units::{ItemId, Slot, by_score};
+
+impl Catalogue<'_> {
+    /// Scores candidates of int8 products by their wide rows, and keeps the best K0 of them and of those that are scored so
+    /// already. Returns how many were scored.
+    pub(super) fn settle(&self, query: &Query<'_>, scratch: &mut Scratch, times: &mut Times) -> u64 {
+        let Scratch { candidates, scored, selected, .. } = &mut *scratch;
+        selected.clear();
+        if let Some(most) = query.selected {
+            selected.extend(candidates.iter().chain(&*scored));
+            if !candidates.is_empty() && !scored.is_empty() {
+                self.keep_best(most, selected);
+            }
+        }
+        let rescored = match (candidates.is_empty(), self.main().index.rows()) {
+            (true, _) => 0,
+            (false, WideRows::None) => {
+                candidates.truncate(query.kept());
+                0
+            }
+            (false, _) => {
+                let start = Instant::now();
+                let rescored = self.rescore(query.vector, query.kept(), scratch);
+                times.rescore += start.elapsed();
+                rescored
+            }
+        };
+        let Scratch { candidates, scored, .. } = scratch;
+        if candidates.is_empty() {
+            std::mem::swap(candidates, scored);
+        } else if !scored.is_empty() {
+            candidates.append(scored);
+            // Which of them are selected was decided by other scores.
+            let kept = if query.selected.is_some() { candidates.len() } else { query.k0 };
+            self.keep_best(kept, candidates);
+        }
+        rescored
+    }
+
+    /// True where nothing comes of the order of int8 scores: rows decide, and nobody asks for what was selected.
+    pub(super) fn ranks_by_rows(&self, query: &Query<'_>) -> bool {
+        query.selected.is_none() && !matches!(self.main().index.rows(), WideRows::None)
+    }
+
+    /// Keeps the best `k` of candidates, best first; of equal scores those of the lowest ids.
+    fn keep_best(&self, k: usize, candidates: &mut Vec<(f32, Slot)>) {
+        let better =
+            |a: &(f32, Slot), b: &(f32, Slot)| by_score(a.0, b.0).then_with(|| self.rank(a.1).cmp(&self.rank(b.1)));
+        if k < candidates.len() {
+            candidates.select_nth_unstable_by(k, better);
+            candidates.truncate(k);
+        }
+        candidates.sort_unstable_by(better);
+    }
+
+    /// What equal scores are ordered by: the item in a slot, or the slot where no items are known.
+    fn rank(&self, slot: Slot) -> (ItemId, Slot) {
+        let (part, own) = self.part_of(slot);
+        (self.parts[part].ids.map_or(ItemId(0), |ids| ItemId(ids[own.index()])), slot)
+    }
+
+    /// Scores ascending `slots` by their widest rows: best first in the candidates of what is found.
+    pub fn score(&self, vector: &[f32], slots: &[Slot], scratch: &mut Scratch, sink: &mut dyn FnMut(Found<'_>)) {
+        let start = Instant::now();
+        scratch.candidates.clear();
+        scratch.candidates.extend(slots.iter().map(|&slot| (0.0, slot)));
+        let rescored = self.rescore(vector, slots.len(), scratch);
+        let times = Times { rescore: start.elapsed(), ..Times::default() };
+        let candidates = &mut scratch.candidates;
+        sink(Found { candidates, selected: &[], counters: Counters::default(), rescored, times });
+    }
+
+    /// Scores the candidates with the widest rows, part by part, and keeps the best K0, best first.
+    fn rescore(&self, vector: &[f32], k0: usize, scratch: &mut Scratch) -> u64 {
+        let Scratch { candidates, selector, slots, own, products, .. } = scratch;
+        slots.clear();
+        slots.extend(candidates.iter().map(|(_, slot)| slot.0));
+        if self.parts.len() > 1 {
+            slots.sort_unstable();
+        }
+        products.resize(slots.len(), 0.0);
+        let mut done = 0;
+        for (part, next) in self.parts.iter().zip(self.parts.iter().skip(1).map(Some).chain([None])) {
+            let end = next.map_or(slots.len(), |next| slots.partition_point(|&slot| slot < next.first_slot));
+            own.clear();
+            own.extend(slots[done..end].iter().map(|slot| slot - part.first_slot));
+            part.index.products(vector, own, &mut products[done..end]);
+            done = end;
+        }
+        self.begin(selector, k0);
+        selector.offer(products, slots, 0);
+        candidates.clear();
+        candidates.extend(taken(selector));
+        slots.len() as u64
+    }
+}

@@ -1,0 +1,538 @@
+//! The log: records in files of this machine.
+//!
+//! One thread writes. It takes all that waits, writes it in one piece, syncs once and tells everybody: a sync takes
+//! milliseconds however much it covers, so that a thousand writers wait no longer than one.
+//!
+//! - **No room.** What was written of the piece is cut off again, its writers are told, and the next ones may succeed.
+//! - **A failed sync**, or any other failed write, leaves it uncertain what is durable: the kernel forgets such pages, and a
+//!   second sync would succeed without them (Rebello et al., "Can Applications Recover from fsync Failures?", ATC 2020). Nothing
+//!   is appended any more until the log is opened anew, which reads what is really there.
+//! - **Files that others change.** With each commit, and once a second, the writer looks whether a start would find the files that
+//!   it has written. Where the last one is gone, nothing is appended until it is back. How far the log came is noted outside of its
+//!   folder (`mark`), so that a start tells what is missing at its end from what was never written.
+
+use std::fs::File;
+use std::io::{Error as IoError, ErrorKind};
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, TrySendError, bounded};
+
+use super::disk::{Disk, RealDisk, Tail};
+use super::follow::{LogFollower, State};
+use super::format::{HEADER_BYTES, PAYLOAD_BYTES_MAX, header, write_record};
+use super::mark::{MARKS, Mark};
+use super::scan::{Cursor, Segment, segments};
+use super::shared::Shared;
+use super::{Append, Done, Follower, Journal, Journals, Topic};
+use sterling_core::blocking::may_block;
+use sterling_core::error::{Error, Kind, Result};
+
+/// The file that is locked as long as a log is open.
+const LOCK: &str = ".lock";
+/// How often the writer looks at the files.
+const LOOK: Duration = Duration::from_secs(1);
+/// Appends that may wait; a server's requests for bodies are bounded long before.
+const WAITING_MAX: usize = 4096;
+/// Bytes after which those that still wait are left to the next sync.
+const COMMIT_BYTES: usize = 8 << 20;
+
+/// How a log is kept.
+#[derive(Clone)]
+pub struct LogOptions {
+    /// The position after which a new log begins: that of the snapshot whose updates it takes.
+    pub after: u64,
+    /// Bytes after which a segment is full.
+    pub segment_bytes: u64,
+    /// Where the files lie.
+    pub disk: Arc<dyn Disk>,
+    /// The file that says how far the log came, outside of its folder; without one the records alone do.
+    pub mark: Option<PathBuf>,
+}
+
+impl Default for LogOptions {
+    fn default() -> Self {
+        LogOptions { after: 0, segment_bytes: 64 << 20, disk: Arc::new(RealDisk), mark: None }
+    }
+}
+
+/// Logs below a folder, each in one of its own.
+pub struct Logs {
+    /// The folder.
+    pub root: PathBuf,
+    /// How each is kept.
+    pub options: LogOptions,
+}
+
+impl Logs {
+    /// Logs below a folder, kept as usual.
+    pub fn below(root: impl Into<PathBuf>) -> Self {
+        Logs { root: root.into(), options: LogOptions::default() }
+    }
+}
+
+impl Journals for Logs {
+    fn open(&self, topic: &Topic, after: u64) -> Result<Box<dyn Journal>> {
+        let mark = Some(self.root.join(MARKS).join(topic.to_string()));
+        let log = Log::open(&self.root.join(topic.to_string()), LogOptions { after, mark, ..self.options.clone() });
+        // A process that is about to end lets go of it.
+        let log = log.map_err(|e| match e.kind() {
+            Kind::Conflict => Error::not_ready(e.to_string()),
+            _ => e,
+        })?;
+        Ok(Box::new(log))
+    }
+
+    fn folder(&self, topic: &Topic) -> Option<PathBuf> {
+        Some(self.root.join(topic.to_string()))
+    }
+}
+
+/// A journal in files of this machine.
+pub struct Log {
+    folder: PathBuf,
+    disk: Arc<dyn Disk>,
+    shared: Arc<Shared<State>>,
+    waiting: Option<Sender<(Append, Done)>>,
+    writer: Option<JoinHandle<()>>,
+    _lock: File,
+}
+
+impl Log {
+    /// Opens the log in `folder`, or makes one. All its records are read: what a crash has torn at the end is cut off.
+    ///
+    /// # Errors
+    /// `Conflict` where another has it open; `Corrupt` with file, position and byte where a record is damaged or one is
+    /// missing, also at the end; `Io` with the path.
+    pub fn open(folder: &Path, options: LogOptions) -> Result<Self> {
+        let io = |e| Error::io(folder.display(), e);
+        std::fs::create_dir_all(folder).map_err(io)?;
+        let lock = File::options().write(true).create(true).truncate(false).open(folder.join(LOCK)).map_err(io)?;
+        lock.try_lock().map_err(|e| match e {
+            std::fs::TryLockError::WouldBlock => {
+                Error::conflict(format!("{}: another process writes this journal", folder.display()))
+            }
+            std::fs::TryLockError::Error(e) => io(e),
+        })?;
+        let mut mark = options.mark.as_deref().map(Mark::open).transpose()?;
+        let (state, tail, bytes) = recover(folder, &options, mark.as_ref())?;
+        // Where that fails the writer tells, and notes it again.
+        mark.iter_mut().for_each(|mark| drop(mark.set(state.last)));
+        let (last, disk) = (state.last, options.disk.clone());
+        let shared = Arc::new(Shared::new(state));
+        let (waiting, arrivals) = bounded(WAITING_MAX);
+        let mut writer = Writer {
+            folder: folder.to_owned(),
+            options,
+            shared: shared.clone(),
+            tail,
+            bytes,
+            last,
+            mark,
+            poison: None,
+        };
+        let run = move || writer.run(&arrivals);
+        let writer = std::thread::Builder::new().name("journal".into()).spawn(run).map_err(io)?;
+        Ok(Log { folder: folder.to_owned(), disk, shared, waiting: Some(waiting), writer: Some(writer), _lock: lock })
+    }
+
+    /// Bytes of the log's segments.
+    pub fn bytes(&self) -> u64 {
+        let segments = self.shared.lock().segments.clone();
+        segments.iter().filter_map(|segment| Some(segment.path.metadata().ok()?.len())).sum()
+    }
+}
+
+impl Journal for Log {
+    fn append(&self, append: Append, done: Done) {
+        let Some(waiting) = &self.waiting else { return done(Err(Error::internal("the journal is closed"))) };
+        if let Err(TrySendError::Full((_, done)) | TrySendError::Disconnected((_, done))) =
+            waiting.try_send((append, done))
+        {
+            done(Err(Error::overloaded("journal: too many updates wait to be written, try again later")));
+        }
+    }
+
+    fn last(&self) -> u64 {
+        self.shared.last()
+    }
+
+    fn first(&self) -> u64 {
+        self.shared.lock().segments.first().map_or(1, |segment| segment.first)
+    }
+
+    fn follow(&self, after: u64) -> Result<Box<dyn Follower>> {
+        Ok(Box::new(LogFollower::new(self.shared.clone(), self.folder.clone(), after)?))
+    }
+
+    fn release(&self, position: u64) -> Result<()> {
+        may_block();
+        // The oldest first, each for good before it is forgotten: wherever this ends, those that are known follow one another,
+        // and the next call goes on there.
+        loop {
+            let segment = {
+                let mut state = self.shared.lock();
+                // A segment ends where the next one begins; the last one is being written.
+                let end = state.segments.get(1).map(|next| next.first).filter(|end| *end <= position.saturating_add(1));
+                let Some(end) = end else { return Ok(()) };
+                state.releasing = end;
+                state.segments[0].clone()
+            };
+            let removed = match std::fs::remove_file(&segment.path) {
+                // An earlier call came as far as this.
+                Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
+                removed => removed,
+            };
+            let removed = removed.and_then(|()| self.disk.sync_folder(&self.folder));
+            removed.map_err(|e| Error::io(segment.path.display(), e))?;
+            self.shared.change(|state| state.segments.retain(|one| *one != segment));
+        }
+    }
+
+    fn trouble(&self) -> Option<String> {
+        self.shared.lock().trouble.clone()
+    }
+
+    fn bytes_after(&self, position: u64) -> u64 {
+        let state = self.shared.lock();
+        let Some((_, full)) = state.segments.split_last() else { return 0 };
+        let ends = state.segments.iter().skip(1).map(|next| next.first - 1).chain([state.last]);
+        let bytes = full.iter().map(|segment| segment.bytes).chain([state.tail_bytes]);
+        let firsts = state.segments.iter().map(|segment| segment.first);
+        firsts.zip(ends).zip(bytes).map(|((first, end), bytes)| share_after(position, (first, end), bytes)).sum()
+    }
+}
+
+impl Drop for Log {
+    fn drop(&mut self) {
+        self.waiting = None;
+        if let Some(writer) = self.writer.take() {
+            // Who is told last may let go of the log, on the writer's own thread. A panic was told by the panic itself.
+            if writer.thread().id() != std::thread::current().id() {
+                let _ = writer.join();
+            }
+        }
+    }
+}
+
+/// Reads a folder's segments from end to end, cuts what a crash has torn, and opens the last one.
+fn recover(folder: &Path, options: &LogOptions, mark: Option<&Mark>) -> Result<(State, Box<dyn Tail>, u64)> {
+    let io = |path: &Path| {
+        let path = path.display().to_string();
+        move |e| Error::io(path, e)
+    };
+    let durable = mark.map_or(0, Mark::position);
+    let missing = |at: &Path, last: u64| {
+        let (at, mark) = (at.display(), mark.map(|mark| mark.path().display().to_string()).unwrap_or_default());
+        Error::corrupt(format!(
+            "{at}: the journal ends at position {last}, expected {durable} at least, which was durable: bring back what is missing, or remove the note of that position ({mark}) to go on without it"
+        ))
+    };
+    let mut found = segments(folder)?;
+    if let Some(unborn) = found.pop_if(|last| is_unborn(&last.path)) {
+        if unborn.first <= durable {
+            return Err(missing(&unborn.path, unborn.first - 1));
+        }
+        std::fs::remove_file(&unborn.path).map_err(io(&unborn.path))?;
+    }
+    let Some(last) = found.last().cloned() else {
+        // A version that holds all that was durable goes on without it.
+        if options.after < durable {
+            return Err(missing(folder, 0));
+        }
+        let segment = Segment::new(folder, options.after + 1);
+        let tail = create(options, folder, &segment).map_err(io(&segment.path))?;
+        let tail_bytes = HEADER_BYTES as u64;
+        let state = State { segments: vec![segment], last: options.after, tail_bytes, ..State::default() };
+        return Ok((state, tail, tail_bytes));
+    };
+    let (mut next, mut end, mut torn) = (found[0].first, 0, 0);
+    for segment in &mut found {
+        if segment.first != next {
+            let (path, first) = (segment.path.display(), segment.first);
+            return Err(Error::corrupt(format!(
+                "{path}: it begins at position {first}, expected {next}: a segment is missing"
+            )));
+        }
+        let mut cursor = Cursor::open(segment)?;
+        while cursor.record()?.is_some() {}
+        (next, end) = (cursor.next_position(), cursor.offset());
+        torn = match *segment == last {
+            true => cursor.check_end(durable)?,
+            false if segment.path.metadata().map_err(io(&segment.path))?.len() == end => 0,
+            false => return Err(cursor.damaged("is damaged")),
+        };
+        segment.bytes = end;
+    }
+    if next <= durable {
+        return Err(missing(&last.path, next - 1));
+    }
+    if torn > 0 {
+        tracing::warn!(folder = %folder.display(), bytes = torn, "a crash tore the end of the journal; nobody was told of it");
+    }
+    let mut tail = options.disk.open(&last.path).map_err(io(&last.path))?;
+    // What a crash left in memory of the kernel alone must not be built upon.
+    tail.cut(end).and_then(|()| tail.sync()).map_err(io(&last.path))?;
+    options.disk.sync_folder(folder).map_err(io(folder))?;
+    Ok((State { segments: found, last: next - 1, tail_bytes: end, ..State::default() }, tail, end))
+}
+
+/// True for a segment that a crash kept from getting its header: nothing was ever written behind it.
+fn is_unborn(path: &Path) -> bool {
+    let is_short = path.metadata().is_ok_and(|about| about.len() <= HEADER_BYTES as u64);
+    let bytes = if is_short { std::fs::read(path).unwrap_or_default() } else { Vec::new() };
+    is_short && (bytes.len() < HEADER_BYTES || bytes.iter().all(|&byte| byte == 0))
+}
+
+/// Makes a segment that holds no record yet.
+fn create(options: &LogOptions, folder: &Path, segment: &Segment) -> std::io::Result<Box<dyn Tail>> {
+    let mut tail = options.disk.create(&segment.path)?;
+    let made = write_all(&mut *tail, &header(segment.first))
+        .and_then(|()| tail.sync())
+        .and_then(|()| options.disk.sync_folder(folder));
+    match made {
+        Ok(()) => Ok(tail),
+        Err(e) => {
+            // Where it cannot be removed, it is unborn and goes when the log is opened.
+            let _ = std::fs::remove_file(&segment.path);
+            Err(e)
+        }
+    }
+}
+
+fn write_all(tail: &mut dyn Tail, mut bytes: &[u8]) -> std::io::Result<()> {
+    while !bytes.is_empty() {
+        match tail.write(bytes) {
+            Ok(0) => return Err(IoError::new(ErrorKind::WriteZero, "the file takes no more bytes")),
+            Ok(n) => bytes = &bytes[n..],
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}
+
+fn is_no_room(e: &IoError) -> bool {
+    matches!(e.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge)
+}
+
+/// The thread that writes.
+struct Writer {
+    folder: PathBuf,
+    options: LogOptions,
+    shared: Arc<Shared<State>>,
+    tail: Box<dyn Tail>,
+    /// Bytes of the last segment.
+    bytes: u64,
+    last: u64,
+    mark: Option<Mark>,
+    /// Why nothing can be appended any more.
+    poison: Option<String>,
+}
+
+impl Writer {
+    fn run(&mut self, arrivals: &Receiver<(Append, Done)>) {
+        let mut looked = Instant::now();
+        loop {
+            match arrivals.recv_timeout(LOOK) {
+                Ok(first) => self.take(first, arrivals),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+            if looked.elapsed() >= LOOK {
+                // A panic costs one look.
+                let _ = catch_unwind(AssertUnwindSafe(|| self.look()));
+                looked = Instant::now();
+            }
+        }
+    }
+
+    /// Appends one and all that wait with it.
+    fn take(&mut self, first: (Append, Done), arrivals: &Receiver<(Append, Done)>) {
+        let size = |(append, _): &(Append, Done)| append.records.iter().map(Vec::len).sum::<usize>();
+        let mut bytes = size(&first);
+        let mut taken = vec![first];
+        while bytes < COMMIT_BYTES
+            && let Ok(more) = arrivals.try_recv()
+        {
+            bytes += size(&more);
+            taken.push(more);
+        }
+        self.commit(taken);
+    }
+
+    /// Looks whether a start would find all that was written. What somebody has taken away is told now and not by that start.
+    fn look(&mut self) {
+        if self.poison.is_some() {
+            return;
+        }
+        let lost = self.tail.check().err().map(|e| lost(&e));
+        let (segments, before) = {
+            let state = self.shared.lock();
+            (state.segments.clone(), state.trouble.clone())
+        };
+        let full = segments.split_last().map_or(&[][..], |(_, full)| full);
+        let changed = full.iter().find_map(|segment| Some((segment.first, changed(segment)?)));
+        let unmarked = self.mark.as_mut().and_then(|mark| mark.set(self.last).err());
+        let unmarked = unmarked.map(|e| format!("journal: how far it came cannot be noted: {e}"));
+        let mut state = self.shared.lock();
+        // One that is being released may be gone.
+        let changed = changed.filter(|(first, _)| *first >= state.releasing).map(|(_, why)| why);
+        let trouble = lost.or(changed).or(unmarked);
+        state.trouble.clone_from(&trouble);
+        drop(state);
+        if trouble != before {
+            match trouble {
+                Some(why) => tracing::error!(folder = %self.folder.display(), "{why}"),
+                None => {
+                    tracing::info!(folder = %self.folder.display(), "journal: its files are as they should be again")
+                }
+            }
+        }
+    }
+
+    /// Appends what was taken together, and tells everybody.
+    fn commit(&mut self, taken: Vec<(Append, Done)>) {
+        let mut bytes = Vec::new();
+        let mut next = self.last + 1;
+        let mut told: Vec<(Result<Range<u64>>, Done)> = Vec::with_capacity(taken.len());
+        for (append, done) in taken {
+            let range = check(&append, next).map(|()| next..next + append.records.len() as u64);
+            if let Ok(range) = &range {
+                for (position, payload) in range.clone().zip(&append.records) {
+                    write_record(position, self.last, payload, &mut bytes);
+                }
+                next = range.end;
+            }
+            told.push((range, done));
+        }
+        // A panic ends in an answer too, and leaves it as uncertain as a failed write what is durable.
+        let written = catch_unwind(AssertUnwindSafe(|| self.write(&bytes, next - 1)));
+        match written.unwrap_or_else(|_| Err(self.poisoned("a write", &IoError::other("a panic")))) {
+            Ok(()) => told.into_iter().for_each(|(range, done)| done(range)),
+            Err(e) => told.into_iter().for_each(|(range, done)| done(range.and(Err(e.again())))),
+        }
+    }
+
+    /// Makes bytes durable that hold the records up to a position.
+    fn write(&mut self, bytes: &[u8], last: u64) -> Result<()> {
+        if let Some(why) = &self.poison {
+            return Err(Error::unavailable(stopped(why)));
+        }
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        // Before the write, which would make a file that was cut as long again as it should be.
+        self.tail.check().map_err(|e| Error::unavailable(lost(&e)).caused_by(e))?;
+        if self.bytes >= self.options.segment_bytes {
+            self.rotate()?;
+        }
+        let start = std::time::Instant::now();
+        write_all(&mut *self.tail, bytes).map_err(|e| self.failed_write(e))?;
+        if let Err(e) = self.tail.sync() {
+            return Err(self.poisoned("a sync", &e));
+        }
+        metrics::histogram!("sterling_journal_commit_seconds").record(start.elapsed().as_secs_f64());
+        self.bytes += bytes.len() as u64;
+        self.last = last;
+        // What is durable is acknowledged whatever comes of that; where it fails the next look tells, and notes it again.
+        self.mark.iter_mut().for_each(|mark| drop(mark.set(last)));
+        self.shared.change(|state| (state.last, state.tail_bytes) = (last, self.bytes));
+        Ok(())
+    }
+
+    fn failed_write(&mut self, e: IoError) -> Error {
+        if !is_no_room(&e) {
+            return self.poisoned("a write", &e);
+        }
+        let cut = self.tail.cut(self.bytes);
+        // Followers may have read ahead until now, and whatever is written next they read after this: what they have goes.
+        self.shared.change(|state| state.cuts += 1);
+        match cut {
+            Ok(()) => no_room(e),
+            Err(e) => self.poisoned("a cut", &e),
+        }
+    }
+
+    fn poisoned(&mut self, what: &str, e: &IoError) -> Error {
+        let why = format!("{what} failed: {e}");
+        tracing::error!(folder = %self.folder.display(), "journal: {why}; nothing is appended until it is opened anew");
+        let kind = if is_no_room(e) { Kind::NoSpace } else { Kind::Unavailable };
+        let error = Error::new(kind, format!("journal: {why}; the update may be lost or kept"));
+        self.shared.change(|state| state.trouble = Some(stopped(&why)));
+        self.poison = Some(why);
+        error
+    }
+
+    /// Goes on in a new segment.
+    fn rotate(&mut self) -> Result<()> {
+        let segment = Segment::new(&self.folder, self.last + 1);
+        let made = create(&self.options, &self.folder, &segment);
+        self.tail = made.map_err(|e| match segment.path.exists() {
+            // Nothing was written that may be lost, and the next append tries again.
+            false if is_no_room(&e) => no_room(e),
+            false => Error::unavailable(format!("journal: no new segment, try again later: {e}")).caused_by(e),
+            true => self.poisoned("a new segment", &e),
+        })?;
+        let full = std::mem::replace(&mut self.bytes, HEADER_BYTES as u64);
+        self.shared.change(|state| {
+            state.segments.last_mut().into_iter().for_each(|last| last.bytes = full);
+            state.segments.push(segment);
+            state.tail_bytes = HEADER_BYTES as u64;
+        });
+        Ok(())
+    }
+}
+
+/// Bytes of the records after a position, of so many bytes of the records from a first to a last one; they are taken to be of one length.
+pub(super) fn share_after(position: u64, (first, last): (u64, u64), bytes: u64) -> u64 {
+    let all = (last + 1).saturating_sub(first);
+    let after = last.saturating_sub(position).min(all);
+    (u128::from(bytes) * u128::from(after) / u128::from(all.max(1))) as u64
+}
+
+/// Why nothing is appended any more.
+fn stopped(why: &str) -> String {
+    format!("journal: takes no more updates until the server is started anew: {why}")
+}
+
+/// Why nothing is appended where a start would not find the last segment.
+fn lost(e: &IoError) -> String {
+    format!(
+        "journal: takes no more updates until its last segment is back, merge those that are shown before a restart: {e}"
+    )
+}
+
+/// What is wrong with the file of a full segment, where something is.
+fn changed(segment: &Segment) -> Option<String> {
+    let what = match std::fs::metadata(&segment.path) {
+        Ok(file) if file.len() == segment.bytes => return None,
+        Ok(file) => format!("its file has {} bytes, expected {}", file.len(), segment.bytes),
+        Err(e) if e.kind() == ErrorKind::NotFound => "its file was removed or renamed".into(),
+        Err(e) => e.to_string(),
+    };
+    let first = segment.first;
+    Some(format!(
+        "journal: updates from position {first} on would be missing after a restart, merge them before: {what}"
+    ))
+}
+
+fn no_room(e: IoError) -> Error {
+    Error::no_space(format!("journal: no room for the update: {e}")).caused_by(e)
+}
+
+fn check(append: &Append, next: u64) -> Result<()> {
+    if let Some(expected) = append.expected.filter(|expected| *expected != next - 1) {
+        return Err(Error::conflict(format!("position {}, expected {expected}: updates came in between", next - 1)));
+    }
+    match append.records.iter().map(Vec::len).find(|bytes| !(1..=PAYLOAD_BYTES_MAX).contains(bytes)) {
+        Some(bytes) => {
+            Err(Error::invalid(format!("journal: a record of {bytes} bytes, expected 1 to {PAYLOAD_BYTES_MAX}")))
+        }
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,96 @@
+//! The highest durable position of a log or a stream, in a file outside of it.
+//!
+//! The records alone do not tell that the last ones are missing: a log whose end was cut, whose segments were removed or whose
+//! folder was renamed looks like one that never came further. So the position is noted elsewhere, after each sync. The note is
+//! not synced itself: after a loss of power it may tell an earlier position, but never one that was not durable.
+
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use sterling_core::error::{Error, Result};
+use sterling_storage::files;
+
+/// The folder of such files. No model, no log and no stream has such a name.
+pub(super) const MARKS: &str = ".positions";
+/// Bytes of the file: 20 decimal digits, a space, 16 hexadecimal digits of their XXH3-64, a line feed.
+const BYTES: usize = 38;
+
+/// The file that holds the position.
+pub(super) struct Mark {
+    path: PathBuf,
+    /// The file, once something was written.
+    file: Option<File>,
+    /// The position that it tells, where it tells one.
+    noted: Option<u64>,
+}
+
+impl Mark {
+    /// Reads the file, where there is one. What a crash may leave, such as an empty file, tells no position.
+    ///
+    /// # Errors
+    /// `Io` with the path.
+    pub(super) fn open(path: &Path) -> Result<Self> {
+        let noted = match fs::read(path) {
+            Ok(bytes) => {
+                let noted = read(&bytes);
+                if noted.is_none() {
+                    tracing::warn!(file = %path.display(), "it tells no position of a journal; the records alone say where that ends");
+                }
+                noted
+            }
+            Err(e) if e.kind() == ErrorKind::NotFound => None,
+            Err(e) => return Err(Error::io(path.display(), e)),
+        };
+        Ok(Mark { path: path.to_owned(), file: None, noted })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The position that was noted last; 0 where none was.
+    pub(super) fn position(&self) -> u64 {
+        self.noted.unwrap_or(0)
+    }
+
+    /// Notes a position.
+    ///
+    /// # Errors
+    /// What the operating system says; the position may be noted again.
+    pub(super) fn set(&mut self, position: u64) -> std::io::Result<()> {
+        if self.noted != Some(position) {
+            let file = match self.file.take() {
+                Some(file) => file,
+                None => self.create()?,
+            };
+            file.write_all_at(&text(position), 0)?;
+            (self.file, self.noted) = (Some(file), Some(position));
+        }
+        Ok(())
+    }
+
+    fn create(&self) -> std::io::Result<File> {
+        self.path.parent().map_or(Ok(()), fs::create_dir_all)?;
+        let file = File::options().write(true).create(true).truncate(false).open(&self.path)?;
+        file.set_len(BYTES as u64)?;
+        file.sync_all()?;
+        // Its folder may be as new as it is.
+        self.path.ancestors().skip(1).take(2).try_for_each(files::sync_folder)?;
+        Ok(file)
+    }
+}
+
+fn text(position: u64) -> Vec<u8> {
+    let digits = format!("{position:020}");
+    let check = xxh3_64(digits.as_bytes());
+    format!("{digits} {check:016x}\n").into_bytes()
+}
+
+fn read(bytes: &[u8]) -> Option<u64> {
+    let position = std::str::from_utf8(bytes.get(..20)?).ok()?.parse().ok()?;
+    (text(position) == bytes).then_some(position)
+}

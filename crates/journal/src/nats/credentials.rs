@@ -1,0 +1,211 @@
+//! What a server proves to the brokers who it is by.
+//!
+//! The addresses may hold a user with a password, or a token. A file may hold either, an nkey's seed, or what `nsc` makes of a user
+//! (a JWT with its seed). It is read at every connection, so that credentials are rotated by replacing it: brokers end connections
+//! whose credentials they no longer accept, and the next connection brings the new ones.
+
+use std::path::PathBuf;
+
+use async_nats::{Auth, AuthError};
+use nkeys::KeyPair;
+use percent_encoding::percent_decode_str;
+
+use sterling_core::error::{Error, Result};
+
+/// What begins and ends a JWT in a file of `nsc`.
+const JWT: (&str, &str) = ("-----BEGIN NATS USER JWT-----", "------END NATS USER JWT------");
+/// The same of a seed.
+const SEED: (&str, &str) = ("-----BEGIN USER NKEY SEED-----", "------END USER NKEY SEED------");
+
+/// Where the credentials come from.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) enum Source {
+    /// There are none.
+    Nowhere,
+    /// The addresses.
+    Addresses(Credentials),
+    /// A file.
+    File(PathBuf),
+}
+
+/// What is sent at a connection.
+#[derive(Clone, PartialEq, Eq)]
+pub(super) enum Credentials {
+    User { name: String, password: String },
+    Token(String),
+    Seed(String),
+    Jwt { jwt: String, seed: String },
+}
+
+impl Source {
+    /// Those of a file, where one is named, else of addresses.
+    ///
+    /// # Errors
+    /// `Invalid` where two addresses have different ones, or one is not UTF-8; `Io` or `Invalid` with a file that cannot be used.
+    pub(super) fn of(servers: &[String], file: Option<&PathBuf>) -> Result<Self> {
+        if let Some(file) = file {
+            let source = Source::File(file.clone());
+            source.read()?;
+            return Ok(source);
+        }
+        let mut found: Option<Credentials> = None;
+        for server in servers {
+            let Some(credentials) = of_address(server)? else { continue };
+            if found.as_ref().is_some_and(|found| *found != credentials) {
+                return Err(Error::invalid("updates: addresses of one cluster with different credentials"));
+            }
+            found = Some(credentials);
+        }
+        Ok(found.map_or(Source::Nowhere, Source::Addresses))
+    }
+
+    /// What is to be sent now.
+    fn read(&self) -> Result<Option<Credentials>> {
+        match self {
+            Source::Nowhere => Ok(None),
+            Source::Addresses(credentials) => Ok(Some(credentials.clone())),
+            Source::File(path) => {
+                let text = std::fs::read_to_string(path).map_err(|e| Error::io(path.display(), e))?;
+                let invalid = |why: &str| Error::invalid(format!("streams.credentials: {}: {why}", path.display()));
+                of_text(&text).map(Some).map_err(|why| invalid(&why))
+            }
+        }
+    }
+
+    /// The answer to a broker that asks with a nonce.
+    pub(super) fn answer(&self, nonce: &[u8]) -> std::result::Result<Auth, AuthError> {
+        let answered = self.read().and_then(|credentials| match credentials {
+            Some(credentials) => credentials.answer(nonce),
+            None => Ok(Auth::new()),
+        });
+        answered.map_err(AuthError::new)
+    }
+}
+
+impl Credentials {
+    fn answer(self, nonce: &[u8]) -> Result<Auth> {
+        let mut auth = Auth::new();
+        match self {
+            Credentials::User { name, password } => (auth.username, auth.password) = (Some(name), Some(password)),
+            Credentials::Token(token) => auth.token = Some(token),
+            Credentials::Seed(seed) => {
+                let pair = pair(&seed)?;
+                auth.nkey = Some(pair.public_key());
+                auth.signature = Some(signed(&pair, nonce)?);
+            }
+            Credentials::Jwt { jwt, seed } => {
+                auth.signature = Some(signed(&pair(&seed)?, nonce)?);
+                auth.jwt = Some(jwt);
+            }
+        }
+        Ok(auth)
+    }
+}
+
+fn pair(seed: &str) -> Result<KeyPair> {
+    // The seed itself is named nowhere.
+    KeyPair::from_seed(seed).map_err(|_| Error::invalid("streams.credentials: the seed is no nkey's"))
+}
+
+fn signed(pair: &KeyPair, nonce: &[u8]) -> Result<Vec<u8>> {
+    pair.sign(nonce).map_err(|_| Error::invalid("streams.credentials: the seed signs nothing"))
+}
+
+/// The user with a password, or the token, of an address.
+fn of_address(server: &str) -> Result<Option<Credentials>> {
+    let host = server.split_once("://").map_or(server, |(_, rest)| rest);
+    let Some((user, _)) = host.rsplit_once('@') else { return Ok(None) };
+    let decoded = |text: &str| {
+        let text = percent_decode_str(text).decode_utf8();
+        text.map(|text| text.into_owned()).map_err(|_| Error::invalid("updates: credentials that are not UTF-8"))
+    };
+    Ok(Some(match user.split_once(':') {
+        Some((name, password)) => Credentials::User { name: decoded(name)?, password: decoded(password)? },
+        None => Credentials::Token(decoded(user)?),
+    }))
+}
+
+/// What a file holds, or why it holds none.
+fn of_text(text: &str) -> std::result::Result<Credentials, String> {
+    let between = |(begin, end): (&str, &str)| {
+        let (_, rest) = text.split_once(begin)?;
+        Some(rest.split_once(end)?.0.trim().to_owned()).filter(|found| !found.is_empty())
+    };
+    let is_seed = |seed: &str| KeyPair::from_seed(seed).is_ok();
+    if text.contains(JWT.0) {
+        let (Some(jwt), Some(seed)) = (between(JWT), between(SEED)) else {
+            return Err("expected a JWT and a seed, as `nsc generate creds` writes them".into());
+        };
+        return if is_seed(&seed) { Ok(Credentials::Jwt { jwt, seed }) } else { Err("its seed is no nkey's".into()) };
+    }
+    let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    let &[line] = lines.as_slice() else {
+        let lines = lines.len();
+        return Err(format!(
+            "got {lines} lines, expected one: USER:PASSWORD, a token or the seed of an nkey; or a file of `nsc generate creds`"
+        ));
+    };
+    Ok(match line.split_once(':') {
+        Some((name, password)) => Credentials::User { name: name.into(), password: password.into() },
+        None if is_seed(line) => Credentials::Seed(line.into()),
+        None => Credentials::Token(line.into()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use sterling_core::error::Kind;
+
+    fn of(servers: &[&str]) -> Result<Source> {
+        Source::of(&servers.iter().map(|&server| server.to_owned()).collect::<Vec<_>>(), None)
+    }
+
+    #[test]
+    fn addresses_hold_a_user_or_a_token() {
+        let answer = |server: &str| of(&["nats://plain:4222", server]).unwrap().answer(b"nonce").unwrap();
+        let user = answer("tls://me:p%40ss%3Aw@host:4222");
+        assert_eq!((user.username.as_deref(), user.password.as_deref()), (Some("me"), Some("p@ss:w")));
+        assert_eq!(answer("nats://s3cret@host").token.as_deref(), Some("s3cret"));
+        assert!(of(&["nats://host", "host:4222"]).unwrap() == Source::Nowhere);
+        assert_eq!(of(&["nats://a:b@host", "nats://a:c@host"]).err().unwrap().kind(), Kind::Invalid);
+        assert_eq!(of(&["nats://a:%ff@host"]).err().unwrap().kind(), Kind::Invalid);
+    }
+
+    #[test]
+    fn a_file_is_read_at_every_connection() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("credentials");
+        let (pair, other) = (KeyPair::new_user(), KeyPair::new_user());
+        std::fs::write(&path, "me:one:two\n").unwrap();
+        let source = Source::of(&[], Some(&path)).unwrap();
+        let user = source.answer(b"nonce").unwrap();
+        assert_eq!((user.username.as_deref(), user.password.as_deref()), (Some("me"), Some("one:two")));
+        std::fs::write(&path, "\n  t0ken \n").unwrap();
+        assert_eq!(source.answer(b"nonce").unwrap().token.as_deref(), Some("t0ken"));
+        std::fs::write(&path, format!("{}\n", pair.seed().unwrap())).unwrap();
+        let nkey = source.answer(b"nonce").unwrap();
+        assert_eq!(nkey.nkey, Some(pair.public_key()));
+        pair.verify(b"nonce", &nkey.signature.unwrap()).unwrap();
+        let seed = other.seed().unwrap();
+        std::fs::write(&path, format!("{}\na.b.c\n{}\n\n{}\n{seed}\n{}\n", JWT.0, JWT.1, SEED.0, SEED.1)).unwrap();
+        let user = source.answer(b"nonce").unwrap();
+        assert_eq!((user.jwt.as_deref(), &user.nkey), (Some("a.b.c"), &None));
+        other.verify(b"nonce", &user.signature.unwrap()).unwrap();
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_used_is_refused_without_its_content() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("credentials");
+        assert_eq!(Source::of(&[], Some(&path)).err().unwrap().kind(), Kind::NotFound);
+        for text in ["", "s3cret\ntwo", &format!("{}\na.b.c\n{}", JWT.0, JWT.1)] {
+            std::fs::write(&path, text).unwrap();
+            let error = Source::of(&[], Some(&path)).err().unwrap();
+            assert_eq!(error.kind(), Kind::Invalid);
+            let said = error.to_string();
+            assert!(said.contains("credentials") && !said.contains("s3cret") && !said.contains("a.b.c"), "{said}");
+        }
+    }
+}

@@ -1,0 +1,181 @@
+//! Following the records of a stream from a position on.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+
+use super::message::Commit;
+use super::remote::{AHEAD, ANSWER, Remote, Threads, does_not_follow, wait};
+use super::state::State;
+use crate::shared::Shared;
+use crate::{Follower, Record};
+use sterling_core::error::{Error, Result};
+
+/// Follows a [`super::StreamJournal`].
+pub(super) struct StreamFollower {
+    shared: Arc<Shared<State>>,
+    remote: Remote,
+    threads: Arc<Threads>,
+    /// The beginning of the stream that sequences are of.
+    beginning: u64,
+    /// The message that is read next ...
+    sequence: u64,
+    /// ... those from it on that are here, of which some are skipped ...
+    read: VecDeque<Option<Arc<Commit>>>,
+    /// The number of the one before it, where that was taken.
+    before: Option<u128>,
+    /// ... and the position that is taken next, with the records of it and after it that are here.
+    next: u64,
+    records: VecDeque<Record>,
+}
+
+impl StreamFollower {
+    pub(super) fn new(shared: Arc<Shared<State>>, remote: Remote, threads: Arc<Threads>, after: u64) -> Result<Self> {
+        // A version that another server has made may hold updates that are still on their way here, or that were missed.
+        shared.change(|state| state.wants(after));
+        drop(shared.wait(|state| state.position >= after, ANSWER));
+        let (first, last, may_come) = {
+            let state = shared.lock();
+            let may_come = state.lost.is_some() || state.away.is_some() || state.broken.is_some();
+            (state.first, state.position, may_come)
+        };
+        let name = remote.name.clone();
+        if after + 1 < first {
+            let next = after + 1;
+            return Err(Error::not_found(format!(
+                "stream `{name}`: position {next} was released, the stream begins at {first}"
+            )));
+        }
+        if after > last {
+            let why = format!("stream `{name}`: no position {after}, the stream ends at {last}");
+            // Of one that cannot be read that is not known.
+            return Err(if may_come { Error::unavailable(why) } else { Error::not_found(why) });
+        }
+        let mut follower = StreamFollower {
+            shared,
+            remote,
+            threads,
+            beginning: 0,
+            sequence: 0,
+            read: VecDeque::new(),
+            before: None,
+            next: after + 1,
+            records: VecDeque::new(),
+        };
+        follower.seek()?;
+        Ok(follower)
+    }
+
+    /// Goes to the message that holds the next position, or will.
+    fn seek(&mut self) -> Result<()> {
+        let (beginning, first, last) = {
+            let state = self.shared.lock();
+            let first = if state.position < self.next { state.sequence + 1 } else { state.first_sequence };
+            (state.beginning, first, state.sequence)
+        };
+        self.sequence = if first > last { first } else { self.sought(first, last)? };
+        (self.beginning, self.before) = (beginning, None);
+        self.read.clear();
+        Ok(())
+    }
+
+    /// The last message of some that begins at the next position or before it.
+    fn sought(&self, first: u64, last: u64) -> Result<u64> {
+        let (mut found, mut low, mut high) = (first, first, last);
+        while low < high {
+            let middle = low + (high - low).div_ceil(2);
+            // One that is skipped tells nothing: the one before it does. Those that are gone lay before all others.
+            let (mut at, mut told) = (middle, self.read(middle..middle + 1)?.pop());
+            while at > low && matches!(told, Some(None)) {
+                at -= 1;
+                told = self.read(at..at + 1)?.pop();
+            }
+            match told {
+                Some(Some(commit)) if commit.first > self.next => high = at - 1,
+                Some(None) => low = middle,
+                _ => (found, low) = (at, middle),
+            }
+        }
+        Ok(found)
+    }
+
+    /// Messages of the stream, `None` for one that is skipped; fewer where some are gone.
+    fn read(&self, messages: std::ops::Range<u64>) -> Result<Vec<Option<Commit>>> {
+        let remote = self.remote.clone();
+        let all = async move {
+            let read = join_all(messages.map(|sequence| remote.read(sequence))).await;
+            read.into_iter().filter_map(|read| Some(read.transpose()?.map(std::result::Result::ok))).collect()
+        };
+        wait(&self.threads, all).map_err(|e| e.within(format!("stream `{}`", self.remote.name)))
+    }
+
+    /// The next message, which is there: its commit, or none where it is skipped.
+    fn commit(&mut self) -> Result<Option<Arc<Commit>>> {
+        if let Some(commit) = self.read.pop_front() {
+            return Ok(commit);
+        }
+        let (recent, last) = {
+            let state = self.shared.lock();
+            (state.recent(self.sequence), state.sequence)
+        };
+        if let Some(commit) = recent {
+            return Ok(commit);
+        }
+        let read = self.read(self.sequence..(self.sequence + AHEAD).min(last + 1))?;
+        self.read.extend(read.into_iter().map(|commit| commit.map(Arc::new)));
+        let (name, next) = (&self.remote.name, self.next);
+        let gone = || Error::not_found(format!("stream `{name}`: position {next} was released before it was read"));
+        self.read.pop_front().ok_or_else(gone)
+    }
+}
+
+impl Follower for StreamFollower {
+    fn next(&mut self, wait: Duration) -> Result<Option<Record>> {
+        while self.records.is_empty() {
+            let (sequence, beginning) = (self.sequence, self.beginning);
+            let is_there = |state: &State| state.sequence >= sequence || state.beginning != beginning;
+            let there = self.shared.wait(|state| is_there(state) || state.broken.is_some(), wait);
+            let Some((is_there, is_same, missed, broken)) =
+                there.map(|state| (is_there(&state), state.beginning == beginning, state.missed, state.broken.clone()))
+            else {
+                return Ok(None);
+            };
+            // What was read before is good.
+            if let Some(why) = broken.filter(|_| !is_there) {
+                return Err(Error::corrupt(why));
+            }
+            if !is_same {
+                if self.next <= missed {
+                    let (name, next) = (&self.remote.name, self.next);
+                    return Err(Error::corrupt(format!(
+                        "stream `{name}`: positions {next} to {missed} were missed, a version from there on is followed"
+                    )));
+                }
+                self.seek()?;
+                continue;
+            }
+            let Some(commit) = self.commit()? else {
+                self.sequence = sequence + 1;
+                continue;
+            };
+            let first = commit.first;
+            if first > self.next {
+                let (name, next) = (&self.remote.name, self.next);
+                return Err(Error::not_found(format!(
+                    "stream `{name}`: position {next} was released before it was read, message {} begins at {first}",
+                    self.sequence
+                )));
+            }
+            if self.before.is_some_and(|before| before != commit.before) {
+                return Err(Error::corrupt(format!("stream `{}`: {}", self.remote.name, does_not_follow(sequence))));
+            }
+            (self.sequence, self.before) = (sequence + 1, Some(commit.number));
+            let numbered = commit.records.iter().zip(first..).filter(|(_, position)| *position >= self.next);
+            self.records.extend(numbered.map(|(payload, position)| Record { position, payload: payload.clone() }));
+            self.next = self.next.max(commit.last() + 1);
+        }
+        Ok(self.records.pop_front())
+    }
+}

@@ -1,0 +1,685 @@
+//! The task that keeps a stream: it commits what is appended, and reads what others have.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use async_nats::jetstream::ErrorCode;
+use async_nats::jetstream::context::PublishErrorKind;
+use async_nats::{Message, Subscriber};
+use futures_util::future::join_all;
+use futures_util::{FutureExt as _, StreamExt as _};
+use tokio::sync::mpsc::Receiver;
+use tokio::time::{sleep, timeout_at};
+
+use super::message::{Attempt, Commit, FRAME_BYTES, LENGTH_BYTES, tried_for};
+use super::remote::{AHEAD, Noted, Remote, does_not_follow, number, refusal};
+use super::state::State;
+use crate::shared::Shared;
+use crate::{Append, Done};
+use sterling_core::error::{Error, Kind, Result};
+
+/// How often the stream is asked how far it is, where nothing rings.
+const LOOK: Duration = Duration::from_millis(500);
+/// Waits for the message of a ring, the first and the last: each doubles the one before.
+const FIRST_RING: Duration = Duration::from_millis(1);
+const LAST_RING: Duration = Duration::from_millis(64);
+/// Rings that are noted before the stream is read.
+pub(super) const RINGS_MAX: usize = 1024;
+/// How long other servers are let go first at most.
+const WAY: Duration = Duration::from_secs(2);
+/// How long what others write is read on end: where they write as fast as it is read, there is no end.
+const READ: Duration = Duration::from_secs(1);
+/// How long a commit is tried before those who wait are told that nobody knows.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Waits between trials, and at most: each trial doubles it.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
+/// Bytes after which those that still wait are left to the next message.
+const COMMIT_BYTES: usize = 256 << 10;
+/// Appends that are committed before others are looked at.
+const TOGETHER_MAX: usize = 1024;
+/// Bytes of a message that are left to headers.
+pub(super) const HEADER_BYTES: usize = 1 << 10;
+
+pub(super) struct Keeper {
+    remote: Remote,
+    shared: Arc<Shared<State>>,
+    arrivals: Receiver<(Append, Done)>,
+    /// Rings when somebody else publishes, whatever comes of it.
+    bell: Option<Subscriber>,
+    /// What rang and is not in the stream, and how long to wait until it is looked for again.
+    rung: Option<(Attempt, Duration)>,
+    /// The commit that is tried, until it is read.
+    trying: Option<u128>,
+    /// How often others came first since the last commit, and how long it took to come to try again.
+    tries: u32,
+    needs: Duration,
+    /// Messages that were read at a time last.
+    read: u64,
+    /// When the stream was looked at last.
+    looked: Instant,
+    /// Whether the stream was further at the last look than it could be read.
+    is_missing: bool,
+    /// For how long another server has tried that is let go first, and until when.
+    gives_way: Option<(Duration, Instant)>,
+}
+
+/// An append that waits, or of which a part is written.
+struct Waiting {
+    append: Append,
+    done: Done,
+    /// The positions of the records that are written.
+    written: Option<Range<u64>>,
+    /// How many they are.
+    count: usize,
+}
+
+/// What came of a commit.
+enum Outcome {
+    Stored,
+    /// Others came first.
+    Overtaken,
+    /// It is not there and will not be.
+    Refused(Error),
+    /// Nobody knows.
+    Unknown(Error),
+}
+
+impl Keeper {
+    pub(super) fn new(remote: Remote, shared: Arc<Shared<State>>, arrivals: Receiver<(Append, Done)>) -> Self {
+        Keeper {
+            remote,
+            shared,
+            arrivals,
+            bell: None,
+            rung: None,
+            trying: None,
+            tries: 0,
+            needs: Duration::ZERO,
+            read: 0,
+            looked: Instant::now(),
+            is_missing: false,
+            gives_way: None,
+        }
+    }
+
+    pub(super) async fn run(mut self) {
+        loop {
+            if self.bell.is_none() {
+                self.bell = self.remote.client.subscribe(self.remote.subject.clone()).await.ok();
+            }
+            // Writers that try again and again must not keep a stream that is back from being seen.
+            if self.looked.elapsed() >= LOOK {
+                self.join().await;
+                self.look().await;
+                self.looked = Instant::now();
+            }
+            let pause = self.rung.as_ref().map_or(LOOK, |(_, wait)| *wait);
+            tokio::select! {
+                arrived = self.arrivals.recv() => match arrived {
+                    Some(first) => self.commit(first).await,
+                    None => return,
+                },
+                rang = ring(&mut self.bell) => {
+                    self.note(rang);
+                    self.heard().await;
+                }
+                () = sleep(pause) => if let Some((attempt, waited)) = self.rung.take() {
+                    self.seek(attempt, waited * 2).await;
+                }
+            }
+        }
+    }
+
+    /// Takes note of what somebody else publishes.
+    fn note(&mut self, rang: Option<Message>) {
+        let Some(message) = rang else {
+            self.bell = None;
+            return;
+        };
+        // What is none is told when the stream has it.
+        let unknown = Attempt { first: u64::MAX, ..Attempt::default() };
+        let attempt = Attempt::read(&message.payload).unwrap_or(unknown);
+        let tried = tried_for(attempt.tries, attempt.needs);
+        if tried > self.needs * self.tries {
+            let needs = Duration::from_micros(attempt.needs.into()).min(WAY) * 2u32.pow(attempt.tries.min(8));
+            self.gives_way = Some((tried, Instant::now() + needs.min(WAY)));
+        }
+        if attempt.first > self.shared.lock().position {
+            self.rung = Some((attempt, FIRST_RING));
+        }
+    }
+
+    /// Takes note of all that has rung by now, and reads on to there.
+    async fn heard(&mut self) {
+        for _ in 0..RINGS_MAX {
+            match ring(&mut self.bell).now_or_never() {
+                Some(rang) => self.note(rang),
+                None => break,
+            }
+        }
+        if let Some((attempt, wait)) = self.rung.take() {
+            self.seek(attempt, wait).await;
+        }
+    }
+
+    /// Reads on to what was published, which may ring before the stream has it: then it is looked for again after `wait`.
+    async fn seek(&mut self, attempt: Attempt, wait: Duration) {
+        let read = self.read_on().await;
+        let may_come = {
+            let state = self.shared.lock();
+            !state.has(attempt.number) && attempt.first > state.position
+        };
+        self.rung = (read.is_ok() && may_come && wait <= LAST_RING).then_some((attempt, wait));
+    }
+
+    /// Lets servers go first that have tried for longer in vain. Where there is always one of them, it tries after a while all the
+    /// same: trials in vain are what the others go by.
+    async fn give_way(&mut self) {
+        let last = Instant::now() + WAY;
+        loop {
+            self.heard().await;
+            let until = self.gives_way.map(|(_, until)| until.min(last));
+            let Some(until) = until.filter(|until| Instant::now() < *until) else { return };
+            match timeout_at(until.into(), ring(&mut self.bell)).await {
+                Ok(rang) => self.note(rang),
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// Joins a stream again that nothing could be read of, once a version holds all that was missed: as a start with that version would.
+    async fn join(&mut self) {
+        let held = {
+            let state = self.shared.lock();
+            (state.broken.is_some() && state.held > state.position).then_some(state.held)
+        };
+        let Some(held) = held else { return };
+        match self.remote.begin(held, &Noted::default()).await {
+            Ok(now) if (now.first..=now.position + 1).contains(&(held + 1)) => {
+                tracing::info!(
+                    stream = self.remote.name,
+                    position = held,
+                    "a version holds what was missed, the stream is followed again"
+                );
+                (self.rung, self.is_missing) = (None, false);
+                self.shared.change(|state| state.join(now, held));
+            }
+            // It is not known what lies between, or the broker does not answer: that is told already, or by the next look.
+            Ok(_) | Err(_) => {}
+        }
+    }
+
+    /// Asks how far the stream is, and reads on to there.
+    async fn look(&mut self) {
+        let info = match self.remote.info().await {
+            Ok(info) => info,
+            Err(e) if e.kind() == Kind::NotFound => return self.away(e.to_string()),
+            Err(e) => return self.lost(&e),
+        };
+        self.shared.change(|state| {
+            state.lost = None;
+            state.look_at(&info);
+        });
+        let told = info.state;
+        let (sequence, first, is_away) = {
+            let state = self.shared.lock();
+            (state.sequence, state.first_sequence, state.away.is_some())
+        };
+        if told.last_sequence < sequence {
+            return self.shrunk(told.first_sequence, told.last_sequence).await;
+        }
+        if is_away && !self.is_back().await {
+            return;
+        }
+        if told.first_sequence > sequence + 1 {
+            let (from, to) = (told.first_sequence, told.last_sequence);
+            return self.broken(format!("it holds messages {from} to {to}, the last that was seen was {sequence}"));
+        }
+        if told.messages == 0 {
+            self.shared.change(|state| (state.first_sequence, state.first) = (told.first_sequence, state.position + 1));
+            // Nothing is left that tells the position to those who come later.
+            return self.name_position(sequence).await;
+        }
+        if told.first_sequence > first
+            && let Ok(Some(Ok(commit))) = self.remote.read(told.first_sequence).await
+        {
+            self.shared.change(|state| (state.first_sequence, state.first) = (told.first_sequence, commit.first));
+        }
+        if told.last_sequence > sequence {
+            let read = self.read_on().await;
+            let is_missing = read.is_ok() && self.shared.lock().sequence == sequence;
+            // Twice, for another broker of the cluster may have answered the second time.
+            if is_missing && self.is_missing {
+                let last = told.last_sequence;
+                return self.broken(format!("it holds messages up to {last}, but not message {}", sequence + 1));
+            }
+            self.is_missing = is_missing;
+        }
+    }
+
+    /// Goes on with a stream that holds less than was seen where it was begun anew after all of that, and waits for the one that was
+    /// followed where it was not.
+    async fn shrunk(&mut self, first: u64, last: u64) {
+        if last > 0
+            && let Ok(Some(Ok(commit))) = self.remote.read(first).await
+            && commit.before == 0
+            && commit.first > self.shared.lock().position
+        {
+            let (stream, position) = (&self.remote.name, commit.first - 1);
+            tracing::warn!(stream, position, "the stream was begun anew after this position, and is followed there");
+            return self.shared.change(|state| state.begin_anew(first, &commit));
+        }
+        let (sequence, position) = {
+            let state = self.shared.lock();
+            (state.sequence, state.position)
+        };
+        self.away(format!(
+            "it holds messages {first} to {last}, the last that was seen was {sequence}, up to position {position}: it was deleted, emptied or restored from an earlier state"
+        ));
+    }
+
+    /// Whether a stream that was away holds the last commit that was seen: then it is followed again.
+    async fn is_back(&mut self) -> bool {
+        let (last, number) = {
+            let state = self.shared.lock();
+            (state.last_commit, state.number)
+        };
+        let is_back = match self.remote.read(last).await {
+            Ok(read) => read.is_some_and(|read| read.is_ok_and(|commit| commit.number == number)),
+            Err(e) if e.kind() == Kind::Corrupt => false,
+            Err(e) => {
+                self.lost(&e);
+                return false;
+            }
+        };
+        if is_back {
+            tracing::info!(stream = self.remote.name, "the stream is back, and is followed again");
+            self.shared.change(|state| state.away = None);
+        } else {
+            self.away(format!("its message {last} is not the one that was seen: it was begun anew, or lost updates"));
+        }
+        is_back
+    }
+
+    /// Writes a commit without a record, as the only message of a stream that its limits or a purge have emptied.
+    async fn name_position(&mut self, after: u64) {
+        let (first, before) = {
+            let state = self.shared.lock();
+            (state.position + 1, state.number)
+        };
+        let commit = self.next(first, before, Vec::new());
+        // Another server may have done it, which is read next time.
+        if self.tried(&commit, after).await.is_ok() {
+            drop(self.take(Ok(commit)));
+        }
+    }
+
+    /// Reads all messages that follow, or those that a while is enough for.
+    async fn read_on(&mut self) -> Result<()> {
+        // About as many as there were last.
+        let mut ahead = (self.read + 1).next_power_of_two().min(AHEAD);
+        self.read = 0;
+        let last = Instant::now() + READ;
+        while self.read == 0 || Instant::now() < last {
+            let next = self.shared.lock().sequence + 1;
+            for read in join_all((next..next + ahead).map(|sequence| self.remote.read(sequence))).await {
+                let read = match read {
+                    Ok(Some(read)) => read,
+                    Ok(None) => return Ok(()),
+                    Err(e) => {
+                        self.failed(&e);
+                        return Err(e);
+                    }
+                };
+                self.take(read)?;
+                self.read += 1;
+            }
+            ahead = (ahead * 2).min(AHEAD);
+        }
+        Ok(())
+    }
+
+    /// Takes note of why a message cannot be read.
+    fn failed(&self, e: &Error) {
+        match e.kind() {
+            Kind::Corrupt => self.broken(e.to_string()),
+            _ => self.lost(e),
+        }
+    }
+
+    /// Takes the next message, whose positions must follow where a journal wrote it there.
+    fn take(&mut self, read: std::result::Result<Commit, String>) -> Result<()> {
+        let (sequence, position, number) = {
+            let state = self.shared.lock();
+            (state.sequence + 1, state.position, state.number)
+        };
+        let commit = match read {
+            Ok(commit) => commit,
+            Err(what) => {
+                self.skip(what);
+                return Ok(());
+            }
+        };
+        let wrong = if commit.first != position + 1 {
+            Some(format!("message {sequence} begins at position {}, expected {}", commit.first, position + 1))
+        } else {
+            (commit.before != number).then(|| does_not_follow(sequence))
+        };
+        if let Some(why) = wrong {
+            self.broken(why.clone());
+            return Err(Error::corrupt(why));
+        }
+        // It has come to write.
+        self.gives_way.take_if(|(tried, _)| tried_for(commit.tries, commit.needs) >= *tried);
+        self.trying.take_if(|trying| *trying == commit.number);
+        self.shared.change(|state| {
+            state.lost = None;
+            state.take(Arc::new(commit));
+        });
+        Ok(())
+    }
+
+    /// Skips the next message, which is this: the commits before and after it tell that nothing is missing.
+    fn skip(&self, what: String) {
+        let stream = self.remote.name.clone();
+        let (message, is_told) = {
+            let state = self.shared.lock();
+            (state.sequence + 1, state.skipped.is_recent())
+        };
+        // Of many a line a second.
+        if !is_told {
+            tracing::warn!(stream, message, what, "skipped a message that no journal wrote there");
+        }
+        metrics::counter!("sterling_stream_skipped_total", "stream" => stream).increment(1);
+        self.shared.change(|state| state.skip(what));
+    }
+
+    fn away(&self, why: String) {
+        self.shared.change(|state| {
+            if state.away.is_none() {
+                tracing::error!(stream = self.remote.name, why, "updates are refused until the stream is back");
+            }
+            (state.lost, state.away) = (None, Some(why));
+        });
+    }
+
+    fn lost(&self, e: &Error) {
+        let why = e.to_string();
+        self.shared.change(|state| match &mut state.lost {
+            Some((_, last)) => *last = why,
+            none => {
+                tracing::warn!(stream = self.remote.name, error = %why, "the stream does not answer; answers go on");
+                *none = Some((Instant::now(), why));
+            }
+        });
+    }
+
+    fn broken(&self, why: String) {
+        let why = format!("stream `{}`: {why}", self.remote.name);
+        self.shared.change(|state| {
+            if state.broken.is_none() {
+                tracing::error!("{why}; it is followed no more");
+                state.broken = Some(why);
+            }
+        });
+    }
+
+    /// Commits an append and all that wait with it, and tells everybody.
+    async fn commit(&mut self, first: (Append, Done)) {
+        let waiting = |(append, done)| Waiting { append, done, written: None, count: 0 };
+        let mut all = VecDeque::from([waiting(first)]);
+        while all.len() < TOGETHER_MAX
+            && let Ok(more) = self.arrivals.try_recv()
+        {
+            all.push_back(waiting(more));
+        }
+        let mut since = Instant::now();
+        while !all.is_empty() {
+            if let Some(why) = self.stopped() {
+                all.drain(..).for_each(|one| (one.done)(Err(why.again())));
+                return;
+            }
+            self.give_way().await;
+            let Some((commit, shares)) = self.plan(&mut all).await else { continue };
+            let tried = Instant::now();
+            match self.publish(&commit).await {
+                Outcome::Stored => {
+                    self.tries = 0;
+                    since = Instant::now();
+                    tell_written(&mut all, commit.first, &shares);
+                }
+                Outcome::Overtaken if since.elapsed() < PATIENCE => {
+                    self.tries += 1;
+                    self.needs = tried.elapsed();
+                }
+                Outcome::Overtaken => {
+                    let e = Error::unavailable("journal: other servers were faster each time, try again later");
+                    all.drain(..shares.len()).for_each(|one| (one.done)(Err(e.again())));
+                    since = Instant::now();
+                }
+                Outcome::Refused(e) | Outcome::Unknown(e) => {
+                    if matches!(e.kind(), Kind::NoSpace | Kind::Unavailable) {
+                        self.shared.change(|state| state.refused = Some((Instant::now(), e.to_string())));
+                    }
+                    all.drain(..shares.len()).for_each(|one| (one.done)(Err(e.again())));
+                }
+            }
+        }
+    }
+
+    /// Why nothing can be appended, where nothing can.
+    fn stopped(&self) -> Option<Error> {
+        let state = self.shared.lock();
+        let broken = state.broken.as_ref().map(|why| Error::corrupt(why.clone()));
+        let name = &self.remote.name;
+        let away = state.away.as_ref().map(|why| Error::unavailable(format!("stream `{name}`: {why}")));
+        broken.or(away)
+    }
+
+    /// Bytes that a message may have, apart from its headers.
+    fn most(&self) -> usize {
+        let of_stream = self.shared.lock().message_bytes_max.unwrap_or(usize::MAX);
+        self.remote.client.max_payload().min(of_stream).saturating_sub(HEADER_BYTES)
+    }
+
+    /// The next message: of those that wait, as many as it has room for, with how many records are whose. Those that cannot be
+    /// written are told so.
+    async fn plan(&mut self, all: &mut VecDeque<Waiting>) -> Option<(Commit, Vec<usize>)> {
+        let most = self.most();
+        let ahead =
+            |position: u64| move |one: &Waiting| one.append.expected.is_some_and(|expected| expected > position);
+        while all.iter().any(ahead(self.shared.lock().position)) {
+            // Whoever knows a later position has seen what was not read here yet. What went wrong is noted.
+            if self.read_on().await.is_err() || self.read == 0 {
+                break;
+            }
+        }
+        let (first, before) = {
+            let state = self.shared.lock();
+            (state.position + 1, state.number)
+        };
+        let (mut records, mut shares, mut bytes) = (Vec::new(), Vec::new(), FRAME_BYTES);
+        while let Some(one) = all.get(shares.len()) {
+            let next = first + records.len() as u64;
+            if let Err(e) = check(one, next, most) {
+                if let Some(one) = all.remove(shares.len()) {
+                    (one.done)(Err(e));
+                }
+                continue;
+            }
+            let rest = &one.append.records[one.count..];
+            let whole: usize = rest.iter().map(|record| LENGTH_BYTES + record.len()).sum();
+            // One that fits a message by itself is not divided.
+            if !records.is_empty() && bytes + whole > COMMIT_BYTES.min(most) {
+                break;
+            }
+            let mut share = 0;
+            for record in rest {
+                if bytes + LENGTH_BYTES + record.len() > most {
+                    break;
+                }
+                bytes += LENGTH_BYTES + record.len();
+                records.push(record.clone());
+                share += 1;
+            }
+            shares.push(share);
+            if share < rest.len() {
+                break;
+            }
+        }
+        (!shares.is_empty()).then(|| (self.next(first, before, records), shares))
+    }
+
+    /// A commit of records, as it is tried next.
+    fn next(&self, first: u64, before: u128, records: Vec<Vec<u8>>) -> Commit {
+        let needs = if self.tries == 0 { 0 } else { u32::try_from(self.needs.as_micros()).unwrap_or(u32::MAX) };
+        Commit { first, number: number(), before, tries: self.tries, needs, records }
+    }
+
+    /// Publishes a commit until it is known what came of it.
+    async fn publish(&mut self, commit: &Commit) -> Outcome {
+        if commit.records.is_empty() {
+            return Outcome::Stored;
+        }
+        let (after, beginning) = {
+            let state = self.shared.lock();
+            (state.sequence, state.beginning)
+        };
+        self.trying = Some(commit.number);
+        let (start, mut wait) = (Instant::now(), BACKOFF.0);
+        let mut is_certain = true;
+        loop {
+            let failed = match self.tried(commit, after).await {
+                Ok(()) => {
+                    metrics::histogram!("sterling_journal_commit_seconds").record(start.elapsed().as_secs_f64());
+                    return self.take(Ok(commit.clone())).map_or_else(Outcome::Unknown, |()| Outcome::Stored);
+                }
+                // Where an earlier trial may have come through, that is known by reading on.
+                Err(Failed::Refused(e)) if is_certain && e.kind() == Kind::NoSpace => return Outcome::Refused(e),
+                Err(Failed::Refused(e)) if is_certain && e.kind() == Kind::Invalid => {
+                    // The limits may be others by now, which a smaller commit keeps.
+                    let planned = self.most();
+                    self.look().await;
+                    return if self.most() < planned { Outcome::Overtaken } else { Outcome::Refused(e) };
+                }
+                Err(Failed::Refused(e)) => e,
+                Err(Failed::Unknown(e)) => {
+                    is_certain = false;
+                    e
+                }
+            };
+            // It is the message after the last one that was seen, or it is not there.
+            let read = self.read_on().await;
+            if self.trying.is_none() {
+                return Outcome::Stored;
+            }
+            let is_overtaken = {
+                let state = self.shared.lock();
+                state.sequence > after || state.beginning != beginning
+            };
+            if is_overtaken {
+                return Outcome::Overtaken;
+            }
+            if let Err(e) = read
+                && e.kind() == Kind::Corrupt
+            {
+                return Outcome::Refused(e);
+            }
+            if is_certain && let Some(why) = self.stopped() {
+                return Outcome::Refused(why);
+            }
+            if start.elapsed() > PATIENCE {
+                let outcome = if is_certain { "it was not written" } else { "the update may be lost or kept" };
+                return Outcome::Unknown(Error::unavailable(format!("journal: {failed}; {outcome}")));
+            }
+            // The stream may be gone, or not be what it was.
+            self.look().await;
+            sleep(wait).await;
+            wait = (wait * 2).min(BACKOFF.1);
+        }
+    }
+
+    /// Publishes a commit once.
+    async fn tried(&self, commit: &Commit, after: u64) -> std::result::Result<(), Failed> {
+        // What would only wait in memory for a connection is not sent.
+        self.remote.connected().map_err(Failed::Refused)?;
+        let e = match self.remote.publish(commit, after).await {
+            Ok(sequence) if sequence == after + 1 => return Ok(()),
+            Ok(sequence) => {
+                let what = format!("message {sequence} for the one after {after}");
+                return Err(Failed::Unknown(Error::unavailable(what)));
+            }
+            Err(e) => e,
+        };
+        let too_long = ErrorCode::STREAM_MESSAGE_EXCEEDS_MAXIMUM;
+        Err(match (e.kind(), refusal(&e)) {
+            (_, Some(code)) if FULL.contains(&code) => {
+                Failed::Refused(Error::no_space(format!("journal: no room for the update: {e}")))
+            }
+            (PublishErrorKind::MaxPayloadExceeded, _) => Failed::Refused(Error::invalid(format!("journal: {e}"))),
+            (_, Some(code)) if code == too_long => {
+                Failed::Refused(Error::invalid(format!("journal: `max_msg_size` of the stream: {e}")))
+            }
+            (PublishErrorKind::StreamNotFound | PublishErrorKind::WrongLastSequence, _) | (_, Some(_)) => {
+                Failed::Refused(self.remote.unavailable("an update", e))
+            }
+            _ => Failed::Unknown(self.remote.unavailable("an update", e)),
+        })
+    }
+}
+
+/// Why a commit was not acknowledged.
+enum Failed {
+    /// The broker has not taken it.
+    Refused(Error),
+    /// Nobody knows whether it has.
+    Unknown(Error),
+}
+
+/// What a broker says where it has no room.
+const FULL: [ErrorCode; 5] = [
+    ErrorCode::STREAM_MAX_STREAM_BYTES_EXCEEDED,
+    ErrorCode::STORAGE_RESOURCES_EXCEEDED,
+    ErrorCode::ACCOUNT_RESOURCES_EXCEEDED,
+    ErrorCode::INSUFFICIENT_RESOURCES,
+    ErrorCode::STREAM_STORE_FAILED,
+];
+
+/// What somebody else publishes; nothing where the subscription has ended.
+async fn ring(bell: &mut Option<Subscriber>) -> Option<Message> {
+    match bell {
+        Some(bell) => bell.next().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Tells those whose records are written by now, all of them.
+fn tell_written(all: &mut VecDeque<Waiting>, first: u64, shares: &[usize]) {
+    let mut next = first;
+    let mut whole = 0;
+    for (one, share) in all.iter_mut().zip(shares) {
+        let end = next + *share as u64;
+        one.written = Some(one.written.as_ref().map_or(next, |written| written.start)..end);
+        one.count += share;
+        next = end;
+        whole += usize::from(one.count == one.append.records.len());
+    }
+    for one in all.drain(..whole) {
+        let written = one.written.unwrap_or(next..next);
+        (one.done)(Ok(written));
+    }
+}
+
+/// Whether an append can be written from a position on.
+fn check(one: &Waiting, next: u64, most: usize) -> Result<()> {
+    if let Some(expected) = one.append.expected.filter(|expected| one.written.is_none() && *expected != next - 1) {
+        return Err(Error::conflict(format!("position {}, expected {expected}: updates came in between", next - 1)));
+    }
+    let most = most.saturating_sub(FRAME_BYTES + LENGTH_BYTES);
+    match one.append.records.iter().map(Vec::len).find(|bytes| !(1..=most).contains(bytes)) {
+        Some(bytes) => Err(Error::invalid(format!("journal: a record of {bytes} bytes, expected 1 to {most}"))),
+        None => Ok(()),
+    }
+}

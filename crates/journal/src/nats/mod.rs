@@ -1,0 +1,339 @@
+//! The journal of many machines: a stream of NATS JetStream.
+//!
+//! A model's updates are a stream of their own, which every server appends to and reads. A message is a commit: the records that
+//! waited together (`message`), published on the condition that the stream is at the message that the server has seen last.
+//! Of two servers that publish at the same time one succeeds; the other reads what came, numbers its records anew and tries
+//! again. So positions follow one another without a gap, an append that fits a message is there whole or not at all, and
+//! whoever expects a position is told for certain. The stream's acknowledgement is the acknowledgement.
+//!
+//! **Exactly once.** Where an acknowledgement does not come, nobody knows whether the message is there: it can only be the one
+//! after the last that was seen, so that one is looked at. Where it is not there the same message is published again, under the
+//! same condition and message id: the stream takes it once.
+//!
+//! **Following.** Messages are asked for by their sequence, one after the other; the broker keeps no state of who reads. A
+//! subscription rings when something was published; now and then the stream is asked how far it is, so that a lost ring costs
+//! time and no update. A server that others were faster than says so with its next trial, and they let it go first: nobody is
+//! kept from writing by its way to the broker being longer.
+//!
+//! **Messages of others.** A message that no journal wrote is skipped, and so is a copy of a commit that was read before: each commit
+//! names the one before it, so that no update can be lost with them. They are counted, and operators are warned. A damaged commit, one
+//! of a later release, a gap, or a position that does not follow ends following with the reason: nothing is passed over. The
+//! stream is joined again once a version is followed from a position beyond what was missed.
+//!
+//! **Streams that are lost.** How far a stream came is noted outside of it (`mark`). A stream that is gone or ends before the note is
+//! not begun again: a start is refused, and a server that runs refuses updates, until the stream is back or begins after all that was seen.
+//!
+//! What is acknowledged is as durable as the stream: `docs/UPDATES.md` says which settings of the broker that takes. Records are
+//! released by the stream's own limits.
+
+mod credentials;
+mod follow;
+mod keep;
+mod message;
+mod monitor;
+mod remote;
+mod state;
+
+use std::path::PathBuf;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use async_nats::jetstream::ErrorCode;
+use async_nats::jetstream::context::{Context, ContextBuilder, GetStreamErrorKind};
+use async_nats::jetstream::stream::{Config, PersistenceMode, RetentionPolicy, StorageType, Stream};
+use async_nats::{Client, ConnectOptions};
+use tokio::sync::mpsc as commands;
+
+use super::log::share_after;
+use super::mark::{MARKS, Mark};
+use super::shared::Shared;
+use super::{Append, Done, Follower, Journal, Journals, StreamOptions, Topic};
+use credentials::Source;
+use follow::StreamFollower;
+use keep::{HEADER_BYTES, Keeper, RINGS_MAX};
+use remote::{ANSWER, Noted, Remote, Said, Threads, wait};
+use state::State;
+use sterling_core::error::{Error, Result};
+
+/// Appends that may wait; a server's requests for bodies are bounded long before.
+const WAITING_MAX: usize = 4096;
+/// How often a connection is tried that says nothing: two pings without an answer, and another one is made.
+const PING: Duration = Duration::from_secs(2);
+/// Bytes that a message of a stream must be allowed to have at least.
+const MESSAGE_BYTES_MIN: i32 = 2 * HEADER_BYTES as i32;
+/// How often the position is noted.
+const NOTE: Duration = Duration::from_millis(500);
+
+/// Where streams are, and how they are made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NatsOptions {
+    /// The servers of the cluster, `nats://` or `tls://` each, separated by commas.
+    pub servers: String,
+    /// What they must keep to.
+    pub streams: StreamOptions,
+    /// The folder below which the positions of streams are noted; without one the streams alone tell them.
+    pub notes: Option<PathBuf>,
+}
+
+/// A connection to a cluster of NATS servers.
+pub struct Nats {
+    options: NatsOptions,
+    client: Client,
+    context: Context,
+    said: Said,
+    threads: Arc<Threads>,
+}
+
+/// A journal in a stream.
+struct StreamJournal {
+    shared: Arc<Shared<State>>,
+    remote: Remote,
+    waiting: commands::Sender<(Append, Done)>,
+    threads: Arc<Threads>,
+}
+
+impl Nats {
+    /// Connects; a connection that is lost later is made again, for as long as it takes.
+    ///
+    /// # Errors
+    /// `Unavailable` where no server answers, or a monitor does not; `Unsupported` where one tells that its broker acknowledges
+    /// what it has not synced.
+    pub fn connect(options: NatsOptions) -> Result<Self> {
+        options.streams.check()?;
+        options.streams.monitors.iter().try_for_each(|monitor| monitor::check(monitor))?;
+        if options.streams.monitors.is_empty() {
+            tracing::warn!(
+                "nobody looks whether the brokers sync what they acknowledge: by default they do so every two minutes; `streams.monitors` has them asked"
+            );
+        }
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("stream")
+            .enable_all()
+            .build()
+            .map_err(|e| Error::io("a thread for streams", e))?;
+        let threads = Arc::new(Threads::of(runtime));
+        let servers: Vec<String> = options.servers.split(',').map(|server| server.trim().to_owned()).collect();
+        let how = match Source::of(&servers, options.streams.credentials.as_ref())? {
+            Source::Nowhere => ConnectOptions::new(),
+            source => ConnectOptions::with_auth_callback(move |nonce| std::future::ready(source.answer(&nonce))),
+        };
+        // What this server publishes it need not be told of.
+        let how = how.name("sterling").no_echo().connection_timeout(ANSWER).ping_interval(PING);
+        let said = Said::default();
+        let heard = said.clone();
+        let how = how.subscription_capacity(RINGS_MAX).event_callback(move |event| {
+            heard.hear(&event);
+            async {}
+        });
+        let tells = said.clone();
+        let connected = async move { how.connect(servers).await.map_err(|e| tells.unavailable("connection", e)) };
+        let client = wait(&threads, connected).map_err(|e| e.within(named(&options.servers)))?;
+        let context = {
+            let _inside = threads.handle.enter();
+            ContextBuilder::new().timeout(ANSWER).build(client.clone())
+        };
+        Ok(Nats { options, client, context, said, threads })
+    }
+
+    /// The file where the position of a stream is noted.
+    fn mark(&self, stream: &str) -> Result<Option<Mark>> {
+        let path = self.options.notes.as_ref().map(|notes| notes.join(MARKS).join(stream));
+        path.map(|path| Mark::open(&path)).transpose()
+    }
+}
+
+/// The stream of a configuration, which is made where there is none and `may_make` allows it.
+async fn found(
+    context: &Context,
+    said: &Said,
+    config: Config,
+    may_make: impl FnOnce() -> Result<()>,
+) -> Result<Stream> {
+    match context.get_stream(&config.name).await {
+        Ok(stream) => return Ok(stream),
+        Err(e) => match e.kind() {
+            GetStreamErrorKind::JetStream(e) if e.error_code() == ErrorCode::STREAM_NOT_FOUND => may_make()?,
+            _ => return Err(said.unavailable("opening", e)),
+        },
+    }
+    context.create_stream(config).await.map_err(|e| said.unavailable("making it", e))
+}
+
+/// Notes how far a stream came, until nobody follows it any more.
+async fn note(shared: Weak<Shared<State>>, mut mark: Mark) {
+    loop {
+        tokio::time::sleep(NOTE).await;
+        let Some(position) = shared.upgrade().map(|shared| shared.lock().position) else { return };
+        // A store on a network may not answer: that must hold nothing else up.
+        let written = tokio::task::spawn_blocking(move || {
+            let written = if position > mark.position() { mark.set(position) } else { Ok(()) };
+            (mark, written)
+        });
+        let Ok((back, written)) = written.await else { return };
+        mark = back;
+        let unnoted =
+            written.err().map(|e| format!("how far it came cannot be noted in {}: {e}", mark.path().display()));
+        shared.upgrade().iter().for_each(|shared| shared.change(|state| state.unnoted = unnoted.clone()));
+    }
+}
+
+impl Journals for Nats {
+    fn open(&self, topic: &Topic, after: u64) -> Result<Box<dyn Journal>> {
+        // Neither a stream's name nor a part of a subject may have dots; the names of models have no tilde.
+        let token = topic.to_string().replace('.', "~");
+        let StreamOptions { prefix, replicas, .. } = self.options.streams.clone();
+        let (name, subject) = (format!("{prefix}-{token}"), format!("{prefix}.{token}"));
+        let (client, context, said) = (self.client.clone(), self.context.clone(), self.said.clone());
+        let mark = self.mark(&name)?;
+        let noted = mark.as_ref().map(|mark| Noted { position: mark.position(), file: mark.path().to_owned() });
+        let noted = noted.unwrap_or_default();
+        let open = async move {
+            let config = Config {
+                name: name.clone(),
+                subjects: vec![subject.clone()],
+                retention: RetentionPolicy::Limits,
+                storage: StorageType::File,
+                num_replicas: replicas,
+                deny_delete: true,
+                ..Config::default()
+            };
+            let place = |e: Error| e.within(format!("stream `{name}`"));
+            let may_make = || noted.allows(after, "the broker has no such stream");
+            let stream = found(&context, &said, config, may_make).await.map_err(place)?;
+            check(&stream.cached_info().config, &subject, replicas).map_err(place)?;
+            let mut remote = Remote { name: name.clone(), subject, client, context, stream, said, is_copied: false };
+            let state = remote.begin(after, &noted).await.map_err(place)?;
+            Ok((remote, state))
+        };
+        let (remote, state) = wait(&self.threads, open)?;
+        let Config { num_replicas: copies, max_age, max_bytes, max_messages, .. } = remote.stream.cached_info().config;
+        let (first, last) = (state.first, state.position);
+        tracing::info!(
+            stream = remote.name,
+            first,
+            last,
+            copies,
+            ?max_age,
+            max_bytes,
+            max_messages,
+            "following a stream"
+        );
+        let shared = Arc::new(Shared::new(state));
+        let (waiting, arrivals) = commands::channel(WAITING_MAX);
+        self.threads.handle.spawn(Keeper::new(remote.clone(), shared.clone(), arrivals).run());
+        mark.into_iter().for_each(|mark| drop(self.threads.handle.spawn(note(Arc::downgrade(&shared), mark))));
+        Ok(Box::new(StreamJournal { shared, remote, waiting, threads: self.threads.clone() }))
+    }
+
+    fn are_shared(&self) -> bool {
+        true
+    }
+
+    fn folder(&self, _topic: &Topic) -> Option<PathBuf> {
+        None
+    }
+}
+
+impl Journal for StreamJournal {
+    fn append(&self, append: Append, done: Done) {
+        use commands::error::TrySendError::{Closed, Full};
+        match self.waiting.try_send((append, done)) {
+            Ok(()) => {}
+            Err(Full((_, done))) => {
+                done(Err(Error::overloaded("journal: too many updates wait to be written, try again later")));
+            }
+            Err(Closed((_, done))) => done(Err(Error::internal("what keeps the stream broke; this is a defect"))),
+        }
+    }
+
+    fn last(&self) -> u64 {
+        self.shared.last()
+    }
+
+    fn first(&self) -> u64 {
+        self.shared.lock().first
+    }
+
+    fn follow(&self, after: u64) -> Result<Box<dyn Follower>> {
+        let follower = StreamFollower::new(self.shared.clone(), self.remote.clone(), self.threads.clone(), after)?;
+        Ok(Box::new(follower))
+    }
+
+    fn release(&self, _position: u64) -> Result<()> {
+        // Other servers may need them: the stream's own limits say how long records are kept.
+        Ok(())
+    }
+
+    fn has_others(&self) -> bool {
+        true
+    }
+
+    fn trouble(&self) -> Option<String> {
+        let state = self.shared.lock();
+        let lost = state.lost.as_ref();
+        let silent = lost.map(|(since, why)| {
+            format!("stream `{}` has not answered for {} s: {why}", self.remote.name, since.elapsed().as_secs())
+        });
+        let away = state.away.as_ref().map(|why| {
+            format!(
+                "stream `{}`: {why}; updates are refused until it is back, merge those that are shown before a restart",
+                self.remote.name
+            )
+        });
+        let refused = state.refused.as_ref().map(|(at, why)| {
+            format!("stream `{}` took no update {} s ago: {why}", self.remote.name, at.elapsed().as_secs())
+        });
+        state.broken.clone().or(away).or(silent).or(refused)
+    }
+
+    fn warning(&self) -> Option<String> {
+        let state = self.shared.lock();
+        let warnings: Vec<String> = [state.skipped.warning(), state.unnoted.clone()].into_iter().flatten().collect();
+        (!warnings.is_empty()).then(|| format!("stream `{}`: {}", self.remote.name, warnings.join("; ")))
+    }
+
+    fn bytes_after(&self, position: u64) -> u64 {
+        let state = self.shared.lock();
+        share_after(position, (state.first, state.position), state.bytes)
+    }
+}
+
+/// Whether a stream keeps what it acknowledges, in order, and so many copies of it.
+fn check(config: &Config, subject: &str, replicas: usize) -> Result<()> {
+    let wrong = match config {
+        Config { num_replicas: copies, .. } if *copies < replicas => {
+            return Err(Error::unsupported(format!(
+                "it keeps {copies} copies of a message, expected {replicas} at least (`streams.replicas`)"
+            )));
+        }
+        Config { persist_mode: Some(PersistenceMode::Async), .. } => {
+            "it acknowledges messages before they are written, expected the default of `persist_mode`"
+        }
+        Config { sealed: true, .. } => "it is sealed and takes no message",
+        Config { storage: StorageType::Memory, .. } => "it is kept in memory, expected files",
+        Config { retention, .. } if *retention != RetentionPolicy::Limits => {
+            "it lets go of messages that somebody has read, expected retention by limits"
+        }
+        Config { no_ack: true, .. } => "it acknowledges nothing",
+        Config { max_message_size: bytes @ 1..MESSAGE_BYTES_MIN, .. } => {
+            return Err(Error::unsupported(format!(
+                "it takes messages of {bytes} bytes at most (`max_msg_size`), expected {MESSAGE_BYTES_MIN} at least"
+            )));
+        }
+        Config { subjects, .. } if subjects.iter().all(|of| of != subject) => "it takes other subjects",
+        Config { mirror: Some(_), .. } | Config { sources: Some(_), .. } => "it is fed by other streams",
+        _ => return Ok(()),
+    };
+    Err(Error::unsupported(wrong))
+}
+
+/// Servers without the secrets that their addresses may hold.
+fn named(servers: &str) -> String {
+    let without = |server: &str| match (server.split_once("://"), server.rsplit_once('@')) {
+        (Some((scheme, _)), Some((_, host))) => format!("{scheme}://{host}"),
+        (_, Some((_, host))) => host.to_owned(),
+        _ => server.to_owned(),
+    };
+    servers.split(',').map(|server| without(server.trim())).collect::<Vec<_>>().join(", ")
+}

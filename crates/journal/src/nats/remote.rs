@@ -1,0 +1,272 @@
+//! A stream of the broker, as it is read and written.
+
+use std::hash::{BuildHasher, RandomState};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, mpsc};
+use std::time::{Duration, Instant};
+
+use async_nats::connection::State as Connection;
+use async_nats::header::{HeaderMap, NATS_EXPECTED_LAST_SEQUENCE};
+use async_nats::jetstream::context::{Context, PublishError, PublishErrorKind};
+use async_nats::jetstream::message::PublishMessage;
+use async_nats::jetstream::stream::{Info, RawMessageErrorKind, Stream};
+use async_nats::jetstream::{self, ErrorCode};
+use async_nats::{Client, Event, ServerError};
+use futures_util::future::join_all;
+use tokio::runtime::{Handle, Runtime};
+
+use super::message::{Commit, Read};
+use super::state::State;
+use sterling_core::blocking::may_block;
+use sterling_core::error::{Error, Result};
+use sterling_core::locks::locked;
+
+/// How long the broker has to answer.
+pub(super) const ANSWER: Duration = Duration::from_secs(2);
+/// Messages that are asked for at a time where many are to be read.
+pub(super) const AHEAD: u64 = 128;
+/// How long what a broker said is told as the reason of what failed: as long as a lost connection may wait before it is tried again, and a while.
+const SAID: Duration = Duration::from_secs(10);
+
+/// The thread that streams are kept on.
+pub(super) struct Threads {
+    runtime: Option<Runtime>,
+    pub(super) handle: Handle,
+}
+
+impl Threads {
+    /// Of a runtime.
+    pub(super) fn of(runtime: Runtime) -> Self {
+        let handle = runtime.handle().clone();
+        Threads { runtime: Some(runtime), handle }
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        // Whoever lets go of it last may be a thread that must not wait.
+        self.runtime.take().into_iter().for_each(Runtime::shutdown_background);
+    }
+}
+
+/// A stream, as it is read and written.
+#[derive(Clone)]
+pub(super) struct Remote {
+    pub(super) name: String,
+    pub(super) subject: String,
+    pub(super) client: Client,
+    pub(super) context: Context,
+    pub(super) stream: Stream,
+    pub(super) said: Said,
+    /// Whether the stream was copied from another one: then no message has the headers of its place.
+    pub(super) is_copied: bool,
+}
+
+/// What the broker said last that no request is answered with: refusals of permissions, and why a connection cannot be made.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Said(Arc<Mutex<Option<(Instant, String)>>>);
+
+impl Said {
+    /// Takes note of what the connection tells.
+    pub(super) fn hear(&self, event: &Event) {
+        let said = match event {
+            Event::Connected => None,
+            Event::ServerError(ServerError::Other(what)) => Some(what.clone()),
+            Event::ServerError(e) => Some(e.to_string()),
+            Event::ClientError(e) => Some(e.to_string()),
+            _ => return,
+        };
+        *locked(&self.0) = said.map(|said| (Instant::now(), said));
+    }
+
+    /// The error of something that the broker did not do, with what it said of that.
+    pub(super) fn unavailable(&self, what: &str, e: impl std::fmt::Display) -> Error {
+        let said = locked(&self.0).as_ref().filter(|(at, _)| at.elapsed() < SAID).map(|(_, said)| said.clone());
+        let said = said.map_or(String::new(), |said| format!("; the broker said: {said}"));
+        Error::unavailable(format!("{what}: {e}{said}"))
+    }
+}
+
+/// A position that was noted outside of a stream, which was durable once.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Noted {
+    pub(super) position: u64,
+    pub(super) file: PathBuf,
+}
+
+impl Noted {
+    /// Refuses a stream that is this, where no position further than `known` is had of it or without it.
+    pub(super) fn allows(&self, known: u64, what: &str) -> Result<()> {
+        if known >= self.position {
+            return Ok(());
+        }
+        let (position, file) = (self.position, self.file.display());
+        Err(Error::unavailable(format!(
+            "{what}, expected position {position} at least, which was acknowledged: restore the stream, or merge the updates on a server that still shows them and publish or copy that version here; to go on without them remove the note of that position ({file})"
+        )))
+    }
+}
+
+impl Remote {
+    /// How far the stream is, of which the updates after a position are wanted; a new one gets its first message.
+    ///
+    /// # Errors
+    /// `Unavailable` where it ends before a position that was noted; `Corrupt` where it does not tell its position.
+    pub(super) async fn begin(&mut self, after: u64, noted: &Noted) -> Result<State> {
+        let mut told = self.info().await?;
+        if told.state.last_sequence == 0 {
+            noted.allows(after, "it holds no message")?;
+            tracing::warn!(
+                stream = self.name,
+                position = after,
+                "the stream is new and begins after this position: if it should hold updates, stop the server and restore it"
+            );
+            let first =
+                Commit { first: after + 1, number: number(), before: 0, tries: 0, needs: 0, records: Vec::new() };
+            match self.publish(&first, 0).await {
+                // Of two servers that begin it one does.
+                Ok(_) => {}
+                Err(e) if e.kind() == PublishErrorKind::WrongLastSequence => {}
+                Err(e) => return Err(self.unavailable("its first message", e)),
+            }
+            told = self.info().await?;
+        }
+        let (from, to) = (told.state.first_sequence, told.state.last_sequence);
+        let empty = || {
+            Error::corrupt("it holds no message of a journal any more, so that nobody knows its position; delete it")
+        };
+        let first = self.first(from, to).await?.ok_or_else(empty)?;
+        let last = self.last(first.0, to).await?.ok_or_else(empty)?;
+        let mut state = State::of((first.0, &first.1), (last.0, &last.1), to);
+        noted.allows(after.max(state.position), &format!("it ends at position {}", state.position))?;
+        state.look_at(&told);
+        Ok(state)
+    }
+
+    /// The first commit of messages, with its sequence. Where it is a copy, the whole stream is one.
+    async fn first(&mut self, from: u64, to: u64) -> Result<Option<(u64, Commit)>> {
+        let mut next = from;
+        while next <= to {
+            let end = (next + AHEAD).min(to + 1);
+            for (sequence, read) in (next..end).zip(self.read_all(next..end).await?) {
+                self.is_copied = matches!(read, Some(Read::Copy(_)));
+                if let Some(Read::Original(commit) | Read::Copy(commit)) = read {
+                    return Ok(Some((sequence, commit)));
+                }
+            }
+            next = end;
+        }
+        Ok(None)
+    }
+
+    /// The last commit of messages, with its sequence.
+    async fn last(&self, from: u64, to: u64) -> Result<Option<(u64, Commit)>> {
+        let mut end = to + 1;
+        let mut ahead = 1;
+        while end > from {
+            let next = end.saturating_sub(ahead).max(from);
+            let read: Vec<_> = (next..end).zip(self.read_all(next..end).await?).collect();
+            for (sequence, read) in read.into_iter().rev() {
+                if let Some(Ok(commit)) = read.map(|read| read.commit(self.is_copied)) {
+                    return Ok(Some((sequence, commit)));
+                }
+            }
+            (end, ahead) = (next, AHEAD);
+        }
+        Ok(None)
+    }
+
+    /// What the broker tells of the stream.
+    ///
+    /// # Errors
+    /// `NotFound` where there is none, `Unavailable` where it does not answer.
+    pub(super) async fn info(&self) -> Result<Info> {
+        self.connected()?;
+        self.stream.get_info().await.map_err(|e| match refusal(&e) {
+            Some(ErrorCode::STREAM_NOT_FOUND) => Error::not_found("the broker has no such stream"),
+            _ => self.unavailable("its state", e),
+        })
+    }
+
+    /// Publishes a commit that is to follow a message of the stream.
+    pub(super) async fn publish(&self, commit: &Commit, after: u64) -> std::result::Result<u64, PublishError> {
+        let message = PublishMessage::build()
+            .payload(commit.encode().into())
+            .message_id(format!("{:032x}", commit.number))
+            .expected_last_sequence(after);
+        Ok(self.context.send_publish(self.subject.clone(), message).await?.await?.sequence)
+    }
+
+    /// Refuses what would only wait in memory for a connection.
+    pub(super) fn connected(&self) -> Result<()> {
+        match self.client.connection_state() {
+            Connection::Connected => Ok(()),
+            _ => Err(self.unavailable("connection", "there is none to a broker")),
+        }
+    }
+
+    /// The commit of a message, or why the message is skipped; none where the stream does not hold it.
+    pub(super) async fn read(&self, sequence: u64) -> Result<Option<std::result::Result<Commit, String>>> {
+        Ok(self.message(sequence).await?.map(|read| read.commit(self.is_copied)))
+    }
+
+    /// A message; none where the stream does not hold it.
+    async fn message(&self, sequence: u64) -> Result<Option<Read>> {
+        self.connected()?;
+        match self.stream.get_raw_message(sequence).await {
+            Ok(message) => {
+                let wrong = |why| Error::corrupt(format!("message {sequence}: {why}"));
+                Read::of(&message.payload, sequence, expected(&message.headers)).map(Some).map_err(wrong)
+            }
+            Err(e) if e.kind() == RawMessageErrorKind::NoMessageFound => Ok(None),
+            Err(e) => Err(self.unavailable("a message", e)),
+        }
+    }
+
+    /// Messages, in their order.
+    async fn read_all(&self, messages: std::ops::Range<u64>) -> Result<Vec<Option<Read>>> {
+        join_all(messages.map(|sequence| self.message(sequence))).await.into_iter().collect()
+    }
+
+    pub(super) fn unavailable(&self, what: &str, e: impl std::fmt::Display) -> Error {
+        self.said.unavailable(what, e)
+    }
+}
+
+/// The sequence that a message was published to follow.
+fn expected(headers: &HeaderMap) -> Option<u64> {
+    headers.get(NATS_EXPECTED_LAST_SEQUENCE)?.as_str().parse().ok()
+}
+
+/// What a broker refuses something with, which it has not done then.
+pub(super) fn refusal(e: &(dyn std::error::Error + 'static)) -> Option<ErrorCode> {
+    let said = e.source().and_then(|source| source.downcast_ref::<jetstream::Error>());
+    said.map(jetstream::Error::error_code)
+}
+
+/// What no other commit has.
+pub(super) fn number() -> u128 {
+    let half = || u128::from(RandomState::new().hash_one(std::process::id()));
+    half() << 64 | half()
+}
+
+/// Why a message that comes after another one is not the one that was written after it.
+pub(super) fn does_not_follow(sequence: u64) -> String {
+    format!(
+        "message {sequence} was not written after the one before it: the broker has lost messages that it acknowledged"
+    )
+}
+
+/// What comes of something on the streams' thread, for another one.
+pub(super) fn wait<T: Send + 'static>(
+    threads: &Threads,
+    what: impl Future<Output = Result<T>> + Send + 'static,
+) -> Result<T> {
+    may_block();
+    let (tell, told) = mpsc::sync_channel(1);
+    threads.handle.spawn(async move {
+        // Nobody may wait any more.
+        let _ = tell.send(what.await);
+    });
+    told.recv().map_err(|_| Error::internal("what waits for the stream broke; this is a defect"))?
+}

@@ -1,0 +1,62 @@
+//! A state that a journal's writer and its followers share, and a bell that rings when it changes.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use sterling_core::blocking::may_block;
+use sterling_core::locks::locked;
+
+/// A state that tells how far a journal is.
+pub(super) trait Progress {
+    /// The last durable position.
+    fn last(&self) -> u64;
+}
+
+/// The state, and the bell.
+#[derive(Debug)]
+pub(super) struct Shared<S> {
+    state: Mutex<S>,
+    changed: Condvar,
+    /// The last position again, for threads that must wait for no lock: every answer compares it with its own.
+    last: AtomicU64,
+}
+
+impl<S: Progress> Shared<S> {
+    pub(super) fn new(state: S) -> Self {
+        Shared { last: AtomicU64::new(state.last()), state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    /// The last durable position.
+    pub(super) fn last(&self) -> u64 {
+        self.last.load(Ordering::Acquire)
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, S> {
+        // What is done under the lock does not panic.
+        locked(&self.state)
+    }
+
+    pub(super) fn change(&self, change: impl FnOnce(&mut S)) {
+        let mut state = self.lock();
+        change(&mut state);
+        self.last.store(state.last(), Ordering::Release);
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// Waits until the state is as asked for, and hands it out; `None` where it was not in time.
+    pub(super) fn wait(&self, is_there: impl Fn(&S) -> bool, most: Duration) -> Option<MutexGuard<'_, S>> {
+        may_block();
+        let until = Instant::now() + most;
+        let mut state = self.lock();
+        while !is_there(&state) {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(|poisoned| poisoned.into_inner()).0;
+        }
+        Some(state)
+    }
+}

@@ -1,0 +1,168 @@
+//! Memory of a device: a shared, read-only run of numbers, mapped from a file or owned in huge pages.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::{Deref, Range};
+use std::sync::Arc;
+
+use bytemuck::Pod;
+
+use crate::map::{HUGE_PAGE_BYTES, Map};
+use sterling_core::error::{Error, Result};
+
+#[derive(Debug)]
+enum Backing {
+    Mapped(Arc<Map>),
+    Owned(memmap2::MmapMut),
+    Empty,
+}
+
+/// A shared run of `T`, cheap to clone. Owned buffers start at a page boundary, mapped ones at a multiple of `T`'s alignment.
+pub struct Buffer<T> {
+    backing: Arc<Backing>,
+    offset: usize,
+    len: usize,
+    kind: PhantomData<T>,
+}
+
+impl<T> Clone for Buffer<T> {
+    fn clone(&self) -> Self {
+        Buffer { backing: self.backing.clone(), offset: self.offset, len: self.len, kind: PhantomData }
+    }
+}
+
+impl<T> Default for Buffer<T> {
+    fn default() -> Self {
+        Buffer { backing: Arc::new(Backing::Empty), offset: 0, len: 0, kind: PhantomData }
+    }
+}
+
+impl<T: Pod> Buffer<T> {
+    /// An owned buffer of `len` zeros, filled by `fill` before anybody else sees it.
+    ///
+    /// # Errors
+    /// `Overloaded` where the memory cannot be had.
+    pub fn filled(len: usize, fill: impl FnOnce(&mut [T])) -> Result<Self> {
+        let bytes = len
+            .checked_mul(size_of::<T>())
+            .ok_or_else(|| Error::invalid(format!("buffer: {len} items of {} bytes overflow", size_of::<T>())))?;
+        if bytes == 0 {
+            fill(&mut []);
+            return Ok(Buffer::default());
+        }
+        let mut map = memmap2::MmapMut::map_anon(bytes)
+            .map_err(|e| Error::overloaded(format!("buffer: {bytes} bytes cannot be had: {e}")).caused_by(e))?;
+        if bytes >= HUGE_PAGE_BYTES {
+            // Refused where the kernel has no huge pages; small pages are slower and as right.
+            #[cfg(target_os = "linux")]
+            let _ = map.advise(memmap2::Advice::HugePage);
+        }
+        fill(bytemuck::cast_slice_mut(&mut map));
+        Ok(Buffer { backing: Arc::new(Backing::Owned(map)), offset: 0, len, kind: PhantomData })
+    }
+
+    /// An owned copy of `values`.
+    ///
+    /// # Errors
+    /// `Overloaded` where the memory cannot be had.
+    pub fn copied(values: &[T]) -> Result<Self> {
+        Buffer::filled(values.len(), |to| to.copy_from_slice(values))
+    }
+
+    /// `len` numbers of a mapped file, from a byte offset on; copied where that does not suit the alignment of `T`.
+    ///
+    /// # Errors
+    /// `Corrupt` where the range leaves the file; as [`Buffer::filled`].
+    pub fn mapped(map: Arc<Map>, offset_bytes: usize, len: usize) -> Result<Self> {
+        let bytes = len.checked_mul(size_of::<T>()).and_then(|b| b.checked_add(offset_bytes));
+        let range = bytes.and_then(|end| map.get(offset_bytes..end)).ok_or_else(|| {
+            Error::corrupt(format!(
+                "{len} items of {} bytes at {offset_bytes} leave a file of {} bytes",
+                size_of::<T>(),
+                map.len()
+            ))
+        })?;
+        if bytemuck::try_cast_slice::<u8, T>(range).is_err() {
+            return Buffer::filled(len, |to| bytemuck::cast_slice_mut(to).copy_from_slice(range));
+        }
+        Ok(Buffer { backing: Arc::new(Backing::Mapped(map)), offset: offset_bytes, len, kind: PhantomData })
+    }
+
+    /// The bytes this buffer covers.
+    pub fn bytes(&self) -> usize {
+        self.len * size_of::<T>()
+    }
+
+    /// The numbers of `range`, in the same memory.
+    ///
+    /// # Errors
+    /// `Invalid` where the range leaves the buffer.
+    pub fn slice(&self, range: Range<usize>) -> Result<Self> {
+        if range.start > range.end || range.end > self.len {
+            return Err(Error::invalid(format!("buffer: {range:?} leaves {} items", self.len)));
+        }
+        let offset = self.offset + range.start * size_of::<T>();
+        Ok(Buffer { backing: self.backing.clone(), offset, len: range.len(), kind: PhantomData })
+    }
+
+    /// The same numbers in memory of their own, which no change of a file reaches.
+    ///
+    /// # Errors
+    /// As [`Buffer::filled`]; `Io` where the file is not what it was when it was mapped.
+    pub fn in_memory(&self) -> Result<Self> {
+        match &*self.backing {
+            Backing::Mapped(map) => {
+                let mut read = Ok(());
+                let copy =
+                    Buffer::filled(self.len, |to| read = map.copy_to(self.offset, bytemuck::cast_slice_mut(to)))?;
+                read.map(|()| copy)
+            }
+            Backing::Owned(_) | Backing::Empty => Ok(self.clone()),
+        }
+    }
+
+    /// The same memory as bytes.
+    pub fn into_bytes(self) -> Buffer<u8> {
+        Buffer { len: self.bytes(), backing: self.backing, offset: self.offset, kind: PhantomData }
+    }
+}
+
+impl<T: Pod> Deref for Buffer<T> {
+    type Target = [T];
+    fn deref(&self) -> &[T] {
+        let all: &[u8] = match &*self.backing {
+            Backing::Mapped(map) => map,
+            Backing::Owned(map) => map,
+            Backing::Empty => return &[],
+        };
+        bytemuck::cast_slice(&all[self.offset..self.offset + self.bytes()])
+    }
+}
+
+impl<T: Pod + fmt::Debug> fmt::Debug for Buffer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Buffer[{} x {}]", self.len, std::any::type_name::<T>())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn owned_buffers_hold_what_was_copied_and_are_aligned() {
+        let b = Buffer::copied(&[1u32, 2, 3]).expect("twelve bytes");
+        assert_eq!(&*b, [1, 2, 3]);
+        assert_eq!(b.as_ptr() as usize % 64, 0);
+        assert!(Buffer::<u64>::default().is_empty());
+        let part = b.slice(1..3).expect("inside");
+        assert_eq!((&*part, &*part.slice(1..2).expect("inside")), (&[2, 3][..], &[3][..]));
+        assert!(part.slice(1..3).is_err() && b.slice(4..4).is_err() && part.slice(2..2).expect("nothing").is_empty());
+    }
+
+    #[test]
+    fn absurd_sizes_are_errors() {
+        assert!(Buffer::<u64>::filled(usize::MAX, |_| ()).is_err());
+        assert!(Buffer::<u64>::filled(usize::MAX / 16, |_| ()).is_err());
+    }
+}

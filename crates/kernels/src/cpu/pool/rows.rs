@@ -1,0 +1,205 @@
+//! Rows as they are stored, and the formats of their numbers.
+
+use half::{bf16, f16};
+
+use sterling_core::error::{Error, Result};
+
+/// Bytes of scale and bias at the start of a rowwise-quantised row.
+pub const QUANTISED_HEAD_BYTES: usize = 4;
+
+/// How the numbers of a row are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RowFormat {
+    /// IEEE single precision.
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// bfloat16.
+    Bf16,
+    /// 8-bit codes with the row's scale and bias.
+    Int8,
+    /// 4-bit codes with the row's scale and bias.
+    Int4,
+    /// 2-bit codes with the row's scale and bias.
+    Int2,
+}
+
+impl RowFormat {
+    /// All formats, the widest first.
+    pub const ALL: [RowFormat; 6] =
+        [RowFormat::F32, RowFormat::F16, RowFormat::Bf16, RowFormat::Int8, RowFormat::Int4, RowFormat::Int2];
+
+    /// The name in a model package.
+    pub fn name(self) -> &'static str {
+        match self {
+            RowFormat::F32 => "f32",
+            RowFormat::F16 => "f16",
+            RowFormat::Bf16 => "bf16",
+            RowFormat::Int8 => "int8",
+            RowFormat::Int4 => "int4",
+            RowFormat::Int2 => "int2",
+        }
+    }
+
+    /// The format of a name.
+    ///
+    /// # Errors
+    /// `Invalid` for another name.
+    pub fn named(name: &str) -> Result<Self> {
+        RowFormat::ALL.into_iter().find(|f| f.name() == name).ok_or_else(|| {
+            Error::invalid(format!("row format `{name}`, expected one of: f32, f16, bf16, int8, int4, int2"))
+        })
+    }
+
+    /// Bits of one number.
+    pub fn bits(self) -> usize {
+        match self {
+            RowFormat::F32 => 32,
+            RowFormat::F16 | RowFormat::Bf16 => 16,
+            RowFormat::Int8 => 8,
+            RowFormat::Int4 => 4,
+            RowFormat::Int2 => 2,
+        }
+    }
+
+    /// True for the formats with a scale and a bias in each row.
+    pub fn is_quantised(self) -> bool {
+        self.bits() <= 8
+    }
+
+    /// Bytes before the numbers of a row.
+    pub fn head_bytes(self) -> usize {
+        if self.is_quantised() { QUANTISED_HEAD_BYTES } else { 0 }
+    }
+
+    /// Bytes of a row of `width` numbers.
+    ///
+    /// # Errors
+    /// `Invalid` where the numbers do not fill whole bytes, or there are none.
+    pub fn row_bytes(self, width: usize) -> Result<usize> {
+        let bits = width.checked_mul(self.bits()).filter(|&b| b > 0 && b.is_multiple_of(8));
+        bits.map(|b| self.head_bytes() + b / 8).ok_or_else(|| {
+            let per_byte = 8usize.div_ceil(self.bits());
+            Error::invalid(format!(
+                "rows of {width} numbers in {}, expected a positive multiple of {per_byte}",
+                self.name()
+            ))
+        })
+    }
+
+    /// The width of rows of `row_bytes` bytes.
+    ///
+    /// # Errors
+    /// `Invalid` where no width gives such rows.
+    pub fn width_of(self, row_bytes: usize) -> Result<usize> {
+        let wrong = || Error::invalid(format!("rows of {row_bytes} bytes are no rows in {}", self.name()));
+        let width = row_bytes.checked_sub(self.head_bytes()).ok_or_else(wrong)? * 8 / self.bits();
+        if width > 0 && self.row_bytes(width)? == row_bytes { Ok(width) } else { Err(wrong()) }
+    }
+}
+
+/// Rows of one width and format, one after the other.
+#[derive(Clone, Copy, Debug)]
+pub struct Rows<'a> {
+    pub(super) format: RowFormat,
+    pub(super) width: usize,
+    pub(super) row_bytes: usize,
+    pub(super) bytes: &'a [u8],
+}
+
+impl<'a> Rows<'a> {
+    /// A view of `bytes` as rows.
+    ///
+    /// # Errors
+    /// `Invalid` where the bytes are not a whole number of rows.
+    pub fn new(format: RowFormat, width: usize, bytes: &'a [u8]) -> Result<Self> {
+        let row_bytes = format.row_bytes(width)?;
+        if !bytes.len().is_multiple_of(row_bytes) {
+            return Err(Error::invalid(format!(
+                "{} bytes do not make rows of {width} numbers in {} ({row_bytes} bytes each)",
+                bytes.len(),
+                format.name()
+            )));
+        }
+        Ok(Rows { format, width, row_bytes, bytes })
+    }
+
+    /// Number of rows.
+    pub fn len(&self) -> usize {
+        self.bytes.len() / self.row_bytes
+    }
+
+    /// True where there is no row.
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// Numbers of a row.
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    /// How they are stored.
+    pub fn format(&self) -> RowFormat {
+        self.format
+    }
+
+    /// All rows as they are stored, one after the other.
+    pub fn bytes(&self) -> &'a [u8] {
+        self.bytes
+    }
+
+    /// Row `r` as it is stored.
+    pub fn row(&self, r: usize) -> &'a [u8] {
+        &self.bytes[r * self.row_bytes..(r + 1) * self.row_bytes]
+    }
+
+    /// Row `r` in f32, into `out` `[D]`.
+    ///
+    /// # Panics
+    /// Where `r` is no row or `out` has another length.
+    pub fn decode(&self, r: usize, out: &mut [f32]) {
+        assert_eq!(out.len(), self.width);
+        decode_row(self.format, self.row(r), out);
+    }
+}
+
+/// The formats as numbers that a kernel can be compiled for.
+pub(super) mod formats {
+    pub const F32: usize = 0;
+    pub const F16: usize = 1;
+    pub const BF16: usize = 2;
+    pub const INT8: usize = 3;
+    pub const INT4: usize = 4;
+    #[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
+    pub const INT2: usize = 5;
+    #[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
+    pub const BITS: [usize; 6] = [32, 16, 16, 8, 4, 2];
+    pub const HEAD: usize = super::QUANTISED_HEAD_BYTES;
+}
+
+/// Decodes one stored row into f32.
+fn decode_row(format: RowFormat, row: &[u8], out: &mut [f32]) {
+    let pair = |at: usize| [row[at], row[at + 1]];
+    match format {
+        RowFormat::F32 => row.as_chunks::<4>().0.iter().zip(out).for_each(|(b, x)| *x = f32::from_le_bytes(*b)),
+        RowFormat::F16 => {
+            row.as_chunks::<2>().0.iter().zip(out).for_each(|(b, x)| *x = f16::from_le_bytes(*b).to_f32());
+        }
+        RowFormat::Bf16 => {
+            row.as_chunks::<2>().0.iter().zip(out).for_each(|(b, x)| *x = bf16::from_le_bytes(*b).to_f32());
+        }
+        RowFormat::Int8 | RowFormat::Int4 | RowFormat::Int2 => {
+            let (scale, bias) = (f16::from_le_bytes(pair(0)).to_f32(), f16::from_le_bytes(pair(2)).to_f32());
+            let bits = format.bits();
+            let per_byte = 8 / bits;
+            let mask = (1u16 << bits) - 1;
+            for (j, x) in out.iter_mut().enumerate() {
+                let byte = u16::from(row[QUANTISED_HEAD_BYTES + j / per_byte]);
+                let code = (byte >> (j % per_byte * bits)) & mask;
+                *x = scale * f32::from(code) + bias;
+            }
+        }
+    }
+}

@@ -1,0 +1,277 @@
+//! What a publication takes of memory and of the disk, told before it begins: `publish --memory`.
+//!
+//! Vectors are by far the most of a catalogue. Where they fit the memory they lie there; else they stay in their `.npy` file, or lie in
+//! a file without a name beside the store's models, and are read chunk by chunk: once to be looked at, once for the sample that trains,
+//! once to be assigned, and once for each bucket of slots that the memory holds (`sterling_index::ivf`). All else is the same in both
+//! cases and makes the same bytes. Ids and columns are in memory always.
+//!
+//! What is bounded is memory of the program's own. Pages of the files that it has written and looks at again (columns for the filter,
+//! the index for the calibration) are mapped, and the system may take them back at any time.
+
+use std::fmt;
+use std::path::Path;
+
+use sterling_core::error::{Error, Result};
+use sterling_index::ivf::Sizes;
+use sterling_kernels::memory;
+use sterling_snapshot::model::{AskedPrecision, Package, WARMUP_FILE};
+use sterling_storage::rows::Spill;
+
+/// The program, its threads, and pieces of files on their way.
+const PROGRAM_BYTES: u64 = 96 << 20;
+/// One part in so many is added to a bucket.
+const SLACK: u64 = 64;
+/// [`Budget::bucket_bytes_min`].
+const BUCKET_BYTES_MIN: u64 = 16 << 20;
+/// Of the memory that is free, the share that is taken where nobody says how much.
+const FREE_SHARE: f64 = 0.75;
+/// Of the memory, the share that vectors may take while they are read: they grow by doubling, and are copied then.
+const READING_SHARE: u64 = 4;
+/// Of a smaller version the disk itself says soon enough that it is full.
+const DISK_CHECKED_MIN: u64 = 64 << 20;
+/// Bytes of planes and signatures that the filter makes of an item for each of its values, at the most that is usual.
+const FILTER_BYTES_A_VALUE: u64 = 14;
+/// Bytes of a value in a posting list.
+const POSTING_BYTES: u64 = 4;
+
+/// The memory of a publication.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Budget {
+    pub(super) bytes: u64,
+    /// True where somebody said so: then nothing is published that takes more.
+    pub(super) is_bound: bool,
+    /// The smallest bucket that is worth a pass over all vectors.
+    pub(super) bucket_bytes_min: u64,
+}
+
+/// How a publication uses its memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryPlan {
+    /// Bytes of memory that it may take.
+    pub memory_bytes: u64,
+    /// Bytes of memory that it is expected to take at most.
+    pub peak_bytes: u64,
+    /// Memory for vectors while they are brought into the order of slots; `None` where all of them lie in memory.
+    pub bucket_bytes: Option<u64>,
+    /// Passes over the vectors that this takes.
+    pub passes: u64,
+    /// Bytes of the version's files.
+    pub disk_bytes: u64,
+}
+
+impl fmt::Display for MemoryPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.bucket_bytes {
+            None => write!(f, "vectors in memory")?,
+            Some(bytes) => {
+                write!(f, "vectors on the disk, written in {} passes of {:.2} GiB", self.passes, gib(bytes))?;
+            }
+        }
+        let (peak, memory, disk) = (gib(self.peak_bytes), gib(self.memory_bytes), gib(self.disk_bytes));
+        write!(f, "; at most {peak:.2} GiB of {memory:.2}, and {disk:.2} GiB of disk for the version")
+    }
+}
+
+fn gib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 30)
+}
+
+impl Budget {
+    /// The memory that is asked for, or most of what is free.
+    pub(super) fn of(asked_bytes: Option<u64>) -> Self {
+        let free = || (memory::available_bytes().unwrap_or(u64::MAX) as f64 * FREE_SHARE) as u64;
+        Budget {
+            bytes: asked_bytes.unwrap_or_else(free),
+            is_bound: asked_bytes.is_some(),
+            bucket_bytes_min: BUCKET_BYTES_MIN,
+        }
+    }
+
+    /// Where vectors go while they are read: a file in `folder`, where memory is not to hold them. Ids and columns may take half of the
+    /// memory that was asked for, since they are held twice when they are written.
+    pub(super) fn spill(self, folder: &Path) -> Spill {
+        let others = if self.is_bound { self.bytes / 2 } else { u64::MAX };
+        Spill::new(self.bytes / READING_SHARE, folder).with_others(others)
+    }
+
+    /// Plans the rest, for items that are read and an index of these sizes.
+    ///
+    /// # Errors
+    /// `NoSpace` where the memory that was asked for does not suffice.
+    pub(super) fn plan(self, package: Option<&Package>, of: Held, sizes: &Sizes) -> Result<MemoryPlan> {
+        let need = Need::of(package, of, sizes);
+        let in_memory = need.peak(0) + need.vectors;
+        let fits = in_memory <= self.bytes;
+        let room = self.bytes.saturating_sub(need.resident + need.writing).max(self.bucket_bytes_min);
+        let passes = need.bucket.div_ceil(room).max(1);
+        // Buckets alike, and somewhat larger: how many slots there will be is known about.
+        let even = need.bucket.div_ceil(passes);
+        let bucket_bytes = (even + even / SLACK).min(room);
+        let plan = MemoryPlan {
+            memory_bytes: self.bytes,
+            peak_bytes: if fits { in_memory } else { need.peak(bucket_bytes) },
+            bucket_bytes: (!fits).then_some(bucket_bytes),
+            passes,
+            disk_bytes: need.disk,
+        };
+        if self.is_bound && plan.peak_bytes > self.bytes {
+            let (items, least, got) = (sizes.items, gib(need.peak(self.bucket_bytes_min)), gib(self.bytes));
+            return Err(Error::no_space(format!(
+                "memory: {items} items take at least {least:.3} GiB with their vectors on the disk, got {got:.3} GiB"
+            )));
+        }
+        Ok(plan)
+    }
+}
+
+/// What a catalogue holds beside its vectors.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Held {
+    /// Columns.
+    pub(super) columns: u64,
+    /// Values of all columns.
+    pub(super) values: u64,
+    /// Width of the filter's signature of an item, as of a list that is like all items.
+    pub(super) bloom_bits: u64,
+    /// Bytes of the columns.
+    pub(super) column_bytes: u64,
+    /// Bytes of the tensors that are kept by item.
+    pub(super) kept_bytes: u64,
+}
+
+/// Bytes of memory by what they are for, and of the disk.
+struct Need {
+    /// All of the time.
+    resident: u64,
+    /// All vectors.
+    vectors: u64,
+    /// All vectors in the order of slots.
+    bucket: u64,
+    /// The sample, and what trains on it; then the list of each item.
+    training: u64,
+    /// The order of slots, while the index is written, beside a bucket.
+    writing: u64,
+    /// Columns, ids and filter in the order of slots.
+    columns: u64,
+    /// The version in memory, where it answers before it is published; else the queries of the calibration.
+    answering: u64,
+    disk: u64,
+}
+
+impl Need {
+    fn of(package: Option<&Package>, held: Held, sizes: &Sizes) -> Self {
+        let Held { columns, values, bloom_bits, column_bytes, kept_bytes } = held;
+        let (items, lists, width) = (sizes.items as u64, sizes.lists as u64, sizes.dimension as u64);
+        let (slots, row) = (sizes.slots() as u64, 4 * width);
+        // In turn: numbers, order, lists, members of each row of the sample, and the draw of a quarter of them; lists twice over.
+        let trained = sizes.sample as u64 * (row + 32) + lists * (3 * row + 64);
+        let likeness = 8 * items + 16 * values;
+        let table = 4 * (2 * items.max(1)).next_power_of_two();
+        let written = 8 * slots + table + 8 * values + 4 * slots * columns + column_bytes;
+        // Where few items have many values, signatures are wider than the values let expect.
+        let filter = (FILTER_BYTES_A_VALUE * values).max(slots * bloom_bits / 8 + POSTING_BYTES * values);
+        let disk = sizes.bytes() + written + filter + kept_bytes;
+        let is_asked = package.is_some_and(|package| {
+            package.spec.precision == AskedPrecision::Auto || package.folder().join(WARMUP_FILE).exists()
+        });
+        Need {
+            resident: PROGRAM_BYTES + 8 * items + column_bytes + kept_bytes,
+            vectors: items * row,
+            bucket: slots * row,
+            training: trained.max(lists * 3 * row + 8 * items + 4 * slots) + likeness,
+            writing: 4 * (slots + items),
+            columns: 4 * slots + written.max(filter + 16 * values) + kept_bytes,
+            answering: 4 * slots + if is_asked { disk } else { 12 * slots },
+            disk,
+        }
+    }
+
+    /// The most at a time, with so much for a bucket.
+    fn peak(&self, bucket: u64) -> u64 {
+        let phases = [self.training, self.writing + bucket, self.columns, self.answering];
+        self.resident + phases.into_iter().max().unwrap_or(0)
+    }
+}
+
+/// Refuses a large version that the disk of `folder` has no room for, before it is trained.
+///
+/// # Errors
+/// `NoSpace` with what is needed and what is free.
+pub(super) fn check_disk(folder: &Path, bytes: u64) -> Result<()> {
+    let Some(there) = folder.ancestors().find(|folder| folder.exists()) else { return Ok(()) };
+    let Ok(disk) = rustix::fs::statvfs(there) else { return Ok(()) };
+    let free = disk.f_bavail.saturating_mul(disk.f_frsize);
+    if bytes > free.max(DISK_CHECKED_MIN) {
+        let (need, free) = (gib(bytes), gib(free));
+        let at = folder.display();
+        return Err(Error::no_space(format!("{at}: the version takes about {need:.3} GiB, {free:.3} are free")));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use sterling_core::error::Kind;
+    use sterling_index::ivf::{Options, RowSurvey};
+    use sterling_storage::rows::RowStore;
+
+    fn sizes(items: usize, dimension: usize) -> Sizes {
+        let rows = RowStore::owned(vec![1.0; items * dimension], dimension).unwrap();
+        Sizes::of(&RowSurvey::of(&rows).unwrap(), &Options::default()).unwrap()
+    }
+
+    fn plan(megabytes: u64, of: Held, sizes: &Sizes) -> Result<MemoryPlan> {
+        let budget = Budget { bytes: megabytes << 20, is_bound: true, bucket_bytes_min: BUCKET_BYTES_MIN };
+        budget.plan(None, of, sizes)
+    }
+
+    #[test]
+    fn less_memory_is_more_passes_and_then_a_refusal() {
+        let sizes = sizes(1 << 18, 64);
+        let held = Held { columns: 2, values: 1 << 19, bloom_bits: 24, column_bytes: 6 << 20, kept_bytes: 1 << 20 };
+        let mut passes = 0;
+        let mut refused = false;
+        for megabytes in (1..400).rev() {
+            match plan(megabytes, held, &sizes) {
+                Ok(plan) => {
+                    assert!(!refused && plan.peak_bytes <= megabytes << 20, "{plan}");
+                    assert!(plan.bucket_bytes.is_none() || plan.passes >= passes, "{megabytes} MiB: {plan}");
+                    assert!(plan.bucket_bytes.is_some() || passes == 0, "{megabytes} MiB: {plan}");
+                    passes = if plan.bucket_bytes.is_some() { plan.passes } else { 0 };
+                }
+                Err(e) => {
+                    refused = true;
+                    assert_eq!(e.kind(), Kind::NoSpace);
+                    assert!(e.to_string().contains("262144 items take at least 0."), "{e}");
+                }
+            }
+        }
+        assert!(refused && passes >= 2, "{passes}");
+        // Where nobody said how much, it is a plan and no bound.
+        let budget = Budget { bytes: 1, is_bound: false, bucket_bytes_min: BUCKET_BYTES_MIN };
+        assert!(budget.plan(None, held, &sizes).unwrap().peak_bytes > 1);
+    }
+
+    #[test]
+    fn wide_signatures_are_planned_for() {
+        let sizes = sizes(1 << 16, 4);
+        let held = Held { columns: 1, values: 1 << 17, ..Held::default() };
+        let bytes = |held| plan(400, held, &sizes).unwrap().disk_bytes;
+        let more = bytes(Held { bloom_bits: 4000, ..held }) - bytes(held);
+        // There are somewhat more slots than items.
+        assert!(((500 - 28) << 16..560 << 16).contains(&more), "{more}");
+        assert_eq!(bytes(Held { bloom_bits: 24, ..held }), bytes(held));
+    }
+
+    #[test]
+    fn a_disk_without_room_is_told_before_anything_is_made() {
+        let folder = tempfile::tempdir().unwrap();
+        let there = folder.path().join("no/such/store");
+        check_disk(&there, 1).unwrap();
+        let error = check_disk(&there, u64::MAX).unwrap_err();
+        assert_eq!(error.kind(), Kind::NoSpace);
+        assert!(error.to_string().contains("no/such/store: the version takes about"), "{error}");
+    }
+}

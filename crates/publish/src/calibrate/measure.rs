@@ -1,0 +1,329 @@
+//! Measuring how many lists a recall takes, and when a filtered search may end.
+//!
+//! For each query and pass rate every list is scanned once (`find`): where the true best lie in the order of the query's lists tells
+//! the recall of every number of probes at the same time, and what a filtered search would have expected ahead of it whenever
+//! it had looked (`tally`). The truth is the best by the widest rows that are kept; what int8 rows and codes
+//! do not select of it is measured besides (`depth`).
+//! Items of a pass rate are drawn by a hash of their slots.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rayon::prelude::*;
+
+use super::depth::{AllDepths, Depths, ScanTimes};
+use super::find::{Finder, FoundIn, Scored, drawn, is_coded, sample, selected};
+use super::measured::{Layout, Measured};
+use super::queries::Queries;
+use super::share::{PASS_RATES, Passing, Share, random};
+use super::tally::{Choices, Tally, Walk, curves, tallies};
+use sterling_core::units::ListId;
+use sterling_index::ivf::{self, Ahead, Margins, WideRows};
+use sterling_kernels::priority::breathe;
+use sterling_snapshot::{Calibration, TARGETS};
+
+/// So many draws of the items of a share take turns, so that none of them alone decides.
+pub(super) const DRAWS: u64 = 8;
+
+/// Measures an index, on all cores. `progress` is told how many of how many queries are done.
+pub fn measure(
+    index: &ivf::Index,
+    queries: &Queries,
+    seed: u64,
+    progress: &(dyn Fn(usize, usize) + Sync),
+) -> Calibration {
+    let measured = Measured::whole(index);
+    let shares = shares(&measured, seed);
+    let passing: Vec<Vec<Passing>> =
+        shares.iter().map(|draws| draws.iter().map(|share| share.passing.clone()).collect()).collect();
+    let ordinary = &queries.vectors[..queries.ordinary()];
+    let samples = samples(&measured, ordinary, seed);
+    let counting = Counting::of(index, measured.whole, passing, ordinary, &samples);
+    let finder = || {
+        let mut finder = Finder::default();
+        let (shares, measured, k) = (&shares, &measured, &counting.k);
+        move |n: usize, found: &mut [FoundIn]| {
+            finder.find(measured, &queries.vectors[n], (&of_query(shares, n), k), found);
+        }
+    };
+    counting.calibration(queries, finder, progress)
+}
+
+/// The draws of each pass rate.
+pub(super) fn shares(measured: &Measured<'_>, seed: u64) -> Vec<Vec<Share>> {
+    let draw = |pass_rate| {
+        (0..DRAWS).into_par_iter().map(move |n| Share::draw(measured, pass_rate, random(seed, n))).collect()
+    };
+    PASS_RATES.into_iter().map(draw).collect()
+}
+
+/// Of the draws of each pass rate the one that the `n`-th query gets.
+pub(super) fn of_query<T>(draws: &[Vec<T>], n: usize) -> Vec<&T> {
+    draws.iter().map(|draws| &draws[n % draws.len()]).collect()
+}
+
+/// Items that tell how far they score above their lists, of each query.
+pub(super) fn samples(measured: &Measured<'_>, queries: &[Vec<f32>], seed: u64) -> Vec<Vec<(u32, f32)>> {
+    let filled = measured.whole.filled();
+    let of_query = |(n, query): (usize, &Vec<f32>)| sample(measured, &drawn(&filled, seed, n), query);
+    queries.par_iter().enumerate().map(of_query).collect()
+}
+
+/// How far items score above their lists, by a sample of them for each query.
+fn margins(index: &ivf::Index, layout: Layout<'_>, queries: &[Vec<f32>], samples: &[Vec<(u32, f32)>]) -> Margins {
+    let of_query = |(query, sample): (&Vec<f32>, &Vec<(u32, f32)>)| {
+        let (mut scratch, mut scores) = (ivf::Scratch::default(), vec![0.0; index.lists()]);
+        index.probe(query, index.lists(), &mut scratch).for_each(|(list, score)| scores[list.index()] = score);
+        let length = query.iter().map(|x| x * x).sum::<f32>().sqrt().max(f32::MIN_POSITIVE);
+        let pair = |&(place, product): &(u32, f32)| (scores[layout.list_of(place).index()] / length, product / length);
+        sample.iter().map(pair).collect::<Vec<_>>()
+    };
+    Margins::of(&queries.par_iter().zip(samples).flat_map_iter(of_query).collect::<Vec<_>>())
+}
+
+/// What is counted of everything that queries find.
+pub(super) struct Counting<'a> {
+    /// The centroids, and what rows are like: an index, or any shard of it.
+    index: &'a ivf::Index,
+    layout: Layout<'a>,
+    passing: Vec<Vec<Passing>>,
+    margins: Margins,
+    /// The most candidates that are measured of each share; 0 of those that are not.
+    pub(super) k: Vec<usize>,
+}
+
+impl<'a> Counting<'a> {
+    /// Nothing was counted yet.
+    pub(super) fn of(
+        index: &'a ivf::Index,
+        layout: Layout<'a>,
+        passing: Vec<Vec<Passing>>,
+        queries: &[Vec<f32>],
+        samples: &[Vec<(u32, f32)>],
+    ) -> Self {
+        let margins = margins(index, layout, queries, samples);
+        let tallies = tallies(layout.lists(), &passing, &[]);
+        let most = |n| tallies.iter().filter(|tally| tally.share == n).map(|tally| tally.k).max().unwrap_or(0);
+        let k = (0..PASS_RATES.len()).map(most).collect();
+        Counting { index, layout, passing, margins, k }
+    }
+
+    /// Counts what all queries find, each thread by a finder of its own, which is told the number of a query.
+    pub(super) fn calibration<F: FnMut(usize, &mut [FoundIn])>(
+        &self,
+        queries: &Queries,
+        finder: impl Fn() -> F + Sync,
+        progress: &(dyn Fn(usize, usize) + Sync),
+    ) -> Calibration {
+        let total = queries.vectors.len();
+        progress(0, total);
+        let done = AtomicUsize::new(0);
+        let asked: Vec<usize> = (0..total).collect();
+        let part = |asked: &[usize]| {
+            let (mut find, mut found) = (finder(), vec![FoundIn::default(); PASS_RATES.len()]);
+            let mut tallies = tallies(self.layout.lists(), &self.passing, &queries.strata);
+            let (mut counter, mut depths) = (Counter::default(), self.depths(&tallies));
+            for &n in asked {
+                find(n, &mut found);
+                let (query, made_of, stratum) = (&queries.vectors[n], queries.made_of[n], queries.stratum(n));
+                let asked = Asked { n, query, made_of, stratum };
+                counter.add(self, &asked, &found, &mut tallies, &mut depths);
+                progress(done.fetch_add(1, Ordering::Relaxed) + 1, total);
+            }
+            (tallies, depths)
+        };
+        let each = total.div_ceil(rayon::current_num_threads()).max(1);
+        let parts: Vec<(Vec<Tally>, AllDepths)> = asked.par_chunks(each).map(part).collect();
+        let sum = |mut sum: (Vec<Tally>, AllDepths), part: (Vec<Tally>, AllDepths)| {
+            sum.0.iter_mut().zip(part.0).for_each(|(sum, part)| sum.add(part));
+            sum.1.add(&part.1);
+            sum
+        };
+        let (tallies, depths) = parts.into_iter().reduce(sum).unwrap_or_default();
+        let slots = self.layout.slots();
+        let times: Vec<ScanTimes> =
+            PASS_RATES.iter().map(|&pass_rate| ScanTimes::of(self.index, slots, pass_rate)).collect();
+        let choices = Choices { depths: &depths, times: &times, rows: self.index.rows() };
+        let ordinary = queries.ordinary();
+        let curves = curves(&tallies, ordinary, &choices);
+        let margins = self.margins.clone();
+        Calibration { source: queries.source.clone(), queries: ordinary, targets: TARGETS.to_vec(), margins, curves }
+    }
+
+    /// An empty measurement of what int8 rows and codes select for each number of candidates.
+    fn depths(&self, tallies: &[Tally]) -> AllDepths {
+        let rows = self.index.rows();
+        // One of those that int8 rows selected may be the item that the query was made of.
+        let by_int8 = |t: &Tally| Depths::by_int8(t.share, t.k, (rows.selected(t.k), selected(self.k[t.share]) - 1));
+        let coded = tallies.iter().filter(|tally| is_coded(tally.share) && self.index.has_first_pass());
+        AllDepths {
+            int8: if matches!(rows, WideRows::None) { Vec::new() } else { tallies.iter().map(by_int8).collect() },
+            coded: coded.map(|tally| Depths::by_codes(tally.share, tally.k)).collect(),
+        }
+    }
+}
+
+/// A query whose finds are counted.
+struct Asked<'a> {
+    n: usize,
+    query: &'a [f32],
+    /// The place of the item that it was made of.
+    made_of: Option<u32>,
+    stratum: Option<usize>,
+}
+
+/// The memory of one thread.
+#[derive(Default)]
+struct Counter {
+    scratch: ivf::Scratch,
+    /// All lists and their scores, best first.
+    order: Vec<(ListId, f32)>,
+    best: Vec<Scored>,
+    /// Slots with their places in an order.
+    placed: Vec<(u32, u32)>,
+    /// The places of the best in that order.
+    places: Vec<Option<u32>>,
+    /// Of the best, those in each list, `[C]`.
+    hits: Vec<u32>,
+    ahead: Ahead,
+}
+
+impl Counter {
+    /// Counts what a query found. What int8 rows and codes lose is told by those of no stratum.
+    fn add(
+        &mut self,
+        counting: &Counting<'_>,
+        asked: &Asked<'_>,
+        found: &[FoundIn],
+        tallies: &mut [Tally],
+        depths: &mut AllDepths,
+    ) {
+        let Counting { index, layout, .. } = *counting;
+        let &Asked { n, query, made_of, stratum } = asked;
+        self.order.clear();
+        self.order.extend(index.probe(query, index.lists(), &mut self.scratch));
+        let passing = of_query(&counting.passing, n);
+        for (share, passing) in passing.into_iter().enumerate().filter(|(share, _)| counting.k[*share] > 0) {
+            let FoundIn { best, int8, coded } = &found[share];
+            self.best.clear();
+            self.best.extend(best.iter().filter(|scored| Some(scored.place) != made_of).take(counting.k[share]));
+            for (depths, order) in [(&mut depths.int8, int8), (&mut depths.coded, coded)] {
+                let of_share = |depths: &&mut Depths| stratum.is_none() && depths.share == share;
+                let mut measured = depths.iter_mut().filter(of_share).peekable();
+                if measured.peek().is_some() {
+                    self.place(order, made_of);
+                    measured.for_each(|depths| depths.place(&self.places));
+                }
+            }
+            for tally in tallies.iter_mut().filter(|tally| tally.share == share) {
+                self.hits.clear();
+                self.hits.resize(layout.lists(), 0);
+                let lists = self.best.iter().take(tally.k).map(|scored| layout.list_of(scored.place));
+                lists.for_each(|list| self.hits[list.index()] += 1);
+                let lengths = layout.lengths;
+                self.ahead.begin(query, self.order.iter().map(|(list, score)| (*score, lengths[list.index()])));
+                let threshold = self.best.get(tally.k - 1).map_or(f32::MIN, |scored| scored.score);
+                let margins = &counting.margins;
+                let walk = Walk { order: &self.order, lengths, hits: &self.hits, margins, threshold };
+                match stratum {
+                    Some(stratum) => tally.walk_stratum(stratum, &walk, passing),
+                    None => tally.walk(&walk, passing, &mut self.ahead),
+                }
+                breathe();
+            }
+        }
+    }
+
+    /// Where the true best of a share lie in another order of its items.
+    fn place(&mut self, order: &[Scored], made_of: Option<u32>) {
+        let ordered = order.iter().map(|scored| scored.place).filter(|place| Some(*place) != made_of);
+        self.placed.clear();
+        self.placed.extend((0..).zip(ordered).map(|(rank, place)| (place, rank)));
+        self.placed.sort_unstable();
+        let rank = |place: u32| {
+            let at = self.placed.binary_search_by_key(&place, |(place, _)| *place).ok()?;
+            Some(self.placed[at].1)
+        };
+        self.places.clear();
+        self.places.extend(self.best.iter().map(|scored| rank(scored.place)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use sterling_core::tensor::Matrix;
+    use sterling_index::ivf::{Probing, Rescore};
+    use sterling_index::topk::Selector;
+    use sterling_snapshot::Wanted;
+    use sterling_storage::rows::RowStore;
+
+    const WIDTH: usize = 16;
+
+    fn numbers(count: usize, seed: u64) -> Vec<f32> {
+        let number = |n| (0..4).map(|m| random(seed, n * 4 + m) as f32 / u64::MAX as f32).sum::<f32>() * 1.7 - 3.4;
+        (0..count as u64).map(number).collect()
+    }
+
+    /// The share of the best `k` by rows that a search finds which is told how many lists and candidates to take.
+    fn found(index: &ivf::Index, queries: &[Vec<f32>], k: usize, (probes, selected): (usize, usize)) -> f64 {
+        let (mut selector, mut scratch, mut hits) = (Selector::new(), ivf::Scratch::default(), 0);
+        let all: Vec<u32> = index.filled_slots().map(|slot| slot.0).collect();
+        for query in queries {
+            let best = |slots: &[u32]| {
+                let mut products = vec![0.0; slots.len()];
+                index.products(query, slots, &mut products);
+                let mut scored: Vec<(f32, u32)> = products.into_iter().zip(slots.iter().copied()).collect();
+                scored.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+                scored.into_iter().take(k).map(|(_, slot)| slot).collect::<Vec<_>>()
+            };
+            selector.reset(selected);
+            index.search(query, Probing::of(probes, index.lists()), None, &mut selector, selected, &mut scratch);
+            let candidates: Vec<u32> =
+                selector.finish().iter().map(|&key| sterling_index::topk::unkey(key).1.0).collect();
+            let (truth, some) = (best(&all), best(&candidates));
+            hits += truth.iter().filter(|slot| some.contains(slot)).count();
+        }
+        hits as f64 / (queries.len() * k) as f64
+    }
+
+    /// A dimension that is large and alike for all items leaves int8 rows little room for the others.
+    #[test]
+    fn what_int8_rows_lose_is_measured_made_good_or_told() {
+        const ITEMS: usize = 3000;
+        for constant in [0.0f32, 30.0, 300.0, 1000.0] {
+            let with = |mut numbers: Vec<f32>, last: f32| {
+                numbers.chunks_exact_mut(WIDTH).for_each(|row| row[WIDTH - 1] = last);
+                numbers
+            };
+            let rows = with(numbers(ITEMS * WIDTH, 1), constant);
+            let asked = with(numbers(200 * WIDTH, 2), 1.0);
+            let asked: Vec<Vec<f32>> = asked.chunks_exact(WIDTH).map(<[f32]>::to_vec).collect();
+            let (asked, measured_with) = asked.split_at(60);
+            let store = RowStore::from(Matrix::new(&rows, WIDTH).unwrap());
+            let options = ivf::Options { lists: 40, iterations: 4, rescore: Rescore::F32, ..ivf::Options::default() };
+            let built = ivf::build(&store, &ivf::RowSurvey::of(&store).unwrap(), &options, &|_| ()).unwrap();
+            let index = ivf::Index::open(&built.in_memory(&store, "index").unwrap()).unwrap();
+            let queries = Queries {
+                source: "test".into(),
+                vectors: measured_with.to_vec(),
+                made_of: vec![None; measured_with.len()],
+                strata: Vec::new(),
+            };
+            let calibration = measure(&index, &queries, 1, &|_, _| ());
+            for k in [10, 20, 100] {
+                for recall in [0.9, 0.98] {
+                    let chosen =
+                        calibration.choose(Wanted { candidates: k, pass_rate: 1.0, recall }, ITEMS, index.lists());
+                    let selected = index.rows().selected(k).max(chosen.by_int8);
+                    let found = found(&index, asked, k, (chosen.probes, selected));
+                    let what = format!("constant {constant}, k {k}, {recall} asked for, {chosen:?}, {found} found");
+                    assert!(found > chosen.recall - 0.05, "{what}");
+                    assert!(constant > 100.0 || found > recall - 0.03, "{what}");
+                    assert!(constant > 0.0 || chosen.by_int8 == 0, "{what}");
+                }
+            }
+            assert_eq!(calibration.short_of(0.98).is_empty(), constant < 100.0, "constant {constant}");
+        }
+    }
+}

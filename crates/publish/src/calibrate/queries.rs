@@ -1,0 +1,229 @@
+//! Queries to calibrate with: vectors, requests that go through the user tower, or items that something random is added to.
+
+use std::fs;
+use std::path::Path;
+
+use super::measured::Layout;
+use super::share::random;
+use sterling_api::{Retrievals, retrievals};
+use sterling_core::error::{Error, Result};
+use sterling_core::request::{EmbeddedUser, User};
+use sterling_core::units::Slot;
+use sterling_embedding::Lookup;
+use sterling_graph::tower::{self, Pooled, Threads};
+use sterling_index::ivf;
+use sterling_snapshot::model::Package;
+use sterling_storage::files::{Checksum, TensorFile, Tensors};
+use sterling_storage::npy;
+
+/// Most queries. Their scans take a fifth to a third of what a build takes, and less the more items there are.
+const QUERIES_MAX: usize = 256;
+/// Length of what is added to an item that becomes a query, as a share of the item's.
+const PERTURBED_BY: f32 = 0.1;
+
+/// The source of queries that are perturbed items.
+pub(super) const OF_ITEMS: &str = "perturbed items";
+
+/// Queries to calibrate with.
+#[derive(Debug, PartialEq)]
+pub struct Queries {
+    /// Where they came from.
+    pub source: String,
+    /// `[Q, D]`
+    pub vectors: Vec<Vec<f32>>,
+    /// The slot of the item that each was made of, which is no answer to it, or none.
+    pub(super) made_of: Vec<Option<u32>>,
+    /// How many queries each stratum has: they are the last, and are measured apart.
+    pub(super) strata: Vec<usize>,
+}
+
+impl Queries {
+    /// Whether they are perturbed items.
+    pub fn are_items(&self) -> bool {
+        self.made_of.iter().any(Option::is_some)
+    }
+
+    /// How many there are that belong to no stratum.
+    pub(super) fn ordinary(&self) -> usize {
+        self.vectors.len() - self.strata.iter().sum::<usize>()
+    }
+
+    /// The stratum of the `n`-th, or none.
+    pub(super) fn stratum(&self, n: usize) -> Option<usize> {
+        let mut left = n.checked_sub(self.ordinary())?;
+        self.strata.iter().position(|&count| {
+            let is_here = left < count;
+            left = left.saturating_sub(count);
+            is_here
+        })
+    }
+
+    /// Reads `most` queries of a file, spread over it: of a `.npy` matrix, of bodies of `:retrieve`, one a line, or what
+    /// [`Queries::write`] has kept.
+    ///
+    /// # Errors
+    /// `Invalid` with the file and the line that is no query for this index; `Io`.
+    pub(super) fn read(path: &Path, package: &Package, (index, most): (&ivf::Index, usize)) -> Result<Self> {
+        match path.extension().and_then(|extension| extension.to_str()) {
+            Some("npy") => Queries::checked(path, matrix(path, most), index),
+            Some("safetensors") => Queries::kept(path, index),
+            _ => Queries::checked(path, requests(path, package, most), index),
+        }
+    }
+
+    /// Keeps queries that are none of the index's own items; `None` for others, which can be made again.
+    ///
+    /// # Errors
+    /// `Io` with the path.
+    pub fn write(&self, path: &Path) -> Result<Option<Checksum>> {
+        if self.are_items() {
+            return Ok(None);
+        }
+        let mut file = TensorFile::new();
+        let width = self.vectors.first().map_or(0, Vec::len);
+        file.add_owned("queries", &[self.vectors.len(), width], self.vectors.concat())?;
+        file.add_owned("queries_source", &[self.source.len()], self.source.clone().into_bytes())?;
+        file.write(path).map(Some)
+    }
+
+    /// Reads what [`Queries::write`] has kept.
+    fn kept(path: &Path, index: &ivf::Index) -> Result<Self> {
+        let tensors = Tensors::read(path)?;
+        let (numbers, shape) = tensors.get::<f32>("queries", 2)?;
+        let (source, _) = tensors.get::<u8>("queries_source", 1)?;
+        let vectors = numbers.chunks_exact(shape[1].max(1)).map(<[f32]>::to_vec).collect();
+        let source = String::from_utf8_lossy(&source).into_owned();
+        Ok(Queries { source, ..Queries::checked(path, Ok(vectors), index)? })
+    }
+
+    /// Reads queries of a `.npy` matrix, `[Q, D]`, spread over it.
+    ///
+    /// # Errors
+    /// `Invalid` with the file and the row that is no query for this index; `Io`.
+    pub fn of_matrix(path: &Path, index: &ivf::Index) -> Result<Self> {
+        Queries::checked(path, matrix(path, most(index.items())), index)
+    }
+
+    fn checked(path: &Path, vectors: Result<Vec<Vec<f32>>>, index: &ivf::Index) -> Result<Self> {
+        let vectors = vectors.map_err(|e| e.within(path.display()))?;
+        if vectors.is_empty() {
+            return Err(Error::invalid(format!("{}: no queries, expected one at least", path.display())));
+        }
+        for (n, vector) in vectors.iter().enumerate() {
+            index.check_query(vector).map_err(|e| e.within(format!("{}: query {}", path.display(), n + 1)))?;
+        }
+        let source = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+        Ok(Queries { source, made_of: vec![None; vectors.len()], vectors, strata: Vec::new() })
+    }
+
+    /// Items of an index that become queries by something random that is added to them.
+    pub fn of_items(index: &ivf::Index, seed: u64) -> Self {
+        let layout = Layout::of(index);
+        let drawn = drawn(layout, seed);
+        let row = |&place: &u32| {
+            let mut row = vec![0.0; index.dimension()];
+            index.row(Slot(place), &mut row);
+            row
+        };
+        Queries::perturbed(drawn.iter().map(row).collect(), drawn, seed)
+    }
+
+    /// Rows that become queries, those of items that lie at `places`.
+    pub(super) fn perturbed(rows: Vec<Vec<f32>>, places: Vec<u32>, seed: u64) -> Self {
+        let vectors = rows.into_iter().zip(&places).map(|(row, place)| perturbed(row, *place, seed)).collect();
+        let made_of = places.into_iter().map(Some).collect();
+        Queries { source: OF_ITEMS.into(), vectors, made_of, strata: Vec::new() }
+    }
+}
+
+/// The row of the item at `place` as a query.
+pub(super) fn perturbed(mut row: Vec<f32>, place: u32, seed: u64) -> Vec<f32> {
+    let noise: Vec<f32> = (0..row.len() as u64).map(|n| bell(random(seed ^ u64::from(place) << 24, n))).collect();
+    let length = |x: &[f32]| x.iter().map(|x| x * x).sum::<f32>().sqrt();
+    let scale = PERTURBED_BY * length(&row) / length(&noise).max(f32::MIN_POSITIVE);
+    let scale = if scale.is_finite() { scale } else { 0.0 };
+    row.iter_mut().zip(&noise).for_each(|(x, noise)| *x += noise * scale);
+    row
+}
+
+/// The slots of the items that become queries.
+pub(super) fn drawn(layout: Layout<'_>, seed: u64) -> Vec<u32> {
+    let filled = layout.filled();
+    (0..most(filled.len()) as u64).map(|n| filled.nth(random(seed, n) as usize % filled.len())).collect()
+}
+
+/// Most queries for an index of so many items.
+pub(super) fn most(items: usize) -> usize {
+    QUERIES_MAX.min(items)
+}
+
+/// About normal, from the four quarters of a random number.
+fn bell(random: u64) -> f32 {
+    (0..4).map(|n| (random >> (n * 16) & 0xffff) as f32 / 65_536.0).sum::<f32>() - 2.0
+}
+
+/// `most` numbers below `count`, evenly spread.
+pub fn spread(count: usize, most: usize) -> impl Iterator<Item = usize> {
+    let taken = count.min(most);
+    (0..taken).map(move |n| n * count / taken)
+}
+
+fn matrix(path: &Path, most: usize) -> Result<Vec<Vec<f32>>> {
+    let (values, rows, width) = npy::read_f32(path)?;
+    Ok(spread(rows, most).map(|row| values[row * width..(row + 1) * width].to_vec()).collect())
+}
+
+/// Bodies of `:retrieve`, one a line.
+fn requests(path: &Path, package: &Package, most: usize) -> Result<Vec<Vec<f32>>> {
+    let text = fs::read_to_string(path).map_err(|e| Error::io("reading", e))?;
+    let lines: Vec<&str> = text.lines().collect();
+    spread(lines.len(), most)
+        .map(|n| queries(lines[n], package).map_err(|e| e.within(format!("line {}", n + 1))))
+        .collect::<Result<Vec<_>>>()
+        .map(|queries| queries.concat())
+}
+
+/// The lines of a file of requests that [`Queries::read`] takes at most, as text.
+///
+/// # Errors
+/// `Io` with the path.
+pub(super) fn sampled_lines(path: &Path) -> Result<String> {
+    let text = fs::read_to_string(path).map_err(|e| Error::io(path.display(), e))?;
+    let lines: Vec<&str> = text.lines().collect();
+    Ok(spread(lines.len(), QUERIES_MAX).map(|n| format!("{}\n", lines[n])).collect())
+}
+
+/// What the body's user asks the index for: one query, or several.
+fn queries(line: &str, package: &Package) -> Result<Vec<Vec<f32>>> {
+    let Retrievals::One(request, ..) = retrievals(line.as_bytes())? else {
+        return Err(Error::invalid("got a list of requests, expected one request a line"));
+    };
+    let features = match request.user {
+        User::Vector(vector) | User::Embedded(EmbeddedUser { query: vector, .. }) => return each(vector, package),
+        User::Features(features) => features,
+    };
+    let Some(tower) = &package.user else {
+        return Err(Error::invalid("field `features`: this model has no user tower, expected `vector`"));
+    };
+    let row = tower.read(features)?;
+    let (pooled, _) = tower.lookup(&[&row], &Lookup::default())?;
+    let rows: Vec<(_, &Pooled)> =
+        vec![(&row, pooled.first().ok_or_else(|| Error::internal("a row without a lookup"))?)];
+    let made = tower.run(&rows, &Threads::new(1), &mut tower::Scratch::default())?;
+    Ok(made[0].data().chunks(package.spec.dimension.max(1)).map(<[f32]>::to_vec).collect())
+}
+
+/// The queries of a user that come one after the other in a vector.
+fn each(vector: Vec<f32>, package: &Package) -> Result<Vec<Vec<f32>>> {
+    let (queries, width) = (package.spec.queries().len(), package.spec.dimension);
+    match queries {
+        0 => Ok(vec![vector]),
+        _ if vector.len() == queries * width => Ok(vector.chunks_exact(width).map(<[f32]>::to_vec).collect()),
+        _ => {
+            let (got, expected) = (vector.len(), queries * width);
+            Err(Error::invalid(format!(
+                "field `vector`: got {got} numbers, expected {expected}: {queries} queries of {width}"
+            )))
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! Items that a filter lets pass which knows nothing of the embedding: drawn by a hash of their slots.
+
+use super::measured::Measured;
+use sterling_core::units::ListId;
+
+/// Shares of the items that are drawn.
+pub(super) const PASS_RATES: [f64; 5] = [1.0, 0.5, 0.1, 0.01, 0.001];
+
+/// Items of a pass rate.
+pub(super) struct Share {
+    /// Bits of the items, list after list; empty where all pass.
+    pub(super) words: Vec<u64>,
+    /// `[C + 1]`: where the words of each list begin.
+    pub(super) offsets: Vec<usize>,
+    pub(super) passing: Passing,
+}
+
+/// How many items a share has.
+#[derive(Clone)]
+pub(super) struct Passing {
+    /// In each list, `[C]`.
+    pub(super) of_lists: Vec<u32>,
+    /// In all of them.
+    pub(super) items: usize,
+}
+
+impl Passing {
+    /// So many in each list.
+    pub(super) fn of(of_lists: Vec<u32>) -> Self {
+        let items = of_lists.iter().map(|&n| n as usize).sum();
+        Passing { of_lists, items }
+    }
+}
+
+impl Share {
+    /// The bits of a list's items.
+    pub(super) fn words_of(&self, list: ListId) -> &[u64] {
+        &self.words[self.offsets[list.index()]..self.offsets[list.index() + 1]]
+    }
+
+    /// Whether the `n`-th item of a list passes.
+    pub(super) fn passes(&self, list: ListId, n: u32) -> bool {
+        self.words.is_empty() || self.words_of(list)[n as usize / 64] >> (n % 64) & 1 == 1
+    }
+
+    /// Draws a share of the items of an index, by their slots in the whole.
+    pub(super) fn draw(measured: &Measured<'_>, pass_rate: f64, seed: u64) -> Self {
+        let index = measured.index;
+        if pass_rate >= 1.0 {
+            let passing = Passing::of(index.list_lengths().to_vec());
+            return Share { words: Vec::new(), offsets: vec![0], passing };
+        }
+        let (mut words, mut offsets) = (Vec::new(), vec![0]);
+        let mut of_lists = vec![0; index.lists()];
+        for (list, survivors) in of_lists.iter_mut().enumerate() {
+            let (first, end) = (index.list_offsets()[list], index.list_offsets()[list + 1]);
+            let at = words.len();
+            words.resize(at + ((end - first) as usize).div_ceil(64), 0);
+            for n in 0..index.list_lengths()[list] {
+                if (random(seed, u64::from(measured.place(first + n))) as f64) < pass_rate * u64::MAX as f64 {
+                    words[at + n as usize / 64] |= 1 << (n % 64);
+                    *survivors += 1;
+                }
+            }
+            offsets.push(words.len());
+        }
+        Share { words, offsets, passing: Passing::of(of_lists) }
+    }
+}
+
+/// A number that looks random, of a seed and another number (splitmix64).
+pub(super) fn random(seed: u64, n: u64) -> u64 {
+    let mut x = seed.wrapping_add(n.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ x >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ x >> 31
+}

@@ -1,0 +1,305 @@
+//! What queries found after each number of lists, and what curves follow from it.
+
+use super::confidence::bounded;
+use super::depth::{AllDepths, Depths, ScanTimes};
+use super::share::{PASS_RATES, Passing};
+use sterling_core::units::ListId;
+use sterling_index::ivf::{Ahead, Margins, Pace, Rates, Seen, WideRows, next_look};
+use sterling_snapshot::{CodedCurve, RecallCurve, TARGETS};
+
+/// Numbers of candidates that are measured.
+pub(super) const CANDIDATES: [usize; 4] = [10, 100, 1000, 10_000];
+/// A search that expects less than this share of K0 ahead has nothing left to decide.
+const LEFT_MIN: f64 = 1e-5;
+/// What int8 rows lose below this share of the best is nothing that searches should take longer for.
+const LOST_MIN: f64 = 5e-4;
+/// How far the mean of a stratum may lie below what all queries reach.
+const STRATUM_BELOW: f64 = 0.01;
+/// Halvings of the interval that holds the share at which searches may end.
+const HALVINGS: usize = 24;
+
+/// What the queries of a curve found, summed so that no order of them changes it.
+pub(super) struct Tally {
+    /// Which of the pass rates.
+    pub(super) share: usize,
+    pub(super) k: usize,
+    /// `[C]`: of the true best, those in the first so many lists; and the squares.
+    hits: Vec<u64>,
+    squares: Vec<u64>,
+    /// The hits of each stratum, whose queries are none of those above, and how many queries it has.
+    strata: Vec<(Vec<u64>, usize)>,
+    /// For each query, what it saw each time that it looked ahead.
+    looks: Vec<Vec<Look>>,
+}
+
+/// What a query sees when it looks ahead.
+#[derive(Clone, Copy)]
+struct Look {
+    /// What it expects there, as a share of K.
+    left: f32,
+    /// Those of the true best that it has found.
+    hits: u32,
+}
+
+/// One query's way through all lists.
+pub(super) struct Walk<'a> {
+    /// `[C]`: the lists with their scores, best first.
+    pub(super) order: &'a [(ListId, f32)],
+    /// `[C]`: the items of each list, and those of them that are among the true best.
+    pub(super) lengths: &'a [u32],
+    pub(super) hits: &'a [u32],
+    pub(super) margins: &'a Margins,
+    /// The K-th best score.
+    pub(super) threshold: f32,
+}
+
+/// An empty tally of each curve: where no more items pass than are wanted there is nothing to choose.
+pub(super) fn tallies(lists: usize, shares: &[Vec<Passing>], strata: &[usize]) -> Vec<Tally> {
+    let empty = move || vec![0; lists];
+    let of_strata = move || strata.iter().map(|&queries| (empty(), queries)).collect();
+    let tally = |k| {
+        let enough = shares.iter().enumerate().filter(move |(_, draws)| draws.iter().all(|passing| passing.items > k));
+        enough.map(move |(share, _)| Tally {
+            share,
+            k,
+            hits: empty(),
+            squares: empty(),
+            strata: of_strata(),
+            looks: Vec::new(),
+        })
+    };
+    CANDIDATES.into_iter().flat_map(tally).collect()
+}
+
+impl Tally {
+    /// Adds what a query finds among the items of a share, from list to list. Lists without any count for nothing, but where all items
+    /// pass: a search without a filter probes empty lists too.
+    pub(super) fn walk(&mut self, walk: &Walk<'_>, share: &Passing, ahead: &mut Ahead) {
+        let (mut held, mut found, mut items, mut survivors) = (0, 0u64, 0u64, 0u64);
+        let (mut look, mut before, mut looks) = (1, (0, 0), Vec::new());
+        let mut is_open = true;
+        for (done, &(list, score)) in (1..).zip(walk.order) {
+            let (length, passing) = (walk.lengths[list.index()], share.of_lists[list.index()]);
+            ahead.take(score, length);
+            items += u64::from(length);
+            if passing > 0 || PASS_RATES[self.share] == 1.0 {
+                survivors += u64::from(passing);
+                found += u64::from(walk.hits[list.index()]);
+                self.hits[held] += found;
+                self.squares[held] += found * found;
+                held += 1;
+            }
+            if is_open && done == look {
+                let lately = (survivors - before.0) as f64 / (items - before.1).max(1) as f64;
+                ahead.passed(lately);
+                if survivors >= self.k as u64 {
+                    let seen = Seen { passing: share.items as f64, survivors, above: found, lately };
+                    let left = ahead.expected(walk.threshold, seen, walk.margins) / self.k as f64;
+                    looks.push(Look { left: left as f32, hits: found as u32 });
+                    is_open = left > LEFT_MIN;
+                }
+                before = (survivors, items);
+                look = next_look(look, walk.order.len(), Pace::Often);
+            }
+        }
+        for place in held..self.hits.len() {
+            self.hits[place] += found;
+            self.squares[place] += found * found;
+        }
+        looks.push(Look { left: 0.0, hits: found as u32 });
+        self.looks.push(looks);
+    }
+
+    /// Adds what a query of a stratum finds, from list to list.
+    pub(super) fn walk_stratum(&mut self, stratum: usize, walk: &Walk<'_>, share: &Passing) {
+        let (hits, _) = &mut self.strata[stratum];
+        let counts = |list: ListId| share.of_lists[list.index()] > 0 || PASS_RATES[self.share] == 1.0;
+        let mut held = walk.order.iter().map(|(list, _)| *list).filter(|list| counts(*list));
+        let mut found = 0;
+        for hits in hits {
+            found += held.next().map_or(0, |list| u64::from(walk.hits[list.index()]));
+            *hits += found;
+        }
+    }
+
+    pub(super) fn add(&mut self, other: Tally) {
+        let sum = |sums: &mut [u64], more: &[u64]| sums.iter_mut().zip(more).for_each(|(sum, n)| *sum += n);
+        sum(&mut self.hits, &other.hits);
+        sum(&mut self.squares, &other.squares);
+        self.strata.iter_mut().zip(&other.strata).for_each(|((hits, _), (more, _))| sum(hits, more));
+        self.looks.extend(other.looks);
+    }
+
+    /// The mean recall after so many lists, and what it is above with 95 % confidence.
+    fn recall(&self, probes: usize, queries: usize) -> (f64, f64) {
+        bounded(self.hits[probes - 1], self.squares[probes - 1], queries, self.k)
+    }
+
+    /// The fewest lists, `least` or more, whose recall is above a target with 95 % confidence, and of no stratum clearly below it.
+    fn probes_for(&self, queries: usize, target: f64, least: usize) -> Option<usize> {
+        let reaches = |(hits, queries): &(Vec<u64>, usize), probes: usize| {
+            hits[probes - 1] as f64 >= (target - STRATUM_BELOW) * (queries * self.k) as f64
+        };
+        let holds = |probes: usize| self.strata.iter().all(|stratum| reaches(stratum, probes));
+        (least..=self.hits.len()).find(|&probes| self.recall(probes, queries).1 >= target && holds(probes))
+    }
+
+    /// What searches may leave ahead of them, as a share of K, and still reach a recall with 95 % confidence.
+    fn left_for(&self, target: f64) -> f64 {
+        let reaches = |left: f64| {
+            let ends = self.looks.iter().map(|looks| {
+                let end = looks.iter().find(|look| f64::from(look.left) <= left);
+                end.map_or(0, |look| u64::from(look.hits))
+            });
+            let (sum, squares) = ends.fold((0, 0), |(sum, squares), hits| (sum + hits, squares + hits * hits));
+            bounded(sum, squares, self.looks.len(), self.k).1 >= target
+        };
+        let (mut low, mut high) = (LEFT_MIN.ln(), 0.0f64);
+        if !reaches(LEFT_MIN) {
+            return 0.0;
+        }
+        for _ in 0..HALVINGS {
+            let middle = (low + high) / 2.0;
+            if reaches(middle.exp()) { low = middle } else { high = middle }
+        }
+        low.exp()
+    }
+}
+
+/// What is chosen between beside the lists: how many codes select, or int8 rows.
+pub(super) struct Choices<'a> {
+    /// What each number that is selected loses.
+    pub(super) depths: &'a AllDepths,
+    /// Of each pass rate.
+    pub(super) times: &'a [ScanTimes],
+    pub(super) rows: &'a WideRows,
+}
+
+/// A point of a curve.
+#[derive(Clone, Copy, Default)]
+struct Point {
+    probes: usize,
+    recall: f64,
+    low: f64,
+    left: f64,
+    /// How many int8 rows select, where they lose some of the best; else 0.
+    selected: usize,
+    /// Whether the target is reached.
+    reaches: bool,
+}
+
+/// What was measured for a tally.
+fn of<'a>(depths: &'a [Depths], tally: &Tally) -> Option<&'a Depths> {
+    depths.iter().find(|depths| (depths.share, depths.k) == (tally.share, tally.k))
+}
+
+impl Choices<'_> {
+    /// What int8 rows take to reach a target, `least` lists at least. Where no number that they may select does, the one that loses least,
+    /// in as many lists as reach the target but for what is lost.
+    fn by_rows(&self, tally: &Tally, queries: usize, target: f64, least: usize) -> Point {
+        let (times, all) = (&self.times[tally.share], tally.hits.len());
+        let usual = (self.rows.selected(tally.k), 0.0, 0.0);
+        let counts = |(selected, lost, most): (usize, f64, f64)| match most < LOST_MIN {
+            true => (selected, 0.0, 0.0),
+            false => (selected, lost, most),
+        };
+        let lost: Vec<(usize, f64, f64)> =
+            of(&self.depths.int8, tally).map_or_else(|| vec![usual], |int8| int8.lost(queries).map(counts).collect());
+        let point = |probes: usize, (selected, lost, lost_most): (usize, f64, f64)| {
+            let (recall, low) = tally.recall(probes, queries);
+            Point {
+                probes,
+                recall: (recall - lost).max(0.0),
+                low: (low - lost_most).max(0.0),
+                left: tally.left_for(target + lost_most),
+                selected: if lost_most > 0.0 { selected } else { 0 },
+                reaches: true,
+            }
+        };
+        let mut best: Option<(f64, usize, (usize, f64, f64))> = None;
+        for of_number in lost.iter().copied() {
+            let (selected, _, lost_most) = of_number;
+            if let Some(probes) = tally.probes_for(queries, target + lost_most, least) {
+                let time = times.by_rows(probes, selected);
+                if best.is_none_or(|(least, ..)| time < least) {
+                    best = Some((time, probes, of_number));
+                }
+            }
+            if lost_most == 0.0 {
+                break;
+            }
+        }
+        match (best, lost.last()) {
+            (Some((_, probes, of_number)), _) => point(probes, of_number),
+            (None, last) => {
+                let probes = tally.probes_for(queries, target, least).unwrap_or(all);
+                let of_number = last.copied().unwrap_or(usual);
+                Point { left: tally.left_for(target), reaches: false, ..point(probes, of_number) }
+            }
+        }
+    }
+
+    /// How many codes are to select, and what they take then, where that is clearly less time than `rows` take.
+    fn by_codes(&self, tally: &Tally, queries: usize, target: f64, rows: &Point) -> Option<(usize, Point)> {
+        let times = &self.times[tally.share];
+        let by_rows = times.by_rows(rows.probes, rows.selected.max(self.rows.selected(tally.k)));
+        // Where int8 rows do not reach the target, codes may take any time.
+        let mut time = if rows.reaches { Rates::CLEARLY * by_rows } else { f64::INFINITY };
+        let mut best = None;
+        for (selected, lost, lost_most) in of(&self.depths.coded, tally)?.lost(queries) {
+            let Some(probes) = tally.probes_for(queries, target + lost_most, rows.probes) else { continue };
+            let takes = times.by_codes(probes, selected);
+            if takes < time {
+                let (recall, low) = tally.recall(probes, queries);
+                time = takes;
+                best = Some((
+                    selected,
+                    lost_most,
+                    Point {
+                        probes,
+                        recall: (recall - lost).max(0.0),
+                        low: (low - lost_most).max(0.0),
+                        ..Point::default()
+                    },
+                ));
+            }
+        }
+        best.map(|(selected, lost, point)| (selected, Point { left: tally.left_for(target + lost), ..point }))
+    }
+}
+
+/// The curves of tallies, none of which takes fewer lists than one of fewer candidates or more survivors by the same means: those of
+/// int8 rows are what they would be without codes.
+pub(super) fn curves(tallies: &[Tally], queries: usize, choices: &Choices<'_>) -> Vec<RecallCurve> {
+    let mut curves: Vec<RecallCurve> = Vec::new();
+    for tally in tallies {
+        let pass_rate = PASS_RATES[tally.share];
+        let below = |c: &&RecallCurve| c.k <= tally.k && c.pass_rate >= pass_rate;
+        let mut points: Vec<Point> = Vec::new();
+        for (n, target) in TARGETS.iter().enumerate() {
+            // Nor does a lower target take more lists.
+            let lower = points.last().map_or(1, |point| point.probes);
+            let least = curves.iter().filter(below).map(|c| c.probes[n]).fold(lower, usize::max);
+            points.push(choices.by_rows(tally, queries, *target, least));
+        }
+        let codes = of(&choices.depths.coded, tally).map(|_| {
+            let by_codes = |(target, point): (&f64, &Point)| choices.by_codes(tally, queries, *target, point);
+            let points = TARGETS.iter().zip(&points).map(by_codes).map(Option::unwrap_or_default);
+            let (selected, points): (Vec<usize>, Vec<Point>) = points.unzip();
+            let (probes, [recall, low, left]) = columns(&points);
+            CodedCurve { selected, probes, recall, low, left }
+        });
+        let (probes, [recall, low, left]) = columns(&points);
+        let selected = points.iter().map(|point| point.selected);
+        let selected = if selected.clone().all(|n| n == 0) { Vec::new() } else { selected.collect() };
+        curves.push(RecallCurve { k: tally.k, pass_rate, probes, recall, low, left, selected, codes });
+    }
+    curves
+}
+
+/// Points as a curve holds them: lists, and recall, low and left to five digits.
+fn columns(points: &[Point]) -> (Vec<usize>, [Vec<f64>; 3]) {
+    let digits = |of: fn(&Point) -> f64| points.iter().map(|point| (of(point) * 1e5).floor() / 1e5).collect();
+    let probes = points.iter().map(|point| point.probes).collect();
+    (probes, [digits(|point| point.recall), digits(|point| point.low), digits(|point| point.left)])
+}

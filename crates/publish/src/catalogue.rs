@@ -1,0 +1,277 @@
+//! The items of a publication: read, given vectors, and put into slots.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::budget::{self, Budget, Held};
+use super::embed::{self, Embedded, embed};
+use super::request::{Progress, Publish, Stage, Vectors};
+use sterling_core::error::{Error, Result};
+use sterling_core::units::ItemId;
+use sterling_index::columns::{self, ItemColumn, ItemValues};
+use sterling_index::filter;
+use sterling_index::ivf;
+use sterling_snapshot::items::Items;
+use sterling_snapshot::model::{ColumnSpec, MODEL_FILE, ModelSpec, Package};
+use sterling_snapshot::{PROGRAM, Provenance, Recipe, candidates, shard_of};
+use sterling_storage::rows::{RowStore, Spill};
+
+/// Items with their vectors, in the order that they came in.
+pub(super) struct Catalogue {
+    pub(super) path: PathBuf,
+    pub(super) items: Items,
+    pub(super) embedded: Embedded,
+    /// The lists that the items lie in where they came with some.
+    pub(super) lists: Option<ivf::Lists>,
+    pub(super) survey: ivf::RowSurvey,
+    pub(super) budget: Budget,
+    pub(super) spill: Spill,
+}
+
+/// Items with their vectors, and the slots that they get.
+pub(super) struct Arranged {
+    pub(super) ids: Vec<i64>,
+    pub(super) columns: Vec<ItemColumn>,
+    pub(super) built: ivf::Built,
+    pub(super) embedded: Embedded,
+    /// Memory for vectors that lie in a file, while they are brought into the order of slots.
+    pub(super) bucket_bytes: u64,
+}
+
+/// What items are arranged for.
+pub(super) struct Arranging<'a> {
+    pub(super) what: &'a Publish,
+    pub(super) package: Option<&'a Package>,
+    pub(super) spec: &'a ModelSpec,
+    /// Where the version, or the shard, is to lie.
+    pub(super) folder: &'a Path,
+    /// Where one shard is written alone: of so many.
+    pub(super) of_shards: Option<u32>,
+}
+
+/// Reads what is published and gives each item its vector; those that memory is not to hold lie in a file in `folder`.
+pub(super) fn read(
+    what: &Publish,
+    package: Option<&Package>,
+    budget: Budget,
+    folder: &Path,
+    progress: &Progress<'_>,
+) -> Result<Catalogue> {
+    let spill = budget.spill(folder);
+    let path = item_path(what)?;
+    let (mut items, lists) = read_items(what, &path, &spill)?;
+    progress(Stage::Reading, 1, 1);
+    embed::check_sources(package, |name| items.has(name))?;
+    let embedded = embed(package, &mut items, &spill, progress)?;
+    let survey = ivf::RowSurvey::of(&embedded.vectors)?;
+    Ok(Catalogue { path, items, embedded, lists, survey, budget, spill })
+}
+
+/// Where the items in a file and their vectors came from, with how long it took left open.
+pub(super) fn provenance(items: &Path, what: &Publish) -> Provenance {
+    let vectors = what.vectors.as_ref().map(Vectors::path).filter(|file| *file != items);
+    Provenance {
+        program: PROGRAM.into(),
+        items_file: file_name(items),
+        vectors_file: vectors.map(file_name),
+        seed: what.recipe.index.seed,
+        seconds: 0.0,
+    }
+}
+
+/// What the items of a package are called: the first that is there.
+const ITEM_FILES: [&str; 2] = ["items.parquet", "items.jsonl"];
+
+/// Where the items of a publication are.
+pub(super) fn item_path(what: &Publish) -> Result<PathBuf> {
+    match (&what.items, &what.package, &what.vectors) {
+        (Some(path), _, _) | (None, None, Some(Vectors::Faiss(path))) => Ok(path.clone()),
+        (None, Some(package), _) => {
+            let mut paths = ITEM_FILES.iter().map(|name| package.join(name));
+            paths.find(|path| path.exists()).ok_or_else(|| {
+                let [one, other] = ITEM_FILES;
+                let folder = package.display();
+                Error::not_found(format!(
+                    "items: neither `{one}` nor `{other}` is in {folder}, expected one or an item file"
+                ))
+            })
+        }
+        (None, None, _) => {
+            Err(Error::invalid("items: expected an item file or an index of Faiss for an embedding-only model"))
+        }
+    }
+}
+
+impl Catalogue {
+    /// Width of an item's vector.
+    pub(super) fn dimension(&self) -> usize {
+        self.embedded.vectors.cols()
+    }
+
+    /// Puts the items into slots, and keeps the columns that the model declares.
+    pub(super) fn arrange(mut self, arranging: &Arranging<'_>, progress: &Progress<'_>) -> Result<Arranged> {
+        let &Arranging { what, package, spec, folder, of_shards } = arranging;
+        let Recipe { index: options, filter, .. } = &what.recipe;
+        let within = |e: Error| e.within(self.path.display());
+        let columns = keep(spec, &mut self.items).map_err(within)?;
+        // Vectors that only the item tower has read.
+        self.items.dense.clear();
+        if let Some(package) = package {
+            let numeric = columns.iter().filter(|c| !matches!(c.values, ItemValues::Texts { .. }));
+            package.value(&numeric.map(|c| c.name.as_str()).collect::<Vec<_>>())?;
+            let kind = |name: &str| columns.iter().find(|c| c.name == name).map(|c| c.values.kind());
+            candidates::check_features(&package.spec, &kind).map_err(within)?;
+        }
+        let Embedded { vectors, kept } = self.embedded;
+        let survey = self.survey;
+        let sizes = match &self.lists {
+            Some(lists) => ivf::Sizes::of_lists(&survey, lists.centroids.len() / vectors.cols(), options)?,
+            None => ivf::Sizes::of(&survey, options)?,
+        };
+        progress(Stage::Sized(sizes), 0, 1);
+        let plan = self.budget.plan(package, held(&columns, &kept, filter), &sizes)?;
+        progress(Stage::Planned(plan), 0, 1);
+        let disk_bytes = match (of_shards, what.shards) {
+            (Some(shards), _) => plan.disk_bytes / u64::from(shards),
+            // The whole lies beside its shards until these are there.
+            (None, Some(_)) => plan.disk_bytes * 2,
+            (None, None) => plan.disk_bytes,
+        };
+        budget::check_disk(folder, disk_bytes)?;
+        let vectors = match (plan.bucket_bytes, of_shards) {
+            (None, None) => vectors.fetched(&Spill::never()),
+            // Of a shard no others are in memory.
+            _ => vectors.spilled(&self.spill),
+        }?;
+        let alike = columns::likeness(&columns, &filter.together, self.items.len())
+            .map_err(|e| e.within(self.path.display()))?;
+        let mut built = match self.lists {
+            Some(lists) => {
+                let mut built = ivf::from_lists(&survey, lists, options.rescore)?;
+                built.train_first_pass(&vectors, options)?;
+                built
+            }
+            None => cluster(&vectors, &survey, options, progress)?,
+        };
+        built.sort_lists(&alike);
+        let embedded = Embedded { vectors, kept };
+        let bucket_bytes = plan.bucket_bytes.unwrap_or(u64::MAX);
+        Ok(Arranged { ids: self.items.ids, columns, built, embedded, bucket_bytes })
+    }
+}
+
+impl Arranged {
+    /// The items of a shard in the lists of all.
+    ///
+    /// # Errors
+    /// `Invalid` where there are none.
+    pub(super) fn shard(&self, shard: u32, shards: u32) -> Result<ivf::Built> {
+        let built = self.built.part(|row| shard_of(ItemId(self.ids[row as usize]), shards) == shard);
+        match built.items() {
+            0 => Err(Error::invalid(format!(
+                "shards: shard {shard} of {shards} gets none of {} items, expected fewer shards",
+                self.ids.len()
+            ))),
+            _ => Ok(built),
+        }
+    }
+}
+
+fn held(columns: &[ItemColumn], kept: &[u8], filter: &filter::Options) -> Held {
+    let terms = columns.iter().filter(|column| column.filter).fold(Vec::new(), |mut terms: Vec<u32>, column| {
+        if let ItemValues::Integers { offsets, .. } | ItemValues::Texts { offsets, .. } = &column.values {
+            terms.resize(offsets.len() - 1, 0);
+            terms.iter_mut().zip(offsets.windows(2)).for_each(|(terms, of_item)| *terms += of_item[1] - of_item[0]);
+        }
+        terms
+    });
+    let sum = |of: fn(&ItemValues) -> usize| columns.iter().map(|c| of(&c.values) as u64).sum();
+    Held {
+        columns: columns.len() as u64,
+        values: sum(ItemValues::count),
+        bloom_bits: u64::from(filter.bloom_bits(&mut { terms })),
+        column_bytes: sum(ItemValues::bytes),
+        kept_bytes: kept.len() as u64,
+    }
+}
+
+/// The items, and the lists that they lie in where they came with some.
+fn read_items(what: &Publish, path: &Path, spill: &Spill) -> Result<(Items, Option<ivf::Lists>)> {
+    let Some(Vectors::Faiss(index)) = &what.vectors else {
+        return Ok((Items::read_spilling(path, what.vectors.as_ref().map(Vectors::path), spill)?, None));
+    };
+    if what.package.is_some() {
+        let index = index.display();
+        return Err(Error::invalid(format!("{index}: an index of Faiss makes an embedding-only model, got a package")));
+    }
+    if what.recipe.index.lists != 0 {
+        return Err(Error::invalid(format!(
+            "index.lists: got {}, expected none: the lists are those of {}",
+            what.recipe.index.lists,
+            index.display()
+        )));
+    }
+    let (items, lists) = Items::read_faiss(index, what.items.as_deref())?;
+    Ok((items, Some(lists)))
+}
+
+/// The items' slots, in clusters.
+fn cluster(
+    rows: &RowStore<'_>,
+    survey: &ivf::RowSurvey,
+    options: &ivf::Options,
+    progress: &Progress<'_>,
+) -> Result<ivf::Built> {
+    let total = ivf::steps(survey, options)?;
+    let done = AtomicUsize::new(0);
+    ivf::build(rows, survey, options, &|n| {
+        progress(Stage::Clustering, done.fetch_add(n, Ordering::Relaxed) + n, total);
+    })
+}
+
+/// The columns that the snapshot keeps, as the package declares them.
+fn keep(spec: &ModelSpec, items: &mut Items) -> Result<Vec<ItemColumn>> {
+    let columns = std::mem::take(&mut items.columns);
+    if spec.item.columns.is_empty() {
+        spec.check_columns(columns.iter().map(|c| c.name.as_str()))?;
+        return Ok(columns);
+    }
+    let mut by_name: BTreeMap<String, ItemColumn> = columns.into_iter().map(|c| (c.name.clone(), c)).collect();
+    let known = by_name.keys().cloned().collect::<Vec<_>>().join(", ");
+    let take = |declared: &ColumnSpec| {
+        let mut column = by_name.remove(&declared.name).ok_or_else(|| {
+            Error::invalid(format!("no column `{}`, which {MODEL_FILE} declares; there are: {known}", declared.name))
+        })?;
+        column.filter = declared.filter;
+        Ok(column)
+    };
+    spec.item.columns.iter().map(take).collect()
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use sterling_core::error::Kind;
+
+    #[test]
+    fn the_items_of_a_package_are_found_by_either_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let what = Publish { package: Some(folder.path().into()), ..Publish::default() };
+        let refused = item_path(&what).unwrap_err();
+        assert_eq!(refused.kind(), Kind::NotFound);
+        assert!(ITEM_FILES.iter().all(|name| refused.to_string().contains(name)), "{refused}");
+        // In turn, so that the last one is taken where both are there.
+        for name in ["items.jsonl", "items.parquet"] {
+            std::fs::write(folder.path().join(name), "").unwrap();
+            assert_eq!(item_path(&what).unwrap(), folder.path().join(name));
+        }
+        let given = PathBuf::from("other.jsonl");
+        assert_eq!(item_path(&Publish { items: Some(given.clone()), ..what }).unwrap(), given);
+    }
+}

@@ -1,0 +1,99 @@
+//! Keeping small what lies beside snapshots: updates become part of a version, and the journal lets go of what versions hold.
+//!
+//! A thread looks after the active versions ([`Compactor`]). Where updates have changed enough of one, or somebody asks, what it
+//! shows is published as the next version ([`crate::merge`]), on a few threads at the lowest priority; the version is
+//! loaded like any other and answers in the place of the one that it was made of. A shard stays the version that it is of: it is
+//! folded into another snapshot of it, which takes its place. What no version needs any more then goes (`retention`): segments of
+//! the journal, and versions that were merged.
+
+#[cfg(test)]
+mod faults;
+mod retention;
+mod worker;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use sterling_core::error::{Error, Result};
+use sterling_kernels::priority::Background;
+
+pub use retention::release;
+pub use worker::Compactor;
+
+/// At so many times the share at which it is due a merge is overdue.
+const OVERDUE: f64 = 2.0;
+/// An item of a new kind counts as so many: searches scan more for it, and its list was made of few.
+const STRAY_COUNTS: f64 = 5.0;
+
+/// When updates are merged, and what that may take.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Options {
+    /// Updates are merged where items beside a snapshot and items of it that are gone come to this share of its items, or where a
+    /// start would read 1,000,000 updates or 128 MiB of the journal; 0: only when somebody asks.
+    pub share: f64,
+    /// The share of the machine's cores that a merge runs on, at the lowest priority; one core at least.
+    pub cores: f64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { share: 0.1, cores: 0.25 }
+    }
+}
+
+impl Options {
+    /// Refuses options that cannot work.
+    ///
+    /// # Errors
+    /// `Invalid` with the option, its value and its range.
+    pub fn check(&self) -> Result<()> {
+        for (name, value, range) in [("share", self.share, 0.0..=10.0), ("cores", self.cores, 0.0..=1.0)] {
+            if !range.contains(&value) {
+                let (least, most) = (range.start(), range.end());
+                return Err(Error::invalid(format!("merge.{name}: got {value}, expected {least} to {most}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether updates that have changed this share of a snapshot are to be merged, where new items of this share of it are strays.
+    fn is_due(&self, drift: f64, strays: f64) -> bool {
+        self.share > 0.0 && (drift >= self.share || STRAY_COUNTS * strays >= self.share)
+    }
+
+    /// How a merge stands behind requests where this share of a snapshot has changed: one that is overdue waits for idle cores
+    /// no longer, for under a load that leaves none updates would be refused in the end.
+    fn background(&self, drift: f64) -> Background {
+        let is_overdue = self.share > 0.0 && drift >= OVERDUE * self.share;
+        if is_overdue { Background::Raised { much: true } } else { Background::Last }
+    }
+
+    /// Threads of a merge.
+    fn threads(&self) -> usize {
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        ((cores as f64 * self.cores) as usize).max(1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_merge_that_is_overdue_goes_on_under_any_load() {
+        let by_share = Options { share: 0.1, cores: 0.25 };
+        assert_eq!([0.0, 0.1, 0.19].map(|drift| by_share.background(drift)), [Background::Last; 3]);
+        assert_eq!([0.2, 1.5].map(|drift| by_share.background(drift)), [Background::Raised { much: true }; 2]);
+        let by_hand = Options { share: 0.0, cores: 0.25 };
+        assert_eq!(by_hand.background(3.0), Background::Last);
+    }
+
+    #[test]
+    fn a_merge_is_due_sooner_for_items_of_a_new_kind() {
+        let by_share = Options { share: 0.1, cores: 0.25 };
+        assert_eq!([(0.09, 0.01), (0.019, 0.019)].map(|(drift, strays)| by_share.is_due(drift, strays)), [false; 2]);
+        assert_eq!([(0.1, 0.0), (0.02, 0.02)].map(|(drift, strays)| by_share.is_due(drift, strays)), [true; 2]);
+        assert!(!Options { share: 0.0, cores: 0.25 }.is_due(3.0, 3.0));
+    }
+}

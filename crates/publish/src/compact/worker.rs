@@ -1,0 +1,265 @@
+//! The thread that merges.
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use crossbeam_channel::{Receiver, RecvTimeoutError};
+
+use super::Options;
+use super::retention::release;
+use crate::{MERGE_STEPS, MergedVersion, merge};
+use sterling_core::clock::unix_time;
+use sterling_core::error::{Error, Kind, Result};
+use sterling_kernels::priority::{Background, Starved};
+use sterling_serving::fresh::{Feed, Feeds, MergeWanted, Merged};
+use sterling_serving::registry::{Loaded, Registry, Which};
+use sterling_serving::view::View;
+use sterling_snapshot::Store;
+
+/// How often the models are looked at.
+const LOOK: Duration = Duration::from_secs(1);
+/// Items beside a snapshot, with those of it that are gone, that are too few for a merge by themselves.
+const CHANGED_MIN: f64 = 1024.0;
+/// How full the room for updates may become before a merge, however few items have changed.
+const FULL: f64 = 0.5;
+/// How long a journal is kept after it could not be let go of, before that is tried again.
+const KEPT: Duration = Duration::from_secs(30);
+/// How long after a failure a model is left alone, and at most: each failure doubles it.
+const WAIT: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(600));
+
+/// Merges the updates of a server's models.
+pub struct Compactor {
+    store: Store,
+    registry: Weak<Registry>,
+    feeds: Arc<Feeds>,
+    options: Options,
+    /// Models whose merges failed: until when they are left alone, and how often they did.
+    failed: BTreeMap<String, (Instant, u32)>,
+    /// The versions that were in memory when a journal was let go of last.
+    seen: BTreeMap<String, Vec<u64>>,
+    /// Models whose journals could not be let go of, and when that was.
+    kept: BTreeMap<String, Instant>,
+}
+
+impl Compactor {
+    /// Merges into versions of `store`, which `registry` serves.
+    pub fn new(store: Store, registry: &Arc<Registry>, feeds: Arc<Feeds>, options: Options) -> Self {
+        let (failed, seen, kept) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Compactor { store, registry: Arc::downgrade(registry), feeds, options, failed, seen, kept }
+    }
+
+    /// Looks after the models in a thread of its own, until nobody can ask any more.
+    ///
+    /// # Errors
+    /// `Io` where no thread can be had.
+    pub fn start(mut self, wanted: Receiver<MergeWanted>) -> Result<()> {
+        let run = move || {
+            loop {
+                let asked = wanted.recv_timeout(LOOK);
+                let Some(registry) = self.registry.upgrade() else { return };
+                match asked {
+                    Ok(MergeWanted { model, told }) => told(self.merge(&registry, &model)),
+                    // A panic costs one look.
+                    Err(RecvTimeoutError::Timeout) => {
+                        let _ = catch_unwind(AssertUnwindSafe(|| self.look(&registry)));
+                    }
+                    Err(RecvTimeoutError::Disconnected) => return,
+                }
+            }
+        };
+        std::thread::Builder::new().name("compactor".into()).spawn(run).map(drop).map_err(|e| Error::io("a thread", e))
+    }
+
+    /// Merges what has changed enough, and lets go of what is not needed since other versions were loaded.
+    fn look(&mut self, registry: &Registry) {
+        let models: Vec<String> = registry.list().iter().map(|loaded| loaded.name().to_owned()).collect();
+        for name in &models {
+            let now: Vec<u64> = registry.all_in_memory(name).iter().map(|loaded| loaded.version()).collect();
+            let waits = self.kept.get(name).is_some_and(|at| at.elapsed() < KEPT);
+            if self.seen.get(name) != Some(&now) && !waits {
+                // What fails, such as on a full disk, is tried again though the versions stay.
+                match self.let_go(registry, name) {
+                    true => drop((self.kept.remove(name), self.seen.insert(name.clone(), now))),
+                    false => drop(self.kept.insert(name.clone(), Instant::now())),
+                }
+            }
+            if !registry.get(name, Which::Active).is_ok_and(|loaded| self.is_due(&loaded)) {
+                continue;
+            }
+            match self.merge(registry, name) {
+                Ok(_) => drop(self.failed.remove(name)),
+                Err(error) => {
+                    let times = self.failed.get(name).map_or(0, |(_, times)| *times);
+                    let wait = WAIT.0.saturating_mul(1 << times.min(16)).min(WAIT.1);
+                    self.failed.insert(name.clone(), (Instant::now() + wait, times + 1));
+                    tracing::warn!(model = name, %error, retry_in = ?wait, "updates are served on, but not merged");
+                }
+            }
+        }
+    }
+
+    /// Lets go of what is not needed of a model; false where that failed.
+    fn let_go(&self, registry: &Registry, model: &str) -> bool {
+        let released = release(registry, &self.store, &self.feeds, model);
+        if let Err(error) = &released {
+            tracing::warn!(model, %error, "the journal is kept longer than it need be");
+        }
+        released.is_ok()
+    }
+
+    fn is_due(&self, loaded: &Loaded) -> bool {
+        let view = loaded.view();
+        let (drift, items) = (view.drift(), view.main().index.items() as f64);
+        metrics::gauge!("sterling_stray_ratio", "model" => loaded.name().to_owned()).set(view.stray_share());
+        let waits = self.failed.get(loaded.name()).is_some_and(|(until, _)| Instant::now() < *until);
+        let has_changed = self.options.is_due(drift, view.stray_share()) && drift * items >= CHANGED_MIN;
+        let is_long = self.is_long(loaded.name(), &view);
+        let is_due = has_changed || view.fullness() >= FULL || is_long;
+        self.options.share > 0.0 && is_due && !waits
+    }
+
+    /// Whether a start would have to read too much of a journal, or needs what it has let go of.
+    fn is_long(&self, model: &str, view: &View) -> bool {
+        let Some(feed) = self.feeds.of(&view.main().manifest.topic()) else { return false };
+        let backlog = feed.backlog(view);
+        metrics::gauge!("sterling_journal_backlog_updates", "model" => model.to_owned()).set(backlog.updates as f64);
+        metrics::gauge!("sterling_journal_backlog_bytes", "model" => model.to_owned()).set(backlog.bytes as f64);
+        metrics::gauge!("sterling_journal_backlog_ratio", "model" => model.to_owned()).set(backlog.share);
+        backlog.share >= 1.0 || feed.lacks(view).is_some()
+    }
+
+    /// Publishes what the active version of a model shows, lets it answer, and lets go of what that makes superfluous.
+    ///
+    /// # Errors
+    /// `Unsupported` for a model without updates; as [`merge`]; why the version was refused.
+    pub fn merge(&self, registry: &Registry, model: &str) -> Result<Merged> {
+        // A panic ends one merge.
+        let made = catch_unwind(AssertUnwindSafe(|| self.merge_active(registry, model)));
+        let made = made.unwrap_or_else(|_| Err(Error::internal("the merge broke; this is a defect")));
+        let outcome = match &made {
+            Ok(_) => "merged",
+            Err(e) if e.kind() == Kind::Conflict => "overtaken",
+            Err(_) => "failed",
+        };
+        metrics::counter!("sterling_merges_total", "model" => model.to_owned(), "outcome" => outcome).increment(1);
+        made.map_err(|e| e.within(format!("merge of model `{model}`")))
+    }
+
+    fn merge_active(&self, registry: &Registry, model: &str) -> Result<Merged> {
+        let loaded = registry.get(model, Which::Active)?;
+        let view = loaded.view();
+        let topic = view.main().manifest.topic();
+        let feed = self.feeds.of(&topic).ok_or_else(|| Error::unsupported("it takes no updates"))?;
+        let merged = self.merge_view(registry, &loaded, view, &feed);
+        // A version that takes over shows the updates in its own way.
+        feed.note_merge(merged.as_ref().err().map(Error::kind).filter(|kind| *kind != Kind::Conflict));
+        drop(loaded);
+        if merged.is_ok() {
+            self.let_go(registry, model);
+        }
+        merged
+    }
+
+    fn merge_view(&self, registry: &Registry, loaded: &Loaded, view: Arc<View>, feed: &Feed) -> Result<Merged> {
+        let (model, version) = (loaded.name(), loaded.version());
+        let is_cut = view.main().manifest.shard.is_some();
+        // What could not be loaded would lie in the store, and the next merge would add another one.
+        registry.check_room(loaded)?;
+        let under_way = UnderWay::begin(feed, model);
+        let (made, background) = self.made(&view, &under_way)?;
+        tracing::info!(
+            model,
+            version = made.version,
+            position = made.position,
+            lists = made.lists,
+            trained = made.is_trained,
+            seconds = made.seconds,
+            "updates merged"
+        );
+        metrics::histogram!("sterling_merge_seconds", "model" => model.to_owned()).record(made.seconds);
+        drop(view);
+        let taken_in = match is_cut {
+            true => registry.replace(model, made.version, background),
+            false => registry.succeed(model, (version, made.version), background),
+        };
+        match taken_in {
+            Ok(_) => Ok(Merged { version: made.version, position: made.position, items: made.items }),
+            Err(error) => {
+                if !is_cut && error.kind() != Kind::Conflict {
+                    self.take_back(model, made.version);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Removes a merged version that this server cannot load.
+    fn take_back(&self, model: &str, version: u64) {
+        match self.store.remove(model, version) {
+            Ok(()) => tracing::warn!(model, version, "the merged version is removed, as it cannot be loaded here"),
+            Err(error) => {
+                tracing::warn!(model, version, %error, "the merged version cannot be loaded here, nor removed")
+            }
+        }
+    }
+
+    /// Publishes what a view shows, on time that nothing else wants; where there is none, with a share of a core that grows with what is to
+    /// be merged. Returns which of both it was.
+    fn made(&self, view: &View, under_way: &UnderWay<'_>) -> Result<(MergedVersion, Background)> {
+        let mut background = self.options.background(view.drift());
+        let merge = || merge(&self.store, view, &|steps| under_way.tell(steps));
+        if background == Background::Last {
+            let pool = Background::last_until_starved("merge", self.options.threads())?;
+            match catch_unwind(AssertUnwindSafe(|| pool.install(merge))) {
+                Ok(made) => return Ok((made?, background)),
+                Err(panic) if panic.is::<Starved>() => {
+                    let much = self.options.is_due(view.drift(), view.stray_share());
+                    background = Background::Raised { much };
+                    let model = under_way.model;
+                    tracing::info!(model, "a merge found no idle core: it begins anew at a higher priority");
+                }
+                Err(panic) => resume_unwind(panic),
+            }
+        }
+        let made = background.pool("merge", self.options.threads())?.install(merge)?;
+        Ok((made, background))
+    }
+}
+
+/// A merge under way, as it is told of.
+struct UnderWay<'a> {
+    feed: &'a Feed,
+    model: &'a str,
+}
+
+impl<'a> UnderWay<'a> {
+    fn begin(feed: &'a Feed, model: &'a str) -> Self {
+        let under_way = UnderWay { feed, model };
+        feed.begin_merge();
+        under_way.tell_began(unix_time().as_secs_f64());
+        under_way.tell(0);
+        under_way
+    }
+
+    /// So many steps of it are done.
+    fn tell(&self, steps: usize) {
+        let done = steps as f64 / (MERGE_STEPS + 1) as f64;
+        self.feed.tell_merge(done);
+        metrics::gauge!("sterling_merge_progress_ratio", "model" => self.model.to_owned()).set(done);
+    }
+
+    /// It began at this Unix time, or is over: 0.
+    fn tell_began(&self, at: f64) {
+        metrics::gauge!("sterling_merge_started_timestamp_seconds", "model" => self.model.to_owned()).set(at);
+    }
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.tell_began(0.0);
+        self.tell(0);
+        self.feed.end_merge();
+    }
+}

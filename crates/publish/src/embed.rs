@@ -1,0 +1,233 @@
+//! The vectors of items: their own column, or the item tower over their features.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::request::{Progress, Stage};
+use sterling_core::error::{Error, Result};
+use sterling_core::request::{Features, Values};
+use sterling_core::tensor::Matrix;
+use sterling_embedding::Lookup;
+use sterling_graph::tower::{self, FeatureRow, FeatureSpec, Pooled, RUN_ROWS, Threads, Tower};
+use sterling_index::columns::ItemValues;
+use sterling_snapshot::VectorRows;
+use sterling_snapshot::items::{EMBEDDING, ID, Items};
+use sterling_snapshot::model::{MODEL_FILE, Package, VectorSpec};
+use sterling_storage::rows::{RowStore, RowWriter, Spill};
+
+/// Items whose tensors are encoded together.
+const CHUNK_ITEMS: usize = 4096;
+
+/// What is kept of all items, each row after row.
+pub(super) struct Embedded {
+    /// `[N, D]`
+    pub(super) vectors: RowStore<'static>,
+    /// Those of `[[item.vectors]]`, as they are stored ([`VectorRows`]).
+    pub(super) kept: Vec<u8>,
+}
+
+/// The vectors of all items, and the tensors that the package keeps of them. `spill` holds for what the item tower makes.
+pub(super) fn embed(
+    package: Option<&Package>,
+    items: &mut Items,
+    spill: &Spill,
+    progress: &Progress<'_>,
+) -> Result<Embedded> {
+    check_read(package, items)?;
+    let specs = package.map_or(&[][..], |p| &p.spec.item.vectors);
+    specs.iter().try_for_each(|spec| column(spec, items).map(drop))?;
+    let tower = package.and_then(|p| p.item.as_ref());
+    let mut made = match tower {
+        Some(tower) => run(tower, items, spill, progress)?.into_iter(),
+        None => check_given(package, items).map(|()| Vec::new().into_iter())?,
+    };
+    let of_tower = tower.and_then(|_| made.next());
+    let kept = kept(specs, items, made)?;
+    let vectors = match of_tower.or_else(|| items.dense.remove(EMBEDDING)) {
+        Some(vectors) => vectors,
+        None => return Err(Error::internal("an item tower without outputs")),
+    };
+    Ok(Embedded { vectors, kept })
+}
+
+/// The tensors that are kept, as they are stored: of columns, or else of what the tower has `made`, in turn.
+fn kept(specs: &[VectorSpec], items: &Items, mut made: impl Iterator<Item = RowStore<'static>>) -> Result<Vec<u8>> {
+    let rows = VectorRows::of(specs)?;
+    let mut of_tower: Vec<Option<RowStore<'static>>> = Vec::with_capacity(specs.len());
+    for spec in specs {
+        of_tower.push(if spec.column.is_none() { made.next() } else { None });
+    }
+    let mut sources = Vec::with_capacity(specs.len());
+    for (spec, made) in specs.iter().zip(&of_tower) {
+        let source = column(spec, items)?.or(made.as_ref());
+        sources.push(source.ok_or_else(|| Error::internal(format!("item.vectors `{}`: no rows", spec.name)))?);
+    }
+    let mut stored = Vec::with_capacity(items.len() * rows.bytes());
+    let mut scratch = vec![Vec::new(); sources.len()];
+    for first in (0..if specs.is_empty() { 0 } else { items.len() }).step_by(CHUNK_ITEMS) {
+        let chunk = first..(first + CHUNK_ITEMS).min(items.len());
+        let mut read = Vec::with_capacity(sources.len());
+        for (source, scratch) in sources.iter().zip(&mut scratch) {
+            read.push(source.read(chunk.clone(), scratch)?);
+        }
+        for item in chunk {
+            let values = |n: usize| read[n].row(item - first);
+            rows.encode(values, &mut stored).map_err(|e| e.within(format!("item {}", item + 1)))?;
+        }
+    }
+    Ok(stored)
+}
+
+/// The column of one of `[[item.vectors]]`; none where the item tower makes it.
+fn column<'i>(spec: &VectorSpec, items: &'i Items) -> Result<Option<&'i RowStore<'static>>> {
+    let Some(column) = &spec.column else { return Ok(None) };
+    let place = |e: Error| e.within(format!("item.vectors `{}`", spec.name));
+    let dense = items.dense.get(column).ok_or_else(|| {
+        let known: Vec<&str> = items.dense.keys().map(String::as_str).collect();
+        place(Error::invalid(format!("items: no column `{column}` of vectors; there are: {}", known.join(", "))))
+    })?;
+    match dense.cols() == spec.width {
+        true => Ok(Some(dense)),
+        false => Err(place(Error::invalid(format!(
+            "column `{column}`: vectors of {} numbers, expected {}",
+            dense.cols(),
+            spec.width
+        )))),
+    }
+}
+
+/// Refuses vectors that nothing reads, where all columns are kept that the items bring.
+fn check_read(package: Option<&Package>, items: &Items) -> Result<()> {
+    let read = |name: &str| match package.map(|package| &package.spec.item) {
+        None => false,
+        Some(item) => {
+            !item.columns.is_empty()
+                || item.vectors.iter().any(|v| v.column.as_deref() == Some(name))
+                || item.features.iter().any(|f| f.source() == name)
+        }
+    };
+    match items.dense.iter().find(|(name, _)| *name != EMBEDDING && !read(name)) {
+        None => Ok(()),
+        Some((name, dense)) => Err(Error::invalid(format!(
+            "column `{name}`: got vectors of {} numbers, which no item tower reads, expected texts, integers or single \
+             numbers; leave it out, or name the columns to keep in {MODEL_FILE}",
+            dense.cols()
+        ))),
+    }
+}
+
+/// The columns that the item tower reads, each once.
+pub(super) fn sources(package: Option<&Package>) -> BTreeSet<&str> {
+    let features = package.and_then(|package| package.item.as_ref()).map_or(&[][..], Tower::features);
+    features.iter().map(FeatureSpec::source).filter(|source| *source != ID).collect()
+}
+
+/// Refuses items without a column that the item tower reads; `has` says which there are.
+pub(super) fn check_sources(package: Option<&Package>, has: impl Fn(&str) -> bool) -> Result<()> {
+    match sources(package).into_iter().find(|source| !has(source)) {
+        None => Ok(()),
+        Some(source) => Err(Error::invalid(format!("items: no column `{source}`, which the item tower reads"))),
+    }
+}
+
+/// Refuses items without vectors of their own, or with others than the model's.
+fn check_given(package: Option<&Package>, items: &Items) -> Result<()> {
+    let dense = items.dense.get(EMBEDDING).ok_or_else(|| {
+        Error::invalid(format!(
+            "items: no column `{EMBEDDING}` and no vectors beside the file, expected a vector an item"
+        ))
+    })?;
+    if let Some(want) = package.map(|p| p.spec.dimension).filter(|want| *want != dense.cols()) {
+        return Err(Error::invalid(format!(
+            "items: vectors of {} numbers, expected {want} as {MODEL_FILE} says",
+            dense.cols()
+        )));
+    }
+    Ok(())
+}
+
+/// What the item tower makes of all items, output after output.
+fn run(tower: &Tower, items: &Items, spill: &Spill, progress: &Progress<'_>) -> Result<Vec<RowStore<'static>>> {
+    let threads = Threads::new(std::thread::available_parallelism().map_or(1, usize::from));
+    let mut scratch = tower::Scratch::default();
+    let writer = |width: usize| RowWriter::new(width, spill.clone());
+    let mut all: Vec<RowWriter> = Vec::new();
+    let dense = tower.features().iter().filter_map(|s| Some((s.source(), items.dense.get(s.source())?, Vec::new())));
+    let mut dense: Vec<(&str, &RowStore<'_>, Vec<f32>)> = dense.collect();
+    for batch in items.runs(RUN_ROWS) {
+        let first = batch.start;
+        let place = |e: Error| e.within(format!("items {} to {}", batch.start + 1, batch.end));
+        let numbers = dense.iter_mut().map(|(name, rows, scratch)| Ok((*name, rows.read(batch.clone(), scratch)?)));
+        let numbers = numbers.collect::<Result<BTreeMap<&str, Matrix<'_>>>>()?;
+        let read = |row| {
+            let number = |name: &str| numbers.get(name).map(|rows| rows.row(row - first).to_vec());
+            let given = features(tower.features(), items, row, &number)?;
+            tower.read(given).map_err(|e| e.within(format!("item {}", row + 1)))
+        };
+        let rows = batch.clone().map(read).collect::<Result<Vec<FeatureRow>>>()?;
+        let rows: Vec<&FeatureRow> = rows.iter().collect();
+        let (pooled, _) = tower.lookup(&rows, &Lookup::default()).map_err(place)?;
+        let rows: Vec<(&FeatureRow, &Pooled)> = rows.into_iter().zip(&pooled).collect();
+        let made = tower.run(&rows, &threads, &mut scratch).map_err(place)?;
+        if all.is_empty() {
+            all = made.iter().map(|made| writer(made.data().len() / batch.len())).collect();
+        }
+        all.iter_mut().zip(&made).try_for_each(|(all, made)| all.push(made.data()))?;
+        progress(Stage::Embedding, batch.end, items.len());
+    }
+    all.into_iter().map(RowWriter::finish).collect()
+}
+
+/// The features of one item, read from its columns; `vector` gives those of vectors. A column that these items do not have is missing
+/// on each of them.
+fn features(
+    specs: &[FeatureSpec],
+    items: &Items,
+    row: usize,
+    vector: &dyn Fn(&str) -> Option<Vec<f32>>,
+) -> Result<Features> {
+    let mut features = Features::new();
+    for source in specs.iter().map(|s| s.source()) {
+        let values = if source == ID {
+            Values::Integers(vec![items.ids[row]])
+        } else if let Some(numbers) = vector(source) {
+            Values::Numbers(numbers)
+        } else if let Some(column) = items.columns.iter().find(|c| c.name == source) {
+            let range = |offsets: &[u32]| offsets[row] as usize..offsets[row + 1] as usize;
+            match &column.values {
+                ItemValues::Texts { offsets, values } => Values::Texts(values[range(offsets)].to_vec()),
+                // Missing, as in requests: a number is 0, a list of ids is empty.
+                ItemValues::Integers { offsets, .. } if range(offsets).is_empty() => continue,
+                ItemValues::Floats(values) if values[row].is_nan() => continue,
+                ItemValues::Integers { offsets, values } => Values::Integers(values[range(offsets)].to_vec()),
+                ItemValues::Floats(values) => Values::Numbers(vec![values[row] as f32]),
+            }
+        } else {
+            continue;
+        };
+        features.insert(source.into(), values);
+    }
+    Ok(features)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use sterling_index::columns::ItemColumn;
+
+    #[test]
+    fn a_number_that_is_missing_is_left_out_whatever_its_type() {
+        let column = |name: &str, values| ItemColumn { name: name.into(), filter: true, values };
+        let columns = vec![
+            column("age", ItemValues::Integers { offsets: vec![0, 1, 1], values: vec![7] }),
+            column("price", ItemValues::Floats(vec![2.5, f64::NAN])),
+        ];
+        let items = Items { ids: vec![1, 2], columns, ..Items::default() };
+        let spec = |name: &str| toml::from_str(&format!("name = '{name}'\nkind = 'dense'\nwidth = 1")).unwrap();
+        let specs: [FeatureSpec; 2] = [spec("age"), spec("price")];
+        let of_row = |row| features(&specs, &items, row, &|_| None).unwrap();
+        let expected = [("age", Values::Integers(vec![7])), ("price", Values::Numbers(vec![2.5]))];
+        assert_eq!(of_row(0), expected.map(|(name, values)| (name.to_owned(), values)).into());
+        assert_eq!(of_row(1), Features::new());
+    }
+}

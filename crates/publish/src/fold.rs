@@ -1,0 +1,76 @@
+//! A shard and its updates, as one snapshot of the same version.
+//!
+//! A router asks all shards of a version in the same lists, so a shard that merges by itself keeps the lists of the whole: their
+//! centroids, and what was measured of them. Items lie in the lists that they would have got, and all else that tells of items is
+//! made anew. The files that do not are those of the published shard.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Instant;
+
+use super::catalogue::Arranged;
+use super::gathered::{MergedVersion, ViewItems};
+use super::write::Version;
+use super::{serving, shards};
+use sterling_core::error::Result;
+use sterling_index::ivf::Assigner;
+use sterling_serving::view::View;
+use sterling_snapshot::{FoldedFrom, INDEX_FILE, Manifest, PROGRAM, Provenance, Shards, Store};
+
+/// Folds the updates of a view of a shard, one of `shards`, into a snapshot that stands for it in `store`. Where none came since the
+/// last time there is nothing to do.
+///
+/// # Errors
+/// As [`Store::fold`]; `NoSpace`, `Io`.
+pub(super) fn fold(store: &Store, view: &View, shards: &Shards) -> Result<MergedVersion> {
+    let (start, main) = (Instant::now(), view.main());
+    let mut made = MergedVersion {
+        version: main.manifest.version,
+        position: view.position(),
+        items: view.items(),
+        lists: main.index.lists(),
+        is_trained: false,
+        seconds: 0.0,
+    };
+    if made.position > main.manifest.position {
+        let items = ViewItems::of(view)?;
+        let mut built = Assigner::new(&main.index).arrange(items.rows()?, items.lists.clone())?;
+        built.keep_first_pass(&main.index);
+        let (mut arranged, alike) = items.arranged(built)?;
+        arranged.built.sort_lists(&alike);
+        let files = Version {
+            package: Some(&main.package),
+            spec: &main.package.spec,
+            tables: &main.package.tables,
+            recipe: &main.recipe,
+            version: Some(&main.manifest),
+        };
+        store.fold((&main.manifest, shards), made.position, |folder| {
+            let mut manifest = write((&files, &arranged), view, folder)?;
+            manifest.provenance.seconds = start.elapsed().as_secs_f64();
+            manifest.write(folder)
+        })?;
+    }
+    made.seconds = start.elapsed().as_secs_f64();
+    Ok(made)
+}
+
+/// Writes all files but the manifest, which is returned.
+fn write((files, arranged): (&Version<'_>, &Arranged), view: &View, folder: &Path) -> Result<Manifest> {
+    let (main, built) = (view.main(), &arranged.built);
+    let mut sums: BTreeMap<_, _> = files.write_items(arranged, folder, built)?;
+    sums.insert(INDEX_FILE.into(), arranged.write_index(folder, built)?);
+    let decisions = serving::keep(&main.package, &main.manifest.decisions, folder, &mut sums)?;
+    shards::share((main.package.folder(), &main.manifest), folder, &mut sums)?;
+    let (items, digest) = (main.manifest.published_items(), main.manifest.published_digest());
+    Ok(Manifest {
+        items: view.items(),
+        slots: built.order.len(),
+        position: view.position(),
+        folded: Some(FoldedFrom { items, digest }),
+        provenance: Provenance { program: PROGRAM.into(), ..main.manifest.provenance.clone() },
+        files: sums,
+        decisions,
+        ..main.manifest.clone()
+    })
+}

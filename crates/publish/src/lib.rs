@@ -1,0 +1,157 @@
+//! Publishing: package, recipe and items become a version in the store, whole or not at all.
+//!
+//! 1. The package's graphs are tried (`sterling_snapshot::sandbox`); it is opened and checked; the items are read (`catalogue`).
+//! 2. Items become vectors: their own column, or the item tower over their features (`embed`).
+//! 3. The vectors are clustered, or keep the lists that they came in, which puts the items into slots.
+//! 4. Columns, ids, planes and rows are written in slot order, tables in their formats; the package's other files are copied
+//!    (`write`).
+//! 5. What the reranker says of an item whoever asks is worked out and kept, where that pays, and it scores the items (`serving`).
+//! 6. What the files hold is searched with sample queries: how many lists a recall takes (`calibrate`).
+//! 7. Where the model leaves its precision open, answers in bf16 are held against those in f32 (`precision`).
+//! 8. The version answers the requests that are kept with the package (`crate::warmup`).
+//! 9. Rows that are to lie on a cluster are brought there (`remote`).
+//! 10. The manifest is written last, and the folder gets its name.
+//!
+//! Several machines may do steps 2 and 3 side by side, each over some of the files, and then the rest, each for some shards (`parts`).
+//!
+//! Vectors need not lie in memory (`budget`); what is published is the same.
+//!
+//! A version that is to be cut is made so far, whole, and then cut (`shards`).
+//!
+//! [`merge`] makes a version of one that is served and its updates, by the last of these steps, and of a shard another one of its
+//! version (`fold`).
+
+mod budget;
+pub mod calibrate;
+mod catalogue;
+pub mod compact;
+mod embed;
+mod fold;
+mod gathered;
+mod making;
+mod merge;
+pub mod parts;
+mod precision;
+mod remote;
+mod request;
+mod serving;
+mod shards;
+mod tables;
+mod warm;
+pub mod warmup;
+mod write;
+
+use std::path::Path;
+use std::time::Instant;
+
+use budget::Budget;
+use catalogue::Arranging;
+use parts::CutShards;
+
+use sterling_core::error::Result;
+use sterling_snapshot::Store;
+use sterling_snapshot::model::Package;
+use sterling_storage::files::{self, Checksum};
+
+pub use budget::MemoryPlan;
+pub use gathered::MergedVersion;
+pub use merge::{MERGE_STEPS, merge};
+pub use remote::{Remote, load_published, prune};
+pub use request::{Progress, Publish, Stage, Vectors};
+
+/// Publishes a version and returns the model's name and the version's number.
+///
+/// # Errors
+/// What is wrong with the package, the recipe or the items, with the place. The store is then as it was.
+pub fn publish(store: &Store, what: &Publish, progress: &Progress<'_>) -> Result<(String, u64)> {
+    publish_within(store, what, Budget::of(what.memory_bytes), progress)
+}
+
+fn publish_within(store: &Store, what: &Publish, budget: Budget, progress: &Progress<'_>) -> Result<(String, u64)> {
+    let start = Instant::now();
+    what.check()?;
+    if let Some(folder) = &what.package {
+        progress(Stage::Trying, 0, 1);
+        what.trials.run(folder)?;
+    }
+    progress(Stage::Reading, 0, 1);
+    let package = what.package.as_deref().map(Package::open).transpose()?;
+    if let (Some(parts), Some(shards)) = (&what.parts, what.shards)
+        && let Some(cut) = parts::cut_shards(parts, what, package.as_ref(), shards)?
+    {
+        return assembled(store, what, package.as_ref(), &cut, (start, progress));
+    }
+    let catalogue = match &what.parts {
+        Some(parts) => parts::gather(parts, what, package.as_ref(), budget, store.root(), progress)?,
+        None => catalogue::read(what, package.as_ref(), budget, store.root(), progress)?,
+    };
+    let (spec, tables) = tables::described(what, package.as_ref(), catalogue.dimension())?;
+    let provenance = catalogue::provenance(&catalogue.path, what);
+    let arranging = Arranging { what, package: package.as_ref(), spec: &spec, folder: store.root(), of_shards: None };
+    let arranged = catalogue.arrange(&arranging, progress)?;
+    let files =
+        write::Version { package: package.as_ref(), spec: &spec, tables: &tables, recipe: &what.recipe, version: None };
+    let has_queries = calibrate::source(what.queries.as_deref(), what.package.as_deref()).is_some();
+    // What is wrong with an earlier version keeps none from being published.
+    let inherited = if has_queries { Ok(None) } else { calibrate::Inherited::of(store, &spec.name) };
+    let inherited = inherited.unwrap_or_else(|error| {
+        tracing::warn!(%error, "the queries of the last version cannot be read");
+        None
+    });
+    let making = making::Making { what, files, provenance, inherited, start, progress };
+    let mut loaded = Vec::new();
+    let published = store.publish(&spec.name, |folder, version| {
+        if let Some(shards) = what.shards {
+            return shards::cut(&making, &arranged, folder, version, shards);
+        }
+        let mut manifest = making.whole(&arranged, folder, version)?;
+        if let Some(remote) = &what.remote {
+            let told = |done, total| progress(Stage::Loading, done, total);
+            loaded = remote::load(remote, &spec, &manifest, &tables, &told)?;
+            manifest.provenance.seconds = start.elapsed().as_secs_f64();
+        }
+        manifest.write(folder)
+    });
+    if let (Err(_), Some(remote)) = (&published, &what.remote) {
+        remote::unload(remote, &loaded);
+    }
+    Ok((spec.name.clone(), published?))
+}
+
+/// Publishes shards that were put together before.
+fn assembled(
+    store: &Store,
+    what: &Publish,
+    package: Option<&Package>,
+    cut: &CutShards,
+    (start, progress): (Instant, &Progress<'_>),
+) -> Result<(String, u64)> {
+    let (spec, tables) = tables::described(what, package, cut.dimension)?;
+    let files = write::Version { package, spec: &spec, tables: &tables, recipe: &what.recipe, version: None };
+    let provenance = catalogue::provenance(&cut.items_file, what);
+    let making = making::Making { what, files, provenance, inherited: None, start, progress };
+    let version = store.publish(&spec.name, |folder, version| shards::assemble(&making, cut, folder, version))?;
+    Ok((spec.name.clone(), version))
+}
+
+/// The name and newest version of a package's model, where that version was published from the same files.
+///
+/// # Errors
+/// What is wrong with the package, or `Io`.
+pub fn published(store: &Store, package: &Path) -> Result<Option<(String, u64)>> {
+    let package = Package::open(package)?;
+    let name = &package.spec.name;
+    let Some(version) = store.versions(name)?.pop() else { return Ok(None) };
+    let Ok(manifest) = store.manifest(name, version) else { return Ok(None) };
+    for file in package.files() {
+        let path = package.folder().join(&file);
+        let bytes = files::read(&path)?;
+        if manifest.files.get(&file) != Some(&Checksum::of(&bytes)) {
+            return Ok(None);
+        }
+    }
+    Ok(Some((name.clone(), version)))
+}
+
+#[cfg(test)]
+mod tests;

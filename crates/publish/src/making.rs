@@ -1,0 +1,188 @@
+//! A version on its way, from what was arranged to a folder that is whole but for its manifest.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::time::Instant;
+
+use super::calibrate::{self, Inherited, Queries};
+use super::catalogue::Arranged;
+use super::request::{Progress, Publish, Stage};
+use super::{precision, serving, warm, write};
+use sterling_core::error::{Error, Result};
+use sterling_index::ivf;
+use sterling_snapshot::model::{Decisions, Package};
+use sterling_snapshot::{
+    CALIBRATION_FILE, Calibration, FORMAT, GraphRecord, Manifest, Provenance, QUERIES_FILE, REQUESTS_FILE, Recipe,
+};
+use sterling_storage::files::Checksum;
+
+/// What becomes a version.
+pub(super) struct Making<'a> {
+    pub(super) what: &'a Publish,
+    pub(super) files: write::Version<'a>,
+    pub(super) provenance: Provenance,
+    /// Queries of the version before, where this one comes without any.
+    pub(super) inherited: Option<Inherited>,
+    pub(super) start: Instant,
+    pub(super) progress: &'a Progress<'a>,
+}
+
+impl Making<'_> {
+    /// Writes the version into `folder`, calibrates and tries it; it is whole but for its manifest, which is returned.
+    pub(super) fn whole(&self, arranged: &Arranged, folder: &Path, version: u64) -> Result<Manifest> {
+        let Making { what, files: version_files, progress, .. } = self;
+        let package = version_files.package;
+        let mut files = version_files.write(arranged, folder, progress)?;
+        let decisions = match package {
+            Some(package) => serving::prepare(package, folder, &what.recipe, &mut files)?,
+            None => Decisions::default(),
+        };
+        keep(self.calibrate(arranged, folder, &mut files)?, folder, &mut files)?;
+        let built = &arranged.built;
+        let extent = Extent {
+            dimension: arranged.embedded.vectors.cols(),
+            items: arranged.ids.len(),
+            slots: built.order.len(),
+            lists: built.list_lengths.len(),
+        };
+        let mut manifest = self.manifest(version, extent, files, decisions)?;
+        if let Some(package) = package {
+            manifest.decisions.precision = precision::decide(package, folder, &manifest, !what.recipe.is_coarse())?;
+            manifest.graphs = Some(graphs(package, &manifest.decisions)?);
+        }
+        warm::answer(folder, &mut manifest, !what.recipe.is_coarse())?;
+        Ok(manifest)
+    }
+
+    /// Calibrates the version in `folder` with the queries that come with it, else with those of the version before, else with perturbed items.
+    fn calibrate(
+        &self,
+        arranged: &Arranged,
+        folder: &Path,
+        files: &mut BTreeMap<String, Checksum>,
+    ) -> Result<Option<(Calibration, Queries)>> {
+        let Making { what, files: version_files, inherited, progress, .. } = self;
+        let told = |done, total| progress(Stage::Calibrating, done, total);
+        let calibrate = |queries: Option<&Path>| calibrate::version(folder, queries, &what.recipe, &told);
+        let measured = match (calibrate::source(what.queries.as_deref(), what.package.as_deref()), inherited) {
+            (Some(source), _) => {
+                let measured = calibrate(Some(&source))?;
+                files.extend(calibrate::keep_requests(&source, folder)?.map(|sum| (REQUESTS_FILE.into(), sum)));
+                measured
+            }
+            (None, Some(inherited)) => match inherited.keep(folder, version_files.package, files)? {
+                Some(kept) => match calibrate(Some(&kept.file)) {
+                    Ok(measured) => {
+                        files.extend(
+                            calibrate::keep_requests(&kept.file, folder)?.map(|sum| (REQUESTS_FILE.into(), sum)),
+                        );
+                        tracing::warn!(
+                            queries = kept.source,
+                            "the publication has no queries, those of the last version calibrate it"
+                        );
+                        measured.map(|(calibration, queries)| kept.rename(calibration, queries))
+                    }
+                    Err(error) => {
+                        fs::remove_file(&kept.file).map_err(|e| Error::io(kept.file.display(), e))?;
+                        tracing::warn!(queries = kept.source, %error, "queries of the last version do not fit this one");
+                        calibrate(None)?
+                    }
+                },
+                None => calibrate(None)?,
+            },
+            (None, None) => calibrate(None)?,
+        };
+        if let Some((calibration, queries)) = &measured {
+            warn(calibration, queries, (version_files.package, &what.recipe));
+            if what.recipe.index.rescore == ivf::Rescore::None {
+                let found = calibrate::kept_share(arranged, queries)?;
+                if found < what.recipe.serving.recall {
+                    tracing::warn!(
+                        found,
+                        "no rows are kept that rescore (index.rescore = \"none\"), and int8 rows find {found:.3} of the best of a sample: \
+                         the recall that is estimated is about what int8 rows find, not about the vectors"
+                    );
+                }
+            }
+        }
+        Ok(measured)
+    }
+
+    /// The manifest of a version that is whole with these files.
+    pub(super) fn manifest(
+        &self,
+        version: u64,
+        Extent { dimension, items, slots, lists }: Extent,
+        files: BTreeMap<String, Checksum>,
+        decisions: Decisions,
+    ) -> Result<Manifest> {
+        let seconds = self.start.elapsed().as_secs_f64();
+        let graphs = self.files.package.map(|package| graphs(package, &decisions)).transpose()?;
+        Ok(Manifest {
+            format: FORMAT,
+            name: self.files.spec.name.clone(),
+            version,
+            dimension,
+            items,
+            slots,
+            lists,
+            position: self.what.position_of(0),
+            shard: None,
+            merged: None,
+            folded: None,
+            provenance: Provenance { seconds, ..self.provenance.clone() },
+            files,
+            graphs: Some(graphs.unwrap_or_default()),
+            decisions,
+        })
+    }
+}
+
+/// How large a version is.
+pub(super) struct Extent {
+    pub(super) dimension: usize,
+    pub(super) items: usize,
+    pub(super) slots: usize,
+    pub(super) lists: usize,
+}
+
+/// Writes what was measured into the folder of a version.
+pub(super) fn keep(
+    measured: Option<(Calibration, Queries)>,
+    folder: &Path,
+    files: &mut BTreeMap<String, Checksum>,
+) -> Result<()> {
+    if let Some((calibration, queries)) = measured {
+        files.insert(CALIBRATION_FILE.into(), calibration.write(&folder.join(CALIBRATION_FILE))?);
+        files.extend(queries.write(&folder.join(QUERIES_FILE))?.map(|sum| (QUERIES_FILE.into(), sum)));
+    }
+    Ok(())
+}
+
+/// Says what the calibration of a version does not promise.
+pub(super) fn warn(calibration: &Calibration, queries: &Queries, (package, recipe): (Option<&Package>, &Recipe)) {
+    let has_tower = package.is_some_and(|package| package.user.is_some());
+    if has_tower && queries.are_items() {
+        tracing::warn!(
+            "no queries: perturbed items calibrated a model with a user tower, whose queries may find less than the recall that they ask for; \
+             expected {REQUESTS_FILE} in the package (`export(samples=...)` in Python), or --queries"
+        );
+    }
+    let recall = recipe.serving.recall;
+    for (k, found) in calibration.short_of(recall) {
+        tracing::warn!(
+            candidates = k,
+            recall,
+            found,
+            "int8 rows lose too many of the best: a recall of {found:.3} is found where {recall} is asked for; \
+             dimensions that are large and alike for all items leave the others little room, expected vectors without them, or first-pass codes"
+        );
+    }
+}
+
+/// What runs the graphs of a package as it was decided.
+fn graphs(package: &Package, decisions: &Decisions) -> Result<BTreeMap<String, GraphRecord>> {
+    let served = package.decided(decisions)?;
+    Ok(served.graphs().map(|(file, runs)| (file.to_owned(), GraphRecord::from(runs))).collect())
+}

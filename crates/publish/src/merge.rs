@@ -1,0 +1,241 @@
+//! A version of one that is served and what its updates have made of it.
+//!
+//! 1. The items of a view are gathered: those of its main snapshot that are not gone, and those beside it, each in its list.
+//! 2. The lists go on ([`ivf::rebalance`]), with further ones for items of a new kind, and are measured with the queries that the version
+//!    was calibrated with. Where a recall takes clearly more of them than when they were trained, or the catalogue has another size by
+//!    now, they are trained anew.
+//! 3. All else is as in any publication, but for the package: its files are those of the version, under another name.
+//!
+//! The manifest says up to which position the updates are in it. Whoever loads the version goes on from there, so that nothing
+//! is lost or done twice, wherever a merge ends: the version is there whole, or it is as if nobody had begun.
+
+use std::path::Path;
+use std::time::Instant;
+
+use super::calibrate::{self, MergedCalibration, OfMain};
+use super::catalogue::Arranged;
+use super::fold::fold;
+use super::gathered::{MergedVersion, ViewItems};
+use super::serving;
+use super::warm;
+use super::write::Version;
+use sterling_core::error::{Error, Result};
+use sterling_index::ivf;
+use sterling_kernels::memory;
+use sterling_serving::view::View;
+use sterling_snapshot::model::Package;
+use sterling_snapshot::{
+    CALIBRATION_FILE, Calibration, FORMAT, INDEX_FILE, Manifest, MergedFrom, PROGRAM, Provenance, QUERIES_FILE, Recipe,
+    STRATA_FILE, Store, Wanted,
+};
+use sterling_storage::files::Checksum;
+
+/// Lists are trained anew where a recall takes so many times the share of them that it took when they were trained.
+const DRIFT: f64 = 1.25;
+/// Codes for a first pass are trained anew where this share of the items is of a kind that they were not trained on.
+const STRAYS_OF_CODES: f64 = 0.01;
+/// A stratum is measured where more than this share of what a merge brings are strays: of items like those that were there one in
+/// fifty is.
+const STRAYS_OF_A_KIND: f64 = 0.04;
+/// Steps of a merge: items are gathered into lists, the index is written, its recall is measured, and all else is written.
+pub const MERGE_STEPS: usize = 4;
+/// Candidates whose recall is watched.
+const WATCHED: usize = 100;
+/// Bytes of memory that a merge takes for each number of its items' vectors: as f32, and encoded twice over.
+const BYTES_A_NUMBER: u64 = 12;
+
+/// Publishes what a view shows as the next version of its model, on the threads of the pool that this runs in. A shard is folded
+/// into another one of the same version, for this server alone (`fold`). `progress` is told how many of [`MERGE_STEPS`] are done.
+///
+/// # Errors
+/// `Conflict` where another version came meanwhile, which takes over; `NoSpace` where memory or the disk do not suffice; `Io`. The
+/// store is then as it was.
+pub fn merge(store: &Store, view: &View, progress: &(dyn Fn(usize) + Sync)) -> Result<MergedVersion> {
+    let start = Instant::now();
+    let main = view.main();
+    let numbers = view.items() as u64 * view.dimension() as u64;
+    let free = memory::available_bytes().unwrap_or(u64::MAX);
+    if numbers.saturating_mul(BYTES_A_NUMBER) > free {
+        let need = numbers.saturating_mul(BYTES_A_NUMBER) >> 20;
+        return Err(Error::no_space(format!("a merge takes {need} MB of memory, {} are free", free >> 20)));
+    }
+    if let Some(shards) = &main.shards {
+        return fold(store, view, shards);
+    }
+    let mut made = MergedVersion {
+        version: 0,
+        position: view.position(),
+        items: view.items(),
+        lists: 0,
+        is_trained: false,
+        seconds: 0.0,
+    };
+    made.version = store.publish_unrivalled(&main.manifest.name, |folder, version| {
+        let mut merging = Merging::of(view, progress)?;
+        progress(1);
+        let (index, watched) = merging.arrange(folder)?;
+        progress(3);
+        made.lists = merging.arranged.built.list_lengths.len();
+        made.is_trained = merging.is_trained;
+        let files = merging.version();
+        let mut sums = files.write_package(folder)?;
+        sums.extend(files.write_items(&merging.arranged, folder, &merging.arranged.built)?);
+        sums.insert(INDEX_FILE.into(), index);
+        let decisions = serving::keep(&main.package, &main.manifest.decisions, folder, &mut sums)?;
+        if let Some(MergedCalibration { calibration, queries, strata }) = watched {
+            sums.extend(strata.map(|sum| (STRATA_FILE.into(), sum)));
+            sums.insert(CALIBRATION_FILE.into(), calibration.write(&folder.join(CALIBRATION_FILE))?);
+            sums.extend(queries.write(&folder.join(QUERIES_FILE))?.map(|sum| (QUERIES_FILE.into(), sum)));
+        }
+        let graphs = main.package.graphs().map(|(file, runs)| (file.to_owned(), runs.into())).collect();
+        let mut manifest = Manifest {
+            format: FORMAT,
+            name: main.manifest.name.clone(),
+            version,
+            dimension: view.dimension(),
+            items: made.items,
+            slots: merging.arranged.built.order.len(),
+            lists: made.lists,
+            position: made.position,
+            shard: None,
+            folded: None,
+            merged: Some(MergedFrom { origin: main.manifest.origin(), trained_share: merging.trained_share }),
+            provenance: Provenance { program: PROGRAM.into(), ..main.manifest.provenance.clone() },
+            files: sums,
+            graphs: Some(graphs),
+            decisions,
+        };
+        // What the model once had to answer, of other items, is answered by these now.
+        warm::answer(folder, &mut manifest, false)?;
+        manifest.provenance.seconds = start.elapsed().as_secs_f64();
+        manifest.write(folder)?;
+        progress(MERGE_STEPS);
+        Ok(())
+    })?;
+    made.seconds = start.elapsed().as_secs_f64();
+    Ok(made)
+}
+
+/// The items of a view on their way into a version.
+struct Merging<'a> {
+    view: &'a View,
+    arranged: Arranged,
+    /// Which items lie together within a list.
+    alike: Vec<u64>,
+    /// The rows of items of a new kind, ascending; none where there are no more strays than among other items.
+    strays: Vec<u32>,
+    trained_share: Option<f64>,
+    is_trained: bool,
+    progress: &'a (dyn Fn(usize) + Sync),
+}
+
+impl<'a> Merging<'a> {
+    /// Gathers the items, in the lists that go on.
+    fn of(view: &'a View, progress: &'a (dyn Fn(usize) + Sync)) -> Result<Self> {
+        let main = view.main();
+        let items = ViewItems::of(view)?;
+        let is_nearest = !main.index.penalties().is_empty();
+        let rows = items.rows()?;
+        let mut built = ivf::rebalance(rows, &items.lists, &items.strays, is_nearest, main.recipe.index.rescore)?;
+        built.keep_first_pass(&main.index);
+        if main.index.has_first_pass() && items.strays.len() as f64 >= STRAYS_OF_CODES * items.lists.len() as f64 {
+            built.train_first_pass(&rows.into(), &main.recipe.index)?;
+        }
+        let is_kind = items.strays.len() as f64 > STRAYS_OF_A_KIND * items.brought as f64;
+        let strays = if is_kind { items.strays.clone() } else { Vec::new() };
+        let (arranged, alike) = items.arranged(built)?;
+        let of_main = main.calibration.as_ref();
+        let of_main = of_main.map(|c| share(c, &main.recipe, main.index.items(), main.index.lists()));
+        let trained_share = main.manifest.merged.as_ref().map_or(of_main, |from| from.trained_share);
+        Ok(Merging { view, arranged, alike, strays, trained_share, is_trained: false, progress })
+    }
+
+    /// Writes the index, with its lists as they go on or trained anew. Returns its checksum, and what was measured of it.
+    fn arrange(&mut self, folder: &Path) -> Result<(Checksum, Option<MergedCalibration>)> {
+        let recipe = &self.view.main().recipe;
+        // Lists that came with their items, from another program, are not ours to train.
+        let may_train = self.view.main().index.penalties().is_empty();
+        if may_train && !self.fits(recipe) {
+            return self.train(folder);
+        }
+        let (sum, measured) = self.write_index(folder)?;
+        let now = measured.as_ref().map(|measured| self.share(&measured.calibration));
+        let has_drifted = |(now, then): (f64, f64)| now > DRIFT * then + 1.0 / self.lists() as f64;
+        match may_train && now.zip(self.trained_share).is_some_and(has_drifted) {
+            true => self.train(folder),
+            false => {
+                self.trained_share = self.trained_share.or(now);
+                Ok((sum, measured))
+            }
+        }
+    }
+
+    /// Whether there are about as many lists as a catalogue of this size gets.
+    fn fits(&self, recipe: &Recipe) -> bool {
+        let is_coded = self.view.main().index.has_first_pass();
+        let wanted = recipe.index.lists_of(self.arranged.ids.len(), is_coded).unwrap_or(1);
+        let is_ours = recipe.index.lists == 0;
+        // Versions with codes had twice as many lists before: they go on with them.
+        let most = if is_coded { wanted * 4 } else { wanted * 2 };
+        !is_ours || (wanted.div_ceil(2)..=most).contains(&self.lists())
+    }
+
+    fn train(&mut self, folder: &Path) -> Result<(Checksum, Option<MergedCalibration>)> {
+        let items = self.arranged.ids.len();
+        let options = &self.view.main().recipe.index;
+        let options = ivf::Options { lists: options.lists.min(items), ..options.clone() };
+        let rows = &self.arranged.embedded.vectors;
+        self.arranged.built = ivf::build(rows, &ivf::RowSurvey::of(rows)?, &options, &|_| ())?;
+        self.is_trained = true;
+        let (sum, measured) = self.write_index(folder)?;
+        self.trained_share = measured.as_ref().map(|measured| self.share(&measured.calibration));
+        Ok((sum, measured))
+    }
+
+    fn write_index(&mut self, folder: &Path) -> Result<(Checksum, Option<MergedCalibration>)> {
+        self.arranged.built.sort_lists(&self.alike);
+        let sum = self.arranged.write_index(folder, &self.arranged.built)?;
+        (self.progress)(2);
+        let main = self.view.main();
+        let of_main = OfMain {
+            folder: main.package.folder(),
+            manifest: &main.manifest,
+            package: &main.package,
+            recipe: &main.recipe,
+        };
+        Ok((sum, calibrate::merged(folder, &of_main, &self.stray_slots())?))
+    }
+
+    /// The slots of the items of a new kind.
+    fn stray_slots(&self) -> Vec<u32> {
+        let is_stray = |row: &u32| self.strays.binary_search(row).is_ok();
+        let slots = (0..).zip(&self.arranged.built.order);
+        slots.filter(|(_, row)| is_stray(row)).map(|(slot, _)| slot).collect()
+    }
+
+    fn share(&self, calibration: &Calibration) -> f64 {
+        share(calibration, &self.view.main().recipe, self.arranged.ids.len(), self.lists())
+    }
+
+    fn lists(&self) -> usize {
+        self.arranged.built.list_lengths.len()
+    }
+
+    fn version(&self) -> Version<'_> {
+        let main = self.view.main();
+        let package: &Package = &main.package;
+        Version {
+            package: Some(package),
+            spec: &package.spec,
+            tables: &package.tables,
+            recipe: &main.recipe,
+            version: Some(&main.manifest),
+        }
+    }
+}
+
+/// The share of the lists that the recall of a recipe takes.
+fn share(calibration: &Calibration, recipe: &Recipe, items: usize, lists: usize) -> f64 {
+    let wanted = Wanted { candidates: WATCHED.min(items), pass_rate: 1.0, recall: recipe.serving.recall };
+    calibration.choose(wanted, items, lists).probes as f64 / lists.max(1) as f64
+}

@@ -1,0 +1,219 @@
+//! The shards of a version, each put together by itself.
+//!
+//! A worker writes the files that tell of a shard's items, and what the queries of the calibration find in it. What is left for the
+//! publication is to count that, to write what all shards share, and to name them (`super::super::shards`).
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use super::super::budget::Budget;
+use super::super::catalogue::{Arranged, Arranging};
+use super::super::request::{Progress, Publish, Stage};
+use super::super::{calibrate, serving, tables, write};
+use super::gather::{gather, publication};
+use super::piece::{self, Made, Piece};
+use super::steps::{PartCounts, assigned, centroids};
+use super::terms::{PartFolders as _, PartShard, PartTerms};
+use sterling_batch::jobs::JobFolder;
+use sterling_core::error::{Error, Kind, Result};
+use sterling_snapshot::INDEX_FILE;
+use sterling_snapshot::model::{AskedPrecision, Decisions, Package, WARMUP_FILE};
+use sterling_storage::files::{self, Checksum};
+
+/// Which shards these are, and what they follow from.
+struct Cut {
+    job: JobFolder<PartTerms>,
+    shards: u32,
+    /// All parts, the centroids, the lists and the queries, by their checksums.
+    of: String,
+}
+
+impl Cut {
+    /// The shards of a publication whose parts are all assigned.
+    fn of(root: &Path, what: &Publish, package: Option<&Package>, shards: u32) -> Result<Self> {
+        let job = JobFolder::<PartTerms>::begun(root)?;
+        job.check_terms(&PartTerms::of(what, package, job.asked().vectors.clone())?)?;
+        let parts = job.parts(false)?;
+        let (trained, _) = centroids(&job, &parts)?;
+        let lists = assigned(&job, &parts, &trained, false)?;
+        let lists = lists.iter().map(Piece::digest).collect::<Result<Vec<_>>>()?;
+        let queries = calibrate::source(what.queries.as_deref(), what.package.as_deref());
+        let queries = queries.map(|file| Checksum::of_file(&file)).transpose()?;
+        let of = serde_json::to_string(&(trained.digest()?, lists, queries, shards));
+        Ok(Cut { job, shards, of: of.map_err(|e| Error::internal(format!("job: {e}")))? })
+    }
+
+    fn folder(&self, shard: u32) -> PathBuf {
+        self.job.root().join(shard_name(shard, self.shards))
+    }
+
+    /// What a shard follows from.
+    fn origin(&self, shard: u32) -> String {
+        format!("shard {shard} of {}", self.of)
+    }
+}
+
+fn shard_name(shard: u32, shards: u32) -> String {
+    format!("shard-{shard}-of-{shards}")
+}
+
+/// A worker that puts shards together.
+pub struct Cutting {
+    cut: Cut,
+    what: Publish,
+    package: Option<Package>,
+}
+
+impl Cutting {
+    /// A worker for a job all of whose units are assigned: it makes some of so many `shards`. `queries` are those of [`Publish`].
+    ///
+    /// # Errors
+    /// `NotFound` with what is to be done before; `Unsupported` for a package that must answer requests before it is published;
+    /// `Corrupt` with the file that is damaged.
+    pub fn open(root: &Path, shards: u32, queries: Option<PathBuf>, memory_bytes: Option<u64>) -> Result<Self> {
+        let what = Publish { shards: Some(shards), queries, memory_bytes, ..publication(root)? };
+        what.check()?;
+        let package = what.package.as_deref().map(Package::open).transpose()?;
+        check_silent(package.as_ref())?;
+        Ok(Cutting { cut: Cut::of(root, &what, package.as_ref(), shards)?, what, package })
+    }
+
+    /// How many units there are: shards.
+    pub fn units(&self) -> usize {
+        self.cut.shards as usize
+    }
+
+    /// Puts a shard together; nothing where that is done.
+    ///
+    /// # Errors
+    /// As a publication; `Invalid` where the shard would hold nothing.
+    pub fn cut(&self, unit: usize, progress: &Progress<'_>) -> Result<Option<PartCounts>> {
+        if unit >= self.units() {
+            return Err(Error::invalid(format!(
+                "unit {unit}: expected the number of a shard, 0 to {}",
+                self.units() - 1
+            )));
+        }
+        let shard = unit as u32;
+        let (path, of) = (self.cut.folder(shard), self.cut.origin(shard));
+        if piece::is_there::<PartShard>(&path, &of)? {
+            return Ok(None);
+        }
+        let Cutting { cut, what, package } = self;
+        let (root, package) = (cut.job.root(), package.as_ref());
+        progress(Stage::Reading, 0, 1);
+        let catalogue = gather(root, what, package, Budget::of(what.memory_bytes), root, progress)?;
+        let (spec, tables) = tables::described(what, package, catalogue.dimension())?;
+        let of_shards = Some(cut.shards);
+        let arranging = Arranging { what, package, spec: &spec, folder: root, of_shards };
+        let arranged = catalogue.arrange(&arranging, progress)?;
+        let files = write::Version { package, spec: &spec, tables: &tables, recipe: &what.recipe, version: None };
+        let mut items = 0;
+        let make = |folder: &Path| {
+            let made = self.write((&files, &arranged), shard, folder, progress)?;
+            items = made.0.items;
+            Ok(made)
+        };
+        piece::write(&path, of, make)?;
+        Ok(Some(PartCounts { items }))
+    }
+
+    fn write(
+        &self,
+        (version, arranged): (&write::Version<'_>, &Arranged),
+        shard: u32,
+        folder: &Path,
+        progress: &Progress<'_>,
+    ) -> Result<Made<PartShard>> {
+        let built = arranged.shard(shard, self.cut.shards)?;
+        progress(Stage::Writing, 0, 2);
+        let mut files = version.write_items(arranged, folder, &built)?;
+        progress(Stage::Writing, 1, 2);
+        files.insert(INDEX_FILE.into(), arranged.write_index(folder, &built)?);
+        progress(Stage::Writing, 2, 2);
+        let decisions = match version.package {
+            Some(package) => serving::prepare(package, folder, &self.what.recipe, &mut files)?,
+            None => Decisions::default(),
+        };
+        let told = |done, total| progress(Stage::Calibrating, done, total);
+        let (queries, own) = (self.what.queries.as_deref(), self.what.package.as_deref());
+        let source = calibrate::source(queries, own);
+        let found = calibrate::shard(folder, (&built, arranged), (source.as_deref(), version), &told)?;
+        files.extend(found.map(|sum| (calibrate::FINDINGS_FILE.to_owned(), sum)));
+        files::sync_folder(folder).map_err(|e| Error::io(folder.display(), e))?;
+        let (items, slots) = (built.items(), built.order.len());
+        let (dimension, lists) = (arranged.embedded.vectors.cols(), built.list_lengths.len());
+        Ok((PartShard { items, slots, dimension, lists, decisions }, files))
+    }
+}
+
+/// Refuses a package that answers requests before it is published: what it says is said of all items.
+fn check_silent(package: Option<&Package>) -> Result<()> {
+    let Some(package) = package else { return Ok(()) };
+    let what = match package.spec.precision {
+        AskedPrecision::Auto => "leaves its precision to a measurement",
+        _ if package.folder().join(WARMUP_FILE).exists() => "has golden answers",
+        _ => return Ok(()),
+    };
+    Err(Error::unsupported(format!(
+        "{}: the package {what}, which takes all items at once: expected `publish --parts --shards` without shards that were cut before",
+        package.folder().display()
+    )))
+}
+
+/// The shards of a version, all of them made.
+pub(crate) struct CutShards {
+    /// The item file of the publication, or the folder of such.
+    pub(crate) items_file: PathBuf,
+    pub(crate) dimension: usize,
+    /// By their numbers.
+    pub(crate) shards: Vec<CutShard>,
+}
+
+/// A shard that was made.
+pub(crate) struct CutShard {
+    pub(crate) folder: PathBuf,
+    pub(crate) holds: PartShard,
+    pub(crate) files: BTreeMap<String, Checksum>,
+}
+
+/// The shards that workers have put together for a publication; none where none were begun.
+///
+/// # Errors
+/// `NotFound` with those that are missing; `Corrupt` with the one that follows from something else, or whose files are not what they were.
+pub(crate) fn cut_shards(
+    root: &Path,
+    what: &Publish,
+    package: Option<&Package>,
+    shards: u32,
+) -> Result<Option<CutShards>> {
+    if !(0..shards).any(|shard| root.join(shard_name(shard, shards)).exists()) {
+        return Ok(None);
+    }
+    let cut = Cut::of(root, what, package, shards)?;
+    let (mut found, mut missing) = (Vec::with_capacity(shards as usize), Vec::new());
+    for shard in 0..shards {
+        let folder = cut.folder(shard);
+        match Piece::<PartShard>::sized(&folder, &cut.origin(shard)) {
+            Ok(piece) => {
+                piece.check(&folder, |file| file == calibrate::FINDINGS_FILE)?;
+                let (holds, files) = piece.into_parts();
+                found.push(CutShard { folder, holds, files });
+            }
+            Err(e) if e.kind() == Kind::NotFound => missing.push(shard.to_string()),
+            Err(e) => return Err(e),
+        }
+    }
+    if !missing.is_empty() {
+        return Err(Error::not_found(format!(
+            "{}: {} of {shards} shards are not cut: {}; cut them too, or remove the folders of the others",
+            root.display(),
+            missing.len(),
+            missing.join(", ")
+        )));
+    }
+    let left: Vec<String> = (0..shards).map(|shard| shard_name(shard, shards)).collect();
+    cut.job.sweep(&left.iter().map(String::as_str).collect::<Vec<_>>())?;
+    let (items_file, dimension) = (cut.job.asked().items.clone(), found[0].holds.dimension);
+    Ok(Some(CutShards { items_file, dimension, shards: found }))
+}

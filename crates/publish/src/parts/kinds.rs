@@ -1,0 +1,97 @@
+//! What columns are in each part. A part is read and embedded by itself, so what a vector or a feature is made of must be of one kind in
+//! all of them, or the whole would have been read otherwise; other columns become what they are of the whole when parts are gathered.
+
+use std::collections::BTreeMap;
+
+use super::super::embed;
+use super::piece::Piece;
+use super::terms::{PartFolders as _, PartItems, PartTerms};
+use sterling_batch::jobs::JobFolder;
+use sterling_core::error::{Error, Result};
+use sterling_index::columns::ItemValues;
+use sterling_snapshot::items::Items;
+use sterling_snapshot::model::Package;
+
+/// How the kind of a column of vectors begins.
+const VECTORS: &str = "vectors of ";
+
+/// What the columns are that have a value.
+pub(super) fn kinds(items: &Items) -> BTreeMap<String, String> {
+    let columns = items.columns.iter().map(|column| (column.name.clone(), kind(&column.values).to_owned()));
+    let dense = items.dense.iter().map(|(name, rows)| (name.clone(), format!("{VECTORS}{} numbers", rows.cols())));
+    columns.chain(dense).collect()
+}
+
+fn kind(values: &ItemValues) -> &'static str {
+    match values {
+        ItemValues::Integers { .. } => "integers",
+        ItemValues::Texts { .. } => "texts",
+        ItemValues::Floats(_) => "numbers",
+    }
+}
+
+/// Refuses columns of vectors that are something else in another part, or are not there, and rows of a file of vectors that are not those
+/// of the items.
+///
+/// # Errors
+/// `Invalid` with the column and both files; `Conflict` with the file before which another has changed.
+pub(super) fn check_vectors(job: &JobFolder<PartTerms>, parts: &[Piece<PartItems>]) -> Result<()> {
+    let mut before = 0;
+    for (unit, part) in parts.iter().enumerate() {
+        if let Some(first) = part.holds.first_row.filter(|first| *first != before) {
+            return Err(Error::conflict(format!(
+                "{}: {before} items stand before those of {}, {first} did when it was embedded; remove this folder to have it made again",
+                job.part(unit).display(),
+                job.units()[unit].input.display()
+            )));
+        }
+        before += part.holds.items;
+        for (name, expected) in part.holds.kinds.iter().filter(|(_, kind)| kind.starts_with(VECTORS)) {
+            let place = job.units()[unit].input.display();
+            check_column(job, parts, (name, expected), false, &place)?;
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a catalogue without a column that the item tower reads, and one where a part had another kind of it.
+///
+/// # Errors
+/// `Invalid` with the column and the file.
+pub(super) fn check_sources(
+    job: &JobFolder<PartTerms>,
+    parts: &[Piece<PartItems>],
+    package: Option<&Package>,
+    items: &Items,
+) -> Result<()> {
+    let is_vectors =
+        |name: &str| parts.iter().any(|part| part.holds.kinds.get(name).is_some_and(|k| k.starts_with(VECTORS)));
+    embed::check_sources(package, |name| items.has(name) || is_vectors(name))?;
+    for source in embed::sources(package) {
+        if let Some(column) = items.columns.iter().find(|column| column.name == source) {
+            // Of a part without a value each item is as one of the whole that misses it.
+            check_column(job, parts, (source, kind(&column.values)), true, &"all files together")?;
+        }
+    }
+    Ok(())
+}
+
+fn check_column(
+    job: &JobFolder<PartTerms>,
+    parts: &[Piece<PartItems>],
+    (name, expected): (&str, &str),
+    may_miss: bool,
+    place: &dyn std::fmt::Display,
+) -> Result<()> {
+    for (unit, part) in parts.iter().enumerate().filter(|(_, part)| part.holds.items > 0) {
+        let got = part.holds.kinds.get(name).map(String::as_str);
+        if got.map_or(!may_miss, |got| got != expected) {
+            return Err(Error::invalid(format!(
+                "column `{name}`: {} in {}, expected {expected} as in {place}",
+                got.unwrap_or("no values"),
+                job.units()[unit].input.display()
+            )));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,172 @@
+//! A folder that is there whole or not at all, with a note of what it follows from and what its files are.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::Path;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use sterling_core::error::{Error, Kind, Result};
+use sterling_storage::files::{self, Checksum};
+
+const NOTE: &str = "note.json";
+
+/// What the note of a piece says.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Piece<T> {
+    /// Everything that it follows from.
+    of: String,
+    /// What it is like.
+    pub(super) holds: T,
+    files: BTreeMap<String, Checksum>,
+}
+
+/// A piece as its note has it, with the checksum of all that it says.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Note<T> {
+    piece: Piece<T>,
+    digest: String,
+}
+
+/// What a piece that is being made holds, and its files.
+pub(super) type Made<T> = (T, BTreeMap<String, Checksum>);
+
+/// Makes a piece: `make` writes its files into a folder that gets its name at the end. Where another worker has made it meanwhile, that
+/// one stands.
+///
+/// # Errors
+/// What `make` returns; `Io` or `NoSpace` with the path.
+pub(super) fn write<T: Serialize>(path: &Path, of: String, make: impl FnOnce(&Path) -> Result<Made<T>>) -> Result<()> {
+    let staging = files::temporary(path);
+    let io = |e| Error::io(path.display(), e);
+    fs::create_dir(&staging).map_err(io)?;
+    let written = make(&staging).and_then(|(holds, files)| {
+        let piece = Piece { of, holds, files };
+        let digest = piece.digest()?;
+        let text = serde_json::to_vec_pretty(&Note { piece, digest }).map_err(|e| unsaid(&e))?;
+        files::write_atomic(&staging.join(NOTE), |out| out.write_all(&text))?;
+        fs::rename(&staging, path).map_err(io)
+    });
+    if let Err(e) = written {
+        // Another's may be there, and whoever found all units done may have removed this one's.
+        let _ = fs::remove_dir_all(&staging);
+        return if path.join(NOTE).exists() { Ok(()) } else { Err(e) };
+    }
+    path.parent().map_or(Ok(()), files::sync_folder).map_err(io)
+}
+
+/// Whether a piece is there that follows from this.
+///
+/// # Errors
+/// As [`Piece::noted`].
+pub(super) fn is_there<T: Serialize + DeserializeOwned>(path: &Path, of: &str) -> Result<bool> {
+    match Piece::<T>::noted(path, of) {
+        Ok(_) => Ok(true),
+        Err(e) if e.kind() == Kind::NotFound => Ok(false),
+        Err(e) => Err(e),
+    }
+}
+
+fn wrong(file: &Path, what: &dyn std::fmt::Display) -> Error {
+    Error::corrupt(format!("{}: {what}; remove the folder to have it made again", file.display()))
+}
+
+fn unsaid(e: &serde_json::Error) -> Error {
+    Error::internal(format!("{NOTE}: {e}"))
+}
+
+impl<T: Serialize + DeserializeOwned> Piece<T> {
+    /// The note of a piece that is to follow from this; its files are not looked at.
+    ///
+    /// # Errors
+    /// `NotFound` without one; `Corrupt` for a note that is damaged, and for one of something else; `Io`.
+    pub(super) fn noted(path: &Path, of: &str) -> Result<Self> {
+        let corrupt = |what: &dyn std::fmt::Display| {
+            Error::corrupt(format!("{}: {what}; remove this folder to have it made again", path.display()))
+        };
+        let text = match fs::read(path.join(NOTE)) {
+            Err(_) if path.exists() && !path.join(NOTE).exists() => return Err(corrupt(&format_args!("no {NOTE}"))),
+            read => read.map_err(|e| Error::io(path.display(), e))?,
+        };
+        let note: Note<T> = serde_json::from_slice(&text).map_err(|e| corrupt(&format_args!("{NOTE}: {e}")))?;
+        if note.piece.digest()? != note.digest {
+            return Err(corrupt(&format_args!("{NOTE}: not as it was written")));
+        }
+        match note.piece.of == of {
+            true => Ok(note.piece),
+            false => Err(corrupt(&"it follows from other files, centroids or queries than are here now")),
+        }
+    }
+
+    /// The same, with files that are whole.
+    ///
+    /// # Errors
+    /// As [`Piece::noted`]; `Corrupt` with the file that is damaged.
+    pub(super) fn open(path: &Path, of: &str) -> Result<Self> {
+        let piece = Piece::noted(path, of)?;
+        piece.check(path, |_| true)?;
+        Ok(piece)
+    }
+
+    /// The same, with files of the length that they had.
+    ///
+    /// # Errors
+    /// As [`Piece::open`].
+    pub(super) fn sized(path: &Path, of: &str) -> Result<Self> {
+        let piece = Piece::noted(path, of)?;
+        for (name, sum) in &piece.files {
+            match fs::metadata(path.join(name)) {
+                Err(e) if e.kind() == ErrorKind::NotFound => return Err(wrong(&path.join(name), &"missing")),
+                about => {
+                    let bytes = about.map_err(|e| Error::io(path.join(name).display(), e))?.len();
+                    if bytes != sum.bytes {
+                        let got = format_args!("{bytes} bytes, expected {}", sum.bytes);
+                        return Err(wrong(&path.join(name), &got));
+                    }
+                }
+            }
+        }
+        Ok(piece)
+    }
+
+    /// Refuses a piece of whose files one that `is_asked` for is not what it was.
+    ///
+    /// # Errors
+    /// `Corrupt` with the file.
+    pub(super) fn check(&self, path: &Path, is_asked: impl Fn(&str) -> bool) -> Result<()> {
+        for (name, sum) in self.files.iter().filter(|(name, _)| is_asked(name)) {
+            let file = path.join(name);
+            let now = match Checksum::of_file(&file) {
+                Err(e) if e.kind() == Kind::NotFound => return Err(wrong(&file, &"missing")),
+                now => now?,
+            };
+            if now != *sum {
+                let (Checksum { bytes, xxh3 }, got) = (sum, &now);
+                let got = format_args!("{} bytes with the hash {}, expected {bytes} with {xxh3}", got.bytes, got.xxh3);
+                return Err(wrong(&file, &got));
+            }
+        }
+        Ok(())
+    }
+
+    /// What it holds, and its files.
+    pub(super) fn into_parts(self) -> Made<T> {
+        (self.holds, self.files)
+    }
+
+    pub(super) fn has(&self, file: &str) -> bool {
+        self.files.contains_key(file)
+    }
+}
+
+impl<T: Serialize> Piece<T> {
+    /// The checksum of all that it says, and so of all that it holds.
+    pub(super) fn digest(&self) -> Result<String> {
+        let text = serde_json::to_vec(self).map_err(|e| unsaid(&e))?;
+        Ok(Checksum::of(&text).xxh3)
+    }
+}

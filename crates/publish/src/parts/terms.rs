@@ -1,0 +1,229 @@
+//! What is asked of every part of a publication, and where what becomes of it lies.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
+
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+
+use super::super::catalogue::item_path;
+use super::super::request::{Publish, Vectors};
+use super::piece::Piece;
+use sterling_batch::jobs::{JobFolder, Purpose};
+use sterling_core::error::{Error, Kind, Result};
+use sterling_index::ivf::RowSurvey;
+use sterling_snapshot::PROGRAM;
+use sterling_snapshot::model::{Decisions, Package};
+use sterling_storage::files::Checksum;
+
+/// Everything but the item files that a publication follows from.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct PartTerms {
+    program: String,
+    pub(super) package: Option<PathBuf>,
+    /// The checksum of those of the package's files.
+    package_files: String,
+    pub(super) name: Option<String>,
+    /// As they were given: a file, or a folder of such.
+    pub(super) items: PathBuf,
+    pub(super) vectors: Option<VectorFile>,
+    pub(super) recipe: String,
+}
+
+/// A file of vectors beside the items: too large to be hashed by every worker.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct VectorFile {
+    pub(super) path: PathBuf,
+    bytes: u64,
+    modified_ns: u128,
+}
+
+impl VectorFile {
+    /// The file as it is now.
+    pub(super) fn now(path: &Path) -> Result<Self> {
+        let read = fs::metadata(path).and_then(|about| Ok((about.len(), about.modified()?)));
+        let (bytes, modified) = read.map_err(|e| Error::io(path.display(), e))?;
+        let modified_ns = modified.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos());
+        Ok(VectorFile { path: path.into(), bytes, modified_ns })
+    }
+
+    /// Its path, where it is as it was.
+    pub(super) fn checked(&self) -> Result<&Path> {
+        match VectorFile::now(&self.path)? == *self {
+            true => Ok(&self.path),
+            false => Err(Error::conflict(format!("{}: changed since the job was begun", self.path.display()))),
+        }
+    }
+}
+
+impl PartTerms {
+    /// The terms of a publication, with vectors from a file as it was.
+    pub(super) fn of(what: &Publish, package: Option<&Package>, vectors: Option<VectorFile>) -> Result<Self> {
+        if let Some(Vectors::Faiss(index)) = &what.vectors {
+            let index = index.display();
+            return Err(Error::unsupported(format!(
+                "{index}: items of an index of Faiss have lists, expected item files"
+            )));
+        }
+        let files = package.iter().flat_map(|package| package.files().into_iter().map(move |name| (package, name)));
+        let files = files.map(|(package, name)| Ok((Checksum::of_file(&package.folder().join(&name))?, name)));
+        let files = files.collect::<Result<Vec<_>>>()?;
+        let told: String = files.iter().map(|(sum, name)| format!("{name} {} {}\n", sum.bytes, sum.xxh3)).collect();
+        Ok(PartTerms {
+            program: PROGRAM.into(),
+            package: what.package.clone(),
+            package_files: Checksum::of(told.as_bytes()).xxh3,
+            name: what.name.clone(),
+            items: item_path(what)?,
+            vectors,
+            recipe: what.recipe.to_toml()?,
+        })
+    }
+}
+
+impl Purpose for PartTerms {
+    fn difference(&self, others: &Self) -> Option<(&'static str, String, String)> {
+        let told = |terms: &PartTerms| {
+            [
+                ("program", terms.program.clone()),
+                ("package", format!("{:?}", terms.package)),
+                ("package, by the checksum of its files,", terms.package_files.clone()),
+                ("name", format!("{:?}", terms.name)),
+                ("item file", terms.items.display().to_string()),
+                ("file of vectors", format!("{:?}", terms.vectors)),
+                ("recipe", format!("{:?}", terms.recipe)),
+            ]
+        };
+        let mut both = told(self).into_iter().zip(told(others));
+        both.find(|(here, there)| here != there).map(|((what, here), (_, there))| (what, here, there))
+    }
+}
+
+/// What is known of the items of a part.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct PartItems {
+    pub(super) items: usize,
+    /// The row of its first item in the file of vectors beside the items, where there is one.
+    pub(super) first_row: Option<usize>,
+    /// Of its vectors, where it has items.
+    pub(super) survey: Option<RowSurvey>,
+    /// What each column with a value is, vectors among them.
+    pub(super) kinds: BTreeMap<String, String>,
+}
+
+/// The lists of the items of a part.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct PartLists {
+    pub(super) items: usize,
+}
+
+/// Centroids that were trained.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct PartCentroids {
+    /// The one length of all rows, where they have one.
+    pub(super) length: Option<f32>,
+}
+
+/// What is known of a shard.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct PartShard {
+    pub(crate) items: usize,
+    pub(crate) slots: usize,
+    pub(crate) dimension: usize,
+    pub(crate) lists: usize,
+    /// What of the reranker is kept of its items.
+    pub(crate) decisions: Decisions,
+}
+
+pub(super) const TRAINED: &str = "trained";
+pub(super) const ITEMS: &str = "items.parquet";
+pub(super) const VECTORS: &str = "vectors.npy";
+pub(super) const KEPT: &str = "kept.bin";
+pub(super) const CENTROIDS: &str = "centroids.npy";
+pub(super) const LISTS: &str = "lists.npy";
+
+/// The files that the units of a publication leave in the folder of their job.
+pub(super) trait PartFolders {
+    /// Where the items of a unit are.
+    fn part(&self, unit: usize) -> PathBuf;
+
+    /// Where its lists are.
+    fn lists(&self, unit: usize) -> PathBuf;
+
+    /// Where the centroids are.
+    fn trained(&self) -> PathBuf;
+
+    /// The parts of all units, with files that are whole where that `is_whole`.
+    fn parts(&self, is_whole: bool) -> Result<Vec<Piece<PartItems>>>;
+
+    /// What is there of every unit.
+    ///
+    /// # Errors
+    /// `NotFound` with the units of which nothing is; what `read` returns else.
+    fn all<P: Send>(&self, what: &str, read: impl Fn(usize) -> Result<P> + Sync) -> Result<Vec<P>>;
+
+    /// What the centroids follow from: the terms and every part.
+    fn training(&self, parts: &[Piece<PartItems>]) -> Result<String>;
+}
+
+impl PartFolders for JobFolder<PartTerms> {
+    fn part(&self, unit: usize) -> PathBuf {
+        self.root().join(self.name(unit))
+    }
+
+    fn lists(&self, unit: usize) -> PathBuf {
+        self.root().join(format!("{}-lists", self.name(unit)))
+    }
+
+    fn trained(&self) -> PathBuf {
+        self.root().join(TRAINED)
+    }
+
+    fn parts(&self, is_whole: bool) -> Result<Vec<Piece<PartItems>>> {
+        let read = if is_whole { Piece::open } else { Piece::noted };
+        self.all("embedded", |unit| read(&self.part(unit), &self.origin(unit)?))
+    }
+
+    fn all<P: Send>(&self, what: &str, read: impl Fn(usize) -> Result<P> + Sync) -> Result<Vec<P>> {
+        const NAMED: usize = 8;
+        let units = self.units();
+        let found: Vec<Result<P>> = (0..units.len()).into_par_iter().map(&read).collect();
+        let is_missing = |found: &Result<P>| matches!(found, Err(e) if e.kind() == Kind::NotFound);
+        let missing: Vec<usize> = (0..units.len()).filter(|&unit| is_missing(&found[unit])).collect();
+        if missing.is_empty() {
+            return found.into_iter().collect();
+        }
+        let named = missing.iter().take(NAMED).map(|&unit| format!("{unit} ({})", units[unit].input.display()));
+        let named: Vec<String> = named.collect();
+        let more = if missing.len() > NAMED { ", ..." } else { "" };
+        Err(Error::not_found(format!(
+            "{}: {} of {} units are not {what}: {}{more}",
+            self.root().display(),
+            missing.len(),
+            units.len(),
+            named.join(", ")
+        )))
+    }
+
+    fn training(&self, parts: &[Piece<PartItems>]) -> Result<String> {
+        let digests = parts.iter().map(Piece::digest).collect::<Result<Vec<_>>>()?;
+        said(&(self.asked(), digests))
+    }
+}
+
+/// What lists follow from: the part, and the centroids.
+pub(super) fn assigning(part: &Piece<PartItems>, trained: &Piece<PartCentroids>) -> Result<String> {
+    said(&[part.digest()?, trained.digest()?])
+}
+
+fn said(what: &impl Serialize) -> Result<String> {
+    serde_json::to_string(what).map_err(|e| Error::internal(format!("job: {e}")))
+}

@@ -1,0 +1,172 @@
+//! Which precision a model gets that leaves it open: bf16 where that hardly changes what it answers to sample requests, else f32.
+//!
+//! The version answers each request in both. It must keep [`OVERLAP`] of the items that it returns in f32, and the golden answers that came
+//! with the package within their tolerance. Where there is nothing to ask, or the processor that publishes has no products of bf16, it is
+//! f32, and the reason says so.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::calibrate::spread;
+use crate::warmup;
+use sterling_api::{Retrievals, retrievals};
+use sterling_core::error::{Error, Result};
+use sterling_core::request::{Content, Ranked, Request, Retrieve, User};
+use sterling_core::units::Slot;
+use sterling_graph::dense::Precision;
+use sterling_graph::tower::Threads;
+use sterling_kernels::cpu::Kernels;
+use sterling_serving::pass::{self, Cpu};
+use sterling_serving::view::View;
+use sterling_snapshot::model::{AskedPrecision, DecidedPrecision, Decisions, Package, WARMUP_FILE};
+use sterling_snapshot::{Manifest, Placement, REQUESTS_FILE, Snapshot};
+
+/// Most requests that are asked.
+const REQUESTS_MAX: usize = 64;
+/// The share of the items returned in f32 that is to be returned in bf16.
+const OVERLAP: f64 = 0.98;
+
+/// What is asked: a line of the warm-up or of the sample requests, or an item's vector.
+enum Sample {
+    Body(String),
+    Item(Vec<f32>),
+}
+
+/// What two precisions answered to the same requests.
+#[derive(Default)]
+struct Compared {
+    requests: usize,
+    returned: usize,
+    kept: usize,
+    /// Of the largest score of its request.
+    largest_difference: f32,
+}
+
+/// Decides for the version in `folder`, whole but for its manifest, where its model leaves the precision open.
+///
+/// # Errors
+/// What is wrong with a request, with its line; what loading the version returns.
+pub(super) fn decide(
+    package: &Package,
+    folder: &Path,
+    manifest: &Manifest,
+    faithful: bool,
+) -> Result<Option<DecidedPrecision>> {
+    if package.spec.precision != AskedPrecision::Auto {
+        return Ok(None);
+    }
+    let in_f32 = |reason: String| Ok(Some(DecidedPrecision { chosen: Precision::F32, reason }));
+    if !Kernels::best().has_bf16() {
+        return in_f32(format!("not measured: kernels {} have no products of bf16", Kernels::best().name()));
+    }
+    let single = load(folder, manifest, Precision::F32)?;
+    let samples = samples(package, &single)?;
+    if samples.is_empty() {
+        return in_f32(format!("not measured: no sample requests, expected {REQUESTS_FILE} or {WARMUP_FILE}"));
+    }
+    let narrow = load(folder, manifest, Precision::Bf16)?;
+    let mut compared = Compared::default();
+    for sample in &samples {
+        compared.add(&answer(&single, sample)?, &answer(&narrow, sample)?);
+    }
+    let measured = compared.to_string();
+    if manifest.files.contains_key(WARMUP_FILE) {
+        let text = warmup::read(&folder.join(WARMUP_FILE))?;
+        if let Err(e) = warmup::fill(&text, load_again(folder, manifest, Precision::Bf16)?, faithful) {
+            return in_f32(format!("{measured}; a golden answer does not come out in bf16: {e}"));
+        }
+    }
+    match compared.overlap() >= OVERLAP {
+        true => Ok(Some(DecidedPrecision { chosen: Precision::Bf16, reason: measured })),
+        false => in_f32(format!("{measured}; expected at least {} % kept", OVERLAP * 100.0)),
+    }
+}
+
+fn load_again(folder: &Path, manifest: &Manifest, precision: Precision) -> Result<Snapshot> {
+    let decided = DecidedPrecision { chosen: precision, reason: String::new() };
+    let decisions = Decisions { precision: Some(decided), ..manifest.decisions.clone() };
+    Manifest { decisions, ..manifest.clone() }.write(folder)?;
+    Snapshot::load(folder, &Placement::default())
+}
+
+fn load(folder: &Path, manifest: &Manifest, precision: Precision) -> Result<Arc<View>> {
+    Ok(Arc::new(View::new(Arc::new(load_again(folder, manifest, precision)?))))
+}
+
+/// The package's sample requests and those that are kept with it, or items of a model that may be asked by a vector.
+fn samples(package: &Package, view: &View) -> Result<Vec<Sample>> {
+    let mut samples = Vec::new();
+    for file in [WARMUP_FILE, REQUESTS_FILE] {
+        let path = package.folder().join(file);
+        if !path.exists() {
+            continue;
+        }
+        let text = fs::read_to_string(&path).map_err(|e| Error::io(path.display(), e))?;
+        let lines: Vec<&str> = text.lines().collect();
+        for n in spread(lines.len(), REQUESTS_MAX) {
+            let line = if file == WARMUP_FILE { warmup::request(lines[n]) } else { Ok(lines[n].to_owned()) };
+            samples.push(Sample::Body(line.map_err(|e| e.within(format!("{file} line {}", n + 1)))?));
+        }
+    }
+    if samples.is_empty() && !package.needs_features() {
+        let index = &view.main().index;
+        let slots: Vec<Slot> = index.filled_slots().collect();
+        samples.extend(spread(slots.len(), REQUESTS_MAX).map(|n| {
+            let mut vector = vec![0.0; index.dimension()];
+            index.row(slots[n], &mut vector);
+            Sample::Item(vector.repeat(package.spec.query_count()))
+        }));
+    }
+    Ok(samples)
+}
+
+fn answer(view: &Arc<View>, sample: &Sample) -> Result<Ranked> {
+    let request = match sample {
+        Sample::Item(vector) => Retrieve::of(User::Vector(vector.clone())),
+        Sample::Body(body) => match retrievals(body.as_bytes())? {
+            Retrievals::One(request, ..) => *request,
+            Retrievals::Many(_) => return Err(Error::invalid("got a list of requests, expected one request a line")),
+        },
+    };
+    let prepared = [pass::prepare(view, Request::Retrieve(request))?];
+    match pass::run(&mut Cpu::new(Threads::new(1)), &prepared, None).pop() {
+        Some(Ok(answer)) => match answer.content {
+            Content::Items(ranked) => Ok(ranked),
+            Content::Embedding(_) | Content::Selected(_) => {
+                Err(Error::internal("a retrieval was answered without its items"))
+            }
+        },
+        Some(Err(e)) => Err(e),
+        None => Err(Error::internal("the pass left a request unanswered")),
+    }
+}
+
+impl Compared {
+    fn add(&mut self, single: &Ranked, narrow: &Ranked) {
+        let most = single.scores.iter().fold(f32::MIN_POSITIVE, |most, score| most.max(score.abs()));
+        self.requests += 1;
+        self.returned += single.ids.len();
+        for (id, score) in single.ids.iter().zip(&single.scores) {
+            let Some(at) = narrow.ids.iter().position(|other| other == id) else { continue };
+            self.kept += 1;
+            self.largest_difference = self.largest_difference.max((narrow.scores[at] - score).abs() / most);
+        }
+    }
+
+    fn overlap(&self) -> f64 {
+        if self.returned == 0 { 1.0 } else { self.kept as f64 / self.returned as f64 }
+    }
+}
+
+impl std::fmt::Display for Compared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "in bf16, {} sample requests keep {:.2} % of the items they return in f32, scores differ by at most {:.2} % of the largest",
+            self.requests,
+            self.overlap() * 100.0,
+            self.largest_difference * 100.0
+        )
+    }
+}

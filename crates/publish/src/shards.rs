@@ -1,0 +1,165 @@
+//! A version that is cut into document shards: trained once, as a whole, and cut after.
+//!
+//! 1. The whole is written, calibrated and tried in a folder that goes away again.
+//! 2. Each shard gets its slice of every list, with the centroids, dictionaries and widths of rows of the whole; files that do not
+//!    tell of items are those of the whole, as hard links.
+//! 3. The file that names all shards is written last.
+//!
+//! Shards may be put together each by itself (`super::parts`): then only what they share is written here, and the file that names them.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io;
+use std::path::Path;
+
+use super::catalogue::Arranged;
+use super::making::{self, Extent, Making};
+use super::parts::{CutShards, PartShard};
+use super::request::Stage;
+use super::{calibrate, serving};
+use sterling_core::error::{Error, Result};
+use sterling_index::ivf::Built;
+use sterling_snapshot::model::{Decisions, WARMUP_FILE};
+use sterling_snapshot::{INDEX_FILE, Manifest, PARTS_FILE, REQUESTS_FILE, ShardOf, Shards, shard_folder};
+use sterling_storage::files::{self, Checksum};
+
+/// Where the whole lies while it is cut.
+const WHOLE: &str = "whole";
+
+/// Fills the folder of a version with its shards.
+pub(super) fn cut(making: &Making<'_>, arranged: &Arranged, folder: &Path, version: u64, shards: u32) -> Result<()> {
+    let whole_folder = make(folder.join(WHOLE))?;
+    let whole = Whole { manifest: making.whole(arranged, &whole_folder, version)?, folder: &whole_folder, shards };
+    let parts: Vec<Built> = (0..shards).map(|shard| arranged.shard(shard, shards)).collect::<Result<_>>()?;
+    let mut manifests = Vec::with_capacity(parts.len());
+    for (shard, built) in (0..shards).zip(&parts) {
+        let to = make(shard_folder(folder, shard))?;
+        let mut files = making.files.write_items(arranged, &to, built)?;
+        files.insert(INDEX_FILE.into(), arranged.write_index(&to, built)?);
+        let decisions = match making.files.package {
+            Some(package) => serving::keep(package, &whole.manifest.decisions, &to, &mut files)?,
+            None => whole.manifest.decisions.clone(),
+        };
+        let (items, slots) = (built.items(), built.order.len());
+        let of_items = OfItems { shard, items, slots, files, decisions };
+        manifests.push(whole.shard(making, of_items, &to)?);
+    }
+    whole.cut_into(&manifests, folder)
+}
+
+/// Fills the folder of a version with shards that were put together each by itself.
+pub(super) fn assemble(making: &Making<'_>, cut: &CutShards, folder: &Path, version: u64) -> Result<()> {
+    let whole_folder = make(folder.join(WHOLE))?;
+    (making.progress)(Stage::Writing, 0, cut.shards.len());
+    let mut files = making.files.write_package(&whole_folder)?;
+    let folders: Vec<&Path> = cut.shards.iter().map(|shard| shard.folder.as_path()).collect();
+    let told = |done, total| (making.progress)(Stage::Calibrating, done, total);
+    let measured = calibrate::of_shards(&folders, &told)?;
+    if let Some((calibration, queries)) = &measured {
+        making::warn(calibration, queries, (making.files.package, making.files.recipe));
+    }
+    if let Some(source) = calibrate::source(making.what.queries.as_deref(), making.what.package.as_deref()) {
+        files.extend(calibrate::keep_requests(&source, &whole_folder)?.map(|sum| (REQUESTS_FILE.into(), sum)));
+    }
+    making::keep(measured, &whole_folder, &mut files)?;
+    // What cannot be kept of the items of one shard would not be kept of the whole.
+    let decided = cut.shards.iter().map(|shard| &shard.holds.decisions);
+    let decisions = decided.min_by_key(|decisions| decisions.item_part.is_some()).cloned().unwrap_or_default();
+    let PartShard { dimension, lists, .. } = cut.shards[0].holds;
+    let items = cut.shards.iter().map(|shard| shard.holds.items).sum();
+    let extent = Extent { dimension, items, slots: 0, lists };
+    let manifest = making.manifest(version, extent, files, decisions.clone())?;
+    let whole = Whole { manifest, folder: &whole_folder, shards: cut.shards.len() as u32 };
+    let mut manifests = Vec::with_capacity(cut.shards.len());
+    for (shard, of) in (0..).zip(&cut.shards) {
+        let to = make(shard_folder(folder, shard))?;
+        let mut files = of.files.clone();
+        files.remove(calibrate::FINDINGS_FILE);
+        if decisions.item_part.is_none() {
+            files.remove(PARTS_FILE);
+        }
+        files.iter().try_for_each(|(name, sum)| bring(&of.folder.join(name), &to.join(name), sum))?;
+        let PartShard { items, slots, .. } = of.holds;
+        let of_items = OfItems { shard, items, slots, files, decisions: decisions.clone() };
+        manifests.push(whole.shard(making, of_items, &to)?);
+        (making.progress)(Stage::Writing, manifests.len(), cut.shards.len());
+    }
+    whole.cut_into(&manifests, folder)
+}
+
+fn make(folder: std::path::PathBuf) -> Result<std::path::PathBuf> {
+    fs::create_dir(&folder).map_err(|e| Error::io(folder.display(), e))?;
+    Ok(folder)
+}
+
+/// Brings the files that do not tell of items from the folder of a manifest to that of other items of the same version, whose own
+/// files are in `sums`: other names of the same bytes, or copies where the file system has none.
+pub(super) fn share(
+    (from, of): (&Path, &Manifest),
+    folder: &Path,
+    sums: &mut BTreeMap<String, Checksum>,
+) -> Result<()> {
+    // Golden answers are those of all items, and so are the parts of the reranker.
+    let others = of.files.iter().filter(|(name, _)| ![WARMUP_FILE, PARTS_FILE].contains(&name.as_str()));
+    for (name, sum) in others {
+        if !sums.contains_key(name) {
+            bring(&from.join(name), &folder.join(name), sum)?;
+            sums.insert(name.clone(), sum.clone());
+        }
+    }
+    files::sync_folder(folder).map_err(|e| Error::io(folder.display(), e))
+}
+
+fn bring(from: &Path, to: &Path, sum: &Checksum) -> Result<()> {
+    if fs::hard_link(from, to).is_ok() {
+        return Ok(());
+    }
+    let mut file = File::open(from).map_err(|e| Error::io(from.display(), e))?;
+    let copied = files::write_atomic(to, |out| io::copy(&mut file, out).map(drop))?;
+    match copied == *sum {
+        true => Ok(()),
+        false => Err(Error::corrupt(format!("{}: checksum {}, expected {}", from.display(), copied.xxh3, sum.xxh3))),
+    }
+}
+
+/// What tells of the items of a shard, written into its folder.
+struct OfItems {
+    shard: u32,
+    items: usize,
+    slots: usize,
+    files: BTreeMap<String, Checksum>,
+    decisions: Decisions,
+}
+
+/// What all shards of a version share.
+struct Whole<'a> {
+    /// Whole as it is, or but for the files that tell of items.
+    manifest: Manifest,
+    folder: &'a Path,
+    shards: u32,
+}
+
+impl Whole<'_> {
+    /// Completes a shard in its folder, and returns its manifest.
+    fn shard(&self, making: &Making<'_>, of_items: OfItems, folder: &Path) -> Result<Manifest> {
+        let OfItems { shard, items, slots, mut files, decisions } = of_items;
+        share((self.folder, &self.manifest), folder, &mut files)?;
+        let manifest = Manifest {
+            items,
+            slots,
+            shard: Some(ShardOf { shard, shards: self.shards, items: self.manifest.items }),
+            position: making.what.position_of(shard),
+            files,
+            decisions,
+            ..self.manifest.clone()
+        };
+        manifest.write(folder)?;
+        Ok(manifest)
+    }
+
+    /// Names all shards in the folder of the version.
+    fn cut_into(self, manifests: &[Manifest], folder: &Path) -> Result<()> {
+        fs::remove_dir_all(self.folder).map_err(|e| Error::io(self.folder.display(), e))?;
+        Shards::of(manifests).write(folder)
+    }
+}

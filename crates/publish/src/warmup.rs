@@ -1,0 +1,268 @@
+//! What a version must answer before it may serve: requests that were kept with it, and their golden answers.
+//!
+//! A package may hold `warmup.jsonl`, a line each: `{"request": {..}, "ids": [..], "scores": [..]}`. [`fill`] is for
+//! publishing: it answers lines that bring only a request and holds the others against what the version answers.
+//! [`check`] is for serving: every line must come out. A version without the file answers one retrieval.
+
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use sterling_api::Retrievals;
+use sterling_core::error::{Error, Result};
+use sterling_core::request::{Answer, Content, Embed, Features, OnDegraded, Ranked, Request, Retrieve, User};
+use sterling_core::units::{ItemId, Slot};
+use sterling_graph::tower::Threads;
+use sterling_serving::pass::{self, Cpu};
+use sterling_serving::registry::Loaded;
+use sterling_serving::view::View;
+use sterling_snapshot::Snapshot;
+use sterling_snapshot::model::WARMUP_FILE;
+use sterling_storage::files::{self, Checksum};
+
+/// Most lines of a warm-up.
+const LINES_MAX: usize = 1000;
+/// Largest warm-up file.
+const BYTES_MAX: u64 = 16 << 20;
+/// How long a warm-up may take.
+const TIME_MAX: Duration = Duration::from_secs(60);
+/// How far a score may lie from the golden one, of the largest score of its line, where the line does not say.
+const TOLERANCE: f32 = 1e-3;
+
+/// A request that is kept with a version, with its golden answer: both of `ids` and `scores` or none of them.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Line<'a> {
+    /// The body of a `:retrieve`.
+    #[serde(borrow)]
+    request: &'a RawValue,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    ids: Option<Vec<ItemId>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    scores: Option<Vec<f32>>,
+    /// Of the largest score of the line.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    tolerance: Option<f32>,
+}
+
+/// Holds a loaded version against the requests that are kept in it, or lets it answer one.
+///
+/// # Errors
+/// `Corrupt` with the line, what came and what was expected; `DeadlineExceeded` or `Unavailable` where it could not be told in
+/// time; `Invalid` for a line that cannot be read.
+pub fn check(loaded: &Loaded) -> Result<()> {
+    // Golden answers are those of the snapshot alone, without what came after it.
+    let view = Arc::new(View::new(loaded.view().main().clone()));
+    let main = view.main();
+    let Some(expected) = main.manifest.files.get(WARMUP_FILE) else { return answer_one(&view) };
+    let text = read(&main.package.folder().join(WARMUP_FILE))?;
+    if Checksum::of(text.as_bytes()) != *expected {
+        return Err(Error::corrupt(format!("{WARMUP_FILE}: its bytes have changed since they were verified")));
+    }
+    let mut replay = Replay::new(&view);
+    each_line(&text, |_, line| {
+        let came = replay.answer(&line)?;
+        match (&line.ids, &line.scores) {
+            (Some(ids), Some(scores)) => agree(&came, ids, scores, line.tolerance.unwrap_or(TOLERANCE)),
+            _ => Err(Error::invalid("no `ids` and `scores`, expected the golden answer")),
+        }
+    })
+}
+
+/// The warm-up of a version that is about to be published, from that of its package: lines without an answer get that of the
+/// version, the others must agree with it. Where it is not `faithful`, for its recipe rounds what the answers come from, all
+/// lines get the version's.
+///
+/// # Errors
+/// `Invalid` with the line that cannot be read; as [`check`].
+pub fn fill(text: &str, snapshot: Snapshot, faithful: bool) -> Result<String> {
+    let view = Arc::new(View::new(Arc::new(snapshot)));
+    let mut replay = Replay::new(&view);
+    let mut filled = String::with_capacity(text.len());
+    each_line(text, |as_it_was, mut line| {
+        let came = replay.answer(&line)?;
+        match (&line.ids, &line.scores) {
+            (Some(ids), Some(scores)) if faithful => {
+                agree(&came, ids, scores, line.tolerance.unwrap_or(TOLERANCE))?;
+                filled.push_str(as_it_was);
+            }
+            (Some(_), Some(_)) | (None, None) => {
+                if let Some(place) = came.scores.iter().position(|score| !score.is_finite()) {
+                    return Err(Error::invalid(format!("place {}: the score is no finite number", place + 1)));
+                }
+                (line.ids, line.scores) = (Some(came.ids), Some(came.scores));
+                filled.push_str(&serde_json::to_string(&line).map_err(|e| Error::internal(e.to_string()))?);
+            }
+            _ => return Err(Error::invalid("got one of `ids` and `scores`, expected both or none")),
+        }
+        filled.push('\n');
+        Ok(())
+    })?;
+    Ok(filled)
+}
+
+/// The request of a line of a warm-up.
+///
+/// # Errors
+/// `Invalid` where it cannot be read.
+pub fn request(line: &str) -> Result<String> {
+    sterling_api::object::<Line<'_>>(line.as_bytes()).map(|line| line.request.get().to_owned())
+}
+
+/// Reads the warm-up file at `path`.
+///
+/// # Errors
+/// `Invalid` where it is too large or no text, `Io`.
+pub fn read(path: &Path) -> Result<String> {
+    let io = |e| Error::io(path.display(), e);
+    let bytes = fs::metadata(path).map_err(io)?.len();
+    if bytes > BYTES_MAX {
+        return Err(Error::invalid(format!("{WARMUP_FILE}: {bytes} bytes, expected up to {BYTES_MAX}")));
+    }
+    let text = files::read(path)?;
+    String::from_utf8(text).map_err(|_| Error::invalid(format!("{WARMUP_FILE}: not UTF-8")))
+}
+
+fn each_line(text: &str, mut take: impl FnMut(&str, Line<'_>) -> Result<()>) -> Result<()> {
+    for (n, line) in text.lines().enumerate() {
+        let taken = match n < LINES_MAX {
+            true => sterling_api::object(line.as_bytes()).and_then(|parsed| take(line, parsed)),
+            false => Err(Error::invalid(format!("expected up to {LINES_MAX} lines"))),
+        };
+        taken.map_err(|e| e.within(format!("{WARMUP_FILE} line {}", n + 1)))?;
+    }
+    Ok(())
+}
+
+/// Answers requests over one view, until its time is up.
+struct Replay<'a> {
+    view: &'a Arc<View>,
+    pass: Cpu,
+    deadline: Instant,
+}
+
+impl<'a> Replay<'a> {
+    fn new(view: &'a Arc<View>) -> Self {
+        Replay { view, pass: Cpu::new(Threads::new(1)), deadline: Instant::now() + TIME_MAX }
+    }
+
+    fn answer(&mut self, line: &Line<'_>) -> Result<Ranked> {
+        let Retrievals::One(request, ..) = sterling_api::retrievals(line.request.get().as_bytes())? else {
+            return Err(Error::invalid("field `request`: got a list of requests, expected one"));
+        };
+        let answer = self.run(Request::Retrieve(*request))?;
+        if answer.degraded_rows > 0 {
+            return Err(Error::unavailable(format!("{} rows of the cluster did not come", answer.degraded_rows)));
+        }
+        match answer.content {
+            Content::Items(ranked) => Ok(ranked),
+            Content::Embedding(_) | Content::Selected(_) => {
+                Err(Error::internal("a retrieval was answered with something else"))
+            }
+        }
+    }
+
+    fn run(&mut self, request: Request) -> Result<Answer> {
+        let prepared = [pass::prepare(self.view, request)?];
+        let answer = pass::run(&mut self.pass, &prepared, Some(self.deadline)).pop();
+        answer.unwrap_or_else(|| Err(Error::internal("the pass left a request unanswered")))
+    }
+}
+
+/// Sends the vector of an item through every step, so that what cannot run is refused and first requests are not slow. Where
+/// the reranker reads the user, that is a user without features, of whom a model may have nothing to say.
+fn answer_one(view: &Arc<View>) -> Result<()> {
+    let package = &view.main().package;
+    let mut replay = Replay::new(view);
+    if !package.needs_features() {
+        let index = &view.main().index;
+        let mut vector = vec![0.0; view.dimension()];
+        if let Some(list) = index.list_lengths().iter().position(|length| *length > 0) {
+            index.row(Slot(index.list_offsets()[list]), &mut vector);
+        }
+        let vector = vector.repeat(package.spec.query_count());
+        replay.run(Request::Retrieve(Retrieve::of(User::Vector(vector))))?;
+    }
+    if package.user.is_some() {
+        let request = match package.needs_features() {
+            true => Request::Retrieve(Retrieve::of(User::Features(Features::new()))),
+            false => {
+                Request::Embed(Embed { features: Features::new(), on_degraded: OnDegraded::DefaultRows, whole: false })
+            }
+        };
+        if let Err(error) = replay.run(request) {
+            tracing::warn!(%error, "a user without features is not answered");
+        }
+    }
+    Ok(())
+}
+
+/// Holds an answer against the golden one: as many items, scores within `tolerance` of the largest one, and the same items but
+/// for those that are as near to each other, or to the end of the list.
+fn agree(came: &Ranked, ids: &[ItemId], scores: &[f32], tolerance: f32) -> Result<()> {
+    if ids.len() != scores.len() {
+        return Err(Error::invalid(format!("{} `ids` and {} `scores`, expected as many", ids.len(), scores.len())));
+    }
+    if !(0.0..=1.0).contains(&tolerance) {
+        return Err(Error::invalid(format!("field `tolerance`: got {tolerance}, expected 0 to 1")));
+    }
+    if came.ids.len() != ids.len() {
+        return Err(Error::corrupt(format!("{} items came, expected {}", came.ids.len(), ids.len())));
+    }
+    let allowed = tolerance * scores.iter().fold(0.0, |most: f32, score| most.max(score.abs()));
+    let is_near = |a: f32, b: f32| (a - b).abs() <= allowed;
+    for (n, (id, score)) in came.ids.iter().zip(&came.scores).enumerate() {
+        let is_at_the_end = || scores.last().is_some_and(|last| is_near(*last, *score));
+        let is_tied = || ids.iter().position(|other| other == id).is_some_and(|at| is_near(scores[at], *score));
+        if !is_near(scores[n], *score) || (ids[n] != *id && !is_tied() && !is_at_the_end()) {
+            return Err(Error::corrupt(format!(
+                "place {}: item {id} with score {score} came, expected item {} with score {} within {allowed}",
+                n + 1,
+                ids[n],
+                scores[n]
+            )));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use sterling_core::error::Kind;
+
+    fn ranked(items: &[(i64, f32)]) -> Ranked {
+        let (ids, scores) = items.iter().map(|(id, score)| (ItemId(*id), *score)).unzip();
+        Ranked { ids, scores, ..Ranked::default() }
+    }
+
+    #[test]
+    fn answers_agree_up_to_rounding_and_what_it_swaps() {
+        let golden = [(1, 4.0), (2, 2.0), (3, 1.999), (4, 1.0)];
+        for (came, agrees) in [
+            (&golden[..], true),
+            (&[(1, 4.003), (2, 1.997), (3, 1.996), (4, 1.003)], true),
+            (&[(1, 4.0), (3, 2.0), (2, 2.0), (4, 1.0)], true),
+            // An item that the end of the list has just cut off.
+            (&[(1, 4.0), (2, 2.0), (3, 1.999), (9, 1.0)], true),
+            (&[(1, 4.005), (2, 2.0), (3, 1.999), (4, 1.0)], false),
+            (&[(2, 4.0), (1, 2.0), (3, 1.999), (4, 1.0)], false),
+            (&[(1, 4.0), (9, 2.0), (3, 1.999), (4, 1.0)], false),
+            (&[(1, f32::NAN), (2, 2.0), (3, 1.999), (4, 1.0)], false),
+            (&golden[..3], false),
+            (&[], false),
+        ] {
+            let golden = ranked(&golden);
+            let result = agree(&ranked(came), &golden.ids, &golden.scores, TOLERANCE);
+            assert_eq!(result.as_ref().err().map(Error::kind), (!agrees).then_some(Kind::Corrupt), "{came:?}");
+        }
+        let nothing = ranked(&[]);
+        agree(&nothing, &[], &[], TOLERANCE).unwrap();
+        assert_eq!(agree(&nothing, &[ItemId(1)], &[], TOLERANCE).unwrap_err().kind(), Kind::Invalid);
+    }
+}

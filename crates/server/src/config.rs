@@ -1,0 +1,558 @@
+//! The configuration of `sterling serve`, and of `sterling route` ([`RouterConfig`]): defaults, then one TOML file, then `STERLING_*`, then flags.
+//!
+//! `docs/CONFIG.md` lists every key; it is written from the types here (`reference`).
+//!
+//! A variable joins the path by two underscores: `STERLING_ENGINE__QUEUE=64`. One that nearly names a key is an error. Other variables that begin with `STERLING_`
+//! are passed over with a warning: an orchestrator sets some, as Kubernetes does for a service called `sterling`.
+
+#[cfg(test)]
+mod reference;
+
+use std::ffi::OsString;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use figment::providers::{Format, Serialized, Toml};
+use figment::value::{Dict, Map, Value};
+use figment::{Figment, Metadata, Profile, Provider};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::http;
+use crate::route;
+use crate::route::PeerOptions;
+use sterling_core::error::{Error, Result};
+use sterling_core::limits;
+use sterling_cuda::Choice;
+use sterling_journal::StreamOptions;
+use sterling_publish::compact;
+use sterling_serving::engine;
+use sterling_snapshot::{CacheOptions, PlacementOptions, check_name};
+
+/// The configuration of a server.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Config {
+    /// Where snapshots are published: a folder, or a bucket, as `s3://bucket/prefix` (`docs/STORE.md`).
+    #[schema(value_type = String)]
+    pub store: PathBuf,
+    /// Where versions of a bucket are fetched to.
+    pub cache: CacheOptions,
+    /// Where updates of items are kept, a journal a model: a folder, or the servers of a NATS cluster (`nats://` or `tls://`,
+    /// separated by commas). Without it the server takes none.
+    #[schema(value_type = Option<String>)]
+    pub updates: Option<PathBuf>,
+    /// The address to answer on, or a name and a port, such as `localhost:8080`.
+    #[serde(deserialize_with = "http::read_address")]
+    #[schema(value_type = String)]
+    pub listen: SocketAddr,
+    /// The one model to serve.
+    pub model: Option<String>,
+    /// Of versions that were cut into shards, the one to serve; without it, versions that were not cut.
+    pub shard: Option<u32>,
+    /// What passes run on: `cpu`, `cuda:N`, several cards that share the items (`cuda:0,cuda:1`, or `cuda:all`), or `auto`, card 0 where it works and else the CPU.
+    pub device: String,
+    /// Milliseconds between two looks at the store.
+    pub refresh_ms: u64,
+    /// True where the newest published version is activated by itself.
+    pub follow: bool,
+    /// Megabytes (2^20 bytes) of memory that loaded versions may take together; 0: most of what is free at the
+    /// start.
+    pub memory_mb: u64,
+    /// Query embeddings that are kept of each version in memory, for `GET /v1/models/{model}/queries`; 0 for none.
+    pub recorded_queries: usize,
+    /// The share of retrievals that are run again exactly, beside their answers, to tell the recall of what is served; 0 for none.
+    pub audit_share: f64,
+    /// Who may do what.
+    pub access: http::AccessOptions,
+    /// TLS in front of HTTP, in builds that have it (feature `tls`, part of `full`).
+    pub tls: http::TlsOptions,
+    /// Where traces go.
+    pub traces: http::TraceOptions,
+    /// Where embedding tables lie.
+    pub tables: PlacementOptions,
+    /// How servers of other hosts are asked for rows of tables.
+    pub peers: PeerOptions,
+    /// Queue and workers.
+    pub engine: engine::Options,
+    /// Bounds of connections, bodies and of the shutdown.
+    pub http: http::Options,
+    /// When updates are merged into a version.
+    pub merge: compact::Options,
+    /// What streams of updates must keep to.
+    pub streams: StreamOptions,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Config {
+            store: "store".into(),
+            cache: CacheOptions::default(),
+            updates: None,
+            listen: SocketAddr::from(([127, 0, 0, 1], 8080)),
+            model: None,
+            shard: None,
+            device: "auto".into(),
+            refresh_ms: 1000,
+            follow: true,
+            memory_mb: 0,
+            recorded_queries: 0,
+            audit_share: 0.001,
+            access: http::AccessOptions::default(),
+            tls: http::TlsOptions::default(),
+            traces: http::TraceOptions::default(),
+            tables: PlacementOptions::default(),
+            peers: PeerOptions::default(),
+            engine: engine::Options::default(),
+            http: http::Options::default(),
+            merge: compact::Options::default(),
+            streams: StreamOptions::default(),
+        }
+    }
+}
+
+/// What the command line says; only what is given overrides.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Flags {
+    /// As [`Config::store`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub store: Option<PathBuf>,
+    /// As [`Config::cache`].
+    #[serde(skip_serializing_if = "CacheFlags::is_empty")]
+    pub cache: CacheFlags,
+    /// As [`Config::updates`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub updates: Option<PathBuf>,
+    /// As [`Config::listen`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub listen: Option<SocketAddr>,
+    /// As [`Config::model`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+    /// As [`Config::shard`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shard: Option<u32>,
+    /// As [`Config::device`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
+    /// As [`Config::tables`].
+    #[serde(skip_serializing_if = "TableFlags::is_empty")]
+    pub tables: TableFlags,
+}
+
+/// What the command line says of fetched versions.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct CacheFlags {
+    /// As [`CacheOptions::folder`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub folder: Option<PathBuf>,
+}
+
+impl CacheFlags {
+    fn is_empty(&self) -> bool {
+        *self == CacheFlags::default()
+    }
+}
+
+/// What the command line says of tables.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct TableFlags {
+    /// As [`PlacementOptions::plan`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub plan: Option<PathBuf>,
+    /// As [`PlacementOptions::topology`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub topology: Option<PathBuf>,
+    /// As [`PlacementOptions::host`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// As [`PlacementOptions::remote`].
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub remote: Vec<String>,
+}
+
+impl TableFlags {
+    fn is_empty(&self) -> bool {
+        *self == TableFlags::default()
+    }
+}
+
+impl Config {
+    /// Puts the sources together.
+    ///
+    /// # Errors
+    /// `Invalid` naming the key, what came, what was expected and where it stood; `NotFound` for a file that is not there.
+    pub fn read(file: Option<&Path>, flags: &Flags) -> Result<Self> {
+        let config: Config = combined(Config::default(), file, flags)?;
+        config.engine.check()?;
+        config.http.check()?;
+        config.merge.check()?;
+        config.streams.check().map_err(|e| e.within("configuration"))?;
+        config.traces.check().map_err(|e| e.within("configuration"))?;
+        config.device.parse::<Choice>().map_err(|e| e.within("configuration"))?;
+        if config.listen.port() != 0 && config.access.admin_listen == Some(config.listen) {
+            let what = format!("configuration: access.admin_listen: got {}, which is `listen` too", config.listen);
+            return Err(Error::invalid(format!("{what}, expected an address of its own")));
+        }
+        if let Some(model) = &config.model {
+            check_name("model", model).map_err(|e| e.within("configuration"))?;
+        }
+        if config.refresh_ms == 0 {
+            return Err(Error::invalid("configuration: refresh_ms: got 0, expected at least 1"));
+        }
+        if !(0.0..=1.0).contains(&config.audit_share) {
+            return Err(Error::invalid(format!(
+                "configuration: audit_share: got {}, expected 0 to 1",
+                config.audit_share
+            )));
+        }
+        if config.recorded_queries > limits::RECORDED_MAX {
+            return Err(Error::invalid(format!(
+                "configuration: recorded_queries: got {}, expected at most {}",
+                config.recorded_queries,
+                limits::RECORDED_MAX
+            )));
+        }
+        Ok(config)
+    }
+}
+
+/// The configuration of `sterling route`, from the same sources.
+///
+/// ```toml
+/// listen = "127.0.0.1:8090"
+/// [route]
+/// servers = ["shards.search:8080"]  # HOST:PORT of the servers of all shards; a name stands for all of its addresses
+/// refresh_ms = 1000                 # how often the servers are looked at
+/// min_replicas = 1                  # servers that each shard of a version must have before it answers
+/// min_coverage = 1.0                # share of the items that an answer must cover where the request does not say
+/// timeout_ms = 1000                 # of requests that name none
+/// requests = 1024                   # that are worked on at once
+/// audit_share = 0.0                 # of the retrievals, asked again exactly after their answers
+/// key = ""                          # sent to the servers, where these take keys
+/// tls = {ca = "ca.pem"}             # authorities of the servers' certificates; with `certificate` and `key` of the router's own
+/// [traces]                          # as for `serve`
+/// [access]                          # as for `serve`; there are no calls of administrators
+/// [http]                            # as for `serve`
+/// ```
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RouterConfig {
+    /// The address to answer on, or a name and a port, such as `localhost:8080`.
+    #[serde(deserialize_with = "http::read_address")]
+    pub listen: SocketAddr,
+    /// Which servers there are.
+    pub route: route::Options,
+    /// Who may do what.
+    pub access: http::AccessOptions,
+    /// Bounds of connections, bodies and of the shutdown.
+    pub http: http::Options,
+    /// Where traces go.
+    pub traces: http::TraceOptions,
+}
+
+impl Default for RouterConfig {
+    fn default() -> Self {
+        let listen = SocketAddr::from(([127, 0, 0, 1], 8090));
+        RouterConfig {
+            listen,
+            route: route::Options::default(),
+            access: http::AccessOptions::default(),
+            http: http::Options::default(),
+            traces: http::TraceOptions::default(),
+        }
+    }
+}
+
+/// What the command line of a router says.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct RouterFlags {
+    /// As [`RouterConfig::listen`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub listen: Option<SocketAddr>,
+    /// As [`RouterConfig::route`].
+    #[serde(skip_serializing_if = "ServerFlags::is_empty")]
+    pub route: ServerFlags,
+}
+
+/// What the command line says of servers.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct ServerFlags {
+    /// As [`route::Options::servers`].
+    pub servers: Vec<String>,
+}
+
+impl ServerFlags {
+    fn is_empty(&self) -> bool {
+        self.servers.is_empty()
+    }
+}
+
+impl RouterConfig {
+    /// Puts the sources together.
+    ///
+    /// # Errors
+    /// As [`Config::read`].
+    pub fn read(file: Option<&Path>, flags: &RouterFlags) -> Result<Self> {
+        let config: RouterConfig = combined(RouterConfig::default(), file, flags)?;
+        config.route.check().map_err(|e| e.within("route"))?;
+        if let Some(address) = config.access.admin_listen {
+            let what =
+                format!("access.admin_listen: got {address}, expected none: routers answer no calls of administrators");
+            return Err(Error::invalid(what));
+        }
+        config.http.check()?;
+        config.traces.check().map_err(|e| e.within("configuration"))?;
+        Ok(config)
+    }
+}
+
+/// Defaults, then a file, then variables, then flags.
+fn combined<T: Serialize + DeserializeOwned>(defaults: T, file: Option<&Path>, flags: &impl Serialize) -> Result<T> {
+    let said = Value::serialize(&defaults).map_err(|e| Error::internal(format!("configuration: {e}")))?;
+    let mut sources = Figment::from(Serialized::defaults(defaults));
+    if let Some(path) = file {
+        std::fs::metadata(path).map_err(|e| Error::io(path.display(), e))?;
+        sources = sources.merge(Toml::file_exact(path));
+    }
+    let variables = std::env::vars_os().map(|(name, text)| (name.to_string_lossy().into_owned(), text));
+    let sources = sources.merge(of_variables(&said, variables)?).merge(Serialized::defaults(flags));
+    sources.extract().map_err(|e| Error::invalid(format!("configuration: {}", shown(e))))
+}
+
+const PREFIX: &str = "STERLING_";
+/// Read elsewhere, before there is a configuration.
+const OTHERS: [&str; 4] = ["STERLING_LOG", "STERLING_KERNEL", "STERLING_KEY", "STERLING_BLESS"];
+
+/// What variables of the environment say, as a source of the configuration.
+struct Variables(Dict);
+
+impl Provider for Variables {
+    fn metadata(&self) -> Metadata {
+        Metadata::named("the environment's variables")
+    }
+
+    fn data(&self) -> std::result::Result<Map<Profile, Dict>, figment::Error> {
+        Ok(Profile::Default.collect(self.0.clone()))
+    }
+}
+
+/// What the variables of the environment say of the configuration's keys. One that nearly names a key is an error: a server that was
+/// to have keys would start without.
+fn of_variables(defaults: &Value, variables: impl Iterator<Item = (String, OsString)>) -> Result<Variables> {
+    let mut said = Dict::new();
+    let mut unknown = Vec::new();
+    let known = keys(defaults);
+    for (name, text) in variables {
+        let Some(path) = name.strip_prefix(PREFIX).filter(|_| !OTHERS.contains(&name.as_str())) else { continue };
+        let path = path.to_lowercase().replace("__", ".");
+        let found = defaults.find_ref(&path).filter(|found| !matches!(found, Value::Dict(..)));
+        let Some(found) = found else {
+            misspelt(&name, &path, &known)?;
+            unknown.push(name);
+            continue;
+        };
+        let text = text.into_string().map_err(|text| {
+            let text = text.to_string_lossy().into_owned();
+            Error::invalid(format!("configuration: {name}: got `{text}`, which is no UTF-8"))
+        })?;
+        match found {
+            Value::Empty(..) if path == "shard" => {
+                let shard: u32 = text.parse().map_err(|_| {
+                    Error::invalid(format!("configuration: {name}: got `{text}`, expected the number of a shard"))
+                })?;
+                insert(&mut said, &path, shard.into());
+            }
+            // A text stays what it is, whatever it looks like; what has no default is a text.
+            Value::String(..) | Value::Empty(..) => insert(&mut said, &path, text.into()),
+            _ => {
+                let value = text.parse().map_err(|e| Error::invalid(format!("configuration: {name}: {e}")))?;
+                insert(&mut said, &path, value);
+            }
+        }
+    }
+    if !unknown.is_empty() {
+        unknown.sort_unstable();
+        tracing::warn!("passed over, as they are no keys of the configuration: {}", unknown.join(", "));
+    }
+    Ok(Variables(said))
+}
+
+/// The keys of the configuration, by their sections and dots.
+fn keys(defaults: &Value) -> Vec<String> {
+    fn add(value: &Value, path: &str, keys: &mut Vec<String>) {
+        let Value::Dict(_, section) = value else { return keys.push(path.into()) };
+        for (name, value) in section {
+            add(value, &if path.is_empty() { name.clone() } else { format!("{path}.{name}") }, keys);
+        }
+    }
+    let mut keys = Vec::new();
+    add(defaults, "", &mut keys);
+    keys
+}
+
+/// Refuses the name of a variable that is in a section of the configuration and no key of it, or a key but for its underscores.
+fn misspelt(name: &str, path: &str, known: &[String]) -> Result<()> {
+    let variable = |key: &str| format!("{PREFIX}{}", key.replace('.', "__").to_uppercase());
+    let plain = |key: &str| key.replace(['.', '_'], "");
+    if let Some(key) = known.iter().find(|key| plain(key) == plain(path)) {
+        return Err(Error::invalid(format!("configuration: {name}: no key, expected {}", variable(key))));
+    }
+    let Some((section, _)) = path.split_once('.').filter(|(_, rest)| !rest.is_empty()) else { return Ok(()) };
+    let of_section = known.iter().filter(|key| key.split_once('.').is_some_and(|(of, _)| of == section));
+    let of_section: Vec<String> = of_section.map(|key| variable(key)).collect();
+    if of_section.is_empty() {
+        return Ok(());
+    }
+    let expected = of_section.join(", ");
+    Err(Error::invalid(format!("configuration: {name}: no key of section `{section}`, expected one of {expected}")))
+}
+
+/// Puts a value at a path of names.
+fn insert(to: &mut Dict, path: &str, value: Value) {
+    match path.split_once('.') {
+        None => drop(to.insert(path.into(), value)),
+        Some((section, rest)) => {
+            let section = to.entry(section.into()).or_insert_with(|| Dict::new().into());
+            if let Value::Dict(_, section) = section {
+                insert(section, rest, value);
+            }
+        }
+    }
+}
+
+/// What is wrong with the configuration: the key, what came, what was expected, and the source.
+fn shown(error: figment::Error) -> String {
+    let of_one = |e: figment::Error| {
+        let key = if e.path.is_empty() { String::new() } else { format!("{}: ", e.path.join(".")) };
+        let source = e.metadata.as_ref().map(|from| match &from.source {
+            Some(source) => format!(" in {source}"),
+            None => format!(" in {}", from.name),
+        });
+        format!("{key}{}{}", e.kind, source.unwrap_or_default())
+    };
+    error.into_iter().map(of_one).collect::<Vec<_>>().join("; ")
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn read(text: &str) -> Result<Config> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("sterling.toml");
+        std::fs::write(&path, text).unwrap();
+        Config::read(Some(&path), &Flags { model: Some("flag".into()), ..Flags::default() })
+    }
+
+    #[test]
+    fn a_flag_is_stronger_than_the_file_and_the_file_than_a_default() {
+        let config = read("model = 'file'\n[engine]\nqueue = 7").unwrap();
+        assert_eq!((config.model.as_deref(), config.engine.queue), (Some("flag"), 7));
+        assert_eq!(config.engine.batch, engine::Options::default().batch);
+    }
+
+    #[test]
+    fn wrong_keys_and_values_are_named() {
+        for (text, expected) in [
+            ("listen = 'here'", "got `here`, expected HOST:PORT"),
+            ("[access]\nadmin_listen = 'here'", "got `here`, expected HOST:PORT"),
+            ("stroe = 'x'", "stroe"),
+            ("[engine]\nqueue = 0", "engine.queue: got 0"),
+            ("[engine]\nqueue = 'many'", "queue"),
+            ("refresh_ms = 0", "refresh_ms"),
+            ("recorded_queries = 1025", "recorded_queries: got 1025, expected at most 1024"),
+            ("audit_share = 2", "audit_share: got 2, expected 0 to 1"),
+            ("[traces]\nshare = 2", "traces.share: got 2"),
+            ("[traces]\ncollector = 'collector:4318'", "traces.collector: got `collector:4318`"),
+            ("[merge]\nshare = -1", "merge.share: got -1, expected 0 to 10"),
+            ("[merge]\ncores = 1.5", "merge.cores: got 1.5"),
+            ("[merge]\nshare = nan", "merge.share: got NaN"),
+            ("[streams]\nreplicas = 0", "streams.replicas: got 0, expected 1 to 5"),
+            ("[streams]\nreplicas = 6", "streams.replicas: got 6"),
+            ("[streams]\nmonitors = ['broker:8222']", "streams.monitors: got `broker:8222`"),
+            ("[engine", "TOML"),
+        ] {
+            let error = read(text).expect_err(text).to_string();
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+        assert!(!read("[engine]\nqueue = 'many'").unwrap_err().to_string().contains("default"));
+        assert!(Config::read(Some(Path::new("none.toml")), &Flags::default()).is_err());
+    }
+    fn with_variables(variables: &[(&str, &str)]) -> Result<Config> {
+        let pairs = variables.iter().map(|(name, text)| (name.to_string(), text.into()));
+        let sources = Figment::from(Serialized::defaults(Config::default()));
+        let config = sources.merge(of_variables(&Value::serialize(Config::default()).unwrap(), pairs)?).extract();
+        config.map_err(|e| Error::invalid(shown(e)))
+    }
+
+    #[test]
+    fn variables_set_the_keys_that_there_are() {
+        let config = with_variables(&[
+            ("STERLING_MODEL", "123"),
+            ("STERLING_STORE", "true"),
+            ("STERLING_LISTEN", "[::1]:90"),
+            ("STERLING_REFRESH_MS", "5"),
+            ("STERLING_MEMORY_MB", "512"),
+            ("STERLING_ENGINE__QUEUE", "64"),
+            ("STERLING_ENGINE__BATCH", "8"),
+            ("STERLING_TABLES__PLAN", "1.5"),
+            ("STERLING_TABLES__REMOTE", "[\"redis://a:1\", \"redis://b:2\"]"),
+        ]);
+        let config = config.unwrap();
+        assert_eq!((config.model.as_deref(), config.store.to_str()), (Some("123"), Some("true")));
+        assert_eq!((config.listen.to_string().as_str(), config.refresh_ms, config.memory_mb), ("[::1]:90", 5, 512));
+        assert_eq!((config.engine.queue, config.engine.batch, config.engine.workers), (64, 8, 0));
+        assert_eq!(config.tables.plan.as_deref(), Some(Path::new("1.5")));
+        assert_eq!(config.tables.remote, ["redis://a:1", "redis://b:2"]);
+        let error = with_variables(&[("STERLING_ENGINE__QUEUE", "many")]).unwrap_err().to_string();
+        assert!(
+            error.starts_with("engine.queue: ")
+                && error.ends_with("the environment's variables")
+                && error.contains("many")
+                && !error.contains("default"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn variables_that_nearly_name_a_key_are_errors() {
+        for (name, expected) in [
+            (
+                "STERLING_ACCESS__KEY",
+                "STERLING_ACCESS__KEY: no key of section `access`, expected one of STERLING_ACCESS__",
+            ),
+            ("STERLING_ACCESS_KEYS", "STERLING_ACCESS_KEYS: no key, expected STERLING_ACCESS__KEYS"),
+            ("STERLING_REFRESHMS", "expected STERLING_REFRESH_MS"),
+            ("STERLING_REFRESH__MS", "expected STERLING_REFRESH_MS"),
+            ("STERLING_HTTP__ACCESS__KEYS", "no key of section `http`"),
+        ] {
+            let error = with_variables(&[(name, "x")]).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+        use std::os::unix::ffi::OsStringExt as _;
+        let variables = [("STERLING_ACCESS__KEYS".to_owned(), OsString::from_vec(b"/keys-\xff".to_vec()))];
+        let defaults = Value::serialize(Config::default()).unwrap();
+        let error = of_variables(&defaults, variables.into_iter()).map(drop).unwrap_err().to_string();
+        assert!(error.contains("STERLING_ACCESS__KEYS: got `/keys-\u{fffd}`, which is no UTF-8"), "{error}");
+    }
+
+    #[test]
+    fn variables_of_others_change_nothing() {
+        let config = with_variables(&[
+            ("STERLING_SERVICE_HOST", "10.0.0.1"),
+            ("STERLING_SERVICE_PORT", "8080"),
+            ("STERLING_PORT", "tcp://10.0.0.1:8080"),
+            ("STERLING_PORT_8080_TCP", "tcp://10.0.0.1:8080"),
+            ("STERLING_ENGINE", "x"),
+            ("STERLING_ENGINE__", "x"),
+            ("STERLING___QUEUE", "x"),
+            ("STERLING_", "x"),
+            ("STERLING_LOG", "debug"),
+            ("STORE", "elsewhere"),
+        ]);
+        assert_eq!(config.unwrap(), Config::default());
+    }
+}

@@ -1,0 +1,280 @@
+//! Asking servers, routers and stores what they have.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::time::Duration;
+
+use axum::body::Bytes;
+use futures_util::stream::{self, StreamExt as _};
+use serde::de::DeserializeOwned;
+
+use super::{ModelSeen, Observed, PartSeen, RouterSeen, ServerSeen, StoreSeen};
+use crate::route::protocol::{Holdings, PARTS_PATH, read};
+use crate::route::{Probe, ServersTls};
+use sterling_api::{ModelList, PositionResponse, Problem, VersionList};
+use sterling_core::error::{Error, Result};
+use sterling_snapshot::Store;
+
+/// How long an answer may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Servers that are asked side by side.
+const TOGETHER: usize = 32;
+/// Of each model so many of the newest versions are told.
+const NEWEST: usize = 5;
+
+/// Whom to ask.
+#[derive(Clone, Debug, Default)]
+pub struct Asking {
+    /// Servers, each as `HOST:PORT`, a name standing for all of its addresses, behind `https://` or `http://` where it is said how to ask.
+    pub servers: Vec<String>,
+    /// Routers, in the same way.
+    pub routers: Vec<String>,
+    /// Stores.
+    pub stores: Vec<Store>,
+    /// The key that servers and routers ask for.
+    pub key: Option<String>,
+    /// How they are known where TLS is asked for, which without a scheme it is where an authority is named.
+    pub tls: ServersTls,
+}
+
+/// Asks all of them.
+///
+/// # Errors
+/// What is wrong with the certificates, or a name asks for TLS without any; whatever does not answer is told as such.
+pub fn ask(asking: &Asking) -> Result<Observed> {
+    let (secure, plain) = (Probe::open(&asking.tls)?, Probe::open(&ServersTls::default())?);
+    let all = asking.servers.iter().chain(&asking.routers);
+    if let Some(name) = all.filter(|_| !secure.is_secure()).find(|name| name.starts_with(HTTPS)) {
+        return Err(Error::invalid(format!("{name}: expected an authority to know it by (`--ca`)")));
+    }
+    let asker = Asker { secure, plain, key: asking.key.clone() };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|e| Error::io("the thread that asks servers", e))?;
+    let (servers, routers) = runtime.block_on(async {
+        let (servers, routers) = (places(&asking.servers), places(&asking.routers));
+        let servers = stream::iter(&servers).map(|place| asker.server(place)).buffered(TOGETHER).collect().await;
+        let routers = stream::iter(&routers).map(|place| asker.router(place)).buffered(TOGETHER).collect().await;
+        (servers, routers)
+    });
+    Ok(Observed { servers, routers, stores: asking.stores.iter().map(stored).collect() })
+}
+
+/// What a name begins with that is asked by TLS, and one that is not, whatever authority is named.
+const HTTPS: &str = "https://";
+const HTTP: &str = "http://";
+
+/// Host and port of a name, without what says how to ask.
+pub fn host_and_port(name: &str) -> &str {
+    name.strip_prefix(HTTPS).or(name.strip_prefix(HTTP)).unwrap_or(name)
+}
+
+/// A server's name and address, or why it has none.
+struct Place {
+    name: String,
+    /// As the operator named it, which its certificate must be for.
+    host: String,
+    /// Whether it is asked by TLS; nothing where nobody said so.
+    is_secure: Option<bool>,
+    address: Result<SocketAddr>,
+}
+
+/// The addresses that names stand for.
+fn places(names: &[String]) -> Vec<Place> {
+    let mut places = Vec::new();
+    for name in names {
+        let is_secure = (name.starts_with(HTTPS) || name.starts_with(HTTP)).then(|| name.starts_with(HTTPS));
+        let server = host_and_port(name);
+        let host = server.rsplit_once(':').map_or(server, |(host, _)| host).trim_matches(['[', ']']);
+        let place = |name: String, address| Place { name, host: host.to_owned(), is_secure, address };
+        match server.to_socket_addrs() {
+            Ok(found) => {
+                let told = |address: SocketAddr| match address.to_string() {
+                    same if same == *server => same,
+                    other => format!("{other} ({server})"),
+                };
+                let before = places.len();
+                places.extend(found.map(|address| place(told(address), Ok(address))));
+                if places.len() == before {
+                    let address = Err(Error::unavailable("the name stands for no address"));
+                    places.push(place(server.to_owned(), address));
+                }
+            }
+            Err(e) => {
+                let address = Err(Error::unavailable(format!("the name cannot be resolved: {e}")));
+                places.push(place(server.to_owned(), address));
+            }
+        }
+    }
+    places
+}
+
+struct Asker {
+    secure: Probe,
+    plain: Probe,
+    key: Option<String>,
+}
+
+impl Asker {
+    /// Begins to ask a server. A key goes in clear over a network only where the operator says so, and nowhere before the server has answered in plain HTTP:
+    /// one that waits for TLS must not get it.
+    async fn begin<'a>(&'a self, place: &'a Place) -> Result<Questions<'a>> {
+        let address = *place.address.as_ref().map_err(Error::again)?;
+        let server = (address, &*place.host);
+        let (is_secure, key) = (place.is_secure.unwrap_or(self.secure.is_secure()), self.key.as_deref());
+        if !is_secure && key.is_some() {
+            if place.is_secure.is_none() && !address.ip().is_loopback() {
+                return Err(Error::unavailable(format!(
+                    "not asked, for the key would go over the network in clear: expected `--ca` for TLS, or `{HTTP}HOST:PORT` to send it all the same"
+                )));
+            }
+            let said = self.plain.get(server, None, "/livez", PATIENCE).await;
+            said.map_err(|e| {
+                e.within("no answer in plain HTTP, so that the key was not sent; is it a server with TLS (`--ca`)?")
+            })?;
+        }
+        Ok(Questions { probe: if is_secure { &self.secure } else { &self.plain }, server, key })
+    }
+
+    async fn server(&self, place: &Place) -> ServerSeen {
+        let name = place.name.clone();
+        match self.answering(place).await {
+            Ok(seen) => ServerSeen { name, ..seen },
+            Err(e) => ServerSeen { name, why: Some(e.to_string()), ..ServerSeen::default() },
+        }
+    }
+
+    async fn answering(&self, place: &Place) -> Result<ServerSeen> {
+        let ask = self.begin(place).await?;
+        let (is_ready, why, warnings) = ask.ready().await?;
+        let holdings: Holdings = read(&ask.told(PARTS_PATH).await?)?;
+        let mut seen = ServerSeen { is_ready, why, warnings, ..ServerSeen::default() };
+        for part in holdings.parts {
+            let (mut position, mut lag) = (None, None);
+            if part.is_active {
+                // A server without updates has none to tell.
+                let path = format!("/v1/models/{}/items:position", part.model);
+                if let Ok(PositionResponse { served, durable, .. }) = ask.json(&path).await {
+                    (position, lag) = (Some(served.position), Some(durable.saturating_sub(served.position)));
+                }
+                let path = format!("/v1/models/{}/versions", part.model);
+                match ask.json::<VersionList>(&path).await {
+                    Ok(states) => {
+                        let refused = states.versions.into_iter();
+                        seen.refused.extend(refused.filter_map(|v| Some((part.model.clone(), v.version, v.refused?))));
+                    }
+                    // Its store may not answer, which keeps it from no request.
+                    Err(e) => seen.warnings.push(format!("model `{}`: its versions are not told: {e}", part.model)),
+                }
+            }
+            seen.parts.push(PartSeen {
+                model: part.model,
+                version: part.version,
+                digest: part.digest,
+                shard: part.shard,
+                shards: part.shards,
+                is_active: part.is_active,
+                labels: part.labels,
+                position,
+                lag,
+            });
+        }
+        Ok(seen)
+    }
+
+    async fn router(&self, place: &Place) -> RouterSeen {
+        let name = place.name.clone();
+        match self.routing(place).await {
+            Ok(seen) => RouterSeen { name, ..seen },
+            Err(e) => RouterSeen { name, why: Some(e.to_string()), ..RouterSeen::default() },
+        }
+    }
+
+    async fn routing(&self, place: &Place) -> Result<RouterSeen> {
+        let ask = self.begin(place).await?;
+        let (is_ready, why, mut warnings) = ask.ready().await?;
+        let models: ModelList = ask.json("/v1/models").await?;
+        let absent = models.unavailable.into_iter().map(|model| (format!("model `{}`: ", model.name), model.reason));
+        // To those who may see all `/readyz` has told of those that fail for lack of servers.
+        let fails = |model: &str| format!("{model}requests of it fail: ");
+        let is_told = |model: &str| !is_ready || warnings.iter().any(|warning| warning.starts_with(&fails(model)));
+        let untold: Vec<String> =
+            absent.filter(|(model, _)| !is_told(model)).map(|(model, why)| model + &why).collect();
+        warnings.extend(untold);
+        let active = models.models.into_iter().map(|model| (model.name, (model.version, model.digest)));
+        Ok(RouterSeen { is_ready, why, warnings, active: active.collect(), ..RouterSeen::default() })
+    }
+}
+
+/// A server that may be asked.
+struct Questions<'a> {
+    probe: &'a Probe,
+    server: (SocketAddr, &'a str),
+    key: Option<&'a str>,
+}
+
+impl Questions<'_> {
+    /// The status and body that a path answers.
+    async fn get(&self, path: &str) -> Result<(u16, Bytes)> {
+        self.probe.get(self.server, self.key, path, PATIENCE).await
+    }
+
+    /// What a path answers, where it does not refuse.
+    async fn told(&self, path: &str) -> Result<Bytes> {
+        match self.get(path).await? {
+            (200, body) => Ok(body),
+            (status, body) => Err(Error::unavailable(refusal(status, &body))),
+        }
+    }
+
+    async fn json<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
+        let body = self.told(path).await?;
+        serde_json::from_slice(&body).map_err(|e| Error::unavailable(format!("{path}: not what a server answers: {e}")))
+    }
+
+    /// Whether it takes requests, and what it warns of.
+    async fn ready(&self) -> Result<(bool, Option<String>, Vec<String>)> {
+        let (status, body) = self.get("/readyz").await?;
+        if status != 200 {
+            return Ok((false, Some(refusal(status, &body)), Vec::new()));
+        }
+        let text = String::from_utf8_lossy(&body);
+        Ok((true, None, text.lines().filter_map(|line| line.strip_prefix("warning: ")).map(str::to_owned).collect()))
+    }
+}
+
+/// What a refusal says.
+fn refusal(status: u16, body: &[u8]) -> String {
+    match serde_json::from_slice::<Problem>(body) {
+        Ok(problem) => format!("{status}: {}", problem.detail),
+        Err(_) => format!("it answers {status}"),
+    }
+}
+
+fn stored(store: &Store) -> StoreSeen {
+    match store.renew().and_then(|()| models(store)) {
+        Ok(models) => StoreSeen { name: store.name(), why: None, models },
+        Err(e) => StoreSeen { name: store.name(), why: Some(e.to_string()), models: Default::default() },
+    }
+}
+
+fn models(store: &Store) -> Result<BTreeMap<String, ModelSeen>> {
+    let names: BTreeSet<String> = store.models()?.into_iter().chain(store.cut_models()?).collect();
+    let seen = |name: String| {
+        let (whole, cut, wish) = (store.versions(&name)?, store.cut_versions(&name)?, store.wish(&name)?);
+        let mut all: Vec<u64> = whole.iter().chain(&cut).copied().collect();
+        all.sort_unstable();
+        let mut told: Vec<u64> = all.iter().rev().take(NEWEST).copied().collect();
+        let wished = wish.version.iter().chain(wish.labels.values()).filter(|version| all.contains(version));
+        told.extend(wished);
+        let digest = |version: u64| match cut.contains(&version) {
+            true => store.shards(&name, version).map(|(shards, _)| (version, shards.digest())),
+            false => store.manifest(&name, version).map(|manifest| (version, manifest.digest())),
+        };
+        // A version that cannot be read is one of those that servers refuse, and say so.
+        let versions = told.into_iter().filter_map(|version| digest(version).ok()).collect();
+        let stands = wish.version.map(|version| store.successor(&name, version));
+        let traffic = wish.traffic.told();
+        Ok((name, ModelSeen { versions, wished: wish.version, stands, labels: wish.labels, traffic }))
+    };
+    names.into_iter().map(seen).collect()
+}

@@ -1,0 +1,527 @@
+//! A request over shards, in rounds: who is asked what, what their answers come to, and who is asked again.
+//!
+//! Shards that are lost on the way are left out from there on, while what is left covers enough of the items: the answer is then
+//! that of the others, as if the lost ones had never been.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::future::Future;
+use std::time::Instant;
+
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+
+use super::merge::{Chosen, Next, OfShard, best, candidates, counting};
+use sterling_core::error::{Error, Kind, Result};
+use sterling_core::request::{
+    Content, Embed, OnDegraded, Rank, Ranked, RankedAhead, Reading, Request, Rerank, Retrieve, Select, Selected,
+    StepReport, User,
+};
+use sterling_core::units::ItemId;
+use sterling_index::search::likely;
+
+/// Merges of one round before it is a defect: shards are asked for all at most once, probe on at most once, and are asked for all
+/// of that at most once; what they ranked ahead proves it, or they are asked for their share, or for all.
+const MERGES_MAX: usize = 6;
+
+/// The shards of one version, as they can be asked.
+pub trait Sharded: Sync {
+    /// A request as it goes to any number of shards.
+    type Call: Clone + Send;
+    /// What comes with an answer and is not merged, such as the columns of its items.
+    type Beside: Send;
+
+    /// The items of each shard when it was published: as many numbers as there are shards.
+    fn items(&self) -> &[usize];
+
+    /// The shard that holds an item.
+    fn home(&self, item: ItemId) -> usize;
+
+    /// The shard that is asked first for what any of them can do.
+    fn turn(&self) -> usize;
+
+    /// Makes a request ready to be sent.
+    fn call(&self, request: Request) -> Self::Call;
+
+    /// Asks one shard. Whoever drops the future wants no answer any more.
+    ///
+    /// The error is that of the request, the same at every shard, or, where its kind says so ([`is_absence`]), that of a shard that
+    /// cannot answer.
+    fn ask(&self, shard: usize, call: Self::Call) -> impl Future<Output = Result<Said<Self::Beside>>> + Send;
+}
+
+/// What a shard answered.
+#[derive(Clone, Debug)]
+pub struct Said<B> {
+    /// What was asked for.
+    pub content: Content,
+    /// Ids of remote tables that were answered with default rows.
+    pub degraded_rows: u64,
+    /// What comes with it.
+    pub beside: B,
+}
+
+/// The results of one shard.
+#[derive(Clone, Debug)]
+pub struct Results<B> {
+    /// Its number.
+    pub shard: usize,
+    /// What it was asked for when it sent them: `select`, `rerank`, `rank`, or `all`.
+    pub round: &'static str,
+    /// Of a [`Retrieve`] over several shards, how many of its items were candidates, of all queries of the user.
+    pub candidates: usize,
+    /// Its best, best first.
+    pub ranked: Ranked,
+    /// What came with them; nothing of a shard that had no candidates, and so was not asked.
+    pub beside: Option<B>,
+}
+
+/// What came with an answer of an earlier round.
+#[derive(Clone, Debug)]
+pub struct Told<B> {
+    /// The shard.
+    pub shard: usize,
+    /// What it was asked for then: `embed`, `select` or `rerank`.
+    pub round: &'static str,
+    /// What came.
+    pub beside: B,
+}
+
+/// What shards answer together.
+#[derive(Debug)]
+pub struct Gathered<B> {
+    /// The results, best first: the place of a part in `parts`, and of the item in it.
+    pub order: Vec<(usize, usize)>,
+    /// What the shards sent, in the order of their numbers.
+    pub parts: Vec<Results<B>>,
+    /// Of a [`Rank`]: items that no shard holds, as they were asked.
+    pub unknown: Vec<ItemId>,
+    /// What came with the answers before those.
+    pub told: Vec<Told<B>>,
+    /// Shards that could not answer, each with the reason.
+    pub missing: Vec<(usize, Error)>,
+    /// The share of the items, as they were published, that lie in the other shards.
+    pub coverage: f64,
+    /// How many times a shard was asked again, for its answer was not proven enough.
+    pub again: usize,
+    /// Ids of remote tables that were answered with default rows.
+    pub degraded_rows: u64,
+    /// The rounds and the merges between them.
+    pub steps: Vec<StepReport>,
+}
+
+impl<B> Gathered<B> {
+    /// What came with the answers of each shard, each by its number: those of the last round last.
+    pub fn besides(&self) -> impl Iterator<Item = (usize, &B)> {
+        let told = self.told.iter().map(|told| (told.shard, &told.beside));
+        told.chain(self.parts.iter().filter_map(|part| Some((part.shard, part.beside.as_ref()?))))
+    }
+
+    /// The results as one list. They lie in no view, and have no slots.
+    pub fn ranked(&self) -> Ranked {
+        let part = |n: usize| &self.parts[n].ranked;
+        let of = |read: fn(&Ranked) -> &[f32], row: usize| -> Vec<f32> {
+            let value = |&(n, at): &(usize, usize)| read(part(n))[row * part(n).ids.len() + at];
+            self.order.iter().map(value).collect()
+        };
+        let tasks = |part: &Results<B>| part.ranked.tasks.len().checked_div(part.ranked.ids.len());
+        let tasks = self.parts.iter().filter_map(tasks).max().unwrap_or(0);
+        Ranked {
+            slots: Vec::new(),
+            ids: self.order.iter().map(|&(n, at)| part(n).ids[at]).collect(),
+            scores: of(|ranked| &ranked.scores, 0),
+            similarities: of(|ranked| &ranked.similarities, 0),
+            tasks: (0..tasks).flat_map(|task| of(|ranked| &ranked.tasks, task)).collect(),
+            unknown: self.unknown.clone(),
+        }
+    }
+}
+
+/// True for errors of a shard that cannot answer; others are those of the request, and every shard would say the same.
+pub fn is_absence(kind: Kind) -> bool {
+    kind.is_retryable() || matches!(kind, Kind::Io | Kind::Internal | Kind::Corrupt)
+}
+
+/// The best items of a user among those of all shards.
+///
+/// # Errors
+/// What is wrong with the request; `Partial` where shards that cannot answer leave less than `min_coverage` of the items, 0 to 1.
+pub async fn retrieve<S: Sharded>(shards: &S, retrieve: Retrieve, min_coverage: f64) -> Result<Gathered<S::Beside>> {
+    let mut run = Run::new(shards, min_coverage);
+    if run.present.len() == 1 {
+        return run.only(Request::Retrieve(retrieve)).await;
+    }
+    let user = run.user(retrieve.user, retrieve.reading.on_degraded).await?;
+    let retrieve = Retrieve { user, ..retrieve };
+    let mut selected = run.select(&retrieve, run.present.clone(), false).await?;
+    loop {
+        let chosen = run.candidates(&retrieve, &mut selected).await?;
+        // Where a shard was lost that had candidates, others take their place.
+        if let Some((order, parts)) = run.rerank(&retrieve, chosen).await? {
+            return Ok(run.end(order, parts, Vec::new()));
+        }
+    }
+}
+
+/// The scores of given items, each of the shard that holds it.
+///
+/// # Errors
+/// As [`retrieve`].
+pub async fn rank<S: Sharded>(shards: &S, rank: Rank, min_coverage: f64) -> Result<Gathered<S::Beside>> {
+    let mut run = Run::new(shards, min_coverage);
+    if run.present.len() == 1 {
+        return run.only(Request::Rank(rank)).await;
+    }
+    let Rank { user, items, reading } = rank;
+    let user = run.user(user, reading.on_degraded).await?;
+    let mut of_shards: BTreeMap<usize, Vec<ItemId>> = BTreeMap::new();
+    items.iter().for_each(|&item| of_shards.entry(shards.home(item)).or_default().push(item));
+    let call =
+        |items: Vec<ItemId>| shards.call(Request::Rank(Rank { user: user.clone(), items, reading: reading.clone() }));
+    let calls = of_shards.into_iter().map(|(shard, items)| (shard, call(items))).collect();
+    let mut parts = Vec::new();
+    for (shard, said) in run.ask("rank", calls).await? {
+        let ranked = ranked(said.content)?;
+        parts.push(Results { shard, round: "rank", candidates: 0, ranked, beside: Some(said.beside) });
+    }
+    let unknown: BTreeSet<ItemId> = parts.iter().flat_map(|part| part.ranked.unknown.iter().copied()).collect();
+    let unknown = items.into_iter().filter(|item| unknown.contains(item)).collect();
+    let of_parts: Vec<OfShard<'_>> = parts.iter().map(|part| of_shard(&part.ranked, None, true)).collect();
+    match best(&of_parts, usize::MAX) {
+        Next::Done(order) => Ok(run.end(order, parts, unknown)),
+        Next::Again(_) | Next::Further => Err(Error::internal("shards sent all that was asked for, and it is not all")),
+    }
+}
+
+/// What the user tower says, of one shard.
+///
+/// # Errors
+/// What is wrong with the request; the last shard's error where none could answer.
+pub async fn embed<S: Sharded>(shards: &S, embed: Embed) -> Result<Said<S::Beside>> {
+    Run::new(shards, 0.0).anyone(embed).await.map(|(_, said)| said)
+}
+
+fn ranked(content: Content) -> Result<Ranked> {
+    match content {
+        Content::Items(ranked) => whole(ranked),
+        Content::Embedding(_) | Content::Selected(_) => Err(Error::internal("a shard sent no items, expected some")),
+    }
+}
+
+fn of_shard<'a>(ranked: &'a Ranked, counts: Option<&'a [bool]>, is_all: bool) -> OfShard<'a> {
+    OfShard { ids: &ranked.ids, scores: &ranked.scores, counts, is_all }
+}
+
+/// Refuses results that are not all told of.
+fn whole(ranked: Ranked) -> Result<Ranked> {
+    let count = ranked.ids.len();
+    let tasks = if count == 0 { ranked.tasks.len() } else { ranked.tasks.len() % count };
+    match ranked.scores.len() == count && ranked.similarities.len() == count && tasks == 0 {
+        true => Ok(ranked),
+        false => Err(Error::internal("a shard sent columns of different lengths")),
+    }
+}
+
+/// One request under way.
+struct Run<'a, S: Sharded> {
+    shards: &'a S,
+    min_coverage: f64,
+    /// Those that have not been lost.
+    present: Vec<usize>,
+    missing: Vec<(usize, Error)>,
+    /// True once all of them probe on.
+    further: bool,
+    /// What shards ranked when they were asked for candidates, with what came with it.
+    ahead: BTreeMap<usize, (RankedAhead, S::Beside)>,
+    told: Vec<Told<S::Beside>>,
+    again: usize,
+    degraded_rows: u64,
+    steps: Vec<StepReport>,
+}
+
+/// A shard's results on their way into the answer.
+struct Part<B> {
+    results: Results<B>,
+    /// Which of them are of candidates, where not all are.
+    counts: Option<Vec<bool>>,
+    /// True where it has no more.
+    is_all: bool,
+    /// How many it was asked for, beside what it ranked ahead; 0 before.
+    asked: usize,
+}
+
+impl<B> Part<B> {
+    fn new(shard: usize, chosen: &Chosen) -> Self {
+        let candidates = chosen.iter().map(Vec::len).sum();
+        let results = Results { shard, round: "rerank", candidates, ranked: Ranked::default(), beside: None };
+        Part { results, counts: None, is_all: candidates == 0, asked: 0 }
+    }
+
+    /// True where the shard has yet to be asked.
+    fn is_wanting(&self) -> bool {
+        self.results.candidates > 0 && self.results.beside.is_none()
+    }
+
+    fn took_ahead(&mut self, ahead: RankedAhead, counts: Vec<bool>, beside: B) {
+        self.results = Results { round: "select", ranked: ahead.ranked, beside: Some(beside), ..self.results };
+        (self.counts, self.is_all) = (Some(counts), ahead.is_all);
+    }
+
+    /// Takes the best of the candidates, as many as were asked for. Some of several queries may be the same, and some gone.
+    fn took(&mut self, ranked: Ranked, beside: B) {
+        self.is_all = self.results.candidates <= self.asked || ranked.ids.len() < self.asked;
+        self.results = Results { round: "rerank", ranked, beside: Some(beside), ..self.results };
+        self.counts = None;
+    }
+
+    /// What came with results that others take the place of.
+    fn told(&mut self) -> Option<Told<B>> {
+        let Results { shard, round, .. } = self.results;
+        self.results.beside.take().map(|beside| Told { shard, round, beside })
+    }
+
+    fn of_shard(&self) -> OfShard<'_> {
+        of_shard(&self.results.ranked, self.counts.as_deref(), self.is_all)
+    }
+}
+
+type Answers<B> = BTreeMap<usize, Said<B>>;
+type Order = Vec<(usize, usize)>;
+
+impl<'a, S: Sharded> Run<'a, S> {
+    fn new(shards: &'a S, min_coverage: f64) -> Self {
+        let present = (0..shards.items().len()).collect();
+        let (missing, told, steps) = (Vec::new(), Vec::new(), Vec::new());
+        let (further, ahead) = (false, BTreeMap::new());
+        Run { shards, min_coverage, present, missing, further, ahead, told, again: 0, degraded_rows: 0, steps }
+    }
+
+    fn step(&mut self, name: &'static str, start: Instant, items: usize) {
+        let micros = start.elapsed().as_micros() as u64;
+        self.steps.push(StepReport { name, micros, bytes: 0, items: items as u64 });
+    }
+
+    fn coverage(&self) -> f64 {
+        let items = self.shards.items();
+        let covered: usize = self.present.iter().map(|&shard| items[shard]).sum();
+        covered as f64 / items.iter().sum::<usize>().max(1) as f64
+    }
+
+    /// Goes on without a shard, where that may be.
+    fn lose(&mut self, shard: usize, error: Error) -> Result<()> {
+        if !is_absence(error.kind()) || self.shards.items().len() == 1 {
+            return Err(error);
+        }
+        self.present.retain(|&present| present != shard);
+        let coverage = self.coverage();
+        if self.present.is_empty() || coverage < self.min_coverage {
+            let (least, left, of) = (self.min_coverage, self.present.len(), self.shards.items().len());
+            let partial = Error::partial(format!(
+                "{left} of {of} shards are left with {coverage:.4} of the items, expected {least}: shard {shard}: {error}"
+            ));
+            return Err(match error.retry_wait() {
+                Some(wait) => partial.retry_after(wait),
+                None => partial,
+            });
+        }
+        self.missing.push((shard, error));
+        Ok(())
+    }
+
+    /// Asks some shards side by side.
+    async fn ask(&mut self, round: &'static str, calls: Vec<(usize, S::Call)>) -> Result<Answers<S::Beside>> {
+        let (start, shards) = (Instant::now(), self.shards);
+        let one = |(shard, call)| async move { (shard, shards.ask(shard, call).await) };
+        let mut waiting: FuturesUnordered<_> = calls.into_iter().map(one).collect();
+        let mut answers = BTreeMap::new();
+        // Where one ends the request, the others are not waited for.
+        while let Some((shard, answer)) = waiting.next().await {
+            match answer {
+                Ok(said) => drop(answers.insert(shard, said)),
+                Err(error) => self.lose(shard, error)?,
+            }
+        }
+        self.step(round, start, answers.len());
+        Ok(answers)
+    }
+
+    /// Asks the only shard.
+    async fn only(mut self, request: Request) -> Result<Gathered<S::Beside>> {
+        let answers = self.ask("shard", vec![(0, self.shards.call(request))]).await?;
+        let said = answers.into_values().next().ok_or_else(|| Error::internal("no shard was asked"))?;
+        self.degraded_rows = said.degraded_rows;
+        let mut ranked = ranked(said.content)?;
+        let unknown = std::mem::take(&mut ranked.unknown);
+        let order = (0..ranked.ids.len()).map(|at| (0, at)).collect();
+        let results = Results { shard: 0, round: "all", candidates: 0, ranked, beside: Some(said.beside) };
+        Ok(self.end(order, vec![results], unknown))
+    }
+
+    /// Runs the user tower at one shard, whichever can.
+    async fn anyone(&mut self, embed: Embed) -> Result<(usize, Said<S::Beside>)> {
+        let (start, count, first) = (Instant::now(), self.shards.items().len(), self.shards.turn());
+        let call = self.shards.call(Request::Embed(embed));
+        let mut last = Error::unavailable("there are no shards");
+        for shard in (0..count).map(|n| (first + n) % count) {
+            match self.shards.ask(shard, call.clone()).await {
+                Ok(said) => {
+                    self.step("embed", start, 1);
+                    return Ok((shard, said));
+                }
+                Err(error) if is_absence(error.kind()) && error.kind() != Kind::DeadlineExceeded => last = error,
+                Err(error) => return Err(error),
+            }
+        }
+        Err(last)
+    }
+
+    /// The user as all shards are told of it.
+    async fn user(&mut self, user: User, on_degraded: OnDegraded) -> Result<User> {
+        let User::Features(features) = user else { return Ok(user) };
+        let (shard, said) = self.anyone(Embed { features, on_degraded, whole: true }).await?;
+        let Content::Embedding(embedded) = said.content else {
+            return Err(Error::internal("a shard sent no embedding, expected one"));
+        };
+        self.degraded_rows += said.degraded_rows;
+        self.told.push(Told { shard, round: "embed", beside: said.beside });
+        Ok(User::Embedded(embedded))
+    }
+
+    /// What each of these shards has among the candidates: all that it may have, or as many as are likely to be its own.
+    async fn select(
+        &mut self,
+        retrieve: &Retrieve,
+        which: Vec<usize>,
+        all: bool,
+    ) -> Result<BTreeMap<usize, Vec<Selected>>> {
+        // Where shards may be missing they have less time to select, and reranking is not to take it from them.
+        let ahead = !all && !self.further && self.min_coverage >= 1.0;
+        let select = Select { retrieve: retrieve.clone(), all, further: self.further, ahead };
+        let call = self.shards.call(Request::Select(Box::new(select)));
+        let calls = which.into_iter().map(|shard| (shard, call.clone())).collect();
+        let mut selected = BTreeMap::new();
+        for (shard, said) in self.ask("select", calls).await? {
+            let Content::Selected(of_shard) = said.content else {
+                return Err(Error::internal("a shard sent no candidates, expected some"));
+            };
+            let mut told = |beside| self.told.push(Told { shard, round: "select", beside });
+            // They are of fewer candidates than it has sent by now.
+            self.ahead.remove(&shard).into_iter().for_each(|(_, beside)| told(beside));
+            match of_shard.ahead {
+                None => told(said.beside),
+                Some(RankedAhead { ranked, is_all, last }) => {
+                    let ahead = RankedAhead { ranked: whole(ranked)?, is_all, last };
+                    self.ahead.insert(shard, (ahead, said.beside));
+                }
+            }
+            selected.insert(shard, of_shard.queries);
+        }
+        Ok(selected)
+    }
+
+    /// The candidates of the shards that are left; those that may have more are asked for it.
+    async fn candidates(
+        &mut self,
+        retrieve: &Retrieve,
+        selected: &mut BTreeMap<usize, Vec<Selected>>,
+    ) -> Result<BTreeMap<usize, Chosen>> {
+        for _ in 0..MERGES_MAX {
+            let start = Instant::now();
+            selected.retain(|shard, _| self.present.contains(shard));
+            let of_shards: Vec<usize> = selected.keys().copied().collect();
+            let parts: Vec<&[Selected]> = selected.values().map(Vec::as_slice).collect();
+            let next = candidates(&parts, retrieve.k)?;
+            self.step("merge", start, parts.iter().flat_map(|part| part.iter()).map(|s| s.ids.len()).sum());
+            match next {
+                Next::Done(chosen) => return Ok(of_shards.into_iter().zip(chosen).collect()),
+                Next::Again(places) => {
+                    self.again += places.len();
+                    let which = places.into_iter().map(|place| of_shards[place]).collect();
+                    selected.extend(self.select(retrieve, which, true).await?);
+                }
+                Next::Further => {
+                    self.again += of_shards.len();
+                    self.further = true;
+                    *selected = self.select(retrieve, of_shards, false).await?;
+                }
+            }
+        }
+        Err(Error::internal("shards sent candidates that prove nothing"))
+    }
+
+    /// A shard's results, where those that it ranked ahead tell of its candidates.
+    fn begun(&mut self, shard: usize, chosen: &Chosen) -> Part<S::Beside> {
+        let mut part = Part::new(shard, chosen);
+        if part.results.candidates == 0 {
+            return part;
+        }
+        let Some((ahead, beside)) = self.ahead.remove(&shard) else { return part };
+        match counting(&ahead, chosen) {
+            Some(counts) => part.took_ahead(ahead, counts, beside),
+            None => {
+                self.again += 1;
+                self.told.push(Told { shard, round: "select", beside });
+            }
+        }
+        part
+    }
+
+    /// The best of the candidates by value; none where a shard was lost that had some of them.
+    async fn rerank(
+        &mut self,
+        retrieve: &Retrieve,
+        chosen: BTreeMap<usize, Chosen>,
+    ) -> Result<Option<(Order, Vec<Results<S::Beside>>)>> {
+        let Retrieve { user, reading, k, .. } = retrieve;
+        let share = likely(*k, self.present.len() as u32).max(1);
+        let mut parts: Vec<_> = chosen.iter().map(|(shard, of_shard)| self.begun(*shard, of_shard)).collect();
+        let mut wanting: Vec<usize> = (0..parts.len()).filter(|&place| parts[place].is_wanting()).collect();
+        for _ in 0..MERGES_MAX {
+            let call = |&place: &usize| {
+                let part = &mut parts[place];
+                part.asked = if part.asked == 0 { share } else { *k };
+                let shard = part.results.shard;
+                (shard, self.shards.call(rerank(user, &chosen[&shard], part.asked, reading)))
+            };
+            let calls: Vec<_> = wanting.iter().map(call).collect();
+            let mut answers = if calls.is_empty() { Answers::new() } else { self.ask("rerank", calls).await? };
+            let is_lost = answers.len() < wanting.len();
+            for &place in &wanting {
+                let part = &mut parts[place];
+                if let Some(said) = answers.remove(&part.results.shard) {
+                    self.told.extend(part.told());
+                    part.took(ranked(said.content)?, said.beside);
+                }
+            }
+            if is_lost {
+                self.told.extend(parts.iter_mut().filter_map(Part::told));
+                return Ok(None);
+            }
+            let start = Instant::now();
+            let of_parts: Vec<OfShard<'_>> = parts.iter().map(Part::of_shard).collect();
+            let next = best(&of_parts, *k);
+            self.step("top", start, of_parts.iter().map(|part| part.ids.len()).sum());
+            match next {
+                Next::Done(order) => return Ok(Some((order, parts.into_iter().map(|part| part.results).collect()))),
+                Next::Again(again) => {
+                    self.again += again.len();
+                    wanting = again;
+                }
+                Next::Further => break,
+            }
+        }
+        Err(Error::internal("shards sent results that prove nothing"))
+    }
+
+    fn end(mut self, order: Order, parts: Vec<Results<S::Beside>>, unknown: Vec<ItemId>) -> Gathered<S::Beside> {
+        let coverage = self.coverage();
+        let unused = std::mem::take(&mut self.ahead).into_iter();
+        self.told.extend(unused.map(|(shard, (_, beside))| Told { shard, round: "select", beside }));
+        let Run { told, missing, again, degraded_rows, steps, .. } = self;
+        Gathered { order, parts, unknown, told, missing, coverage, again, degraded_rows, steps }
+    }
+}
+
+fn rerank(user: &User, candidates: &Chosen, k: usize, reading: &Reading) -> Request {
+    let (user, candidates, reading) = (user.clone(), candidates.clone(), reading.clone());
+    Request::Rerank(Rerank { user, candidates, k, reading })
+}

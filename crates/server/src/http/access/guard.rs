@@ -1,0 +1,236 @@
+//! What is let in.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+
+use arc_swap::ArcSwap;
+use axum::http::HeaderMap;
+use axum::http::header::AUTHORIZATION;
+
+use super::keys::{ApiKey, ApiKeys};
+use super::options::AccessOptions;
+use super::record::{Asked, AuditLog, Change};
+use super::role::{Door, Reach, Role};
+use crate::http::answer::Refusal;
+use crate::http::settled::Settled;
+use sterling_core::error::{Error, Result};
+use sterling_core::locks::locked;
+
+/// Longest key that is looked at, in bytes.
+const SECRET_BYTES_MAX: usize = 512;
+
+/// What a call takes.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::http) struct Needs<'a> {
+    pub(in crate::http) role: Role,
+    pub(in crate::http) reach: Reach,
+    /// The model in its path.
+    pub(in crate::http) model: Option<&'a str>,
+}
+
+/// Whose call it is.
+#[derive(Clone, Debug)]
+pub struct Caller(Who);
+
+#[derive(Clone, Debug)]
+enum Who {
+    /// The server has no keys.
+    Anybody,
+    /// A call that takes none, without one.
+    Nobody,
+    Key(Arc<ApiKey>),
+}
+
+impl Caller {
+    /// True where the caller may know of this model.
+    pub(in crate::http) fn may_see(&self, model: &str) -> bool {
+        match &self.0 {
+            Who::Anybody => true,
+            Who::Nobody => false,
+            Who::Key(key) => key.is_for(model),
+        }
+    }
+
+    /// True where the caller may know of all models.
+    pub(in crate::http) fn may_see_all(&self) -> bool {
+        match &self.0 {
+            Who::Anybody => true,
+            Who::Nobody => false,
+            Who::Key(key) => key.is_for_all(),
+        }
+    }
+
+    /// Counts more requests of one call against the rate of its key.
+    pub(in crate::http) fn charge(&self, count: usize) {
+        if let Who::Key(key) = &self.0
+            && let Some(meter) = &key.meter
+        {
+            meter.charge(count as u64);
+        }
+    }
+
+    /// The name of the key.
+    pub(in crate::http) fn name(&self) -> Option<&str> {
+        match &self.0 {
+            Who::Anybody | Who::Nobody => None,
+            Who::Key(key) => Some(&key.name),
+        }
+    }
+}
+
+/// The keys of a server, as they are now.
+#[derive(Debug)]
+struct Kept {
+    path: PathBuf,
+    keys: ArcSwap<ApiKeys>,
+    text: Mutex<Settled<Vec<u8>>>,
+}
+
+fn read(path: &Path) -> Result<Vec<u8>> {
+    std::fs::read(path).map_err(|e| Error::io(format!("keys: {}", path.display()), e))
+}
+
+/// Who may do what.
+#[derive(Debug, Default)]
+pub struct AccessControl {
+    kept: Option<Kept>,
+    has_admin_door: bool,
+    log: Arc<AuditLog>,
+}
+
+impl AccessControl {
+    /// Reads the keys and opens the audit log.
+    ///
+    /// # Errors
+    /// `Invalid` for wrong keys, `NotFound` or `Io` for files that cannot be opened.
+    pub fn open(options: &AccessOptions) -> Result<Self> {
+        let open = |path: &PathBuf| {
+            let text = read(path)?;
+            let keys = ApiKeys::parse(path, &text, &ApiKeys::default())?;
+            tracing::info!(keys = keys.len(), "calls take a key");
+            Ok::<_, Error>(Kept {
+                path: path.clone(),
+                keys: ArcSwap::from_pointee(keys),
+                text: Mutex::new(Settled::new(text)),
+            })
+        };
+        Ok(AccessControl {
+            kept: options.keys.as_ref().map(open).transpose()?,
+            has_admin_door: options.admin_listen.is_some(),
+            log: Arc::new(AuditLog::open(options.audit_log.as_deref())?),
+        })
+    }
+
+    /// True where calls take a key.
+    pub fn is_guarded(&self) -> bool {
+        self.kept.is_some()
+    }
+
+    /// Reads the keys again where their file has changed. Those that cannot be read change nothing.
+    pub(in crate::http) fn reload(&self) {
+        let Some(kept) = &self.kept else { return };
+        let mut text = locked(&kept.text);
+        let parse = |text: &Vec<u8>| ApiKeys::parse(&kept.path, text, &kept.keys.load());
+        match text.look(read(&kept.path)).and_then(|text| text.map(parse).transpose()) {
+            Ok(None) => {}
+            Ok(Some(keys)) => {
+                tracing::info!(keys = keys.len(), "read the keys again");
+                kept.keys.store(Arc::new(keys));
+                count("read");
+            }
+            Err(error) => {
+                tracing::error!(%error, "the keys stay as they were");
+                count("failed");
+            }
+        }
+    }
+
+    /// True where a call with this role is answered behind this door.
+    pub(in crate::http) fn answers(&self, role: Role, door: Door) -> bool {
+        role < Role::Admin || door == Door::Admin || !self.has_admin_door
+    }
+
+    /// Whose key this is, whatever it may do.
+    pub(in crate::http) fn caller(&self, secret: Option<&[u8]>) -> Caller {
+        let Some(kept) = &self.kept else { return Caller(Who::Anybody) };
+        let key = secret.and_then(|secret| kept.keys.load().of(secret).cloned());
+        Caller(key.map_or(Who::Nobody, Who::Key))
+    }
+
+    /// Who calls, where the call is theirs to make: without counting it.
+    ///
+    /// # Errors
+    /// 401 for whatever is no key, 403 for a key that is not for this call.
+    pub(in crate::http) fn look(&self, needs: Needs<'_>, secret: Option<&[u8]>) -> Result<Caller, Refusal> {
+        let Some(kept) = &self.kept else { return Ok(Caller(Who::Anybody)) };
+        let key = secret.and_then(|secret| kept.keys.load().of(secret).cloned());
+        let key = match key {
+            Some(key) => key,
+            None if needs.role == Role::Open => return Ok(Caller(Who::Nobody)),
+            None => return Err(denied("no_key", Refusal::unauthorized())),
+        };
+        let name = &key.name;
+        if key.role < needs.role {
+            let (has, takes) = (key.role.name(), needs.role.name());
+            let detail = format!("key `{name}` has the role `{has}`, this call takes `{takes}`");
+            return Err(denied("role", Refusal::forbidden(detail)));
+        }
+        let is_for = match (needs.role, needs.reach, needs.model) {
+            (Role::Open, ..) | (_, Reach::Visible, _) => true,
+            (_, Reach::Model, Some(model)) => key.is_for(model),
+            (_, Reach::Model, None) | (_, Reach::Server, _) => key.is_for_all(),
+        };
+        if !is_for {
+            let what = needs.model.map_or("all models".to_owned(), |model| format!("model `{model}`"));
+            return Err(denied("model", Refusal::forbidden(format!("key `{name}` is not for {what}"))));
+        }
+        Ok(Caller(Who::Key(key)))
+    }
+
+    /// Lets a call in, and counts it against the rate of its key.
+    ///
+    /// # Errors
+    /// As [`AccessControl::look`]; 429 where it comes too early.
+    pub(in crate::http) fn admit(&self, needs: Needs<'_>, secret: Option<&[u8]>) -> Result<Caller, Refusal> {
+        let caller = self.look(needs, secret)?;
+        if let Who::Key(key) = &caller.0
+            && needs.role > Role::Open
+            && let Some(meter) = &key.meter
+        {
+            let late = |wait| {
+                let rate = meter.rate().rate;
+                denied("rate", Refusal::too_early(format!("key `{}` may ask {rate} times a second", key.name), wait))
+            };
+            meter.take().map_err(late)?;
+        }
+        Ok(caller)
+    }
+
+    /// The record of a call that changes something, or that was refused to one who may not.
+    pub(in crate::http) fn change(&self, asked: Asked) -> Change {
+        Change::new(self.log.clone(), asked)
+    }
+}
+
+fn denied(reason: &'static str, refusal: Refusal) -> Refusal {
+    metrics::counter!("sterling_denied_total", "reason" => reason).increment(1);
+    refusal
+}
+
+fn count(outcome: &'static str) {
+    metrics::counter!("sterling_key_reloads_total", "outcome" => outcome).increment(1);
+}
+
+/// The key in the headers of a request, where there is one and no more.
+pub(in crate::http) fn secret_in(headers: &HeaderMap) -> Option<&[u8]> {
+    let mut values = headers.get_all(AUTHORIZATION).iter();
+    let value = values.next()?;
+    if values.next().is_some() { None } else { secret_of(value.as_bytes()) }
+}
+
+/// The key in the value of a header `Authorization`.
+pub(in crate::http) fn secret_of(value: &[u8]) -> Option<&[u8]> {
+    let (scheme, secret) = value.split_at_checked(7)?;
+    let is_fit = !secret.is_empty() && secret.len() <= SECRET_BYTES_MAX;
+    (is_fit && scheme.eq_ignore_ascii_case(b"bearer ")).then(|| secret.trim_ascii())
+}

@@ -1,0 +1,289 @@
+//! The file of keys.
+//!
+//! ```toml
+//! [[key]]
+//! name = "shop"
+//! sha256 = "6c3a...64 digits"   # of the key itself, which stands nowhere
+//! role = "read"                 # read, write or admin
+//! models = ["debian"]           # without it, all
+//! rate = 200                    # requests a second; without it, as many as come
+//! burst = 400                   # requests at once; without it, those of a second
+//! ```
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::path::Path;
+use std::sync::Arc;
+
+use serde::Deserialize;
+use sha2::{Digest as _, Sha256};
+use subtle::{ConditionallySelectable as _, ConstantTimeEq as _};
+
+use super::rate::{Meter, Rate};
+use super::role::Role;
+use sterling_core::error::{Error, Result};
+use sterling_snapshot::check_name;
+
+/// Most keys of a file: each costs every call some ten nanoseconds.
+const KEYS_MAX: usize = 1024;
+/// Longest file, in bytes.
+const FILE_BYTES_MAX: usize = 1 << 20;
+/// What keys made here begin with, so that scanners for secrets know them.
+const KEY_PREFIX: &str = "stk_";
+
+/// The SHA-256 of a key.
+type Digest = [u64; 4];
+
+/// A key, without itself.
+#[derive(Debug)]
+pub(super) struct ApiKey {
+    pub(super) name: String,
+    pub(super) role: Role,
+    models: Option<BTreeSet<String>>,
+    digest: Digest,
+    pub(super) meter: Option<Arc<Meter>>,
+}
+
+impl ApiKey {
+    /// True where the key is for this model.
+    pub(super) fn is_for(&self, model: &str) -> bool {
+        self.models.as_ref().is_none_or(|models| models.contains(model))
+    }
+
+    /// True where the key is for all models.
+    pub(super) fn is_for_all(&self) -> bool {
+        self.models.is_none()
+    }
+}
+
+/// All keys of a file.
+#[derive(Debug, Default)]
+pub(super) struct ApiKeys(Vec<Arc<ApiKey>>);
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct KeyFile {
+    #[serde(default)]
+    key: Vec<KeyEntry>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct KeyEntry {
+    name: String,
+    sha256: String,
+    role: Role,
+    models: Option<BTreeSet<String>>,
+    rate: Option<f64>,
+    burst: Option<f64>,
+}
+
+impl ApiKeys {
+    /// Reads the text of a file. What `before` counted of keys with the same digest and rate goes on.
+    ///
+    /// # Errors
+    /// `Invalid` naming the file, the key and what is wrong with it.
+    pub(super) fn parse(path: &Path, text: &[u8], before: &ApiKeys) -> Result<Self> {
+        let wrong = |what: String| Error::invalid(format!("keys: {}: {what}", path.display()));
+        if text.len() > FILE_BYTES_MAX {
+            return Err(wrong(format!("{} bytes, expected at most {FILE_BYTES_MAX}", text.len())));
+        }
+        let text = std::str::from_utf8(text).map_err(|e| wrong(e.to_string()))?;
+        // The message of the error would show the line, and somebody may have put a key itself there.
+        let file: KeyFile = toml::from_str(text).map_err(|e| {
+            let line = e.span().map_or(0, |span| text.get(..span.start).unwrap_or(text).matches('\n').count() + 1);
+            wrong(format!("line {line}: {}", e.message()))
+        })?;
+        if file.key.len() > KEYS_MAX {
+            return Err(wrong(format!("{} keys, expected at most {KEYS_MAX}", file.key.len())));
+        }
+        let mut names = BTreeSet::new();
+        let mut digests = BTreeSet::new();
+        let mut keys = Vec::with_capacity(file.key.len());
+        for entry in file.key {
+            let named = format!("key `{}`", entry.name);
+            let key = entry.read(before).map_err(|e| wrong(format!("{named}: {e}")))?;
+            if !names.insert(key.name.clone()) || !digests.insert(key.digest) {
+                return Err(wrong(format!("{named}: stands there twice")));
+            }
+            keys.push(Arc::new(key));
+        }
+        Ok(ApiKeys(keys))
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// The key that this is. All are looked at, whichever it is, in the same time.
+    pub(super) fn of(&self, secret: &[u8]) -> Option<&Arc<ApiKey>> {
+        let came = digest(secret);
+        let mut found = 0_u32;
+        for (place, key) in (1..).zip(&self.0) {
+            found.conditional_assign(&place, key.digest.ct_eq(&came));
+        }
+        self.0.get((found as usize).checked_sub(1)?)
+    }
+}
+
+impl KeyEntry {
+    fn read(self, before: &ApiKeys) -> Result<ApiKey> {
+        check_name("name", &self.name)?;
+        let digest = digest_of_hex(&self.sha256)
+            .ok_or_else(|| Error::invalid("sha256: expected 64 hexadecimal digits, as `sterling key` prints"))?;
+        for model in self.models.iter().flatten() {
+            check_name("models", model)?;
+        }
+        let rate = match (self.rate, self.burst) {
+            (None, None) => None,
+            (Some(rate), burst) if (1e-3..=1e9).contains(&rate) => {
+                let burst = burst.unwrap_or(rate.max(1.0));
+                if !(1.0..=1e9).contains(&burst) {
+                    return Err(Error::invalid(format!("burst: got {burst}, expected 1 to 1e9")));
+                }
+                Some(Rate { rate, burst })
+            }
+            (Some(rate), _) => return Err(Error::invalid(format!("rate: got {rate}, expected 0.001 to 1e9"))),
+            (None, Some(_)) => return Err(Error::invalid("burst: expected a `rate` beside it")),
+        };
+        let same = before.0.iter().find(|key| key.digest == digest).and_then(|key| key.meter.clone());
+        let meter = rate.map(|rate| same.filter(|m| m.rate() == rate).unwrap_or_else(|| Arc::new(Meter::new(rate))));
+        Ok(ApiKey { name: self.name, role: self.role, models: self.models, digest, meter })
+    }
+}
+
+fn digest(secret: &[u8]) -> Digest {
+    let hash = Sha256::digest(secret);
+    let mut words = hash.chunks_exact(8).map(|bytes| bytes.iter().fold(0, |word, &byte| word << 8 | u64::from(byte)));
+    std::array::from_fn(|_| words.next().unwrap_or_default())
+}
+
+fn digest_of_hex(text: &str) -> Option<Digest> {
+    let is_hex = text.len() == 64 && text.bytes().all(|b| b.is_ascii_hexdigit());
+    let mut words = text.as_bytes().chunks(16).map(|digits| {
+        std::str::from_utf8(digits).ok().and_then(|digits| u64::from_str_radix(digits, 16).ok()).unwrap_or_default()
+    });
+    is_hex.then(|| std::array::from_fn(|_| words.next().unwrap_or_default()))
+}
+
+/// A key that was made, and what a file of keys says of it.
+pub struct NewKey {
+    /// The key, for its user alone.
+    pub secret: String,
+    /// The lines of the file, without the key.
+    pub entry: String,
+}
+
+/// Makes a key of 256 random bits.
+///
+/// # Errors
+/// `Invalid` for a name that is none; `Internal` where the system gives no random numbers.
+pub fn new_key(name: &str, role: Role, models: &[String]) -> Result<NewKey> {
+    check_name("name", name)?;
+    for model in models {
+        check_name("model", model)?;
+    }
+    let mut random = [0; 32];
+    getrandom::fill(&mut random).map_err(|e| Error::internal(format!("random numbers: {e}")))?;
+    let hex = |bytes: &mut dyn Iterator<Item = u8>| {
+        bytes.fold(String::new(), |mut text, byte| {
+            // A string takes whatever it is given.
+            let _ = write!(text, "{byte:02x}");
+            text
+        })
+    };
+    let secret = format!("{KEY_PREFIX}{}", hex(&mut random.into_iter()));
+    let hash = hex(&mut Sha256::digest(secret.as_bytes()).into_iter());
+    let mut entry = format!("[[key]]\nname = \"{name}\"\nsha256 = \"{hash}\"\nrole = \"{}\"\n", role.name());
+    if !models.is_empty() {
+        let models = models.iter().map(|model| format!("\"{model}\"")).collect::<Vec<_>>().join(", ");
+        let _ = writeln!(entry, "models = [{models}]");
+    }
+    Ok(NewKey { secret, entry })
+}
+
+/// Refuses a text that no server takes for a file of keys.
+///
+/// # Errors
+/// `Invalid` naming the file, the key and what is wrong with it.
+pub fn check_keys(path: &Path, text: &[u8]) -> Result<()> {
+    ApiKeys::parse(path, text, &ApiKeys::default()).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn parse(text: &str) -> Result<ApiKeys> {
+        ApiKeys::parse(Path::new("keys.toml"), text.as_bytes(), &ApiKeys::default())
+    }
+
+    #[test]
+    fn a_key_that_was_made_is_known_again_and_no_other_is() {
+        let made: Vec<NewKey> =
+            ["a", "b", "c"].iter().map(|name| new_key(name, Role::Write, &["m".into()]).unwrap()).collect();
+        let keys = parse(&made.iter().map(|key| key.entry.as_str()).collect::<String>()).unwrap();
+        for (key, name) in made.iter().zip(["a", "b", "c"]) {
+            let known = keys.of(key.secret.as_bytes()).unwrap();
+            assert_eq!((known.name.as_str(), known.role), (name, Role::Write));
+            assert!(known.is_for("m") && !known.is_for("n") && !known.is_for_all());
+            assert!(!key.entry.contains(&key.secret) && key.secret.len() == 68);
+            for wrong in [&key.secret[1..], &key.secret[..67], &key.secret.to_uppercase(), "", "stk_"] {
+                assert!(keys.of(wrong.as_bytes()).is_none());
+            }
+        }
+        assert!(ApiKeys::default().of(made[0].secret.as_bytes()).is_none());
+    }
+
+    #[test]
+    fn the_digest_is_that_of_sha_256() {
+        // FIPS 180-2, appendix B.1.
+        let abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        assert_eq!(digest(b"abc"), digest_of_hex(abc).unwrap());
+        assert_eq!(digest_of_hex(&abc.to_uppercase()), digest_of_hex(abc));
+    }
+
+    #[test]
+    fn wrong_files_are_refused_with_the_key_and_without_secrets() {
+        let hash = "0".repeat(64);
+        let entry = |rest: &str| format!("[[key]]\nname = \"a\"\nsha256 = \"{hash}\"\nrole = \"read\"\n{rest}\n");
+        assert_eq!(parse("").unwrap().len(), 0);
+        assert_eq!(parse(&entry("rate = 0.5\nburst = 7")).unwrap().len(), 1);
+        let twice = format!("{}{}", entry(""), entry(""));
+        let shared = format!("{}{}", entry(""), entry("").replace("\"a\"", "\"b\""));
+        for (text, expected) in [
+            (entry("rate = 0"), "key `a`: rate: got 0"),
+            (entry("rate = nan"), "rate: got NaN"),
+            (entry("rate = 5\nburst = 0.5"), "burst: got 0.5"),
+            (entry("burst = 5"), "burst: expected a `rate`"),
+            (entry("models = [\"../x\"]"), "models"),
+            (entry("until = 5"), "line 5: unknown field"),
+            (entry("").replace("read", "root"), "line 4"),
+            (entry("").replace("read", "open"), "line 4"),
+            (entry("").replace("\"a\"", "\"a b\""), "name"),
+            (entry("").replace(&hash, "stk_secret"), "key `a`: sha256: expected 64"),
+            (entry("").replace(&hash, &"g".repeat(64)), "sha256"),
+            (twice, "twice"),
+            (shared, "key `b`: stands there twice"),
+            ("stk_secret".into(), "line 1"),
+            ("x".repeat(FILE_BYTES_MAX + 1), "bytes, expected at most"),
+            ((0..=KEYS_MAX).map(|_| entry("")).collect(), "1025 keys"),
+        ] {
+            let error = parse(&text).expect_err(expected).to_string();
+            assert!(error.starts_with("keys: keys.toml: ") && error.contains(expected), "{error}");
+            assert!(!error.contains("stk_secret"), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_was_counted_goes_on_where_the_rate_stays() {
+        let entry =
+            |rate: u32| format!("[[key]]\nname = \"a\"\nsha256 = \"{:064}\"\nrole = \"read\"\nrate = {rate}\n", 7);
+        let before = parse(&entry(5)).unwrap();
+        let again = |rate| ApiKeys::parse(Path::new("k"), entry(rate).as_bytes(), &before).unwrap();
+        let meter = |keys: &ApiKeys| keys.0[0].meter.clone().unwrap();
+        assert!(Arc::ptr_eq(&meter(&before), &meter(&again(5))));
+        assert!(!Arc::ptr_eq(&meter(&before), &meter(&again(6))));
+    }
+}

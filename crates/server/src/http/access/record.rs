@@ -1,0 +1,232 @@
+//! The audit log: who changed what, from where, and what came of it; a JSON line each, appended and never rewritten.
+//!
+//! A line is written when the call has ended, and before its answer goes out, also where its caller has left meanwhile, for the
+//! change may have been made. A file that was renamed or removed, as `logrotate` does, is opened anew. Threads that drive connections
+//! do not wait for the disk.
+
+use std::fs::{File, OpenOptions};
+use std::io::Write as _;
+use std::net::SocketAddr;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use serde::Serialize;
+use tokio::runtime::Handle;
+use tokio::task::JoinHandle;
+
+use sterling_core::error::{Error, Result};
+use sterling_core::locks::locked;
+
+/// Longest path that is written, in bytes.
+const PATH_BYTES_MAX: usize = 1024;
+
+/// The file, where there is one.
+#[derive(Debug, Default)]
+pub(super) struct AuditLog(Option<Mutex<Appended>>);
+
+#[derive(Debug)]
+struct Appended {
+    path: PathBuf,
+    file: File,
+    /// Whether the file ends within a line: a disk was full, or the process ended.
+    is_torn: bool,
+}
+
+/// A call as its line tells it.
+#[derive(Serialize)]
+pub(in crate::http) struct Asked {
+    pub(in crate::http) id: String,
+    /// The name of its key.
+    pub(in crate::http) key: Option<String>,
+    pub(in crate::http) peer: Option<SocketAddr>,
+    pub(in crate::http) method: String,
+    pub(in crate::http) path: String,
+    pub(in crate::http) call: &'static str,
+}
+
+/// One line.
+#[derive(Serialize)]
+struct Line<'a> {
+    time: String,
+    #[serde(flatten)]
+    asked: &'a Asked,
+    /// The status of the answer; nothing where the caller left before it.
+    status: Option<u16>,
+    ms: f64,
+}
+
+/// Whether a file ends within a line. One that cannot be read, or that has no end to look at, does not.
+fn ends_torn(path: &Path, file: &File) -> std::io::Result<bool> {
+    let metadata = file.metadata()?;
+    if !metadata.is_file() || metadata.len() == 0 {
+        return Ok(false);
+    }
+    let mut last = [0];
+    File::open(path)?.read_exact_at(&mut last, metadata.len() - 1)?;
+    Ok(last != *b"\n")
+}
+
+impl AuditLog {
+    /// Opens the file.
+    ///
+    /// # Errors
+    /// `Io` or `NotFound` where it cannot be appended to.
+    pub(super) fn open(path: Option<&Path>) -> Result<Self> {
+        let Some(path) = path else { return Ok(AuditLog::default()) };
+        let log = Appended::open(path).map_err(|e| Error::io(format!("audit log {}", path.display()), e))?;
+        Ok(AuditLog(Some(Mutex::new(log))))
+    }
+
+    fn write(&self, text: &[u8]) {
+        let Some(log) = &self.0 else { return };
+        let mut log = locked(log);
+        if let Err(error) = log.append(text) {
+            metrics::counter!("sterling_audit_log_failures_total").increment(1);
+            tracing::error!(%error, path = %log.path.display(), "the audit log cannot be written");
+        }
+    }
+}
+
+impl Appended {
+    fn open(path: &Path) -> std::io::Result<Self> {
+        let file = OpenOptions::new().append(true).create(true).mode(0o640).open(path)?;
+        let is_torn = ends_torn(path, &file).unwrap_or(false);
+        Ok(Appended { path: path.to_owned(), file, is_torn })
+    }
+
+    fn append(&mut self, text: &[u8]) -> std::io::Result<()> {
+        let here = self.file.metadata()?;
+        let is_there = std::fs::metadata(&self.path).is_ok_and(|m| (m.dev(), m.ino()) == (here.dev(), here.ino()));
+        if !is_there {
+            *self = Appended::open(&self.path)?;
+        }
+        // What could not be written whole stays a line of its own, so that it takes no other with it.
+        if self.is_torn {
+            self.file.write_all(b"\n")?;
+        }
+        let written = self.file.write_all(text);
+        self.is_torn = written.is_err() && ends_torn(&self.path, &self.file).unwrap_or(true);
+        written
+    }
+}
+
+/// A call that changes something, from its beginning to its end. Dropped, it is written down.
+pub(in crate::http) struct Change {
+    log: Arc<AuditLog>,
+    begun: Instant,
+    /// What is not written down yet.
+    asked: Option<Asked>,
+    status: Option<u16>,
+}
+
+/// A line that is written when it is dropped: also by a runtime that ends before it was run.
+struct Unwritten {
+    log: Arc<AuditLog>,
+    text: Vec<u8>,
+}
+
+impl Drop for Unwritten {
+    fn drop(&mut self) {
+        self.log.write(&self.text);
+    }
+}
+
+impl Change {
+    pub(super) fn new(log: Arc<AuditLog>, mut asked: Asked) -> Self {
+        asked.path.truncate(asked.path.floor_char_boundary(PATH_BYTES_MAX));
+        Change { log, begun: Instant::now(), asked: Some(asked), status: None }
+    }
+
+    /// Ends it with the status of its answer, and waits until it is written down.
+    pub(in crate::http) async fn ended(mut self, status: u16) {
+        self.status = Some(status);
+        if let Some(writing) = self.write() {
+            // A disk that refuses it is told by the log.
+            let _ = writing.await;
+        }
+    }
+
+    /// Writes it down, where there is a runtime on a thread that drives none of its tasks.
+    fn write(&mut self) -> Option<JoinHandle<()>> {
+        let (time, ms) = (sterling_telemetry::now(), (self.begun.elapsed().as_secs_f64() * 1e6).round() / 1e3);
+        let (asked, status) = (&self.asked.take()?, self.status);
+        let Asked { id, key, peer, method, path, call } = asked;
+        tracing::info!(target: "sterling::audit", id, key, ?peer, method, path, call, status, ms, "a change");
+        self.log.0.as_ref()?;
+        let mut text = serde_json::to_vec(&Line { time, asked, status, ms }).unwrap_or_default();
+        text.push(b'\n');
+        let unwritten = Unwritten { log: self.log.clone(), text };
+        Some(Handle::try_current().ok()?.spawn_blocking(move || drop(unwritten)))
+    }
+}
+
+impl Drop for Change {
+    fn drop(&mut self) {
+        drop(self.write());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use futures_util::FutureExt as _;
+
+    #[test]
+    fn every_change_is_a_line_also_in_a_file_that_was_moved_and_of_a_caller_that_left() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, moved) = (folder.path().join("audit.jsonl"), folder.path().join("audit.jsonl.1"));
+        let log = Arc::new(AuditLog::open(Some(&path)).unwrap());
+        let change = |id: &str| {
+            let (id, key, method) = (id.to_owned(), Some("ops".to_owned()), "POST".to_owned());
+            let path = format!("/v1/models/a\"{}", "x".repeat(5000));
+            Change::new(log.clone(), Asked { id, key, peer: None, method, path, call: "load" })
+        };
+        change("1").ended(200).now_or_never().unwrap();
+        drop(change("2"));
+        std::fs::rename(&path, &moved).unwrap();
+        change("3").ended(409).now_or_never().unwrap();
+        let lines = |path: &Path| {
+            let text = std::fs::read_to_string(path).unwrap();
+            let line = |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap();
+            text.lines().map(line).collect::<Vec<_>>()
+        };
+        let (first, second) = (lines(&moved), lines(&path));
+        assert_eq!((first.len(), second.len()), (2, 1));
+        assert_eq!((&first[0]["id"], &first[0]["status"], &first[0]["key"]), (&"1".into(), &200.into(), &"ops".into()));
+        assert!(first[1]["status"].is_null() && first[1]["id"] == "2");
+        assert!(second[0]["status"] == 409 && second[0]["path"].as_str().unwrap().len() == PATH_BYTES_MAX);
+        assert!(first[0]["time"].as_str().unwrap().ends_with('Z'), "{}", first[0]["time"]);
+        assert!(AuditLog::open(Some(folder.path())).is_err());
+        // A disk that was full in the midst of a line, while the server ran or before it started.
+        std::fs::write(&path, "{\"id\": \"torn").unwrap();
+        let log = Arc::new(AuditLog::open(Some(&path)).unwrap());
+        let write = |id: &str| {
+            let asked = Asked {
+                id: id.to_owned(),
+                key: None,
+                peer: None,
+                method: "POST".to_owned(),
+                path: "/".to_owned(),
+                call: "load",
+            };
+            Change::new(log.clone(), asked).ended(200).now_or_never().unwrap();
+        };
+        write("4");
+        if let Some(log) = &log.0 {
+            let mut log = log.lock().unwrap();
+            log.file.write_all(b"{\"id\": \"torn too").unwrap();
+            log.is_torn = true;
+        }
+        write("5");
+        write("6");
+        let text = std::fs::read_to_string(&path).unwrap();
+        let ids: Vec<_> = text
+            .lines()
+            .map(|line| serde_json::from_str(line).ok().map(|l: serde_json::Value| l["id"].clone()))
+            .collect();
+        assert_eq!(ids, [None, Some("4".into()), None, Some("5".into()), Some("6".into())], "{text}");
+    }
+}

@@ -1,0 +1,285 @@
+//! Answers: JSON with the headers that every call carries, and problems.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::http::header::{
+    ACCEPT, ACCEPT_ENCODING, ALLOW, CONTENT_TYPE, HeaderValue, RETRY_AFTER, VARY, WWW_AUTHENTICATE,
+};
+use axum::http::{HeaderName, StatusCode};
+use axum::response::{IntoResponse, Response};
+use futures_util::stream;
+use serde::Serialize;
+
+use super::form::Form;
+use sterling_api::{ARROW_STREAM, ArrowReply, Problem, Reply, Step};
+use sterling_core::error::{Error, Kind, Result};
+use sterling_core::logging::Seldom;
+use sterling_kernels::heap;
+use sterling_serving::quota::Memory;
+
+/// The memory of an answer, given back when the last part of the answer is dropped.
+pub(super) type Share = Arc<Memory>;
+
+/// An answer with its share of the memory for answers, until it is sent.
+struct Held {
+    lines: Vec<u8>,
+    _share: Share,
+}
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        &self.lines
+    }
+}
+
+/// What a call ends with.
+pub(super) type Outcome = std::result::Result<Response, Refusal>;
+
+/// The content type of a problem.
+pub(super) const PROBLEM_JSON: &str = "application/problem+json";
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
+const ARROW: HeaderValue = HeaderValue::from_static(ARROW_STREAM);
+
+/// Time between two lines of the log about requests that fail because something they need is away.
+const AWAY_EVERY: Duration = Duration::from_secs(1);
+
+/// Codings of bodies that are read.
+pub(super) const CODINGS: &str = "gzip, zstd";
+/// The code of a body in a coding that is not read.
+const UNREAD_CODING: &str = "unsupported_content_encoding";
+
+/// What a problem says, for protocols that say it in another way, and its code, which is counted.
+#[derive(Clone)]
+pub(super) struct Told {
+    pub(super) detail: String,
+    pub(super) code: String,
+}
+
+/// A problem on its way out. Boxed, for answers carry it in `Result`s.
+pub struct Refusal {
+    problem: Box<Problem>,
+    /// What is taken in place of what came: methods, or codings of a body.
+    allow: Option<Cow<'static, str>>,
+    /// Seconds after which the same request may be tried again.
+    retry_after: Option<u64>,
+}
+
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Self {
+        // A queue of bounded length drains well within a second.
+        let seconds = || error.retry_wait().map_or(1, whole_seconds);
+        let problem = Box::new(problem(&error));
+        Refusal { retry_after: (problem.status == 503).then(seconds), problem, allow: None }
+    }
+}
+
+/// Seconds after which a wait is over, at least one.
+fn whole_seconds(wait: Duration) -> u64 {
+    wait.as_millis().div_ceil(1000).max(1) as u64
+}
+
+/// What the caller is told of an error; what the server itself must look into goes to the log in full. While something that
+/// requests need is away, every one of them fails alike: of each kind a line a second is logged, which counts the others.
+pub fn problem(error: &Error) -> Problem {
+    static AWAY: [Seldom; 4] = [const { Seldom::new() }; 4];
+    match error.kind() {
+        Kind::Internal | Kind::Io | Kind::Corrupt => tracing::error!(%error, kind = error.kind().name(), "failed"),
+        kind @ (Kind::NotReady | Kind::Unavailable | Kind::NoSpace | Kind::Partial) => {
+            let line = match kind {
+                Kind::NotReady => &AWAY[0],
+                Kind::Unavailable => &AWAY[1],
+                Kind::NoSpace => &AWAY[2],
+                _ => &AWAY[3],
+            };
+            match line.pass(AWAY_EVERY) {
+                Some(more) => tracing::warn!(%error, kind = kind.name(), more, "failed"),
+                None => tracing::debug!(%error, kind = kind.name(), "failed"),
+            }
+        }
+        _ => tracing::debug!(%error, kind = error.kind().name(), "refused"),
+    }
+    Problem::from(error)
+}
+
+impl Refusal {
+    /// A problem of HTTP itself, which no [`Kind`] stands for.
+    pub fn http(status: StatusCode, code: &str, detail: impl Into<String>) -> Self {
+        let problem = Problem {
+            kind: format!("about:blank#{code}"),
+            title: status.canonical_reason().unwrap_or_default().into(),
+            status: status.as_u16(),
+            detail: detail.into(),
+            code: code.into(),
+            retryable: [StatusCode::REQUEST_TIMEOUT, StatusCode::TOO_MANY_REQUESTS].contains(&status),
+            offset: None,
+        };
+        Refusal { problem: Box::new(problem), allow: None, retry_after: None }
+    }
+
+    /// The problem as it is written.
+    pub(super) fn json(&self) -> String {
+        // Strings and numbers: nothing of it can fail.
+        serde_json::to_string(&*self.problem).unwrap_or_default()
+    }
+
+    /// Seconds after which the same request may be tried again.
+    pub(super) fn retry_after(&self) -> Option<u64> {
+        self.retry_after
+    }
+
+    /// 401: what came is no key, whatever is wrong with it.
+    pub(super) fn unauthorized() -> Self {
+        Refusal::http(
+            StatusCode::UNAUTHORIZED,
+            "unauthorized",
+            "expected a key of this server: `Authorization: Bearer KEY`",
+        )
+    }
+
+    /// 403: a key that is not for this.
+    pub(super) fn forbidden(detail: String) -> Self {
+        Refusal::http(StatusCode::FORBIDDEN, "forbidden", detail)
+    }
+
+    /// 429: more than a rate, and how long to wait.
+    pub(super) fn too_early(detail: String, wait: Duration) -> Self {
+        let refusal = Refusal::http(StatusCode::TOO_MANY_REQUESTS, "rate_limited", detail);
+        Refusal { retry_after: Some(whole_seconds(wait)), ..refusal }
+    }
+
+    /// The code of the problem.
+    pub(super) fn code(&self) -> &str {
+        &self.problem.code
+    }
+
+    /// The HTTP status.
+    pub(super) fn status(&self) -> StatusCode {
+        StatusCode::from_u16(self.problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
+    }
+
+    /// What a caller without a key must show, for `WWW-Authenticate`.
+    pub(super) fn challenge(&self) -> Option<&'static str> {
+        (self.problem.status == 401).then_some("Bearer realm=\"sterling\"")
+    }
+
+    /// 415: a body in a coding that is not read.
+    pub(super) fn coding(detail: String) -> Self {
+        let refusal = Refusal::http(StatusCode::UNSUPPORTED_MEDIA_TYPE, UNREAD_CODING, detail);
+        Refusal { allow: Some(CODINGS.into()), ..refusal }
+    }
+
+    /// 405, naming what is allowed.
+    pub fn method(got: &axum::http::Method, allow: impl Into<Cow<'static, str>>) -> Self {
+        let allow = allow.into();
+        let detail = format!("method {got} is not allowed here, expected {allow}");
+        Refusal { allow: Some(allow), ..Refusal::http(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", detail) }
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let mut response = (self.status(), axum::Json(&*self.problem)).into_response();
+        let challenge = self.challenge();
+        let Problem { detail, code, .. } = &*self.problem;
+        response.extensions_mut().insert(Told { detail: detail.clone(), code: code.clone() });
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static(PROBLEM_JSON));
+        if let Some(seconds) = self.retry_after {
+            headers.insert(RETRY_AFTER, seconds.into());
+        }
+        if let Some(allow) = self.allow.as_deref().and_then(|allow| HeaderValue::from_str(allow).ok()) {
+            headers.insert(if self.problem.code == UNREAD_CODING { ACCEPT_ENCODING } else { ALLOW }, allow);
+        }
+        if let Some(challenge) = challenge {
+            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static(challenge));
+        }
+        response
+    }
+}
+
+/// The times of a pass, for `Server-Timing`; `layers` adds the total.
+#[derive(Clone, Default)]
+pub struct Timing(pub Vec<(String, f64)>);
+
+impl Timing {
+    /// The steps of an explained answer.
+    pub fn of(steps: &[Step]) -> Self {
+        Timing(steps.iter().map(|s| (s.name.clone(), s.micros as f64 / 1000.0)).collect())
+    }
+
+    /// The header's name and value, in milliseconds.
+    pub fn header(&self, total_ms: f64) -> Option<(HeaderName, HeaderValue)> {
+        let mut text = format!("total;dur={total_ms:.3}");
+        for (name, ms) in &self.0 {
+            text.push_str(&format!(", {name};dur={ms:.3}"));
+        }
+        Some((HeaderName::from_static("server-timing"), HeaderValue::from_str(&text).ok()?))
+    }
+}
+
+/// 200 with a JSON body.
+pub fn json(body: &impl Serialize) -> Response {
+    axum::Json(body).into_response()
+}
+
+/// 200 with a JSON body that counts as memory of answers until it is sent.
+///
+/// # Errors
+/// As [`Memory::add`].
+pub(super) fn held_json(body: &impl Serialize, share: Share) -> Outcome {
+    let text = serde_json::to_vec(body).map_err(|e| Error::internal(format!("an answer: {e}")))?;
+    share.add(text.len() as u64)?;
+    Ok(([(CONTENT_TYPE, JSON)], whole(text, share)).into_response())
+}
+
+/// A reply of more items held memory that few others need.
+pub(super) const LARGE_REPLY_ITEMS: usize = 20_000;
+
+/// 200 with a reply of items, in the form that the caller asked for: whole where it is small, in pieces that are written as the client reads them
+/// where it is not. `share` is given back when all of it is written.
+///
+/// # Errors
+/// What keeps it from being written in that form.
+pub fn reply(mut reply: Reply, timing: Timing, share: Share, form: Form) -> Result<Response> {
+    let is_large = reply.len() > LARGE_REPLY_ITEMS;
+    let (kind, body) = match form {
+        Form::Json => {
+            let first = reply.next().unwrap_or_default();
+            (JSON, if reply.is_done() { whole(first, share) } else { pieces(first, reply.map(Ok), share, is_large) })
+        }
+        Form::Arrow(id) => {
+            let mut reply = ArrowReply::new(reply, &id, &share)?;
+            let first = reply.next().unwrap_or_else(|| Ok(Vec::new()))?;
+            (ARROW, if reply.is_done() { whole(first, share) } else { pieces(first, reply, share, is_large) })
+        }
+    };
+    let mut response = ([(CONTENT_TYPE, kind), (VARY, HeaderValue::from(ACCEPT))], body).into_response();
+    response.extensions_mut().insert(timing);
+    Ok(response)
+}
+
+/// A body that holds its share of the memory until it is sent.
+pub(super) fn whole(lines: Vec<u8>, share: Share) -> Body {
+    Body::from(Bytes::from_owner(Held { lines, _share: share }))
+}
+
+/// A body in pieces, which hold their share of the memory until the last one is sent.
+pub(super) fn pieces(
+    first: Vec<u8>,
+    rest: impl Iterator<Item = Result<Vec<u8>>> + Send + 'static,
+    share: Share,
+    is_large: bool,
+) -> Body {
+    let pieces = std::iter::once(Ok(first)).chain(rest).map(move |piece| {
+        let held = |lines| Bytes::from_owner(Held { lines, _share: share.clone() });
+        piece.map(held).inspect_err(|error| tracing::error!(%error, "an answer ends in its midst"))
+    });
+    let end = std::iter::from_fn(move || {
+        is_large.then(heap::announce);
+        None
+    });
+    Body::from_stream(stream::iter(pieces.chain(end)))
+}

@@ -1,0 +1,157 @@
+//! The online audit: a sampled share of retrievals is run again exactly beside the answer, after all that somebody waits for.
+//!
+//! One runs at a time, in the lane of batches, and none that would be refused for its cost or where the engine is full: an audit takes
+//! what requests leave. What it finds is two counters, whose quotient is the recall@K of what was served. Beside a canary both versions are audited as
+//! often, whatever their shares, and what is found of the canary is told of the canary alone.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::watched::Watched;
+use sterling_core::draws::Draws;
+use sterling_core::error::{Error, Kind};
+use sterling_core::request::{Answer, Content, Priority, Reading, Request, Retrieve};
+use sterling_core::units::ItemId;
+use sterling_serving::engine::{Engine, Passes, Terms};
+use sterling_serving::pass::{self, Prepared};
+use sterling_serving::view::View;
+use sterling_snapshot::rollout::Side;
+
+/// How long an audit may wait for its turn and run.
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Which retrievals are run again.
+pub(super) struct Audit {
+    share: f64,
+    draws: Draws,
+    turn: Arc<Semaphore>,
+}
+
+/// The turn of one retrieval that is to be run again.
+pub(super) struct Turn {
+    _permit: OwnedSemaphorePermit,
+}
+
+/// A retrieval to be run again, exactly.
+pub(super) struct Again {
+    prepared: Prepared,
+    model: String,
+    /// Where the answer was given beside a canary.
+    watched: Option<Watched>,
+    _turn: Turn,
+}
+
+impl Audit {
+    /// Runs this share of the retrievals again.
+    pub(super) fn new(share: f64) -> Self {
+        Audit { share, draws: Draws::default(), turn: Arc::new(Semaphore::new(1)) }
+    }
+
+    /// A turn for one retrieval of so many, where none is under way; for one of a kind that is to be audited so many times as often as others.
+    pub(super) fn turn(&self, times: f64) -> Option<Turn> {
+        let is_drawn = self.draws.draw(self.share * times);
+        let permit = || self.turn.clone().try_acquire_owned().ok();
+        is_drawn.then(permit).flatten().map(|_permit| Turn { _permit })
+    }
+}
+
+impl Again {
+    /// The exact form of a retrieval; none for one that is exact or that could not be run so.
+    pub(super) fn of(
+        turn: Option<Turn>,
+        view: &Arc<View>,
+        request: &Retrieve,
+        watched: Option<&Watched>,
+    ) -> Option<Self> {
+        let turn = turn.filter(|_| !request.exact)?;
+        let exact = exactly(request);
+        let model = view.main().manifest.name.clone();
+        match pass::prepare(view, Request::Retrieve(exact)) {
+            Ok(prepared) => Some(Again { prepared, model, watched: watched.cloned(), _turn: turn }),
+            Err(error) => {
+                failed(&model, &error);
+                None
+            }
+        }
+    }
+
+    /// Runs it when there is room, and holds what was `served` against it.
+    pub(super) async fn run(self, engine: &Engine<Passes>, served: &[ItemId]) {
+        let Again { prepared, model, watched, _turn } = self;
+        let view = prepared.view().clone();
+        let terms =
+            Terms { timeout: Some(TIMEOUT), priority: Priority::Batch, is_background: true, ..Terms::default() };
+        match engine.submit(prepared, terms).await {
+            Ok(exact) => {
+                hold_against(&model, watched.as_ref(), served, &ids(&exact));
+                if is_of_active(watched.as_ref()) {
+                    tell_index(&model, &view);
+                }
+            }
+            Err(error) => failed(&model, &error),
+        }
+    }
+}
+
+/// A retrieval that looks at every item, and whose columns nobody reads.
+pub(super) fn exactly(request: &Retrieve) -> Retrieve {
+    let reading = Reading { columns: Vec::new(), explain: false, ..request.reading.clone() };
+    Retrieve { exact: true, probes: None, recall: None, reading, ..request.clone() }
+}
+
+/// True where a canary did not give the answer.
+fn is_of_active(watched: Option<&Watched>) -> bool {
+    watched.is_none_or(|watched| watched.side() == Side::Active)
+}
+
+/// Holds what was served against what an exact answer has.
+pub(super) fn hold_against(model: &str, watched: Option<&Watched>, served: &[ItemId], exact: &[ItemId]) {
+    let (wanted, found) = found(served, exact);
+    if let Some(watched) = watched {
+        watched.audited(wanted, found);
+    }
+    if is_of_active(watched) {
+        metrics::counter!("sterling_audit_wanted_total", "model" => model.to_owned()).increment(wanted as u64);
+        metrics::counter!("sterling_audit_found_total", "model" => model.to_owned()).increment(found as u64);
+        count(model, "audited");
+    }
+}
+
+/// Counts an exact answer that there was not.
+pub(super) fn failed(model: &str, error: &Error) {
+    let outcome = match error.kind() {
+        Kind::TooCostly => "too_costly",
+        Kind::Overloaded => "no_room",
+        _ => "failed",
+    };
+    count(model, outcome);
+}
+
+/// The items of an answer.
+pub(super) fn ids(answer: &Answer) -> Vec<ItemId> {
+    match &answer.content {
+        Content::Items(ranked) => ranked.ids.clone(),
+        Content::Embedding(_) | Content::Selected(_) => Vec::new(),
+    }
+}
+
+/// How many items an exact answer has, and how many of them were served.
+fn found(served: &[ItemId], exact: &[ItemId]) -> (usize, usize) {
+    let served: BTreeSet<ItemId> = served.iter().copied().collect();
+    (exact.len(), exact.iter().filter(|id| served.contains(id)).count())
+}
+
+fn tell_index(model: &str, view: &View) {
+    let index = &view.main().index;
+    let mean = index.items() as f64 / index.lists() as f64;
+    let longest = index.list_lengths().iter().max().map_or(0.0, |&longest| f64::from(longest) / mean);
+    metrics::gauge!("sterling_longest_list_ratio", "model" => model.to_owned()).set(longest);
+    metrics::gauge!("sterling_drift_ratio", "model" => model.to_owned()).set(view.drift());
+}
+
+fn count(model: &str, outcome: &'static str) {
+    metrics::counter!("sterling_audits_total", "model" => model.to_owned(), "outcome" => outcome).increment(1);
+}

@@ -1,0 +1,311 @@
+//! Bodies of requests, read within bounds of size, time and of the memory of all of them together; and the memory of answers.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker, ready};
+use std::time::Duration;
+
+use axum::body::{Body, Bytes, HttpBody};
+use axum::extract::Request;
+use axum::http::StatusCode;
+use axum::http::header::EXPECT;
+use hyper::body::{Frame, Incoming, SizeHint};
+use tokio::runtime::Handle;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
+
+use super::answer::{Refusal, Share};
+use super::asides::Asides;
+use super::coding::Coding;
+use super::connections::Connection;
+use super::options::Options;
+use super::sent::Sent;
+use sterling_core::error::{Error, Result};
+use sterling_core::limits::BODY_BYTES_MAX;
+use sterling_serving::quota::{Flow, Quota};
+
+/// Memory of a request for each byte of its body: the body itself and the values it is parsed into.
+const MEMORY_FACTOR: usize = 4;
+/// A compressed body is read in pieces of so many bytes.
+const PIECE_BYTES: usize = 64 << 10;
+/// The budget is counted in these.
+const UNIT_BYTES: usize = 1024;
+
+/// Most of a body that is read although nobody wants it, and how long that may take.
+const UNWANTED_BYTES_MAX: usize = 1 << 20;
+const UNWANTED_TIME_MAX: Duration = Duration::from_secs(1);
+
+/// A body whose rest is read where its request was answered without it: a client that sends first and reads then would find
+/// its connection reset, and the answer lost with it. Where that takes too long, the connection ends behind the answer.
+#[derive(Debug)]
+pub(super) struct Inbound {
+    body: Option<Incoming>,
+    /// Whether the client waits for a word before it sends the body, and sends none after an answer.
+    waits: bool,
+    /// That of HTTP/1.1; HTTP/2 ends a stream without its neighbours.
+    connection: Option<Arc<Connection>>,
+}
+
+impl Inbound {
+    pub(super) fn of(request: Request<Incoming>, connection: Option<Arc<Connection>>) -> Request {
+        let waits = request.headers().contains_key(EXPECT);
+        request.map(|body| Body::new(Inbound { body: Some(body), waits, connection }))
+    }
+}
+
+impl HttpBody for Inbound {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let Some(body) = &mut self.body else { return Poll::Ready(None) };
+        let polled = Pin::new(body).poll_frame(cx);
+        if matches!(polled, Poll::Ready(None)) {
+            self.body = None;
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.as_ref().is_none_or(Incoming::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.as_ref().map_or(SizeHint::with_exact(0), Incoming::size_hint)
+    }
+}
+
+impl Drop for Inbound {
+    fn drop(&mut self) {
+        let Some(mut rest) = self.body.take() else { return };
+        if rest.is_end_stream() {
+            return;
+        }
+        let connection = self.connection.take();
+        let leave = move || connection.iter().for_each(|connection| connection.leave_unread());
+        if self.waits || rest.size_hint().lower() > UNWANTED_BYTES_MAX as u64 {
+            return leave();
+        }
+        let is_bounded = rest.size_hint().upper().is_some();
+        let mut bytes = 0;
+        // Ready with whether all of it came.
+        let mut read = move |cx: &mut Context<'_>| loop {
+            match ready!(Pin::new(&mut rest).poll_frame(cx)) {
+                Some(Ok(frame)) => bytes += frame.data_ref().map_or(0, Bytes::len),
+                None => return Poll::Ready(true),
+                Some(Err(_)) => return Poll::Ready(false),
+            }
+            if bytes > UNWANTED_BYTES_MAX || rest.is_end_stream() {
+                return Poll::Ready(rest.is_end_stream());
+            }
+        };
+        // Most bodies came with their header: nobody need wait for those. One of unknown length may be of any.
+        match (read(&mut Context::from_waker(Waker::noop())), Handle::try_current()) {
+            (Poll::Ready(true), _) => {}
+            (Poll::Pending, Ok(runtime)) if is_bounded => {
+                runtime.spawn(async move {
+                    if !timeout(UNWANTED_TIME_MAX, std::future::poll_fn(read)).await.is_ok_and(|is_whole| is_whole) {
+                        leave();
+                    }
+                });
+            }
+            _ => leave(),
+        }
+    }
+}
+
+/// The memory of the bodies of all requests.
+pub(super) struct Bodies {
+    budget: Arc<Semaphore>,
+    /// Where compressed bodies are read.
+    asides: Asides,
+    /// As much again for answers, from before they are made until their readers have read them.
+    answers: Arc<Quota>,
+    options: Options,
+}
+
+/// A whole body; its share of the budget is given back with it.
+#[derive(Debug)]
+pub(super) struct Whole {
+    bytes: Bytes,
+    _share: Option<OwnedSemaphorePermit>,
+}
+
+impl std::ops::Deref for Whole {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Bodies {
+    pub(super) fn new(options: &Options, asides: Asides) -> Self {
+        let units = (options.bodies_mb << 20) / UNIT_BYTES;
+        let budget = Arc::new(Semaphore::new(units.min(Semaphore::MAX_PERMITS)));
+        let answers = Quota::new("answer", (options.bodies_mb as u64) << 20);
+        Bodies { budget, asides, answers, options: options.clone() }
+    }
+
+    /// Sets memory aside for an answer of so many bytes, before anything is done for it; more may be added while it is made.
+    ///
+    /// # Errors
+    /// `TooCostly` beyond what there is for all answers; `Overloaded` where answers that have not been read yet leave too little.
+    pub(super) fn hold_answer(&self, flow: Flow, bytes: usize) -> Result<Share> {
+        self.answers.hold(flow, bytes as u64).map(Arc::new)
+    }
+
+    /// Reads the whole body of a JSON request.
+    pub(super) async fn read(&self, request: Request) -> Result<Whole, Refusal> {
+        Ok(self.read_sent(request, &[]).await?.1)
+    }
+
+    /// Reads the whole body of a request that is JSON or one of `others`, and tells which.
+    pub(super) async fn read_sent(&self, request: Request, others: &[Sent]) -> Result<(Sent, Whole), Refusal> {
+        let sent = Sent::of(request.headers(), others)?;
+        Ok((sent, self.read_any(request).await?))
+    }
+
+    /// Reads the whole body of a request whose kind the caller has looked at.
+    pub(super) async fn read_any(&self, request: Request) -> Result<Whole, Refusal> {
+        let coding = Coding::of(request.headers())?;
+        let body = request.into_body();
+        let announced = body.size_hint().lower();
+        if announced > BODY_BYTES_MAX as u64 {
+            return Err(too_large());
+        }
+        if units(announced as usize) > self.budget.available_permits() {
+            return Err(self.crowded().into());
+        }
+        let read = match timeout(self.options.body(), self.collect(body)).await {
+            Ok(read) => read?,
+            Err(_) => return Err(late(format!("body: not complete after {} ms", self.options.body_ms))),
+        };
+        let Some(coding) = coding else { return Ok(read) };
+        let memory = self.memory();
+        self.asides.run(move || Ok(decoded(&read, coding, memory))).await?
+    }
+
+    /// Room for what a body becomes that is no text.
+    pub(super) fn memory(&self) -> BodyMemory {
+        BodyMemory { budget: self.budget.clone(), share: None, most_mb: self.options.bodies_mb }
+    }
+
+    /// Collects what comes, each piece against the budget: bytes that were announced and did not come cost nothing.
+    async fn collect(&self, mut body: Body) -> Result<Whole, Refusal> {
+        let mut memory = self.memory();
+        let mut first = Bytes::new();
+        let mut all: Vec<u8> = Vec::new();
+        loop {
+            let next = std::future::poll_fn(|cx| std::pin::Pin::new(&mut body).poll_frame(cx));
+            let frame = match timeout(self.options.stall(), next).await {
+                Ok(Some(Ok(frame))) => frame,
+                Ok(Some(Err(e))) => return Err(Error::invalid(format!("body: {e}")).into()),
+                Ok(None) => break,
+                Err(_) => return Err(late(format!("body: nothing came for {} ms", self.options.stall_ms))),
+            };
+            let Ok(data) = frame.into_data() else { continue };
+            let before = all.len() + first.len();
+            if before + data.len() > BODY_BYTES_MAX {
+                return Err(too_large());
+            }
+            memory.grow(before + data.len())?;
+            if before == 0 {
+                first = data;
+            } else {
+                all.extend_from_slice(&std::mem::take(&mut first));
+                all.extend_from_slice(&data);
+            }
+        }
+        let bytes = if all.is_empty() { first } else { all.into() };
+        Ok(Whole { bytes, _share: memory.share })
+    }
+
+    fn crowded(&self) -> Error {
+        crowded(self.options.bodies_mb)
+    }
+}
+
+/// The memory that one body takes.
+pub(super) struct BodyMemory {
+    budget: Arc<Semaphore>,
+    share: Option<OwnedSemaphorePermit>,
+    most_mb: usize,
+}
+
+impl BodyMemory {
+    /// Takes what a body of so many bytes needs.
+    fn grow(&mut self, bytes: usize) -> Result<()> {
+        self.take(units(bytes) - self.held())
+    }
+
+    /// Takes so many bytes more, as many in all as the largest body needs.
+    ///
+    /// # Errors
+    /// `TooCostly` beyond that; `Overloaded` where other bodies leave too little.
+    pub(super) fn hold(&mut self, bytes: usize) -> Result<()> {
+        let missing = bytes.div_ceil(UNIT_BYTES);
+        if missing.saturating_add(self.held()) > units(BODY_BYTES_MAX) {
+            let most = MEMORY_FACTOR * BODY_BYTES_MAX;
+            return Err(Error::too_costly(format!(
+                "body: what it stands for takes more than {most} bytes, split it into several requests"
+            )));
+        }
+        self.take(missing)
+    }
+
+    fn held(&self) -> usize {
+        self.share.as_ref().map_or(0, OwnedSemaphorePermit::num_permits)
+    }
+
+    fn take(&mut self, missing: usize) -> Result<()> {
+        if missing == 0 {
+            return Ok(());
+        }
+        let more = self.budget.clone().try_acquire_many_owned(missing as u32).map_err(|_| crowded(self.most_mb))?;
+        match &mut self.share {
+            Some(share) => share.merge(more),
+            None => self.share = Some(more),
+        }
+        Ok(())
+    }
+}
+
+/// What a compressed body stands for. It ends at the bound of bodies, however little came.
+fn decoded(body: &[u8], coding: Coding, mut memory: BodyMemory) -> Result<Whole, Refusal> {
+    let mut reader = coding.reader(body)?;
+    let (mut bytes, mut piece) = (Vec::new(), vec![0; PIECE_BYTES]);
+    loop {
+        let count = reader
+            .read(&mut piece)
+            .map_err(|e| Error::invalid(format!("body: not what `content-encoding: {}` says: {e}", coding.name())))?;
+        if count == 0 {
+            return Ok(Whole { bytes: bytes.into(), _share: memory.share });
+        }
+        if bytes.len() + count > BODY_BYTES_MAX {
+            return Err(too_large());
+        }
+        memory.grow(bytes.len() + count)?;
+        bytes.extend_from_slice(&piece[..count]);
+    }
+}
+
+fn crowded(most_mb: usize) -> Error {
+    Error::overloaded(format!(
+        "body: those of other requests fill the {most_mb} MiB that there are for them, try again later"
+    ))
+}
+
+fn units(bytes: usize) -> usize {
+    (bytes * MEMORY_FACTOR).div_ceil(UNIT_BYTES)
+}
+
+fn too_large() -> Refusal {
+    let detail =
+        format!("body: larger than {BODY_BYTES_MAX} bytes, as it is or decompressed, split it into several requests");
+    Refusal::http(StatusCode::PAYLOAD_TOO_LARGE, "too_large", detail)
+}
+
+fn late(detail: String) -> Refusal {
+    Refusal::http(StatusCode::REQUEST_TIMEOUT, "request_timeout", detail)
+}

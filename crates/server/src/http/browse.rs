@@ -1,0 +1,166 @@
+//! The calls that show a catalogue to people: items by name, the values of a column, the shape of the index.
+
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::extract::State;
+use axum::http::Uri;
+
+use super::answer::{Outcome, Refusal, Share, held_json, json};
+use super::app::App;
+use super::parameters::Parameters;
+use super::paths::Names;
+use super::position::seen;
+use sterling_api::{
+    ColumnResponse, FindRequest, FindResponse, FoundItem, HeldShard, IndexResponse, Problem, Served, ShardsResponse,
+    ValuesRequest, attributes, column_info, files, percentiles,
+};
+use sterling_core::error::{Error, Result};
+use sterling_core::units::Slot;
+use sterling_index::columns::ColumnKind;
+use sterling_serving::quota::Flow;
+use sterling_serving::registry::Which;
+use sterling_serving::view::View;
+
+const FOUND_DEFAULT: usize = 20;
+const ITEMS_MAX: usize = 100;
+const VALUES_MAX: usize = 1000;
+/// Longest text that is looked for, in bytes.
+const CONTAINS_BYTES_MAX: usize = 256;
+
+/// Copies of a value on its way into an answer: as JSON holds it, and as room of the text that it is written to, which is counted whole then.
+const COPIES: usize = 2;
+
+/// Where a call looks for a text, and how much it may find.
+struct Look {
+    served: Served,
+    view: Arc<View>,
+    contains: String,
+    limit: usize,
+    share: Share,
+}
+
+impl Look {
+    async fn of(
+        app: &App,
+        model: &str,
+        (uri, flow): (&Uri, Flow),
+        contains: String,
+        (limit, most): (Option<usize>, usize),
+    ) -> Result<Look, Refusal> {
+        let loaded = app.registry.get(model, Which::Active)?;
+        if contains.len() > CONTAINS_BYTES_MAX {
+            let bytes = contains.len();
+            return Err(
+                Error::invalid(format!("contains: got {bytes} bytes, expected at most {CONTAINS_BYTES_MAX}")).into()
+            );
+        }
+        let limit = limit.unwrap_or(FOUND_DEFAULT);
+        if !(1..=most).contains(&limit) {
+            return Err(Error::invalid(format!("limit: got {limit}, expected 1 to {most}")).into());
+        }
+        let view = seen(app, &loaded, uri).await?;
+        let share = app.bodies.hold_answer(flow, 0)?;
+        Ok(Look { served: app.served(&loaded, &view), view, contains, limit, share })
+    }
+}
+
+/// Items of which a value of a column holds a text: what a person calls an item by leads to its id.
+#[utoipa::path(get, path = "/v1/models/{model}/items", tag = "items", params(("model" = String, Path, description = "The model's name"), FindRequest),
+    responses((status = 200, body = FindResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
+pub async fn find(
+    State(app): State<Arc<App>>,
+    Names(model): Names<String>,
+    Parameters(asked): Parameters<FindRequest>,
+    Extension(flow): Extension<Flow>,
+    uri: Uri,
+) -> Outcome {
+    let Look { served, view, contains, limit, share } =
+        Look::of(&app, &model, (&uri, flow), asked.contains, (asked.limit, ITEMS_MAX)).await?;
+    let memory = share.clone();
+    let items = app.asides.run(move || {
+        let column = match asked.column {
+            Some(column) => column,
+            None => first_texts(&view)?,
+        };
+        let found = view.find(&column, &contains, limit)?;
+        let item = |slot| {
+            memory.add((COPIES * row_bytes(&view, slot)) as u64)?;
+            Ok(FoundItem { id: view.id(slot).0, attributes: attributes(&view, slot) })
+        };
+        found.into_iter().map(item).collect::<Result<Vec<_>>>()
+    });
+    held_json(&FindResponse { served, items: items.await? }, share)
+}
+
+/// Bytes of all values of an item.
+fn row_bytes(view: &View, slot: Slot) -> usize {
+    let columns = view.columns();
+    (0..columns.first().list().len()).map(|column| columns.cell(column, slot).bytes()).sum()
+}
+
+fn first_texts(view: &View) -> Result<String> {
+    let mut columns = view.main().columns.list();
+    let texts = columns.find(|column| column.kind() == ColumnKind::Texts);
+    let none = || Error::invalid("column: this model has none of texts, expected the name of one of integers");
+    texts.map(|column| column.name().to_owned()).ok_or_else(none)
+}
+
+/// The values of a column and how many items have each; of a column of numbers the least and the greatest.
+#[utoipa::path(get, path = "/v1/models/{model}/columns/{column}", tag = "items",
+    params(("model" = String, Path, description = "The model's name"), ("column" = String, Path, description = "The column's name"), ValuesRequest),
+    responses((status = 200, body = ColumnResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
+pub async fn column(
+    State(app): State<Arc<App>>,
+    Names((model, column)): Names<(String, String)>,
+    Parameters(asked): Parameters<ValuesRequest>,
+    Extension(flow): Extension<Flow>,
+    uri: Uri,
+) -> Outcome {
+    let Look { served, view, contains, limit, share } =
+        Look::of(&app, &model, (&uri, flow), asked.contains, (asked.limit, VALUES_MAX)).await?;
+    let number = view.main().columns.number(&column)?;
+    let counting = app.bodies.hold_answer(flow, view.counting_bytes(number))?;
+    let memory = share.clone();
+    let told = app.asides.run(move || {
+        let found = view.values(&column, &contains, limit)?;
+        let bytes: usize = found.values.iter().map(|(value, _)| value.bytes()).sum();
+        memory.add((COPIES * bytes) as u64)?;
+        drop(counting);
+        let (least, greatest) = found.range.unzip();
+        let values = found.values.into_iter().map(sterling_api::ColumnValue::from).collect();
+        let column = column_info(view.column(&column)?);
+        Ok(ColumnResponse { served, column, values, found: found.found, least, greatest })
+    });
+    held_json(&told.await?, share)
+}
+
+/// The shards of the version that answers, and how many servers have each.
+#[utoipa::path(get, path = "/v1/models/{model}/shards", tag = "models", params(("model" = String, Path, description = "The model's name")),
+    responses((status = 200, body = ShardsResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
+pub async fn shards(State(app): State<Arc<App>>, Names(model): Names<String>) -> Outcome {
+    let loaded = app.registry.get(&model, Which::Active)?;
+    let view = loaded.view();
+    let shard = view.main().manifest.shard.map_or(0, |part| part.shard);
+    let held = HeldShard { shard, items: view.items(), servers: 1 };
+    Ok(json(&ShardsResponse { served: app.served(&loaded, &view), shards: vec![held] }))
+}
+
+/// The shape of the index of the version that answers.
+#[utoipa::path(get, path = "/v1/models/{model}/index", tag = "models", params(("model" = String, Path, description = "The model's name")),
+    responses((status = 200, body = IndexResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
+pub async fn index(State(app): State<Arc<App>>, Names(model): Names<String>) -> Outcome {
+    let loaded = app.registry.get(&model, Which::Active)?;
+    let view = loaded.view();
+    let index = &view.main().index;
+    Ok(json(&IndexResponse {
+        served: app.served(&loaded, &view),
+        items: view.items(),
+        fresh_items: view.fresh_items(),
+        durable: app.feed(&loaded).ok().map(|feed| feed.last()),
+        slots: index.slots(),
+        lists: index.lists(),
+        list_items: percentiles(index.list_lengths()),
+        files: files(view.main()),
+    }))
+}

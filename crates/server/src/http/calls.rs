@@ -1,0 +1,250 @@
+//! The calls about models, versions and the server, one function each.
+
+use std::str::FromStr;
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::extract::{Request, State};
+use axum::http::Uri;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Response};
+
+use super::access::Caller;
+use super::answer::{Outcome, Refusal, json, whole};
+use super::app::App;
+use super::flow::flow_of;
+use super::parameters::parameter;
+use super::paths::Names;
+use super::worst::WINDOW;
+use sterling_api::{
+    DesiredState, LabelList, LabelRequest, ModelInfo, ModelList, Problem, SlowResponse, VersionInfo, VersionList,
+};
+use sterling_core::error::{Error, Result};
+use sterling_core::logging::printable;
+use sterling_serving::registry::{Registry, VersionState, Which};
+use sterling_snapshot::Wish;
+
+/// Bytes of a number as text with a comma, in a text that has room to grow.
+const NUMBER_BYTES: usize = 32;
+
+/// Where a version is activated.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Scope {
+    /// At this server, until something else is desired or published.
+    #[default]
+    Server,
+    /// At all servers of the store.
+    Store,
+}
+
+impl FromStr for Scope {
+    type Err = ();
+
+    fn from_str(text: &str) -> std::result::Result<Self, ()> {
+        match text {
+            "server" => Ok(Scope::Server),
+            "store" => Ok(Scope::Store),
+            _ => Err(()),
+        }
+    }
+}
+
+/// Let a published version answer unpinned requests, at this server or at all servers of the store; loads it where it is not in memory.
+#[utoipa::path(post, path = "/v1/models/{model}/versions/{version}:activate", tag = "models",
+    params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path),
+        ("scope" = Option<String>, Query, description = "`server` (what is used where it is left out), or `store` for all servers of the store, as `sterling activate`")),
+    responses((status = 200, body = ModelInfo), (status = "default", body = Problem, content_type = "application/problem+json")))]
+pub async fn activate(State(app): State<Arc<App>>, Names((model, version)): Names<(String, u64)>, uri: Uri) -> Outcome {
+    let scope = parameter(&uri, "scope", "`server` or `store`")?.unwrap_or_default();
+    let activate = move |registry: &Registry| match scope {
+        Scope::Server => registry.activate(&model, version),
+        Scope::Store => registry.activate_in_store(&model, version),
+    };
+    let loaded = manage(&app, activate).await?;
+    Ok(json(&app.info(&loaded)))
+}
+
+/// Load a published version beside those in memory, and keep it there: for pins, labels and a quick activation.
+#[utoipa::path(post, path = "/v1/models/{model}/versions/{version}:load", tag = "models",
+    params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path)),
+    responses((status = 200, body = ModelInfo), (status = "default", body = Problem, content_type = "application/problem+json")))]
+pub async fn load(State(app): State<Arc<App>>, Names((model, version)): Names<(String, u64)>) -> Outcome {
+    let loaded = manage(&app, move |registry| registry.load(&model, version)).await?;
+    Ok(json(&app.info(&loaded)))
+}
+
+/// Take a version out of memory that is neither active nor labelled.
+#[utoipa::path(post, path = "/v1/models/{model}/versions/{version}:unload", tag = "models",
+    params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path)),
+    responses((status = 200, body = VersionList), (status = "default", body = Problem, content_type = "application/problem+json")))]
+pub async fn unload(State(app): State<Arc<App>>, Names((model, version)): Names<(String, u64)>) -> Outcome {
+    let list = manage(&app, move |registry| {
+        registry.unload(&model, version)?;
+        version_list(registry, model)
+    });
+    Ok(json(&list.await?))
+}
+
+/// Let a label point to a version in memory.
+#[utoipa::path(put, path = "/v1/models/{model}/labels/{label}", tag = "models", params(("model" = String, Path, description = "The model's name"),
+        ("label" = String, Path, description = "1 to 128 letters, digits, `_`, `-` or `.`, not starting with `.`")),
+    request_body = LabelRequest,
+    responses((status = 200, body = LabelList), (status = "default", body = Problem, content_type = "application/problem+json")))]
+pub async fn put_label(
+    State(app): State<Arc<App>>,
+    Names((model, label)): Names<(String, String)>,
+    request: Request,
+) -> Outcome {
+    let body = app.bodies.read(request).await?;
+    let LabelRequest { version } = sterling_api::object(&body)?;
+    let labels = manage(&app, move |registry| {
+        registry.label(&model, &label, version)?;
+        Ok(LabelList { labels: registry.labels(&model)?, model })
+    });
+    Ok(json(&labels.await?))
+}
+
+/// Take a label away.
+#[utoipa::path(delete, path = "/v1/models/{model}/labels/{label}", tag = "models",
+    params(("model" = String, Path, description = "The model's name"), ("label" = String, Path)),
+    responses((status = 200, body = LabelList), (status = "default", body = Problem, content_type = "application/problem+json")))]
+pub async fn delete_label(State(app): State<Arc<App>>, Names((model, label)): Names<(String, String)>) -> Outcome {
+    let labels = manage(&app, move |registry| {
+        registry.unlabel(&model, &label)?;
+        Ok(LabelList { labels: registry.labels(&model)?, model })
+    });
+    Ok(json(&labels.await?))
+}
+
+/// Changes what is in memory on a thread that answers nobody else: a load reads a whole snapshot, and what goes out of memory
+/// takes its time too.
+pub(super) async fn manage<T: Send + 'static>(
+    app: &Arc<App>,
+    change: impl FnOnce(&Registry) -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let (span, registry) = (tracing::Span::current(), app.registry.clone());
+    let changed = tokio::task::spawn_blocking(move || span.in_scope(|| change(&registry)));
+    changed.await.map_err(|e| Error::internal(format!("a change of the registry: {e}")))?
+}
+
+/// The models that are served.
+#[utoipa::path(get, path = "/v1/models", tag = "models", responses((status = 200, body = ModelList)))]
+pub async fn models(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>) -> Response {
+    let models = app.registry.list();
+    let visible = models.iter().filter(|model| caller.may_see(model.name()));
+    json(&ModelList { models: visible.map(|model| app.info(model)).collect(), unavailable: Vec::new() })
+}
+
+/// The version of a model that answers.
+#[utoipa::path(get, path = "/v1/models/{model}", tag = "models", params(("model" = String, Path, description = "The model's name")),
+    responses((status = 200, body = ModelInfo), (status = "default", body = Problem, content_type = "application/problem+json")))]
+pub async fn model(State(app): State<Arc<App>>, Names(model): Names<String>) -> Outcome {
+    Ok(json(&app.info(&*app.registry.get(&model, Which::Active)?)))
+}
+
+/// A version of a model that is in memory.
+#[utoipa::path(get, path = "/v1/models/{model}/versions/{version}", tag = "models",
+    params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path)),
+    responses((status = 200, body = ModelInfo), (status = "default", body = Problem, content_type = "application/problem+json")))]
+pub async fn version(State(app): State<Arc<App>>, Names((model, version)): Names<(String, u64)>) -> Outcome {
+    Ok(json(&app.info(&*app.registry.get(&model, Which::Version(version))?)))
+}
+
+/// The published versions of a model.
+#[utoipa::path(get, path = "/v1/models/{model}/versions", tag = "models", params(("model" = String, Path, description = "The model's name")),
+    responses((status = 200, body = VersionList), (status = "default", body = Problem, content_type = "application/problem+json")))]
+pub async fn versions(State(app): State<Arc<App>>, Names(model): Names<String>) -> Outcome {
+    let shared = app.clone();
+    let list = app.store_reads.read(move || version_list(&shared.registry, model));
+    Ok(json(&list.await?))
+}
+
+/// What there is of a model, for which the store is read.
+fn version_list(registry: &Registry, model: String) -> Result<VersionList> {
+    let told = |v: VersionState| VersionInfo {
+        version: v.version,
+        published: v.published,
+        active: v.active,
+        loaded: v.loaded,
+        labels: v.labels,
+        digest: v.digest,
+        attempts: v.refused.as_ref().map(|refused| refused.attempts),
+        retry_in_ms: v.refused.as_ref().and_then(|refused| Some(refused.retry_in?.as_millis() as u64)),
+        refused: v.refused.map(|refused| sterling_api::without_places(&refused.reason)),
+    };
+    let versions = registry.versions(&model)?.into_iter().map(told).collect();
+    let desired = registry.desired(&model).map(|(wish, stands)| {
+        let Wish { revision, version, labels, .. } = wish;
+        DesiredState { revision, version, stands, labels }
+    });
+    Ok(VersionList { model, versions, desired })
+}
+
+/// The labels of a model.
+#[utoipa::path(get, path = "/v1/models/{model}/labels", tag = "models", params(("model" = String, Path, description = "The model's name")),
+    responses((status = 200, body = LabelList), (status = "default", body = Problem, content_type = "application/problem+json")))]
+pub async fn labels(State(app): State<Arc<App>>, Names(model): Names<String>) -> Outcome {
+    Ok(json(&LabelList { labels: app.registry.labels(&model)?, model }))
+}
+
+/// The version that a label points to.
+#[utoipa::path(get, path = "/v1/models/{model}/labels/{label}", tag = "models",
+    params(("model" = String, Path, description = "The model's name"), ("label" = String, Path)),
+    responses((status = 200, body = ModelInfo), (status = "default", body = Problem, content_type = "application/problem+json")))]
+pub async fn label(State(app): State<Arc<App>>, Names((model, label)): Names<(String, String)>) -> Outcome {
+    Ok(json(&app.info(&*app.registry.get(&model, Which::Label(&label))?)))
+}
+
+/// The query embeddings that the server has recorded of the version that answers, each a body of `:retrieve`, one a line: what
+/// `sterling calibrate --queries` reads.
+#[utoipa::path(get, path = "/v1/models/{model}/queries", tag = "models", params(("model" = String, Path, description = "The model's name")),
+    responses((status = 200, body = String, content_type = "application/x-ndjson"), (status = "default", body = Problem, content_type = "application/problem+json")))]
+pub async fn queries(State(app): State<Arc<App>>, Names(model): Names<String>, request: Request) -> Outcome {
+    let flow = flow_of(&request);
+    let loaded = app.registry.get(&model, Which::Active)?;
+    let queries = loaded.view().recorded().ok_or_else(|| {
+        Error::not_found("this server records no queries; `recorded_queries` of its configuration says how many")
+    })?;
+    let share = app.bodies.hold_answer(flow, queries.len() * loaded.view().dimension() * NUMBER_BYTES)?;
+    let mut lines = Vec::new();
+    for vector in &queries {
+        serde_json::to_writer(&mut lines, &sterling_api::QueryLine { vector })
+            .map_err(|e| Error::internal(format!("queries: {e}")))?;
+        lines.push(b'\n');
+    }
+    Ok(([(CONTENT_TYPE, "application/x-ndjson")], whole(lines, share)).into_response())
+}
+
+/// The slowest retrievals, rankings and embeddings of the last minutes, with what their steps did.
+#[utoipa::path(get, path = "/v1/debug/slow", tag = "health", responses((status = 200, body = SlowResponse)))]
+pub async fn slow(State(app): State<Arc<App>>) -> Response {
+    json(&SlowResponse { window_seconds: WINDOW.as_secs(), calls: app.entrance.slow.list() })
+}
+
+/// The process answers.
+#[utoipa::path(get, path = "/livez", tag = "health", responses((status = 200, body = String)))]
+pub async fn live() -> &'static str {
+    "ok\n"
+}
+
+/// A model is loaded and the server is not shutting down; where not, why. Lines that begin with `warning:` tell what slows it. A server with keys
+/// says why, and what slows it, to those who have one.
+#[utoipa::path(get, path = "/readyz", tag = "health", responses((status = 200, body = String), (status = 503, body = Problem, content_type = "application/problem+json")))]
+pub async fn ready(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>) -> Result<String, Refusal> {
+    let ready = app.ready();
+    if !caller.may_see_all() {
+        return ready.map(|()| "ok\n".to_owned()).map_err(|_| Error::not_ready("the server is not ready").into());
+    }
+    ready?;
+    // Whoever may read may ask this: the log has the folders.
+    let told = |warning: &String| format!("warning: {}\n", printable(&sterling_api::without_folders(warning)));
+    let warnings: String = app.warnings().iter().map(told).collect();
+    Ok(format!("ok\ndevice: {}\n{warnings}", app.engine.backend().device()))
+}
+
+/// Metrics in Prometheus' text format.
+#[utoipa::path(get, path = "/metrics", tag = "health", responses((status = 200, body = String)))]
+pub async fn metrics() -> Response {
+    let text = sterling_telemetry::metrics().render() + &sterling_telemetry::process();
+    ([(CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
+}

@@ -1,0 +1,225 @@
+//! Which version answers a call that pins none: the active one, or, for a share of keys, the canary.
+//!
+//! A call that pins a version or a label, and a page that its cursor pins, are never divided. A list of requests is answered by one version:
+//! that of the key in its header, or of its id; where a key would lie in the requests themselves, the active one.
+
+use std::sync::Arc;
+
+use axum::extract::Request;
+use axum::http::Uri;
+use serde::Serialize;
+
+use super::app::App;
+use super::call_id::CallId;
+use super::parameters::{min_coverage, number};
+use super::position::seen;
+use super::shadow::Shadowed;
+use super::watched::Watched;
+use sterling_core::error::{Error, Kind, Result};
+use sterling_core::request::{Features, User};
+use sterling_serving::registry::{Loaded, Unpinned};
+use sterling_serving::view::View;
+use sterling_snapshot::rollout::{CanaryRun, ShadowRun, Side, Sticky};
+
+/// A version and a view of it.
+#[derive(Clone)]
+pub(super) struct Version {
+    pub(super) model: Arc<Loaded>,
+    pub(super) view: Arc<View>,
+    /// The share of the items that an answer must cover.
+    pub(super) min_coverage: Option<f64>,
+}
+
+impl Version {
+    /// A view of a version that has seen what the call asks for.
+    async fn asked(app: &App, model: Arc<Loaded>, uri: &Uri) -> Result<Self> {
+        let view = seen(app, &model, uri).await?;
+        Ok(Version { model, view, min_coverage: min_coverage(uri)? })
+    }
+
+    /// The view of a version as it is now, where that has seen what the call asks for.
+    fn shown(model: Arc<Loaded>, uri: &Uri) -> Result<Option<Self>> {
+        let (view, min_coverage) = (model.view(), min_coverage(uri)?);
+        let is_seen = number(uri, "min_position")?.is_none_or(|position| view.position() >= position);
+        Ok(is_seen.then_some(Version { model, view, min_coverage }))
+    }
+
+    /// Refuses a view that covers less than the call asks for. A page is answered from the view of the first one: it is that
+    /// view that counts.
+    pub(super) fn check_coverage(&self, app: &App) -> Result<()> {
+        let Some(least) = self.min_coverage else { return Ok(()) };
+        let covered = app.coverage(&self.model, &self.view);
+        if covered < least {
+            let what = format!("an answer would cover {covered} of the items, less than the {least} of `min_coverage`");
+            return Err(Error::new(Kind::Partial, what));
+        }
+        Ok(())
+    }
+}
+
+/// What a call may be answered by: versions `V`, of which `S` is asked as a shadow. Those of a server, or those of a router's shards.
+pub(super) struct Choice<V = Version, S = Arc<Loaded>> {
+    version: V,
+    canary: Option<BesideActive<V>>,
+    shadow: Option<(Arc<ShadowRun>, S)>,
+    /// The call's id, where it has a shadow.
+    id: String,
+}
+
+/// The other version that may answer.
+pub(super) struct BesideActive<V> {
+    pub(super) run: Arc<CanaryRun>,
+    pub(super) version: V,
+    /// The key, where it is known before the body.
+    pub(super) key: Option<Vec<u8>>,
+}
+
+/// Who asks, as far as a key may be made of it.
+pub(super) enum Asker<'a> {
+    /// One user.
+    User(&'a User),
+    /// One user's features.
+    Features(&'a Features),
+    /// Several.
+    Several,
+}
+
+/// What answers a request.
+pub(super) struct Chosen<V = Version, S = Arc<Loaded>> {
+    pub(super) version: V,
+    /// Where it was chosen beside a canary.
+    pub(super) watched: Option<Watched>,
+    /// What is to be asked as well.
+    pub(super) shadow: Option<Shadowed<S>>,
+}
+
+impl Choice {
+    /// A call that pins its version.
+    pub(super) async fn pinned(app: &App, model: Arc<Loaded>, uri: &Uri) -> Result<Self> {
+        Version::asked(app, model, uri).await.map(Choice::only)
+    }
+
+    /// A call that pins none.
+    pub(super) fn unpinned<'a>(
+        app: &'a App,
+        unpinned: Unpinned,
+        request: &'a Request,
+    ) -> impl Future<Output = Result<Self>> + Send + use<'a> {
+        let Unpinned { active, canary, shadow } = unpinned;
+        let shadow = shadow.map(|shadow| (shadow.run.clone(), shadow.loaded.clone()));
+        let id = if shadow.is_some() { CallId::of(request) } else { String::new() };
+        let canary = canary.filter(|canary| canary.run.share() > 0.0);
+        let canary = canary.map(|canary| (key_in_header(canary.run.sticky(), request), canary));
+        let uri = request.uri();
+        async move {
+            let choice = Choice::pinned(app, active, uri).await?;
+            let Some((key, canary)) = canary else { return Ok(choice.beside(None, shadow, id)) };
+            // A canary that is behind in its updates is behind: who asks for a position is answered by the other one, and waits for that alone.
+            let version = Version::shown(canary.loaded.clone(), uri)?;
+            let version = version.filter(|version| version.check_coverage(app).is_ok());
+            let canary = version.map(|version| BesideActive { run: canary.run.clone(), version, key });
+            Ok(choice.beside(canary, shadow, id))
+        }
+    }
+}
+
+impl<V: Clone, S: Clone> Choice<V, S> {
+    /// No choice.
+    pub(super) fn only(version: V) -> Self {
+        Choice { version, canary: None, shadow: None, id: String::new() }
+    }
+
+    /// The same, with a canary and a shadow beside it, of the call of this id.
+    pub(super) fn beside(
+        self,
+        canary: Option<BesideActive<V>>,
+        shadow: Option<(Arc<ShadowRun>, S)>,
+        id: String,
+    ) -> Self {
+        Choice { canary, shadow, id, ..self }
+    }
+
+    /// What answers where nothing is chosen.
+    pub(super) fn version(&self) -> &V {
+        &self.version
+    }
+
+    /// What answers a request of this user.
+    pub(super) fn of(&self, asker: &Asker<'_>) -> Chosen<V, S> {
+        let chosen = self.canary.as_ref().and_then(|canary| {
+            let key = match &canary.key {
+                Some(key) => key.clone(),
+                None => key_of(canary.run.sticky(), asker)?,
+            };
+            let watched = Watched::of(&canary.run, &key);
+            Some((if watched.side() == Side::Canary { &canary.version } else { &self.version }, watched))
+        });
+        let is_canary = chosen.as_ref().is_some_and(|(_, watched)| watched.side() == Side::Canary);
+        let shadow = self.shadow.as_ref().filter(|_| !is_canary && !matches!(asker, Asker::Several));
+        let (version, watched) = chosen.map_or((&self.version, None), |(version, watched)| (version, Some(watched)));
+        let shadow =
+            shadow.map(|(run, version)| Shadowed { run: run.clone(), version: version.clone(), id: self.id.clone() });
+        Chosen { version: version.clone(), watched, shadow }
+    }
+}
+
+/// The key that a request has before its body is read.
+pub(super) fn key_in_header(sticky: &Sticky, request: &Request) -> Option<Vec<u8>> {
+    match sticky {
+        Sticky::Request => Some(CallId::of(request).into_bytes()),
+        sticky => sticky.header().and_then(|name| Some(request.headers().get(name)?.as_bytes().to_vec())),
+    }
+}
+
+/// The key that lies in what a user brings.
+fn key_of(sticky: &Sticky, asker: &Asker<'_>) -> Option<Vec<u8>> {
+    let features = match asker {
+        Asker::User(User::Features(features)) => Some(features),
+        Asker::Features(features) => Some(*features),
+        Asker::User(User::Vector(_) | User::Embedded(_)) => None,
+        Asker::Several => return None,
+    };
+    if let (Sticky::Feature(name), Some(features)) = (sticky, features)
+        && let Some(values) = features.get(name)
+    {
+        return bytes(values);
+    }
+    match (asker, features) {
+        (_, Some(features)) => bytes(features),
+        (Asker::User(user), None) => bytes(*user),
+        _ => None,
+    }
+}
+
+fn bytes(of: &impl Serialize) -> Option<Vec<u8>> {
+    postcard::to_allocvec(of).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use sterling_core::request::Values;
+
+    #[test]
+    fn a_user_has_one_key_whatever_is_asked() {
+        let features = |user: i64, age: f32| -> Features {
+            [("user".into(), Values::Integers(vec![user])), ("age".into(), Values::Numbers(vec![age]))].into()
+        };
+        let of = |sticky: &Sticky, features: Features| {
+            let by_features = key_of(sticky, &Asker::Features(&features)).unwrap();
+            assert_eq!(key_of(sticky, &Asker::User(&User::Features(features))).unwrap(), by_features);
+            by_features
+        };
+        let by_user = Sticky::Feature("user".into());
+        assert_eq!(of(&by_user, features(7, 0.5)), of(&by_user, features(7, 0.75)));
+        assert_ne!(of(&by_user, features(7, 0.5)), of(&by_user, features(8, 0.5)));
+        assert_ne!(of(&Sticky::User, features(7, 0.5)), of(&Sticky::User, features(7, 0.75)));
+        // Where the feature is missing, all that the user brings.
+        let other = Sticky::Feature("session".into());
+        assert_eq!(of(&other, features(7, 0.5)), of(&Sticky::User, features(7, 0.5)));
+        let vector = |x| User::Vector(vec![x, 1.0]);
+        assert_ne!(key_of(&by_user, &Asker::User(&vector(1.0))), key_of(&by_user, &Asker::User(&vector(2.0))));
+        assert_eq!(key_of(&Sticky::User, &Asker::Several), None);
+    }
+}

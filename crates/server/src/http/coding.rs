@@ -1,0 +1,214 @@
+//! Content codings: answers that go out compressed, and bodies that come so.
+//!
+//! What a compressed body becomes is bounded as any body is, while it is made: by its size, by the memory of all bodies together, and by the window that
+//! its sender may ask for.
+
+use std::io::Read;
+use std::sync::Arc;
+
+use axum::body::{Body, Bytes, HttpBody};
+use axum::extract::{Request, State};
+use axum::http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE};
+use axum::http::{HeaderMap, HeaderValue};
+use axum::middleware::Next;
+use axum::response::Response;
+use flate2::read::MultiGzDecoder;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tower_http::compression::{CompressionLayer, CompressionLevel, Predicate};
+
+use super::answer::{CODINGS, Refusal};
+use sterling_core::error::Error;
+
+/// Answers of fewer bytes go out as they are: compressing them takes longer than sending them.
+const ANSWER_BYTES_MIN: u64 = 32 << 10;
+/// Answers that are compressed at once, each with about a MiB of memory; others go out as they are.
+const ENCODERS_MAX: usize = 64;
+/// Largest window of a body in zstd, as RFC 9659 has it: 2^23 bytes.
+const WINDOW_LOG_MAX: u32 = 23;
+
+/// The coding of a body.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Coding {
+    Gzip,
+    Zstd,
+}
+
+impl Coding {
+    /// What the header says; nothing of a body that is as it is.
+    ///
+    /// # Errors
+    /// 415 for a coding that is not read.
+    pub(super) fn of(headers: &HeaderMap) -> Result<Option<Self>, Refusal> {
+        let mut values = headers.get_all(CONTENT_ENCODING).iter();
+        let Some(value) = values.next() else { return Ok(None) };
+        let name = value.to_str().unwrap_or_default().trim().to_ascii_lowercase();
+        match (name.as_str(), values.next()) {
+            ("gzip" | "x-gzip", None) => Ok(Some(Coding::Gzip)),
+            ("zstd", None) => Ok(Some(Coding::Zstd)),
+            ("identity" | "", None) => Ok(None),
+            _ => Err(Refusal::coding(format!("content encoding {value:?}: expected one of {CODINGS}"))),
+        }
+    }
+
+    /// A reader of what `bytes` stand for.
+    ///
+    /// # Errors
+    /// `Internal` where the library gives no reader.
+    pub(super) fn reader<'a>(self, bytes: &'a [u8]) -> sterling_core::error::Result<Box<dyn Read + 'a>> {
+        match self {
+            Coding::Gzip => Ok(Box::new(MultiGzDecoder::new(bytes))),
+            Coding::Zstd => {
+                let internal = |e| Error::internal(format!("a reader of zstd: {e}"));
+                let mut reader = zstd::stream::read::Decoder::with_buffer(bytes).map_err(internal)?;
+                reader.window_log_max(WINDOW_LOG_MAX).map_err(internal)?;
+                Ok(Box::new(reader))
+            }
+        }
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Coding::Gzip => "gzip",
+            Coding::Zstd => "zstd",
+        }
+    }
+}
+
+/// The turns of answers that are compressed.
+#[derive(Clone)]
+pub(super) struct Encoders(Arc<Semaphore>);
+
+impl Default for Encoders {
+    fn default() -> Self {
+        Encoders(Arc::new(Semaphore::new(ENCODERS_MAX)))
+    }
+}
+
+/// Marks an answer that has its turn.
+#[derive(Clone)]
+struct Turn;
+
+/// Gives large answers a turn to be compressed, where their readers take that.
+pub(super) async fn choose(State(Encoders(turns)): State<Encoders>, request: Request, next: Next) -> Response {
+    let accepts = request.headers().get_all(ACCEPT_ENCODING).iter().any(names_one);
+    let mut response = next.run(request).await;
+    let size = response.body().size_hint();
+    if !accepts || size.exact().is_some_and(|bytes| bytes < ANSWER_BYTES_MIN) || !is_text(response.headers()) {
+        return response;
+    }
+    let Ok(turn) = turns.try_acquire_owned() else { return response };
+    response.extensions_mut().insert(Turn);
+    response.map(|body| Body::new(Turned { body, _turn: turn }))
+}
+
+/// Whether a value of `Accept-Encoding` names a coding that there is; what weights it has, the layer reads.
+fn names_one(value: &HeaderValue) -> bool {
+    let names = |text: String| ["gzip", "zstd", "*"].into_iter().any(|name| text.contains(name));
+    value.to_str().is_ok_and(|text| names(text.to_ascii_lowercase()))
+}
+
+fn is_text(headers: &HeaderMap) -> bool {
+    let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    ["application/json", "application/x-ndjson", "application/vnd.apache.arrow", "text/"]
+        .into_iter()
+        .any(|known| kind.starts_with(known))
+}
+
+/// The layer that compresses what has its turn, by gzip or zstd, as fast as they go.
+pub(super) fn layer() -> CompressionLayer<HasTurn> {
+    CompressionLayer::new().quality(CompressionLevel::Fastest).compress_when(HasTurn)
+}
+
+/// Whether an answer has its turn.
+#[derive(Clone, Copy)]
+pub(super) struct HasTurn;
+
+impl Predicate for HasTurn {
+    fn should_compress<B: HttpBody>(&self, response: &axum::http::Response<B>) -> bool {
+        response.extensions().get::<Turn>().is_some()
+    }
+}
+
+/// The body of an answer, with its turn.
+struct Turned {
+    body: Body,
+    _turn: OwnedSemaphorePermit,
+}
+
+impl HttpBody for Turned {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: std::pin::Pin<&mut Self>,
+        cx: &mut std::task::Context<'_>,
+    ) -> std::task::Poll<Option<Result<hyper::body::Frame<Bytes>, axum::Error>>> {
+        std::pin::Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> hyper::body::SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::io::Write as _;
+
+    use super::*;
+
+    #[test]
+    fn one_coding_is_read_and_no_other() {
+        let of = |values: &[&'static str]| {
+            let mut headers = HeaderMap::new();
+            for value in values {
+                headers.append(CONTENT_ENCODING, HeaderValue::from_static(value));
+            }
+            Coding::of(&headers).map_err(|refusal| refusal.status().as_u16())
+        };
+        assert_eq!(of(&[]), Ok(None));
+        assert_eq!(of(&["identity"]), Ok(None));
+        assert_eq!(of(&["GZIP"]), Ok(Some(Coding::Gzip)));
+        assert_eq!(of(&[" zstd "]), Ok(Some(Coding::Zstd)));
+        for wrong in [&["br"][..], &["gzip, gzip"], &["gzip", "gzip"], &["deflate"], &["zstd, identity"]] {
+            assert_eq!(of(wrong), Err(415), "{wrong:?}");
+        }
+    }
+
+    #[test]
+    fn names_of_codings_have_no_case() {
+        for (accepted, expected) in [("GZIP", true), ("br, Zstd;q=0.5", true), ("*", true), ("br, identity", false)] {
+            assert_eq!(names_one(&HeaderValue::from_static(accepted)), expected, "{accepted}");
+        }
+    }
+
+    #[test]
+    fn what_was_coded_is_read_and_a_window_is_bounded() {
+        let text = b"{\"vector\": [1, 2]}".repeat(1000);
+        let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        gzip.write_all(&text).unwrap();
+        let zstd = |window: u32| {
+            let mut coder = zstd::stream::write::Encoder::new(Vec::new(), 1).unwrap();
+            coder.long_distance_matching(true).unwrap();
+            coder.window_log(window).unwrap();
+            coder.write_all(&text).unwrap();
+            coder.finish().unwrap()
+        };
+        let read = |coding: Coding, bytes: &[u8]| {
+            let mut out = Vec::new();
+            coding.reader(bytes).unwrap().read_to_end(&mut out).map(|_| out)
+        };
+        let gzip = gzip.finish().unwrap();
+        assert_eq!(read(Coding::Gzip, &gzip).unwrap(), text);
+        assert_eq!(read(Coding::Zstd, &zstd(WINDOW_LOG_MAX)).unwrap(), text);
+        assert!(read(Coding::Zstd, &zstd(WINDOW_LOG_MAX + 1)).is_err(), "a larger window is memory for nothing");
+        for cut in [0, 1, 9, gzip.len() - 1] {
+            assert!(read(Coding::Gzip, &gzip[..cut]).is_err(), "{cut}");
+        }
+    }
+}

@@ -1,0 +1,494 @@
+//! Which connections are open, what each is at, and which must go: one keeper looks at all of them a few times a second,
+//! so that no connection needs timers of its own.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use axum::body::{Body, Bytes, HttpBody};
+use axum::http::{Request, Response};
+use hyper::body::{Frame, SizeHint};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+
+use super::access::Door;
+use super::framing::{NOT_BEGUN, Progress, UNKNOWN};
+use super::options::Options;
+use super::streams::Streams;
+
+use sterling_core::locks::locked;
+
+/// No request has begun.
+const IDLE: u8 = 0;
+/// A header has begun and not ended.
+const HEADER: u8 = 1;
+/// A request is read, worked on or answered.
+const BUSY: u8 = 2;
+/// All is said, and what the client still sends is read and dropped.
+const LINGER: u8 = 3;
+
+/// How long a client may go on sending after the last answer, in milliseconds.
+const LINGER_MS: u64 = 5000;
+
+/// Where a request came from.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Peer {
+    pub(super) address: SocketAddr,
+    pub(super) door: Door,
+}
+
+/// One open connection.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) peer: Peer,
+    opened: Instant,
+    stage: AtomicU8,
+    /// Milliseconds after `opened` at which the stage began.
+    since: AtomicU64,
+    /// Milliseconds after `opened` at which the client stopped to read, and one; 0 while it reads.
+    blocked: AtomicU64,
+    /// Whether an answer may not have gone to the system whole.
+    is_sending: AtomicBool,
+    /// Bytes of the body of the request that began last, as [`Progress`] has them.
+    body: AtomicU64,
+    /// Whether bytes of the next request have come: they wait before HTTP, or HTTP has them already.
+    is_ahead: AtomicBool,
+    is_early: AtomicBool,
+    /// Whether a part of a body is left to the client, so that nothing can follow it.
+    is_unread: AtomicBool,
+    /// The requests of a connection of HTTP/2, which may have several.
+    streams: OnceLock<Arc<Streams>>,
+    cut: Notify,
+}
+
+impl Connection {
+    fn new(peer: Peer) -> Self {
+        Connection {
+            peer,
+            opened: Instant::now(),
+            stage: AtomicU8::new(IDLE),
+            since: AtomicU64::new(0),
+            blocked: AtomicU64::new(0),
+            is_sending: AtomicBool::new(false),
+            body: AtomicU64::new(NOT_BEGUN),
+            is_ahead: AtomicBool::new(false),
+            is_early: AtomicBool::new(false),
+            is_unread: AtomicBool::new(false),
+            streams: OnceLock::new(),
+            cut: Notify::new(),
+        }
+    }
+
+    /// Takes in that the client speaks HTTP/2. Returns the requests of the connection.
+    pub(super) fn multiplex(&self) -> Arc<Streams> {
+        self.streams.get_or_init(|| Arc::new(Streams::new(self.opened))).clone()
+    }
+
+    fn age(&self) -> u64 {
+        self.opened.elapsed().as_millis() as u64
+    }
+
+    pub(super) fn is_http2(&self) -> bool {
+        self.streams.get().is_some()
+    }
+
+    fn enter(&self, stage: u8) {
+        self.since.store(self.age(), Ordering::Relaxed);
+        self.stage.store(stage, Ordering::Relaxed);
+    }
+
+    /// True where no request has begun, and the answers to all before have gone to the system.
+    pub(super) fn is_at_rest(&self) -> bool {
+        self.stage.load(Ordering::Relaxed) == IDLE && !self.is_sending.load(Ordering::Relaxed)
+    }
+
+    /// Takes in that bytes came.
+    pub(super) fn received(&self) {
+        if self.stage.load(Ordering::Relaxed) == IDLE {
+            self.enter(HEADER);
+        }
+    }
+
+    /// Takes in that a request was answered before HTTP had it.
+    pub(super) fn answered(&self) {
+        self.enter(IDLE);
+    }
+
+    /// Takes in whether a header of HTTP/2 has come in part.
+    pub(super) fn is_in_header(&self, is_open: bool) {
+        match (self.stage.load(Ordering::Relaxed), is_open) {
+            (IDLE, true) => self.enter(HEADER),
+            (HEADER, false) => self.enter(IDLE),
+            _ => {}
+        }
+    }
+
+    /// What the connection is at, for those who split its bytes.
+    pub(super) fn progress(&self) -> Progress {
+        let is_busy = self.stage.load(Ordering::Relaxed) == BUSY;
+        Progress { body: self.body.load(Ordering::Relaxed), is_busy }
+    }
+
+    /// Takes in that a header was passed on to its end.
+    pub(super) fn header_passed(&self) {
+        self.body.store(NOT_BEGUN, Ordering::Relaxed);
+    }
+
+    /// Takes in whether bytes wait before HTTP, and whether HTTP was given some of the next request.
+    pub(super) fn ahead(&self, is_ahead: bool, is_early: bool) {
+        self.is_ahead.store(is_ahead, Ordering::Relaxed);
+        self.is_early.store(is_early, Ordering::Relaxed);
+    }
+
+    /// Takes in that a part of a body stays unread.
+    pub(super) fn leave_unread(&self) {
+        self.is_unread.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn is_unread(&self) -> bool {
+        self.is_unread.load(Ordering::Relaxed)
+    }
+
+    /// Takes in that all is said. Returns whether the client may still be sending, so that an end at once would take the answer back from it.
+    pub(super) fn lingers(&self) -> bool {
+        let lingers = self.is_unread() || self.stage.load(Ordering::Relaxed) == HEADER;
+        if lingers {
+            self.enter(LINGER);
+        }
+        lingers
+    }
+
+    /// Takes in that bytes went out, or that the client does not read.
+    pub(super) fn sent(&self, flows: bool) {
+        if flows {
+            self.blocked.store(0, Ordering::Relaxed);
+        } else if self.blocked.load(Ordering::Relaxed) == 0 {
+            self.blocked.store(self.age() + 1, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes in that all of an answer was given to the system.
+    pub(super) fn flushed(&self) {
+        self.is_sending.store(false, Ordering::Relaxed);
+    }
+
+    /// Takes in that a whole header came; the request ends when the answer's body is dropped.
+    pub(super) fn begin<B: HttpBody>(&self, request: Request<B>) -> Request<B> {
+        self.body.store(request.body().size_hint().exact().unwrap_or(UNKNOWN), Ordering::Relaxed);
+        self.is_early.store(false, Ordering::Relaxed);
+        self.enter(BUSY);
+        self.marked(request)
+    }
+
+    /// A request that says where it came from.
+    pub(super) fn marked<B>(&self, mut request: Request<B>) -> Request<B> {
+        request.extensions_mut().insert(self.peer);
+        request
+    }
+
+    /// Ready when the connection must go.
+    pub(super) async fn cut(&self) {
+        self.cut.notified().await;
+    }
+
+    /// Why the connection must go, if it must.
+    fn overdue(&self, options: &Options) -> Option<&'static str> {
+        let now = self.age();
+        let stage_ms = now.saturating_sub(self.since.load(Ordering::Relaxed));
+        let blocked = self.blocked.load(Ordering::Relaxed);
+        let stage = self.stage.load(Ordering::Relaxed);
+        if let Some(streams) = self.streams.get().filter(|_| blocked == 0 && stage == IDLE) {
+            return streams.overdue(options);
+        }
+        match (blocked, stage) {
+            (_, LINGER) => (stage_ms > LINGER_MS).then_some("unread"),
+            (0, IDLE) => (stage_ms > options.idle_ms).then_some("idle"),
+            (0, HEADER) => (stage_ms > options.header_ms).then_some("header"),
+            (0, _) => None,
+            (blocked, _) => ((now + 1).saturating_sub(blocked) > options.stall_ms).then_some("stalled"),
+        }
+    }
+
+    /// When the connection began to wait for the client's next request, and which stage that is; `None` while it works.
+    fn waits(&self) -> Option<(u8, Instant)> {
+        let stage = self.stage.load(Ordering::Relaxed);
+        let flows = self.blocked.load(Ordering::Relaxed) == 0;
+        if let Some(streams) = self.streams.get() {
+            let rested = streams.rested().filter(|_| flows);
+            return rested.map(|age| (IDLE, self.opened + std::time::Duration::from_millis(age)));
+        }
+        let since = std::time::Duration::from_millis(self.since.load(Ordering::Relaxed));
+        (flows && stage != BUSY).then(|| (stage, self.opened + since))
+    }
+
+    /// Ends it.
+    pub(super) fn go(&self, reason: &'static str) {
+        metrics::counter!("sterling_connections_cut_total", "reason" => reason).increment(1);
+        self.cut.notify_one();
+    }
+}
+
+/// Connections to the door of administrators that may be open, of the descriptors that are kept for others.
+const ADMIN_CONNECTIONS: usize = 16;
+
+/// Connections by their numbers.
+type ByNumber = BTreeMap<u64, Arc<Connection>>;
+
+/// All open connections. Each door has room of its own, so that nobody at one is locked out by the crowd at the other.
+#[derive(Debug)]
+pub(super) struct Connections {
+    /// By door.
+    open: Mutex<[ByNumber; 2]>,
+    /// Connections so far.
+    count: AtomicU64,
+    closed: Notify,
+    most: [usize; 2],
+    /// Requests of HTTP/2 that may be under way: as many as those of HTTP/1.1.
+    turns: [Arc<Semaphore>; 2],
+}
+
+fn all(open: &[ByNumber; 2]) -> impl Iterator<Item = &Arc<Connection>> {
+    open.iter().flat_map(BTreeMap::values)
+}
+
+fn tell(open: &[ByNumber; 2]) {
+    metrics::gauge!("sterling_connections").set(open.iter().map(BTreeMap::len).sum::<usize>() as f64);
+}
+
+impl Connections {
+    pub(super) fn new(most: usize) -> Arc<Self> {
+        let most = [most, ADMIN_CONNECTIONS.min(most)];
+        let turns = most.map(|most| Arc::new(Semaphore::new(most)));
+        Arc::new(Connections { open: Mutex::default(), count: AtomicU64::new(0), closed: Notify::new(), most, turns })
+    }
+
+    fn open(&self) -> MutexGuard<'_, [ByNumber; 2]> {
+        locked(&self.open)
+    }
+
+    /// Takes a connection in.
+    pub(super) fn add(self: &Arc<Self>, peer: Peer) -> Open {
+        let connection = Arc::new(Connection::new(peer));
+        let number = self.count.fetch_add(1, Ordering::Relaxed);
+        let mut open = self.open();
+        open[peer.door as usize].insert(number, connection.clone());
+        tell(&open);
+        drop(open);
+        Open { connection, number, all: self.clone() }
+    }
+
+    pub(super) fn most(&self, door: Door) -> usize {
+        self.most[door as usize]
+    }
+
+    pub(super) fn is_full(&self, door: Door) -> bool {
+        self.open()[door as usize].len() >= self.most(door)
+    }
+
+    /// Makes room at a door: closes those that have waited for longest for a request of their client, the idle before those with half
+    /// a header. More than one where there are many, for the search looks at all of them. False where none waits.
+    pub(super) fn make_room(&self, door: Door) -> bool {
+        let open = self.open();
+        let mut waiting: Vec<_> = open[door as usize].values().filter_map(|c| Some((c.waits()?, c))).collect();
+        waiting.sort_by_key(|(since, _)| *since);
+        let count = (self.most(door) / 64).max(1);
+        waiting.iter().take(count).for_each(|(_, connection)| connection.go("crowded"));
+        !waiting.is_empty()
+    }
+
+    /// Closes what has taken too long.
+    pub(super) fn sweep(&self, options: &Options) {
+        for connection in all(&self.open()) {
+            let ended = connection.streams.get().is_none_or(|streams| streams.end_stalled(options));
+            if let Some(reason) = connection.overdue(options).or((!ended).then_some("stalled")) {
+                connection.go(reason);
+            }
+        }
+    }
+
+    /// Closes all.
+    pub(super) fn cut_all(&self) -> usize {
+        let open = self.open();
+        all(&open).for_each(|connection| connection.go("stopping"));
+        all(&open).count()
+    }
+
+    /// Ready when fewer than `count` are open at a door.
+    pub(super) async fn fewer_than(&self, count: usize, door: Door) {
+        loop {
+            // Asked for before the look, so that a close between the two is not missed.
+            let closed = self.closed.notified();
+            if self.open()[door as usize].len() < count {
+                return;
+            }
+            closed.await;
+        }
+    }
+
+    /// Ready when none is open at any door, once none is accepted any more.
+    pub(super) async fn ended(&self) {
+        self.fewer_than(1, Door::Main).await;
+        self.fewer_than(1, Door::Admin).await;
+    }
+}
+
+/// A connection that counts as open while this lives.
+#[derive(Debug)]
+pub(super) struct Open {
+    pub(super) connection: Arc<Connection>,
+    number: u64,
+    all: Arc<Connections>,
+}
+
+impl Open {
+    /// The turn of a request of HTTP/2; nothing where as many are under way as there may be.
+    pub(super) fn turn(&self) -> Option<OwnedSemaphorePermit> {
+        self.all.turns[self.connection.peer.door as usize].clone().try_acquire_owned().ok()
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        let mut open = self.all.open();
+        open[self.connection.peer.door as usize].remove(&self.number);
+        tell(&open);
+        drop(open);
+        self.all.closed.notify_waiters();
+    }
+}
+
+/// The body of an answer, whose end is the end of the request.
+#[derive(Debug)]
+pub(super) struct Answered {
+    body: Body,
+    connection: Arc<Connection>,
+}
+
+impl Answered {
+    pub(super) fn of(response: Response<Body>, connection: Arc<Connection>) -> Response<Self> {
+        response.map(|body| Answered { body, connection })
+    }
+}
+
+impl HttpBody for Answered {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.get_mut().body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Drop for Answered {
+    fn drop(&mut self) {
+        let connection = &self.connection;
+        connection.is_sending.store(true, Ordering::Relaxed);
+        // What has begun of the next request has the time of a header from here on.
+        let is_next = connection.is_ahead.load(Ordering::Relaxed) || connection.is_early.load(Ordering::Relaxed);
+        connection.enter(if is_next { HEADER } else { IDLE });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, SocketAddrV4};
+
+    use super::*;
+
+    const PEER: Peer = Peer { address: SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 1)), door: Door::Main };
+
+    fn options() -> Options {
+        Options { idle_ms: 1000, header_ms: 100, stall_ms: 10, ..Options::default() }
+    }
+
+    /// A connection that was opened some time ago and has been in its stage since then.
+    fn aged(stage: u8, ms: u64) -> Connection {
+        let opened = Instant::now() - std::time::Duration::from_millis(ms);
+        Connection { opened, stage: AtomicU8::new(stage), ..Connection::new(PEER) }
+    }
+
+    #[test]
+    fn each_stage_has_its_bound() {
+        for (stage, ms, expected) in [
+            (IDLE, 500, None),
+            (IDLE, 1500, Some("idle")),
+            (HEADER, 50, None),
+            (HEADER, 500, Some("header")),
+            (BUSY, 1_000_000, None),
+            (LINGER, 4000, None),
+            (LINGER, 6000, Some("unread")),
+        ] {
+            assert_eq!(aged(stage, ms).overdue(&options()), expected, "{stage} {ms}");
+        }
+        let slow = aged(BUSY, 1000);
+        slow.blocked.store(500, Ordering::Relaxed);
+        assert_eq!(slow.overdue(&options()), Some("stalled"));
+        slow.sent(true);
+        assert_eq!(slow.overdue(&options()), None);
+        slow.sent(false);
+        assert_eq!(slow.overdue(&options()), None, "it has only just stopped to read");
+        assert!(slow.waits().is_none());
+    }
+
+    #[test]
+    fn a_header_begins_with_the_first_byte_and_ends_with_the_request() {
+        let connection = aged(IDLE, 5000);
+        connection.received();
+        assert_eq!(connection.stage.load(Ordering::Relaxed), HEADER);
+        assert_eq!(connection.overdue(&options()), None, "the header's time begins with its first byte");
+        let began = connection.since.load(Ordering::Relaxed);
+        connection.received();
+        assert_eq!(connection.since.load(Ordering::Relaxed), began, "and not again with each byte");
+        connection.begin(Request::new(Body::empty()));
+        assert_eq!(connection.stage.load(Ordering::Relaxed), BUSY);
+        connection.received();
+        assert_eq!(connection.stage.load(Ordering::Relaxed), BUSY);
+        let connection = Arc::new(connection);
+        let answer = || drop(Answered::of(Response::new(Body::empty()), connection.clone()));
+        answer();
+        assert_eq!(connection.stage.load(Ordering::Relaxed), IDLE);
+        for (is_ahead, is_early) in [(true, false), (false, true)] {
+            connection.begin(Request::new(Body::empty()));
+            connection.ahead(is_ahead, is_early);
+            answer();
+            assert_eq!(connection.stage.load(Ordering::Relaxed), HEADER, "the next one has begun");
+        }
+        connection.begin(Request::new(Body::empty()));
+        answer();
+        assert_eq!(connection.stage.load(Ordering::Relaxed), IDLE, "and began with all that had come of it");
+    }
+
+    #[test]
+    fn room_is_made_of_those_that_wait_for_longest() {
+        let all = Connections::new(4);
+        let made =
+            [(IDLE, 10), (IDLE, 3000), (HEADER, 9000), (BUSY, 90_000)].map(|(stage, ms)| Arc::new(aged(stage, ms)));
+        for (n, connection) in made.iter().enumerate() {
+            all.open()[0].insert(n as u64, connection.clone());
+        }
+        assert!(all.is_full(Door::Main) && all.make_room(Door::Main));
+        assert!(!all.is_full(Door::Admin) && !all.make_room(Door::Admin), "which has room of its own");
+        let is_cut = |c: &Connection| {
+            let cut = std::pin::pin!(c.cut.notified());
+            cut.poll(&mut Context::from_waker(std::task::Waker::noop())).is_ready()
+        };
+        assert_eq!(made.each_ref().map(|c| is_cut(c)), [false, true, false, false]);
+        all.open()[0].remove(&0);
+        all.open()[0].remove(&1);
+        assert!(all.make_room(Door::Main));
+        assert_eq!(made.each_ref().map(|c| is_cut(c)), [false, false, true, false]);
+        all.open()[0].remove(&2);
+        assert!(!all.make_room(Door::Main), "what works is not cut");
+    }
+}

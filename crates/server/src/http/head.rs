@@ -1,0 +1,84 @@
+//! What the header of a request must say, whatever the call.
+
+use axum::extract::Request;
+use axum::http::header::{HOST, TRANSFER_ENCODING};
+use axum::http::uri::Authority;
+use axum::http::{HeaderMap, StatusCode, Version};
+
+use super::answer::Refusal;
+use sterling_core::error::Error;
+
+/// Refuses a header of HTTP/1.1 that proxies and this server may read in two ways: one host must be named (RFC 9112, 3.2), and no coding but
+/// `chunked` be put around a body (6.1), for no other is undone here.
+///
+/// # Errors
+/// 400 or 501 with what came and what was expected.
+pub(super) fn check_head(request: &Request) -> Result<(), Refusal> {
+    if request.version() != Version::HTTP_11 {
+        return Ok(());
+    }
+    check_host(request.headers())?;
+    check_transfer(request.headers())
+}
+
+fn check_host(headers: &HeaderMap) -> Result<(), Refusal> {
+    let mut hosts = headers.get_all(HOST).iter();
+    let (Some(host), None) = (hosts.next(), hosts.next()) else {
+        let count = headers.get_all(HOST).iter().count();
+        return Err(Error::invalid(format!("header `host`: got {count} of them, expected one")).into());
+    };
+    // A target without an authority has an empty one.
+    let is_place = |authority: Authority| !authority.as_str().contains('@');
+    if host.is_empty() || Authority::try_from(host.as_bytes()).is_ok_and(is_place) {
+        return Ok(());
+    }
+    Err(Error::invalid(format!("header `host`: got {host:?}, expected a host and a port")).into())
+}
+
+fn check_transfer(headers: &HeaderMap) -> Result<(), Refusal> {
+    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+    match (codings.next(), codings.next()) {
+        (None, _) => Ok(()),
+        (Some(coding), None) if coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked") => Ok(()),
+        (Some(coding), _) => {
+            let detail = format!("transfer encoding {coding:?}: expected chunked alone; `content-encoding` compresses");
+            Err(Refusal::http(StatusCode::NOT_IMPLEMENTED, "unsupported_transfer_encoding", detail))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use axum::body::Body;
+
+    use super::*;
+
+    #[test]
+    fn a_header_that_can_be_read_in_two_ways_is_refused() {
+        let check = |version, headers: &[(&str, &str)]| {
+            let request = Request::builder().version(version);
+            let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
+            check_head(&request.body(Body::empty()).unwrap()).map_err(|refusal| refusal.status().as_u16())
+        };
+        for (headers, expected) in [
+            (&[("host", "a")][..], Ok(())),
+            (&[("host", "a_b:80")], Ok(())),
+            (&[("host", "[::1]:8080")], Ok(())),
+            (&[("host", "")], Ok(())),
+            (&[], Err(400)),
+            (&[("host", "a"), ("host", "a")], Err(400)),
+            (&[("host", "a b")], Err(400)),
+            (&[("host", "a/b")], Err(400)),
+            (&[("host", "u@a")], Err(400)),
+            (&[("host", "a"), ("transfer-encoding", "chunked")], Ok(())),
+            (&[("host", "a"), ("transfer-encoding", "Chunked")], Ok(())),
+            (&[("host", "a"), ("transfer-encoding", "gzip, chunked")], Err(501)),
+            (&[("host", "a"), ("transfer-encoding", "gzip"), ("transfer-encoding", "chunked")], Err(501)),
+        ] {
+            assert_eq!(check(Version::HTTP_11, headers), expected, "{headers:?}");
+        }
+        assert_eq!(check(Version::HTTP_10, &[]), Ok(()));
+        assert_eq!(check(Version::HTTP_2, &[]), Ok(()));
+    }
+}

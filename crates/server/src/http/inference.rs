@@ -1,0 +1,196 @@
+//! KServe's Open Inference Protocol, version 2: what existing platforms probe and call. A call of it is a list of retrievals over one version.
+//!
+//! Its errors are `{"error": ".."}`, with the status that the same problem has elsewhere.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
+use axum::response::{IntoResponse as _, Response};
+
+use super::answer::{LARGE_REPLY_ITEMS, Outcome, Told, json, pieces, whole};
+use super::app::{App, Host as _};
+use super::choice::{Asker, Choice, Chosen, Version};
+use super::passes::{Call, Ready, charge, prepared_each, side_by_side};
+use super::paths::Names;
+use super::sent::Sent;
+use super::watched;
+use sterling_api::{
+    InferenceError, InferenceModel, InferenceReady, InferenceReply, InferenceRequest, InferenceResponse,
+    InferenceServer, Shape,
+};
+use sterling_core::error::{Error, Result};
+use sterling_serving::registry::Which;
+
+/// Where the protocol's paths begin.
+pub(super) const PREFIX: &str = "/v2";
+/// How many bytes of a body are JSON, where those of tensors stand behind it.
+const HEADER_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
+
+/// Whether a path is one of the protocol's.
+pub(super) fn is_of_protocol(path: &str) -> bool {
+    path.strip_prefix(PREFIX).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+/// A problem as the protocol has it; all else as it is.
+pub(super) fn with_error(mut response: Response) -> Response {
+    let Some(Told { detail: error, .. }) = response.extensions().get::<Told>().cloned() else { return response };
+    *response.body_mut() = Body::from(serde_json::json!({ "error": error }).to_string());
+    let headers = response.headers_mut();
+    headers.remove(CONTENT_LENGTH);
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+/// What the server is.
+#[utoipa::path(get, path = "/v2", tag = "inference", responses((status = 200, body = InferenceServer)))]
+pub async fn server() -> Response {
+    json(&InferenceServer::this())
+}
+
+/// The same: the protocol's text has the path without a slash, its OpenAPI document with one.
+#[utoipa::path(get, path = "/v2/", operation_id = "inference_server_too", tag = "inference", responses((status = 200, body = InferenceServer)))]
+pub async fn server_too() -> Response {
+    server().await
+}
+
+/// The process answers.
+#[utoipa::path(get, path = "/v2/health/live", operation_id = "inference_live", tag = "inference", responses((status = 200, body = InferenceReady)))]
+pub async fn live() -> Response {
+    json(&InferenceReady { live: Some(true), ..InferenceReady::default() })
+}
+
+/// A model is loaded and the server is not shutting down.
+#[utoipa::path(get, path = "/v2/health/ready", operation_id = "inference_ready", tag = "inference",
+    responses((status = 200, body = InferenceReady), (status = "default", body = InferenceError)))]
+pub async fn ready(State(app): State<Arc<App>>) -> Outcome {
+    app.ready().map_err(|_| Error::not_ready("the server is not ready"))?;
+    Ok(json(&InferenceReady::server()))
+}
+
+/// The tensors of the version that answers.
+#[utoipa::path(get, path = "/v2/models/{model}", operation_id = "inference_model", tag = "inference", params(("model" = String, Path, description = "The model's name")),
+    responses((status = 200, body = InferenceModel), (status = "default", body = InferenceError)))]
+pub async fn model(State(app): State<Arc<App>>, Names(model): Names<String>) -> Outcome {
+    told(&app, &model, Which::Active)
+}
+
+/// The tensors of a version in memory.
+#[utoipa::path(get, path = "/v2/models/{model}/versions/{version}", operation_id = "inference_version", tag = "inference",
+    params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path)),
+    responses((status = 200, body = InferenceModel), (status = "default", body = InferenceError)))]
+pub async fn version(State(app): State<Arc<App>>, Names((model, version)): Names<(String, u64)>) -> Outcome {
+    told(&app, &model, Which::Version(version))
+}
+
+fn told(app: &App, model: &str, which: Which<'_>) -> Outcome {
+    let info = app.info(&*app.registry.get(model, which)?);
+    let versions = app.registry.all_in_memory(model).into_iter().map(|loaded| loaded.version());
+    Ok(json(&sterling_api::inference_model(&info, versions.collect())))
+}
+
+/// A version of the model answers.
+#[utoipa::path(get, path = "/v2/models/{model}/ready", operation_id = "inference_model_ready", tag = "inference", params(("model" = String, Path, description = "The model's name")),
+    responses((status = 200, body = InferenceReady), (status = "default", body = InferenceError)))]
+pub async fn model_ready(State(app): State<Arc<App>>, Names(model): Names<String>) -> Outcome {
+    is_ready(&app, model, Which::Active)
+}
+
+/// The version is in memory.
+#[utoipa::path(get, path = "/v2/models/{model}/versions/{version}/ready", operation_id = "inference_version_ready", tag = "inference",
+    params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path)),
+    responses((status = 200, body = InferenceReady), (status = "default", body = InferenceError)))]
+pub async fn version_ready(State(app): State<Arc<App>>, Names((model, version)): Names<(String, u64)>) -> Outcome {
+    is_ready(&app, model, Which::Version(version))
+}
+
+fn is_ready(app: &App, model: String, which: Which<'_>) -> Outcome {
+    app.registry.get(&model, which)?;
+    Ok(json(&InferenceReady { name: Some(model), ready: Some(true), live: None }))
+}
+
+/// The best items of each of a list of users, as tensors.
+#[utoipa::path(post, path = "/v2/models/{model}/infer", operation_id = "infer", tag = "inference", params(("model" = String, Path, description = "The model's name"),
+        ("min_position" = Option<u64>, Query, description = "Waits until the updates up to this position are seen; through a router one a shard, with commas."),
+        ("min_coverage" = Option<f64>, Query, minimum = 0, maximum = 1,
+            description = "The share of the items that an answer must cover, else it is 503. Left out, a router has a bound of its own, a server none.")),
+    request_body = InferenceRequest,
+    responses((status = 200, body = InferenceResponse), (status = "default", body = InferenceError)))]
+pub async fn infer(State(app): State<Arc<App>>, Names(model): Names<String>, request: Request) -> Outcome {
+    let choice = Choice::unpinned(&app, app.registry.unpinned(&model)?, &request).await?;
+    inferred(&app, choice, request).await
+}
+
+/// The same of a version in memory.
+#[utoipa::path(post, path = "/v2/models/{model}/versions/{version}/infer", operation_id = "infer_version", tag = "inference",
+    params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path),
+        ("min_position" = Option<u64>, Query, description = "Waits until the updates up to this position are seen; through a router one a shard, with commas."),
+        ("min_coverage" = Option<f64>, Query, minimum = 0, maximum = 1,
+            description = "The share of the items that an answer must cover, else it is 503. Left out, a router has a bound of its own, a server none.")),
+    request_body = InferenceRequest,
+    responses((status = 200, body = InferenceResponse), (status = "default", body = InferenceError)))]
+pub async fn infer_version(
+    State(app): State<Arc<App>>,
+    Names((model, version)): Names<(String, u64)>,
+    request: Request,
+) -> Outcome {
+    let choice = Choice::pinned(&app, app.registry.get(&model, Which::Version(version))?, request.uri()).await?;
+    inferred(&app, choice, request).await
+}
+
+async fn inferred(app: &Arc<App>, choice: Choice, request: Request) -> Outcome {
+    let by = Call::of(&request).in_text();
+    app.engine.admits_within(|| by.flow, |_| None)?;
+    let header = header_length(request.headers())?;
+    if header.is_none() {
+        Sent::of(request.headers(), &[])?;
+    }
+    let body = app.bodies.read_any(request).await?;
+    app.admits(&|| by.flow, &body)?;
+    let Chosen { version, watched, .. } = choice.of(&Asker::Several);
+    version.check_coverage(app)?;
+    let Version { model, view, .. } = version;
+    let told = app.served(&model, &view);
+    let caller = by.caller.clone();
+    let prepare = move |body: &[u8]| {
+        let spec = &view.main().package.spec;
+        let features: BTreeSet<&str> =
+            spec.user.iter().flat_map(|user| &user.features).map(|feature| feature.source()).collect();
+        let mut call = sterling_api::inference(model.name(), body, header, &features)?;
+        charge(caller.as_ref(), call.requests.len());
+        let requests = std::mem::take(&mut call.requests).into_iter();
+        let ready = prepared_each(&view, requests.map(|(retrieve, terms)| Ok((retrieve, terms, Shape::default()))))?;
+        // A tensor has no place for what is wrong with one row: that is wrong with all.
+        let row = |(n, ready): (usize, Ready)| match ready {
+            Err(error) => Err(error.within(format!("row {n}"))),
+            ready => Ok(ready),
+        };
+        Ok((call, ready.into_iter().enumerate().map(row).collect::<Result<Vec<_>>>()?))
+    };
+    let (call, ready) = app.asides.prepare(body, prepare).await?;
+    let (results, share, passed) = side_by_side(app, &told, ready, (&by, watched.as_ref())).await?;
+    let entries = results.into_iter().enumerate().map(|(n, result)| result.map_err(|e| e.within(format!("row {n}"))));
+    let mut reply = InferenceReply::new(&call, &told, entries.collect::<Result<Vec<_>>>()?)?;
+    let (header, is_large) = (reply.header_bytes(), reply.len() > LARGE_REPLY_ITEMS);
+    let first = reply.next().unwrap_or_default();
+    let body = if reply.is_done() { whole(first, share) } else { pieces(first, reply.map(Ok), share, is_large) };
+    let mut response = (Extension(passed), body).into_response();
+    let kind = if header.is_some() { "application/octet-stream" } else { "application/json" };
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    response.headers_mut().extend(header.map(|length| (HEADER_LENGTH, length.into())));
+    watched::tell(watched.as_ref(), &mut response);
+    Ok(response)
+}
+
+/// How many bytes of a body are JSON, where its caller says so.
+fn header_length(headers: &HeaderMap) -> Result<Option<usize>> {
+    let Some(value) = headers.get(HEADER_LENGTH) else { return Ok(None) };
+    let length = value.to_str().ok().and_then(|text| text.parse().ok());
+    length
+        .map(Some)
+        .ok_or_else(|| Error::invalid(format!("{HEADER_LENGTH}: got {value:?}, expected a number of bytes")))
+}

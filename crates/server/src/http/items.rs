@@ -1,0 +1,389 @@
+//! The calls that change items, and those that tell of them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use axum::extract::{Request, State};
+use axum::http::Uri;
+use tokio::sync::oneshot;
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::answer::{Outcome, Refusal, json};
+use super::app::App;
+use super::bodies::BodyMemory;
+use super::parameters::number;
+use super::paths::Names;
+use super::position::{reached, seen};
+use super::sent::Sent;
+use sterling_api::{
+    DeleteRequest, DeleteResponse, ItemResponse, MergeResponse, PositionResponse, Problem, RefusedItem, UpdateResponse,
+    UpsertRequest,
+};
+use sterling_core::error::{Error, Result};
+use sterling_core::limits::{EXCLUDE_MAX, FRESH_BYTES, FRESH_ITEMS};
+use sterling_core::units::ItemId;
+use sterling_serving::fresh::{Call, CallAnswer, Feed, RefusedUpdate, Update, Wrong};
+use sterling_serving::registry::{Loaded, Which};
+use sterling_serving::view::View;
+
+/// Longest idempotency key, in bytes.
+const KEY_BYTES_MAX: usize = 128;
+/// How long a merge waits until what it is to hold is seen: it takes long itself.
+const MERGE_WAIT: Duration = Duration::from_secs(60);
+const KEY: &str = "idempotency-key";
+/// Stands in place of a reason that is not remembered.
+const REASON_NOT_KEPT: &str = "refused by the first call, whose reason is not kept";
+/// What items may be written in beside JSON.
+pub(super) const ITEMS_SENT: [Sent; 2] = [Sent::Lines, Sent::Arrow];
+
+/// What a call says beside its body.
+pub(super) struct Said {
+    /// Its idempotency key.
+    pub(super) key: Option<String>,
+    /// What its body is written in.
+    pub(super) sent: Sent,
+}
+
+impl Said {
+    /// What a call says whose body is JSON or one of `others`.
+    pub(super) fn of(request: &Request, others: &[Sent]) -> Result<Self, Refusal> {
+        let key = request.headers().get(KEY).map(|key| key.to_str().unwrap_or_default().to_owned());
+        if key.as_ref().is_some_and(|key| key.is_empty() || key.len() > KEY_BYTES_MAX) {
+            return Err(Error::invalid(format!("{KEY}: expected 1 to {KEY_BYTES_MAX} visible characters")).into());
+        }
+        Ok(Said { key, sent: Sent::of(request.headers(), others)? })
+    }
+}
+
+/// Put items, or change some of their attributes.
+#[utoipa::path(post, path = "/v1/models/{model}/items:upsert", tag = "items",
+    params(("model" = String, Path, description = "The model's name"),
+        ("if_position" = Option<u64>, Query, description = "Refuses the call where the last update has another position."),
+        ("min_position" = Option<u64>, Query, description = "Items are looked up for changes once the updates up to this position are seen."),
+        ("idempotency-key" = Option<String>, Header, description = "A repeated call with one key happens once.")),
+    request_body(content((inline(UpsertRequest) = "application/json"), (String = "application/x-ndjson"), (Vec<u8> = "application/vnd.apache.arrow.stream"))),
+    responses((status = 200, body = UpdateResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
+pub async fn upsert(State(app): State<Arc<App>>, Names(model): Names<String>, request: Request) -> Outcome {
+    let loaded = app.registry.get(&model, Which::Active)?;
+    let (feed, said) = (app.feed(&loaded)?, Said::of(&request, &ITEMS_SENT)?);
+    let expected = number(request.uri(), "if_position")?;
+    let view = seen(&app, &loaded, request.uri()).await?;
+    let body = app.bodies.read_any(request).await?;
+    let (sent, memory) = (said.sent, app.bodies.memory());
+    let has_tower = view.main().package.item.is_some();
+    let begun = (feed.clone(), said.key);
+    let judge = move |body: &[u8]| Upsert::judged(&view, body, (sent, memory), begun);
+    let judged = match has_tower {
+        // An item tower takes time, and rows of its tables may come from other machines.
+        true => app.asides.run(move || judge(&body)).await?,
+        false => app.asides.prepare(body, judge).await?,
+    };
+    let mut upsert = match judged {
+        Judged::New(upsert) => upsert,
+        Judged::Repeated(made) => return Ok(json(&upserted(model, made, true))),
+    };
+    upsert.find_absent(&app, &loaded, &feed).await;
+    let Upsert { call, updates, refused, .. } = upsert;
+    let updates = updates.into_iter().map(|(_, update)| update).collect();
+    let made = call.write(updates, CallAnswer { matched: 0, refused }, expected).await?;
+    Ok(json(&upserted(model, made, false)))
+}
+
+/// What became of an upsert, now or when it was made first.
+fn upserted(model: String, Call { count, position, answer, .. }: Call, repeated: bool) -> UpdateResponse {
+    let refused = answer.refused.into_iter().map(|RefusedUpdate { place, wrong: Wrong { id, field, reason } }| {
+        let reason = if reason.is_empty() { REASON_NOT_KEPT.into() } else { reason };
+        RefusedItem { place: place as usize, id, field, reason }
+    });
+    let (accepted, refused) = (count as usize, refused.collect());
+    UpdateResponse { model, position, accepted, refused, repeated, ..UpdateResponse::default() }
+}
+
+/// An upsert whose items were judged.
+struct Upsert {
+    call: KeyedCall,
+    /// What was accepted, with the places in the call.
+    updates: Vec<(u32, Update)>,
+    refused: Vec<RefusedUpdate>,
+    /// Those of the updates that change an item which the view does not show.
+    absent: Vec<ItemId>,
+}
+
+/// What is known of a call once its body was read.
+enum Judged {
+    New(Upsert),
+    /// It was made before.
+    Repeated(Call),
+}
+
+impl Upsert {
+    /// Judges the items of a body by what a view knows.
+    fn judged(
+        view: &Arc<View>,
+        body: &[u8],
+        (sent, mut memory): (Sent, BodyMemory),
+        (feed, key): (Arc<Feed>, Option<String>),
+    ) -> Result<Judged> {
+        let call = match KeyedCall::begin(feed, key, xxh3_64(body))? {
+            Begun::New(call) => call,
+            Begun::Repeated(made) => return Ok(Judged::Repeated(made)),
+        };
+        if view.fullness() >= 1.0 {
+            let (items, bytes) = (view.fresh_items(), view.bytes_beside(|_| false));
+            return Err(Error::no_space(format!(
+                "model `{}`: {items} items and {bytes} bytes lie beside the snapshot, expected fewer than {FRESH_ITEMS} and {FRESH_BYTES}, or than it has itself: merge them, or publish a version with them in it",
+                view.main().manifest.name
+            )));
+        }
+        let items = match sent {
+            Sent::Arrow => sterling_api::arrow_upserts(body, &mut |bytes| memory.hold(bytes))?,
+            text => sterling_api::upserts(body, text == Sent::Lines)?,
+        };
+        let mut upsert =
+            Upsert { call, updates: Vec::with_capacity(items.len()), refused: Vec::new(), absent: Vec::new() };
+        let mut ids = BTreeSet::new();
+        for (place, item) in (0..).zip(items) {
+            match item.and_then(|item| item.checked(view, &mut ids)) {
+                Ok(update) => upsert.updates.push((place, update)),
+                Err(wrong) => upsert.refused.push(RefusedUpdate { place, wrong }),
+            }
+        }
+        upsert.embed(view)?;
+        let absent = |(_, update): &(u32, Update)| match update {
+            Update::Set { id, .. } => Some(ItemId(*id)).filter(|id| view.slot(*id).is_none()),
+            _ => None,
+        };
+        upsert.absent = upsert.updates.iter().filter_map(absent).collect();
+        Ok(Judged::New(upsert))
+    }
+
+    /// Refuses items of which the item tower makes nothing that can be searched.
+    fn embed(&mut self, view: &View) -> Result<()> {
+        if view.main().package.item.is_none() {
+            return Ok(());
+        }
+        let puts = self.updates.iter().map(|(_, update)| update);
+        let failed: BTreeMap<u32, Error> =
+            self.call.feed.embed(view, puts)?.into_iter().map(|(n, e)| (self.updates[n].0, e)).collect();
+        self.refuse(|place, update| {
+            let error = failed.get(&place)?;
+            Some(Wrong { id: update.id(), field: "attributes".into(), reason: error.to_string() })
+        });
+        Ok(())
+    }
+
+    /// Refuses changes of items that are not there. Updates that were acknowledged before the call may have put them and not be
+    /// seen yet, so these are waited for; where that takes too long, and where other servers may have written them, the change
+    /// is taken, and changes nothing where it is applied to no item.
+    async fn find_absent(&mut self, app: &App, loaded: &Loaded, feed: &Feed) {
+        if self.absent.is_empty() || feed.has_others() {
+            return;
+        }
+        let Ok(view) = reached(app, loaded, feed.last(), app.updates_wait).await else { return };
+        let absent: BTreeSet<ItemId> = self.absent.drain(..).filter(|id| view.slot(*id).is_none()).collect();
+        self.refuse(|_, update| match update {
+            Update::Set { id, .. } if absent.contains(&ItemId(*id)) => Some(Wrong {
+                id: Some(*id),
+                field: "id".into(),
+                reason: "no such item, whose attributes could change".into(),
+            }),
+            _ => None,
+        });
+    }
+
+    /// Refuses what something is wrong with.
+    fn refuse(&mut self, wrong: impl Fn(u32, &Update) -> Option<Wrong>) {
+        let refused = &mut self.refused;
+        self.updates.retain(|&(place, ref update)| {
+            let wrong = wrong(place, update);
+            let is_right = wrong.is_none();
+            refused.extend(wrong.map(|wrong| RefusedUpdate { place, wrong }));
+            is_right
+        });
+        refused.sort_by_key(|refused| refused.place);
+    }
+}
+
+/// Delete items.
+#[utoipa::path(post, path = "/v1/models/{model}/items:delete", tag = "items",
+    params(("model" = String, Path, description = "The model's name"),
+        ("if_position" = Option<u64>, Query, description = "Refuses the call where the last update has another position."),
+        ("min_position" = Option<u64>, Query, description = "What passes the filter is judged once the updates up to this position are seen."),
+        ("idempotency-key" = Option<String>, Header, description = "A repeated call with one key happens once.")),
+    request_body = DeleteRequest,
+    responses((status = 200, body = DeleteResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
+pub async fn delete(State(app): State<Arc<App>>, Names(model): Names<String>, request: Request) -> Outcome {
+    let loaded = app.registry.get(&model, Which::Active)?;
+    let (feed, said) = (app.feed(&loaded)?, Said::of(&request, &[])?);
+    let expected = number(request.uri(), "if_position")?;
+    let mut view = seen(&app, &loaded, request.uri()).await?;
+    let body = app.bodies.read(request).await?;
+    let digest = xxh3_64(&body);
+    let request = sterling_api::deletion(&body)?;
+    let deleted = |model, Call { count, position, answer, .. }: Call, (dry_run, repeated): (bool, bool)| {
+        let (deleted, matched) = (count as usize, answer.matched as usize);
+        json(&DeleteResponse { model, position, deleted, matched, dry_run, repeated, ..DeleteResponse::default() })
+    };
+    let call = match request.dry_run {
+        true => None,
+        false => match KeyedCall::begin(feed.clone(), said.key, digest)? {
+            Begun::New(call) => Some(call),
+            Begun::Repeated(made) => return Ok(deleted(model, made, (false, true))),
+        },
+    };
+    if request.ids.is_none() {
+        // What was acknowledged before the call must not escape a filter because it is not seen yet.
+        let position = feed.last().max(view.position());
+        view = reached(&app, &loaded, position, app.updates_wait).await?;
+    }
+    let position = view.position();
+    let Named { ids, matched } = app.asides.run(move || named(&view, request)).await?;
+    let answer = CallAnswer { matched: matched as u64, refused: Vec::new() };
+    let Some(call) = call else {
+        let counted = Call { digest, count: 0, position, answer };
+        return Ok(deleted(model, counted, (true, false)));
+    };
+    let updates = ids.into_iter().map(|id| Update::Delete { id: id.0 }).collect();
+    let made = call.write(updates, answer, expected).await?;
+    Ok(deleted(model, made, (false, false)))
+}
+
+/// The items that a deletion means, and how many of them are there.
+struct Named {
+    ids: Vec<ItemId>,
+    matched: usize,
+}
+
+/// What a deletion means. Ids that it names are deleted whether a view shows them or not: an update that was acknowledged before
+/// the call may have put them.
+fn named(view: &View, request: DeleteRequest) -> Result<Named> {
+    match (request.ids, request.filter) {
+        (Some(ids), _) => {
+            let ids: BTreeSet<i64> = ids.into_iter().collect();
+            let ids: Vec<ItemId> = ids.into_iter().map(ItemId).collect();
+            let matched = ids.iter().filter(|id| view.slot(**id).is_some()).count();
+            Ok(Named { ids, matched })
+        }
+        (None, filter) => {
+            let ids = view.matching(&filter.unwrap_or_default())?;
+            match ids.len() {
+                matched @ 0..=EXCLUDE_MAX => Ok(Named { ids, matched }),
+                many => Err(Error::too_costly(format!("filter: {many} items, expected at most {EXCLUDE_MAX} a call"))),
+            }
+        }
+    }
+}
+
+/// A call that may have a key, which nobody else can make until this is dropped.
+struct KeyedCall {
+    feed: Arc<Feed>,
+    key: Option<String>,
+    digest: u64,
+}
+
+/// What became of the beginning of a call.
+enum Begun {
+    New(KeyedCall),
+    /// It was made before.
+    Repeated(Call),
+}
+
+impl KeyedCall {
+    /// Begins a call.
+    ///
+    /// # Errors
+    /// As [`Feed::begin`].
+    fn begin(feed: Arc<Feed>, key: Option<String>, digest: u64) -> Result<Begun> {
+        let made = key.as_deref().map(|key| feed.begin(key, digest)).transpose()?.flatten();
+        Ok(made.map_or_else(|| Begun::New(KeyedCall { feed, key, digest }), Begun::Repeated))
+    }
+
+    /// Makes updates durable. Returns what came of the call.
+    async fn write(mut self, mut updates: Vec<Update>, answer: CallAnswer, expected: Option<u64>) -> Result<Call> {
+        let (count, digest, key) = (updates.len() as u32, self.digest, self.key.take());
+        if let Some(key) = &key {
+            let answer = answer.clone().bounded();
+            updates.push(Update::AnsweredCall { key: key.clone(), digest, count, answer });
+        }
+        let (tell, told) = oneshot::channel();
+        // The journal tells the feed even where the client has left meanwhile.
+        let weak: Weak<Feed> = Arc::downgrade(&self.feed);
+        let done = Box::new(move |result: Result<Range<u64>>| {
+            let made = result.map(|range| Call { digest, count, position: range.end - 1, answer });
+            if let (Some(key), Some(feed)) = (key, weak.upgrade()) {
+                let remembered = |made: &Call| Call { answer: made.answer.clone().bounded(), ..made.clone() };
+                feed.end(&key, made.as_ref().ok().map(remembered));
+            }
+            // Nobody may wait any more.
+            let _ = tell.send(made);
+        });
+        self.feed.append(&updates, expected, done);
+        told.await.map_err(|_| Error::internal("the journal ended without an answer"))?
+    }
+}
+
+impl Drop for KeyedCall {
+    fn drop(&mut self) {
+        // Nothing was written: the call may be made again.
+        if let Some(key) = self.key.take() {
+            self.feed.end(&key, None);
+        }
+    }
+}
+
+/// Merge the updates into a version that answers in the place of the active one: those that were durable when it was asked for at least.
+#[utoipa::path(post, path = "/v1/models/{model}/items:merge", tag = "items",
+    params(("model" = String, Path, description = "The model's name"),
+        ("min_position" = Option<u64>, Query, description = "Merges the updates up to this position at least, in place of those that are durable.")),
+    responses((status = 200, body = MergeResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
+pub async fn merge(State(app): State<Arc<App>>, Names(model): Names<String>, uri: Uri) -> Outcome {
+    let loaded = app.registry.get(&model, Which::Active)?;
+    let feed = app.feed(&loaded)?;
+    let merges = app.merges.as_ref().ok_or_else(|| Error::unsupported("this server merges no updates"))?;
+    // What is merged is what is seen, and an update is seen a moment after it was acknowledged.
+    let position = number(&uri, "min_position")?.unwrap_or_else(|| feed.last());
+    reached(&app, &loaded, position, MERGE_WAIT).await?;
+    let (tell, told) = oneshot::channel();
+    merges.ask(
+        &model,
+        Box::new(move |made| {
+            // Nobody may wait any more.
+            let _ = tell.send(made);
+        }),
+    );
+    let made = told.await.map_err(|_| Error::internal("the merge ended without an answer"))??;
+    Ok(json(&MergeResponse { model, version: made.version, position: made.position, items: made.items }))
+}
+
+/// An item as it is.
+#[utoipa::path(get, path = "/v1/models/{model}/items/{id}", tag = "items",
+    params(("model" = String, Path, description = "The model's name"), ("id" = i64, Path),
+        ("min_position" = Option<u64>, Query, description = "Waits until the updates up to this position are seen.")),
+    responses((status = 200, body = ItemResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
+pub async fn item(State(app): State<Arc<App>>, Names((model, id)): Names<(String, i64)>, uri: Uri) -> Outcome {
+    let loaded = app.registry.get(&model, Which::Active)?;
+    let view = seen(&app, &loaded, &uri).await?;
+    let slot = view.slot(ItemId(id)).ok_or_else(|| {
+        Error::not_found(format!("model `{model}` holds no item {id} at position {}", view.position()))
+    })?;
+    Ok(json(&ItemResponse {
+        served: app.served(&loaded, &view),
+        id,
+        attributes: sterling_api::attributes(&view, slot),
+    }))
+}
+
+/// How far updates are seen.
+#[utoipa::path(get, path = "/v1/models/{model}/items:position", tag = "items",
+    params(("model" = String, Path, description = "The model's name"),
+        ("min_position" = Option<u64>, Query, description = "Waits until the updates up to this position are seen.")),
+    responses((status = 200, body = PositionResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
+pub async fn position(State(app): State<Arc<App>>, Names(model): Names<String>, uri: Uri) -> Outcome {
+    let loaded = app.registry.get(&model, Which::Active)?;
+    let durable = app.feed(&loaded)?.last();
+    let view = seen(&app, &loaded, &uri).await?;
+    let (items, fresh_items) = (view.items(), view.fresh_items());
+    Ok(json(&PositionResponse { served: app.served(&loaded, &view), durable, items, fresh_items, shards: Vec::new() }))
+}

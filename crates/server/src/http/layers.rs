@@ -1,0 +1,162 @@
+//! What every call shares: an id, metrics, `Server-Timing`, a line in the log, and a panic that becomes an answer.
+
+use std::any::Any;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Instant, SystemTime};
+
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::Version;
+use axum::http::header::{CONNECTION, DATE, HeaderName, HeaderValue};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use tracing::Instrument as _;
+use tracing::field::Empty;
+
+use super::access::Caller;
+use super::answer::{Refusal, Timing, Told};
+use super::app::Host;
+use super::call_id::CallId;
+use super::date::date;
+use super::inference;
+use super::passes::VERBS;
+use super::slow::{Passed, millis};
+use super::table;
+use super::trace_context::{TraceContext, new_id};
+use super::traces::{Recorded, Traced};
+use crate::route::protocol;
+use sterling_api::{SlowCall, SlowPass};
+use sterling_core::error::Error;
+use sterling_core::request::Origin;
+
+const REQUEST_ID: HeaderName = HeaderName::from_static(protocol::REQUEST_ID);
+/// The number that a router gives a call.
+const CALL: HeaderName = HeaderName::from_static(protocol::CALL_HEADER);
+/// Longest id that is taken from a caller, in bytes.
+const REQUEST_ID_BYTES_MAX: usize = 128;
+
+/// Finds the call that is asked for, counts and times it, gives it an id that its lines in the log carry, and says in
+/// `Server-Timing` where the time went.
+pub async fn observe(State(host): State<Arc<dyn Host>>, mut request: Request, next: Next) -> Response {
+    let start = Instant::now();
+    let matched = table::find(request.method(), request.uri().path());
+    let (call, version) = (matched.call(), request.version());
+    let model = matched.needs().model.map(str::to_owned);
+    let id = id_of(request.headers().get(&REQUEST_ID).map(HeaderValue::as_bytes));
+    let header = request.headers().get(protocol::TRACEPARENT).cloned();
+    let context = header.as_ref().and_then(|header| TraceContext::of(header.as_bytes()));
+    let (traced, begun) = (host.entrance().traces.begin(context.as_ref()), SystemTime::now());
+    let named = context.as_ref().map(|context| context.trace);
+    let trace = named.or(traced.as_ref().map(|traced| traced.trace.as_str())).map(str::to_owned);
+    let span = tracing::info_span!("request", id = id.to_str().unwrap_or_default(), call, key = Empty, trace);
+    // What this process does not trace is the caller's span still.
+    let parent = traced.as_ref().map_or_else(|| context.as_ref().and(header.clone()), Traced::header);
+    let number = request.headers().get(CALL).cloned();
+    request.extensions_mut().insert(matched);
+    let text = |value: &HeaderValue| value.to_str().ok().map(Arc::from);
+    let origin = Origin { id: text(&id), trace: parent.as_ref().and_then(text) };
+    request.extensions_mut().insert(CallId(origin));
+    let is_inference = inference::is_of_protocol(request.uri().path());
+    let mut response = next.run(request).instrument(span.clone()).await;
+    if is_inference {
+        response = inference::with_error(response);
+    }
+    let took = start.elapsed();
+    span.in_scope(|| tracing::debug!(status = response.status().as_u16(), ms = millis(took), "answered"));
+    host.entrance().meters.answered(call, model.as_deref(), response.status(), took);
+    let code = response.extensions().get::<Told>().map(|told| told.code.as_str());
+    host.entrance().failures.answered(call, response.status(), code);
+    let (status, extensions) = (response.status().as_u16(), response.extensions_mut());
+    let timing = extensions.remove::<Timing>().unwrap_or_default();
+    let (passed, caller) = (extensions.remove::<Passed>(), extensions.remove::<Caller>());
+    let key = caller.as_ref().and_then(Caller::name).map(str::to_owned);
+    // Where calls take a key, nobody without one has a say in what is recorded, or fills the places of those that are.
+    let traced = traced.filter(|_| key.is_some() || !host.entrance().access.is_guarded());
+    let answer = match (&traced, context) {
+        (Some(traced), _) => traced.header(),
+        (None, Some(context)) => context.answer(&new_id()),
+        (None, None) => None,
+    };
+    if let Some(traced) = traced {
+        host.entrance().traces.end(Recorded {
+            traced,
+            begun,
+            took,
+            call,
+            status,
+            key: key.clone(),
+            passed: passed.clone(),
+        });
+    }
+    if VERBS.contains(&call) || call == "infer" {
+        host.entrance().slow.note(took.as_micros() as u64, || SlowCall {
+            time: sterling_telemetry::now(),
+            id: id.to_str().unwrap_or_default().to_owned(),
+            trace,
+            key,
+            call: call.to_owned(),
+            status,
+            ms: millis(took),
+            pass: passed.map(SlowPass::from),
+        });
+    }
+    let headers = response.headers_mut();
+    headers.extend(timing.header(took.as_secs_f64() * 1000.0));
+    headers.insert(REQUEST_ID, id);
+    headers.extend(number.map(|number| (CALL, number)));
+    headers.insert(DATE, date());
+    if let Some(answer) = answer {
+        headers.insert(protocol::TRACEPARENT, answer);
+    }
+    // HTTP/2 has a frame of its own for it.
+    if host.entrance().draining.load(Ordering::Relaxed) && version < Version::HTTP_2 {
+        // So that a client that keeps connections asks its next question elsewhere.
+        headers.insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    response
+}
+
+/// The id of a request: its own where it has a sane one, or a new one.
+pub(super) fn id_of(own: Option<&[u8]>) -> HeaderValue {
+    let own = own.filter(|id| is_sane(id)).and_then(|id| HeaderValue::from_bytes(id).ok());
+    own.unwrap_or_else(|| HeaderValue::from_str(&new_id()).unwrap_or(HeaderValue::from_static("0")))
+}
+
+/// True for ids that can stand in a log: visible ASCII without quotes and the like.
+fn is_sane(id: &[u8]) -> bool {
+    let is_plain = |c: &u8| c.is_ascii_alphanumeric() || b"-_.:/+=@".contains(c);
+    !id.is_empty() && id.len() <= REQUEST_ID_BYTES_MAX && id.iter().all(is_plain)
+}
+
+/// The answer to a request whose handler panicked; the server goes on.
+pub fn panicked(panic: Box<dyn Any + Send>) -> Response<Body> {
+    let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+    Refusal::from(Error::internal(format!("the handler panicked: {}", text.unwrap_or("no message")))).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn only_plain_ids_are_taken_over() {
+        let long = "a".repeat(129);
+        for (id, sane) in [
+            ("7f3a", true),
+            ("01J9Z-b_c.d:e/f+g=@", true),
+            ("", false),
+            ("a b", false),
+            ("a\"b", false),
+            ("a\tb", false),
+            (&long[..128], true),
+            (&long[..], false),
+        ] {
+            assert_eq!(is_sane(id.as_bytes()), sane, "{id}");
+        }
+        assert!(!is_sane(b"\xff"));
+        assert_ne!(new_id(), new_id());
+        assert_eq!(new_id().len(), 16);
+    }
+}

@@ -1,0 +1,169 @@
+//! Handles of the metrics of calls: to ask for one by its name and labels costs as much as all else of a refusal.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use axum::http::StatusCode;
+use metrics::{Counter, Histogram, counter, histogram};
+
+/// The labels of calls; whatever has none of them is the last.
+pub(super) const CALLS: [&str; 35] = [
+    "retrieve",
+    "rank",
+    "embed",
+    "pass",
+    "rows",
+    "parts",
+    "activate",
+    "load",
+    "unload",
+    "models",
+    "model",
+    "versions",
+    "version",
+    "labels",
+    "label",
+    "index",
+    "shards",
+    "column",
+    "find",
+    "item",
+    "position",
+    "upsert",
+    "delete",
+    "merge",
+    "queries",
+    "slow",
+    "traffic",
+    "shadow",
+    "metrics",
+    "health",
+    "openapi",
+    "console",
+    "inference",
+    "infer",
+    "other",
+];
+/// The statuses with their labels; whatever has none of them is the last.
+const STATUSES: [(u16, &str); 19] = [
+    (200, "200"),
+    (400, "400"),
+    (401, "401"),
+    (403, "403"),
+    (404, "404"),
+    (405, "405"),
+    (408, "408"),
+    (409, "409"),
+    (410, "410"),
+    (413, "413"),
+    (415, "415"),
+    (422, "422"),
+    (429, "429"),
+    (500, "500"),
+    (501, "501"),
+    (503, "503"),
+    (504, "504"),
+    (507, "507"),
+    (0, "other"),
+];
+
+/// The place of a call in [`CALLS`]: the last one of what is not among them.
+pub(super) fn place_of(call: &str) -> usize {
+    CALLS.iter().position(|known| *known == call).unwrap_or(CALLS.len() - 1)
+}
+
+/// The metrics of one call, made when they are needed first: what nobody calls is not shown.
+#[derive(Default)]
+struct CallMeters {
+    seconds: OnceLock<Histogram>,
+    answers: [OnceLock<Counter>; STATUSES.len()],
+}
+
+/// The metrics of all calls about one model, or about none.
+struct CallsMeters {
+    model: Option<String>,
+    calls: [CallMeters; CALLS.len()],
+}
+
+impl CallsMeters {
+    fn of(model: Option<String>) -> Self {
+        CallsMeters { model, calls: std::array::from_fn(|_| CallMeters::default()) }
+    }
+
+    fn answered(&self, call: &'static str, status: StatusCode, took: Duration) {
+        let which = place_of(call);
+        let (meters, call) = (&self.calls[which], CALLS[which]);
+        let status = STATUSES.iter().position(|(code, _)| *code == status.as_u16()).unwrap_or(STATUSES.len() - 1);
+        let count = || match self.model.clone() {
+            Some(model) => {
+                counter!("sterling_requests_total", "call" => call, "status" => STATUSES[status].1, "model" => model)
+            }
+            None => counter!("sterling_requests_total", "call" => call, "status" => STATUSES[status].1),
+        };
+        meters.answers[status].get_or_init(count).increment(1);
+        let seconds = || match self.model.clone() {
+            Some(model) => histogram!("sterling_request_seconds", "call" => call, "model" => model),
+            None => histogram!("sterling_request_seconds", "call" => call),
+        };
+        meters.seconds.get_or_init(seconds).record(took.as_secs_f64());
+    }
+}
+
+/// The metrics of all calls.
+pub(super) struct AnswerMeters {
+    of_none: CallsMeters,
+    of_models: ArcSwap<BTreeMap<String, Arc<CallsMeters>>>,
+}
+
+impl Default for AnswerMeters {
+    fn default() -> Self {
+        AnswerMeters { of_none: CallsMeters::of(None), of_models: ArcSwap::default() }
+    }
+}
+
+impl AnswerMeters {
+    /// Counts an answer to a call about this model. One that this process never had is none: callers may name any.
+    pub(super) fn answered(&self, call: &'static str, model: Option<&str>, status: StatusCode, took: Duration) {
+        let known = model.and_then(|model| {
+            let known = self.of_models.load().get(model).cloned();
+            known.or_else(|| sterling_telemetry::has_begun(model).then(|| self.begin(model)))
+        });
+        known.as_deref().unwrap_or(&self.of_none).answered(call, status, took);
+    }
+
+    fn begin(&self, model: &str) -> Arc<CallsMeters> {
+        let made = Arc::new(CallsMeters::of(Some(model.to_owned())));
+        self.of_models.rcu(|models| {
+            let mut models = BTreeMap::clone(models);
+            models.entry(model.to_owned()).or_insert_with(|| made.clone());
+            models
+        });
+        // Another thread may have been first.
+        self.of_models.load().get(model).cloned().unwrap_or(made)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::table::TABLE;
+
+    #[test]
+    fn every_call_has_its_label() {
+        let unknown: Vec<_> = TABLE.iter().map(|route| route.call).filter(|call| !CALLS.contains(call)).collect();
+        assert!(unknown.is_empty(), "{unknown:?}");
+    }
+
+    #[test]
+    fn only_models_that_were_had_have_series() {
+        let meters = AnswerMeters::default();
+        let answered = |model: &str| meters.answered("retrieve", Some(model), StatusCode::OK, Duration::ZERO);
+        (0..100).for_each(|n| answered(&format!("never-had-{n}")));
+        assert!(meters.of_models.load().is_empty());
+        sterling_telemetry::begin_model("meters-test");
+        (0..2).for_each(|_| answered("meters-test"));
+        assert_eq!(meters.of_models.load().keys().collect::<Vec<_>>(), ["meters-test"]);
+    }
+}

@@ -1,0 +1,116 @@
+//! The bounds of the edge, each with its default.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use sterling_core::error::{Error, Result};
+
+/// Most connections where `connections` does not say.
+const CONNECTIONS_DEFAULT_MAX: usize = 16_384;
+
+/// What a client may hold, and for how long.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct Options {
+    /// Connections that may be open; 0 means as many as the descriptors of the process allow, up to 16,384. At the
+    /// limit the one that has been idle for longest is closed.
+    pub connections: usize,
+    /// How long a request may take from its first byte to the end of its header, in milliseconds.
+    pub header_ms: u64,
+    /// How long a connection may be idle between two requests, in milliseconds.
+    pub idle_ms: u64,
+    /// How long a body may take to arrive, in milliseconds.
+    pub body_ms: u64,
+    /// Longest pause of a client that sends a body or reads a reply, in milliseconds.
+    pub stall_ms: u64,
+    /// Memory for the bodies of all requests, read and parsed, in MiB.
+    pub bodies_mb: usize,
+    /// How long `/readyz` says 503 before the socket closes after a SIGTERM, in milliseconds.
+    pub drain_ms: u64,
+    /// How long running work may take to end after that, in milliseconds.
+    pub stop_ms: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            connections: 0,
+            header_ms: 10_000,
+            idle_ms: 75_000,
+            body_ms: 30_000,
+            stall_ms: 15_000,
+            bodies_mb: 256,
+            drain_ms: 2000,
+            stop_ms: 10_000,
+        }
+    }
+}
+
+impl Options {
+    /// Refuses options that cannot work.
+    ///
+    /// # Errors
+    /// `Invalid` with the option, its value and its range.
+    pub fn check(&self) -> Result<()> {
+        for (name, value, least, most) in [
+            ("connections", self.connections as u64, 0, 1 << 20),
+            ("header_ms", self.header_ms, 1, 3_600_000),
+            ("idle_ms", self.idle_ms, 1, 86_400_000),
+            ("body_ms", self.body_ms, 1, 3_600_000),
+            ("stall_ms", self.stall_ms, 1, 3_600_000),
+            ("bodies_mb", self.bodies_mb as u64, 1, 1 << 20),
+            ("drain_ms", self.drain_ms, 0, 3_600_000),
+            ("stop_ms", self.stop_ms, 0, 3_600_000),
+        ] {
+            if value < least || value > most {
+                return Err(Error::invalid(format!("http.{name}: got {value}, expected {least} to {most}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// How many connections may be open where the process may have `descriptors`: some of these are kept for files, the
+    /// cluster, and the connection that is refused.
+    pub(super) fn connections_of(&self, descriptors: u64) -> usize {
+        let kept = (descriptors / 16).clamp(32, 256).min(descriptors / 2);
+        let possible = usize::try_from(descriptors - kept).unwrap_or(usize::MAX).max(1);
+        match self.connections {
+            0 => possible.min(CONNECTIONS_DEFAULT_MAX),
+            asked => asked.min(possible),
+        }
+    }
+
+    pub(super) fn body(&self) -> Duration {
+        Duration::from_millis(self.body_ms)
+    }
+
+    pub(super) fn stall(&self) -> Duration {
+        Duration::from_millis(self.stall_ms)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn descriptors_are_kept_for_others() {
+        let all = Options::default();
+        for (descriptors, connections) in [(64, 32), (2, 1), (0, 1), (1024, 960), (65_536, 16_384), (u64::MAX, 16_384)]
+        {
+            assert_eq!(all.connections_of(descriptors), connections, "{descriptors}");
+        }
+        let few = Options { connections: 10, ..Options::default() };
+        assert_eq!((few.connections_of(1024), few.connections_of(8)), (10, 4));
+    }
+
+    #[test]
+    fn wrong_options_are_named() {
+        assert!(Options::default().check().is_ok());
+        let error = Options { stall_ms: 0, ..Options::default() }.check().unwrap_err().to_string();
+        assert_eq!(error, "http.stall_ms: got 0, expected 1 to 3600000");
+    }
+}

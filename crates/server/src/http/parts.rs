@@ -1,0 +1,211 @@
+//! What routers ask: which versions, or shards of them, are in memory here, and passes over one of them.
+
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Extension;
+use axum::extract::{Request, State};
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderMap, HeaderValue, StatusCode};
+use axum::response::IntoResponse;
+use serde::Serialize;
+
+use super::access::Caller;
+use super::answer::{Outcome, Refusal, Share, whole};
+use super::app::App;
+use super::call_id::CallId;
+use super::flow::flow_of;
+use super::pages::position_of;
+use super::paths::Names;
+use super::position::reached;
+use crate::route::protocol::{
+    ANY_VIEW, Asked, Holding, Holdings, Keeping, MEDIA_TYPE, POSITION_HEADER, PassReply, Replied, TIMEOUT_HEADER,
+    VIEW_HEADER, ViewPosition, Wished, read_call, write,
+};
+use sterling_api::{Entry, Explain, Problem, Written};
+use sterling_core::error::{Error, Result};
+use sterling_core::request::{Answer, Content, Ranked};
+use sterling_core::units::ItemId;
+use sterling_serving::engine::Terms;
+use sterling_serving::pass::{self, Prepared};
+use sterling_serving::quota::Flow;
+use sterling_serving::registry::{Loaded, Which};
+use sterling_serving::view::View;
+
+/// What is in memory, for routers of this release.
+#[utoipa::path(get, path = "/v1/parts", tag = "routers",
+    responses((status = 200, body = Vec<u8>, content_type = "application/vnd.sterling.pass-5")))]
+pub async fn parts(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>) -> Outcome {
+    let (mut parts, mut wished) = (Vec::new(), Vec::new());
+    for model in app.registry.list().iter().filter(|model| caller.may_see(model.name())) {
+        // A model may have gone since it was listed.
+        let (Ok(labels), Ok(now)) = (app.registry.labels(model.name()), app.registry.traffic(model.name())) else {
+            continue;
+        };
+        wished.push(Wished { model: model.name().into(), revision: now.revision, setting: text(&now.setting)? });
+        for loaded in app.registry.all_in_memory(model.name()) {
+            let labels = labels.iter().filter(|(_, version)| **version == loaded.version());
+            let (digest, shard) = identity(&loaded);
+            let main = loaded.view().main().clone();
+            let manifest = &main.manifest;
+            parts.push(Holding {
+                model: loaded.name().into(),
+                version: loaded.version(),
+                digest,
+                shard,
+                shards: manifest.shard.map_or(1, |part| part.shards),
+                items: manifest.published_items() as u64,
+                items_of_all: manifest.shard.map_or(manifest.items, |part| part.items) as u64,
+                is_active: loaded.version() == model.version(),
+                labels: labels.map(|(label, _)| label.clone()).collect(),
+            });
+        }
+    }
+    let updates = match &app.feeds {
+        None => Keeping::Nowhere,
+        Some(feeds) if feeds.are_shared() => Keeping::Shared,
+        Some(_) => Keeping::Alone,
+    };
+    let holdings = Holdings { is_ready: app.ready().is_ok(), updates, parts, wished };
+    packed(&holdings, app.bodies.hold_answer(Flow::default(), 0)?)
+}
+
+/// One name for the bytes of all shards of a version, and which of them this is.
+fn identity(loaded: &Loaded) -> (String, u32) {
+    let view = loaded.view();
+    match (view.main().manifest.shard, &view.main().shards) {
+        (Some(part), Some(all)) => (all.digest(), part.shard),
+        _ => (loaded.digest().to_owned(), 0),
+    }
+}
+
+/// A body of the protocol.
+pub(super) fn packed(body: &impl Serialize, share: Share) -> Outcome {
+    Ok(([(CONTENT_TYPE, MEDIA_TYPE)], whole(write(body)?, share)).into_response())
+}
+
+/// A pass over a version, or over the shard of it that this server has, for routers of this release.
+#[utoipa::path(post, path = "/v1/models/{model}/versions/{version}:pass", tag = "routers",
+    params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path)),
+    request_body(content = Vec<u8>, content_type = "application/vnd.sterling.pass-5"),
+    responses((status = 200, body = Vec<u8>, content_type = "application/vnd.sterling.pass-5"), (status = "default", body = Problem, content_type = "application/problem+json")))]
+pub async fn pass(
+    State(app): State<Arc<App>>,
+    Names((model, version)): Names<(String, u64)>,
+    request: Request,
+) -> Outcome {
+    let model = app.registry.get(&model, Which::Version(version))?;
+    let timeout = timeout(request.headers())?;
+    let (flow, origin) = (flow_of(&request), CallId::origin(&request));
+    app.engine.admits(|| flow, timeout)?;
+    let position = header(request.headers(), POSITION_HEADER, "a position")?;
+    let of_page = request.headers().get(VIEW_HEADER).cloned();
+    let body = app.bodies.read_any(request).await?;
+    let (model, view) = match of_page.as_ref().filter(|named| *named != ANY_VIEW) {
+        Some(named) => app.pages.view(&model, named_view(named)?)?,
+        None => {
+            let view = match position {
+                Some(position) => reached(&app, &model, position, timeout.unwrap_or(app.updates_wait)).await?,
+                None => model.view(),
+            };
+            (model, view)
+        }
+    };
+    if of_page.is_some() {
+        app.pages.keep_view(&app.registry, (model.clone(), view.clone()));
+    }
+    // What a card selects it ranks when it is asked to.
+    let is_on_card = app.engine.backend().residents().is_some();
+    let seen = view.clone();
+    let call = app.asides.prepare(body, move |body| {
+        let call = read_call(body)?;
+        Ok(match call.asked {
+            Asked::Pass(request) => {
+                let terms = Terms { timeout, priority: call.priority, flow, ..Terms::default() };
+                let prepared = pass::prepare(&seen, *request)?.asked_for(origin);
+                Called::Pass(Box::new(if is_on_card { prepared.ranked_apart() } else { prepared }), terms)
+            }
+            Asked::Item(item) => Called::Item(item),
+            Asked::Model => Called::Model,
+        })
+    });
+    let (given, share) = match call.await? {
+        Called::Pass(prepared, terms) => {
+            let share = app.bodies.hold_answer(flow, prepared.cost().answer_bytes)?;
+            (passed(&app, &view, (*prepared, terms), &share).await?, share)
+        }
+        Called::Item(item) => {
+            let attributes = view.slot(item).map(|slot| text(&sterling_api::attributes(&view, slot)));
+            (Replied::Text(attributes.transpose()?), app.bodies.hold_answer(flow, 0)?)
+        }
+        Called::Model => (Replied::Text(Some(text(&app.info(&model))?)), app.bodies.hold_answer(flow, 0)?),
+    };
+    let (digest, shard) = identity(&model);
+    packed(&PassReply { version: model.version(), digest, shard, view: position_of(&view), given }, share)
+}
+
+/// A call that was read and checked.
+enum Called {
+    Pass(Box<Prepared>, Terms),
+    Item(ItemId),
+    Model,
+}
+
+/// Refuses another protocol than the one spoken here.
+pub(super) fn speaks(headers: &HeaderMap) -> Result<(), Refusal> {
+    if headers.get(CONTENT_TYPE).is_none_or(|kind| kind != MEDIA_TYPE) {
+        let detail = format!("content type: expected {MEDIA_TYPE}, as routers of this release send it");
+        return Err(Refusal::http(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", detail));
+    }
+    Ok(())
+}
+
+/// How long the answer is worth waiting for, as the header of a call says it that speaks the protocol.
+fn timeout(headers: &HeaderMap) -> Result<Option<Duration>, Refusal> {
+    speaks(headers)?;
+    Ok(header(headers, TIMEOUT_HEADER, "microseconds")?.map(Duration::from_micros))
+}
+
+/// A whole number that a header holds.
+fn header(headers: &HeaderMap, name: &str, expected: &str) -> Result<Option<u64>> {
+    headers.get(name).map(|value| parsed(value, (name, expected))).transpose()
+}
+
+/// The view that a header names.
+fn named_view(value: &HeaderValue) -> Result<ViewPosition> {
+    parsed(value, (VIEW_HEADER, "`any`, or a position and that of the snapshot under it, with a dot between"))
+}
+
+fn parsed<T: FromStr>(value: &HeaderValue, (name, expected): (&str, &str)) -> Result<T> {
+    let found = value.to_str().ok().and_then(|text| text.parse().ok());
+    found.ok_or_else(|| Error::invalid(format!("{name}: got {value:?}, expected {expected}")))
+}
+
+fn text(said: &impl Serialize) -> Result<String> {
+    serde_json::to_string(said).map_err(|e| Error::internal(format!("what cannot be written: {e}")))
+}
+
+/// Runs a pass, and writes what only this server can say of its answer.
+async fn passed(app: &App, view: &View, (prepared, terms): (Prepared, Terms), share: &Share) -> Result<Replied> {
+    let columns = prepared.columns().to_vec();
+    let answer = app.engine.answer(prepared, terms).await?;
+    let degraded_rows = answer.degraded_rows;
+    let explain = answer.explain.as_ref().map(|explain| text(&Explain::from(explain))).transpose()?;
+    let written = |ranked: Ranked| {
+        let tasks = view.main().package.spec.tasks.iter().map(|task| task.name.as_str());
+        let answer = Answer { content: Content::Items(ranked), degraded_rows, explain: None };
+        Entry::items(answer, tasks, view.columns(), &columns)?.written(share)
+    };
+    let mut content = answer.content;
+    let ranked = match &mut content {
+        Content::Items(ranked) => Some(ranked),
+        Content::Selected(selected) => selected.ahead.as_mut().map(|ahead| &mut ahead.ranked),
+        Content::Embedding(_) => None,
+    };
+    let mut rest = Written::default();
+    if let Some(ranked) = ranked {
+        (*ranked, rest) = written(std::mem::take(ranked))?;
+    }
+    Ok(Replied::Pass { content, degraded_rows, rest, explain })
+}

@@ -1,0 +1,190 @@
+//! Paths as the table of calls writes them, such as `/v1/models/{model}/versions/{version}:load`, and the names in them.
+//!
+//! `{name}` stands for a text without a colon, since what follows one is a verb; `{name*}` for any text. A path is split first and
+//! decoded then, once: what is escaped in it neither splits it nor hides a verb.
+
+use std::borrow::Cow;
+
+use axum::extract::FromRequestParts;
+use axum::http::request::Parts;
+use percent_encoding::percent_decode_str;
+
+use super::answer::Refusal;
+use sterling_core::error::{Error, Result};
+
+/// The names in the path of a call, decoded, in their order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct PathNames {
+    call: &'static str,
+    names: Vec<String>,
+}
+
+impl PathNames {
+    /// The names of a call that is known by this label.
+    pub(super) fn new(call: &'static str, names: Vec<String>) -> Self {
+        PathNames { call, names }
+    }
+
+    /// The first name, which is that of the model where there is one.
+    pub(super) fn first(&self) -> Option<&str> {
+        self.names.first().map(String::as_str)
+    }
+
+    /// The label of the call.
+    pub(super) fn call(&self) -> &'static str {
+        self.call
+    }
+}
+
+/// A path that was split and decoded.
+#[derive(Debug)]
+pub(super) struct Segments<'a>(Vec<Cow<'a, str>>);
+
+impl<'a> Segments<'a> {
+    /// The segments of a path; `None` where one of them is no text.
+    pub(super) fn of(path: &'a str) -> Option<Self> {
+        let decoded = path.split('/').map(|segment| percent_decode_str(segment).decode_utf8().ok());
+        decoded.collect::<Option<_>>().map(Segments)
+    }
+
+    /// The names that stand in this path where `pattern` has its own; `None` where it is another path.
+    pub(super) fn names(&self, pattern: &str) -> Option<Vec<String>> {
+        let wanted = pattern.split('/');
+        let mut names = Vec::new();
+        let mut count = 0;
+        for (want, came) in wanted.zip(&self.0) {
+            count += 1;
+            let Some((_, verb)) = want.strip_prefix('{').and_then(|rest| rest.split_once('}')) else {
+                if want == came {
+                    continue;
+                }
+                return None;
+            };
+            let name = match (verb.strip_prefix(':'), came.rsplit_once(':')) {
+                (Some(verb), Some((name, end))) if end == verb => name,
+                (None, None) => came,
+                (None, Some(_)) if want.ends_with("*}") => came,
+                _ => return None,
+            };
+            if name.is_empty() {
+                return None;
+            }
+            names.push(name.to_owned());
+        }
+        (count == self.0.len() && count == pattern.split('/').count()).then_some(names)
+    }
+
+    /// The verb that the path ends with, and the path without it.
+    pub(super) fn verb(self) -> Option<(String, Segments<'a>)> {
+        let Segments(mut parts) = self;
+        let last = parts.pop()?;
+        let (name, verb) = last.rsplit_once(':')?;
+        let verb = verb.to_owned();
+        parts.push(Cow::Owned(name.to_owned()));
+        Some((verb, Segments(parts)))
+    }
+}
+
+/// What the names of a path are read as.
+pub trait OfNames: Sized {
+    /// Reads them.
+    ///
+    /// # Errors
+    /// `Invalid` for a name that is none of its kind.
+    fn of(names: &[String]) -> Result<Self>;
+}
+
+fn at(names: &[String], place: usize) -> Result<&str> {
+    names.get(place).map(String::as_str).ok_or_else(|| Error::internal(format!("the path has no name {place}")))
+}
+
+impl OfNames for String {
+    fn of(names: &[String]) -> Result<Self> {
+        at(names, 0).map(str::to_owned)
+    }
+}
+
+impl OfNames for (String, String) {
+    fn of(names: &[String]) -> Result<Self> {
+        Ok((at(names, 0)?.to_owned(), at(names, 1)?.to_owned()))
+    }
+}
+
+/// A model and a version, as it is listed: one number has one text, so that caches and rules for paths are not led around.
+impl OfNames for (String, u64) {
+    fn of(names: &[String]) -> Result<Self> {
+        let (model, text) = (at(names, 0)?, at(names, 1)?);
+        let version = text.parse().ok().filter(|version: &u64| version.to_string() == text).ok_or_else(|| {
+            Error::invalid(format!(
+                "version `{text}`: expected a whole number, as `GET /v1/models/{model}/versions` lists"
+            ))
+        })?;
+        Ok((model.to_owned(), version))
+    }
+}
+
+/// A model and the id of an item.
+impl OfNames for (String, i64) {
+    fn of(names: &[String]) -> Result<Self> {
+        let (model, text) = (at(names, 0)?, at(names, 1)?);
+        let id = text.parse().map_err(|_| Error::invalid(format!("item `{text}`: expected a whole number")))?;
+        Ok((model.to_owned(), id))
+    }
+}
+
+/// The names in the path of a call.
+pub struct Names<T>(pub(super) T);
+
+impl<T: OfNames, S: Send + Sync> FromRequestParts<S> for Names<T> {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Refusal> {
+        let names = parts.extensions.get::<PathNames>().map(|path| path.names.as_slice());
+        Ok(Names(T::of(names.unwrap_or_default())?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn paths_are_split_before_they_are_decoded() {
+        let names = |path: &str, pattern: &str| Segments::of(path).unwrap().names(pattern);
+        for (path, pattern, expected) in [
+            ("/v1/models/a", "/v1/models/{model}", Some(vec!["a"])),
+            ("/v1/models/a", "/v1/models/{model}:load", None),
+            ("/v1/models/a:load", "/v1/models/{model}", None),
+            ("/v1/models/a:load", "/v1/models/{model}:load", Some(vec!["a"])),
+            ("/v1/models/a%3Aload", "/v1/models/{model}:load", Some(vec!["a"])),
+            ("/v1/models/a:b:load", "/v1/models/{model}:load", Some(vec!["a:b"])),
+            ("/v1/models/a:loads", "/v1/models/{model}:load", None),
+            ("/v1/models/:load", "/v1/models/{model}:load", None),
+            ("/v1/models/a%2Fb", "/v1/models/{model}", Some(vec!["a/b"])),
+            ("/v1/models/a/", "/v1/models/{model}", None),
+            ("/v1/models/", "/v1/models/{model}", None),
+            ("/v1/models", "/v1/models/{model}", None),
+            ("/v1//models", "/v1/models", None),
+            ("/v1/%6dodels", "/v1/models", Some(vec![])),
+            ("/", "/", Some(vec![])),
+            ("//", "/", None),
+            ("/a/columns/x:y", "/{model}/columns/{column*}", Some(vec!["a", "x:y"])),
+        ] {
+            let expected = expected.map(|names: Vec<&str>| names.into_iter().map(str::to_owned).collect());
+            assert_eq!(names(path, pattern), expected, "{path} as {pattern}");
+        }
+        assert!(Segments::of("/v1/%ff").is_none());
+    }
+
+    #[test]
+    fn numbers_in_paths_have_one_text() {
+        let names = |id: &str| ["m".to_owned(), id.to_owned()];
+        assert_eq!(<(String, u64)>::of(&names("3")).unwrap().1, 3);
+        assert_eq!(<(String, i64)>::of(&names("-3")).unwrap().1, -3);
+        for text in ["03", "+3", "-3", "", "3 ", "99999999999999999999"] {
+            assert!(<(String, u64)>::of(&names(text)).is_err(), "{text}");
+        }
+        assert!(<(String, i64)>::of(&names("x")).is_err());
+    }
+}

@@ -1,0 +1,66 @@
+//! What the calls of a router share.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::super::access::AccessControl;
+use super::super::app::{Entrance, Host};
+use super::super::asides::Asides;
+use super::super::audit::Audit;
+use super::super::bodies::Bodies;
+use super::super::options::Options;
+use super::super::shadow::Shadows;
+use super::super::traces::Traces;
+use crate::route::Fleet;
+use sterling_core::error::{Error, Result};
+use sterling_serving::quota::Flow;
+
+/// The shards, behind an edge.
+pub struct RouterApp {
+    fleet: Arc<Fleet>,
+    pub(super) bodies: Bodies,
+    pub(super) asides: Asides,
+    entrance: Entrance,
+    /// Which answers are held against exact ones.
+    pub(super) audit: Audit,
+    /// Which answers are held against those of other versions.
+    pub(super) shadows: Shadows,
+}
+
+impl RouterApp {
+    /// A fleet behind an edge, which tells a collector of its calls.
+    pub fn new(fleet: Fleet, access: AccessControl, traces: Traces, options: &Options) -> Self {
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let asides = Asides::new(cores);
+        RouterApp {
+            audit: Audit::new(fleet.options().audit_share),
+            shadows: Shadows::default(),
+            fleet: Arc::new(fleet),
+            bodies: Bodies::new(options, asides.clone()),
+            asides,
+            entrance: Entrance { access, traces, ..Entrance::default() },
+        }
+    }
+
+    /// The shards.
+    pub fn fleet(&self) -> &Arc<Fleet> {
+        &self.fleet
+    }
+
+    pub(super) fn ready(&self) -> Result<()> {
+        match self.entrance.draining.load(Ordering::Relaxed) {
+            true => Err(Error::not_ready("the router is shutting down")),
+            false => self.fleet.ready(),
+        }
+    }
+}
+
+impl Host for RouterApp {
+    fn entrance(&self) -> &Entrance {
+        &self.entrance
+    }
+
+    fn admits(&self, _flow: &dyn Fn() -> Flow, _body: &[u8]) -> Result<()> {
+        self.fleet.admits()
+    }
+}

@@ -1,0 +1,68 @@
+//! How an answer of several shards came about.
+
+use crate::gather::{Gathered, Results};
+use crate::route::Beside;
+use sterling_api::{Explain, ShardSteps, Step};
+use sterling_core::request::StepReport;
+
+fn step(step: &StepReport) -> Step {
+    Step { name: step.name.into(), micros: step.micros, bytes: step.bytes, items: step.items }
+}
+
+/// The rounds of the router as steps, what the shards counted as sums, and what each of them did; nothing where none explained.
+pub(super) fn explain(gathered: &Gathered<Beside>) -> Option<Explain> {
+    // What shards selected before others say which of it are candidates counts for none, nor what was asked for again.
+    let before = gathered.told.iter().map(|told| (told.shard, told.round, Some(0), &told.beside));
+    let candidates = |part: &Results<Beside>| (part.round == "select").then_some(part.candidates as u64);
+    let parts = gathered.parts.iter();
+    let parts = parts.filter_map(|part| Some((part.shard, part.round, candidates(part), part.beside.as_ref()?)));
+    let mut all = Explain::default();
+    let mut rates = Vec::new();
+    for (shard, round, candidates, beside) in before.chain(parts) {
+        let explained = beside.explain.as_deref().and_then(|text| serde_json::from_str::<Explain>(text).ok());
+        let micros = beside.took.as_micros() as u64;
+        let Some(explained) = explained else {
+            // The user tower explains nothing, and takes its time.
+            all.shards.push(ShardSteps { shard: shard as u32, round: round.into(), micros, steps: Vec::new() });
+            continue;
+        };
+        if round != "rerank" {
+            rates.push(explained.pass_rate);
+            all.probed += explained.probed;
+            all.scanned += explained.scanned;
+            all.survivors += explained.survivors;
+            all.probes = all.probes.or(explained.probes);
+            add(&mut all, &explained);
+        }
+        all.candidates += candidates.unwrap_or(explained.candidates);
+        all.kernel = explained.kernel;
+        all.note = all.note.or(explained.note);
+        all.shards.push(ShardSteps { shard: shard as u32, round: round.into(), micros, steps: explained.steps });
+    }
+    if all.kernel.is_empty() {
+        return None;
+    }
+    all.pass_rate = rates.iter().sum::<f64>() / rates.len().max(1) as f64;
+    all.returned = gathered.order.len() as u64;
+    all.steps = gathered.steps.iter().map(step).collect();
+    Some(all)
+}
+
+/// Adds what a shard says of its plan and of the several queries of a user.
+fn add(all: &mut Explain, explained: &Explain) {
+    if all.queries.is_empty() {
+        all.queries.clone_from(&explained.queries);
+    } else {
+        for (sum, query) in all.queries.iter_mut().zip(&explained.queries) {
+            sum.probed += query.probed;
+            sum.scanned += query.scanned;
+            sum.survivors += query.survivors;
+            sum.candidates += query.candidates;
+        }
+    }
+    // Shards may find eligible items in different ways, each by what it has of them.
+    if all.route.is_empty() || all.route == "none" {
+        all.route.clone_from(&explained.route);
+        all.filter.clone_from(&explained.filter);
+    }
+}

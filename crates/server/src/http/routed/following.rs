@@ -1,0 +1,102 @@
+//! What follows an answer of a router, where nobody waits for it: the same asked exactly, to tell the recall of what was served, and the same asked of a shadow.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::super::audit::{self, Turn, exactly};
+use super::super::shadow::{Given, Mirrored, TIMEOUT};
+use super::super::watched::Watched;
+use super::app::RouterApp;
+use super::choice::RoutedChosen;
+use super::sizes::bytes;
+use crate::route::{Conditions, Errand, Offering, Pin};
+use sterling_core::error::{Error, Result};
+use sterling_core::request::{Answer, Content, Explain, Priority, Ranked, Request, Retrieve, StepReport};
+use sterling_serving::quota::Flow;
+
+/// What is to follow an answer.
+pub(super) struct Following {
+    app: Arc<RouterApp>,
+    model: String,
+    again: Option<Again>,
+    mirrored: Option<Box<Mirrored<Arc<Offering>>>>,
+}
+
+/// A retrieval that is to be asked again, exactly.
+struct Again {
+    retrieve: Retrieve,
+    served: Arc<Offering>,
+    watched: Option<Watched>,
+    _turn: Turn,
+}
+
+impl Following {
+    /// What is to follow the answer to a request, of what was chosen for it.
+    pub(super) fn of(app: &Arc<RouterApp>, model: &str, work: &Errand, chosen: &mut RoutedChosen) -> Self {
+        let RoutedChosen { version: served, watched, shadow } = chosen;
+        let watched = watched.as_ref();
+        let again = match work {
+            Errand::Retrieve(retrieve) if !retrieve.exact => {
+                let turn = app.audit.turn(watched.map_or(1.0, Watched::audited_times));
+                turn.map(|turn| Again {
+                    retrieve: exactly(retrieve),
+                    served: served.clone(),
+                    watched: watched.cloned(),
+                    _turn: turn,
+                })
+            }
+            _ => None,
+        };
+        let mirrored = app.shadows.mirrored(shadow.take(), || match work {
+            Errand::Retrieve(retrieve) => Request::Retrieve((**retrieve).clone()),
+            Errand::Rank(rank) => Request::Rank((**rank).clone()),
+        });
+        Following { app: app.clone(), model: model.to_owned(), again, mirrored }
+    }
+
+    /// Begins, after an answer of a version that took so long.
+    pub(super) fn begin(self, version: u64, ranked: &Ranked, took: Duration) {
+        let Following { app, model, again, mirrored } = self;
+        if let Some(again) = again {
+            let (app, model, ids) = (app.clone(), model.clone(), ranked.ids.clone());
+            tokio::spawn(async move {
+                let Again { retrieve, served, watched, _turn } = again;
+                let work = Errand::Retrieve(Box::new(retrieve));
+                match asked_aside(&app, &model, served, work).await {
+                    Ok(exact) => audit::hold_against(&model, watched.as_ref(), &ids, &exact.ids),
+                    Err(error) => audit::failed(&model, &error),
+                }
+            });
+        }
+        if let Some(mirrored) = mirrored {
+            let given = Given::items(version, ranked, took);
+            tokio::spawn(async move {
+                let ask = |served, request| mirror(&app, &model, served, request);
+                mirrored.run(ask, &app.shadows.worst, given).await;
+            });
+        }
+    }
+}
+
+async fn mirror(app: &RouterApp, model: &str, served: Arc<Offering>, request: Request) -> Result<Answer> {
+    let work = match request {
+        Request::Retrieve(retrieve) => Errand::Retrieve(Box::new(retrieve)),
+        Request::Rank(rank) => Errand::Rank(Box::new(rank)),
+        _ => return Err(Error::internal("a shadow is asked for items")),
+    };
+    let begun = Instant::now();
+    let ranked = asked_aside(app, model, served, work).await?;
+    let rounds = StepReport { name: "rounds", micros: begun.elapsed().as_micros() as u64, ..StepReport::default() };
+    let explain = Explain { steps: vec![rounds], ..Explain::default() };
+    Ok(Answer { content: Content::Items(ranked), degraded_rows: 0, explain: Some(explain) })
+}
+
+/// What the shards of one version answer, after all requests that somebody waits for.
+async fn asked_aside(app: &RouterApp, model: &str, served: Arc<Offering>, work: Errand) -> Result<Ranked> {
+    let deadline = tokio::time::Instant::now() + TIMEOUT;
+    let memory = app.bodies.hold_answer(Flow::default(), bytes(&work))?;
+    let terms = Conditions { priority: Priority::Batch, memory: Some(memory), ..Conditions::until(deadline) };
+    let pin = Pin::Version(served.version());
+    let (_, gathered) = app.fleet().work(model, (served, pin), work, terms).await?;
+    Ok(gathered.ranked())
+}

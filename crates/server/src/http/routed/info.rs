@@ -1,0 +1,37 @@
+//! What a version is, as its shards say it.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::app::RouterApp;
+use crate::route::{Conditions, Pin};
+use sterling_api::{MissingShard, ModelInfo, Problem};
+use sterling_core::error::{Error, Result};
+
+/// What a version is, of all shards together, or of those that can say it.
+///
+/// # Errors
+/// As [`Fleet::told`](crate::route::Fleet::told); that of a shard where none can.
+pub(super) async fn info(app: &RouterApp, model: &str, pin: Pin<'_>) -> Result<ModelInfo> {
+    let deadline = Instant::now() + Duration::from_millis(app.fleet().options().timeout_ms);
+    let terms = Conditions { min_coverage: 0.0, ..Conditions::until(deadline) };
+    let (served, told) = app.fleet().told(model, pin, terms).await?;
+    let (mut infos, mut missing, mut last) = (Vec::with_capacity(told.len()), Vec::new(), None);
+    for (shard, text) in (0..).zip(told) {
+        let unread = |e| Error::unavailable(format!("a shard says what this router does not understand: {e}"));
+        match text.and_then(|text| serde_json::from_str::<ModelInfo>(&text).map_err(unread)) {
+            Ok(info) => infos.push(info),
+            Err(error) => {
+                missing.push(MissingShard { shard, reason: Problem::from(&error).detail });
+                last = Some(error);
+            }
+        }
+    }
+    let (bytes, memory_bytes) = infos.iter().fold((0, 0), |(b, m), info| (b + info.bytes, m + info.memory_bytes));
+    let Some(first) = infos.into_iter().next() else {
+        return Err(last.unwrap_or_else(|| Error::internal("a version without shards")));
+    };
+    let (items, digest) = (served.items(), served.digest().to_owned());
+    Ok(ModelInfo { items, digest, bytes, memory_bytes, missing, shard: None, ..first })
+}

@@ -1,0 +1,262 @@
+//! Updates through a router: each item goes to the shard that it belongs to, and what the shards say becomes one answer.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::extract::{Request, State};
+use axum::http::HeaderValue;
+use axum::response::{IntoResponse as _, Response};
+use futures_util::future::join_all;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::time::Instant;
+
+use super::super::answer::{Outcome, Refusal, json, problem};
+use super::super::call_id::CallId;
+use super::super::items::{ITEMS_SENT, Said};
+use super::super::paths::Names;
+use super::super::position::positions;
+use super::super::sent::Sent;
+use super::app::RouterApp;
+use super::calls::{summed, told};
+use crate::route::{ShardCall, ShardFailure, ShardServers};
+use sterling_api::{
+    DeleteRequest, DeleteResponse, FailedShard, PositionResponse, Problem, ShardPosition, UpdateResponse,
+};
+use sterling_core::error::{Error, Kind, Result};
+use sterling_core::request::Origin;
+use sterling_core::units::ItemId;
+
+/// How long a shard may take to make updates durable: a little more than its server tries.
+const WRITTEN: Duration = Duration::from_secs(12);
+const JSON: &str = "application/json";
+
+/// `items:upsert`
+pub(super) async fn upsert(
+    State(app): State<Arc<RouterApp>>,
+    Names(model): Names<String>,
+    request: Request,
+) -> Outcome {
+    let shards = app.fleet().writable(&model)?;
+    let calls = Calls::of(&model, "upsert", (&request, &ITEMS_SENT), shards.count())?;
+    let (count, sent, mut memory) = (shards.count(), calls.said.sent, app.bodies.memory());
+    let body = app.bodies.read_any(request).await?;
+    let divided = move |body: &[u8]| match sent {
+        Sent::Arrow => sterling_api::arrow_divided(body, count, &mut |bytes| memory.hold(bytes)),
+        text => sterling_api::divided(body, text == Sent::Lines, count),
+    };
+    let (parts, refused) = app.asides.prepare(body, divided).await?;
+    let parts = parts.into_iter().enumerate().filter(|(_, (places, _))| !places.is_empty());
+    let parts = parts.map(|(shard, (places, body))| calls.part(shard, places, body.into()));
+    let said: Answers<UpdateResponse> = ask(&shards, parts).await;
+    let mut made = UpdateResponse { model, refused, repeated: !said.answers.is_empty(), ..UpdateResponse::default() };
+    let mut positions = vec![0; count];
+    for (shard, places, answer) in &said.answers {
+        positions[*shard] = answer.position;
+        made.accepted += answer.accepted;
+        made.repeated &= answer.repeated;
+        for item in &answer.refused {
+            let place = places.get(item.place).copied().unwrap_or(item.place);
+            made.refused.push(sterling_api::RefusedItem { place, ..item.clone() });
+        }
+    }
+    made.refused.sort_by_key(|item| item.place);
+    (made.position, made.positions) = summed(positions);
+    Ok(said.reply(|failed| UpdateResponse { failed, ..made }))
+}
+
+/// `items:delete`
+pub(super) async fn delete(
+    State(app): State<Arc<RouterApp>>,
+    Names(model): Names<String>,
+    request: Request,
+) -> Outcome {
+    let shards = app.fleet().writable(&model)?;
+    let calls = Calls::of(&model, "delete", (&request, &[]), shards.count())?;
+    let body = app.bodies.read(request).await?;
+    let DeleteRequest { ids, dry_run, .. } = sterling_api::deletion(&body)?;
+    let parts: Vec<Part> = match ids {
+        // Which items pass, each shard knows of its own.
+        None => (0..shards.count()).map(|n| calls.part(n, Vec::new(), Bytes::copy_from_slice(&body))).collect(),
+        Some(ids) => {
+            let mut of_shards = vec![(Vec::new(), Vec::new()); shards.count()];
+            for (place, id) in ids.into_iter().enumerate() {
+                let (places, its) = &mut of_shards[shards.home(ItemId(id))];
+                places.push(place);
+                its.push(id);
+            }
+            let parts = of_shards.into_iter().enumerate().filter(|(_, (places, _))| !places.is_empty());
+            let part = |(shard, (places, ids)): (usize, (Vec<usize>, Vec<i64>))| -> Result<Part> {
+                let body = serde_json::to_vec(&DeleteRequest { ids: Some(ids), filter: None, dry_run });
+                let body = body.map_err(|e| Error::internal(format!("ids that cannot be written: {e}")))?;
+                Ok(calls.part(shard, places, body.into()))
+            };
+            parts.map(part).collect::<Result<_>>()?
+        }
+    };
+    let said: Answers<DeleteResponse> = ask(&shards, parts).await;
+    let mut positions = vec![0; shards.count()];
+    said.answers.iter().for_each(|(shard, _, answer)| positions[*shard] = answer.position);
+    let answers = || said.answers.iter().map(|(.., answer)| answer);
+    let deleted = answers().map(|answer| answer.deleted).sum();
+    let matched = answers().map(|answer| answer.matched).sum();
+    let repeated = !said.answers.is_empty() && answers().all(|answer| answer.repeated);
+    let (position, positions) = summed(positions);
+    let made = DeleteResponse { model, position, positions, deleted, matched, dry_run, repeated, failed: Vec::new() };
+    Ok(said.reply(|failed| DeleteResponse { failed, ..made }))
+}
+
+/// `items:position`
+pub(super) async fn position(
+    State(app): State<Arc<RouterApp>>,
+    Names(model): Names<String>,
+    request: Request,
+) -> Outcome {
+    let shards = app.fleet().shards(&model)?;
+    let seen = positions(request.uri(), "min_position", shards.count())?;
+    let origin = CallId::origin(&request);
+    let part = |shard: usize| {
+        let seen = seen.as_ref().map(|seen| format!("?min_position={}", seen[shard])).unwrap_or_default();
+        let call = ShardCall {
+            path: format!("/v1/models/{model}/items:position{seen}"),
+            body: None,
+            media_type: JSON,
+            key: None,
+            origin: origin.clone(),
+        };
+        Part { shard, places: Vec::new(), call }
+    };
+    let said: Answers<PositionResponse> = ask(&shards, (0..shards.count()).map(part)).await;
+    if let Some((failed, error)) = said.failed.into_iter().next() {
+        return Err(error.within(format_args!("shard {}", failed.shard)).into());
+    }
+    let of_shards: Vec<ShardPosition> =
+        said.answers.iter().map(|(shard, _, answer)| of_shard(*shard, answer)).collect();
+    let (position, positions) = summed(of_shards.iter().map(|shard| shard.position).collect());
+    Ok(json(&PositionResponse {
+        served: sterling_api::Served { position, positions, ..told(&model, shards.served()) },
+        durable: of_shards.iter().map(|shard| shard.durable).min().unwrap_or(0),
+        items: of_shards.iter().map(|shard| shard.items).sum(),
+        fresh_items: of_shards.iter().map(|shard| shard.fresh_items).sum(),
+        shards: if of_shards.len() > 1 { of_shards } else { Vec::new() },
+    }))
+}
+
+fn of_shard(shard: usize, answer: &PositionResponse) -> ShardPosition {
+    let PositionResponse { served, durable, items, fresh_items, .. } = answer;
+    ShardPosition {
+        shard: shard as u32,
+        position: served.position,
+        durable: *durable,
+        items: *items,
+        fresh_items: *fresh_items,
+    }
+}
+
+/// What the calls to the shards have of the caller's.
+struct Calls {
+    path: String,
+    said: Said,
+    origin: Origin,
+    /// The positions that the caller expects, and those that are to be seen first.
+    expected: Option<Vec<u64>>,
+    seen: Option<Vec<u64>>,
+}
+
+impl Calls {
+    fn of(model: &str, verb: &str, (request, others): (&Request, &[Sent]), shards: usize) -> Result<Self, Refusal> {
+        let uri = request.uri();
+        Ok(Calls {
+            path: format!("/v1/models/{model}/items:{verb}"),
+            said: Said::of(request, others)?,
+            origin: CallId::origin(request),
+            expected: positions(uri, "if_position", shards)?,
+            seen: positions(uri, "min_position", shards)?,
+        })
+    }
+
+    fn part(&self, shard: usize, places: Vec<usize>, body: Bytes) -> Part {
+        let parameter = |name: &str, positions: &Option<Vec<u64>>| {
+            let position = positions.as_ref()?.get(shard)?;
+            Some(format!("{name}={position}"))
+        };
+        let parameters = [parameter("if_position", &self.expected), parameter("min_position", &self.seen)];
+        let query: Vec<String> = parameters.into_iter().flatten().collect();
+        let path = match query.is_empty() {
+            true => self.path.clone(),
+            false => format!("{}?{}", self.path, query.join("&")),
+        };
+        // What was read of a header is one.
+        let key = self.said.key.as_deref().and_then(|key| HeaderValue::from_str(key).ok());
+        // What comes by lines goes on as JSON.
+        let media_type = if self.said.sent == Sent::Arrow { sterling_api::ARROW_STREAM } else { JSON };
+        Part { shard, places, call: ShardCall { path, body: Some(body), media_type, key, origin: self.origin.clone() } }
+    }
+}
+
+/// What goes to one shard, and the places in the caller's body of what it speaks of.
+struct Part {
+    shard: usize,
+    places: Vec<usize>,
+    call: ShardCall,
+}
+
+/// What the shards said, with the places that each was told of.
+struct Answers<T> {
+    answers: Vec<(usize, Vec<usize>, T)>,
+    failed: Vec<(FailedShard, Error)>,
+}
+
+/// Tells each shard its part, all of them at once.
+async fn ask<T: DeserializeOwned>(shards: &ShardServers<'_>, parts: impl IntoIterator<Item = Part>) -> Answers<T> {
+    let deadline = Instant::now() + WRITTEN;
+    let asked = parts.into_iter().map(|Part { shard, places, call }| async move {
+        let answer = shards.ask(shard, call, deadline).await;
+        let read = |body: Bytes| {
+            let unread = |e| Error::unavailable(format!("it says what this router does not understand: {e}"));
+            serde_json::from_slice(&body).map_err(|e| ShardFailure { error: unread(e), may_be_done: true })
+        };
+        (shard, places, answer.and_then(read))
+    });
+    let mut all = Answers { answers: Vec::new(), failed: Vec::new() };
+    for (shard, places, said) in join_all(asked).await {
+        match said {
+            Ok(answer) => all.answers.push((shard, places, answer)),
+            Err(ShardFailure { error, may_be_done }) => {
+                let Problem { code, detail: reason, retryable, .. } = problem(&error);
+                let shard = shard as u32;
+                all.failed.push((FailedShard { shard, places, code, reason, retryable, may_be_done }, error));
+            }
+        }
+    }
+    all
+}
+
+/// A problem, with what was done all the same.
+#[derive(Serialize)]
+struct Partly<T> {
+    #[serde(flatten)]
+    problem: Problem,
+    #[serde(flatten)]
+    made: T,
+}
+
+impl<T> Answers<T> {
+    /// What was made of the answers, given the shards that failed; where some did, as a problem that says so too.
+    fn reply<M: Serialize>(self, made: impl FnOnce(Vec<FailedShard>) -> M) -> Response {
+        let (asked, done) = (self.answers.len() + self.failed.len(), self.answers.len());
+        let (failed, errors): (Vec<FailedShard>, Vec<Error>) = self.failed.into_iter().unzip();
+        let Some(first) = failed.first() else { return json(&made(failed)) };
+        let (count, shard, reason) = (failed.len(), first.shard, &first.reason);
+        let why = format!("{count} of {asked} shards did not do what is theirs of the call: shard {shard}: {reason}");
+        let kinds: Vec<Kind> = errors.iter().map(Error::kind).collect();
+        let is_one = done == 0 && kinds.iter().all(|kind| *kind == kinds[0]);
+        let error = Error::new(if is_one { kinds[0] } else { Kind::Partial }, why);
+        let partly = Partly { problem: Problem::from(&error), made: made(failed) };
+        let mut response = Refusal::from(error).into_response();
+        // Texts and numbers: nothing of it can fail.
+        *response.body_mut() = Body::from(serde_json::to_vec(&partly).unwrap_or_default());
+        response
+    }
+}

@@ -1,0 +1,118 @@
+//! The router: the table of calls behind the layers that all of them share.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse as _, Response};
+
+use super::access::{Asked, Door, Role, check_site, secret_in};
+use super::answer::Refusal;
+use super::app::{App, Host};
+use super::call_id::CallId;
+use super::coding::{self, Encoders};
+use super::connections::Peer;
+use super::flow::flow;
+use super::head::check_head;
+use super::layers;
+use super::parameters::check_known;
+use super::table::Matched;
+use sterling_core::error::Error;
+
+/// All calls over `app`.
+pub fn router(app: Arc<App>) -> Router {
+    guarded(Router::new().fallback(answer).with_state(app.clone()), app)
+}
+
+/// Whatever answers calls, behind the layers.
+pub(super) fn guarded(answers: Router, host: Arc<dyn Host>) -> Router {
+    answers
+        .layer(tower_http::catch_panic::CatchPanicLayer::custom(layers::panicked))
+        .layer(from_fn_with_state(host.clone(), guard))
+        .layer(from_fn_with_state(host, layers::observe))
+        .layer(from_fn_with_state(Encoders::default(), coding::choose))
+        .layer(coding::layer())
+}
+
+/// Lets in who may make the call and says only what the call takes, and writes down what is changed.
+async fn guard(State(host): State<Arc<dyn Host>>, mut request: Request, next: Next) -> Response {
+    let matched = request.extensions_mut().remove::<Matched>().unwrap_or(Matched::Nowhere);
+    let peer = request.extensions().get::<Peer>().copied();
+    // What comes from no socket has been read already.
+    if peer.is_some()
+        && let Err(refusal) = check_head(&request)
+    {
+        return refusal.into_response();
+    }
+    let needs = matched.needs();
+    let admitted = host.entrance().access.admit(needs, secret_in(request.headers()));
+    let admitted = admitted.and_then(|caller| {
+        check_site(request.method(), request.uri(), request.headers())?;
+        Ok(caller)
+    });
+    let caller = match admitted {
+        Ok(caller) => caller,
+        Err(refusal) => return refusal.into_response(),
+    };
+    // Behind this door there may be no such call.
+    if !host.entrance().access.answers(needs.role, peer.map_or(Door::Main, |peer| peer.door)) {
+        return nowhere(request.uri().path()).into_response();
+    }
+    if let Some(key) = caller.name() {
+        tracing::Span::current().record("key", key);
+    }
+    let change = (needs.role > Role::Read).then(|| {
+        host.entrance().access.change(Asked {
+            id: CallId::of(&request),
+            key: caller.name().map(str::to_owned),
+            peer: peer.map(|peer| peer.address),
+            method: request.method().to_string(),
+            path: request.uri().path().to_owned(),
+            call: matched.call(),
+        })
+    });
+    let known = match &matched {
+        Matched::Call(route, _) if route.is_of_api() => check_known(request.uri(), route.parameters),
+        _ => Ok(()),
+    };
+    request.extensions_mut().insert(matched);
+    request.extensions_mut().insert(flow(&caller, peer.map(|peer| peer.address.ip())));
+    request.extensions_mut().insert(caller.clone());
+    let mut response = match known {
+        Ok(()) => next.run(request).await,
+        Err(unknown) => Refusal::from(unknown).into_response(),
+    };
+    response.extensions_mut().insert(caller);
+    if let Some(change) = change {
+        change.ended(response.status().as_u16()).await;
+    }
+    response
+}
+
+async fn answer(State(app): State<Arc<App>>, mut request: Request) -> Response {
+    match request.extensions_mut().remove::<Matched>().unwrap_or(Matched::Nowhere) {
+        Matched::Call(route, names) => {
+            request.extensions_mut().insert(names);
+            route.answer(app, request).await
+        }
+        other => missing(other, &request).into_response(),
+    }
+}
+
+/// The answer where the table has no call for a request.
+pub(super) fn missing(matched: Matched, request: &Request) -> Refusal {
+    match matched {
+        Matched::Method(allow) => Refusal::method(request.method(), allow),
+        Matched::Verb(verb, known) => {
+            let known = known.iter().map(|verb| format!("`:{verb}`")).collect::<Vec<_>>().join(", ");
+            Error::not_found(format!("call `:{verb}`: expected one of {known}")).into()
+        }
+        Matched::NoText => Error::invalid(format!("path: {} is no UTF-8 text", request.uri().path())).into(),
+        Matched::Nowhere | Matched::Call(..) => nowhere(request.uri().path()),
+    }
+}
+
+fn nowhere(path: &str) -> Refusal {
+    Error::not_found(format!("nothing lies at {path}; `/openapi.json` lists the calls")).into()
+}

@@ -1,0 +1,74 @@
+//! What a body is written in, and what is read of it.
+
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderMap, StatusCode};
+
+use super::answer::Refusal;
+use sterling_api::ARROW_STREAM;
+
+/// What a body is written in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sent {
+    Json,
+    /// A JSON object a line.
+    Lines,
+    /// A stream of Arrow's IPC format.
+    Arrow,
+}
+
+impl Sent {
+    /// What the header `Content-Type` says, where it is JSON or one of the others that a call takes.
+    ///
+    /// # Errors
+    /// 415 with what is taken.
+    pub(super) fn of(headers: &HeaderMap, others: &[Sent]) -> Result<Self, Refusal> {
+        let Some(kind) = headers.get(CONTENT_TYPE) else { return Ok(Sent::Json) };
+        let essence = kind.to_str().unwrap_or_default().split(';').next().unwrap_or_default().trim();
+        let mut taken = std::iter::once(&Sent::Json).chain(others);
+        if let Some(sent) = taken.find(|sent| sent.names().iter().any(|name| name.eq_ignore_ascii_case(essence))) {
+            return Ok(*sent);
+        }
+        let expected: Vec<&str> = std::iter::once(&Sent::Json).chain(others).map(|sent| sent.names()[0]).collect();
+        let detail = format!("content type {kind:?}: expected {}", expected.join(" or "));
+        Err(Refusal::http(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", detail))
+    }
+
+    fn names(self) -> &'static [&'static str] {
+        match self {
+            // curl's `-d` says the form type when nothing else is asked for.
+            Sent::Json => &["application/json", "application/x-www-form-urlencoded"],
+            Sent::Lines => &["application/x-ndjson", "application/jsonl"],
+            Sent::Arrow => &[ARROW_STREAM],
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::HeaderValue;
+
+    use super::*;
+
+    #[test]
+    fn a_body_is_what_its_type_says_where_the_call_takes_that() {
+        let of = |kind: &'static str, others: &[Sent]| {
+            Sent::of(&HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static(kind))]), others).ok()
+        };
+        for (kind, expected) in [
+            ("application/json", Some(Sent::Json)),
+            ("Application/JSON; charset=utf-8", Some(Sent::Json)),
+            ("application/x-www-form-urlencoded", Some(Sent::Json)),
+            ("application/vnd.apache.arrow.stream", Some(Sent::Arrow)),
+            ("application/vnd.apache.arrow.stream;x=y", Some(Sent::Arrow)),
+            ("application/jsonl", None),
+            ("application/vnd.apache.arrow.file", None),
+            ("text/plain", None),
+            ("", None),
+        ] {
+            assert_eq!(of(kind, &[Sent::Arrow]), expected, "{kind}");
+        }
+        assert_eq!(of("application/x-ndjson", &[Sent::Lines, Sent::Arrow]), Some(Sent::Lines));
+        assert_eq!(of(ARROW_STREAM, &[]), None);
+        assert_eq!(Sent::of(&HeaderMap::new(), &[]).ok(), Some(Sent::Json));
+    }
+}

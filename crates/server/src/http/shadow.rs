@@ -1,0 +1,283 @@
+//! Shadow traffic: some requests are asked of another version as well, once they were answered, and the two answers are compared.
+//!
+//! Nobody waits for it: it is made ready and run after the answer, in the lane of batches, a few at a time. What would wait for a place, is beyond
+//! the rate, or finds the engine full is not asked, and counted.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::slow::millis;
+use super::worst::Worst;
+use sterling_api::ShadowDiff;
+use sterling_core::error::{Error, Kind, Result};
+use sterling_core::request::{Answer, Content, Explain, Priority, Rank, Ranked, Reading, Request, Retrieve};
+use sterling_core::units::ItemId;
+use sterling_serving::engine::{Engine, Passes, Terms};
+use sterling_serving::pass;
+use sterling_serving::quota::Flow;
+use sterling_serving::registry::Loaded;
+use sterling_snapshot::rollout::ShadowRun;
+
+/// Requests that are asked of shadows at the same time, of all models.
+const TOGETHER: usize = 4;
+/// How long one may wait for its turn and run.
+pub(super) const TIMEOUT: Duration = Duration::from_secs(30);
+/// Items that are told of those that one answer has and the other does not.
+const TOLD: usize = 10;
+
+/// What all shadows share.
+pub(super) struct Shadows {
+    turns: Arc<Semaphore>,
+    /// The answers that differ most.
+    pub(super) worst: Worst<ShadowDiff>,
+}
+
+impl Default for Shadows {
+    fn default() -> Self {
+        Shadows { turns: Arc::new(Semaphore::new(TOGETHER)), worst: Worst::default() }
+    }
+}
+
+/// A shadow that a call may be asked of: the version `S`.
+pub(super) struct Shadowed<S> {
+    pub(super) run: Arc<ShadowRun>,
+    pub(super) version: S,
+    /// The call's id.
+    pub(super) id: String,
+}
+
+/// A request that is to be asked of a shadow once it was answered.
+pub(super) struct Mirrored<S = Arc<Loaded>> {
+    run: Arc<ShadowRun>,
+    version: S,
+    request: Request,
+    /// The call's id.
+    id: String,
+    _turn: OwnedSemaphorePermit,
+}
+
+/// What was served, as far as it is compared.
+pub(super) struct Given {
+    version: u64,
+    ids: Vec<ItemId>,
+    scores: Vec<f32>,
+    took: Duration,
+}
+
+impl Given {
+    /// That of an answer, where it has items.
+    pub(super) fn of(version: u64, answer: &Answer) -> Option<Self> {
+        let Content::Items(ranked) = &answer.content else { return None };
+        Some(Given::items(version, ranked, answer.explain.as_ref().map_or(Duration::ZERO, steps)))
+    }
+
+    /// These items, which took so long.
+    pub(super) fn items(version: u64, Ranked { ids, scores, .. }: &Ranked, took: Duration) -> Self {
+        Given { version, ids: ids.clone(), scores: scores.clone(), took }
+    }
+}
+
+/// The time of all steps: what a version takes, whoever else is being answered.
+fn steps(explain: &Explain) -> Duration {
+    Duration::from_micros(explain.steps.iter().map(|step| step.micros).sum())
+}
+
+impl Shadows {
+    /// A request that a shadow is drawn for and has a place for, as it is asked again.
+    pub(super) fn mirrored<S>(
+        &self,
+        shadow: Option<Shadowed<S>>,
+        request: impl FnOnce() -> Request,
+    ) -> Option<Box<Mirrored<S>>> {
+        let Shadowed { run, version, id } = shadow.filter(|shadow| shadow.run.is_drawn())?;
+        if !run.is_in_time() {
+            count(run.model(), "rate");
+            return None;
+        }
+        let Ok(_turn) = self.turns.clone().try_acquire_owned() else {
+            count(run.model(), "busy");
+            return None;
+        };
+        let mut request = request();
+        if let Some(reading) = reading_of(&mut request) {
+            reading.columns = Vec::new();
+        }
+        Some(Box::new(Mirrored { run, version, request, id, _turn }))
+    }
+}
+
+impl<S> Mirrored<S> {
+    /// Asks the shadow, and holds its answer against what was served.
+    pub(super) async fn run<A: Future<Output = Result<Answer>>>(
+        self,
+        ask: impl FnOnce(S, Request) -> A,
+        worst: &Worst<ShadowDiff>,
+        given: Given,
+    ) {
+        let Mirrored { run, version, request, id, _turn } = self;
+        let model = run.model().to_owned();
+        let answer = match ask(version, request).await {
+            Err(e) if matches!(e.kind(), Kind::Overloaded | Kind::NotReady) => return count(&model, "no_room"),
+            answer => answer,
+        };
+        let shadow_version = run.version();
+        let compared = tokio::task::spawn_blocking(move || match answer {
+            Ok(answer) => compare(&given, &answer),
+            Err(error) => Compared::failed(&given, &error),
+        });
+        let Ok(compared) = compared.await else { return };
+        compared.tell(&model);
+        let Compared { diff, .. } = compared;
+        worst.note(badness(&diff), || ShadowDiff {
+            time: sterling_telemetry::now(),
+            id,
+            model,
+            shadow_version,
+            ..diff
+        });
+    }
+}
+
+/// How bad a difference is: a failure is worse than any answer, then what is missing counts, then what has moved.
+fn badness(diff: &ShadowDiff) -> u64 {
+    let failure = if diff.error.is_some() { 2e9 } else { 0.0 };
+    (failure + 1e9 * (1.0 - diff.overlap) + diff.displacement.min(1e6)) as u64
+}
+
+/// What is wished of the items of an answer.
+fn reading_of(request: &mut Request) -> Option<&mut Reading> {
+    match request {
+        Request::Retrieve(Retrieve { reading, .. }) | Request::Rank(Rank { reading, .. }) => Some(reading),
+        _ => None,
+    }
+}
+
+/// What a version of this server answers a request that nobody waits for, explained.
+pub(super) async fn asked_aside(engine: &Engine<Passes>, loaded: Arc<Loaded>, mut request: Request) -> Result<Answer> {
+    engine.admits(Flow::default, None)?;
+    if let Some(reading) = reading_of(&mut request) {
+        reading.explain = true;
+    }
+    let view = loaded.view();
+    let prepared = tokio::task::spawn_blocking(move || pass::prepare(&view, request));
+    let prepared = prepared.await.map_err(|e| Error::internal(format!("a shadow's request: {e}")))??;
+    let terms = Terms { timeout: Some(TIMEOUT), priority: Priority::Batch, is_background: true, ..Terms::default() };
+    engine.submit(prepared, terms).await
+}
+
+/// What a comparison found.
+struct Compared {
+    /// Items of the longer answer, and those that are in both.
+    wanted: usize,
+    found: usize,
+    took: Option<(Duration, Duration)>,
+    diff: ShadowDiff,
+}
+
+impl Compared {
+    fn failed(given: &Given, error: &Error) -> Self {
+        let diff = ShadowDiff {
+            version: given.version,
+            k: given.ids.len(),
+            ms: millis(given.took),
+            error: Some(error.to_string()),
+            ..ShadowDiff::default()
+        };
+        Compared { wanted: given.ids.len(), found: 0, took: None, diff }
+    }
+
+    fn tell(&self, model: &str) {
+        count(model, if self.took.is_some() { "compared" } else { "failed" });
+        let Some((served, shadow)) = self.took else { return };
+        metrics::counter!("sterling_shadow_wanted_total", "model" => model.to_owned()).increment(self.wanted as u64);
+        metrics::counter!("sterling_shadow_found_total", "model" => model.to_owned()).increment(self.found as u64);
+        metrics::histogram!("sterling_shadow_displacement", "model" => model.to_owned()).record(self.diff.displacement);
+        let score = f64::from(self.diff.score_difference.unwrap_or_default());
+        metrics::gauge!("sterling_shadow_score_difference", "model" => model.to_owned()).set(score);
+        for (role, took) in [("served", served), ("shadow", shadow)] {
+            metrics::histogram!("sterling_shadow_seconds", "model" => model.to_owned(), "role" => role)
+                .record(took.as_secs_f64());
+        }
+    }
+}
+
+/// Holds an answer against the one that was served.
+fn compare(given: &Given, answer: &Answer) -> Compared {
+    let Content::Items(theirs) = &answer.content else {
+        return Compared::failed(given, &Error::internal("an answer without items"));
+    };
+    let places: HashMap<ItemId, usize> = theirs.ids.iter().enumerate().map(|(place, id)| (*id, place)).collect();
+    let (mut found, mut moved, mut apart) = (0, 0, None::<f32>);
+    let mut lost = Vec::new();
+    for (place, id) in given.ids.iter().enumerate() {
+        match places.get(id) {
+            Some(&there) => {
+                found += 1;
+                moved += place.abs_diff(there);
+                let difference = (given.scores[place] - theirs.scores[there]).abs();
+                apart = Some(apart.map_or(difference, |apart| apart.max(difference)));
+            }
+            None if lost.len() < TOLD => lost.push(id.0),
+            None => {}
+        }
+    }
+    let ours: std::collections::HashSet<ItemId> = given.ids.iter().copied().collect();
+    let gained = theirs.ids.iter().filter(|id| !ours.contains(id)).take(TOLD).map(|id| id.0).collect();
+    let wanted = given.ids.len().max(theirs.ids.len());
+    let ratio = |part: usize, all: usize, of_none: f64| if all == 0 { of_none } else { part as f64 / all as f64 };
+    let took = answer.explain.as_ref().map_or(Duration::ZERO, steps);
+    let diff = ShadowDiff {
+        version: given.version,
+        k: wanted,
+        overlap: ratio(found, wanted, 1.0),
+        displacement: ratio(moved, found, 0.0),
+        score_difference: apart,
+        lost,
+        gained,
+        ms: millis(given.took),
+        shadow_ms: Some(millis(took)),
+        ..ShadowDiff::default()
+    };
+    Compared { wanted, found, took: Some((given.took, took)), diff }
+}
+
+fn count(model: &str, outcome: &'static str) {
+    metrics::counter!("sterling_shadows_total", "model" => model.to_owned(), "outcome" => outcome).increment(1);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn answer(items: &[(i64, f32)]) -> Answer {
+        let ids = items.iter().map(|(id, _)| ItemId(*id)).collect();
+        let ranked = Ranked { ids, scores: items.iter().map(|(_, score)| *score).collect(), ..Ranked::default() };
+        Answer { content: Content::Items(ranked), degraded_rows: 0, explain: None }
+    }
+
+    fn compared(ours: &[(i64, f32)], theirs: &[(i64, f32)]) -> ShadowDiff {
+        let given = Given::of(7, &answer(ours));
+        given.map(|given| compare(&given, &answer(theirs)).diff).unwrap_or_default()
+    }
+
+    #[test]
+    fn what_differs_is_told() {
+        let four = [(1, 0.9), (2, 0.8), (3, 0.7), (4, 0.6)];
+        let same = compared(&four, &four);
+        assert_eq!((same.overlap, same.displacement, same.score_difference), (1.0, 0.0, Some(0.0)));
+        let turned = compared(&four, &[(4, 0.9), (3, 0.8), (2, 0.7), (1, 0.65)]);
+        assert_eq!((turned.overlap, turned.displacement), (1.0, 2.0));
+        assert!((turned.score_difference.unwrap_or_default() - 0.3).abs() < 1e-6);
+        let other = compared(&four, &[(1, 0.9), (9, 0.8), (8, 0.7)]);
+        assert_eq!((other.overlap, other.k, other.lost, other.gained), (0.25, 4, vec![2, 3, 4], vec![9, 8]));
+        let (none, both) = (compared(&four, &[]), compared(&[], &[]));
+        assert_eq!((none.overlap, none.score_difference, both.overlap), (0.0, None, 1.0));
+        let many: Vec<(i64, f32)> = (0..1000).map(|id| (id, 0.5)).collect();
+        let others: Vec<(i64, f32)> = (1000..2000).map(|id| (id, 0.5)).collect();
+        let apart = compared(&many, &others);
+        assert_eq!((apart.overlap, apart.lost.len(), apart.gained.len()), (0.0, TOLD, TOLD));
+    }
+}

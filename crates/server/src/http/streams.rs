@@ -1,0 +1,371 @@
+//! Requests side by side on one connection of HTTP/2, within the bounds that those of HTTP/1.1 have.
+//!
+//! A connection of HTTP/1.1 has one request, which its keeper sees by what the socket does. Here each has a [`Stream`] of its own, from its
+//! header until the last byte of its answer has left: of all connections together there are as many as there may be connections, and an answer
+//! that its reader does not take is seen although the connection works. It ends alone: its neighbours may be those of others, behind a proxy.
+
+use std::collections::BTreeMap;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use axum::body::{Body, Bytes, HttpBody};
+use axum::http::Response;
+use futures_util::task::AtomicWaker;
+use hyper::body::{Frame, SizeHint};
+use hyper::rt::Executor;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::task::AbortHandle;
+
+use super::options::Options;
+
+use sterling_core::locks::locked;
+
+/// Answers that share a connection without keeping each other waiting for long.
+const ANSWERS_ABREAST: u64 = 16;
+/// Answers of at most so many bytes end with their last ones: few windows are smaller.
+const SMALL_ANSWER_BYTES: u64 = 16 << 10;
+/// Requests that a client may take back beyond those that it read the answers of.
+const TAKEN_BACK_MAX: u64 = 100;
+
+/// The requests of a connection.
+#[derive(Debug)]
+pub(super) struct Streams {
+    /// When the connection was opened.
+    opened: Instant,
+    under: Mutex<Under>,
+}
+
+#[derive(Debug, Default)]
+struct Under {
+    count: u64,
+    open: BTreeMap<u64, Open>,
+    /// The one that began last, until its task is known.
+    begun: Option<u64>,
+    /// The age at which the last of them ended.
+    rested: u64,
+    answered: u64,
+    taken_back: u64,
+}
+
+/// A request under way.
+#[derive(Debug, Default)]
+struct Open {
+    /// The age of the connection, in milliseconds, at which its answer last moved; nothing before there is one.
+    moved: Option<u64>,
+    /// What answers it, until it is ended.
+    task: Option<AbortHandle>,
+}
+
+impl Streams {
+    /// Those of a connection that was opened then.
+    pub(super) fn new(opened: Instant) -> Self {
+        Streams { opened, under: Mutex::default() }
+    }
+
+    fn under(&self) -> MutexGuard<'_, Under> {
+        locked(&self.under)
+    }
+
+    fn age(&self) -> u64 {
+        self.opened.elapsed().as_millis() as u64
+    }
+
+    /// The age of the connection at which the last request ended; nothing while one is under way.
+    pub(super) fn rested(&self) -> Option<u64> {
+        let under = self.under();
+        under.open.is_empty().then_some(under.rested)
+    }
+
+    /// Why the connection must go, if it must.
+    pub(super) fn overdue(&self, options: &Options) -> Option<&'static str> {
+        let (age, under) = (self.age(), self.under());
+        // Who asks and takes back costs work and reads nothing.
+        if under.taken_back > under.answered + TAKEN_BACK_MAX {
+            return Some("resets");
+        }
+        (under.open.is_empty() && age.saturating_sub(under.rested) > options.idle_ms).then_some("idle")
+    }
+
+    /// Ends the requests whose answers are not read, each alone. Returns `false` if one of them cannot be ended so.
+    pub(super) fn end_stalled(&self, options: &Options) -> bool {
+        let (age, mut under) = (self.age(), self.under());
+        let count = under.open.values().filter(|open| open.moved.is_some()).count() as u64;
+        // Each has its turn among those that share the connection.
+        let bound = options.stall_ms * (1 + count / ANSWERS_ABREAST);
+        let is_stalled = |open: &&mut Open| open.moved.is_some_and(|moved| age.saturating_sub(moved) > bound);
+        under.open.values_mut().filter(is_stalled).all(|open| {
+            // One that goes on all the same has no task any more the next time.
+            let Some(task) = open.task.take().filter(|task| !task.is_finished()) else { return false };
+            open.moved = Some(age);
+            metrics::counter!("sterling_streams_cut_total").increment(1);
+            task.abort();
+            true
+        })
+    }
+
+    /// Takes in what answers the request that began last.
+    fn answers(&self, task: AbortHandle) {
+        let mut under = self.under();
+        if let Some(open) = under.begun.take().and_then(|number| under.open.get_mut(&number)) {
+            open.task = Some(task);
+        }
+    }
+}
+
+/// Runs what answers the requests of a connection, each as a task that [`Streams::end_stalled`] may end: dropped, it resets its stream.
+#[derive(Clone, Debug)]
+pub(super) struct StreamTasks(pub(super) Arc<Streams>);
+
+impl<F: Future<Output: Send> + Send + 'static> Executor<F> for StreamTasks {
+    // Called right behind the service, which begins the request.
+    fn execute(&self, task: F) {
+        self.0.answers(tokio::spawn(task).abort_handle());
+    }
+}
+
+/// One request, until all of its answer has left.
+#[derive(Debug)]
+pub(super) struct Stream {
+    all: Arc<Streams>,
+    number: u64,
+    is_answered: AtomicBool,
+    unsent: Unsent,
+    _turn: OwnedSemaphorePermit,
+}
+
+impl Stream {
+    /// Takes in that a whole header came, and that there is a turn for the request.
+    pub(super) fn begin(all: Arc<Streams>, turn: OwnedSemaphorePermit) -> Arc<Self> {
+        let mut under = all.under();
+        under.count += 1;
+        let number = under.count;
+        under.open.insert(number, Open::default());
+        under.begun = Some(number);
+        drop(under);
+        Arc::new(Stream { all, number, is_answered: AtomicBool::new(false), unsent: Unsent::default(), _turn: turn })
+    }
+
+    /// Takes in that the answer has begun, or that a part of it goes out.
+    fn moved(&self) {
+        self.is_answered.store(true, Ordering::Relaxed);
+        let age = self.all.age();
+        if let Some(open) = self.all.under().open.get_mut(&self.number) {
+            open.moved = Some(age);
+        }
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        let age = self.all.age();
+        let mut under = self.all.under();
+        under.open.remove(&self.number);
+        if self.is_answered.load(Ordering::Relaxed) {
+            under.answered += 1;
+        } else {
+            under.taken_back += 1;
+        }
+        under.rested = age;
+    }
+}
+
+/// Pieces of an answer that have not left yet.
+#[derive(Debug, Default)]
+struct Unsent {
+    count: AtomicUsize,
+    answer: AtomicWaker,
+}
+
+impl Unsent {
+    fn poll_none(&self, cx: &mut Context<'_>) -> Poll<()> {
+        // Asked for before the look, so that a piece that leaves between the two is not missed.
+        self.answer.register(cx.waker());
+        if self.count.load(Ordering::Acquire) == 0 { Poll::Ready(()) } else { Poll::Pending }
+    }
+}
+
+/// The body of an answer, and with it its request.
+#[derive(Debug)]
+pub(super) struct Streamed {
+    body: Body,
+    /// Nothing of one that had no turn.
+    stream: Option<Arc<Stream>>,
+    /// Whether the end waits for the pieces: h2 would hold those that do not fit into the client's window, and nothing could end them alone.
+    is_large: bool,
+}
+
+impl Streamed {
+    pub(super) fn refused(body: Body) -> Self {
+        Streamed { body, stream: None, is_large: false }
+    }
+
+    pub(super) fn of(response: Response<Body>, stream: Arc<Stream>) -> Response<Self> {
+        stream.moved();
+        response.map(|body| {
+            let is_large = body.size_hint().exact().is_none_or(|bytes| bytes > SMALL_ANSWER_BYTES);
+            Streamed { body, stream: Some(stream), is_large }
+        })
+    }
+}
+
+/// A piece of an answer, which is under way until it has been written to the socket.
+struct Piece {
+    bytes: Bytes,
+    stream: Arc<Stream>,
+}
+
+impl AsRef<[u8]> for Piece {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+impl Drop for Piece {
+    fn drop(&mut self) {
+        let unsent = &self.stream.unsent;
+        if unsent.count.fetch_sub(1, Ordering::AcqRel) == 1 {
+            unsent.answer.wake();
+        }
+    }
+}
+
+impl HttpBody for Streamed {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<std::result::Result<Frame<Bytes>, axum::Error>>> {
+        let polled = Pin::new(&mut self.body).poll_frame(cx);
+        let frame = match polled {
+            Poll::Ready(Some(Ok(frame))) => frame,
+            Poll::Ready(None) => {
+                return match self.stream.as_ref().filter(|_| self.is_large) {
+                    Some(stream) => stream.unsent.poll_none(cx).map(|()| None),
+                    None => Poll::Ready(None),
+                };
+            }
+            other => return other,
+        };
+        let Some(stream) = self.stream.clone() else { return Poll::Ready(Some(Ok(frame))) };
+        stream.moved();
+        Poll::Ready(Some(Ok(frame.map_data(|bytes| {
+            stream.unsent.count.fetch_add(1, Ordering::AcqRel);
+            Bytes::from_owner(Piece { bytes, stream })
+        }))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream() && !self.is_large
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::time::Duration;
+
+    use tokio::sync::Semaphore;
+
+    use super::*;
+
+    fn options() -> Options {
+        Options { idle_ms: 1000, stall_ms: 100, ..Options::default() }
+    }
+
+    /// Requests of a connection that was opened some time ago.
+    fn aged(ms: u64) -> Arc<Streams> {
+        Arc::new(Streams::new(Instant::now() - Duration::from_millis(ms)))
+    }
+
+    fn begin(all: &Arc<Streams>) -> Arc<Stream> {
+        Stream::begin(all.clone(), Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap())
+    }
+
+    #[test]
+    fn a_connection_rests_when_no_request_is_under_way() {
+        let all = aged(5000);
+        assert_eq!((all.rested(), all.overdue(&options())), (Some(0), Some("idle")));
+        let (first, second) = (begin(&all), begin(&all));
+        assert_eq!((all.rested(), all.overdue(&options())), (None, None), "work may take its time");
+        drop(first);
+        assert!(all.rested().is_none());
+        drop(second);
+        assert!(all.rested().unwrap() >= 5000 && all.overdue(&options()).is_none());
+    }
+
+    #[tokio::test]
+    async fn an_answer_that_does_not_move_ends_alone_and_more_of_them_are_given_longer() {
+        let all = aged(5000);
+        let tasks = StreamTasks(all.clone());
+        let run = |_| {
+            let stream = begin(&all);
+            let kept = stream.clone();
+            tasks.execute(async move {
+                let _stream = kept;
+                std::future::pending::<()>().await;
+            });
+            stream
+        };
+        let mut unread: Vec<_> = (0..40).map(run).collect();
+        let moved = |number: u64, age| all.under().open.get_mut(&number).unwrap().moved = Some(age);
+        unread[1..].iter().for_each(|stream| stream.moved());
+        moved(1, 4850);
+        assert!(all.end_stalled(&options()));
+        assert!(all.under().open[&1].task.is_some(), "forty share the connection");
+        moved(1, 4000);
+        assert!(all.end_stalled(&options()));
+        unread.remove(0);
+        while all.under().open.contains_key(&1) {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(all.under().open.len(), 39, "its neighbours go on");
+        // What answers it has ended, and yet it stays: only the connection can end.
+        moved(2, 4000);
+        all.under().open.get_mut(&2).unwrap().task = None;
+        assert!(!all.end_stalled(&options()));
+        unread[0].moved();
+        assert!(all.end_stalled(&options()));
+        unread.clear();
+    }
+
+    #[test]
+    fn a_large_answer_ends_once_its_pieces_have_left() {
+        let mut cx = Context::from_waker(std::task::Waker::noop());
+        for (bytes, waits) in [(100, false), (100_000, true)] {
+            let all = aged(0);
+            let answer = Streamed::of(Response::new(Body::from(vec![7; bytes])), begin(&all));
+            let mut body = answer.into_body();
+            let Poll::Ready(Some(Ok(piece))) = Pin::new(&mut body).poll_frame(&mut cx) else { panic!("no piece") };
+            assert_eq!(body.is_end_stream(), !waits);
+            assert_eq!(Pin::new(&mut body).poll_frame(&mut cx).is_pending(), waits);
+            drop(piece);
+            assert!(matches!(Pin::new(&mut body).poll_frame(&mut cx), Poll::Ready(None)));
+            assert_eq!(all.under().open.len(), 1);
+            drop(body);
+            assert!(all.under().open.is_empty());
+        }
+    }
+
+    #[test]
+    fn requests_that_are_taken_back_are_counted_against_those_that_are_answered() {
+        let all = aged(0);
+        for _ in 0..50 {
+            begin(&all).moved();
+        }
+        for taken_back in 1..=50 + TAKEN_BACK_MAX {
+            drop(begin(&all));
+            assert_eq!(all.overdue(&options()), None, "{taken_back}");
+        }
+        drop(begin(&all));
+        assert_eq!(all.overdue(&options()), Some("resets"));
+    }
+}

@@ -1,0 +1,94 @@
+//! TLS in front of HTTP, where the build has it (feature `tls`) and the configuration names a certificate.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use sterling_core::error::{Error, Result};
+
+#[cfg(feature = "tls")]
+mod rustls;
+#[cfg(feature = "tls")]
+pub use rustls::Tls;
+#[cfg(not(feature = "tls"))]
+mod none;
+#[cfg(not(feature = "tls"))]
+pub use none::Tls;
+
+/// The certificate of the server, and whose certificates clients must have. The files are read again when they change.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct TlsOptions {
+    /// The server's certificate and those between it and its authority, as PEM; without it the server speaks plain HTTP.
+    #[schema(value_type = Option<String>)]
+    pub certificate: Option<PathBuf>,
+    /// The certificate's private key, as PEM.
+    #[schema(value_type = Option<String>)]
+    pub key: Option<PathBuf>,
+    /// Authorities as PEM, of one of which every client must have a certificate; without it clients need none.
+    #[schema(value_type = Option<String>)]
+    pub client_ca: Option<PathBuf>,
+}
+
+/// From when until when a certificate is good, in seconds since 1970.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::http) struct Validity {
+    pub(in crate::http) from: u64,
+    pub(in crate::http) until: u64,
+}
+
+/// Share of its life that a certificate has left when it should have been replaced by another one.
+const LIFE_LEFT_MIN: f64 = 0.1;
+
+impl Validity {
+    /// The share of its life that is left at a time; below 0 once it has expired.
+    pub(in crate::http) fn life_left(self, now: u64) -> f64 {
+        (self.until as f64 - now as f64) / (self.until.saturating_sub(self.from).max(1)) as f64
+    }
+
+    /// What is to be told of it at a time.
+    pub(in crate::http) fn warning(self, now: u64) -> Option<String> {
+        let hours = self.until.abs_diff(now) / 3600;
+        match self.life_left(now) {
+            left if left <= 0.0 => {
+                Some(format!("the certificate of this server expired {hours} hours ago: clients refuse it"))
+            }
+            left if left < LIFE_LEFT_MIN => Some(format!("the certificate of this server expires in {hours} hours")),
+            _ => None,
+        }
+    }
+}
+
+impl TlsOptions {
+    /// Certificate and key, where TLS is asked for.
+    ///
+    /// # Errors
+    /// `Invalid` where one of them stands without the other.
+    fn pair(&self) -> Result<Option<(&PathBuf, &PathBuf)>> {
+        match (&self.certificate, &self.key) {
+            (Some(certificate), Some(key)) => Ok(Some((certificate, key))),
+            (None, None) if self.client_ca.is_none() => Ok(None),
+            (None, None) => Err(Error::invalid("tls.client_ca: expected `tls.certificate` and `tls.key` beside it")),
+            (Some(_), None) => Err(Error::invalid("tls.certificate: expected `tls.key` beside it")),
+            (None, Some(_)) => Err(Error::invalid("tls.key: expected `tls.certificate` beside it")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_certificate_is_warned_of_in_the_last_tenth_of_its_life() {
+        let (day, validity) = (86_400, Validity { from: 1_000_000_000, until: 1_000_000_000 + 90 * 86_400 });
+        let said = |days: u64| validity.warning(validity.from + days * day);
+        assert_eq!((said(0), said(80)), (None, None));
+        assert_eq!(said(82).as_deref(), Some("the certificate of this server expires in 192 hours"));
+        assert_eq!(said(91).as_deref(), Some("the certificate of this server expired 24 hours ago: clients refuse it"));
+        assert_eq!(validity.life_left(validity.from), 1.0);
+        // One of an hour is replaced every few minutes.
+        assert_eq!(Validity { from: 0, until: 3600 }.warning(3000), None);
+    }
+}

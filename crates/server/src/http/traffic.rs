@@ -1,0 +1,87 @@
+//! The calls about a model's traffic: canary and shadow.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::response::Response;
+
+use super::answer::{Outcome, json};
+use super::app::App;
+use super::calls::manage;
+use super::parameters::number;
+use super::paths::Names;
+use super::worst::WINDOW;
+use sterling_api::{Problem, ShadowResponse, TrafficRequest, TrafficResponse, traffic_info};
+use sterling_core::error::{Error, Result};
+use sterling_snapshot::rollout::{StopRequest, Traffic};
+
+/// Where the requests of a model go that pin no version: its canary and its shadow, and what this server has seen of them.
+#[utoipa::path(get, path = "/v1/models/{model}/traffic", tag = "models", params(("model" = String, Path, description = "The model's name")),
+    responses((status = 200, body = TrafficResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
+pub async fn traffic(State(app): State<Arc<App>>, Names(model): Names<String>) -> Outcome {
+    let now = app.registry.traffic(&model)?;
+    Ok(json(&traffic_info(model, now)))
+}
+
+/// Longest reason of a roll-back, in bytes.
+const REASON_BYTES_MAX: usize = 4096;
+
+/// Take the share of a canary away, at all servers of the store, where what is wished of it still is what the body says: what a router does with one that is behind.
+#[utoipa::path(post, path = "/v1/models/{model}/traffic:stop", tag = "models", params(("model" = String, Path, description = "The model's name")),
+    request_body = StopRequest,
+    responses((status = 200, body = TrafficResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
+pub async fn stop(State(app): State<Arc<App>>, Names(model): Names<String>, request: Request) -> Outcome {
+    let body = app.bodies.read(request).await?;
+    let StopRequest { canary, reason } = sterling_api::object(&body)?;
+    if reason.is_empty() || reason.len() > REASON_BYTES_MAX {
+        let length = reason.len();
+        return Err(
+            Error::invalid(format!("field `reason`: got {length} bytes, expected 1 to {REASON_BYTES_MAX}")).into()
+        );
+    }
+    if let Some(control) = reason.chars().find(|character| character.is_control()) {
+        return Err(Error::invalid(format!(
+            "field `reason`: got the control character {control:?}, expected one line of text"
+        ))
+        .into());
+    }
+    let stopped = manage(&app, move |registry| {
+        registry.stop_canary(&model, &canary, &reason)?;
+        Ok(traffic_info(model.clone(), registry.traffic(&model)?))
+    });
+    Ok(json(&stopped.await?))
+}
+
+/// Say where the requests of a model go that pin no version, at all servers of the store.
+#[utoipa::path(put, path = "/v1/models/{model}/traffic", tag = "models", params(("model" = String, Path, description = "The model's name")),
+    request_body = TrafficRequest,
+    responses((status = 200, body = TrafficResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
+pub async fn put_traffic(State(app): State<Arc<App>>, Names(model): Names<String>, request: Request) -> Outcome {
+    let body = app.bodies.read(request).await?;
+    let asked: TrafficRequest = sterling_api::object(&body)?;
+    let revision = asked.revision;
+    Ok(json(&changed(&app, model, revision, asked.into()).await?))
+}
+
+/// Have the active version answer all requests that pin none, and no other one be asked.
+#[utoipa::path(delete, path = "/v1/models/{model}/traffic", tag = "models", params(("model" = String, Path, description = "The model's name"),
+        ("revision" = Option<u64>, Query, description = "Only where what is wished of the model is of this revision")),
+    responses((status = 200, body = TrafficResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
+pub async fn delete_traffic(State(app): State<Arc<App>>, Names(model): Names<String>, request: Request) -> Outcome {
+    let revision = number(request.uri(), "revision")?;
+    Ok(json(&changed(&app, model, revision, Traffic::default()).await?))
+}
+
+async fn changed(app: &Arc<App>, model: String, revision: Option<u64>, traffic: Traffic) -> Result<TrafficResponse> {
+    let told = manage(app, move |registry| {
+        registry.set_traffic(&model, revision, traffic)?;
+        Ok(traffic_info(model.clone(), registry.traffic(&model)?))
+    });
+    told.await
+}
+
+/// The answers of shadows that differed most from those that were served, in the last minutes.
+#[utoipa::path(get, path = "/v1/debug/shadow", tag = "health", responses((status = 200, body = ShadowResponse)))]
+pub async fn shadow(State(app): State<Arc<App>>) -> Response {
+    json(&ShadowResponse { window_seconds: WINDOW.as_secs(), diffs: app.shadows.worst.list() })
+}

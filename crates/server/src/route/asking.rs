@@ -1,0 +1,233 @@
+//! A version over all of its shards, asked for one request.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+use axum::body::Bytes;
+use axum::http::HeaderValue;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::client::{Client, Outgoing};
+use super::editions::Edition;
+use super::inquiry::{Heard, Home, Inquiry};
+use super::protocol::{
+    ANY_VIEW, Asked, POSITION_HEADER, PassCall, PassReply, Replied, VIEW_HEADER, ViewPosition, read, write,
+};
+use crate::gather::{Said, Sharded};
+use sterling_api::Written;
+use sterling_core::error::{Error, Kind, Result};
+use sterling_core::locks::locked;
+use sterling_core::request::{Origin, Priority, Request};
+use sterling_core::units::ItemId;
+use sterling_serving::quota::Memory;
+use sterling_snapshot::shard_of;
+
+/// Where an answer may do without some shards, the share of the time that is left for their candidates: the rest is for the results.
+const SELECT_SHARE: f64 = 0.6;
+
+/// What came with an answer of a shard.
+#[derive(Clone, Debug)]
+pub struct Beside {
+    /// The tasks and columns of its items.
+    pub rest: Written,
+    /// How it came about, in JSON.
+    pub explain: Option<String>,
+    /// The view that answered.
+    pub view: ViewPosition,
+    /// The server.
+    pub server: std::net::SocketAddr,
+    /// How long it took, from here.
+    pub took: Duration,
+}
+
+/// Under which terms a request is asked.
+#[derive(Clone, Debug)]
+pub struct Conditions {
+    /// When its answer is worth nothing any more.
+    pub deadline: Instant,
+    /// Who goes first where requests wait.
+    pub priority: Priority,
+    /// The share of the items that the answer must cover.
+    pub min_coverage: f64,
+    /// The position of its updates that each shard must see, where some are to be seen.
+    pub positions: Option<Arc<[u64]>>,
+    /// Of a page: the view of each shard that it is of, and none of the first one's. Shards keep what they are asked of.
+    pub views: Option<Arc<[ViewPosition]>>,
+    /// That of the answer, which counts what shards send; none for answers that are small.
+    pub memory: Option<Arc<Memory>>,
+    /// What shards are asked for.
+    pub origin: Origin,
+}
+
+impl Conditions {
+    /// Those of a call over all items at whatever position, for which somebody waits.
+    pub fn until(deadline: Instant) -> Self {
+        Conditions {
+            deadline,
+            priority: Priority::default(),
+            min_coverage: 1.0,
+            positions: None,
+            views: None,
+            memory: None,
+            origin: Origin::default(),
+        }
+    }
+}
+
+/// One request's way to the shards of an edition.
+pub(super) struct Asking<'a> {
+    pub(super) edition: &'a Edition<Arc<Client>>,
+    pub(super) homes: &'a [Home],
+    pub(super) terms: Conditions,
+    /// What clocks of groups count from.
+    pub(super) origin: Instant,
+    /// What tells that servers were looked at.
+    pub(super) looked: &'a Notify,
+    /// The shard that is asked first for what any can do.
+    pub(super) turn: usize,
+    /// Whether some shard had the version no more.
+    pub(super) is_gone: AtomicBool,
+    /// Of a page: the view of each shard that all its rounds see, from the first that it answered.
+    pub(super) views: Option<Mutex<BTreeMap<usize, ViewPosition>>>,
+    /// Why a replica could not answer of such a view, where one could not.
+    pub(super) past: OnceLock<String>,
+}
+
+/// What a group calls questions for the embedding of a user.
+const EMBED: usize = 2;
+
+/// What a group calls a request.
+fn kind(request: &Asked) -> usize {
+    match request {
+        Asked::Item(_) | Asked::Model => 3,
+        Asked::Pass(request) => match &**request {
+            Request::Select(_) | Request::Retrieve(_) => 0,
+            Request::Rerank(_) | Request::Rank(_) => 1,
+            Request::Embed(_) => EMBED,
+        },
+    }
+}
+
+/// A call as it goes to any replica.
+#[derive(Clone, Debug)]
+pub(super) struct Call {
+    /// Why there is none, where there is none.
+    out: std::result::Result<Outgoing, Arc<str>>,
+    kind: usize,
+    may_be_missing: bool,
+}
+
+impl Asking<'_> {
+    pub(super) fn write(&self, asked: Asked) -> Call {
+        let (kind, may_be_missing) =
+            (kind(&asked), matches!(&asked, Asked::Pass(request) if matches!(**request, Request::Select(_))));
+        let path = format!("/v1/models/{}/versions/{}:pass", self.edition.model, self.edition.version);
+        let body = write(&PassCall { priority: self.terms.priority, asked });
+        let out = body.map(|body| Outgoing::pass(path, Some(Bytes::from(body))));
+        Call { out: out.map_err(|e| e.to_string().into()), kind, may_be_missing }
+    }
+
+    /// Asks one shard for anything: one replica, another where that one fails or is late.
+    pub(super) async fn reply(&self, shard: usize, call: &Call) -> Result<Heard<PassReply>> {
+        let home = &self.homes[shard];
+        let is_partial = self.terms.min_coverage < 1.0;
+        // Any shard can embed a user.
+        let looked = Some(self.looked).filter(|_| !is_partial && (call.kind != EMBED || self.homes.len() == 1));
+        if home.servers().is_empty() && !(looked.is_some() && home.may_answer()) {
+            return Err(Error::unavailable(format!("shard {shard} of model `{}` has no server", self.edition.model)));
+        }
+        let out = call.out.as_ref().map_err(|why| Error::internal(why.to_string()))?;
+        let (memory, origin) = (self.terms.memory.clone(), self.terms.origin.clone());
+        let out = &Outgoing { sees: self.sees(shard)?, memory, origin, ..out.clone() };
+        let left = self.terms.deadline.saturating_duration_since(Instant::now());
+        let wait = if is_partial && call.may_be_missing { left.mul_f64(SELECT_SHARE) } else { left };
+        Inquiry { home, out, kind: call.kind, origin: self.origin, wait, looked }
+            .ask(|said| self.heard(shard, said))
+            .await
+    }
+
+    /// The headers that say what an answer of a shard must see.
+    fn sees(&self, shard: usize) -> Result<Vec<(&'static str, HeaderValue)>> {
+        let position = self.terms.positions.as_ref().and_then(|positions| positions.get(shard).copied());
+        let position = position.filter(|position| *position > 0).map(|position| (POSITION_HEADER, position.into()));
+        let Some(views) = &self.views else { return Ok(position.into_iter().collect()) };
+        let view = locked(views).get(&shard).copied();
+        Ok(match view {
+            Some(view) => {
+                let value = HeaderValue::try_from(view.to_string());
+                vec![(VIEW_HEADER, value.map_err(|e| Error::internal(format!("view {view}: {e}")))?)]
+            }
+            None => position.into_iter().chain([(VIEW_HEADER, HeaderValue::from_static(ANY_VIEW))]).collect(),
+        })
+    }
+
+    /// What a replica said, where it is of the version that was asked for.
+    fn heard(&self, shard: usize, said: Result<Bytes>) -> Result<PassReply> {
+        let body = said.map_err(|error| match error.kind() {
+            // It had the version when it was looked at last; nothing else in a call may be missing.
+            Kind::NotFound | Kind::NotReady => self.gone(shard, &error.to_string()),
+            // Another replica may still have the view.
+            Kind::Gone => {
+                let why = self.past.get_or_init(|| error.to_string());
+                Error::unavailable(why.clone())
+            }
+            _ => error,
+        })?;
+        let reply: PassReply = read(&body).map_err(|e| Error::corrupt(e.to_string()))?;
+        let said = (reply.version, &*reply.digest, reply.shard as usize);
+        if said != (self.edition.version, &*self.edition.digest, shard) {
+            let (version, digest) = (self.edition.version, &self.edition.digest);
+            return Err(
+                self.gone(shard, &format!("it answered of {said:?}, expected ({version}, {digest:?}, {shard})"))
+            );
+        }
+        Ok(reply)
+    }
+
+    /// A replica that has the version no more: another one may.
+    fn gone(&self, shard: usize, what: &str) -> Error {
+        self.is_gone.store(true, Ordering::Relaxed);
+        let (model, version) = (&self.edition.model, self.edition.version);
+        Error::unavailable(format!(
+            "version {version} of model `{model}` is gone from a server of shard {shard}: {what}"
+        ))
+    }
+}
+
+impl Sharded for Asking<'_> {
+    type Call = Call;
+    type Beside = Beside;
+
+    fn items(&self) -> &[usize] {
+        &self.edition.items
+    }
+
+    fn home(&self, item: ItemId) -> usize {
+        shard_of(item, self.edition.items.len() as u32) as usize
+    }
+
+    fn turn(&self) -> usize {
+        self.turn
+    }
+
+    fn call(&self, request: Request) -> Call {
+        self.write(Asked::Pass(Box::new(request)))
+    }
+
+    async fn ask(&self, shard: usize, call: Call) -> Result<Said<Beside>> {
+        let (reply, server, took) = self.reply(shard, &call).await?;
+        let (view, server) = (reply.view, server.address());
+        if let Some(views) = &self.views {
+            locked(views).entry(shard).or_insert(view);
+        }
+        match reply.given {
+            Replied::Pass { content, degraded_rows, rest, explain } => {
+                Ok(Said { content, degraded_rows, beside: Beside { rest, explain, view, server, took } })
+            }
+            Replied::Text(_) => Err(Error::internal("a text came in place of an answer")),
+        }
+    }
+}

@@ -1,0 +1,568 @@
+//! The servers of a router, and the versions that they have together.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use futures_util::future::join_all;
+use futures_util::stream::{self, StreamExt as _};
+use tokio::sync::{Notify, Semaphore};
+use tokio::time::{Instant, timeout};
+
+use super::asking::{Asking, Beside, Conditions};
+use super::choice::Group;
+use super::client::{Client, Outgoing};
+use super::editions::{Edition, Readiness, active, editions, labelled};
+use super::inquiry::{Home, LOOKS_MAX, Replicas};
+use super::names::Names;
+use super::offering::Offering;
+use super::options::Options;
+use super::protocol::{Asked, Holdings, PARTS_PATH, PassReply, Replied, read};
+use super::split::{Split, heard};
+use super::tls::Connector;
+use crate::gather::{self, Gathered, Said, Sharded as _};
+use sterling_core::error::{Error, Result};
+use sterling_core::locks::locked;
+use sterling_core::request::{Embed, Rank, Retrieve};
+use sterling_core::units::ItemId;
+use sterling_snapshot::rollout::TrafficTarget;
+
+/// Servers that are looked at side by side.
+const LOOKED_AT: usize = 64;
+/// How long a server may take to say what it has.
+const LOOK_MAX: Duration = Duration::from_secs(2);
+
+/// A server, and what it said when it was looked at last.
+pub(super) struct Known {
+    client: Arc<Client>,
+    pub(super) holdings: Holdings,
+    /// Whether it has ever said what it has.
+    pub(super) has_answered: bool,
+    /// Looks in a row that it did not answer.
+    pub(super) in_vain: u32,
+    /// Why it did not answer the last look, where it did not.
+    pub(super) trouble: Option<String>,
+}
+
+impl Known {
+    /// Whether what it said holds.
+    fn is_answering(&self) -> bool {
+        self.readiness() == Some(Readiness::Ready)
+    }
+
+    /// Whether and how what it said that it has can be asked.
+    pub(super) fn readiness(&self) -> Option<Readiness> {
+        let readiness = if self.holdings.is_ready { Readiness::Ready } else { Readiness::Ending };
+        (self.has_answered && self.in_vain < LOOKS_MAX).then_some(readiness)
+    }
+
+    /// Whether it answers looks and is ready, so that what it does not have is not there.
+    fn is_well(&self) -> bool {
+        self.in_vain == 0 && self.holdings.is_ready
+    }
+}
+
+/// One model: its versions, ascending, the one that answers, and what takes part in its traffic beside it.
+#[derive(Default)]
+pub(super) struct Model {
+    pub(super) versions: Vec<Arc<Offering>>,
+    active: Option<usize>,
+    /// Whether some shard of the version that answers is at servers alone that say that they are not ready.
+    pub(super) is_last_resort: bool,
+    pub(super) split: Split,
+}
+
+impl Model {
+    pub(super) fn active(&self) -> Option<&Arc<Offering>> {
+        self.versions.get(self.active?)
+    }
+}
+
+/// Which version a request is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pin<'a> {
+    /// The one that answers.
+    Active,
+    /// This one.
+    Version(u64),
+    /// The one that a label points to.
+    Label(&'a str),
+}
+
+/// A version of a model, as it is listed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// The version.
+    pub version: u64,
+    /// One name for its bytes.
+    pub digest: String,
+    /// True for the one that answers.
+    pub is_active: bool,
+    /// True where every shard has enough servers.
+    pub is_whole: bool,
+    /// The labels that point to it.
+    pub labels: Vec<String>,
+}
+
+/// What is asked of all shards.
+#[derive(Clone, Debug)]
+pub enum Errand {
+    /// The best items.
+    Retrieve(Box<Retrieve>),
+    /// The scores of given ones.
+    Rank(Box<Rank>),
+}
+
+/// The servers and what they have together.
+pub struct Fleet {
+    pub(super) options: Options,
+    connector: Option<Arc<Connector>>,
+    pub(super) known: Mutex<BTreeMap<SocketAddr, Known>>,
+    names: Names,
+    pub(super) groups: Mutex<BTreeMap<(String, usize, usize), Arc<Replicas>>>,
+    pub(super) models: ArcSwap<BTreeMap<String, Model>>,
+    pub(super) has_looked: AtomicBool,
+    /// Asked for a look before its time.
+    wanted: Notify,
+    pub(super) looked: Notify,
+    requests: Semaphore,
+    turn: AtomicUsize,
+    pub(super) origin: Instant,
+}
+
+impl Fleet {
+    /// Servers of which nothing is known yet.
+    ///
+    /// # Errors
+    /// What is wrong with the certificates that the options name.
+    pub fn open(options: Options) -> Result<Self> {
+        let connector = Connector::open(&options.tls).map_err(|e| e.within("route"))?.map(Arc::new);
+        Ok(Fleet {
+            connector,
+            requests: Semaphore::new(options.requests),
+            options,
+            known: Mutex::default(),
+            names: Names::default(),
+            groups: Mutex::default(),
+            models: ArcSwap::default(),
+            has_looked: AtomicBool::new(false),
+            wanted: Notify::new(),
+            looked: Notify::new(),
+            turn: AtomicUsize::new(0),
+            origin: Instant::now(),
+        })
+    }
+
+    /// What it was told.
+    pub fn options(&self) -> &Options {
+        &self.options
+    }
+
+    /// Looks at the servers for ever.
+    pub async fn watch(&self) -> Infallible {
+        loop {
+            self.look().await;
+            let pause = Duration::from_millis(self.options.refresh_ms);
+            // Whichever comes first; a time that has come is no error.
+            let _ = timeout(pause, self.wanted.notified()).await;
+        }
+    }
+
+    /// Looks at all servers once, and decides which versions there are.
+    pub async fn look(&self) {
+        self.resolve().await;
+        let clients: Vec<Arc<Client>> = locked(&self.known).values().map(|known| known.client.clone()).collect();
+        let wait = Duration::from_millis(2 * self.options.refresh_ms).clamp(LOOK_MAX / 8, LOOK_MAX);
+        let parts = Outgoing::pass(PARTS_PATH.into(), None);
+        let told = stream::iter(clients).map(|client| {
+            let parts = &parts;
+            async move {
+                let told = client.call(parts, Instant::now() + wait).await;
+                (client.address(), told.and_then(|body| read::<Holdings>(&body)))
+            }
+        });
+        let told: Vec<(SocketAddr, Result<Holdings>)> = told.buffer_unordered(LOOKED_AT).collect().await;
+        for (address, told) in told {
+            self.learn(address, told);
+        }
+        self.decide();
+        self.measure();
+        self.has_looked.store(true, Ordering::Relaxed);
+        self.looked.notify_waiters();
+    }
+
+    /// Finds what the names of servers stand for.
+    async fn resolve(&self) {
+        let there = self.names.resolve(&self.options.servers).await;
+        let mut known = locked(&self.known);
+        known.retain(|address, _| there.contains_key(address));
+        for (address, host) in there {
+            let new = || Known {
+                client: Arc::new(Client::new(address, &host, &self.options.key, self.connector.clone())),
+                holdings: Holdings::default(),
+                has_answered: false,
+                in_vain: 0,
+                trouble: None,
+            };
+            known.entry(address).or_insert_with(new);
+        }
+    }
+
+    fn learn(&self, address: SocketAddr, told: Result<Holdings>) {
+        let mut known = locked(&self.known);
+        let Some(server) = known.get_mut(&address) else { return };
+        match told {
+            Ok(holdings) => {
+                if server.in_vain >= LOOKS_MAX {
+                    tracing::info!(server = %address, "answers again");
+                }
+                (server.holdings, server.has_answered, server.in_vain) = (holdings, true, 0);
+                server.trouble = None;
+            }
+            Err(error) => {
+                server.in_vain = server.in_vain.saturating_add(1);
+                server.trouble = Some(error.to_string());
+                if server.in_vain == LOOKS_MAX {
+                    tracing::warn!(server = %address, %error, "does not answer: left out until it does");
+                    server.client.forget();
+                }
+            }
+        }
+    }
+
+    /// Decides from what the servers said which versions there are and which one answers.
+    fn decide(&self) {
+        let known = locked(&self.known);
+        let told = known.values().filter_map(|server| {
+            Some(((server.client.clone(), server.readiness()?), server.holdings.parts.as_slice()))
+        });
+        let mut found: BTreeMap<String, Vec<_>> = editions(told)
+            .into_iter()
+            .map(|(name, of_model)| (name, of_model.into_iter().map(Edition::chosen).collect()))
+            .collect();
+        let before = self.models.load();
+        // A model that no server has any more is lost, not gone, until all of them answer and say so.
+        let are_well = known.values().all(Known::is_well);
+        for (name, old) in before.iter() {
+            if found.contains_key(name) {
+                continue;
+            }
+            match old.active().filter(|answered| !are_well || answered.may_answer()) {
+                Some(answered) => drop(found.insert(name.clone(), vec![(answered.edition.without_servers(), false)])),
+                // A metric cannot be taken away; what is no number raises no alert.
+                None => metrics::gauge!("sterling_route_coverage_ratio", "model" => name.clone()).set(f64::NAN),
+            }
+        }
+        let heard: BTreeSet<SocketAddr> =
+            known.iter().filter(|(_, server)| server.in_vain == 0).map(|(address, _)| *address).collect();
+        let mut models = BTreeMap::new();
+        for (name, of_model) in found {
+            let (mut of_model, are_last_resorts): (Vec<_>, Vec<bool>) = of_model.into_iter().unzip();
+            let old = before.get(&name);
+            let answered = old.and_then(|old| old.versions.get(old.active?));
+            let answered_as = answered.map(|served| (served.edition.version, served.edition.digest.clone()));
+            if let Some(answered) = answered
+                && let Some(same) =
+                    of_model.iter_mut().find(|e| answered_as.as_ref().is_some_and(|before| e.is(before)))
+            {
+                // Shards that are lost have the items that they had.
+                same.items.clone_from(&answered.edition.items);
+            }
+            let active = active(&of_model, self.options.min_replicas, answered_as.as_ref());
+            let is_new = active.is_some_and(|n| answered_as.as_ref().is_none_or(|before| !of_model[n].is(before)));
+            if let Some(n) = active.filter(|_| is_new) {
+                let (version, digest) = (of_model[n].version, &of_model[n].digest);
+                tracing::info!(model = name, version, digest, "every shard has it: it answers");
+                sterling_telemetry::begin_model(&name);
+                metrics::gauge!("sterling_model_version", "model" => name.clone()).set(version as f64);
+            }
+            let old_versions = old.map_or(&[][..], |old| &old.versions);
+            let versions: Vec<Arc<Offering>> =
+                of_model.into_iter().map(|edition| Arc::new(self.served(edition, old_versions, &heard))).collect();
+            let is_last_resort = active.is_some_and(|n| are_last_resorts[n]);
+            let mut model = Model { versions, active, is_last_resort, split: Split::default() };
+            model.split = self.split(&name, &model, &known, old.map(|old| &old.split));
+            models.insert(name, model);
+        }
+        drop(known);
+        let used: BTreeMap<(String, usize, usize), BTreeSet<SocketAddr>> = homes(&models);
+        let mut groups = locked(&self.groups);
+        groups.retain(|key, _| used.contains_key(key));
+        for (key, group) in groups.iter() {
+            locked(group).keep(|address| used[key].contains(address));
+        }
+        drop(groups);
+        self.models.store(Arc::new(models));
+    }
+
+    /// What takes part in the traffic of a model, by what those servers say of which something is known.
+    fn split(&self, name: &str, model: &Model, known: &BTreeMap<SocketAddr, Known>, before: Option<&Split>) -> Split {
+        let answering = known.values().filter(|server| server.is_answering());
+        let wished = answering.flat_map(|server| &server.holdings.wished).filter(|wished| wished.model == name);
+        let least = self.options.min_replicas;
+        let whole = |target: TrafficTarget<'_>| {
+            let versions = || model.versions.iter();
+            match target {
+                TrafficTarget::Version(version) => {
+                    versions().find(|served| served.version() == version && served.edition.fewest() >= least)
+                }
+                TrafficTarget::Label(label) => {
+                    let of_label = labelled(versions().map(|served| &served.edition), least, label);
+                    of_label.and_then(|n| model.versions.get(n))
+                }
+            }
+        };
+        Split::of(name, heard(wished), before, (model.active(), whole))
+    }
+
+    /// A version as it is asked. What is asked of it already, as one of `before`, learns of its servers as well, and whether they are among those that the
+    /// last look has `heard` of.
+    fn served(
+        &self,
+        edition: Edition<Arc<Client>>,
+        before: &[Arc<Offering>],
+        heard: &BTreeSet<SocketAddr>,
+    ) -> Offering {
+        let shards = edition.replicas.len();
+        let is_same =
+            |other: &Offering| (other.version(), other.digest()) == (edition.version, edition.digest.as_str());
+        if let Some(same) = before.iter().find(|other| is_same(other) && other.shards() == shards) {
+            for (home, servers) in same.homes.iter().zip(&edition.replicas) {
+                home.found(servers.clone(), servers.iter().any(|server| heard.contains(&server.address())));
+            }
+            return Offering { homes: same.homes.clone(), edition };
+        }
+        let mut groups = locked(&self.groups);
+        let homes = edition.replicas.iter().enumerate().map(|(shard, servers)| {
+            let seed = self.origin.elapsed().as_nanos() as u64 ^ (shard as u64) << 48;
+            let group = groups.entry((edition.model.clone(), shards, shard));
+            let group = group.or_insert_with(|| Arc::new(Mutex::new(Group::new(seed)))).clone();
+            Home::new(servers.clone(), group)
+        });
+        Offering { homes: homes.collect(), edition }
+    }
+
+    /// The models there are, whether they answer or not.
+    pub fn models(&self) -> Vec<String> {
+        self.models.load().keys().cloned().collect()
+    }
+
+    /// The versions of a model.
+    ///
+    /// # Errors
+    /// `NotFound` for an unknown model.
+    pub fn versions(&self, name: &str) -> Result<Vec<Listed>> {
+        self.of_model(name, |model| {
+            let listed = |(n, served): (usize, &Arc<Offering>)| Listed {
+                version: served.edition.version,
+                digest: served.edition.digest.clone(),
+                is_active: model.active == Some(n),
+                is_whole: served.edition.fewest() >= self.options.min_replicas,
+                labels: served.edition.labels.keys().cloned().collect(),
+            };
+            Ok(model.versions.iter().enumerate().map(listed).collect())
+        })
+    }
+
+    pub(super) fn of_model<R>(&self, name: &str, read: impl FnOnce(&Model) -> Result<R>) -> Result<R> {
+        let models = self.models.load();
+        let Some(model) = models.get(name) else {
+            // Where nothing is known of any model, servers may have this one and not tell.
+            if models.is_empty() {
+                self.ready()?;
+            }
+            let known: Vec<&str> = models.keys().map(String::as_str).collect();
+            let known = if known.is_empty() { "none".into() } else { known.join(", ") };
+            return Err(Error::not_found(format!("model `{name}` is not served here; there are: {known}")));
+        };
+        read(model).map_err(|e| e.within(format_args!("model `{name}`")))
+    }
+
+    /// The version that a request is for.
+    ///
+    /// # Errors
+    /// `NotFound` where there is none of that name, `NotReady` where not every shard has it.
+    pub fn get(&self, name: &str, pin: Pin<'_>) -> Result<Arc<Offering>> {
+        let least = self.options.min_replicas;
+        self.of_model(name, |model| match pin {
+            Pin::Active => model
+                .active()
+                .cloned()
+                .ok_or_else(|| Error::not_ready(format!("no version of which every shard has {least} servers"))),
+            Pin::Version(version) => {
+                let of_number = || model.versions.iter().filter(|served| served.edition.version == version);
+                let is_active =
+                    |served: &Arc<Offering>| model.active.is_some_and(|n| Arc::ptr_eq(&model.versions[n], served));
+                let found = of_number().find(|served| is_active(served) || served.edition.fewest() >= least);
+                found.cloned().ok_or_else(|| match of_number().next() {
+                    Some(_) => Error::not_ready(format!("version {version} is not at {least} servers of every shard")),
+                    None => Error::not_found(format!("version {version} is in the memory of no server")),
+                })
+            }
+            Pin::Label(label) => {
+                let of_label = labelled(model.versions.iter().map(|served| &served.edition), least, label);
+                of_label.and_then(|n| model.versions.get(n)).cloned().ok_or_else(|| {
+                    Error::not_found(format!("label `{label}` points to no version that every shard has"))
+                })
+            }
+        })
+    }
+
+    fn asking<'a>(&'a self, served: &'a Offering, terms: Conditions) -> Asking<'a> {
+        let views = terms.views.as_ref().map(|views| Mutex::new(views.iter().copied().enumerate().collect()));
+        Asking {
+            edition: &served.edition,
+            homes: &served.homes,
+            terms,
+            views,
+            past: OnceLock::new(),
+            origin: self.origin,
+            looked: &self.looked,
+            turn: self.turn.fetch_add(1, Ordering::Relaxed) % served.homes.len().max(1),
+            is_gone: AtomicBool::new(false),
+        }
+    }
+
+    /// Asks all shards of a version. Where one has it no more, the whole request goes once to the one that `pin` means by then.
+    ///
+    /// # Errors
+    /// Those of [`gather::retrieve`]; `Overloaded` where too many requests are worked on; `Gone` of a page of which a shard has the view no more.
+    pub async fn work(
+        &self,
+        name: &str,
+        (chosen, pin): (Arc<Offering>, Pin<'_>),
+        work: Errand,
+        terms: Conditions,
+    ) -> Result<(Arc<Offering>, Gathered<Beside>)> {
+        let _place = self.place()?;
+        let mut served = self.by_now(name, chosen);
+        for is_again in [false, true] {
+            let asking = self.asking(&served, terms.clone());
+            let done = match work.clone() {
+                Errand::Retrieve(retrieve) => gather::retrieve(&asking, *retrieve, terms.min_coverage).await,
+                Errand::Rank(rank) => gather::rank(&asking, *rank, terms.min_coverage).await,
+            };
+            let is_gone = asking.is_gone.load(Ordering::Relaxed);
+            match done {
+                Err(error) if is_gone && !is_again => {
+                    served = self.other(name, pin, &served, terms.deadline).await.ok_or(error)?
+                }
+                Err(error) => return Err(asking.past.get().map_or(error, |why| Error::gone(why.clone()))),
+                Ok(gathered) => return Ok((served, gathered)),
+            }
+        }
+        Err(Error::internal("a request goes again once"))
+    }
+
+    /// A version at those servers that have it by now, where that is known.
+    fn by_now(&self, name: &str, served: Arc<Offering>) -> Arc<Offering> {
+        let models = self.models.load();
+        let same = models.get(name).and_then(|model| model.versions.iter().find(|other| other.is_same(&served)));
+        same.cloned().unwrap_or(served)
+    }
+
+    /// The version that a request is for after one was gone: another one, or the same at other servers.
+    async fn other(&self, name: &str, pin: Pin<'_>, gone: &Arc<Offering>, deadline: Instant) -> Option<Arc<Offering>> {
+        let looked = self.looked.notified();
+        self.wanted.notify_one();
+        let left = deadline.saturating_duration_since(Instant::now());
+        timeout(left / 2, looked).await.ok()?;
+        self.get(name, pin).ok().filter(|served| !Arc::ptr_eq(served, gone))
+    }
+
+    /// What the user tower of a version says; where no shard has it any more, that of the one that `pin` means by then.
+    ///
+    /// # Errors
+    /// Those of [`gather::embed`].
+    pub async fn embed(
+        &self,
+        name: &str,
+        (chosen, pin): (Arc<Offering>, Pin<'_>),
+        embed: Embed,
+        terms: Conditions,
+    ) -> Result<(Arc<Offering>, Said<Beside>)> {
+        let _place = self.place()?;
+        let served = self.by_now(name, chosen);
+        let asking = self.asking(&served, terms.clone());
+        match gather::embed(&asking, embed.clone()).await {
+            Err(error) if asking.is_gone.load(Ordering::Relaxed) => {
+                let other = self.other(name, pin, &served, terms.deadline).await.ok_or(error)?;
+                let said = gather::embed(&self.asking(&other, terms), embed).await?;
+                Ok((other, said))
+            }
+            said => said.map(|said| (served.clone(), said)),
+        }
+    }
+
+    /// The attributes of an item, in JSON, and the position that they were seen at.
+    ///
+    /// # Errors
+    /// `NotFound` where its shard does not hold it.
+    pub async fn item(&self, name: &str, item: ItemId, terms: Conditions) -> Result<(Arc<Offering>, String, u64)> {
+        let _place = self.place()?;
+        let served = self.get(name, Pin::Active)?;
+        let asking = self.asking(&served, terms);
+        let (reply, ..) = asking.reply(asking.home(item), &asking.write(Asked::Item(item))).await?;
+        let position = reply.view.position;
+        match reply.given {
+            Replied::Text(Some(attributes)) => Ok((served, attributes, position)),
+            Replied::Text(None) => {
+                Err(Error::not_found(format!("model `{name}` holds no item {item} at position {position}")))
+            }
+            Replied::Pass { .. } => Err(Error::internal("an answer came in place of an item")),
+        }
+    }
+
+    /// What each shard says of a version, in JSON, in the order of the shards, or why it cannot.
+    ///
+    /// # Errors
+    /// As [`Fleet::get`].
+    pub async fn told(
+        &self,
+        name: &str,
+        pin: Pin<'_>,
+        terms: Conditions,
+    ) -> Result<(Arc<Offering>, Vec<Result<String>>)> {
+        let served = self.get(name, pin)?;
+        let asking = self.asking(&served, terms);
+        let call = asking.write(Asked::Model);
+        let told = join_all((0..served.homes.len()).map(|shard| asking.reply(shard, &call))).await;
+        let text = |said: Result<(PassReply, Arc<Client>, Duration)>| match said?.0.given {
+            Replied::Text(Some(text)) => Ok(text),
+            Replied::Text(None) | Replied::Pass { .. } => Err(Error::internal("a shard does not say what it has")),
+        };
+        Ok((served, told.into_iter().map(text).collect()))
+    }
+
+    pub(super) fn place(&self) -> Result<tokio::sync::SemaphorePermit<'_>> {
+        self.requests.try_acquire().map_err(|_| {
+            Error::overloaded(format!("{} requests are worked on, try again later", self.options.requests))
+        })
+    }
+
+    /// Whether one more request would be taken in.
+    ///
+    /// # Errors
+    /// As [`Fleet::work`].
+    pub fn admits(&self) -> Result<()> {
+        self.place().map(drop)
+    }
+}
+
+/// The servers of each shard of each model, over all versions.
+fn homes(models: &BTreeMap<String, Model>) -> BTreeMap<(String, usize, usize), BTreeSet<SocketAddr>> {
+    let mut homes: BTreeMap<(String, usize, usize), BTreeSet<SocketAddr>> = BTreeMap::new();
+    for (name, model) in models {
+        for served in &model.versions {
+            for (shard, home) in served.homes.iter().enumerate() {
+                let servers = homes.entry((name.clone(), served.homes.len(), shard)).or_default();
+                servers.extend(home.servers().iter().map(|server| server.address()));
+            }
+        }
+    }
+    homes
+}

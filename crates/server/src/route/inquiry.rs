@@ -1,0 +1,265 @@
+//! One question to the replicas of a shard or of a host: which of them is asked, how long, and which one instead.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use axum::body::Bytes;
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until, timeout_at};
+
+use super::choice::{Group, Micros, Outcome};
+use super::client::{Client, Outgoing};
+use crate::gather::is_absence;
+use sterling_core::error::{Error, Kind, Result};
+use sterling_core::locks::locked;
+
+/// The share of the time that is left after which a call that has no answer is sent to another replica, whatever the budget of hedges,
+/// and how long that is at most.
+const PATIENCE: f64 = 0.4;
+const PATIENCE_MAX: Duration = Duration::from_secs(2);
+
+/// The replicas of one shard or host, by their addresses.
+pub(super) type Replicas = Mutex<Group<SocketAddr>>;
+
+/// Looks in a row that find no server of a shard, or no answer of a server, before it is taken for lost.
+pub(super) const LOOKS_MAX: u32 = 3;
+
+/// Those who hold the same: their servers as they were found last, and what is known of how they answer.
+#[derive(Clone)]
+pub(super) struct Home {
+    servers: Arc<ArcSwap<Vec<Arc<Client>>>>,
+    /// Looks in a row in which none of them answered.
+    vacant: Arc<AtomicU32>,
+    pub(super) group: Arc<Replicas>,
+}
+
+impl Home {
+    pub(super) fn new(servers: Vec<Arc<Client>>, group: Arc<Replicas>) -> Self {
+        Home { servers: Arc::new(ArcSwap::from_pointee(servers)), vacant: Arc::default(), group }
+    }
+
+    /// The servers by now.
+    pub(super) fn servers(&self) -> Arc<Vec<Arc<Client>>> {
+        self.servers.load_full()
+    }
+
+    /// Takes in which servers a look has found, and whether one of them answered it, for questions that are under way as well.
+    pub(super) fn found(&self, servers: Vec<Arc<Client>>, is_answered: bool) {
+        self.servers.store(Arc::new(servers));
+        let vacant = if is_answered { 0 } else { self.vacant.load(Ordering::Relaxed).saturating_add(1) };
+        self.vacant.store(vacant, Ordering::Relaxed);
+    }
+
+    /// Whether a server answers, or was there so lately that it may be on its way back: its only one may be restarting.
+    pub(super) fn may_answer(&self) -> bool {
+        !self.servers.load().is_empty() || self.vacant.load(Ordering::Relaxed) < LOOKS_MAX
+    }
+}
+
+/// A question, as it goes to any replica.
+pub(super) struct Inquiry<'a> {
+    pub(super) home: &'a Home,
+    pub(super) out: &'a Outgoing,
+    /// What the group calls it.
+    pub(super) kind: usize,
+    /// What clocks of groups count from.
+    pub(super) origin: Instant,
+    /// How long an answer is worth waiting for.
+    pub(super) wait: Duration,
+    /// What tells that servers were looked at, where it is worth waiting for one to come back; none where others can answer instead.
+    pub(super) looked: Option<&'a Notify>,
+}
+
+/// Why no replica gave an answer, and how the last one's call ended.
+struct Failure {
+    error: Error,
+    outcome: Outcome,
+}
+
+/// An answer, who gave it, and how long that took.
+pub(super) type Heard<T> = (T, Arc<Client>, Duration);
+
+impl Inquiry<'_> {
+    fn now(&self) -> Micros {
+        self.origin.elapsed().as_micros() as Micros
+    }
+
+    /// Asks one replica, and another where that one fails or is late. Where none could be reached or is ready, asks again once they were looked at, until
+    /// the time is over or all of them are lost.
+    /// `hear` makes an answer of what a replica said; a body that it finds `Corrupt` counts as none.
+    ///
+    /// # Errors
+    /// That of the last replica that was asked, after those of the ones before it; `Unavailable` where there is none.
+    pub(super) async fn ask<T>(&self, hear: impl Fn(Result<Bytes>) -> Result<T>) -> Result<Heard<T>> {
+        let deadline = Instant::now() + self.wait;
+        loop {
+            let looked = self.looked.map(Notify::notified);
+            let Failure { error, outcome } = match self.round(deadline, &hear).await {
+                Ok(heard) => return Ok(heard),
+                Err(failure) => failure,
+            };
+            let Some(looked) = looked.filter(|_| outcome == Outcome::Failed) else { return Err(error) };
+            if timeout_at(deadline, looked).await.is_err() || !self.home.may_answer() {
+                return Err(error);
+            }
+        }
+    }
+
+    /// Asks each replica once at most.
+    async fn round<T>(
+        &self,
+        deadline: Instant,
+        hear: &impl Fn(Result<Bytes>) -> Result<T>,
+    ) -> std::result::Result<Heard<T>, Failure> {
+        let start = Instant::now();
+        let left = deadline.saturating_duration_since(start);
+        let patience = start + left.mul_f64(PATIENCE).min(PATIENCE_MAX);
+        let home = self.home;
+        let mut attempts = FuturesUnordered::new();
+        let mut asked: Vec<SocketAddr> = Vec::new();
+        let mut failed: Vec<String> = Vec::new();
+        let mut next = |is_first: bool| {
+            let servers = home.servers();
+            let addresses = servers.iter().map(|server| server.address());
+            let among: Vec<SocketAddr> = addresses.filter(|address| !asked.contains(address)).collect();
+            let mut group = locked(&home.group);
+            let chosen = group.choose(&among, self.now())?;
+            group.begin(chosen, is_first, self.now());
+            drop(group);
+            asked.push(chosen);
+            let server = servers.iter().find(|server| server.address() == chosen)?.clone();
+            let under_way = UnderWay { inquiry: self, server, kind: self.kind, start: Instant::now(), patience };
+            Some(self.attempt(under_way, hear, deadline))
+        };
+        attempts.push(next(true).ok_or_else(|| Failure {
+            error: Error::unavailable("no server is known to have it"),
+            outcome: Outcome::Failed,
+        })?);
+        let has_others = home.servers().len() > 1;
+        let hedge_after = has_others.then(|| locked(&home.group).hedge_after(self.kind)).flatten();
+        let hedge_at = hedge_after.map(|after| start + Duration::from_micros(after));
+        let mut hedge_at = hedge_at.filter(|at| *at < patience);
+        let mut patience_at = has_others.then_some(patience);
+        loop {
+            let at = hedge_at.or(patience_at);
+            let last = tokio::select! {
+                Some(done) = attempts.next() => match done {
+                    Err(failure) if is_absence(failure.error.kind()) => Some(failure),
+                    answered => return answered,
+                },
+                () = sleep_until(at.unwrap_or(deadline)), if at.is_some() => None,
+                // Another one may have come back.
+                () = self.looked(), if at.is_none() => match Instant::now() < patience {
+                    true => continue,
+                    false => None,
+                },
+            };
+            let may = match (&last, hedge_at.take()) {
+                // A refusal by one is a sign that the others have much to do as well.
+                (Some(failure), hedge) => {
+                    hedge_at = hedge;
+                    failure.outcome != Outcome::Refused || locked(&home.group).spend()
+                }
+                (None, Some(_)) => locked(&home.group).hedge(self.now()),
+                (None, None) => {
+                    patience_at = None;
+                    locked(&home.group).has_room(self.now())
+                }
+            };
+            let another = if may { next(false) } else { None };
+            match (another, last) {
+                (Some(attempt), last) => {
+                    let why = if last.is_some() { "failed" } else { "late" };
+                    failed.extend(last.map(|failure| failure.error.to_string()));
+                    metrics::counter!("sterling_route_second_calls_total", "why" => why).increment(1);
+                    attempts.push(attempt);
+                }
+                (None, Some(Failure { error, outcome })) if attempts.is_empty() => {
+                    let error = if failed.is_empty() { error } else { error.within(failed.join("; ") + "; then") };
+                    return Err(Failure { error, outcome });
+                }
+                (None, last) => failed.extend(last.map(|failure| failure.error.to_string())),
+            }
+        }
+    }
+
+    /// Ends with the next look at the servers; never where it is not worth waiting for.
+    async fn looked(&self) {
+        match self.looked {
+            Some(looked) => looked.notified().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    async fn attempt<T>(
+        &self,
+        mut under_way: UnderWay<'_>,
+        hear: &impl Fn(Result<Bytes>) -> Result<T>,
+        deadline: Instant,
+    ) -> std::result::Result<Heard<T>, Failure> {
+        let server = under_way.server.clone();
+        let body = match server.call(self.out, deadline).await {
+            Ok(body) => body,
+            Err(error) => {
+                tracing::debug!(server = %server.address(), %error, "gave no answer");
+                let outcome = match error.kind() {
+                    Kind::Overloaded => Outcome::Refused,
+                    // One that starts, or has ended, says that it is not ready.
+                    Kind::Unavailable | Kind::NotReady => Outcome::Failed,
+                    Kind::DeadlineExceeded => Outcome::Late,
+                    _ => Outcome::Answered,
+                };
+                under_way.end(outcome);
+                let heard = hear(Err(error)).err();
+                let error = heard.unwrap_or_else(|| Error::internal("an answer was made of none"));
+                return Err(Failure { error, outcome });
+            }
+        };
+        match hear(Ok(body)) {
+            Err(error) if error.kind() == Kind::Corrupt => {
+                under_way.end(Outcome::Failed);
+                let error = Error::unavailable(format!("server {}: {error}", server.address()));
+                Err(Failure { error, outcome: Outcome::Failed })
+            }
+            heard => {
+                let took = under_way.end(Outcome::Answered);
+                let failure = |error| Failure { error, outcome: Outcome::Answered };
+                heard.map(|answer| (answer, server, took)).map_err(failure)
+            }
+        }
+    }
+}
+
+/// A call under way, which its group is told the end of, whatever that is.
+struct UnderWay<'a> {
+    inquiry: &'a Inquiry<'a>,
+    server: Arc<Client>,
+    kind: usize,
+    start: Instant,
+    patience: Instant,
+}
+
+impl UnderWay<'_> {
+    fn end(&mut self, outcome: Outcome) -> Duration {
+        let took = self.start.elapsed();
+        let (id, now) = (self.server.address(), self.inquiry.now());
+        locked(&self.inquiry.home.group).end(id, self.kind, (outcome, took.as_micros() as Micros), now);
+        self.kind = usize::MAX;
+        took
+    }
+}
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        if self.kind != usize::MAX {
+            // Another had to be asked, for this one did not answer.
+            let is_late = Instant::now() >= self.patience;
+            self.end(if is_late { Outcome::Late } else { Outcome::Left });
+        }
+    }
+}

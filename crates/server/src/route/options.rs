@@ -1,0 +1,120 @@
+//! What a router is told.
+
+use serde::{Deserialize, Serialize};
+
+use super::tls::ServersTls;
+use sterling_core::error::{Error, Result};
+use sterling_core::limits::{TIMEOUT_MS_MAX, names_server};
+
+/// Most servers that a router is told of.
+const SERVERS_MAX: usize = 4096;
+
+/// Which servers there are, and when they are asked.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Options {
+    /// The servers, each as `HOST:PORT`: an address, or a name that stands for any number of them. Which shard of what each of them
+    /// has, it says itself.
+    pub servers: Vec<String>,
+    /// Milliseconds between two looks at the servers, and at what their names stand for.
+    pub refresh_ms: u64,
+    /// Servers that each shard of a version must have before it answers.
+    pub min_replicas: usize,
+    /// The share of the items that an answer must cover where the request does not say.
+    pub min_coverage: f64,
+    /// How long an answer is worth waiting for where the request does not say, in milliseconds.
+    pub timeout_ms: u64,
+    /// Requests that are worked on at once.
+    pub requests: usize,
+    /// The share of the retrievals that are asked again exactly, after their answers, to tell the recall of what was served; beside a canary both versions are
+    /// asked as often.
+    pub audit_share: f64,
+    /// The key that servers ask for; empty where they ask for none.
+    pub key: String,
+    /// TLS to the servers.
+    pub tls: ServersTls,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            servers: Vec::new(),
+            refresh_ms: 1000,
+            min_replicas: 1,
+            min_coverage: 1.0,
+            timeout_ms: 1000,
+            requests: 1024,
+            audit_share: 0.0,
+            key: String::new(),
+            tls: ServersTls::default(),
+        }
+    }
+}
+
+impl Options {
+    /// Refuses options that cannot work.
+    ///
+    /// # Errors
+    /// `Invalid` with the option, its value and its range.
+    pub fn check(&self) -> Result<()> {
+        let servers = self.servers.len();
+        if servers == 0 || servers > SERVERS_MAX {
+            return Err(Error::invalid(format!(
+                "servers: got {servers}, expected 1 to {SERVERS_MAX}, each as HOST:PORT"
+            )));
+        }
+        if let Some(wrong) = self.servers.iter().find(|server| !names_server(server)) {
+            return Err(Error::invalid(format!("servers: got `{wrong}`, expected HOST:PORT")));
+        }
+        for (name, value, least, most) in [
+            ("refresh_ms", self.refresh_ms, 10, 3_600_000),
+            ("min_replicas", self.min_replicas as u64, 1, SERVERS_MAX as u64),
+            ("timeout_ms", self.timeout_ms, 1, TIMEOUT_MS_MAX),
+            ("requests", self.requests as u64, 1, 1 << 20),
+        ] {
+            if value < least || value > most {
+                return Err(Error::invalid(format!("{name}: got {value}, expected {least} to {most}")));
+            }
+        }
+        if !self.key.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return Err(Error::invalid(
+                "key: expected visible characters without spaces, as `sterling key` prints them",
+            ));
+        }
+        for (name, value) in [("min_coverage", self.min_coverage), ("audit_share", self.audit_share)] {
+            if !(0.0..=1.0).contains(&value) {
+                return Err(Error::invalid(format!("{name}: got {value}, expected 0 to 1")));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn wrong_options_are_named() {
+        let good = Options { servers: vec!["shards.example:8080".into(), "[::1]:80".into()], ..Options::default() };
+        good.check().unwrap();
+        for (wrong, expected) in [
+            (Options::default(), "servers: got 0"),
+            (Options { servers: vec!["shards".into()], ..good.clone() }, "got `shards`, expected HOST:PORT"),
+            (Options { servers: vec!["http://a:80".into()], ..good.clone() }, "got `http://a:80`, expected HOST:PORT"),
+            (Options { servers: vec![":80".into()], ..good.clone() }, "got `:80`"),
+            (Options { servers: vec!["a:0".into()], ..good.clone() }, "got `a:0`"),
+            (Options { servers: vec!["a:b".into()], ..good.clone() }, "got `a:b`"),
+            (Options { min_replicas: 0, ..good.clone() }, "min_replicas: got 0"),
+            (Options { min_coverage: 1.5, ..good.clone() }, "min_coverage: got 1.5"),
+            (Options { min_coverage: f64::NAN, ..good.clone() }, "min_coverage"),
+            (Options { audit_share: -0.5, ..good.clone() }, "audit_share: got -0.5"),
+            (Options { refresh_ms: 0, ..good.clone() }, "refresh_ms: got 0"),
+            (Options { key: "a b".into(), ..good.clone() }, "key: expected visible characters"),
+        ] {
+            let error = wrong.check().unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+}

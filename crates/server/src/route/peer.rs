@@ -1,0 +1,373 @@
+//! The servers of one host, who are asked for the rows of tables that they hold.
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::Duration;
+
+use axum::body::Bytes;
+use futures_util::future::join_all;
+use tokio::runtime::Handle;
+use tokio::time::{Instant, sleep};
+
+use super::choice::Group;
+use super::client::{Client, Outgoing};
+use super::inquiry::{Home, Inquiry, Replicas};
+use super::names::Names;
+use super::protocol::{Holdings, PARTS_PATH, read, write};
+use super::rows::{QUESTIONS_MAX, ROWS_BYTES_MAX, RowsCall, RowsQuestion, RowsReply};
+use super::tls::Connector;
+use sterling_core::error::{Error, Kind, Result};
+use sterling_core::locks::locked;
+use sterling_core::request::Origin;
+use sterling_embedding::tiers::breaker::Breaker;
+use sterling_embedding::tiers::slices::{PeerHost, PeerSlice, SliceName};
+
+/// Time between two looks at the servers, and how long each may take.
+pub(super) const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Every so many looks it is asked as well whether it holds the rows.
+pub(super) const ROWS_EVERY: u32 = 2;
+/// Calls in a row that no server of a host answers before it is passed by.
+pub(super) const FAILURES_MAX: u32 = 5;
+/// A call that had less time says nothing of those who did not answer it.
+const PATIENT: Duration = Duration::from_millis(20);
+/// Time between two questions whether other hosts have a version too.
+const WAIT_STEP: Duration = Duration::from_millis(200);
+/// What the group of a host calls its only kind of question.
+const ROWS: usize = 0;
+
+/// What questions to all hosts have in common.
+pub(super) struct Shared {
+    pub(super) key: String,
+    pub(super) wait: Duration,
+    pub(super) connector: Option<Arc<Connector>>,
+    pub(super) origin: Instant,
+}
+
+/// The servers of one host.
+pub(super) struct Peer {
+    pub(super) host: PeerHost,
+    names: Names,
+    known: Mutex<BTreeMap<SocketAddr, Seen>>,
+    /// What is asked of it, by model and edition.
+    wanted: Mutex<BTreeMap<(String, Arc<str>), Wanted>>,
+    /// Rows that it was seen to hold and does not any more.
+    lacking: Mutex<Vec<String>>,
+    group: Arc<Replicas>,
+    pub(super) outbox: Mutex<Vec<Question>>,
+    pub(super) breaker: Breaker,
+    shared: Arc<Shared>,
+}
+
+/// A server, and what was wrong when it was looked at last.
+struct Seen {
+    client: Arc<Client>,
+    trouble: Option<String>,
+}
+
+/// The slices of a version that a host is asked for.
+#[derive(Default)]
+struct Wanted {
+    slices: Vec<Weak<PeerSlice>>,
+    /// Whether the host held all of them when the version was opened: before that, the version waits for it.
+    was_held: bool,
+}
+
+/// A question that is to go with others.
+pub(super) struct Question {
+    pub(super) slice: Arc<PeerSlice>,
+    pub(super) rows: Vec<u64>,
+    /// Where the answer stands in that of the lookup.
+    pub(super) first: usize,
+    pub(super) deadline: Instant,
+    pub(super) origin: Origin,
+    pub(super) tell: crossbeam_channel::Sender<(usize, Vec<u8>)>,
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Shared").finish_non_exhaustive()
+    }
+}
+
+impl std::fmt::Debug for Peer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Peer").field("host", &self.host).finish_non_exhaustive()
+    }
+}
+
+impl Peer {
+    /// Those of a host, of whom nothing is known yet.
+    pub(super) fn new(host: PeerHost, seed: u64, shared: Arc<Shared>) -> Self {
+        Peer {
+            host,
+            names: Names::default(),
+            known: Mutex::default(),
+            wanted: Mutex::default(),
+            lacking: Mutex::default(),
+            group: Arc::new(Mutex::new(Group::new(seed))),
+            outbox: Mutex::default(),
+            breaker: Breaker::default(),
+            shared,
+        }
+    }
+
+    /// The slice is asked of it as long as somebody has it.
+    pub(super) fn want(&self, slice: &Arc<PeerSlice>) {
+        let mut wanted = locked(&self.wanted);
+        let of_version = wanted.entry((slice.name.model.clone(), slice.edition.clone())).or_default();
+        of_version.slices.push(Arc::downgrade(slice));
+        // A version that is opened again waits for its rows again.
+        of_version.was_held = false;
+    }
+
+    /// Looks at whether a server of the host holds what is asked of it.
+    pub(super) async fn look_for_rows(&self) {
+        let lacking = self.lacking().await;
+        let mut before = locked(&self.lacking);
+        if let Some(what) = lacking.first().filter(|_| before.is_empty()) {
+            tracing::warn!(host = self.host.name, what, "gives no rows though it answers");
+        }
+        *before = lacking;
+    }
+
+    /// The rows that no server of the host holds any more, by the name of one slice of each version.
+    async fn lacking(&self) -> Vec<String> {
+        let is_reached = locked(&self.known).values().any(|seen| seen.trouble.is_none());
+        let mut lacking = Vec::new();
+        if !is_reached || self.breaker.is_open() {
+            return lacking;
+        }
+        let mut by_version = Vec::new();
+        locked(&self.wanted).retain(|version, wanted| {
+            let slices: Vec<Arc<PeerSlice>> = wanted.slices.iter().filter_map(Weak::upgrade).collect();
+            wanted.slices.retain(|slice| slice.strong_count() > 0);
+            // A version that waits for its rows asks by itself.
+            if wanted.was_held {
+                by_version.push((version.clone(), slices));
+            }
+            !wanted.slices.is_empty()
+        });
+        for (version, slices) in by_version {
+            let trouble = self.first_lacking(&slices).await;
+            let trouble = trouble.map(|(name, error)| format!("none of its servers gives {name}: {error}"));
+            let wanted = locked(&self.wanted);
+            let known = wanted.get(&version).filter(|known| known.was_held && known.slices.len() == slices.len());
+            lacking.extend(trouble.filter(|_| known.is_some()));
+        }
+        lacking
+    }
+
+    /// The first of slices of one version that no server holds, or one asked for with it, and why.
+    async fn first_lacking<'a>(&self, slices: &'a [Arc<PeerSlice>]) -> Option<(&'a SliceName, Error)> {
+        let mut lacking = None;
+        for slices in slices.chunks(QUESTIONS_MAX) {
+            let asked = self.ask_whether_held(slices).await;
+            lacking = lacking.or(asked.err().map(|error| (&slices[0].name, error)));
+        }
+        lacking
+    }
+
+    /// Asks for no rows of some slices, up to [`QUESTIONS_MAX`] of one version: an error where no server holds all of them.
+    async fn ask_whether_held(&self, slices: &[Arc<PeerSlice>]) -> Result<()> {
+        let questions = slices.iter().map(|slice| RowsQuestion::of(&slice.name, Vec::new())).collect();
+        let row_bytes: Vec<usize> = slices.iter().map(|slice| slice.row_bytes).collect();
+        let call = RowsCall { questions };
+        let deadline = Instant::now() + LOOK_EVERY;
+        self.ask(&slices[0].name.model, &call, &row_bytes, deadline, Origin::default()).await.map(drop)
+    }
+
+    /// Finds its servers, and asks each whether it is there.
+    pub(super) async fn look(&self) {
+        let there = self.names.resolve(&self.host.servers).await;
+        let clients: Vec<Arc<Client>> = {
+            let mut known = locked(&self.known);
+            known.retain(|address, _| there.contains_key(address));
+            for (address, host) in &there {
+                let Shared { key, connector, .. } = &*self.shared;
+                let client = || Arc::new(Client::new(*address, host, key, connector.clone()));
+                known.entry(*address).or_insert_with(|| Seen { client: client(), trouble: None });
+            }
+            known.values().map(|seen| seen.client.clone()).collect()
+        };
+        locked(&self.group).keep(|address| there.contains_key(address));
+        let parts = Outgoing::pass(PARTS_PATH.into(), None);
+        let looks = clients.iter().map(|client| async {
+            let said = client.call(&parts, Instant::now() + LOOK_EVERY).await;
+            said.and_then(|body| read::<Holdings>(&body)).err().map(|e| e.to_string())
+        });
+        let troubles = join_all(looks).await;
+        if troubles.iter().any(Option::is_none) && self.breaker.is_open() {
+            tracing::info!(host = self.host.name, "answers again");
+            self.breaker.close();
+        }
+        let mut known = locked(&self.known);
+        for (client, trouble) in clients.iter().zip(troubles) {
+            if let Some(seen) = known.get_mut(&client.address()) {
+                seen.trouble = trouble;
+            }
+        }
+        let silent = known.values().filter(|seen| seen.trouble.is_some()).count();
+        for (state, count) in [("ready", known.len() - silent), ("silent", silent)] {
+            let labels = [("host", self.host.name.clone()), ("state", state.to_owned())];
+            metrics::gauge!("sterling_peer_servers", &labels).set(count as f64);
+        }
+    }
+
+    pub(super) fn troubles(&self) -> Vec<String> {
+        let name = &self.host.name;
+        let known = locked(&self.known);
+        let silent = known.iter().filter_map(|(address, seen)| Some((address, seen.trouble.as_ref()?)));
+        let mut troubles: Vec<String> =
+            silent.map(|(address, why)| format!("host `{name}`: {address} gives no rows: {why}")).collect();
+        if known.is_empty() {
+            troubles.push(format!("host `{name}`: none of {:?} stands for a server", self.host.servers));
+        }
+        drop(known);
+        troubles.extend(locked(&self.lacking).iter().map(|what| format!("host `{name}`: {what}")));
+        troubles
+    }
+
+    fn home(&self) -> Home {
+        let servers = locked(&self.known).values().map(|seen| seen.client.clone()).collect();
+        Home::new(servers, self.group.clone())
+    }
+
+    /// Asks once; what is not held by one server is asked of the next.
+    async fn ask(
+        &self,
+        model: &str,
+        call: &RowsCall,
+        row_bytes: &[usize],
+        deadline: Instant,
+        origin: Origin,
+    ) -> Result<RowsReply> {
+        let out = Outgoing::pass(format!("/v1/models/{model}:rows"), Some(Bytes::from(write(call)?)));
+        let out = Outgoing { origin, ..out };
+        let wait = deadline.saturating_duration_since(Instant::now());
+        let (home, is_missing) = (self.home(), AtomicBool::new(false));
+        let missing = || {
+            is_missing.store(true, Ordering::Relaxed);
+            Error::unavailable("a server has not all of what it should hold")
+        };
+        let hear = |said: Result<Bytes>| {
+            let body = said.map_err(|e| if e.kind() == Kind::NotFound { missing() } else { e })?;
+            let reply: RowsReply = read(&body).map_err(|e| Error::corrupt(e.to_string()))?;
+            is_whole(&reply, call, row_bytes)?.then_some(reply).ok_or_else(missing)
+        };
+        let inquiry = Inquiry { home: &home, out: &out, kind: ROWS, origin: self.shared.origin, wait, looked: None };
+        let said = inquiry.ask(hear).await.map(|(reply, ..)| reply);
+        match &said {
+            Ok(_) if self.breaker.is_open() => self.breaker.close(),
+            Ok(_) => self.breaker.success(),
+            // Who says that it has none is there.
+            Err(_) if is_missing.load(Ordering::Relaxed) => {}
+            Err(e) if e.kind() == Kind::Unavailable || e.kind() == Kind::DeadlineExceeded && wait >= PATIENT => {
+                if self.breaker.failure(FAILURES_MAX) {
+                    tracing::warn!(host = self.host.name, error = %e, "gives no rows: left alone until it answers");
+                }
+            }
+            Err(_) => {}
+        }
+        said
+    }
+
+    /// Waits until its servers hold these slices.
+    pub(super) async fn wait_for(&self, slices: &[Arc<PeerSlice>]) -> Result<()> {
+        let until = Instant::now() + self.shared.wait;
+        self.look().await;
+        loop {
+            let Some((name, error)) = self.first_lacking(slices).await else {
+                let mut wanted = locked(&self.wanted);
+                for slice in slices {
+                    if let Some(known) = wanted.get_mut(&(slice.name.model.clone(), slice.edition.clone())) {
+                        known.was_held = true;
+                    }
+                }
+                return Ok(());
+            };
+            if Instant::now() + WAIT_STEP > until {
+                let host = &self.host.name;
+                return Err(Error::not_ready(format!(
+                    "host `{host}` does not hold {name}, or others with it: {error}"
+                )));
+            }
+            sleep(WAIT_STEP).await;
+        }
+    }
+
+    /// Sends what was kept, a call for each version and so many bytes.
+    pub(super) fn send(self: &Arc<Self>, runtime: &Handle) {
+        let kept = std::mem::take(&mut *locked(&self.outbox));
+        let mut calls: HashMap<(String, Arc<str>), Vec<Vec<Question>>> = HashMap::new();
+        for question in kept {
+            let of_version =
+                calls.entry((question.slice.name.model.clone(), question.slice.edition.clone())).or_default();
+            let bytes = |question: &Question| question.rows.len() * question.slice.row_bytes;
+            let has_room = |call: &&mut Vec<Question>| {
+                call.len() < QUESTIONS_MAX && call.iter().map(bytes).sum::<usize>() + bytes(&question) <= ROWS_BYTES_MAX
+            };
+            match of_version.last_mut().filter(has_room) {
+                Some(call) => call.push(question),
+                None => of_version.push(vec![question]),
+            }
+        }
+        for ((model, _), calls) in calls {
+            for questions in calls {
+                let (peer, model) = (self.clone(), model.clone());
+                runtime.spawn(async move { peer.call(&model, questions).await });
+            }
+        }
+    }
+
+    /// One call. Whoever is not told, because it fails, finds that nobody is left to tell.
+    async fn call(&self, model: &str, mut questions: Vec<Question>) {
+        if self.breaker.is_open() {
+            return;
+        }
+        let deadline = questions.iter().map(|question| question.deadline).max().unwrap_or_else(Instant::now);
+        let row_bytes: Vec<usize> = questions.iter().map(|question| question.slice.row_bytes).collect();
+        let asked =
+            |question: &mut Question| RowsQuestion::of(&question.slice.name, std::mem::take(&mut question.rows));
+        let call = RowsCall { questions: questions.iter_mut().map(asked).collect() };
+        let start = Instant::now();
+        let origin = Origin::of_several(questions.iter().map(|question| &question.origin));
+        let said = self.ask(model, &call, &row_bytes, deadline, origin).await;
+        let outcome = if said.is_ok() { "answered" } else { "failed" };
+        let labels = [("host", self.host.name.clone()), ("outcome", outcome.to_owned())];
+        metrics::counter!("sterling_peer_calls_total", &labels).increment(1);
+        metrics::histogram!("sterling_peer_call_seconds", &labels[..1]).record(start.elapsed().as_secs_f64());
+        match said {
+            Ok(reply) => {
+                for (question, given) in questions.into_iter().zip(reply.given.into_iter().flatten()) {
+                    // Whoever has stopped waiting does not hear it.
+                    let _ = question.tell.send((question.first, given.bytes));
+                }
+            }
+            Err(error) => tracing::debug!(host = self.host.name, %error, "gives no rows"),
+        }
+    }
+}
+
+/// Whether a reply gives all that a call asks for; `Corrupt` where it gives something else.
+fn is_whole(reply: &RowsReply, call: &RowsCall, row_bytes: &[usize]) -> Result<bool> {
+    if reply.given.len() != call.questions.len() {
+        let (came, asked) = (reply.given.len(), call.questions.len());
+        return Err(Error::corrupt(format!("{came} answers came to {asked} questions")));
+    }
+    for ((given, question), row_bytes) in reply.given.iter().zip(&call.questions).zip(row_bytes) {
+        let Some(given) = given else { return Ok(false) };
+        if given.content != question.content || given.bytes.len() != question.rows.len() * row_bytes {
+            return Err(Error::corrupt(format!(
+                "table `{}`: {} bytes of {} came for {} rows of {row_bytes} bytes of {}",
+                question.table,
+                given.bytes.len(),
+                given.content,
+                question.rows.len(),
+                question.content
+            )));
+        }
+    }
+    Ok(true)
+}

@@ -1,0 +1,229 @@
+//! The servers of other hosts of a plan, who are asked for the rows of tables that they hold, and this server's rows for them.
+//!
+//! A lookup asks once a host and version, for all tables together: questions are kept until the lookup has begun all of them
+//! ([`RowSource::send`]), and go as one call over a kept connection. Which of the host's servers is asked, when another is asked beside it, and which are
+//! left alone, is as at a router (`inquiry`). Where none of them answers for a while the host's breaker opens, and rows are degraded at no cost
+//! until a look finds a server that answers.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use serde::{Deserialize, Serialize};
+use tokio::runtime::{Handle, Runtime};
+use tokio::time::{Instant, sleep};
+use utoipa::ToSchema;
+
+use super::peer::{LOOK_EVERY, Peer, Question, ROWS_EVERY, Shared};
+use super::rows::ROWS_BYTES_MAX;
+use super::tls::{Connector, ServersTls};
+use sterling_core::blocking::may_block;
+use sterling_core::error::{Error, Result};
+use sterling_core::locks::locked;
+use sterling_embedding::Lookup;
+use sterling_embedding::tiers::slices::{Neighbours, PeerHost, PeerSlice, Slices};
+use sterling_embedding::tiers::{Fetched, Pending, RowSource, RowState};
+
+/// Threads that send and receive.
+const THREADS: usize = 2;
+
+/// How the servers of other hosts are asked for rows of tables.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct PeerOptions {
+    /// The key that they ask for, of role `read`; empty where they ask for none.
+    pub key: String,
+    /// Milliseconds that a version waits for the other hosts to have it too, before it is refused and tried again.
+    pub wait_ms: u64,
+    /// TLS to them: `ca`, `certificate` and `key`, as `[route.tls]` of a router.
+    #[schema(value_type = Object)]
+    pub tls: ServersTls,
+}
+
+impl Default for PeerOptions {
+    fn default() -> Self {
+        PeerOptions { key: String::new(), wait_ms: 30_000, tls: ServersTls::default() }
+    }
+}
+
+/// The servers of other hosts.
+#[derive(Debug)]
+pub struct Peers {
+    shared: Arc<Shared>,
+    slices: Slices,
+    hosts: Mutex<Vec<Arc<Peer>>>,
+    /// Taken when it is dropped.
+    runtime: Option<Runtime>,
+}
+
+impl Peers {
+    /// Nobody yet: hosts come with the plans that name them.
+    ///
+    /// # Errors
+    /// What is wrong with the key or the certificates that the options name.
+    pub fn open(options: &PeerOptions) -> Result<Self> {
+        if !options.key.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return Err(Error::invalid(
+                "peers.key: expected visible characters without spaces, as `sterling key` prints them",
+            ));
+        }
+        let connector = Connector::open(&options.tls).map_err(|e| e.within("peers"))?.map(Arc::new);
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(THREADS)
+            .thread_name("peer-rows")
+            .enable_all()
+            .build()
+            .map_err(|e| Error::io("threads that ask other hosts", e))?;
+        let (key, wait) = (options.key.clone(), Duration::from_millis(options.wait_ms));
+        let shared = Arc::new(Shared { key, wait, connector, origin: Instant::now() });
+        Ok(Peers { shared, slices: Slices::default(), hosts: Mutex::default(), runtime: Some(runtime) })
+    }
+
+    fn runtime(&self) -> &Runtime {
+        self.runtime.as_ref().expect("it is only taken on drop")
+    }
+
+    /// The servers of a host; they are looked at from now on.
+    fn of(&self, host: &PeerHost) -> Arc<Peer> {
+        let mut hosts = locked(&self.hosts);
+        if let Some(known) = hosts.iter().find(|peer| peer.host == *host) {
+            return known.clone();
+        }
+        let seed = self.shared.origin.elapsed().as_nanos() as u64 ^ (hosts.len() as u64) << 48;
+        let peer = Arc::new(Peer::new(host.clone(), seed, self.shared.clone()));
+        hosts.push(peer.clone());
+        let watched = Arc::downgrade(&peer);
+        self.runtime().spawn(async move {
+            let mut looks = 0;
+            while let Some(peer) = watched.upgrade() {
+                peer.look().await;
+                looks += 1;
+                if looks > ROWS_EVERY {
+                    peer.look_for_rows().await;
+                    looks = 1;
+                }
+                drop(peer);
+                sleep(LOOK_EVERY).await;
+            }
+        });
+        peer
+    }
+
+    /// What is wrong with other hosts, a line each.
+    pub fn troubles(&self) -> Vec<String> {
+        locked(&self.hosts).iter().flat_map(|peer| peer.troubles()).collect()
+    }
+}
+
+impl Drop for Peers {
+    fn drop(&mut self) {
+        // Waiting for the threads is not allowed where the last owner is a task of another runtime.
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+impl Neighbours for Peers {
+    fn slices(&self) -> &Slices {
+        &self.slices
+    }
+
+    fn open(&self, slice: &PeerSlice) -> Arc<dyn RowSource> {
+        let (peer, slice) = (self.of(&slice.host), Arc::new(slice.clone()));
+        peer.want(&slice);
+        Arc::new(PeerRows { peer, slice, runtime: self.runtime().handle().clone() })
+    }
+
+    fn wait_for(&self, slices: &[PeerSlice]) -> Result<()> {
+        let asked = slices.iter().map(|slice| (self.of(&slice.host), slice.clone()));
+        let mut by_host: Vec<(Arc<Peer>, Vec<Arc<PeerSlice>>)> = Vec::new();
+        for (peer, slice) in asked {
+            let slice = Arc::new(slice);
+            match by_host.iter_mut().find(|(known, _)| Arc::ptr_eq(known, &peer)) {
+                Some((_, slices)) => slices.push(slice),
+                None => by_host.push((peer, vec![slice])),
+            }
+        }
+        may_block();
+        let (told, hear) = crossbeam_channel::bounded(1);
+        self.runtime().spawn(async move {
+            let held = join_all(by_host.iter().map(|(peer, slices)| peer.wait_for(slices))).await;
+            // The receiver waits below.
+            let _ = told.send(held.into_iter().collect::<Result<()>>());
+        });
+        hear.recv().unwrap_or_else(|_| Err(Error::internal("a question to other hosts ended without an answer")))
+    }
+}
+
+/// The rows of a slice that the servers of another host hold.
+#[derive(Debug)]
+struct PeerRows {
+    peer: Arc<Peer>,
+    slice: Arc<PeerSlice>,
+    runtime: Handle,
+}
+
+impl RowSource for PeerRows {
+    fn row_bytes(&self) -> usize {
+        self.slice.row_bytes
+    }
+
+    fn rows(&self) -> u64 {
+        self.slice.name.len()
+    }
+
+    fn begin(&self, rows: Vec<u64>, terms: &Lookup) -> Box<dyn Pending + '_> {
+        let latest = Instant::now() + self.slice.timeout;
+        let deadline = terms.deadline.map_or(latest, |deadline| Instant::from_std(deadline).min(latest));
+        let (tell, hear) = crossbeam_channel::unbounded();
+        let count = rows.len();
+        if Instant::now() < deadline && !self.peer.breaker.is_open() {
+            let most = (ROWS_BYTES_MAX / self.slice.row_bytes.max(1)).max(1);
+            let questions = rows.chunks(most).enumerate().map(|(part, rows)| Question {
+                slice: self.slice.clone(),
+                rows: rows.to_vec(),
+                first: part * most,
+                deadline,
+                origin: terms.origin.clone(),
+                tell: tell.clone(),
+            });
+            locked(&self.peer.outbox).extend(questions);
+        }
+        Box::new(Awaited { source: self, count, deadline, hear })
+    }
+
+    fn send(&self) {
+        self.peer.send(&self.runtime);
+    }
+}
+
+/// Rows of another host, on their way.
+struct Awaited<'a> {
+    source: &'a PeerRows,
+    count: usize,
+    deadline: Instant,
+    hear: crossbeam_channel::Receiver<(usize, Vec<u8>)>,
+}
+
+impl Pending for Awaited<'_> {
+    fn wait(self: Box<Self>) -> Result<Fetched> {
+        let (count, row_bytes) = (self.count, self.source.slice.row_bytes);
+        let mut fetched = Fetched { bytes: vec![0; count * row_bytes], states: vec![RowState::Degraded; count] };
+        // It ends by itself once all are told, or will not be.
+        while let Ok((first, bytes)) = self.hear.recv_deadline(self.deadline.into_std()) {
+            let rows = first..first + bytes.len() / row_bytes;
+            fetched.bytes[first * row_bytes..][..bytes.len()].copy_from_slice(&bytes);
+            fetched.states[rows].fill(RowState::Hit);
+        }
+        let came = fetched.states.iter().filter(|state| **state == RowState::Hit).count() as u64;
+        for (outcome, rows) in [("remote", came), ("degraded", count as u64 - came)] {
+            let labels = [("host", self.source.peer.host.name.clone()), ("outcome", outcome.to_owned())];
+            metrics::counter!("sterling_peer_rows_total", &labels).increment(rows);
+        }
+        Ok(fetched)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,443 @@
+//! What goes between a router and the servers that it asks: calls of HTTP on kept connections, with bodies in postcard whose long
+//! lists lie in them as little-endian numbers. Router and servers are of one release; another protocol is refused by its name.
+//!
+//! | call | body | answer |
+//! |---|---|---|
+//! | `GET /v1/parts` | | [`Holdings`]: what the server has in memory |
+//! | `POST /v1/models/{model}/versions/{version}:pass` | [`PassCall`] | [`PassReply`], or a problem as every call has it |
+
+use std::fmt;
+use std::num::ParseIntError;
+use std::str::FromStr;
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use sterling_api::Written;
+use sterling_core::error::{Error, Kind, Result};
+use sterling_core::limits::{
+    COLUMNS_MAX, CONSTANTS_MAX, EXCLUDE_MAX, FEATURE_IDS_MAX, FEATURES_MAX, FILTER_BYTES_MAX, QUERIES_MAX,
+};
+use sterling_core::request::{Content, Features, Priority, Reading, Request, Retrieve, User, Values};
+use sterling_core::units::ItemId;
+
+/// The media type of all bodies, and so the protocol's name.
+pub const MEDIA_TYPE: &str = "application/vnd.sterling.pass-5";
+/// Where a server tells what it has.
+pub const PARTS_PATH: &str = "/v1/parts";
+/// The header that says how many microseconds the answer is worth waiting for.
+pub const TIMEOUT_HEADER: &str = "sterling-timeout-us";
+
+/// The header that says which position of the server's updates an answer must see.
+pub const POSITION_HEADER: &str = "sterling-min-position";
+
+/// The header that numbers a call; servers send it back with their answer, so that no proxy can hand out that of another call unseen.
+pub const CALL_HEADER: &str = "sterling-call";
+/// The header that names the request for which a call is made, in its answer too.
+pub const REQUEST_ID: &str = "x-request-id";
+/// The header that names the trace that a call belongs to, in its answer too (W3C Trace Context).
+pub const TRACEPARENT: &str = "traceparent";
+
+/// The header that says which view of the version must answer, as [`ViewPosition`] writes itself, or [`ANY_VIEW`]; the server keeps that view for the pages to come.
+pub const VIEW_HEADER: &str = "sterling-view";
+/// Whichever view is there.
+pub const ANY_VIEW: &str = "any";
+
+/// How a view of a version is named at its server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ViewPosition {
+    /// The position of the updates that it sees.
+    pub position: u64,
+    /// That of the snapshot under them, which moves where updates of a shard are folded in.
+    pub base: u64,
+}
+
+impl fmt::Display for ViewPosition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.position, self.base)
+    }
+}
+
+impl FromStr for ViewPosition {
+    type Err = ParseIntError;
+
+    fn from_str(text: &str) -> std::result::Result<Self, ParseIntError> {
+        let (position, base) = text.split_once('.').unwrap_or((text, ""));
+        Ok(ViewPosition { position: position.parse()?, base: base.parse()? })
+    }
+}
+
+/// What a router asks of one version at one server.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PassCall {
+    /// Who goes first where requests wait.
+    pub priority: Priority,
+    /// What is asked.
+    pub asked: Asked,
+}
+
+/// What is asked.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Asked {
+    /// A pass.
+    Pass(Box<Request>),
+    /// An item as it is.
+    Item(ItemId),
+    /// What the version is.
+    Model,
+}
+
+/// What a server answers, and what of it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PassReply {
+    /// The version that answered.
+    pub version: u64,
+    /// The digest of that version, of all of its shards.
+    pub digest: String,
+    /// The shard that answered.
+    pub shard: u32,
+    /// The view of it that answered.
+    pub view: ViewPosition,
+    /// The answer.
+    pub given: Replied,
+}
+
+/// An answer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Replied {
+    /// To a pass.
+    Pass {
+        /// What was asked for, without slots.
+        content: Content,
+        /// Ids of remote tables that were answered with default rows.
+        degraded_rows: u64,
+        /// The tasks and columns of the items, where there are some.
+        rest: Written,
+        /// How it came about, in JSON, where that was asked for.
+        explain: Option<String>,
+    },
+    /// What an item or the version is, in JSON; nothing of an item that is not there.
+    Text(Option<String>),
+}
+
+/// What a server has in memory.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Holdings {
+    /// True where it takes requests, and will for a while.
+    pub is_ready: bool,
+    /// Where it keeps updates of items.
+    pub updates: Keeping,
+    /// Every version, or the shard of it.
+    pub parts: Vec<Holding>,
+    /// What it has heard of the traffic of each model.
+    pub wished: Vec<Wished>,
+}
+
+/// What a server's store wishes of a model's traffic.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Wished {
+    /// The model's name.
+    pub model: String,
+    /// How often what is wished of it was changed.
+    pub revision: u64,
+    /// A [`Traffic`](sterling_snapshot::rollout::Traffic) in JSON.
+    pub setting: String,
+}
+
+/// Where a server keeps updates of items.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Keeping {
+    /// Nowhere: it takes none.
+    #[default]
+    Nowhere,
+    /// In journals of its own, which no other server reads.
+    Alone,
+    /// In streams that others follow too.
+    Shared,
+}
+
+/// A version in memory, or a shard of one.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Holding {
+    /// The model's name.
+    pub model: String,
+    /// The version.
+    pub version: u64,
+    /// One name for its bytes, of all of its shards.
+    pub digest: String,
+    /// Which shard this is; 0 of 1 where it was not cut.
+    pub shard: u32,
+    /// How many there are.
+    pub shards: u32,
+    /// Items of this one, when it was published.
+    pub items: u64,
+    /// Items of all of them.
+    pub items_of_all: u64,
+    /// True where the server answers unpinned requests with it.
+    pub is_active: bool,
+    /// The labels that point to it.
+    pub labels: Vec<String>,
+}
+
+/// Writes a body.
+///
+/// # Errors
+/// `Internal` for what the format has not.
+pub fn write(body: &impl Serialize) -> Result<Vec<u8>> {
+    // Of its size at once: one that grows would take twice the memory.
+    let bytes = postcard::experimental::serialized_size(body);
+    let written = bytes.and_then(|bytes| postcard::to_extend(body, Vec::with_capacity(bytes)));
+    written.map_err(|e| Error::internal(format!("a body that cannot be written: {e}")))
+}
+
+/// Reads a body.
+///
+/// # Errors
+/// `Invalid` where it is none, or is followed by more.
+pub fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T> {
+    match postcard::take_from_bytes(body) {
+        Ok((value, [])) => Ok(value),
+        Ok((_, rest)) => Err(Error::invalid(format!("body: {} bytes behind its end", rest.len()))),
+        Err(e) => Err(Error::invalid(format!("body: {e}"))),
+    }
+}
+
+/// Reads a call, and holds it to the bounds that a request in JSON is held to while it is read.
+///
+/// # Errors
+/// `Invalid` with what is wrong.
+pub fn read_call(body: &[u8]) -> Result<PassCall> {
+    let call: PassCall = read(body)?;
+    if let Asked::Pass(request) = &call.asked {
+        check(request)?;
+    }
+    Ok(call)
+}
+
+fn check(request: &Request) -> Result<()> {
+    match request {
+        Request::Retrieve(retrieve) => check_retrieve(retrieve),
+        Request::Select(select) => check_retrieve(&select.retrieve),
+        Request::Rank(rank) => check_user(&rank.user).and_then(|()| check_reading(&rank.reading)),
+        Request::Rerank(rerank) => check_user(&rerank.user).and_then(|()| check_reading(&rerank.reading)),
+        Request::Embed(embed) => check_features(&embed.features),
+    }
+}
+
+fn check_retrieve(retrieve: &Retrieve) -> Result<()> {
+    at_most("filter", retrieve.filter.len(), FILTER_BYTES_MAX)?;
+    at_most("exclude", retrieve.exclude.len(), EXCLUDE_MAX)?;
+    at_most("query_candidates", retrieve.query_candidates.len(), QUERIES_MAX)?;
+    check_user(&retrieve.user)?;
+    check_reading(&retrieve.reading)
+}
+
+fn check_user(user: &User) -> Result<()> {
+    match user {
+        User::Features(features) => check_features(features),
+        // Held against the model's widths before anything is done with them.
+        User::Vector(_) | User::Embedded(_) => Ok(()),
+    }
+}
+
+fn check_features(features: &Features) -> Result<()> {
+    at_most("features", features.len(), FEATURES_MAX)?;
+    for (name, values) in features {
+        let (count, weights) = match values {
+            Values::Integers(list) => (list.len(), None),
+            Values::Numbers(list) => (list.len(), None),
+            Values::Texts(list) => (list.len(), None),
+            Values::Weighted { ids, weights } => (ids.len(), Some(weights.len())),
+        };
+        at_most(name, count, FEATURE_IDS_MAX)?;
+        if weights.is_some_and(|weights| weights != count) {
+            return Err(Error::invalid(format!("field `{name}`: expected as many weights as ids")));
+        }
+    }
+    Ok(())
+}
+
+fn check_reading(reading: &Reading) -> Result<()> {
+    at_most("columns", reading.columns.len(), COLUMNS_MAX)?;
+    at_most("constants", reading.constants.len(), CONSTANTS_MAX)
+}
+
+fn at_most(field: &str, count: usize, most: usize) -> Result<()> {
+    match count <= most {
+        true => Ok(()),
+        false => Err(Error::invalid(format!("field `{field}`: got {count}, expected at most {most}"))),
+    }
+}
+
+/// A problem as a server sends it, as far as a router reads it.
+#[derive(Deserialize)]
+struct Told {
+    code: String,
+    detail: String,
+    offset: Option<usize>,
+}
+
+/// The error that a server's problem tells of.
+pub fn problem(status: u16, retry_after: Option<Duration>, body: &[u8]) -> Error {
+    let error = match serde_json::from_slice::<Told>(body) {
+        Ok(Told { code, detail, offset }) => {
+            let kind = Kind::named(&code).unwrap_or(if status < 500 { Kind::Invalid } else { Kind::Unavailable });
+            let error = Error::new(kind, detail);
+            match offset {
+                Some(offset) => error.at(offset),
+                None => error,
+            }
+        }
+        Err(_) if status == 503 => Error::overloaded("a server refuses connections, try again later"),
+        Err(_) => Error::unavailable(format!("a server answered {status} with what is no problem")),
+    };
+    match retry_after {
+        Some(wait) => error.retry_after(wait),
+        None => error,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use sterling_core::request::{Embed, EmbeddedUser, Ranked, RankedAhead, Rerank, Select, Selected, ShardSelected};
+    use sterling_core::units::Slot;
+
+    fn calls() -> Vec<PassCall> {
+        let mut features = Features::new();
+        features.insert("a".into(), Values::Weighted { ids: vec![1, -7], weights: vec![0.5, 2.0] });
+        features.insert("ü".into(), Values::Texts(vec!["x".into(), String::new(), "zürich".into()]));
+        let reading =
+            Reading { columns: vec!["n".into()], constants: [("w".into(), 0.5)].into(), ..Reading::default() };
+        let user = User::Embedded(EmbeddedUser { query: vec![1.0, -0.0], tensors: vec![vec![], vec![3.5; 9]] });
+        let retrieve =
+            Retrieve { exclude: vec![ItemId(i64::MIN)], reading: reading.clone(), ..Retrieve::of(user.clone()) };
+        let candidates = vec![vec![(ItemId(4), 0.25), (ItemId(-4), f32::MIN)], vec![]];
+        let all = [
+            Request::Embed(Embed { features, on_degraded: Default::default(), whole: true }),
+            Request::Select(Box::new(Select { retrieve: retrieve.clone(), all: true, further: false, ahead: true })),
+            Request::Rerank(Rerank { user, candidates, k: 7, reading }),
+            Request::Retrieve(retrieve),
+        ];
+        let call = |request| PassCall { priority: Priority::Batch, asked: Asked::Pass(Box::new(request)) };
+        let mut calls: Vec<PassCall> = all.map(call).into();
+        calls.push(PassCall { priority: Priority::Interactive, asked: Asked::Item(ItemId(9)) });
+        calls
+    }
+
+    #[test]
+    fn calls_and_replies_come_back_as_they_went() {
+        for call in calls() {
+            assert_eq!(read_call(&write(&call).unwrap()).unwrap(), call);
+        }
+        let mut rest = Written::default();
+        [&b"ab"[..], b"", b"c"].iter().for_each(|text| rest.push(text).unwrap());
+        let ranked = Ranked {
+            slots: vec![Slot(3)],
+            ids: vec![ItemId(1), ItemId(2), ItemId(3)],
+            scores: vec![3.0, 2.0, -0.0],
+            similarities: vec![f32::MAX, f32::MIN_POSITIVE, 1e-45],
+            tasks: vec![0.5; 6],
+            unknown: vec![ItemId(-1)],
+        };
+        let selected = Selected { ids: vec![ItemId(5)], codes: vec![1.5], scores: vec![1.25], ..Selected::default() };
+        let ahead = RankedAhead {
+            ranked: Ranked { slots: Vec::new(), ..ranked.clone() },
+            is_all: true,
+            last: (ItemId(5), 1.25),
+        };
+        let selected = ShardSelected { queries: vec![selected], ahead: Some(ahead) };
+        for content in [Content::Items(ranked.clone()), Content::Selected(Box::new(selected))] {
+            let given = Replied::Pass { content, degraded_rows: 2, rest: rest.clone(), explain: Some("{}".into()) };
+            let reply = PassReply {
+                version: 3,
+                digest: "ab".into(),
+                shard: 1,
+                view: ViewPosition { position: 9, base: 4 },
+                given,
+            };
+            let mut found: PassReply = read(&write(&reply).unwrap()).unwrap();
+            if let Replied::Pass { content: Content::Items(found), .. } = &mut found.given {
+                assert!(found.slots.is_empty(), "they mean nothing elsewhere");
+                found.slots = ranked.slots.clone();
+            }
+            assert_eq!(found, reply);
+        }
+        let of = |item| rest.of(item);
+        assert_eq!((of(0), of(1), of(2), of(3)), (&b"ab"[..], &b""[..], &b"c"[..], &b""[..]));
+        let wrong = Written { ends: vec![9, 1, u32::MAX], text: vec![1, 2] };
+        assert!((0..4).all(|item| wrong.of(item).is_empty()));
+    }
+
+    proptest! {
+        #[test]
+        fn broken_bodies_are_refused(which in 0usize..5, at in 0usize..400, byte in any::<u8>(), cut in any::<bool>()) {
+            let mut body = write(&calls()[which]).unwrap();
+            let at = at % body.len();
+            match cut {
+                true => body.truncate(at),
+                false => body[at] = byte,
+            }
+            // Some are calls still; none may break what reads them.
+            let _ = read_call(&body);
+            body.extend_from_slice(&[0; 3]);
+            let _ = read::<PassReply>(&body);
+            let _ = read::<Holdings>(&body);
+        }
+    }
+
+    #[test]
+    fn what_is_more_than_json_may_say_is_refused() {
+        let embed = |features| PassCall {
+            priority: Priority::Interactive,
+            asked: Asked::Pass(Box::new(Request::Embed(Embed {
+                features,
+                on_degraded: Default::default(),
+                whole: true,
+            }))),
+        };
+        let many: Features = (0..=FEATURES_MAX).map(|n| (n.to_string(), Values::Integers(vec![]))).collect();
+        let long: Features = BTreeMap::from([("a".into(), Values::Texts(vec![String::new(); FEATURE_IDS_MAX + 1]))]);
+        let uneven: Features = BTreeMap::from([("a".into(), Values::Weighted { ids: vec![1], weights: vec![] })]);
+        for (features, expected) in [(many, "`features`"), (long, "`a`"), (uneven, "as many weights as ids")] {
+            let error = read_call(&write(&embed(features)).unwrap()).unwrap_err();
+            assert!(error.kind() == Kind::Invalid && error.to_string().contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_view_is_named_as_it_is_read() {
+        for (position, base) in [(0, 0), (7, 3), (u64::MAX, u64::MAX)] {
+            let view = ViewPosition { position, base };
+            assert_eq!(view.to_string().parse(), Ok(view));
+        }
+        for wrong in ["", "7", "7.", ".7", "7.3.1", "-7.3", ANY_VIEW, "18446744073709551616.0"] {
+            assert!(wrong.parse::<ViewPosition>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn problems_come_back_as_errors() {
+        let body = br#"{"type": "about:blank#invalid", "status": 400, "code": "invalid", "detail": "no", "offset": 3}"#;
+        let error = problem(400, None, body);
+        assert_eq!((error.kind(), error.to_string().as_str(), error.offset()), (Kind::Invalid, "no", Some(3)));
+        let wait = Duration::from_secs(2);
+        let error = problem(503, Some(wait), br#"{"code": "overloaded", "detail": "full"}"#);
+        assert_eq!((error.kind(), error.retry_wait()), (Kind::Overloaded, Some(wait)));
+        for (status, body, kind) in [
+            (503, "", Kind::Overloaded),
+            (502, "<html>", Kind::Unavailable),
+            (200, "", Kind::Unavailable),
+            (418, "{\"code\": \"teapot\", \"detail\": \"\"}", Kind::Invalid),
+            (500, "{\"code\": \"other\", \"detail\": \"\"}", Kind::Unavailable),
+        ] {
+            assert_eq!(problem(status, None, body.as_bytes()).kind(), kind, "{status} {body}");
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! How servers ask each other for rows of tables: one call to a host for all tables of a version, in the protocol of routers.
+//!
+//! | call | body | answer |
+//! |---|---|---|
+//! | `POST /v1/models/{model}:rows` | [`RowsCall`] | [`RowsReply`], or a problem as every call has it |
+
+use serde::{Deserialize, Serialize};
+
+use super::protocol::read;
+use sterling_core::error::{Error, Result};
+use sterling_core::packed;
+use sterling_embedding::tiers::slices::{SliceName, Slices};
+
+/// Most questions of a call.
+pub const QUESTIONS_MAX: usize = 1024;
+/// Most bytes of rows that a call asks for, but for a first row.
+pub const ROWS_BYTES_MAX: usize = 4 << 20;
+
+/// What a server asks of one of another host.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RowsCall {
+    /// A slice each.
+    pub questions: Vec<RowsQuestion>,
+}
+
+/// Rows of one slice. None at all asks whether it is held.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RowsQuestion {
+    /// The table.
+    pub table: String,
+    /// The checksum of the file that holds it.
+    pub content: String,
+    /// The rows of the slice.
+    pub slice_rows: [u64; 2],
+    /// Its columns.
+    pub slice_columns: [u32; 2],
+    /// Rows, counted from the slice's first.
+    #[serde(with = "packed::numbers")]
+    pub rows: Vec<u64>,
+}
+
+/// What the other one answers.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RowsReply {
+    /// To each question; none where the slice is not held.
+    pub given: Vec<Option<GivenRows>>,
+}
+
+/// Rows of a slice.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct GivenRows {
+    /// The checksum of the file that they are of.
+    pub content: String,
+    /// As many as were asked for, one after the other.
+    #[serde(with = "packed::numbers")]
+    pub bytes: Vec<u8>,
+}
+
+impl RowsQuestion {
+    /// Rows of a slice.
+    pub fn of(name: &SliceName, rows: Vec<u64>) -> Self {
+        let SliceName { table, content, rows: slice_rows, columns: slice_columns, .. } = name.clone();
+        RowsQuestion { table, content, slice_rows, slice_columns, rows }
+    }
+
+    fn name(&self, model: &str) -> SliceName {
+        let (table, content) = (self.table.clone(), self.content.clone());
+        SliceName { model: model.to_owned(), table, content, rows: self.slice_rows, columns: self.slice_columns }
+    }
+}
+
+/// Reads a call.
+///
+/// # Errors
+/// `Invalid` with what is wrong.
+pub fn read_rows_call(body: &[u8]) -> Result<RowsCall> {
+    let call: RowsCall = read(body)?;
+    match call.questions.len() <= QUESTIONS_MAX {
+        true => Ok(call),
+        false => {
+            let count = call.questions.len();
+            Err(Error::invalid(format!("field `questions`: got {count}, expected at most {QUESTIONS_MAX}")))
+        }
+    }
+}
+
+/// Bytes of the rows that a call asks for, of those slices that are held.
+pub fn rows_bytes(model: &str, call: &RowsCall, slices: &Slices) -> usize {
+    let bytes = |question: &RowsQuestion| {
+        let slice = slices.get(&question.name(model));
+        slice.map_or(0, |slice| slice.row_bytes().saturating_mul(question.rows.len()))
+    };
+    call.questions.iter().map(bytes).fold(0, usize::saturating_add)
+}
+
+/// Answers a call from the slices that are held.
+///
+/// # Errors
+/// `Invalid` with the slice and the row that it does not have.
+pub fn answer_rows(model: &str, call: &RowsCall, slices: &Slices) -> Result<RowsReply> {
+    let given = |question: &RowsQuestion| {
+        let name = question.name(model);
+        let Some(slice) = slices.get(&name) else { return Ok(None) };
+        let mut bytes = Vec::new();
+        slice.copy(&question.rows, &mut bytes).map_err(|e| e.within(&name))?;
+        Ok(Some(GivenRows { content: name.content, bytes }))
+    };
+    Ok(RowsReply { given: call.questions.iter().map(given).collect::<Result<_>>()? })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use proptest::prelude::*;
+
+    use super::super::protocol::write;
+    use super::*;
+    use sterling_core::error::Kind;
+    use sterling_kernels::buffer::Buffer;
+
+    fn name() -> SliceName {
+        SliceName { model: "m".into(), table: "t".into(), content: "c0".into(), rows: [10, 14], columns: [0, 8] }
+    }
+
+    fn call(rows: Vec<u64>) -> RowsCall {
+        let other = SliceName { table: "u".into(), ..name() };
+        RowsCall { questions: vec![RowsQuestion::of(&name(), rows), RowsQuestion::of(&other, vec![1])] }
+    }
+
+    #[test]
+    fn what_is_held_under_the_very_name_is_given_and_nothing_else() {
+        let slices = Slices::default();
+        let held = slices.hold(name(), Buffer::copied(&[0u8, 0, 1, 1, 2, 2, 3, 3]).unwrap()).unwrap();
+        let asked = read_rows_call(&write(&call(vec![3, 0, 3])).unwrap()).unwrap();
+        assert_eq!(rows_bytes("m", &asked, &slices), 6);
+        let reply: RowsReply = read(&write(&answer_rows("m", &asked, &slices).unwrap()).unwrap()).unwrap();
+        let given = GivenRows { content: "c0".into(), bytes: vec![3, 3, 0, 0, 3, 3] };
+        assert_eq!(reply.given, [Some(given), None]);
+        assert_eq!(answer_rows("n", &asked, &slices).unwrap().given, [None, None], "of another model");
+        let error = answer_rows("m", &call(vec![4]), &slices).unwrap_err();
+        assert!(error.kind() == Kind::Invalid && error.to_string().contains("m/t-c0"), "{error}");
+        assert!(answer_rows("m", &call(vec![u64::MAX]), &slices).is_err());
+        drop(held);
+        assert_eq!(answer_rows("m", &asked, &slices).unwrap().given, [None, None], "let go of");
+        let many = RowsCall { questions: vec![RowsQuestion::of(&name(), vec![]); QUESTIONS_MAX + 1] };
+        assert!(read_rows_call(&write(&many).unwrap()).unwrap_err().to_string().contains("`questions`: got 1025"));
+    }
+
+    proptest! {
+        #[test]
+        fn broken_bodies_are_refused(at in 0usize..200, byte in any::<u8>(), cut in any::<bool>()) {
+            let slices = Slices::default();
+            let _held = slices.hold(name(), Buffer::copied(&[7u8; 8]).unwrap()).unwrap();
+            let mut body = write(&call(vec![0, 1, 2])).unwrap();
+            let at = at % body.len();
+            match cut {
+                true => body.truncate(at),
+                false => body[at] = byte,
+            }
+            // Some are calls still; none may break what reads or answers them, nor be given more than it asks for.
+            if let Ok(call) = read_rows_call(&body) {
+                let bytes = rows_bytes("m", &call, &slices);
+                prop_assert!(bytes <= body.len());
+                let _ = answer_rows("m", &call, &slices);
+            }
+            let _ = read::<RowsReply>(&body);
+        }
+    }
+}

@@ -1,0 +1,157 @@
+//! What the requests of a model that pin no version are divided into: what its servers say that their store wishes, as far as every shard has the versions.
+//!
+//! A router has no store, and keeps nothing. Each server says what it has heard of its own, with a revision that counts the changes, and the last change
+//! holds: so routers that see the same servers divide alike, whatever was before and whichever of them was started when.
+
+use std::sync::Arc;
+
+use super::offering::Offering;
+use super::protocol::Wished;
+use sterling_core::error::{Error, Result};
+use sterling_snapshot::rollout::{CanaryRun, ShadowRun, Traffic, TrafficNow, TrafficTarget, rolled_back};
+
+/// What is wished of a model's traffic, and how often that was changed, of what several servers say.
+///
+/// # Errors
+/// `Unsupported` where two say different things of one revision: they are of different stores; `Unavailable` for what this router does not
+/// understand.
+pub(super) fn heard<'a>(told: impl IntoIterator<Item = &'a Wished>) -> Result<(u64, Traffic)> {
+    let mut last: Option<&Wished> = None;
+    for wished in told {
+        match last {
+            Some(other) if other.revision > wished.revision => {}
+            Some(other) if other.revision == wished.revision && other.setting != wished.setting => {
+                return Err(Error::unsupported(format!(
+                    "its servers wish different things at revision {}: they are of different stores",
+                    wished.revision
+                )));
+            }
+            _ => last = Some(wished),
+        }
+    }
+    let Some(Wished { revision, setting, .. }) = last else { return Ok((0, Traffic::default())) };
+    let strange =
+        |why: &dyn std::fmt::Display| Error::unavailable(format!("its servers wish what cannot be done: {why}"));
+    let setting: Traffic = serde_json::from_str(setting).map_err(|e| strange(&e))?;
+    setting.check().map_err(|e| strange(&e))?;
+    Ok((*revision, setting))
+}
+
+/// What takes part in the traffic of a model beside the version that answers.
+#[derive(Default)]
+pub(super) struct Split {
+    revision: u64,
+    setting: Traffic,
+    pub(super) canary: Option<(Arc<CanaryRun>, Arc<Offering>)>,
+    pub(super) shadow: Option<(Arc<ShadowRun>, Arc<Offering>)>,
+    /// Why nothing is divided, where that is not known.
+    pub(super) undivided: Option<String>,
+}
+
+impl Split {
+    /// What is wished, of the versions that are `whole`, which every shard has; what was so `before` goes on where nothing has changed that it depends on.
+    pub(super) fn of<'a>(
+        model: &str,
+        heard: Result<(u64, Traffic)>,
+        before: Option<&Split>,
+        (active, whole): (Option<&Arc<Offering>>, impl Fn(TrafficTarget<'_>) -> Option<&'a Arc<Offering>>),
+    ) -> Self {
+        let (revision, setting, undivided) = match heard {
+            Ok((revision, setting)) => (revision, setting, None),
+            Err(error) => (0, Traffic::default(), Some(error.to_string())),
+        };
+        let beside = |target: Result<TrafficTarget<'_>>| {
+            let (served, active) = (whole(target.ok()?)?, active?);
+            (served.version() != active.version()).then_some((served, active))
+        };
+        let canary = setting.canary.as_ref().and_then(|setting| {
+            let (served, active) = beside(setting.target())?;
+            let active = (active.version(), active.digest());
+            let same = before.and_then(|before| before.canary.as_ref());
+            let same = same.filter(|(run, of)| run.is_of(setting, active) && of.is_same(served));
+            let new = || Arc::new(CanaryRun::new(setting, (model, served.version()), active));
+            Some((same.map_or_else(new, |(run, _)| run.clone()), served.clone()))
+        });
+        let shadow = setting.shadow.as_ref().and_then(|setting| {
+            let (served, _) = beside(setting.target())?;
+            let same = before.and_then(|before| before.shadow.as_ref());
+            let same = same.filter(|(run, of)| run.setting() == setting && of.is_same(served));
+            let new = || Arc::new(ShadowRun::new(setting, (model, served.version())));
+            Some((same.map_or_else(new, |(run, _)| run.clone()), served.clone()))
+        });
+        if let (Some((ended, _)), None) = (before.and_then(|before| before.canary.as_ref()), &canary) {
+            ended.end();
+        }
+        if let Some(reason) = &undivided
+            && before.is_none_or(|before| before.undivided != undivided)
+        {
+            tracing::warn!(model, reason, "its traffic is not divided");
+        }
+        Split { revision, setting, canary, shadow, undivided }
+    }
+
+    /// What is wished, and what of it is so.
+    pub(super) fn now(&self, active: Option<u64>) -> TrafficNow {
+        TrafficNow {
+            revision: self.revision,
+            setting: self.setting.clone(),
+            active,
+            canary: self.canary.as_ref().map(|(run, _)| run.clone()),
+            shadow: self.shadow.as_ref().map(|(run, _)| run.clone()),
+        }
+    }
+
+    /// What is wished and is not so, a line each.
+    pub(super) fn troubles(&self) -> Vec<String> {
+        let mut troubles: Vec<String> = self.undivided.iter().cloned().collect();
+        for (part, target) in self.setting.targets() {
+            let is_there = if part == "canary" { self.canary.is_some() } else { self.shadow.is_some() };
+            if !is_there {
+                troubles.push(format!("its {part}, {target}, is not at every shard beside the version that answers"));
+            }
+        }
+        troubles.extend(rolled_back(&self.setting, self.canary.as_ref().map(|(run, _)| &**run)));
+        troubles
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use sterling_core::error::Kind;
+
+    fn wished(revision: u64, share: Option<f64>) -> Wished {
+        let setting = match share {
+            Some(share) => format!("{{\"canary\": {{\"version\": 2, \"share\": {share}}}}}"),
+            None => "{}".into(),
+        };
+        Wished { model: "m".into(), revision, setting }
+    }
+
+    #[test]
+    fn the_last_change_holds_whoever_has_heard_of_it() {
+        let share = |told: &[&Wished]| {
+            let (revision, setting) = heard(told.iter().copied()).unwrap();
+            (revision, setting.canary.map(|canary| canary.share))
+        };
+        assert_eq!(share(&[]), (0, None));
+        let (older, newer, ended) = (wished(3, Some(0.1)), wished(4, Some(0.5)), wished(5, None));
+        for told in [[&older, &newer, &newer], [&newer, &older, &newer], [&newer, &newer, &older]] {
+            assert_eq!(share(&told), (4, Some(0.5)));
+        }
+        assert_eq!(share(&[&newer, &ended, &older]), (5, None));
+    }
+
+    #[test]
+    fn what_does_not_fit_together_or_cannot_be_divides_nothing() {
+        let apart = heard(&[wished(4, Some(0.5)), wished(4, Some(0.6))]).unwrap_err();
+        assert!(apart.kind() == Kind::Unsupported && apart.to_string().contains("different stores"), "{apart}");
+        // What was changed since is of no concern.
+        assert!(heard(&[wished(4, Some(0.5)), wished(5, None), wished(4, Some(0.6))]).is_ok());
+        for setting in ["", "[7]", "{\"mirror\": {}}", "{\"canary\": {\"version\": 2, \"share\": 7}}"] {
+            let strange = Wished { setting: setting.into(), ..wished(1, None) };
+            assert_eq!(heard([&strange]).unwrap_err().kind(), Kind::Unavailable, "{setting}");
+        }
+    }
+}

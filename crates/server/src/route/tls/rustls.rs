@@ -1,0 +1,69 @@
+//! TLS 1.2 and 1.3 by rustls.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::pem::PemObject as _;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+
+use super::ServersTls;
+use sterling_core::error::{Error, Result};
+
+/// Makes connections to servers secure.
+pub(in crate::route) struct Connector(TlsConnector);
+
+impl Connector {
+    /// Reads the certificates; nothing where no authority is named.
+    ///
+    /// # Errors
+    /// `Invalid` for options that do not go together, files that are none and a key that is not the certificate's; `NotFound` or `Io`
+    /// for files that cannot be read.
+    pub(in crate::route) fn open(options: &ServersTls) -> Result<Option<Self>> {
+        let Some((ca, own)) = options.files()? else { return Ok(None) };
+        let wrong = |what: &str, error: &dyn std::fmt::Display| Error::invalid(format!("tls.{what}: {error}"));
+        let mut roots = RootCertStore::empty();
+        for certificate in certificates("ca", ca)? {
+            roots.add(certificate).map_err(|e| wrong("ca", &e))?;
+        }
+        let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .map_err(|e| Error::internal(format!("tls: {e}")))?
+            .with_root_certificates(roots);
+        let mut config = match own {
+            None => builder.with_no_client_auth(),
+            Some((certificate, key)) => {
+                let chain = certificates("certificate", certificate)?;
+                let key = PrivateKeyDer::from_pem_slice(&read(key)?).map_err(|e| wrong("key", &e))?;
+                builder.with_client_auth_cert(chain, key).map_err(|e| wrong("certificate", &e))?
+            }
+        };
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok(Some(Connector(TlsConnector::from(Arc::new(config)))))
+    }
+
+    /// The connection behind the handshake with a server, which must have a certificate for the host.
+    pub(in crate::route) async fn secure(&self, host: &str, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
+        let name = ServerName::try_from(host.to_owned()).map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e))?;
+        self.0.connect(name, stream).await
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>> {
+    std::fs::read(path).map_err(|e| Error::io(format!("tls: {}", path.display()), e))
+}
+
+fn certificates(what: &str, path: &Path) -> Result<Vec<CertificateDer<'static>>> {
+    let wrong = |error: &dyn std::fmt::Display| Error::invalid(format!("tls.{what}: {}: {error}", path.display()));
+    let found: std::result::Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read(path)?).collect();
+    match found {
+        Ok(list) if list.is_empty() => Err(wrong(&"no certificate in it, expected PEM")),
+        Ok(list) => Ok(list),
+        Err(error) => Err(wrong(&error)),
+    }
+}

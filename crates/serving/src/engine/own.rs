@@ -1,0 +1,53 @@
+//! A request that its caller runs: nobody is woken to run it, and nobody for its answer.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+use tokio::runtime::{Handle, RuntimeFlavor};
+use tokio::sync::oneshot;
+use tokio::task::block_in_place;
+
+use super::backend::{Backend, JobOf};
+use super::shared::{Lent, Shared};
+use super::worker;
+use sterling_core::error::{Error, Result};
+
+/// A request with the place of a worker.
+pub(super) struct Own<B: Backend> {
+    pub(super) shared: Arc<Shared<B>>,
+    pub(super) lent: Lent<B::Worker>,
+    pub(super) price: Duration,
+    /// True where it is done before another thread could be of much use.
+    pub(super) is_brief: bool,
+    pub(super) job: JobOf<B>,
+    pub(super) answer: oneshot::Receiver<Result<B::Answer>>,
+}
+
+impl<B: Backend> Own<B> {
+    /// Runs it on this thread.
+    pub(super) fn run(self) -> Result<B::Answer> {
+        let Own { shared, mut lent, price, is_brief, job, mut answer } = self;
+        let run = || {
+            let (mut jobs, began) = ([job], core_time());
+            worker::run(&shared, &mut lent.kept, &mut jobs);
+            let ran = core_time().saturating_sub(began);
+            let done = if jobs[0].ticket.is_answered() { price } else { Duration::ZERO };
+            drop(jobs);
+            shared.finish(lent, done, Some(ran));
+        };
+        let is_alone = || Handle::try_current().map_or(true, |h| h.runtime_flavor() != RuntimeFlavor::MultiThread);
+        // Another thread looks after the connections of this one meanwhile, where the runtime has several.
+        match is_brief || is_alone() {
+            true => run(),
+            false => block_in_place(run),
+        }
+        answer.try_recv().unwrap_or_else(|_| Err(Error::internal("the request ended without an answer")))
+    }
+}
+
+/// How long this thread has had a core so far.
+fn core_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))
+}

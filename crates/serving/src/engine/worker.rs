@@ -1,0 +1,182 @@
+//! The threads: workers that run batches, and a few that fetch rows before a request takes a worker.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+
+use super::backend::{Backend, Job, JobOf};
+use super::lane::Entry;
+use super::queue::Taken;
+use super::shared::{Lent, Life, Shared};
+use sterling_core::error::Error;
+
+/// Runs batches until the engine ends or gives this worker up.
+pub(super) fn work<B: Backend>(shared: &Shared<B>, life: Life) {
+    let kept = guarded(|| shared.backend.worker());
+    *shared.kept(life.number) = kept;
+    while let Some(batch) = next_batch(shared, life) {
+        let wanted = batch.into_iter().filter(|entry| entry.job.ticket.is_wanted());
+        let (prices, mut jobs): (Vec<Duration>, Vec<_>) = wanted.map(|entry| (entry.ask.price, entry.job)).unzip();
+        let mut lent = Lent { life, kept: shared.kept(life.number).take() };
+        run(shared, &mut lent.kept, &mut jobs);
+        let done = prices.iter().zip(&jobs).filter(|(_, job)| job.ticket.is_answered()).map(|(price, _)| *price).sum();
+        drop(jobs);
+        shared.finish(lent, done, None);
+    }
+}
+
+/// Runs jobs of one group with what a worker keeps.
+pub(super) fn run<B: Backend>(shared: &Shared<B>, kept: &mut Option<B::Worker>, jobs: &mut [JobOf<B>]) {
+    shared.meters.took(jobs);
+    each_that_breaks_alone(jobs, |jobs| {
+        let ran = guarded(|| shared.backend.run(kept.get_or_insert_with(|| shared.backend.worker()), jobs));
+        if ran.is_none() {
+            // What the panic left half done is not to be met again.
+            *kept = None;
+        }
+        ran.is_some()
+    });
+}
+
+/// Fetches rows until the engine ends.
+pub(super) fn fetch<B: Backend>(shared: &Shared<B>) {
+    while let Some(entries) = next_fetch(shared) {
+        let taken = entries.len();
+        let wanted = entries.into_iter().filter(|entry| entry.job.ticket.is_wanted());
+        let (frames, mut jobs): (Vec<_>, Vec<_>) = wanted.map(Entry::split).unzip();
+        each_that_breaks_alone(&mut jobs, |jobs| guarded(|| shared.backend.fetch(jobs)).is_some());
+        let fetched = frames.into_iter().zip(jobs).map(|(frame, job)| frame.join(job));
+        let (ready, gone): (Vec<_>, Vec<_>) = fetched.partition(|entry| entry.job.ticket.is_wanted());
+        drop(gone);
+        let gone = taken - ready.len();
+        shared.fetched(ready, gone);
+    }
+}
+
+/// Runs jobs together; where one of them breaks the run, each that is not answered yet runs alone, so that the one is
+/// all that fails. What is logged of a job that runs alone carries the id of its request.
+fn each_that_breaks_alone<W, A>(jobs: &mut [Job<W, A>], mut run: impl FnMut(&mut [Job<W, A>]) -> bool) {
+    let mut run = |jobs: &mut [Job<W, A>]| match jobs {
+        [job] => job.ticket.span().clone().in_scope(|| run(std::slice::from_mut(job))),
+        jobs => run(jobs),
+    };
+    if jobs.is_empty() || run(jobs) {
+        return;
+    }
+    let is_alone = jobs.len() == 1;
+    for job in jobs {
+        if job.ticket.is_wanted() && (is_alone || !run(std::slice::from_mut(job))) {
+            let error = Error::internal("the request broke the pass; this is a defect, the log holds more");
+            job.ticket.answer(Err(error));
+        }
+    }
+}
+
+/// Waits for a batch; `None` where the engine ends or gives this worker up.
+fn next_batch<B: Backend>(shared: &Shared<B>, life: Life) -> Option<Vec<Entry<JobOf<B>>>> {
+    loop {
+        let mut queue = shared.lock();
+        let Taken { batch, expired } = loop {
+            if !shared.is_current(life) {
+                return None;
+            }
+            let taken = queue.take(life.number, Instant::now());
+            if !taken.batch.is_empty() || !taken.expired.is_empty() {
+                break taken;
+            }
+            if shared.is_ending() {
+                return None;
+            }
+            let (woken, is_idle) = shared.wait_for_rest(queue, life);
+            queue = woken;
+            if is_idle {
+                drop(queue);
+                rest(shared, life);
+                queue = shared.lock();
+            }
+        };
+        shared.publish(&queue);
+        drop(queue);
+        for entry in expired {
+            entry.job.ticket.answer(Err(shared.meters.expired(&entry.ask)));
+        }
+        if !batch.is_empty() {
+            return Some(batch);
+        }
+    }
+}
+
+/// Has a worker's memory given back that is not needed for long.
+fn rest<B: Backend>(shared: &Shared<B>, life: Life) {
+    // Who borrows the place meanwhile finds nothing kept there, and waits for a worker.
+    let Some(mut worker) = shared.kept(life.number).take() else { return };
+    let rested = guarded(|| shared.backend.rest(&mut worker));
+    let _queue = shared.lock();
+    if rested.is_some() && shared.is_current(life) {
+        *shared.kept(life.number) = Some(worker);
+    }
+}
+
+/// Waits for requests whose rows are to be fetched; `None` where the engine ends.
+fn next_fetch<B: Backend>(shared: &Shared<B>) -> Option<Vec<Entry<JobOf<B>>>> {
+    let mut queue = shared.lock();
+    loop {
+        let entries = queue.take_fetch();
+        if !entries.is_empty() {
+            return Some(entries);
+        }
+        if shared.is_ending() {
+            return None;
+        }
+        queue = shared.wait_for_fetch(queue);
+    }
+}
+
+/// Runs `f`; `None` where it panics, and the thread goes on.
+fn guarded<T>(f: impl FnOnce() -> T) -> Option<T> {
+    match catch_unwind(AssertUnwindSafe(f)) {
+        Ok(value) => Some(value),
+        Err(panic) => {
+            let what = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+            tracing::error!(panic = what.unwrap_or("no message"), "a request broke the pass");
+            None
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::engine::ticket::{Ledger, Ticket};
+    use crate::quota::Flow;
+
+    #[test]
+    fn what_is_logged_of_a_job_that_breaks_names_its_request() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let log = Arc::new(file.reopen().unwrap());
+        let subscriber = tracing_subscriber::fmt().with_writer(log).with_ansi(false).finish();
+        tracing::subscriber::with_default(subscriber, || {
+            let job = |n: usize| {
+                let _span = tracing::info_span!("request", id = format!("number-{n}")).entered();
+                let held = Ledger::new(1).hold(Flow::default(), 0, false).unwrap();
+                let later = Instant::now() + Duration::from_secs(60);
+                let (ticket, answer) = Ticket::<()>::new(held, Instant::now(), later);
+                (Job { work: n, ticket }, answer)
+            };
+            for count in [1, 3] {
+                let (mut jobs, _answers): (Vec<_>, Vec<_>) = (0..count).map(job).unzip();
+                let run = |jobs: &mut [Job<usize, ()>]| {
+                    guarded(|| assert!(jobs.iter().all(|job| job.work != 0), "not this one")).is_some()
+                };
+                each_that_breaks_alone(&mut jobs, run);
+            }
+        });
+        let log = std::fs::read_to_string(file.path()).unwrap();
+        let lines: Vec<&str> = log.lines().filter(|line| line.contains("broke the pass")).collect();
+        assert_eq!(lines.len(), 3, "alone, together, and then alone: {log}");
+        assert_eq!(lines.iter().filter(|line| line.contains("number-0")).count(), 2, "{log}");
+        assert!(!log.contains("number-1") && !log.contains("number-2"), "{log}");
+    }
+}

@@ -1,0 +1,178 @@
+//! Embeddings of items whose updates are not applied yet.
+//!
+//! An item tower runs before an update is acknowledged, because what it makes of an item decides whether the item can be taken. The
+//! version that it ran for applies the update a moment later and takes the embedding from here, so that its tower runs once per item.
+//! Other versions, and servers that only follow, run their towers when they apply the update.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::time::{Duration, Instant};
+
+use xxhash_rust::xxh3::xxh3_128;
+
+use super::embed::Embedded;
+use super::update::Put;
+use sterling_core::locks::locked;
+use sterling_snapshot::Snapshot;
+
+/// Bytes of all embeddings at most; further items are embedded again when they are applied.
+const BYTES_MAX: usize = 64 << 20;
+/// How long an embedding waits for its update, which may never come: the call may have failed.
+const KEPT: Duration = Duration::from_secs(60);
+
+/// Places of embeddings that were taken which may stay in their order.
+const COMPACTED_MIN: usize = 1024;
+
+/// Embeddings by what was put, each made for a snapshot (`T`).
+pub(super) struct EarlyEmbeddings<T = Snapshot>(Mutex<Waiting<T>>);
+
+struct Waiting<T> {
+    by_put: HashMap<u128, Entry<T>>,
+    /// The order in which they came.
+    order: VecDeque<(Instant, u128)>,
+    bytes: usize,
+}
+
+struct Entry<T> {
+    main: Weak<T>,
+    embedded: Embedded,
+    since: Instant,
+}
+
+impl<T> Default for EarlyEmbeddings<T> {
+    fn default() -> Self {
+        EarlyEmbeddings(Mutex::new(Waiting { by_put: HashMap::new(), order: VecDeque::new(), bytes: 0 }))
+    }
+}
+
+/// Names an item by all of its content.
+fn name(put: &Put) -> Option<u128> {
+    postcard::to_allocvec(put).ok().map(|bytes| xxh3_128(&bytes))
+}
+
+fn bytes(embedded: &Embedded) -> usize {
+    size_of::<Entry<Snapshot>>() + size_of_val(embedded.vector.as_slice()) + embedded.kept.len()
+}
+
+impl<T> EarlyEmbeddings<T> {
+    /// Keeps what a snapshot's tower made of items, as far as there is room.
+    pub(super) fn keep(&self, main: &Arc<T>, made: Vec<(&Put, Embedded)>) {
+        let named = made.into_iter().filter_map(|(put, embedded)| Some((name(put)?, embedded)));
+        let named: Vec<(u128, Embedded)> = named.collect();
+        let since = Instant::now();
+        let mut waiting = self.waiting();
+        waiting.forget(since);
+        waiting.compact();
+        for (name, embedded) in named {
+            waiting.remove(name);
+            if waiting.bytes + bytes(&embedded) > BYTES_MAX {
+                return;
+            }
+            waiting.bytes += bytes(&embedded);
+            waiting.order.push_back((since, name));
+            waiting.by_put.insert(name, Entry { main: Arc::downgrade(main), embedded, since });
+        }
+    }
+
+    /// Takes what a snapshot's tower made of items: nothing where it was not kept.
+    pub(super) fn take(&self, main: &Arc<T>, puts: &[&Put]) -> Vec<Option<Embedded>> {
+        if self.waiting().by_put.is_empty() {
+            return Vec::new();
+        }
+        let names: Vec<Option<u128>> = puts.iter().map(|put| name(put)).collect();
+        let mut waiting = self.waiting();
+        let is_of = |entry: &Entry<T>| entry.main.as_ptr() == Arc::as_ptr(main);
+        let mut take = |name: u128| {
+            let is_there = waiting.by_put.get(&name).is_some_and(is_of);
+            if is_there { waiting.remove(name) } else { None }
+        };
+        names.into_iter().map(|name| take(name?)).collect()
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Waiting<T>> {
+        // What a panic leaves undone is one embedding.
+        locked(&self.0)
+    }
+}
+
+impl<T> Waiting<T> {
+    fn remove(&mut self, name: u128) -> Option<Embedded> {
+        let Entry { embedded, .. } = self.by_put.remove(&name)?;
+        self.bytes -= bytes(&embedded);
+        Some(embedded)
+    }
+
+    /// Forgets those whose time is over, and the places of those that were taken.
+    fn forget(&mut self, now: Instant) {
+        while let Some(&(since, name)) = self.order.front() {
+            let is_there = self.by_put.get(&name).is_some_and(|entry| entry.since == since);
+            if is_there && now.duration_since(since) < KEPT {
+                return;
+            }
+            self.order.pop_front();
+            if is_there {
+                self.remove(name);
+            }
+        }
+    }
+
+    /// Forgets the places of those that were taken from behind one that still waits, once they are most of all.
+    fn compact(&mut self) {
+        if self.order.len() > 2 * self.by_put.len() + COMPACTED_MIN {
+            let Waiting { by_put, order, .. } = self;
+            order.retain(|(since, name)| by_put.get(name).is_some_and(|entry| entry.since == *since));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn put(id: i64) -> Put {
+        Put { id, ..Put::default() }
+    }
+
+    fn embedded(width: usize) -> Embedded {
+        Embedded { vector: vec![0.5; width], kept: vec![7] }
+    }
+
+    #[test]
+    fn an_embedding_is_taken_once_and_for_its_snapshot_alone() {
+        let (early, one, other) = (EarlyEmbeddings::default(), Arc::new("one"), Arc::new("other"));
+        let (a, b) = (put(1), put(2));
+        assert!(early.take(&one, &[&a]).is_empty());
+        early.keep(&one, vec![(&a, embedded(3)), (&b, embedded(4))]);
+        assert_eq!(early.take(&other, &[&a, &b]), [None, None]);
+        let changed = Put { dense: vec![("image".into(), vec![1.0])], ..put(1) };
+        assert_eq!(early.take(&one, &[&changed, &b, &a]), [None, Some(embedded(4)), Some(embedded(3))]);
+        assert!(early.take(&one, &[&a]).is_empty());
+        assert_eq!(early.waiting().bytes, 0);
+    }
+
+    #[test]
+    fn embeddings_that_nobody_takes_stay_within_their_bounds() {
+        let (early, main) = (EarlyEmbeddings::default(), Arc::new(()));
+        let width = BYTES_MAX / 4 / 4;
+        let large: Vec<Put> = (0..6).map(put).collect();
+        early.keep(&main, large.iter().map(|put| (put, embedded(width))).collect());
+        let all: Vec<&Put> = large.iter().collect();
+        let kept = early.take(&main, &all).iter().flatten().count();
+        assert!((1..=4).contains(&kept) && early.waiting().bytes == 0, "{kept}");
+        // One waits on; those behind it come and go.
+        let first = put(-1);
+        early.keep(&main, vec![(&first, embedded(1))]);
+        for id in 0..10_000 {
+            let put = put(id);
+            early.keep(&main, vec![(&put, embedded(1))]);
+            assert!(early.take(&main, &[&put])[0].is_some());
+        }
+        let places = early.waiting().order.len();
+        assert!(places <= COMPACTED_MIN + 4, "{places}");
+        // What has waited too long goes with the next one.
+        let mut waiting = early.waiting();
+        waiting.forget(Instant::now() + KEPT);
+        assert_eq!((waiting.by_put.len(), waiting.bytes), (0, 0));
+    }
+}

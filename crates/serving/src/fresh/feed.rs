@@ -1,0 +1,569 @@
+//! The journal of a model, and who follows it.
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwap;
+use rayon::prelude::*;
+
+use super::calls::{Call, Calls};
+use super::early::EarlyEmbeddings;
+use super::embed::Embedder;
+use super::merges::MergeUnderWay;
+use super::state::{Fresh, Misfit};
+use super::update::{CallAnswer, Put, Update};
+use crate::registry::{Declared, Loader, Snapshots};
+use crate::view::{Live, Shown, View};
+use sterling_core::blocking::may_block;
+use sterling_core::error::{Error, Kind, Result};
+use sterling_core::locks::locked;
+use sterling_journal::{Append, Done, Follower, Journal, Journals, Record, Topic};
+use sterling_kernels::priority::{self, Background};
+use sterling_snapshot::{Snapshot, check_name};
+
+/// Updates that are applied before they are shown, and before a version is: then all cores can share them.
+const TOGETHER_MAX: usize = 1024;
+const TOGETHER_MAX_UNSEEN: usize = 16_384;
+/// Bytes of records after which no more are taken together.
+const TOGETHER_BYTES: usize = 64 << 20;
+/// Records that a thread decodes at a time.
+const DECODED: usize = 1024;
+/// How long durable records may take to come.
+const SILENCE: Duration = Duration::from_secs(10);
+/// How long a version that nobody holds any more may go on following.
+const LINGER: Duration = Duration::from_millis(250);
+/// Panics over the same updates after which a version follows no more: a fault of a moment does not come again.
+const PANICS_MAX: u32 = 3;
+/// How often the log is told that updates wait, for the same reason.
+const RETOLD: Duration = Duration::from_secs(60);
+
+/// The updates of one model.
+pub struct Feed {
+    journal: Box<dyn Journal>,
+    calls: Mutex<Calls>,
+    /// Where calls are kept of which the journal lets go.
+    folder: Option<PathBuf>,
+    /// The position that was released last, with the calls up to it kept.
+    released: AtomicU64,
+    /// What item towers made of items before their updates were durable.
+    early: Arc<EarlyEmbeddings>,
+    merging: Mutex<Option<MergeUnderWay>>,
+    /// How the last merge failed, where it did.
+    unmerged: Mutex<Option<Kind>>,
+}
+
+impl Feed {
+    /// The updates of a journal, with the calls that were made up to position `after`; those of which it lets go are kept in
+    /// `folder`.
+    ///
+    /// # Errors
+    /// `Corrupt` where the calls that were kept cannot be read; as [`Journal::follow`].
+    pub fn open(journal: Box<dyn Journal>, folder: Option<PathBuf>, after: u64) -> Result<Self> {
+        let (first, until) = (journal.first(), after.min(journal.last()));
+        let calls = folder.as_deref().map(Calls::read).transpose()?.unwrap_or_default();
+        let feed = Feed {
+            journal,
+            calls: Mutex::new(calls),
+            folder,
+            released: AtomicU64::new(0),
+            early: Arc::default(),
+            merging: Mutex::default(),
+            unmerged: Mutex::default(),
+        };
+        // Versions follow from their own positions on and do not see those before.
+        if first <= until {
+            let mut records = feed.journal.follow(first - 1)?;
+            loop {
+                let record = records.next(SILENCE)?;
+                let record = record.ok_or_else(|| Error::unavailable("the journal's records do not come"))?;
+                feed.note(record.position, &Update::decode(&record.payload)?);
+                if record.position >= until {
+                    break;
+                }
+            }
+        }
+        Ok(feed)
+    }
+
+    /// The position of the last durable update.
+    pub fn last(&self) -> u64 {
+        self.journal.last()
+    }
+
+    /// The position of the first update that is kept, or of the next one where none is.
+    pub fn first(&self) -> u64 {
+        self.journal.first()
+    }
+
+    /// Whether others append too, so that there may be later updates than [`Feed::last`].
+    pub fn has_others(&self) -> bool {
+        self.journal.has_others()
+    }
+
+    /// What is wrong with the journal, where something is.
+    pub fn trouble(&self) -> Option<String> {
+        self.journal.trouble()
+    }
+
+    /// What an operator should look at though updates are taken and followed, where anything is.
+    pub fn warning(&self) -> Option<String> {
+        self.journal.warning()
+    }
+
+    /// Bytes of the updates after a position, about.
+    pub fn bytes_after(&self, position: u64) -> u64 {
+        self.journal.bytes_after(position)
+    }
+
+    /// The merge of the updates that is under way on this server.
+    pub fn merging(&self) -> Option<MergeUnderWay> {
+        *locked(&self.merging)
+    }
+
+    /// A merge begins.
+    pub fn begin_merge(&self) {
+        *locked(&self.merging) = Some(MergeUnderWay { since: Instant::now(), done: 0.0 });
+    }
+
+    /// A share of the steps of the merge under way is done.
+    pub fn tell_merge(&self, done: f64) {
+        locked(&self.merging).iter_mut().for_each(|merging| merging.done = done);
+    }
+
+    /// The merge has ended.
+    pub fn end_merge(&self) {
+        *locked(&self.merging) = None;
+    }
+
+    /// What kind of failure keeps the updates unmerged on this server, since its last try.
+    pub fn unmerged(&self) -> Option<Kind> {
+        *locked(&self.unmerged)
+    }
+
+    /// Notes whether the last merge failed, and how.
+    pub fn note_merge(&self, failed: Option<Kind>) {
+        *locked(&self.unmerged) = failed;
+    }
+
+    /// Appends updates; `done` is told when they are durable, and must not wait.
+    pub fn append(&self, updates: &[Update], expected: Option<u64>, done: Done) {
+        match updates.iter().map(Update::encode).collect() {
+            Ok(records) => self.journal.append(Append { records, expected }, done),
+            Err(e) => done(Err(e)),
+        }
+    }
+
+    /// Embeds the items that are put, for the snapshot of a view, before their updates are appended: an item that cannot be
+    /// embedded must not be acknowledged. Returns the places of those, each with the reason. Embeddings are kept for the
+    /// moment at which the updates are applied. For models with an item tower: the vectors of others were checked as they came.
+    ///
+    /// # Errors
+    /// Where the tower's tables do not answer now, or memory cannot be had.
+    pub fn embed<'u>(&self, view: &View, updates: impl Iterator<Item = &'u Update>) -> Result<Vec<(usize, Error)>> {
+        let main = view.main();
+        let put = |(place, update): (usize, &'u Update)| match update {
+            Update::Put(put) => Some((place, put)),
+            _ => None,
+        };
+        let puts: Vec<(usize, &Put)> = updates.enumerate().filter_map(put).collect();
+        let embedded = Embedder::new(main.clone()).embed(&puts.iter().map(|(_, put)| *put).collect::<Vec<&Put>>());
+        let (mut refused, mut made) = (Vec::new(), Vec::new());
+        for ((place, put), embedded) in puts.into_iter().zip(embedded) {
+            match embedded {
+                Ok(embedded) => made.push((put, embedded)),
+                Err(e) if e.kind().is_transient() => return Err(e),
+                Err(e) => refused.push((place, e)),
+            }
+        }
+        self.early.keep(main, made);
+        Ok(refused)
+    }
+
+    /// Lets go of the updates up to a position; the calls that they tell of are kept.
+    ///
+    /// # Errors
+    /// `Io` where the calls cannot be kept; as [`Journal::release`].
+    pub fn release(&self, position: u64) -> Result<()> {
+        if position <= self.released.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let kept = self.keep_calls();
+        if kept.as_ref().is_err_and(|e| e.kind() != Kind::NoSpace) {
+            return kept;
+        }
+        self.journal.release(position)?;
+        // On a full disk the calls have room once the records are gone. A server that ends in between forgets them.
+        if kept.is_err() {
+            self.keep_calls()?;
+        }
+        self.released.store(position, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Writes the calls that are known to the folder, while others go on.
+    fn keep_calls(&self) -> Result<()> {
+        let Some(folder) = &self.folder else { return Ok(()) };
+        let text = self.calls().text()?;
+        Calls::write(&text, folder)
+    }
+
+    /// Begins a call with a key; where the same one was made before, what it came to.
+    ///
+    /// # Errors
+    /// `Conflict` where the key belongs to another call, or to one that is under way.
+    pub fn begin(&self, key: &str, digest: u64) -> Result<Option<Call>> {
+        self.calls().begin(key, digest)
+    }
+
+    /// Ends a call that was begun: it may be made again where nothing came of it.
+    pub fn end(&self, key: &str, made: Option<Call>) {
+        self.calls().end(key, made);
+    }
+
+    fn calls(&self) -> MutexGuard<'_, Calls> {
+        // What a panic leaves undone is one key.
+        locked(&self.calls)
+    }
+
+    /// Takes note of the call that an update tells of.
+    fn note(&self, position: u64, update: &Update) {
+        let (key, digest, count, answer) = match update {
+            Update::Call { key, digest, count } => (key, *digest, *count, CallAnswer::default()),
+            Update::AnsweredCall { key, digest, count, answer } => (key, *digest, *count, answer.clone()),
+            Update::Put(_) | Update::Set { .. } | Update::Delete { .. } => return,
+        };
+        self.calls().remember(key, Call { digest, count, position, answer });
+    }
+}
+
+/// The updates of all models of a server, a journal each; shards have journals of their own.
+pub struct Feeds {
+    journals: Box<dyn Journals>,
+    /// Those that are open. Every answer looks here, so that no lock is in its way.
+    open: ArcSwap<BTreeMap<Topic, Arc<Feed>>>,
+    /// A lock for each, held while it is opened, which takes long where a broker is away or a journal is large.
+    opening: Mutex<BTreeMap<Topic, Arc<Mutex<()>>>>,
+}
+
+impl Feeds {
+    /// The updates of such journals.
+    pub fn new(journals: impl Journals + 'static) -> Self {
+        Feeds { journals: Box::new(journals), open: ArcSwap::default(), opening: Mutex::default() }
+    }
+
+    /// Whether other servers write and follow the same updates.
+    pub fn are_shared(&self) -> bool {
+        self.journals.are_shared()
+    }
+
+    /// The updates of a model or a shard of which a version was loaded.
+    pub fn of(&self, topic: &Topic) -> Option<Arc<Feed>> {
+        self.open.load().get(topic).cloned()
+    }
+
+    /// The updates of a model or a shard, whose journal begins after a position where there is none yet.
+    ///
+    /// # Errors
+    /// As [`Journals::open`] and [`Feed::open`].
+    pub fn open(&self, topic: &Topic, after: u64) -> Result<Arc<Feed>> {
+        check_name("model name", &topic.model)?;
+        may_block();
+        let opening = locked(&self.opening).entry(topic.clone()).or_default().clone();
+        let _opening = locked(&opening);
+        if let Some(feed) = self.of(topic) {
+            return Ok(feed);
+        }
+        let (journal, folder) = (self.journals.open(topic, after)?, self.journals.folder(topic));
+        let feed = Arc::new(Feed::open(journal, folder, after)?);
+        self.open.rcu(|open| {
+            let mut open = BTreeMap::clone(open);
+            open.insert(topic.clone(), feed.clone());
+            open
+        });
+        Ok(feed)
+    }
+}
+
+/// Loads snapshots that go on with the updates of their model.
+pub struct Updating {
+    /// What loads them.
+    pub snapshots: Snapshots,
+    /// The updates; without them snapshots stay as they are.
+    pub feeds: Option<Arc<Feeds>>,
+    /// Whether attributes change where items lie ([`Fresh::in_place`]).
+    pub in_place: bool,
+}
+
+impl Loader<Live> for Updating {
+    fn declared(&self, folder: &Path) -> Result<Declared> {
+        self.snapshots.declared(folder)
+    }
+
+    fn load(&self, folder: &Path, background: Background) -> Result<Live> {
+        let live = self.snapshots.load(folder, background)?;
+        let main = live.view().main().clone();
+        let Some(feeds) = &self.feeds else { return Ok(live) };
+        let (topic, position) = (main.manifest.topic(), main.manifest.position);
+        let feed = feeds.open(&topic, position)?;
+        let following = Following::new(feed, main, self.in_place);
+        let followed = following.and_then(|following| follow(following, &live));
+        followed.map_err(|e| e.within(format!("updates of {topic} after position {position}")))?;
+        Ok(live)
+    }
+}
+
+/// Brings a snapshot to the position that its journal is at, and keeps it there on a thread of its own.
+fn follow(mut following: Following, live: &Live) -> Result<()> {
+    following.catch_up()?;
+    following.is_unseen = false;
+    live.warn(following.misfits.warning());
+    live.show(following.fresh.view()?);
+    let shown = live.shared();
+    priority::alone("updates")?.spawn(move || following.run(&shown));
+    Ok(())
+}
+
+/// How updates are applied, and those told that could not be.
+type Apply = fn(&mut Fresh, &[Update]) -> Result<Vec<Misfit>>;
+
+/// A version that follows its journal.
+struct Following {
+    name: String,
+    main: Arc<Snapshot>,
+    /// Whether attributes change where items lie.
+    in_place: bool,
+    feed: Arc<Feed>,
+    records: Box<dyn Follower>,
+    fresh: Fresh,
+    /// Updates that were taken and are not applied yet; the first has the position after that of `fresh`.
+    pending: Vec<Update>,
+    /// Why no update could be taken after them.
+    failed: Option<Error>,
+    /// Whether `fresh` has changed since it was shown last.
+    is_unseen: bool,
+    /// Whether a panic has left the rest in no state to go on from.
+    is_broken: bool,
+    misfits: Misfits,
+    /// Why updates wait, where they do, and when the log was told of it last.
+    waits: Option<(Instant, String)>,
+}
+
+/// Updates that did not fit the version, since its snapshot.
+#[derive(Default)]
+struct Misfits {
+    /// Updates that were not applied.
+    whole: u64,
+    /// Attributes that were taken away in place of the values of an update.
+    attributes: u64,
+    last: Option<Misfit>,
+}
+
+impl Misfits {
+    /// What an operator should know, where there are any.
+    fn warning(&self) -> Option<String> {
+        let Misfits { whole, attributes, last } = self;
+        let Misfit { position, error, .. } = last.as_ref()?;
+        Some(format!(
+            "{whole} updates were not applied and {attributes} attributes of updates are missing, because they do not fit this version; the last one, at position {position}: {error}; put the items again, or publish a version with them"
+        ))
+    }
+}
+
+impl Following {
+    /// A version as it was published, with none of the updates after it.
+    fn new(feed: Arc<Feed>, main: Arc<Snapshot>, in_place: bool) -> Result<Self> {
+        let fresh = Fresh::new(main.clone(), main.manifest.position);
+        let fresh = if in_place { fresh.in_place() } else { fresh }.taking(feed.early.clone());
+        Ok(Following {
+            records: feed.journal.follow(fresh.position())?,
+            name: main.manifest.name.clone(),
+            main,
+            in_place,
+            fresh,
+            feed,
+            pending: Vec::new(),
+            failed: None,
+            is_unseen: false,
+            is_broken: false,
+            misfits: Misfits::default(),
+            waits: None,
+        })
+    }
+
+    /// Applies all that is durable by now, of which no view is shown on the way.
+    fn catch_up(&mut self) -> Result<()> {
+        while self.fresh.position() < self.feed.last() {
+            self.advance(LINGER, TOGETHER_MAX_UNSEEN, Fresh::catch_up)?;
+        }
+        self.fresh.caught_up()
+    }
+
+    fn run(&mut self, shown: &Weak<Shown>) {
+        // How many there were, and the last position of the updates that they may be due to.
+        let (mut panics, mut suspect) = (0, 0);
+        loop {
+            // A panic costs no answer: what is shown stays until the updates were applied again, to the version as it was published.
+            let step = catch_unwind(AssertUnwindSafe(|| self.step(shown))).unwrap_or_else(|_| {
+                self.is_broken = true;
+                (panics, suspect) = (panics + 1, self.feed.last());
+                let what = "what applies updates broke; this is a defect";
+                Err(if panics < PANICS_MAX { Error::unavailable(what) } else { Error::internal(what) })
+            });
+            match step {
+                Ok(true) => {
+                    if self.fresh.position() >= suspect {
+                        panics = 0;
+                    }
+                    self.waits(None, shown);
+                }
+                Ok(false) => return,
+                Err(e) if e.kind().is_transient() => {
+                    self.waits(Some(e), shown);
+                    std::thread::sleep(LINGER);
+                }
+                // What is shown stays as it is.
+                Err(e) => {
+                    tracing::error!(model = self.name, error = %e, "updates are followed no more");
+                    shown.upgrade().iter().for_each(|shown| shown.stall(&e));
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Takes note of why updates wait, or that they do not, and tells operators once.
+    fn waits(&mut self, why: Option<Error>, shown: &Weak<Shown>) {
+        let now = why.map(|why| why.to_string());
+        let before = self.waits.as_ref().map(|(_, why)| why);
+        if now.as_ref() == before && self.waits.as_ref().is_none_or(|(at, _)| at.elapsed() < RETOLD) {
+            return;
+        }
+        match &now {
+            Some(error) => tracing::warn!(model = self.name, error, "updates wait"),
+            None => tracing::info!(model = self.name, "updates are applied again"),
+        }
+        self.waits = now.map(|why| (Instant::now(), why));
+        shown.upgrade().iter().for_each(|shown| shown.warn(self.warning()));
+    }
+
+    /// What an operator should know of the updates of this version.
+    fn warning(&self) -> Option<String> {
+        let waits = self.waits.as_ref().map(|(_, why)| format!("updates wait: {why}"));
+        let told: Vec<String> = self.misfits.warning().into_iter().chain(waits).collect();
+        (!told.is_empty()).then(|| told.join("; "))
+    }
+
+    /// Applies and shows what comes in a while; false where nobody looks any more.
+    fn step(&mut self, shown: &Weak<Shown>) -> Result<bool> {
+        if self.is_broken {
+            if shown.strong_count() == 0 {
+                return Ok(false);
+            }
+            let mut anew = Following::new(self.feed.clone(), self.main.clone(), self.in_place)?;
+            anew.catch_up()?;
+            *self = Following { is_unseen: true, waits: self.waits.take(), ..anew };
+        }
+        let advanced = self.advance(LINGER, TOGETHER_MAX, Fresh::apply);
+        let Some(shown) = shown.upgrade() else { return Ok(false) };
+        let has_trouble = self.feed.trouble().is_some();
+        metrics::gauge!("sterling_journal_available", "model" => self.name.clone()).set(f64::from(!has_trouble));
+        // What was applied is shown, whatever became of the updates after it.
+        let seen = self.show(&shown);
+        advanced.and(seen).map(|()| true)
+    }
+
+    /// Shows what has changed; what fails is tried again with the next step.
+    fn show(&mut self, shown: &Shown) -> Result<()> {
+        self.is_unseen |= self.fresh.tidy()?;
+        if self.is_unseen {
+            shown.warn(self.warning());
+            let view = self.fresh.view()?;
+            metrics::gauge!("sterling_fresh_items", "model" => self.name.clone()).set(view.fresh_items() as f64);
+            metrics::gauge!("sterling_position", "model" => self.name.clone()).set(view.position() as f64);
+            shown.show(view);
+            self.is_unseen = false;
+        }
+        Ok(())
+    }
+
+    /// Applies the next updates, up to so many, where any come in time.
+    fn advance(&mut self, wait: Duration, most: usize, apply: Apply) -> Result<()> {
+        if self.pending.is_empty() {
+            self.take(wait, most)?;
+        }
+        let before = self.fresh.position();
+        let applied = apply(&mut self.fresh, &self.pending);
+        self.is_unseen |= self.fresh.position() > before;
+        self.pending.drain(..(self.fresh.position() - before) as usize);
+        self.note(applied?);
+        Ok(())
+    }
+
+    /// Counts what did not fit, and tells of it once a batch.
+    fn note(&mut self, misfits: Vec<Misfit>) {
+        let whole = misfits.iter().filter(|misfit| misfit.is_whole).count() as u64;
+        let attributes = misfits.len() as u64 - whole;
+        let Some(last) = misfits.into_iter().next_back() else { return };
+        let model = self.name.clone();
+        metrics::counter!("sterling_updates_refused_total", "model" => model.clone()).increment(whole);
+        metrics::counter!("sterling_attributes_dropped_total", "model" => model.clone()).increment(attributes);
+        let Misfit { position, error, .. } = &last;
+        tracing::warn!(
+            model, updates = whole, attributes, position, %error,
+            "updates do not fit this version: they were not applied, or not all of their attributes; position and error are the last one's"
+        );
+        self.misfits.whole += whole;
+        self.misfits.attributes += attributes;
+        self.misfits.last = Some(last);
+    }
+
+    /// Takes the next updates. What goes wrong after some were taken is told once these are applied: a record is taken once.
+    fn take(&mut self, wait: Duration, most: usize) -> Result<()> {
+        if let Some(failed) = self.failed.take() {
+            return Err(failed);
+        }
+        let (mut records, mut bytes) = (Vec::new(), 0);
+        let mut next = self.records.next(wait)?;
+        while let Some(record) = next.take() {
+            let expected = self.fresh.position() + 1 + records.len() as u64;
+            if record.position != expected {
+                let position = record.position;
+                self.failed =
+                    Some(Error::corrupt(format!("the journal gave position {position}, expected {expected}")));
+                break;
+            }
+            bytes += record.payload.len();
+            records.push(record);
+            if records.len() < most && bytes < TOGETHER_BYTES {
+                match self.records.next(Duration::ZERO) {
+                    Ok(more) => next = more,
+                    Err(e) => self.failed = Some(e),
+                }
+            }
+        }
+        let decode = |Record { position, payload }: &Record| {
+            Update::decode(payload).map_err(|e| e.within(format!("position {position}")))
+        };
+        let updates: Vec<Result<Update>> = match records.len() > DECODED {
+            true => records.par_iter().with_min_len(DECODED).map(decode).collect(),
+            false => records.iter().map(decode).collect(),
+        };
+        for (record, update) in records.iter().zip(updates) {
+            match update {
+                Ok(update) => {
+                    self.feed.note(record.position, &update);
+                    self.pending.push(update);
+                }
+                Err(e) => {
+                    self.failed = Some(e);
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+}

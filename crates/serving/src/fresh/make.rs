@@ -1,0 +1,129 @@
+//! What becomes of items that are put: rows of a snapshot, in its lists and formats.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use super::early::EarlyEmbeddings;
+use super::embed::{Embedded, Embedder};
+use super::update::{Put, Update};
+use crate::view::{Attribute, Row};
+use sterling_core::error::{Error, Result};
+use sterling_core::tensor::Matrix;
+use sterling_index::columns::{Column, ColumnKind, Columns};
+use sterling_index::ivf::Assigner;
+use sterling_snapshot::Snapshot;
+
+/// Makes rows for one snapshot.
+pub(super) struct Maker {
+    main: Arc<Snapshot>,
+    pub(super) assigner: Arc<Assigner>,
+    embedder: Embedder,
+    /// What was made before the updates were acknowledged.
+    early: Option<Arc<EarlyEmbeddings>>,
+}
+
+/// The row of an item that is put, and the attributes that it does not have because they do not fit the snapshot's columns.
+pub(super) struct Fitted {
+    pub(super) row: Row,
+    pub(super) misfits: Vec<Error>,
+}
+
+impl Maker {
+    pub(super) fn new(main: Arc<Snapshot>) -> Self {
+        let assigner = Arc::new(Assigner::new(&main.index));
+        Maker { embedder: Embedder::new(main.clone()), main, assigner, early: None }
+    }
+
+    /// The same, which takes what was made before.
+    pub(super) fn taking(self, early: Arc<EarlyEmbeddings>) -> Self {
+        Maker { early: Some(early), ..self }
+    }
+
+    /// The rows of the items that are put, or why there is none; `None` for other updates.
+    pub(super) fn rows(&mut self, updates: &[Update]) -> Vec<Option<Result<Fitted>>> {
+        let puts: Vec<&Put> =
+            updates.iter().filter_map(|update| if let Update::Put(put) = update { Some(put) } else { None }).collect();
+        let fitting: Vec<(Changes, Cow<'_, Put>)> = puts.iter().map(|put| self.fitting(put)).collect();
+        let embedded = self.embedded(&fitting.iter().map(|(_, put)| &**put).collect::<Vec<&Put>>());
+        let mut lists = self.lists(&embedded).into_iter();
+        let mut rows = fitting.into_iter().zip(embedded).map(|((changes, put), embedded)| -> Result<Fitted> {
+            let Embedded { vector, kept } = embedded?;
+            let mut attributes = vec![Attribute::Missing; self.main.columns.list().len()];
+            changes.fitting.into_iter().for_each(|(column, attribute)| attributes[column] = attribute);
+            let list = lists.next().unwrap_or_default();
+            let is_stray = self.assigner.is_stray(&vector, list);
+            let vector = self.assigner.coded(&vector);
+            Ok(Fitted { row: Row { id: put.id, list, is_stray, vector, kept, attributes }, misfits: changes.misfits })
+        });
+        updates.iter().map(|update| if let Update::Put(_) = update { rows.next() } else { None }).collect()
+    }
+
+    /// What becomes of an item's attributes, and the item without those that do not fit: its vector is made without them too.
+    fn fitting<'p>(&self, put: &'p Put) -> (Changes, Cow<'p, Put>) {
+        let changes = changes(&self.main.columns, &put.attributes);
+        if changes.misfits.is_empty() {
+            return (changes, Cow::Borrowed(put));
+        }
+        let columns: Vec<&str> = self.main.columns.list().map(Column::name).collect();
+        let missing = |(column, attribute): &(usize, Attribute)| {
+            matches!(attribute, Attribute::Missing).then_some(columns[*column])
+        };
+        let missing: Vec<&str> = changes.fitting.iter().filter_map(missing).collect();
+        let mut fitting = put.clone();
+        fitting.attributes.retain(|(name, _)| !missing.contains(&name.as_str()));
+        (changes, Cow::Owned(fitting))
+    }
+
+    /// What becomes of items beside their attributes: what was made before, or is made now.
+    fn embedded(&mut self, puts: &[&Put]) -> Vec<Result<Embedded>> {
+        let mut before: Vec<Option<Embedded>> = match &self.early {
+            Some(early) if self.main.package.item.is_some() => early.take(&self.main, puts),
+            _ => Vec::new(),
+        };
+        before.resize_with(puts.len(), || None);
+        let rest: Vec<&Put> =
+            puts.iter().zip(&before).filter(|(_, made)| made.is_none()).map(|(put, _)| *put).collect();
+        let mut made = self.embedder.embed(&rest).into_iter();
+        let missing = || Err(Error::internal("an item without a vector"));
+        before.into_iter().map(|before| before.map_or_else(|| made.next().unwrap_or_else(missing), Ok)).collect()
+    }
+
+    /// The lists of those vectors that there are, all at a time.
+    fn lists(&self, embedded: &[Result<Embedded>]) -> Vec<u32> {
+        let all: Vec<f32> = embedded.iter().flatten().flat_map(|embedded| &embedded.vector).copied().collect();
+        Matrix::new(&all, self.main.index.dimension())
+            .map_or_else(|_| Vec::new(), |matrix| self.assigner.assign(matrix))
+    }
+}
+
+/// What becomes of attributes of an item, by the number of the column; snapshots may have other columns than those that an update was
+/// checked against.
+pub(super) struct Changes {
+    /// Those that there are columns for. One that does not fit its column is missing.
+    pub(super) fitting: Vec<(usize, Attribute)>,
+    /// Why, of each of these.
+    pub(super) misfits: Vec<Error>,
+}
+
+/// What becomes of the attributes that a snapshot has columns for.
+pub(super) fn changes(columns: &Columns, given: &[(String, Attribute)]) -> Changes {
+    let mut changes = Changes { fitting: Vec::with_capacity(given.len()), misfits: Vec::new() };
+    for (number, column) in columns.list().enumerate() {
+        let Some((_, to)) = given.iter().find(|(name, _)| name == column.name()) else { continue };
+        let attribute = match (column.kind(), to) {
+            (_, Attribute::Missing) => Attribute::Missing,
+            (ColumnKind::Integers, Attribute::Integers(_)) | (ColumnKind::Texts, Attribute::Texts(_)) => to.clone(),
+            (ColumnKind::Floats, Attribute::Number(number)) if number.is_finite() => to.clone(),
+            (ColumnKind::Floats, Attribute::Integers(one)) if one.len() == 1 => Attribute::Number(one[0] as f64),
+            (kind, _) => {
+                let (name, got) = (column.name(), to.kind());
+                changes
+                    .misfits
+                    .push(Error::invalid(format!("attribute `{name}`: got {got}, expected {}", kind.plural())));
+                Attribute::Missing
+            }
+        };
+        changes.fitting.push((number, attribute));
+    }
+    changes
+}

@@ -1,0 +1,200 @@
+//! From what queries found to the answers of their requests: what several queries of a user found is merged, a shard's part is told
+//! as it is, all else is reranked.
+
+use super::batch::Batch;
+use super::embed::Asked;
+use super::merge::{self, Part, Parts};
+use super::rerank::Reranker;
+use super::trace::{Step, Trace};
+use super::work::{Search, Selection, Task};
+use crate::view::View;
+use sterling_core::error::Result;
+use sterling_core::request::{Answer, Content, Explain, QueryReport, Ranked, RankedAhead, Selected, ShardSelected};
+use sterling_core::units::Slot;
+use sterling_index::search::Found;
+use sterling_snapshot::model::QuerySpec;
+
+/// How far a request has come, of whose queries some have found candidates.
+pub(super) struct InProgress {
+    trace: Trace,
+    /// Where there are several queries, what they have found.
+    parts: Option<Parts>,
+    /// Of a shard's part of the candidates, what the queries have found so far.
+    selected: Vec<Option<Selected>>,
+    pub(super) is_answered: bool,
+}
+
+impl InProgress {
+    /// Of a request of so many queries, of which none has found anything yet.
+    pub(super) fn new(asked: &Asked<'_>, queries: usize) -> Self {
+        let is_part = matches!(asked.prepared.task, Task::Select { .. });
+        let parts = (queries > 1 && !is_part).then(|| Parts::new(queries));
+        let selected = if is_part { vec![None; queries] } else { Vec::new() };
+        InProgress { trace: asked.trace.clone(), parts, selected, is_answered: false }
+    }
+}
+
+/// Answering the requests of a batch, one after the other.
+pub(super) struct Answering<'a> {
+    pub(super) batch: &'a dyn Batch,
+    pub(super) view: &'a View,
+    pub(super) reranker: Reranker<'a>,
+}
+
+impl Answering<'_> {
+    /// Takes what query `n` of a request found, and answers the request where it was the last one.
+    pub(super) fn take(&mut self, asked: &Asked<'_>, progress: &mut InProgress, n: usize, found: &Found<'_>) {
+        if let Some(answer) = self.after(asked, progress, n, found).transpose() {
+            progress.is_answered = true;
+            self.batch.answer(asked.place, answer);
+        }
+    }
+
+    /// The answer after query `n` of a request, where it was the last one.
+    fn after(
+        &mut self,
+        asked: &Asked<'_>,
+        progress: &mut InProgress,
+        n: usize,
+        found: &Found<'_>,
+    ) -> Result<Option<Answer>> {
+        if let Task::Select { search, selection } = &asked.prepared.task {
+            return self.select(asked, progress, (n, search, selection), found);
+        }
+        let Some(parts) = &mut progress.parts else {
+            let trace = std::mem::take(&mut progress.trace);
+            return self.rerank(asked, trace, found, &[]).map(Some);
+        };
+        let Some(parts) = parts.take(n, found) else { return Ok(None) };
+        let mut trace = std::mem::take(&mut progress.trace);
+        let (counters, rescored, times) = merge::totals(&parts);
+        let (main, specs) = (self.view.main(), self.view.main().package.spec.queries());
+        let how = main.package.spec.user.as_ref().and_then(|user| user.merge).unwrap_or_default();
+        let id = |slot| self.view.id(slot);
+        let products = |query: &[f32], slots: &[Slot], out: &mut [f32]| self.view.products(query, slots, out);
+        let merged = || merge::merge((how, specs), &parts, &asked.vector, &products, &id);
+        let mut candidates = trace.step("merge", merged, |merged| (merged.len() as u64, 0));
+        let found = Found { candidates: &mut candidates, selected: &[], counters, rescored, times };
+        self.rerank(asked, trace, &found, &parts).map(Some)
+    }
+
+    /// Reranks candidates; of several queries `parts` are what each has found.
+    fn rerank(&mut self, asked: &Asked<'_>, mut trace: Trace, found: &Found<'_>, parts: &[Part]) -> Result<Answer> {
+        self.note_search(&mut trace, found);
+        let (k, unknown) = match &asked.prepared.task {
+            Task::Retrieve(search) => (search.k, Vec::new()),
+            Task::Rank { slots, unknown } => (slots.len(), unknown.clone()),
+            Task::Rerank { k, .. } => (*k, Vec::new()),
+            Task::Embed { .. } | Task::Select { .. } => (0, Vec::new()),
+        };
+        let ranked = Ranked { unknown, ..self.reranker.ranked(asked, &mut trace, found.candidates, k)? };
+        let explain = asked.prepared.reading.explain.then(|| self.explain(asked, &trace, found, parts, &ranked));
+        Ok(Answer { content: Content::Items(ranked), degraded_rows: asked.degraded_rows, explain })
+    }
+
+    /// Takes what query `n` of a shard's part selected; the request's answer where it was the last one.
+    fn select(
+        &mut self,
+        asked: &Asked<'_>,
+        progress: &mut InProgress,
+        (n, search, selection): (usize, &Search, &Selection),
+        found: &Found<'_>,
+    ) -> Result<Option<Answer>> {
+        self.note_search(&mut progress.trace, found);
+        progress.selected[n] = Some(self.selected((n, search, selection), found));
+        let queries = progress.selected.iter().cloned().collect::<Option<Vec<Selected>>>();
+        let Some(queries) = queries else { return Ok(None) };
+        let mut trace = std::mem::take(&mut progress.trace);
+        let ahead = match selection.ahead {
+            Some(k) => self.ahead(asked, &mut trace, found.candidates, (search.k0[n], k))?,
+            None => None,
+        };
+        let explain = asked.prepared.reading.explain;
+        let explain = explain.then(|| self.explain(asked, &trace, found, &[], &Ranked::default()));
+        let content = Content::Selected(Box::new(ShardSelected { queries, ahead }));
+        Ok(Some(Answer { content, degraded_rows: asked.degraded_rows, explain }))
+    }
+
+    /// What query `n` of a shard's part selected, in the order of the codes, with the scores of the rows.
+    fn selected(&self, (n, search, selection): (usize, &Search, &Selection), found: &Found<'_>) -> Selected {
+        let mut by_slot: Vec<(Slot, f32)> = found.candidates.iter().map(|&(score, slot)| (slot, score)).collect();
+        by_slot.sort_unstable_by_key(|(slot, _)| *slot);
+        let score = |slot: Slot| by_slot.binary_search_by_key(&slot, |(slot, _)| *slot).ok().map(|at| by_slot[at].1);
+        let mut selected = Selected {
+            // Fewer than there is room for are all that held.
+            is_all: found.selected.len() < selection.own[n] || found.counters.survivors <= selection.own[n] as u64,
+            may_go_further: search.may_go_further(self.view, selection, found.counters.lists),
+            selected: selection.selected[n],
+            candidates: selection.candidates[n],
+            ..Selected::default()
+        };
+        for &(code, slot) in found.selected {
+            if let Some(score) = score(slot) {
+                selected.ids.push(self.view.id(slot));
+                selected.codes.push(code);
+                selected.scores.push(score);
+            }
+        }
+        selected
+    }
+
+    /// The best `k` by value of the `k0` best that a shard found; none where it found nothing.
+    fn ahead(
+        &mut self,
+        asked: &Asked<'_>,
+        trace: &mut Trace,
+        found: &[(f32, Slot)],
+        (k0, k): (usize, usize),
+    ) -> Result<Option<RankedAhead>> {
+        let mut candidates = found.to_vec();
+        candidates.sort_unstable_by(|a, b| self.view.best_first(a, b));
+        candidates.truncate(k0);
+        let Some(&(score, slot)) = candidates.last() else { return Ok(None) };
+        let ranked = self.reranker.ranked(asked, trace, &candidates, k)?;
+        Ok(Some(RankedAhead { is_all: candidates.len() <= k, last: (self.view.id(slot), score), ranked }))
+    }
+
+    /// Adds the steps of a search to the trace.
+    fn note_search(&self, trace: &mut Trace, found: &Found<'_>) {
+        let index = &self.view.main().index;
+        let (lists, counters) = (index.lists() as u64, &found.counters);
+        let steps = [
+            ("probe", found.times.probe, lists, lists * index.dimension() as u64),
+            ("words", found.times.words, counters.items, 0),
+            ("scan", found.times.scan, counters.survivors, counters.bytes),
+            ("verify", found.times.verify, found.candidates.len() as u64, 0),
+            ("rescore", found.times.rescore, found.rescored, found.rescored * index.row_bytes()),
+        ];
+        let steps = steps.into_iter().filter(|(_, took, ..)| !took.is_zero());
+        trace.add(steps.map(|(name, took, items, bytes)| Step { name, took, items, bytes }));
+    }
+
+    fn explain(&self, asked: &Asked<'_>, trace: &Trace, found: &Found<'_>, parts: &[Part], ranked: &Ranked) -> Explain {
+        let report = |(spec, part): (&QuerySpec, &Part)| QueryReport {
+            name: spec.name.clone(),
+            probed: part.counters.lists,
+            scanned: part.counters.items,
+            survivors: part.counters.survivors,
+            candidates: part.candidates.len() as u64,
+        };
+        let explain = Explain {
+            steps: trace.reports(),
+            kernel: self.view.main().index.kernel(),
+            returned: ranked.ids.len() as u64,
+            queries: self.view.main().package.spec.queries().iter().zip(parts).map(report).collect(),
+            ..Explain::default()
+        };
+        let Some(search) = asked.prepared.task.search() else { return explain };
+        Explain {
+            route: search.route(),
+            filter: search.planned.canonical.clone(),
+            pass_rate: search.planned.plan.pass_rate(),
+            probes: search.told_probes(),
+            probed: found.counters.lists,
+            scanned: found.counters.items,
+            survivors: found.counters.survivors,
+            candidates: found.candidates.len() as u64,
+            ..explain
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! Step 1, where it waits for other machines: rows of a cluster are fetched for all waiting requests together, before any of
+//! them takes a worker.
+
+use std::time::Instant;
+
+use super::work::{Prepared, Query};
+use sterling_core::error::{Error, Result};
+use sterling_core::request::{OnDegraded, Origin};
+use sterling_embedding::Lookup;
+use sterling_graph::tower::{FeatureRow, Pooled, Tower};
+
+/// Looks the features of waiting requests of one view up, rows of a cluster among them, and leaves the pooled embeddings with
+/// each. Blocks until they are there or `deadline` has passed. What goes wrong stays with the request and is its answer when
+/// it runs.
+pub fn fetch(waiting: &mut [&mut Prepared], deadline: Option<Instant>) {
+    let Some(view) = waiting.first().map(|prepared| prepared.view.clone()) else { return };
+    let Some(tower) = &view.main().package.user else { return };
+    let mut waiting: Vec<&mut Prepared> = waiting.iter_mut().filter(|p| p.needs_fetch()).map(|p| &mut **p).collect();
+    let rows = waiting.iter().filter_map(|p| Some((p.features()?, p.reading.on_degraded))).collect::<Vec<_>>();
+    let origin = Origin::of_several(waiting.iter().map(|prepared| &prepared.origin));
+    let pooled = lookup_each(tower, &rows, Lookup { deadline, origin, ..Lookup::default() });
+    for (prepared, pooled) in waiting.iter_mut().zip(pooled) {
+        if let Query::Features { fetched, .. } = &mut prepared.query {
+            *fetched = Some(pooled);
+        }
+    }
+}
+
+/// The pooled embeddings of each row of features. All are looked up in one call, whatever its terms say of a row of a table that cannot
+/// be had: that is a default row; requests to which it is a failure fail, and no others.
+pub(super) fn lookup_each(tower: &Tower, rows: &[(&FeatureRow, OnDegraded)], terms: Lookup) -> Vec<Result<Pooled>> {
+    if rows.is_empty() {
+        return Vec::new();
+    }
+    let features: Vec<&FeatureRow> = rows.iter().map(|(row, _)| *row).collect();
+    let terms = Lookup { on_degraded: OnDegraded::DefaultRows, ..terms };
+    let pooled = match tower.lookup(&features, &terms) {
+        Ok((pooled, report)) => {
+            tower.count(&report);
+            pooled
+        }
+        Err(e) => return rows.iter().map(|_| Err(e.again())).collect(),
+    };
+    let accept = |(pooled, (row, on_degraded)): (Pooled, &(&FeatureRow, OnDegraded))| match on_degraded {
+        OnDegraded::Fail if pooled.degraded_rows > 0 => {
+            let (degraded, ids) = (pooled.degraded_rows, row.ids());
+            let what = format!("{degraded} of {ids} rows of embedding tables did not come in time");
+            let is_late = terms.deadline.is_some_and(|deadline| Instant::now() >= deadline);
+            Err(if is_late { Error::deadline(what) } else { Error::unavailable(what) })
+        }
+        _ => Ok(pooled),
+    };
+    pooled.into_iter().zip(rows).map(accept).collect()
+}

@@ -1,0 +1,329 @@
+//! The pass itself: embed, group, search, rerank, and the CPU for what is left.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
+
+use super::answers::{Sent, UnderWay};
+use super::embedded::{Embedded, HostUsers};
+use super::groups::{Group, OneQuery, SeenView};
+use super::resident::Resident;
+use super::residents::{ResidentView, Residents};
+use super::search::Asking;
+use super::{rerank, search, select, shared};
+use crate::pass::batch::{Batch, Pass, late};
+use crate::pass::cpu::Cpu;
+use crate::pass::embed;
+use crate::pass::scratch::Scratch;
+use crate::pass::work::{Prepared, Query, Task};
+use sterling_core::error::{Error, Kind, Result};
+use sterling_core::limits::COMPONENT_MAX;
+use sterling_core::request::{Answer, Content};
+use sterling_cuda::{Device, Devices};
+use sterling_embedding::{HotCounters, HotTurn};
+use sterling_graph::tower::{DeviceTower, Threads};
+
+/// The pass on a device, with a pass on the CPU for what the device does not do.
+pub struct Cuda {
+    residents: Arc<Residents>,
+    cpu: Cpu,
+    threads: Threads,
+    scratch: Scratch,
+    lanes: Option<Lanes>,
+}
+
+/// Lanes of a worker: one to embed on, and two on each device for groups of requests, of which one is written down while the other
+/// computes.
+#[derive(Clone)]
+struct Lanes {
+    embed: Device,
+    groups: [Vec<Device>; 2],
+}
+
+impl Lanes {
+    fn of(devices: &Devices) -> Result<Self> {
+        let on_each = || devices.all().iter().map(Device::lane).collect::<Result<_>>();
+        Ok(Lanes { embed: devices.first().lane()?, groups: [on_each()?, on_each()?] })
+    }
+}
+
+/// Waits for all lanes of a worker when a batch ends, also by an error or a panic: what they read on the device, and read of the host,
+/// stays until then.
+struct Finishing(Lanes);
+
+impl Drop for Finishing {
+    fn drop(&mut self) {
+        for device in self.0.groups.iter().flatten().chain([&self.0.embed]) {
+            // On a device that fails nothing runs any more.
+            let _ = device.finish();
+        }
+    }
+}
+
+impl Cuda {
+    /// A pass over what `residents` hold; graphs that run on the host take `threads`.
+    pub fn new(residents: Arc<Residents>, threads: Threads) -> Self {
+        residents.join();
+        Cuda { residents, cpu: Cpu::new(threads.clone()), threads, scratch: Scratch::default(), lanes: None }
+    }
+}
+
+impl Drop for Cuda {
+    fn drop(&mut self) {
+        self.residents.leave();
+    }
+}
+
+impl Pass for Cuda {
+    fn run(&mut self, batch: &dyn Batch) {
+        let mut left = Left {
+            batch,
+            answered: (0..batch.len()).map(|_| AtomicBool::new(false)).collect(),
+            reasons: (0..batch.len()).map(|_| OnceLock::new()).collect(),
+            failed: None,
+        };
+        let residents = self.residents.clone();
+        let ran = match residents.health().pause() {
+            Some(reason) => Err(Error::unavailable(reason)),
+            None => self.run_here(&left).inspect_err(|e| match e.kind() {
+                // It is said once for all batches of a device that is lost.
+                Kind::Unavailable | Kind::Internal if residents.health().failed(e) => {
+                    tracing::warn!(reason = %e, "the device failed, the CPU answers");
+                }
+                _ => tracing::debug!(reason = %e, "the CPU answers"),
+            }),
+        };
+        match &ran {
+            Ok(true) if residents.health().worked() => tracing::info!("the device works again"),
+            Ok(_) => {}
+            // Of what was under way nothing is needed any more.
+            Err(_) => self.lanes = None,
+        }
+        let fallback =
+            |kind: Kind| metrics::counter!("sterling_device_fallbacks_total", "kind" => kind.name()).increment(1);
+        if let Err(e) = ran {
+            fallback(e.kind());
+            left.failed = Some(e.to_string());
+            self.cpu.run(&left);
+        } else if let Some(reason) = left.reasons.iter().find_map(OnceLock::get) {
+            fallback(reason.kind());
+            self.cpu.run(&left);
+        }
+    }
+
+    fn rest(&mut self) {
+        self.cpu.rest();
+        if self.residents.requests_take_more() {
+            self.lanes = None;
+        }
+    }
+}
+
+/// Asks for all that later steps read of a user.
+fn is_whole(prepared: &Prepared) -> bool {
+    matches!(prepared.task, Task::Embed { whole: true })
+}
+
+/// A user whom another server has embedded.
+fn is_embedded(prepared: &Prepared) -> bool {
+    matches!(prepared.query, Query::Embedded(_))
+}
+
+impl Cuda {
+    /// Answers first those whose users come embedded, then those that bring features or a vector. Returns whether devices answered any.
+    fn run_here(&mut self, batch: &Left<'_>) -> Result<bool> {
+        let wanted = (0..batch.len()).filter(|&place| batch.is_wanted(place));
+        let (given, others): (Vec<usize>, Vec<usize>) = wanted.partition(|&place| is_embedded(batch.prepared(place)));
+        Ok(self.run_some(batch, &given)? | self.run_some(batch, &others)?)
+    }
+
+    /// Answers those requests that the devices can do, and leaves the others to the CPU. Returns whether there were any.
+    fn run_some(&mut self, batch: &Left<'_>, wanted: &[usize]) -> Result<bool> {
+        let Some(&first) = wanted.first() else { return Ok(false) };
+        let view = batch.prepared(first).view();
+        let residents = self.residents.clone();
+        let ResidentView { snapshot: on_devices, beside } = residents.ask_view(view, wanted.len())?;
+        let seen_by = |(n, (resident, beside))| SeenView { view, resident, beside, is_first: n == 0 };
+        let on_each = on_devices.iter().zip(beside.iter().map(Arc::as_ref));
+        let seen: Vec<SeenView<'_>> = on_each.enumerate().map(seen_by).collect();
+        let bytes_max = residents.request_bytes_max();
+        let can_be_done = |place: &usize| match Group::check(&seen, &batch.prepared(*place).task, bytes_max) {
+            Ok(()) => true,
+            Err(reason) => {
+                tracing::debug!(%reason, "the CPU answers");
+                batch.reasons[*place].set(reason).is_ok_and(|()| false)
+            }
+        };
+        let wanted: Vec<usize> = wanted.iter().copied().filter(can_be_done).collect();
+        if wanted.is_empty() {
+            return Ok(false);
+        }
+        // The one that users are embedded on.
+        let resident = &on_devices[0];
+        let start = Instant::now();
+        let lanes = match self.lanes.take() {
+            Some(lanes) => lanes,
+            None => Lanes::of(residents.devices())?,
+        };
+        let lanes = self.lanes.insert(lanes).clone();
+        let Lanes { embed, groups: by_turns } = lanes.clone();
+        embed.begin()?;
+        let mut turn = resident.tower.as_ref().and_then(DeviceTower::turn);
+        // Behind all that lanes read, and so dropped before it.
+        let _finishing = Finishing(lanes);
+        let embedded = self.embed(&embed, batch, &wanted, (resident, &mut turn))?;
+        let is_several = on_devices.len() > 1;
+        let reads_all = is_several || wanted.iter().any(|&place| is_whole(batch.prepared(place)));
+        let users = embedded.users.read(embedded.requests.len(), reads_all)?;
+        let wrong = answer_embeddings(batch, &embedded, &users);
+        // The users were waited for, and with them all that filled places.
+        end(turn, resident);
+        let users = is_several.then_some(&users);
+        let ranked = |n: &usize| !wrong[*n] && !matches!(embedded.requests[*n].1.task, Task::Embed { .. });
+        let ranked: Vec<usize> = (0..embedded.requests.len()).filter(ranked).collect();
+        let mut groups = Group::all(&seen, &embedded, ranked, residents.group_bytes());
+        groups.sort_by_key(|group| std::cmp::Reverse(group.requests.len()));
+        let mut under_way: Option<UnderWay> = None;
+        // Groups that are sent take turns: one of which all are late takes none.
+        let mut sent = 0;
+        for group in groups {
+            let is_late = |n: &usize| batch.deadline(embedded.requests[*n].0).is_some_and(|by| Instant::now() >= by);
+            let (too_late, group) = group.split(is_late);
+            for n in too_late {
+                batch.answer(embedded.requests[n].0, Err(late("probe")));
+            }
+            if group.requests.is_empty() {
+                continue;
+            }
+            let lanes = &by_turns[sent % by_turns.len()];
+            sent += 1;
+            lanes.iter().try_for_each(Device::begin)?;
+            let next = send(lanes, &seen, (&embedded, users), group)?;
+            if let Some(before) = under_way.replace(next) {
+                before.answer(&seen, batch, &embedded, start)?;
+            }
+        }
+        under_way.map_or(Ok(()), |last| last.answer(&seen, batch, &embedded, start)).map(|()| true)
+    }
+
+    /// Steps 1 and 2.
+    fn embed<'a>(
+        &mut self,
+        device: &Device,
+        batch: &'a dyn Batch,
+        wanted: &[usize],
+        (resident, turn): (&Resident, &mut Option<HotTurn<'_>>),
+    ) -> Result<Embedded<'a>> {
+        let is_from_host = |place: &usize| {
+            matches!(batch.prepared(*place).query, Query::Features { fetched: Some(_), .. } | Query::Embedded(_))
+        };
+        let view = batch.prepared(wanted[0]).view();
+        let package = &view.main().package;
+        match (&resident.tower, &package.user) {
+            (Some(copied), Some(tower)) if !wanted.iter().any(is_from_host) => {
+                let requests = wanted.iter().map(|place| (*place, batch.prepared(*place))).collect();
+                Embedded::of_device(device, package, (resident, (copied, tower)), requests, turn)
+            }
+            _ => {
+                let asked = embed::embed(batch, view, wanted, &self.threads, &mut self.scratch.graphs);
+                Embedded::of_host(device, &package.user_inputs, &asked)
+            }
+        }
+    }
+}
+
+/// Answers requests that ask for their embedding, and those whose tower made none; tells which these are. Takes note of the queries that are searched.
+fn answer_embeddings(batch: &dyn Batch, embedded: &Embedded<'_>, users: &HostUsers) -> Vec<bool> {
+    let answer = |(n, &(place, prepared)): (usize, &(usize, &Prepared))| {
+        let reads_more = prepared.view().main().package.needs_features();
+        let user = users.whole(n, reads_more && is_whole(prepared));
+        let is_wrong = !user.query.iter().all(|x| x.abs() <= COMPONENT_MAX);
+        match &prepared.task {
+            _ if is_wrong => batch.answer(place, Err(prepared.query.not_finite(embed::NOT_FINITE))),
+            Task::Embed { .. } => {
+                let (content, degraded_rows) = (Content::Embedding(user), embedded.degraded_rows[n]);
+                batch.answer(place, Ok(Answer { content, degraded_rows, explain: None }));
+            }
+            Task::Retrieve(_) | Task::Select { .. } => prepared.view().record(&user.query),
+            Task::Rank { .. } | Task::Rerank { .. } => {}
+        }
+        is_wrong
+    };
+    embedded.requests.iter().enumerate().map(answer).collect()
+}
+
+/// Searches and reranks for a group, and does not wait for its results. `users` are there where several devices share the items.
+fn send(
+    lanes: &[Device],
+    seen: &[SeenView<'_>],
+    (embedded, users): (&Embedded<'_>, Option<&HostUsers>),
+    group: Group,
+) -> Result<UnderWay> {
+    let requests: Vec<&Prepared> = group.requests.iter().map(|&n| embedded.requests[n].1).collect();
+    if let Some(users) = users {
+        return shared::send(lanes, seen, (&requests, users), group);
+    }
+    let (device, seen) = (&lanes[0], seen[0]);
+    let tasks: Vec<&Task> = requests.iter().map(|prepared| &prepared.task).collect();
+    let queries = OneQuery::all(&tasks, seen.resident.queries());
+    let users = embedded.users.some(device, embedded.requests.len(), &group.requests)?;
+    let found = search::search(Asking { device, seen, queries: &queries, users, is_part: false }, &group)?;
+    let sent = match group.is_selection {
+        true => Sent::Found(select::send(lanes, &[found])?),
+        false => {
+            let columns = rerank::rerank(device, seen.resident, (&requests, group.reranked), found)?;
+            Sent::Columns(vec![columns], Vec::new())
+        }
+    };
+    Ok(UnderWay::new(&lanes[..1], group, sent))
+}
+
+/// Ends the turn of a batch at rows that are on the device as far as they are asked for often, and says how often they were there, beside how often they were to be.
+fn end(turn: Option<HotTurn<'_>>, resident: &Resident) {
+    let (Some(turn), Some(tower)) = (turn, &resident.tower) else { return };
+    turn.end();
+    for HotCounters { table, cache, planned } in tower.counters() {
+        metrics::gauge!("sterling_device_table_hit_rate", "table" => table.clone()).set(cache.hit_rate());
+        metrics::gauge!("sterling_device_table_planned_hit_rate", "table" => table).set(planned);
+    }
+}
+
+/// The requests of a batch that have no answer yet.
+struct Left<'a> {
+    batch: &'a dyn Batch,
+    answered: Vec<AtomicBool>,
+    /// Why the CPU answers one of them.
+    reasons: Vec<OnceLock<Error>>,
+    /// Why the CPU answers all of them.
+    failed: Option<String>,
+}
+
+impl Batch for Left<'_> {
+    fn len(&self) -> usize {
+        self.batch.len()
+    }
+
+    fn prepared(&self, n: usize) -> &Prepared {
+        self.batch.prepared(n)
+    }
+
+    fn deadline(&self, n: usize) -> Option<Instant> {
+        self.batch.deadline(n)
+    }
+
+    fn is_wanted(&self, n: usize) -> bool {
+        !self.answered[n].load(Ordering::Relaxed) && self.batch.is_wanted(n)
+    }
+
+    fn answer(&self, n: usize, answer: Result<Answer>) {
+        self.answered[n].store(true, Ordering::Relaxed);
+        let answer = answer.map(|mut answer| {
+            let reason = self.failed.clone().or_else(|| Some(self.reasons[n].get()?.to_string()));
+            if let (Some(explain), Some(reason)) = (&mut answer.explain, reason) {
+                explain.note = Some(format!("the CPU answered: {reason}"));
+            }
+            answer
+        });
+        self.batch.answer(n, answer);
+    }
+}

@@ -1,0 +1,168 @@
+//! Steps 1 and 2: requests with their query embeddings, and what else the reranker reads of their users, in the memory of a
+//! device.
+
+use super::resident::Resident;
+use crate::pass::embed::Asked;
+use crate::pass::work::{Prepared, Query};
+use sterling_core::error::{Error, Result};
+use sterling_core::request::EmbeddedUser;
+use sterling_cuda::ops::steps::{self, NumbersAt, Placing, RowsOf, take_rows};
+use sterling_cuda::{Array, Device};
+use sterling_embedding::HotTurn;
+use sterling_graph::tower::{DeviceMade, DeviceTower, FeatureRow, Tower};
+use sterling_snapshot::model::{Package, UserInput};
+
+/// Requests of a batch with what is known of their users on the device.
+pub(super) struct Embedded<'a> {
+    /// Their places in the batch, and they.
+    pub(super) requests: Vec<(usize, &'a Prepared)>,
+    pub(super) users: Users,
+    /// Those of ids that were answered with default rows.
+    pub(super) degraded_rows: Vec<u64>,
+}
+
+/// What is known of the users of some requests.
+#[derive(Debug)]
+pub(super) struct Users {
+    /// The query embeddings, `[requests, D]`, or `[requests, Tq, D]`.
+    pub(super) vectors: Array<f32>,
+    /// The tensors that the reranker reads, in its order, `[requests, count]` each; none where it is the query.
+    tensors: Vec<Option<Array<f32>>>,
+}
+
+/// The same in the memory of the host.
+pub(super) struct HostUsers {
+    count: usize,
+    vectors: Vec<f32>,
+    tensors: Vec<Option<Vec<f32>>>,
+}
+
+impl HostUsers {
+    /// What the steps after the user tower read of one of them; `reads_more` where that is more than the query.
+    pub(super) fn whole(&self, n: usize, reads_more: bool) -> EmbeddedUser {
+        let row = |matrix: &Vec<f32>| {
+            let width = matrix.len() / self.count.max(1);
+            matrix[n * width..(n + 1) * width].to_vec()
+        };
+        let tensor = |tensor: &Option<Vec<f32>>| tensor.as_ref().map_or(Vec::new(), row);
+        let tensors = self.tensors.iter().filter(|_| reads_more).map(tensor).collect();
+        EmbeddedUser { query: row(&self.vectors), tensors }
+    }
+
+    /// Some of them on a device.
+    pub(super) fn some(&self, device: &Device, named: &[usize]) -> Result<Users> {
+        let rows = |matrix: &Vec<f32>| {
+            let width = matrix.len() / self.count.max(1);
+            let rows = named.iter().flat_map(|&n| &matrix[n * width..(n + 1) * width]);
+            device.copy(&rows.copied().collect::<Vec<f32>>())
+        };
+        let tensors = self.tensors.iter().map(|tensor| tensor.as_ref().map(rows).transpose()).collect::<Result<_>>()?;
+        Ok(Users { vectors: rows(&self.vectors)?, tensors })
+    }
+}
+
+impl Users {
+    /// All of `count` of them in the memory of the host, with their tensors or without.
+    pub(super) fn read(&self, count: usize, with_tensors: bool) -> Result<HostUsers> {
+        let tensor = |tensor: &Option<Array<f32>>| tensor.as_ref().map(Array::to_vec).transpose();
+        let tensors = self.tensors.iter().filter(|_| with_tensors).map(tensor).collect::<Result<_>>()?;
+        Ok(HostUsers { count, vectors: self.vectors.to_vec()?, tensors })
+    }
+
+    /// Those of some of `count` requests, which are named.
+    pub(super) fn some(&self, device: &Device, count: usize, named: &[usize]) -> Result<Users> {
+        let rows = |matrix: &Array<f32>| take_rows(device, matrix, matrix.len() / count.max(1), named);
+        let tensors = self.tensors.iter().map(|tensor| tensor.as_ref().map(rows).transpose()).collect::<Result<_>>()?;
+        Ok(Users { vectors: rows(&self.vectors)?, tensors })
+    }
+
+    /// The tensors that the reranker reads, in its order.
+    pub(super) fn tensors(&self) -> Vec<&Array<f32>> {
+        self.tensors.iter().map(|tensor| tensor.as_ref().unwrap_or(&self.vectors)).collect()
+    }
+}
+
+impl<'a> Embedded<'a> {
+    /// What the host has made of requests.
+    pub(super) fn of_host(device: &Device, inputs: &[UserInput], asked: &[Asked<'a>]) -> Result<Self> {
+        let all = |of: &dyn Fn(&Asked<'_>) -> Vec<f32>| device.copy(&asked.iter().flat_map(of).collect::<Vec<f32>>());
+        let tensor = |(n, input): (usize, &UserInput)| match input {
+            UserInput::Query => Ok(None),
+            UserInput::Output(_) | UserInput::Feature(_) => all(&|asked| asked.user[n].clone()).map(Some),
+        };
+        let tensors = inputs.iter().enumerate().map(tensor).collect::<Result<_>>()?;
+        Ok(Embedded {
+            requests: asked.iter().map(|asked| (asked.place, asked.prepared)).collect(),
+            users: Users { vectors: all(&|asked| asked.vector.clone())?, tensors },
+            degraded_rows: asked.iter().map(|asked| asked.degraded_rows).collect(),
+        })
+    }
+
+    /// What the device makes of requests that bring features, and of those that bring their query embedding.
+    pub(super) fn of_device(
+        device: &Device,
+        package: &Package,
+        (resident, tower): (&Resident, (&DeviceTower, &Tower)),
+        requests: Vec<(usize, &'a Prepared)>,
+        turn: &mut Option<HotTurn<'_>>,
+    ) -> Result<Self> {
+        let (towered, given): (Vec<_>, Vec<_>) =
+            requests.into_iter().partition(|(_, prepared)| matches!(prepared.query, Query::Features { .. }));
+        let rows: Vec<&FeatureRow> = towered.iter().filter_map(|(_, prepared)| prepared.features()).collect();
+        let numbers = resident.queries() * resident.index.dimension();
+        let vectors = device.room((towered.len() + given.len()) * numbers)?;
+        let mut tensors: Vec<Option<Array<f32>>> = package.user_inputs.iter().map(|_| None).collect();
+        if !rows.is_empty() {
+            let mut made = tower.0.run(device, tower.1, &rows, turn)?;
+            side_by_side(device, &made, 0, (rows.len(), numbers), &vectors)?;
+            for (tensor, input) in tensors.iter_mut().zip(&package.user_inputs) {
+                *tensor = tensor_of(device, tower.1, &mut made, (*input, rows.len()))?;
+            }
+        }
+        for (n, (_, prepared)) in given.iter().enumerate() {
+            if let Query::Vector(vector) = &prepared.query {
+                vectors.write_at((rows.len() + n) * numbers, vector)?;
+            }
+        }
+        let requests: Vec<_> = towered.into_iter().chain(given).collect();
+        Ok(Embedded { degraded_rows: vec![0; requests.len()], requests, users: Users { vectors, tensors } })
+    }
+}
+
+/// What the reranker reads of `rows` users as one of its inputs; none where that is the query.
+fn tensor_of(
+    device: &Device,
+    tower: &Tower,
+    made: &mut DeviceMade,
+    (input, rows): (UserInput, usize),
+) -> Result<Option<Array<f32>>> {
+    match input {
+        UserInput::Query => Ok(None),
+        UserInput::Output(n) => {
+            let count = tower.outputs()[n].count();
+            let numbers = device.room(rows * count)?;
+            side_by_side(device, made, n, (rows, count), &numbers)?;
+            Ok(Some(numbers))
+        }
+        UserInput::Feature(n) => {
+            let place = made.tensors.iter().position(|(tensor, _)| *tensor == n);
+            let place = place.ok_or_else(|| Error::internal("a tensor that the tower did not keep"))?;
+            Ok(Some(made.tensors.swap_remove(place).1))
+        }
+    }
+}
+
+/// Copies output `n` of so many rows of so many numbers to the start of `to`.
+fn side_by_side(
+    device: &Device,
+    made: &DeviceMade,
+    n: usize,
+    (rows, count): (usize, usize),
+    to: &Array<f32>,
+) -> Result<()> {
+    let (from, stride) = made.outputs.output(n);
+    let counts = device.copy(&[rows as u32])?;
+    let of = RowsOf { counts: &counts, most: rows };
+    let placing = Placing { runs: 1, count, stride: 0, first: 0 };
+    steps::pick(device, of, NumbersAt::of(from, 0, 0, stride), None, placing, NumbersAt::of(to, 0, 0, count))
+}

@@ -1,0 +1,261 @@
+//! Which versions lie in the memory of devices, which wait for room there, and which give way to one that waits.
+//!
+//! Whoever asks for a version first brings it, and further ones wait for that. One that finds no room, or a device that fails, is tried
+//! again beside what it is asked, later and later. A version that was asked for far less in the meantime gives way, and waits itself.
+
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+use sterling_core::error::{Error, Kind, Result};
+use sterling_core::locks::locked;
+
+/// The first wait for another try, which doubles up to the last.
+const RETRY_MIN: Duration = Duration::from_secs(1);
+const RETRY_MAX: Duration = Duration::from_secs(60);
+/// A version gives way to one that was asked for so many times as often, so that two alike do not take turns.
+const FAR_MORE: u64 = 4;
+
+/// What became of a version.
+#[derive(Debug)]
+enum Outcome<T> {
+    There(T),
+    /// It found no room, or the device failed.
+    Waits(Kind, String),
+    /// As one that waits, once it is asked for again.
+    GaveWay(String),
+    Refused(String),
+}
+
+#[derive(Debug)]
+struct Version<S, T> {
+    of: Weak<S>,
+    /// Nothing yet while it is brought for the first time.
+    outcome: Arc<OnceLock<Outcome<T>>>,
+    /// Requests for it since some version was last tried again.
+    asks: u64,
+    tries: u32,
+    /// When it is worth another try.
+    again: Instant,
+}
+
+/// Versions `S`, and what is on the devices of each.
+#[derive(Debug)]
+pub(super) struct Kept<S, T> {
+    versions: Mutex<Vec<Version<S, T>>>,
+}
+
+impl<S, T> Default for Kept<S, T> {
+    fn default() -> Self {
+        Kept { versions: Mutex::default() }
+    }
+}
+
+impl<T> Outcome<T> {
+    fn of(brought: Result<T>) -> Self {
+        match brought {
+            Ok(there) => Outcome::There(there),
+            Err(e) if e.kind() == Kind::Unsupported => Outcome::Refused(e.to_string()),
+            Err(e) => Outcome::Waits(e.kind(), e.to_string()),
+        }
+    }
+}
+
+impl<S, T> Version<S, T> {
+    fn is(&self, of: &Weak<S>) -> bool {
+        self.of.ptr_eq(of)
+    }
+
+    /// Why it waits, where it does.
+    fn waits(&self) -> Option<(Kind, &str)> {
+        if let Outcome::Waits(kind, reason) = self.outcome.get()? { Some((*kind, reason)) } else { None }
+    }
+
+    fn gave_way(&self) -> bool {
+        matches!(self.outcome.get(), Some(Outcome::GaveWay(_)))
+    }
+}
+
+impl<S: Send + Sync + 'static, T: Clone + Send + Sync + 'static> Kept<S, T> {
+    fn versions(&self) -> MutexGuard<'_, Vec<Version<S, T>>> {
+        // Whoever panicked left a whole list behind.
+        locked(&self.versions)
+    }
+
+    /// What is there of a version, which `bring` brings on the first call. Further ones wait for that.
+    ///
+    /// # Errors
+    /// `Unsupported` with the reason why it is not there.
+    pub(super) fn get(&self, of: &Arc<S>, bring: impl FnOnce() -> Result<T>) -> Result<T> {
+        match self.outcome(of).get_or_init(|| Outcome::of(bring())) {
+            Outcome::There(there) => Ok(there.clone()),
+            Outcome::Waits(_, reason) | Outcome::GaveWay(reason) | Outcome::Refused(reason) => {
+                Err(Error::unsupported(reason.clone()))
+            }
+        }
+    }
+
+    /// Where the outcome of a version stands; that of versions which are gone goes, with their memory.
+    fn outcome(&self, of: &Arc<S>) -> Arc<OnceLock<Outcome<T>>> {
+        let (mut versions, this) = (self.versions(), Arc::downgrade(of));
+        let gone: Vec<Version<S, T>> = versions.extract_if(.., |version| version.of.strong_count() == 0).collect();
+        if let Some(known) = versions.iter().find(|version| version.is(&this)) {
+            let outcome = known.outcome.clone();
+            drop(versions);
+            if !gone.is_empty() {
+                // What a device has of the host's memory is not given back at once, and somebody waits for an answer.
+                let _ = std::thread::Builder::new().name("device".into()).spawn(move || drop(gone));
+            }
+            return outcome;
+        }
+        let outcome = Arc::<OnceLock<Outcome<T>>>::default();
+        let again = Instant::now() + RETRY_MIN;
+        versions.push(Version { of: this, outcome: outcome.clone(), asks: 0, tries: 0, again });
+        drop(versions);
+        drop(gone);
+        outcome
+    }
+
+    /// Takes note of so many requests for a version. True where it waits and is worth another try, which the caller makes.
+    pub(super) fn ask(&self, of: &Arc<S>, requests: usize) -> bool {
+        let (now, this) = (Instant::now(), Arc::downgrade(of));
+        let mut versions = self.versions();
+        let Some(version) = versions.iter_mut().find(|version| version.is(&this)) else { return false };
+        version.asks += requests as u64;
+        let is_due = version.again <= now && (version.waits().is_some() || version.gave_way());
+        if is_due {
+            // Nobody else tries meanwhile; where this one is lost, somebody does later.
+            version.again = now + RETRY_MAX;
+        }
+        let waiting = versions.iter().filter(|version| version.waits().is_some()).count();
+        metrics::gauge!("sterling_device_waiting").set(waiting as f64);
+        is_due
+    }
+
+    /// Versions that are there and were asked for far less than one that waits, those first that were asked for least. All begin to
+    /// be counted anew.
+    pub(super) fn outnumbered(&self, by: &Arc<S>) -> Vec<(Weak<S>, T)> {
+        let (mut versions, by) = (self.versions(), Arc::downgrade(by));
+        let asks = versions.iter().find(|version| version.is(&by)).map_or(0, |version| version.asks);
+        let there = |version: &Version<S, T>| match version.outcome.get()? {
+            Outcome::There(there) if FAR_MORE * (version.asks + 1) <= asks => {
+                Some((version.asks, version.of.clone(), there.clone()))
+            }
+            _ => None,
+        };
+        let mut found: Vec<(u64, Weak<S>, T)> = versions.iter().filter_map(there).collect();
+        versions.iter_mut().for_each(|version| version.asks = 0);
+        drop(versions);
+        found.sort_by_key(|(asks, ..)| *asks);
+        found.into_iter().map(|(_, of, there)| (of, there)).collect()
+    }
+
+    /// Has a version give way: it is there until the last of those who have it is done.
+    pub(super) fn give_way(&self, of: &Weak<S>, reason: String) {
+        self.settle(of, Outcome::GaveWay(reason), |_| 0);
+    }
+
+    /// Takes note of what came of another try.
+    pub(super) fn tried(&self, of: &Arc<S>, brought: Result<T>) {
+        self.settle(&Arc::downgrade(of), Outcome::of(brought), |tries| tries + 1);
+    }
+
+    fn settle(&self, of: &Weak<S>, outcome: Outcome<T>, tries: fn(u32) -> u32) {
+        let mut versions = self.versions();
+        let Some(version) = versions.iter_mut().find(|version| version.is(of)) else { return };
+        version.tries = tries(version.tries);
+        version.again = Instant::now() + RETRY_MIN.saturating_mul(1 << version.tries.min(16)).min(RETRY_MAX);
+        let before = std::mem::replace(&mut version.outcome, Arc::new(OnceLock::from(outcome)));
+        drop(versions);
+        drop(before);
+    }
+
+    /// Versions that are tried again, and why they are not there.
+    pub(super) fn waiting(&self) -> Vec<(Arc<S>, Kind, String)> {
+        let waits = |version: &Version<S, T>| {
+            let (kind, reason) = version.waits()?;
+            Some((version.of.upgrade()?, kind, reason.to_owned()))
+        };
+        self.versions().iter().filter_map(waits).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    type Versions = Kept<String, Arc<u32>>;
+
+    fn named(name: &str) -> Arc<String> {
+        Arc::new(name.to_owned())
+    }
+
+    fn no_room() -> Result<Arc<u32>> {
+        Err(Error::overloaded("no room"))
+    }
+
+    /// Asks until the version is to be tried again; how often.
+    fn asked(kept: &Versions, of: &Arc<String>) -> u64 {
+        let asks = |_: &u64| {
+            std::thread::sleep(RETRY_MIN / 20);
+            kept.ask(of, 1)
+        };
+        (1..1000).find(asks).unwrap()
+    }
+
+    #[test]
+    fn one_that_waits_takes_the_place_of_one_that_is_asked_for_far_less() {
+        let (kept, a, b) = (Versions::default(), named("a"), named("b"));
+        let there = Arc::downgrade(&kept.get(&a, || Ok(Arc::new(1))).unwrap());
+        assert!(kept.get(&b, no_room).unwrap_err().to_string().contains("no room"));
+        assert!(kept.get(&b, || Ok(Arc::new(2))).is_err(), "it is brought once");
+        assert!(!kept.ask(&b, 1), "it was tried just now");
+        assert_eq!(kept.waiting(), [(b.clone(), Kind::Overloaded, "no room".into())]);
+
+        // As often as the other one, or nearly.
+        std::thread::sleep(RETRY_MIN);
+        assert!(kept.ask(&b, 1) && !kept.ask(&b, 1) && !kept.ask(&a, 1), "one tries");
+        assert!(kept.outnumbered(&b).is_empty());
+        kept.tried(&b, no_room());
+
+        assert!(asked(&kept, &b) >= FAR_MORE);
+        let outnumbered = kept.outnumbered(&b);
+        assert!(outnumbered.len() == 1 && outnumbered[0].0.ptr_eq(&Arc::downgrade(&a)));
+        assert!(kept.outnumbered(&b).is_empty(), "counted anew");
+        kept.give_way(&outnumbered[0].0, "it gave way".into());
+        assert_eq!(there.strong_count(), 1, "whoever has it keeps it");
+        drop(outnumbered);
+        assert_eq!(there.strong_count(), 0);
+        kept.tried(&b, Ok(Arc::new(2)));
+        assert_eq!(*kept.get(&b, no_room).unwrap(), 2);
+        assert!(kept.get(&a, no_room).unwrap_err().to_string().contains("it gave way"));
+        assert!(kept.waiting().is_empty(), "nobody asks for it");
+        assert!(asked(&kept, &a) > 1);
+        kept.tried(&a, no_room());
+        assert_eq!(kept.waiting(), [(a.clone(), Kind::Overloaded, "no room".into())]);
+        // A device that fails may work again.
+        kept.tried(&a, Err(Error::unavailable("lost")));
+        assert_eq!(kept.waiting(), [(a.clone(), Kind::Unavailable, "lost".into())]);
+        kept.tried(&a, Ok(Arc::new(3)));
+        assert_eq!(*kept.get(&a, no_room).unwrap(), 3);
+    }
+
+    #[test]
+    fn what_is_refused_is_not_tried_again_and_what_is_gone_is_forgotten() {
+        let (kept, a, b) = (Versions::default(), named("a"), named("b"));
+        assert!(kept.get(&a, || Err(Error::unsupported("never"))).is_err());
+        let there = Arc::downgrade(&kept.get(&b, || Ok(Arc::new(2))).unwrap());
+        std::thread::sleep(RETRY_MIN);
+        assert!(!kept.ask(&a, 1) && kept.waiting().is_empty());
+        drop(b);
+        assert!(kept.get(&a, no_room).unwrap_err().to_string().contains("never"));
+        let start = Instant::now();
+        while there.strong_count() > 0 {
+            assert!(start.elapsed() < Duration::from_secs(60), "its memory stays");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        // Of one that is not known nothing is said.
+        kept.tried(&named("c"), Ok(Arc::new(3)));
+        assert!(!kept.ask(&named("c"), 1));
+    }
+}

@@ -1,0 +1,214 @@
+//! Steps 9 to 11 for a group.
+
+use super::embedded::Users;
+use super::found::{Found, LaterCounters, LookedAt, Made, number};
+use super::groups::SeenView;
+use super::resident::{Merging, Resident};
+use crate::pass::work::{Prepared, Task};
+use sterling_core::error::Result;
+use sterling_core::request::{Content, Ranked};
+use sterling_core::units::Slot;
+use sterling_cuda::ops::merge::{self, FoundBy};
+use sterling_cuda::ops::rows::SlotRows;
+use sterling_cuda::ops::steps::RowsOf;
+use sterling_cuda::ops::top::{self, Best, Scored, Ties};
+use sterling_cuda::ops::worth::{Rated, tell};
+use sterling_cuda::{Device, Later};
+use sterling_snapshot::model::Merge;
+
+/// What came back from the device for a group.
+struct Columns {
+    stride: usize,
+    tasks: usize,
+    counts: Vec<u32>,
+    slots: Vec<u32>,
+    values: Vec<u32>,
+    similarities: Vec<u32>,
+    /// `[requests, stride, T]`
+    task_scores: Vec<f32>,
+    bad: Vec<u32>,
+    /// Candidates of each request.
+    candidates: Vec<u32>,
+    /// What each query of each request looked at.
+    looked_at: Vec<LookedAt>,
+}
+
+/// Reranks what a group found, sends its work off, and does not wait. All devices together rerank so many candidates of a request at most.
+pub(super) fn rerank(
+    device: &Device,
+    resident: &Resident,
+    (requests, candidates): (&[&Prepared], usize),
+    found: Found,
+) -> Result<LaterColumns> {
+    let Found { users, best: found, counters, .. } = found;
+    let queries = found.counts.len();
+    let (found_counts, counted) = (found.counts.later(queries)?, counters.later(queries)?);
+    let best = merged(device, resident, &users, (found, candidates))?;
+    let (count, stride) = (requests.len(), best.stride);
+    let of = SlotRows { slots: &best.slots, counts: &best.counts, stride };
+    let logits = match &resident.reranker {
+        Some(reranker) if stride > 0 => {
+            let mut given = reranker.program.given(device, count, stride)?;
+            given.of_all = candidates;
+            let out = (&given.numbers, given.stride);
+            let numbers = (&reranker.columns, &best.keys);
+            reranker.rows.gather(device, resident.index.rows(), &of, numbers, out)?;
+            let rows = RowsOf { counts: &best.counts, most: stride };
+            Some(reranker.program.run(device, rows, &users.tensors(), given)?)
+        }
+        _ => None,
+    };
+    let constants: Vec<f32> = requests.iter().flat_map(|p| p.constants.iter().copied()).collect();
+    let constants = device.copy(&constants)?;
+    let logits = logits.as_ref().map(|made| made.output(0));
+    let rated = Rated { of, similarity: &best.keys, logits };
+    let valued = resident.value.evaluate(device, &rated, &constants)?;
+    let wanted: Vec<u32> = requests.iter().map(|prepared| results_of(&prepared.task) as u32).collect();
+    let most = (wanted.iter().copied().max().unwrap_or(0) as usize).min(stride);
+    let ties = Ties { ids: Some(&resident.ids), map: Some((&best.slots, stride)) };
+    let scored = Scored { keys: &valued.keys, slots: None, counts: Some(&best.counts), stride };
+    let chosen = top::select(device, &scored, &ties, &device.copy(&wanted)?, most)?;
+    let chosen = top::sort(device, chosen, &ties)?;
+    let tasks = if logits.is_some() { resident.value.tasks } else { 0 };
+    let most = chosen.stride;
+    let places = SlotRows { slots: &chosen.slots, counts: &chosen.counts, stride: most };
+    let told = tell(device, places, &rated, (&valued.tasks, tasks))?;
+    let columns = LaterColumns {
+        stride: most,
+        tasks,
+        counts: chosen.counts.later(count)?,
+        slots: told.slots.later(told.slots.len())?,
+        values: chosen.keys.later(chosen.keys.len())?,
+        similarities: told.similarity.later(told.similarity.len())?,
+        task_scores: told.tasks.later(told.tasks.len())?,
+        bad: valued.bad.later(count)?,
+        candidates: best.counts.later(count)?,
+        found: found_counts,
+        counted,
+    };
+    device.flush()?;
+    Ok(columns)
+}
+
+/// What all queries of each request found, at most so many candidates.
+fn merged(device: &Device, resident: &Resident, users: &Users, (found, most): (Best, usize)) -> Result<Best> {
+    let Some(Merging { how, weights }) = &resident.merging else { return Ok(found) };
+    let by = if *how == Merge::Intersection { FoundBy::All } else { FoundBy::Any };
+    let best = merge::merge(device, found, by, weights, most)?;
+    if *how == Merge::Weighted {
+        let of = SlotRows { slots: &best.slots, counts: &best.counts, stride: best.stride };
+        resident.index.rows().products(device, (&users.vectors, Some(weights)), &of, &best.keys)?;
+    }
+    Ok(best)
+}
+
+/// [`Columns`] that are on their way.
+pub(super) struct LaterColumns {
+    stride: usize,
+    tasks: usize,
+    counts: Later<u32>,
+    slots: Later<u32>,
+    values: Later<u32>,
+    similarities: Later<u32>,
+    task_scores: Later<f32>,
+    bad: Later<u32>,
+    candidates: Later<u32>,
+    /// Candidates of each query.
+    found: Later<u32>,
+    counted: LaterCounters,
+}
+
+impl LaterColumns {
+    fn get(self) -> Result<Columns> {
+        let found = self.found.get()?;
+        let mut looked_at = self.counted.get(found.len())?;
+        looked_at.iter_mut().zip(&found).for_each(|(looked_at, &n)| looked_at.candidates = u64::from(n));
+        Ok(Columns {
+            stride: self.stride,
+            tasks: self.tasks,
+            counts: self.counts.get()?,
+            slots: self.slots.get()?,
+            values: self.values.get()?,
+            similarities: self.similarities.get()?,
+            task_scores: self.task_scores.get()?,
+            bad: self.bad.get()?,
+            candidates: self.candidates.get()?,
+            looked_at,
+        })
+    }
+}
+
+/// What devices made of the requests of a group, by what they were sent. `before` is what the queries looked at before, where that is known.
+pub(super) fn read(
+    columns: Vec<LaterColumns>,
+    before: &[LookedAt],
+    seen: &[SeenView<'_>],
+    requests: &[&Prepared],
+) -> Result<Vec<Made>> {
+    let columns = columns.into_iter().map(LaterColumns::get).collect::<Result<Vec<Columns>>>()?;
+    let queries = seen[0].resident.queries();
+    let made = |(n, prepared): (usize, &&Prepared)| {
+        let content = match columns.iter().any(|columns| columns.bad[n] != 0) {
+            true => Err(prepared.query.not_finite("overarch.onnx: `logits` holds NaN")),
+            false => Ok(Content::Items(ranked(&columns, n, seen, &prepared.task))),
+        };
+        let told = |query: usize| {
+            let of_devices = columns.iter().map(|columns| &columns.looked_at[..]).chain([before]);
+            LookedAt::sum(of_devices.filter_map(|of_queries| of_queries.get(query)))
+        };
+        let of_queries = (n * queries..(n + 1) * queries).map(told).collect();
+        let candidates = columns.iter().map(|columns| u64::from(columns.candidates[n])).sum();
+        Made { content, candidates, of_queries }
+    };
+    Ok(requests.iter().enumerate().map(made).collect())
+}
+
+/// How many results a request gets.
+fn results_of(task: &Task) -> usize {
+    match task {
+        Task::Retrieve(search) => search.k,
+        Task::Rank { slots, .. } => slots.len(),
+        Task::Rerank { k, .. } => *k,
+        Task::Embed { .. } | Task::Select { .. } => 0,
+    }
+}
+
+impl Columns {
+    /// The places of the results of request `n`.
+    fn places(&self, n: usize) -> std::ops::Range<usize> {
+        n * self.stride..n * self.stride + self.counts[n] as usize
+    }
+}
+
+/// The results of request `n`: of what each device has ranked of its own the best, equal values by the lower id.
+fn ranked(columns: &[Columns], n: usize, seen: &[SeenView<'_>], task: &Task) -> Ranked {
+    let view = seen[0].view;
+    let of_device = |(columns, seen): (&Columns, &SeenView<'_>)| -> Vec<(u32, Slot)> {
+        columns.places(n).map(|place| (columns.values[place], seen.beside.of_device(columns.slots[place]))).collect()
+    };
+    let on_devices: Vec<Vec<(u32, Slot)>> = columns.iter().zip(seen).map(of_device).collect();
+    let mut order: Vec<(usize, usize)> = on_devices
+        .iter()
+        .enumerate()
+        .flat_map(|(device, found)| (0..found.len()).map(move |at| (device, at)))
+        .collect();
+    if columns.len() > 1 {
+        let at = |&(device, at): &(usize, usize)| on_devices[device][at];
+        order.sort_by_cached_key(|place| (std::cmp::Reverse(at(place).0), view.id(at(place).1)));
+        order.truncate(results_of(task));
+    }
+    let place = |&(device, at): &(usize, usize)| (&columns[device], columns[device].places(n).start + at);
+    let slots: Vec<Slot> = order.iter().map(|&(device, at)| on_devices[device][at].1).collect();
+    let numbers = |of: &dyn Fn(&Columns, usize) -> f32| -> Vec<f32> {
+        order.iter().map(place).map(|(columns, at)| of(columns, at)).collect()
+    };
+    let tasks = columns.iter().map(|columns| columns.tasks).max().unwrap_or(0);
+    Ranked {
+        ids: slots.iter().map(|&slot| view.id(slot)).collect(),
+        slots,
+        scores: numbers(&|columns, at| number(columns.values[at])),
+        similarities: numbers(&|columns, at| number(columns.similarities[at])),
+        tasks: (0..tasks).flat_map(|t| numbers(&|columns, at| columns.task_scores[at * columns.tasks + t])).collect(),
+        unknown: if let Task::Rank { unknown, .. } = task { unknown.clone() } else { Vec::new() },
+    }
+}

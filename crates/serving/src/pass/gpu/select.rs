@@ -1,0 +1,67 @@
+//! A shard's part of the candidates of searches: what its devices selected by codes, in the order in which a router merges it with
+//! that of other shards, and whether there may be more.
+
+use std::cmp::Reverse;
+
+use super::found::{Candidate, Found, HostFound, LaterFound, LookedAt, Made, candidates_of, number};
+use super::groups::SeenView;
+use crate::pass::work::{Prepared, Search, Selection, Task};
+use sterling_core::error::{Error, Result};
+use sterling_core::request::{Content, Selected, ShardSelected};
+use sterling_cuda::Device;
+
+/// Sends off what devices found, and does not wait.
+pub(super) fn send(lanes: &[Device], found: &[Found]) -> Result<Vec<LaterFound>> {
+    let send = |(device, found): (&Device, &Found)| {
+        let later = LaterFound::of(found, found.best.counts.len())?;
+        device.flush()?;
+        Ok(later)
+    };
+    lanes.iter().zip(found).map(send).collect()
+}
+
+/// What devices selected for the requests of a group.
+pub(super) fn read(found: Vec<LaterFound>, seen: &[SeenView<'_>], requests: &[&Prepared]) -> Result<Vec<Made>> {
+    let found = found.into_iter().map(LaterFound::get).collect::<Result<Vec<HostFound>>>()?;
+    let queries = seen[0].resident.queries();
+    let made = |(n, prepared): (usize, &&Prepared)| {
+        let Task::Select { search, selection } = &prepared.task else {
+            return Err(Error::internal("a part of candidates that nobody asked for"));
+        };
+        let of_query = |query: usize| selected(&found, seen, (n * queries + query, query), (search, selection));
+        let (all, of_queries): (Vec<Selected>, Vec<LookedAt>) = (0..queries).map(of_query).unzip();
+        let candidates = of_queries.iter().map(|looked_at| looked_at.candidates).sum();
+        let content = Content::Selected(Box::new(ShardSelected { queries: all, ahead: None }));
+        Ok(Made { content: Ok(content), candidates, of_queries })
+    };
+    requests.iter().enumerate().map(made).collect()
+}
+
+/// What row `row` of all devices selected for one query of a request.
+fn selected(
+    found: &[HostFound],
+    seen: &[SeenView<'_>],
+    (row, query): (usize, usize),
+    (search, selection): (&Search, &Selection),
+) -> (Selected, LookedAt) {
+    let view = seen[0].view;
+    let id = |of: &Candidate| view.id(seen[of.device].beside.of_device(of.slot));
+    let mut all = candidates_of(found, row);
+    // What one device has found is in order.
+    if found.len() > 1 {
+        all.sort_by(|a, b| Reverse(a.keys[0]).cmp(&Reverse(b.keys[0])).then_with(|| id(a).cmp(&id(b))));
+        all.truncate(selection.own[query]);
+    }
+    let looked_at = LookedAt::sum(found.iter().map(|found| &found.looked_at[row]));
+    let scores = |of: usize| all.iter().map(|candidate| number(candidate.keys[of])).collect();
+    let selected = Selected {
+        ids: all.iter().map(id).collect(),
+        codes: scores(0),
+        scores: scores(1),
+        is_all: all.len() < selection.own[query] || looked_at.survivors <= selection.own[query] as u64,
+        may_go_further: search.may_go_further(view, selection, looked_at.lists),
+        selected: selection.selected[query],
+        candidates: selection.candidates[query],
+    };
+    (selected, LookedAt { candidates: all.len() as u64, ..looked_at })
+}

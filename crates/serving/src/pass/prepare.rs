@@ -1,0 +1,358 @@
+//! From a request to work: every check, on the host, before anything waits.
+//!
+//! What is wrong with a request is found here, against the view that will answer it, and costs no worker. The filter is planned
+//! and excluded items become slots too (step 3 of the pass), for both depend on the request and the view alone.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use super::cost;
+use super::trace::Trace;
+use super::work::{Cost, Prepared, Query, Search, Selection, Task};
+use crate::view::View;
+use sterling_core::error::{Error, Result, ShortNumber};
+use sterling_core::limits;
+use sterling_core::request::{
+    Embed, EmbeddedUser, Features, Origin, Probes, Rank, Reading, Request, Rerank, Retrieve, Select, User,
+};
+use sterling_core::units::{ItemId, Slot};
+use sterling_graph::tower::Readable;
+use sterling_index::search::likely;
+use sterling_snapshot::model::{QuerySpec, UserInput};
+use sterling_snapshot::{Calibration, Wanted};
+
+/// Candidates that shards value ahead where a reranker does it, for each that counts: more would cost them more than being asked again.
+const VALUED_MOST: f64 = 1.5;
+
+/// Checks a request against a view and makes it ready to run.
+///
+/// # Errors
+/// `Invalid` with the field, what came and what was expected; `Unsupported` for a question that the model has no part for;
+/// `TooCostly` with the cost and the bound.
+pub fn prepare(view: &Arc<View>, request: Request) -> Result<Prepared> {
+    let mut trace = Trace::default();
+    let (query, task, reading) = match request {
+        Request::Retrieve(retrieve) => {
+            check_retrieve(view, &retrieve)?;
+            let search = trace.step("plan", || search(view, &retrieve), |_| (0, 0))?;
+            (query(view, retrieve.user)?, Task::Retrieve(search), retrieve.reading)
+        }
+        Request::Rank(Rank { user, items, reading }) => {
+            between("items", items.len(), limits::CANDIDATES_MAX)?;
+            let (slots, unknown) = slots(view, items);
+            (query(view, user)?, Task::Rank { slots, unknown }, reading)
+        }
+        Request::Embed(Embed { features, on_degraded, whole }) => {
+            // A router embeds the user of other requests so, with all that these need.
+            if view.main().package.user.is_none() && !whole {
+                let model = &view.main().manifest.name;
+                return Err(Error::unsupported(format!(
+                    "model `{model}` has no user tower (`[user]` of its model.toml), which makes the embeddings of `:embed`; \
+                     `:retrieve` takes a `vector` of the caller's own"
+                )));
+            }
+            let reading = Reading { on_degraded, ..Reading::default() };
+            (features_query(view, features)?, Task::Embed { whole }, reading)
+        }
+        Request::Select(select) => {
+            check_retrieve(view, &select.retrieve)?;
+            let task = trace.step("plan", || selection(view, &select), |_| (0, 0))?;
+            let Retrieve { user, reading, .. } = select.retrieve;
+            (query(view, user)?, task, reading)
+        }
+        Request::Rerank(Rerank { user, candidates, k, reading }) => {
+            between("k", k, limits::RESULTS_MAX)?;
+            (query(view, user)?, Task::Rerank { candidates: chosen(view, &candidates)?, k }, reading)
+        }
+    };
+    for column in &reading.columns {
+        view.column(column).map_err(|e| e.within("field `columns`"))?;
+    }
+    let constants = view.value().constants(&reading.constants)?;
+    let (view, cost, origin) = (view.clone(), Cost::default(), Origin::default());
+    let mut prepared = Prepared { view, query, task, reading, constants, trace, cost, origin };
+    prepared.cost = cost::of(&prepared.view, &prepared);
+    if prepared.cost.check("the request").is_err() {
+        // Two calls may cost more than one.
+        prepared = prepared.ranked_apart();
+    }
+    prepared.cost.check("the request")?;
+    Ok(prepared)
+}
+
+impl Prepared {
+    /// The same where a shard's candidates are ranked by a call of its own.
+    pub fn ranked_apart(mut self) -> Self {
+        if let Task::Select { selection, .. } = &mut self.task
+            && selection.ahead.take().is_some()
+        {
+            self.cost = cost::of(&self.view, &self);
+        }
+        self
+    }
+}
+
+fn check_retrieve(view: &View, request: &Retrieve) -> Result<()> {
+    between("k", request.k, limits::RESULTS_MAX)?;
+    if let Some(candidates) = request.candidates {
+        between("candidates", candidates, limits::CANDIDATES_MAX)?;
+        if candidates < request.k {
+            return Err(Error::invalid(format!(
+                "field `candidates`: got {candidates}, expected at least k = {}",
+                request.k
+            )));
+        }
+    }
+    let queries = view.main().package.spec.queries();
+    for (name, &candidates) in &request.query_candidates {
+        let place = |e: Error| e.within(format!("field `query_candidates.{name}`"));
+        if queries.iter().all(|query| query.name != *name) {
+            let known: Vec<&str> = queries.iter().map(|query| query.name.as_str()).collect();
+            let known = if known.is_empty() { "none: this model has one query".into() } else { known.join(", ") };
+            return Err(place(Error::invalid(format!("no such query, expected some of: {known}"))));
+        }
+        // Fewer than k are fine here: k of a page counts the results before it too.
+        if candidates == 0 || candidates > limits::CANDIDATES_MAX {
+            let most = limits::CANDIDATES_MAX;
+            return Err(place(Error::invalid(format!("got {candidates}, expected 1 to {most}"))));
+        }
+    }
+    if let Some(recall) = request.recall.filter(|recall| !limits::RECALLS.contains(recall)) {
+        let (least, most) = (limits::RECALLS.start(), limits::RECALLS.end());
+        return Err(Error::invalid(format!("field `recall`: got {}, expected {least} to {most}", ShortNumber(recall))));
+    }
+    let lists = view.main().index.lists();
+    match request.probes {
+        Some(probes) if probes == 0 || probes > lists => {
+            Err(Error::invalid(format!("field `probes`: got {probes}, expected 1 to {lists}, the lists of the index")))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn between(field: &str, value: usize, most: usize) -> Result<()> {
+    match value {
+        0 => Err(Error::invalid(format!("field `{field}`: got 0, expected 1 to {most}"))),
+        value if value > most => Err(Error::invalid(format!("field `{field}`: got {value}, expected 1 to {most}"))),
+        _ => Ok(()),
+    }
+}
+
+/// A shard's part of a search: what all shards look for, and what this one is asked for of that.
+fn selection(view: &View, select: &Select) -> Result<Task> {
+    let &Select { retrieve: ref request, all, further, ahead } = select;
+    let search = search(view, request)?;
+    let shards = view.main().manifest.shard.map_or(1, |part| part.shards);
+    let rows = view.main().index.rows();
+    let by_int8 = |k0: usize| rows.selected(k0).max(search.by_int8);
+    let of_query = |&k0: &usize| search.by_codes.map_or_else(|| by_int8(k0), |selected| selected.max(k0));
+    let selected: Vec<usize> = search.k0.iter().map(of_query).collect();
+    let share = |k: usize| if all { k } else { likely(k, shards) };
+    let selection = Selection {
+        own: selected.iter().map(|&k| share(k)).collect(),
+        candidates: search.k0.clone(),
+        selected,
+        further,
+        ahead: if ahead && !all && !further { results_ahead(view, &search, shards) } else { None },
+    };
+    // Too few in the lists of one shard may be enough in those of all.
+    let k = if further { request.k } else { 0 };
+    let least = search.least.iter().map(|&least| least.min(k)).collect();
+    let search = Search { k0: search.k0.iter().map(|&k0| share(k0)).collect(), k, least, ..search };
+    Ok(Task::Select { search, selection })
+}
+
+/// How many results a shard tells of its share of the candidates of all, where it is worth its while that it values these: as many as
+/// are likely to be among the best, and their part of those that turn out to be no candidates.
+fn results_ahead(view: &View, search: &Search, shards: u32) -> Option<usize> {
+    // What several queries find is merged once it is known which of it counts.
+    let &[k0] = &search.k0[..] else { return None };
+    let valued = likely(k0, shards);
+    let of_one = valued as f64 * f64::from(shards) / k0 as f64;
+    let is_worth = view.overarch().is_none() || of_one <= VALUED_MOST;
+    is_worth.then(|| valued.min((likely(search.k, shards) as f64 * of_one).ceil() as usize))
+}
+
+/// Where candidates lie that were chosen among those of all shards, the best first.
+fn chosen(view: &View, candidates: &[Vec<(ItemId, f32)>]) -> Result<Vec<Vec<(f32, Slot)>>> {
+    let queries = view.main().package.spec.query_count();
+    let count: usize = candidates.iter().map(Vec::len).sum();
+    if candidates.len() != queries {
+        let got = candidates.len();
+        return Err(Error::invalid(format!("field `candidates`: got those of {got} queries, expected {queries}")));
+    }
+    if count > limits::CANDIDATES_MAX * queries {
+        let most = limits::CANDIDATES_MAX * queries;
+        return Err(Error::invalid(format!("field `candidates`: got {count}, expected at most {most}")));
+    }
+    if candidates.iter().flatten().any(|(_, score)| !score.is_finite()) {
+        return Err(Error::invalid("field `candidates`: got a score that is not finite"));
+    }
+    let of_query = |items: &Vec<(ItemId, f32)>| {
+        let mut slots: Vec<(f32, Slot)> =
+            items.iter().filter_map(|(id, score)| Some((*score, view.slot(*id)?))).collect();
+        slots.sort_unstable_by(|a, b| view.best_first(a, b));
+        // An item that comes twice counts once, with its better score.
+        let mut known = HashSet::with_capacity(slots.len());
+        slots.retain(|(_, slot)| known.insert(*slot));
+        slots
+    };
+    Ok(candidates.iter().map(of_query).collect())
+}
+
+fn search(view: &View, request: &Retrieve) -> Result<Search> {
+    let mut excluded: Vec<Slot> = request.exclude.iter().filter_map(|&id| view.slot(id)).collect();
+    excluded.sort_unstable();
+    // What updates have brought to other shards is not known here.
+    let found_max = if view.main().manifest.shard.is_some() { limits::CANDIDATES_MAX } else { view.items() };
+    let k0 = |own: Option<usize>| {
+        let candidates = request.candidates.or(own).unwrap_or_else(|| view.main().candidates(request.k));
+        candidates.max(request.k).min(found_max)
+    };
+    let queries = view.main().package.spec.queries();
+    let k0_of = |query: &QuerySpec| match request.query_candidates.get(&query.name) {
+        Some(&candidates) => candidates.min(found_max),
+        None => k0(query.candidates),
+    };
+    let k0: Vec<usize> = if queries.is_empty() { vec![k0(None)] } else { queries.iter().map(k0_of).collect() };
+    let planned = view.plan(&request.filter)?;
+    // What the query of the most candidates takes is enough for the others.
+    let most = k0.iter().copied().max().unwrap_or(0);
+    let pass_rate = planned.plan.pass_rate();
+    let (probes, left) = probes(view, request, most, pass_rate);
+    let (by_codes, by_int8) = if request.exact { (None, 0) } else { selected(view, request, most, pass_rate) };
+    // A page of many results may ask for more than one of several queries has candidates.
+    let least = k0.iter().map(|&k0| match queries.len() {
+        0 => request.k,
+        _ => request.k.min(k0),
+    });
+    Ok(Search {
+        k: request.k,
+        least: least.collect(),
+        k0,
+        probes,
+        left,
+        exact: request.exact,
+        by_codes,
+        by_int8,
+        planned,
+        excluded,
+    })
+}
+
+/// The request's number of lists, else what its recall or the recipe's takes, else the recipe's number; and what a search
+/// with a filter may leave ahead, where that was measured.
+fn probes(view: &View, request: &Retrieve, candidates: usize, pass_rate: f64) -> (Probes, Option<f64>) {
+    let main = view.main();
+    let (serving, lists) = (&main.recipe.serving, main.index.lists());
+    let target = match (request.probes, request.recall) {
+        (Some(_), _) => None,
+        (None, Some(recall)) => Some(recall),
+        (None, None) => (serving.probes == 0).then_some(serving.recall),
+    };
+    match (target, &main.calibration) {
+        (Some(recall), Some(calibration)) => {
+            let chosen = choose(view, calibration, request, Wanted { candidates, pass_rate, recall });
+            (Probes { probes: chosen.probes, target, estimate: Some(chosen.recall) }, Some(chosen.left))
+        }
+        _ => {
+            let probes = request.probes.unwrap_or_else(|| serving.probes_of(lists));
+            (Probes { probes, target, estimate: None }, None)
+        }
+    }
+}
+
+/// How many the first pass's codes select for the recall that is asked for, or else the recipe's, where it was measured that
+/// they are worth their while; and how many int8 rows do at least.
+fn selected(view: &View, request: &Retrieve, candidates: usize, pass_rate: f64) -> (Option<usize>, usize) {
+    let main = view.main();
+    let recall = request.recall.unwrap_or(main.recipe.serving.recall);
+    let Some(calibration) = &main.calibration else { return (None, 0) };
+    let chosen = choose(view, calibration, request, Wanted { candidates, pass_rate, recall });
+    (chosen.by_codes, chosen.by_int8)
+}
+
+/// What a calibration says for what is wanted. Excluded items are most often among the best; all shards count the same ids.
+fn choose(view: &View, calibration: &Calibration, request: &Retrieve, wanted: Wanted) -> sterling_snapshot::Chosen {
+    calibration.choose_beyond(request.exclude.len(), wanted, view.items_of_all(), view.main().index.lists())
+}
+
+fn slots(view: &View, items: Vec<ItemId>) -> (Vec<Slot>, Vec<ItemId>) {
+    let (mut slots, mut unknown) = (Vec::with_capacity(items.len()), Vec::new());
+    for id in items {
+        match view.slot(id) {
+            Some(slot) => slots.push(slot),
+            None => unknown.push(id),
+        }
+    }
+    slots.sort_unstable();
+    slots.dedup();
+    (slots, unknown)
+}
+
+fn query(view: &View, user: User) -> Result<Query> {
+    match user {
+        User::Features(features) => features_query(view, features),
+        User::Vector(vector) => {
+            check_vector(view, &vector).map_err(|e| e.within("field `vector`"))?;
+            Ok(Query::Vector(vector))
+        }
+        User::Embedded(user) => {
+            check_embedded(view, &user).map_err(|e| e.within("the user"))?;
+            Ok(Query::Embedded(user))
+        }
+    }
+}
+
+/// Refuses what no user tower of this version made.
+fn check_embedded(view: &View, user: &EmbeddedUser) -> Result<()> {
+    let main = view.main();
+    let package = &main.package;
+    let width = package.spec.query_count() * view.dimension();
+    if user.query.len() != width {
+        return Err(Error::invalid(format!("a query of {} numbers, expected {width}", user.query.len())));
+    }
+    user.query.chunks(view.dimension().max(1)).try_for_each(|query| main.index.check_query(query))?;
+    let reads = package.overarch.as_ref().filter(|_| package.needs_features()).map_or(&[][..], |o| o.user());
+    let count = |(input, readable): (&UserInput, &Readable)| match input {
+        UserInput::Query => 0,
+        UserInput::Output(_) | UserInput::Feature(_) => readable.count(),
+    };
+    let expected: Vec<usize> = package.user_inputs.iter().zip(reads).map(count).collect();
+    let got: Vec<usize> = user.tensors.iter().map(Vec::len).collect();
+    if got != expected {
+        return Err(Error::invalid(format!("tensors of {got:?} numbers, expected {expected:?}")));
+    }
+    match user.tensors.iter().flatten().find(|x| x.is_nan()) {
+        Some(_) => Err(Error::invalid("a tensor holds NaN, expected numbers")),
+        None => Ok(()),
+    }
+}
+
+fn check_vector(view: &View, vector: &[f32]) -> Result<()> {
+    let package = &view.main().package;
+    if package.needs_features() {
+        return Err(Error::invalid("the reranker of this model reads features of the user, expected `features`"));
+    }
+    let (queries, width) = (package.spec.queries().len(), view.dimension());
+    if queries > 0 && vector.len() != queries * width {
+        let expected = queries * width;
+        return Err(Error::invalid(format!(
+            "got {} numbers, expected {expected}: {queries} queries of {width}",
+            vector.len()
+        )));
+    }
+    let mut queries = vector.chunks(if queries == 0 { vector.len().max(1) } else { width });
+    match vector.is_empty() {
+        true => view.main().index.check_query(vector),
+        false => queries.try_for_each(|query| view.main().index.check_query(query)),
+    }
+}
+
+fn features_query(view: &View, features: Features) -> Result<Query> {
+    let Some(tower) = &view.main().package.user else {
+        let model = &view.main().manifest.name;
+        return Err(Error::invalid(format!("field `features`: model `{model}` has no user tower, expected `vector`")));
+    };
+    Ok(Query::Features { row: tower.read(features).map_err(|e| e.within("field `features`"))?, fetched: None })
+}

@@ -1,0 +1,236 @@
+//! Memory that requests of several callers share, so that none of them can take all of it.
+//!
+//! A caller may hold at most [`FREE_FACTOR`] times what is free (Choudhury and Hahne, "Dynamic Queue Length Thresholds for Shared-Memory Packet
+//! Switches", 1998): alone nearly everything, and whoever comes next finds room. Callers are counted in a table of fixed size.
+
+use std::fmt;
+use std::hash::{BuildHasher as _, Hash, RandomState};
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use sterling_core::error::{Error, Result};
+
+/// How many times what is free one caller may hold: 16 leave a seventeenth of the whole to others.
+pub const FREE_FACTOR: u64 = 16;
+/// When a refusal asks to be asked again.
+const RETRY_AFTER: Duration = Duration::from_millis(100);
+/// Entries of the table of callers. Two that share one share what one may hold.
+const CALLERS: usize = 1024;
+
+/// The requests of one caller, as queues and quotas tell them apart.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Flow(pub u64);
+
+/// Nobody outside can choose names or addresses that meet in the table.
+static HASHES: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+
+impl Flow {
+    /// Requests with the key of this name.
+    pub fn of_key(name: &str) -> Self {
+        Flow(HASHES.hash_one(("key", name)))
+    }
+
+    /// Requests from an address; from one network of 64 bits, of which one host has all addresses in IPv6.
+    pub fn of_address(address: IpAddr) -> Self {
+        let network = match address.to_canonical() {
+            IpAddr::V4(address) => u64::from(u32::from(address)),
+            IpAddr::V6(address) => (u128::from(address) >> 64) as u64,
+        };
+        Flow(HASHES.hash_one(("address", address.to_canonical().is_ipv4(), network)))
+    }
+
+    fn entry(self) -> usize {
+        (self.0 % CALLERS as u64) as usize
+    }
+}
+
+/// A number of bytes that may be held at once.
+pub struct Quota {
+    /// What it is for, as refusals name it.
+    name: &'static str,
+    most: u64,
+    held: AtomicU64,
+    of_callers: Box<[AtomicU64]>,
+}
+
+impl fmt::Debug for Quota {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Quota({} of {})", self.held_bytes(), self.most)
+    }
+}
+
+impl Quota {
+    /// A quota of `most` bytes, which refusals call `name`.
+    pub fn new(name: &'static str, most: u64) -> Arc<Self> {
+        let of_callers = (0..CALLERS).map(|_| AtomicU64::new(0)).collect();
+        Arc::new(Quota { name, most, held: AtomicU64::new(0), of_callers })
+    }
+
+    /// Bytes that may be held at once.
+    pub fn most_bytes(&self) -> u64 {
+        self.most
+    }
+
+    /// Bytes that are held now.
+    pub fn held_bytes(&self) -> u64 {
+        self.held.load(Ordering::Relaxed)
+    }
+
+    /// Holds bytes for a caller until the returned value is dropped.
+    ///
+    /// # Errors
+    /// `TooCostly` beyond the whole quota; `Overloaded` where others, or this caller, hold too much of it now.
+    pub fn hold(self: &Arc<Self>, flow: Flow, bytes: u64) -> Result<Memory> {
+        self.hold_within(flow, bytes, self.most)
+    }
+
+    /// As [`Quota::hold`], where all that is held comes to no more than `most`.
+    ///
+    /// # Errors
+    /// As [`Quota::hold`].
+    pub fn hold_within(self: &Arc<Self>, flow: Flow, bytes: u64, most: u64) -> Result<Memory> {
+        let memory = Memory { quota: self.clone(), flow, bytes: AtomicU64::new(0) };
+        memory.add_within(bytes, most)?;
+        Ok(memory)
+    }
+
+    fn take(&self, flow: Flow, bytes: u64, most: u64) -> std::result::Result<(), Denied> {
+        let of_caller = &self.of_callers[flow.entry()];
+        let mine = of_caller.load(Ordering::Relaxed);
+        let denied = |held: u64| match most.checked_sub(held) {
+            Some(free) if bytes <= free => (mine > 0 && mine.saturating_add(bytes) > free.saturating_mul(FREE_FACTOR))
+                .then_some(Denied::Mine(mine)),
+            _ => Some(Denied::Others(held)),
+        };
+        let add = |held: u64| denied(held).is_none().then(|| held + bytes);
+        match self.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add) {
+            Ok(_) => {
+                of_caller.fetch_add(bytes, Ordering::Relaxed);
+                Ok(())
+            }
+            Err(held) => Err(denied(held).unwrap_or(Denied::Others(held))),
+        }
+    }
+}
+
+/// Whose bytes leave too little.
+enum Denied {
+    Others(u64),
+    Mine(u64),
+}
+
+/// Bytes of a quota, given back when this is dropped.
+#[derive(Debug)]
+pub struct Memory {
+    quota: Arc<Quota>,
+    flow: Flow,
+    bytes: AtomicU64,
+}
+
+impl Memory {
+    /// Holds more bytes.
+    ///
+    /// # Errors
+    /// As [`Quota::hold`], of all bytes of this value.
+    pub fn add(&self, bytes: u64) -> Result<()> {
+        self.add_within(bytes, self.quota.most)
+    }
+
+    fn add_within(&self, bytes: u64, most: u64) -> Result<()> {
+        let name = self.quota.name;
+        let all = self.bytes().saturating_add(bytes);
+        if all > self.quota.most {
+            let most = self.quota.most;
+            return Err(Error::too_costly(format!(
+                "the {name} takes {all} bytes of memory or more, expected at most {most} for all requests together"
+            )));
+        }
+        self.quota.take(self.flow, bytes, most).map_err(|denied| {
+            let who = match denied {
+                Denied::Others(held) => format!("others hold {held}"),
+                Denied::Mine(held) => format!("other requests of the same caller hold {held}"),
+            };
+            Error::overloaded(format!("the {name} takes {all} bytes of memory, {who} of {most}, try again later"))
+                .retry_after(RETRY_AFTER)
+        })?;
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Bytes that it holds.
+    pub fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        let bytes = *self.bytes.get_mut();
+        // The caller's first: whoever looks between the two sees too little free, never too much.
+        self.quota.of_callers[self.flow.entry()].fetch_sub(bytes, Ordering::Relaxed);
+        self.quota.held.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use proptest::prelude::*;
+
+    use super::*;
+    use sterling_core::error::Kind;
+
+    #[test]
+    fn one_caller_leaves_room_to_the_next() {
+        let quota = Quota::new("answer", 1700);
+        let mut held: Vec<Memory> = Vec::new();
+        while let Ok(memory) = quota.hold(Flow(1), 10) {
+            held.push(memory);
+        }
+        assert_eq!(quota.held_bytes(), 1600, "16 of 17 parts");
+        let error = quota.hold(Flow(1), 10).unwrap_err();
+        assert_eq!(error.kind(), Kind::Overloaded);
+        assert!(error.to_string().contains("of the same caller hold 1600 of 1700"), "{error}");
+        let other = quota.hold(Flow(2), 90).unwrap();
+        assert!(quota.hold(Flow(3), 11).unwrap_err().to_string().contains("others hold 1690 of 1700"));
+        drop((held, other));
+        assert_eq!(quota.held_bytes(), 0);
+        let whole = quota.hold(Flow(1), 1700).unwrap();
+        let error = whole.add(1).unwrap_err();
+        assert_eq!(error.kind(), Kind::TooCostly);
+        assert!(error.to_string().contains("1701 bytes") && error.to_string().contains("at most 1700"), "{error}");
+    }
+
+    #[test]
+    fn callers_are_told_apart_by_key_or_network() {
+        let of = |text: &str| Flow::of_address(text.parse().unwrap());
+        assert_eq!(of("2001:db8::1"), of("2001:db8::ffff:1"), "one host");
+        assert_ne!(of("2001:db8::1"), of("2001:db8:0:1::1"));
+        assert_eq!(of("::ffff:10.0.0.1"), of("10.0.0.1"));
+        assert_ne!(of("10.0.0.1"), of("10.0.0.2"));
+        assert_ne!(Flow::of_key("a"), Flow::of_key("b"));
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_held_is_the_sum_of_what_is_there(steps in proptest::collection::vec((0u64..5, 0u64..400, any::<bool>()), 0..80)) {
+            let quota = Quota::new("answer", 1000);
+            let mut held: Vec<(u64, Memory)> = Vec::new();
+            for (flow, bytes, drops) in steps {
+                let of = |held: &[(u64, Memory)], flow| held.iter().filter(|(of, _)| *of == flow).map(|(_, m)| m.bytes()).sum::<u64>();
+                if drops && !held.is_empty() {
+                    held.swap_remove((bytes as usize) % held.len());
+                } else {
+                    let (mine, free) = (of(&held, flow), 1000 - held.iter().map(|(_, m)| m.bytes()).sum::<u64>());
+                    let fits = bytes <= free && (mine == 0 || mine + bytes <= FREE_FACTOR * free);
+                    let taken = quota.hold(Flow(flow), bytes);
+                    prop_assert_eq!(taken.is_ok(), fits);
+                    held.extend(taken.ok().map(|memory| (flow, memory)));
+                }
+                prop_assert_eq!(quota.held_bytes(), held.iter().map(|(_, m)| m.bytes()).sum::<u64>());
+            }
+        }
+    }
+}

@@ -1,0 +1,315 @@
+//! What is known of one model: pure state, changed as a whole.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use super::loaded::{Loaded, Refused, Which};
+use super::split::{CanaryVersion, ShadowVersion};
+use sterling_core::error::{Error, Result};
+use sterling_snapshot::rollout::TrafficTarget;
+use sterling_snapshot::{Stamp, Wish};
+
+/// A version that could not be taken in.
+#[derive(Clone, Debug)]
+pub(super) struct Refusal {
+    pub(super) what: Refused,
+    /// What its folder looked like.
+    pub(super) stamp: Stamp,
+    /// When it is tried again though nothing has changed.
+    pub(super) again: Option<Instant>,
+    /// How many of its loads met a defect.
+    pub(super) broken: u32,
+}
+
+impl Refusal {
+    /// True until the version is worth another try.
+    pub(super) fn waits(&self, stamp: Stamp, now: Instant) -> bool {
+        self.stamp == stamp && self.again.is_none_or(|at| now < at)
+    }
+
+    pub(super) fn told(&self, now: Instant) -> Refused {
+        Refused { retry_in: self.again.map(|at| at.saturating_duration_since(now)), ..self.what.clone() }
+    }
+}
+
+/// One model.
+pub(super) struct Entry<T> {
+    pub(super) loaded: BTreeMap<u64, Arc<Loaded<T>>>,
+    pub(super) active: Option<u64>,
+    /// The one that was active before.
+    previous: Option<u64>,
+    pub(super) labels: BTreeMap<String, u64>,
+    /// What is wished of the model in its store, as far as this server follows that.
+    pub(super) wish: Wish,
+    /// Why what is wished now cannot be read, where it cannot: what was wished before stays.
+    pub(super) wish_unread: Option<String>,
+    /// True where the wished version answers or did, or none is wished.
+    pub(super) is_wish_done: bool,
+    /// True where the store has the active version no more.
+    pub(super) is_missing: bool,
+    /// Labels that the store wishes and that do not point where it wishes yet.
+    pub(super) labels_left: BTreeSet<String>,
+    /// The canary that is wished, where it and another one that answers are in memory.
+    pub(super) canary: Option<Arc<CanaryVersion<T>>>,
+    /// The shadow that is wished, where it is in memory and does not answer.
+    pub(super) shadow: Option<Arc<ShadowVersion<T>>>,
+    /// Loaded by hand, and not active since.
+    held: BTreeSet<u64>,
+    /// Published versions that were decided on, with the digest where it is known: they are not activated by themselves
+    /// any more. Rolling back stays until something else is published.
+    settled: BTreeMap<u64, (Stamp, Option<String>)>,
+    pub(super) refused: BTreeMap<u64, Refusal>,
+    /// The version that is being loaded.
+    pub(super) loading: Option<u64>,
+    /// Held by who loads a version of this model.
+    pub(super) gate: Arc<Mutex<()>>,
+}
+
+impl<T> Default for Entry<T> {
+    fn default() -> Self {
+        Entry {
+            loaded: BTreeMap::new(),
+            active: None,
+            previous: None,
+            labels: BTreeMap::new(),
+            wish: Wish::default(),
+            wish_unread: None,
+            is_wish_done: true,
+            is_missing: false,
+            labels_left: BTreeSet::new(),
+            canary: None,
+            shadow: None,
+            held: BTreeSet::new(),
+            settled: BTreeMap::new(),
+            refused: BTreeMap::new(),
+            loading: None,
+            gate: Arc::default(),
+        }
+    }
+}
+
+impl<T> Clone for Entry<T> {
+    fn clone(&self) -> Self {
+        Entry {
+            loaded: self.loaded.clone(),
+            active: self.active,
+            previous: self.previous,
+            labels: self.labels.clone(),
+            wish: self.wish.clone(),
+            wish_unread: self.wish_unread.clone(),
+            is_wish_done: self.is_wish_done,
+            is_missing: self.is_missing,
+            labels_left: self.labels_left.clone(),
+            canary: self.canary.clone(),
+            shadow: self.shadow.clone(),
+            held: self.held.clone(),
+            settled: self.settled.clone(),
+            refused: self.refused.clone(),
+            loading: self.loading,
+            gate: self.gate.clone(),
+        }
+    }
+}
+
+impl<T> Entry<T> {
+    pub(super) fn is_settled(&self, version: u64, stamp: Stamp) -> bool {
+        self.settled.get(&version).is_some_and(|(at, _)| *at == stamp)
+    }
+
+    pub(super) fn waits(&self, version: u64, stamp: Stamp, now: Instant) -> bool {
+        self.refused.get(&version).is_some_and(|r| r.waits(stamp, now))
+    }
+
+    /// Takes these published versions as decided on.
+    pub(super) fn settle(&mut self, versions: Vec<(u64, Stamp, Option<String>)>) {
+        self.settled.extend(versions.into_iter().map(|(version, stamp, digest)| (version, (stamp, digest))));
+    }
+
+    /// The digest of a published version, where it is known.
+    pub(super) fn settled_digest(&self, version: u64) -> Option<&str> {
+        self.settled.get(&version)?.1.as_deref()
+    }
+
+    /// True where the version of this digest was not decided on before.
+    pub(super) fn is_news(&self, loaded: &Loaded<T>) -> bool {
+        let settled = self.settled.get(&loaded.version);
+        settled.is_none_or(|(at, digest)| Some(*at) != loaded.stamp && digest.as_deref() != Some(&loaded.digest))
+    }
+
+    /// Puts a version into memory, in the place of one of the same number.
+    pub(super) fn insert(&mut self, loaded: Arc<Loaded<T>>) {
+        self.refused.remove(&loaded.version);
+        self.loaded.insert(loaded.version, loaded);
+    }
+
+    /// Keeps a version in memory until it is unloaded, or another follows it as the active one.
+    pub(super) fn hold(&mut self, version: u64) {
+        if self.active != Some(version) {
+            self.held.insert(version);
+        }
+    }
+
+    /// Lets a version in memory answer.
+    pub(super) fn activate(&mut self, version: u64) {
+        if self.active != Some(version) {
+            self.previous = self.active.replace(version);
+        }
+        self.held.remove(&version);
+        self.drop_idle();
+    }
+
+    /// Drops what has no part to play.
+    fn drop_idle(&mut self) {
+        let Entry { loaded, active, previous, labels, held, wish, .. } = self;
+        loaded.retain(|v, _| {
+            [*active, *previous].contains(&Some(*v))
+                || held.contains(v)
+                || labels.values().any(|of| of == v)
+                || wish.traffic.targets().any(|(_, target)| target == TrafficTarget::Version(*v))
+        });
+    }
+
+    /// The version that takes part in the traffic, by the labels of this server.
+    pub(super) fn version_of(&self, target: TrafficTarget<'_>) -> Option<u64> {
+        match target {
+            TrafficTarget::Version(version) => Some(version),
+            TrafficTarget::Label(label) => self.labels.get(label).copied(),
+        }
+    }
+
+    /// Has unpinned requests go where they are wished to go, as far as that is in memory.
+    pub(super) fn divide(&mut self) {
+        let active = self.active.and_then(|version| self.loaded.get(&version)).cloned();
+        let beside = |target: TrafficTarget<'_>| {
+            let (loaded, active) = (self.loaded.get(&self.version_of(target)?)?, active.as_ref()?);
+            (loaded.version() != active.version()).then(|| (loaded.clone(), active.clone()))
+        };
+        let canary = self.wish.traffic.canary.as_ref().and_then(|setting| {
+            let (loaded, active) = beside(setting.target().ok()?)?;
+            let same = self.canary.clone().filter(|run| run.is_of(setting, &loaded, &active));
+            Some(same.unwrap_or_else(|| Arc::new(CanaryVersion::new(setting, loaded, &active))))
+        });
+        let shadow = self.wish.traffic.shadow.as_ref().and_then(|setting| {
+            let (loaded, _) = beside(setting.target().ok()?)?;
+            let same = self.shadow.clone().filter(|run| run.is_of(setting, &loaded));
+            Some(same.unwrap_or_else(|| Arc::new(ShadowVersion::new(setting, loaded))))
+        });
+        if let (Some(before), None) = (&self.canary, &canary) {
+            before.run.end();
+        }
+        (self.canary, self.shadow) = (canary, shadow);
+    }
+
+    /// Drops the version before the active one, where nothing else keeps it.
+    pub(super) fn drop_previous(&mut self) {
+        self.previous = None;
+        self.drop_idle();
+    }
+
+    pub(super) fn label(&mut self, label: &str, version: u64) -> Result<()> {
+        self.find(version).map_err(|e| e.within("a label points to a version in memory"))?;
+        self.labels.insert(label.to_owned(), version);
+        self.drop_idle();
+        Ok(())
+    }
+
+    pub(super) fn unlabel(&mut self, label: &str) -> Result<()> {
+        self.labelled(label)?;
+        self.labels.remove(label);
+        self.drop_idle();
+        Ok(())
+    }
+
+    /// Takes note of what is wished now. What of it is new is left to be done; labels that are wished no more go where they
+    /// still point where they were wished to. An earlier revision than the one that is known changes nothing: what was seen of
+    /// a store last may be older than what this server wrote there.
+    pub(super) fn hear(&mut self, wish: Wish) {
+        if wish.revision < self.wish.revision {
+            let (seen, known) = (wish.revision, self.wish.revision);
+            self.wish_unread =
+                Some(format!("the store shows revision {seen}, expected revision {known} or a later one"));
+            return;
+        }
+        self.wish_unread = None;
+        let before = std::mem::replace(&mut self.wish, wish);
+        if before.version != self.wish.version {
+            self.is_wish_done = self.wish.version.is_none();
+            if self.is_wish_done {
+                // The newest is news again, though it was there when another one was wished.
+                self.settled.clear();
+            }
+        }
+        let Entry { labels, labels_left, wish, .. } = self;
+        let is_gone = |label: &String, version: &u64| {
+            before.labels.get(label) == Some(version) && !wish.labels.contains_key(label)
+        };
+        labels.retain(|label, version| !is_gone(label, version));
+        labels_left.retain(|label| wish.labels.contains_key(label));
+        let is_new = |(label, version): &(&String, &u64)| before.labels.get(*label) != Some(version);
+        labels_left.extend(wish.labels.iter().filter(is_new).map(|(label, _)| label.clone()));
+        self.drop_idle();
+    }
+
+    pub(super) fn unload(&mut self, version: u64) -> Result<()> {
+        self.find(version)?;
+        if self.active == Some(version) {
+            return Err(Error::conflict(format!("version {version} is the active one, activate another first")));
+        }
+        if let Some((label, _)) = self.labels.iter().find(|(_, of)| **of == version) {
+            return Err(Error::conflict(format!("version {version} has the label `{label}`, move the label first")));
+        }
+        let part = self.wish.traffic.targets().find(|(_, target)| *target == TrafficTarget::Version(version));
+        if let Some((part, _)) = part {
+            return Err(Error::conflict(format!("version {version} is the {part}, change the traffic first")));
+        }
+        self.held.remove(&version);
+        self.previous = self.previous.filter(|v| *v != version);
+        self.drop_idle();
+        Ok(())
+    }
+
+    pub(super) fn get(&self, which: Which<'_>) -> Result<Arc<Loaded<T>>> {
+        match which {
+            Which::Active => self.active.and_then(|v| self.loaded.get(&v)).cloned().ok_or_else(|| self.not_ready()),
+            _ if self.loaded.is_empty() => Err(self.not_ready()),
+            Which::Version(version) => self.find(version),
+            Which::Label(label) => self.find(self.labelled(label)?),
+        }
+    }
+
+    fn find(&self, version: u64) -> Result<Arc<Loaded<T>>> {
+        self.loaded.get(&version).cloned().ok_or_else(|| {
+            let known = self.loaded.keys();
+            Error::not_found(format!("version {version} is not in memory; there are: {}", listed(known)))
+        })
+    }
+
+    fn labelled(&self, label: &str) -> Result<u64> {
+        self.labels.get(label).copied().ok_or_else(|| {
+            Error::not_found(format!("no version has the label `{label}`; there are: {}", listed(self.labels.keys())))
+        })
+    }
+
+    fn not_ready(&self) -> Error {
+        match (self.loading, self.refused.values().next_back()) {
+            (Some(version), _) => {
+                Error::not_ready(format!("version {version} is being loaded")).retry_after(Duration::from_secs(1))
+            }
+            (None, Some(_)) => {
+                let reasons: Vec<&str> = self.refused.values().map(|r| r.what.reason.as_str()).collect();
+                Error::not_ready(format!("no version could be loaded: {}", reasons.join("; ")))
+            }
+            (None, None) => Error::not_ready(match self.wish.version.filter(|_| !self.is_wish_done) {
+                Some(version) => format!("version {version} is wished, and not in memory yet"),
+                None => "no version is in memory yet".into(),
+            }),
+        }
+    }
+}
+
+/// Names for a message.
+pub(super) fn listed<N: ToString>(names: impl IntoIterator<Item = N>) -> String {
+    let names: Vec<String> = names.into_iter().map(|n| n.to_string()).collect();
+    if names.is_empty() { "none".into() } else { names.join(", ") }
+}

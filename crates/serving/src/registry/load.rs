@@ -1,0 +1,498 @@
+//! Looking at the store, and loading what is new there.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use super::entry::{Entry, Refusal, listed};
+use super::loaded::{Loaded, Refused};
+use super::loader::Declared;
+use super::memory::Room;
+use super::registry::Registry;
+use sterling_core::error::{Error, Kind, Result};
+use sterling_core::locks::locked;
+use sterling_kernels::priority::Background;
+use sterling_snapshot::{Held, Stamp, Wish};
+use sterling_storage::objects::back_off;
+
+/// How many times longer than after other failures the longest wait is for a version whose fetched bytes are wrong.
+const SLOWER: u32 = 10;
+
+/// Loads after which a version that panics, or meets another defect, is tried no more: what broke one may be over with it.
+const BROKEN_LOADS: u32 = 3;
+
+/// A version that is worth a load, or an activation where its bytes are in memory.
+struct Due {
+    version: u64,
+    stamp: Stamp,
+    why: Why,
+}
+
+/// Why a version is worth a load.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Why {
+    /// It is the newest, which is to answer.
+    Newest,
+    /// It is wished to answer, since this revision of the wish.
+    Wished(u64),
+    /// This label is wished to point to it.
+    Labelled(String),
+    /// It is wished to take part in the traffic.
+    Traffic,
+    /// Bytes in memory are not those that are published any more.
+    Replaced,
+}
+
+impl<T: Send + Sync> Registry<T> {
+    /// Takes in what was published since the last look, and returns when that is done. A version that cannot be loaded is
+    /// refused with its reason, and the one before goes on.
+    pub fn refresh(&self) {
+        // Where the store does not answer, what was seen of it last is what there is.
+        let _ = self.store.renew();
+        let names = self.look();
+        std::thread::scope(|scope| names.iter().for_each(|name| drop(scope.spawn(move || self.update(name)))));
+    }
+
+    /// Looks at the store again and again in a thread of its own, as long as the registry lives. Loads run beside it: a slow
+    /// one keeps no other model back. The first look is at what is known of the store: nobody waits for one that does not answer
+    /// as long as there is something to serve.
+    ///
+    /// # Errors
+    /// `Io` where no thread can be had.
+    pub fn watch(self: &Arc<Self>, every: Duration) -> Result<()>
+    where
+        T: 'static,
+    {
+        let registry = Arc::downgrade(self);
+        let mut is_first = true;
+        let look = move || {
+            while let Some(registry) = registry.upgrade() {
+                // A panic costs one look.
+                let look = || {
+                    if !std::mem::take(&mut is_first) {
+                        let _ = registry.store.renew();
+                    }
+                    registry.look()
+                };
+                let names = catch_unwind(AssertUnwindSafe(look)).unwrap_or_default();
+                for name in names {
+                    let registry = registry.clone();
+                    let update = move || registry.update(&name);
+                    if let Err(e) = std::thread::Builder::new().name("load".into()).spawn(update) {
+                        tracing::warn!(error = %e, "no thread for a load; it is tried again");
+                    }
+                }
+                drop(registry);
+                std::thread::sleep(every);
+            }
+        };
+        std::thread::Builder::new().name("store".into()).spawn(look).map(drop).map_err(|e| Error::io("a thread", e))
+    }
+
+    /// The models that have something to load and nobody who is at it.
+    fn look(&self) -> Vec<String> {
+        self.judge_canaries();
+        let mut names = match (&self.options.only, self.store.models()) {
+            (Some(only), _) => vec![only.clone()],
+            (None, Ok(models)) => models,
+            (None, Err(e)) => {
+                tracing::warn!(error = %e, "the store cannot be read");
+                return Vec::new();
+            }
+        };
+        self.forget(&names);
+        for name in self.entries.load().keys().filter(|name| !names.contains(name)) {
+            self.note_store(name, &[]);
+        }
+        names.iter().for_each(|name| self.hear(name));
+        names.retain(|name| {
+            let Some(published) = self.in_store(name) else { return false };
+            self.note_store(name, &published);
+            let gate = self.entries.load().get(name).map(|entry| entry.gate.clone());
+            let is_free = gate.is_none_or(|gate| !matches!(gate.try_lock(), Err(std::sync::TryLockError::WouldBlock)));
+            is_free && !self.due(name, &published).is_empty()
+        });
+        // From now on there is an entry of each.
+        names.iter().for_each(|name| drop(self.gate(name)));
+        // What was fetched of a store that has not answered yet is not all that there may be.
+        if self.store.trouble().is_none() {
+            self.is_read.store(true, Ordering::Release);
+        }
+        names
+    }
+
+    /// Takes note of what the store wishes of a model.
+    fn hear(&self, name: &str) {
+        if !self.options.follow {
+            return;
+        }
+        match self.store.seen_wish(name) {
+            Ok(wish) => {
+                let is_known = |entry: &Entry<T>| entry.wish == wish && entry.wish_unread.is_none();
+                let is_earlier = |entry: &Entry<T>| wish.revision < entry.wish.revision && entry.wish_unread.is_some();
+                let is_heard = |entry: &Entry<T>| is_known(entry) || is_earlier(entry);
+                if !self.entries.load().get(name).map_or(wish == Wish::default(), is_heard) {
+                    tracing::info!(model = name, revision = wish.revision, wished = wish.told(), "the store wishes");
+                    self.change(name, |entry| entry.hear(wish));
+                }
+            }
+            Err(error) => {
+                let why = Some(error.to_string());
+                if self.entries.load().get(name).is_none_or(|entry| entry.wish_unread != why) {
+                    tracing::warn!(model = name, %error, "what is wished cannot be read; what was wished stays");
+                    self.change(name, |entry| entry.wish_unread = why);
+                }
+            }
+        }
+    }
+
+    /// Forgets models of which nothing is in memory and nothing is published.
+    fn forget(&self, published: &[String]) {
+        let is_gone = |name: &String, entry: &Entry<T>| entry.loaded.is_empty() && !published.contains(name);
+        if self.entries.load().iter().any(|(name, entry)| is_gone(name, entry)) {
+            let _guard = locked(&self.changing);
+            let mut entries = BTreeMap::clone(&self.entries.load());
+            entries.retain(|name, entry| !is_gone(name, entry));
+            self.entries.store(Arc::new(entries));
+        }
+    }
+
+    /// The versions of a model that the store has; `None` where it cannot be read.
+    fn in_store(&self, name: &str) -> Option<Vec<u64>> {
+        let warned = |error: &Error| tracing::warn!(model = name, %error, "the store cannot be read");
+        self.store.versions(name).inspect_err(warned).ok()
+    }
+
+    /// Notes whether the store still has the version that answers, and forgets refusals of versions that it has no more, or that
+    /// are again as they are in memory. What was decided on is kept: the same bytes may come back.
+    fn note_store(&self, name: &str, published: &[u64]) {
+        let entries = self.entries.load_full();
+        let Some(entry) = entries.get(name) else { return };
+        let is_mended = |version: &u64| {
+            let loaded = entry.loaded.get(version).zip(self.store.stamp(name, *version));
+            loaded.is_some_and(|(loaded, stamp)| self.is_current(loaded, stamp))
+        };
+        let is_over = |version: &u64| !published.contains(version) || is_mended(version);
+        let over: Vec<u64> = entry.refused.keys().copied().filter(is_over).collect();
+        if !over.is_empty() {
+            self.change(name, |entry| entry.refused.retain(|version, _| !over.contains(version)));
+        }
+        let is_missing = entry.active.is_some_and(|active| !published.contains(&active));
+        if is_missing != entry.is_missing {
+            self.change(name, |entry| entry.is_missing = is_missing);
+        }
+    }
+
+    /// Loads what is due of a model, one after the other.
+    fn update(&self, name: &str) {
+        let gate = self.gate(name);
+        let _gate = locked(&gate);
+        let Some(published) = self.in_store(name) else { return };
+        let mut is_found = false;
+        let mut tried = BTreeSet::new();
+        for due in self.due(name, &published) {
+            // The first of the newest that can be had is enough.
+            let is_newest = due.why == Why::Newest;
+            if !(is_newest && is_found) && tried.insert((due.version, due.why.clone())) {
+                is_found |= self.take_in(name, &due) && is_newest;
+            }
+        }
+    }
+
+    fn gate(&self, name: &str) -> Arc<Mutex<()>> {
+        self.change(name, |entry| entry.gate.clone())
+    }
+
+    /// What is worth loading now: what is wished, or, where nothing is, the newest first, down to the first that was decided on;
+    /// then what labels are wished to point to, what takes part in the traffic, and versions in memory whose bytes were replaced.
+    fn due(&self, name: &str, published: &[u64]) -> Vec<Due> {
+        let now = Instant::now();
+        let entries = self.entries.load();
+        let nothing = Entry::default();
+        let entry = entries.get(name).unwrap_or(&nothing);
+        let seen = |version: &u64| Some((*version, self.store.stamp(name, *version)?));
+        let mut due = Vec::new();
+        match entry.wish.version {
+            Some(wished) if !entry.is_wish_done => {
+                let why = Why::Wished(entry.wish.revision);
+                due.extend(seen(&self.store.successor(name, wished)).map(|(version, stamp)| Due {
+                    version,
+                    stamp,
+                    why,
+                }));
+            }
+            None if self.options.follow || entry.active.is_none() => {
+                let newest = published.iter().rev().filter_map(seen);
+                let newer = newest.take_while(|(version, stamp)| !entry.is_settled(*version, *stamp));
+                due.extend(newer.map(|(version, stamp)| Due { version, stamp, why: Why::Newest }));
+            }
+            _ => {}
+        }
+        for label in &entry.labels_left {
+            let labelled = entry.wish.labels.get(label).and_then(seen);
+            due.extend(labelled.map(|(version, stamp)| Due { version, stamp, why: Why::Labelled(label.clone()) }));
+        }
+        let parts = entry.wish.traffic.targets().filter_map(|(_, target)| entry.version_of(target));
+        let missing = parts.filter(|version| !entry.loaded.contains_key(version)).filter_map(|version| seen(&version));
+        due.extend(missing.map(|(version, stamp)| Due { version, stamp, why: Why::Traffic }));
+        let in_memory = published.iter().filter_map(|version| entry.loaded.get(version).zip(seen(version)));
+        let replaced = in_memory.filter(|(loaded, (_, stamp))| !self.is_current(loaded, *stamp)).map(|(_, seen)| seen);
+        due.extend(replaced.map(|(version, stamp)| Due { version, stamp, why: Why::Replaced }));
+        due.retain(|d| !entry.waits(d.version, d.stamp, now));
+        due
+    }
+
+    /// Published versions up to a number, each with its digest where it is known or its manifest says it.
+    pub(super) fn published(&self, name: &str, most: u64) -> Vec<(u64, Stamp, Option<String>)> {
+        let entries = self.entries.load();
+        let known = |version, stamp| {
+            let entry = entries.get(name)?;
+            let settled = entry.settled_digest(version).filter(|_| entry.is_settled(version, stamp));
+            let loaded = entry.loaded.get(&version).filter(|l| l.stamp == Some(stamp)).map(|l| l.digest());
+            settled.or(loaded).map(str::to_owned)
+        };
+        let declared = |version| self.declared(name, version).ok().map(|declared| declared.digest);
+        let versions = self.store.versions(name).unwrap_or_default().into_iter().filter(|v| *v <= most);
+        versions
+            .filter_map(|version| {
+                let stamp = self.store.stamp(name, version)?;
+                Some((version, stamp, known(version, stamp).or_else(|| declared(version))))
+            })
+            .collect()
+    }
+
+    /// What a published version says of itself.
+    fn declared(&self, name: &str, version: u64) -> Result<Declared> {
+        self.loader.declared(&self.store.outline(name, version)?)
+    }
+
+    /// Loads a version that is due, or refuses it. Returns whether it could be had.
+    fn take_in(&self, name: &str, due: &Due) -> bool {
+        if !matches!(due.why, Why::Wished(_) | Why::Labelled(_) | Why::Traffic) && self.is_back(name, due) {
+            let settled = self.published(name, due.version);
+            self.change(name, |entry| entry.settle(settled));
+            return true;
+        }
+        let result = self
+            .in_memory(name, due.version, Some(due.stamp))
+            .map_or_else(|| self.bring(name, due.version, due.stamp, Background::Steady), Ok);
+        let Ok(loaded) = result else { return false };
+        let settled = match due.why {
+            // What is there beside the wished version was decided against; a label and a part in the traffic decide nothing.
+            Why::Wished(_) => self.published(name, u64::MAX),
+            Why::Labelled(_) | Why::Traffic => Vec::new(),
+            Why::Newest | Why::Replaced => self.published(name, due.version),
+        };
+        let is_active = self.change(name, |entry| {
+            let is_to_answer = match &due.why {
+                Why::Newest => entry.is_news(&loaded),
+                Why::Wished(revision) => !entry.is_wish_done && entry.wish.revision == *revision,
+                Why::Labelled(_) | Why::Traffic | Why::Replaced => false,
+            };
+            entry.insert(loaded.clone());
+            if is_to_answer {
+                entry.activate(due.version);
+                entry.is_wish_done = true;
+            }
+            if let Why::Labelled(label) = &due.why
+                && entry.wish.labels.get(label) == Some(&due.version)
+                && entry.labels_left.remove(label)
+            {
+                // It is in memory.
+                let _ = entry.label(label, due.version);
+            }
+            entry.settle(settled);
+            is_to_answer
+        });
+        if is_active {
+            self.tell_active(name, &loaded, "loaded and activated");
+        }
+        true
+    }
+
+    /// True where a version that was decided on and is not in memory has other files of the same bytes.
+    fn is_back(&self, name: &str, due: &Due) -> bool {
+        let entries = self.entries.load();
+        let Some(entry) = entries.get(name).filter(|e| !e.loaded.contains_key(&due.version)) else { return false };
+        entry
+            .settled_digest(due.version)
+            .is_some_and(|digest| self.declared(name, due.version).is_ok_and(|declared| declared.digest == digest))
+    }
+
+    /// The version as it is published, loaded where it is not in memory; one that is in memory and published no more will do.
+    pub(super) fn current(&self, name: &str, version: u64, background: Background) -> Result<Arc<Loaded<T>>> {
+        let stamp = self.store.stamp(name, version);
+        if let Some(loaded) = self.in_memory(name, version, stamp) {
+            return Ok(loaded);
+        }
+        // What was published a moment ago is seen now.
+        let _ = self.store.renew();
+        let stamp = self.store.stamp(name, version);
+        let known = self.store.versions(name)?;
+        let Some(stamp) = stamp else {
+            self.entry(name, |_| Ok(()))?;
+            return Err(Error::not_found(format!(
+                "version {version} of model `{name}` is not published; there are: {}",
+                listed(known)
+            )));
+        };
+        let gate = self.gate(name);
+        let _gate = locked(&gate);
+        match self.in_memory(name, version, Some(stamp)) {
+            Some(loaded) => Ok(loaded),
+            None => self.bring(name, version, stamp, background),
+        }
+    }
+
+    fn in_memory(&self, name: &str, version: u64, stamp: Option<Stamp>) -> Option<Arc<Loaded<T>>> {
+        let entries = self.entries.load();
+        let loaded = entries.get(name)?.loaded.get(&version)?;
+        stamp.is_none_or(|stamp| self.is_current(loaded, stamp)).then(|| loaded.clone())
+    }
+
+    /// True where the bytes in memory are those that stand for the version now.
+    fn is_current(&self, loaded: &Loaded<T>, stamp: Stamp) -> bool {
+        let folded = || self.store.folded(&loaded.name, loaded.version);
+        // Where that cannot be told, what is there stays.
+        loaded.stamp == Some(stamp) && !folded().is_ok_and(|fold| fold != loaded.fold)
+    }
+
+    /// Loads a version. Whatever goes wrong is a refusal, a panic too.
+    fn bring(&self, name: &str, version: u64, stamp: Stamp, background: Background) -> Result<Arc<Loaded<T>>> {
+        let _permit = self.permits.take();
+        self.change(name, |entry| entry.loading = Some(version));
+        sterling_telemetry::begin_model(name);
+        let start = Instant::now();
+        let outcome =
+            catch_unwind(AssertUnwindSafe(|| self.loaded(name, version, stamp, background))).unwrap_or_else(|panic| {
+                Err(Error::internal(format!("the load broke: {}; this is a defect", said(&*panic))))
+            });
+        let label = if outcome.is_ok() { "loaded" } else { "refused" };
+        metrics::counter!("sterling_loads_total", "model" => name.to_owned(), "outcome" => label).increment(1);
+        match &outcome {
+            Ok(loaded) => {
+                let seconds = start.elapsed().as_secs_f64();
+                tracing::info!(model = name, version, digest = loaded.digest, seconds, "loaded");
+                self.change(name, |entry| entry.loading = None);
+            }
+            Err(e) => self.refuse(name, version, stamp, e),
+        }
+        outcome
+    }
+
+    fn loaded(&self, name: &str, version: u64, stamp: Stamp, background: Background) -> Result<Arc<Loaded<T>>> {
+        let folder = self.store.folder(name, version);
+        let declared = self.declared(name, version)?;
+        if (declared.name.as_str(), declared.version) != (name, version) {
+            return Err(Error::corrupt(format!(
+                "{}: its manifest says model `{}` version {}, expected `{name}` version {version}: a version is published \
+                 under its name and number, a copy of its folder is none",
+                folder.display(),
+                declared.name,
+                declared.version
+            )));
+        }
+        let room = self.room(name, &declared)?;
+        let (content, held) = self.read(name, version, background)?;
+        let Declared { name, version, digest, .. } = declared;
+        if self.store.stamp(&name, version) != Some(stamp) {
+            return Err(Error::not_ready(format!("{}: it changed while it was loaded", folder.display())));
+        }
+        let (stamp, fold) = (Some(stamp), held.fold());
+        let loaded = Loaded { content, name, version, digest, stamp, fold, room: Some(room), _held: Some(held) };
+        if let Some(warm) = &self.warm {
+            warm(&loaded).map_err(|e| e.within(format!("{}: warm-up", folder.display())))?;
+        }
+        Ok(Arc::new(loaded))
+    }
+
+    /// The content of a version, and what keeps its files. What is damaged, a copy or a fold, gives way to what stands behind it.
+    fn read(&self, name: &str, version: u64, background: Background) -> Result<(Arc<T>, Held)> {
+        let mut held = match self.store.bring(name, version) {
+            // As with memory: the version before the active one makes room on the disk.
+            Err(e) if e.kind() == Kind::NoSpace => {
+                self.change(name, Entry::drop_previous);
+                self.store.bring(name, version)?
+            }
+            other => other?,
+        };
+        let mut content = self.loader.load(held.folder(), background);
+        let mut is_last = false;
+        while !is_last
+            && content.as_ref().is_err_and(|e| e.kind() == Kind::Corrupt)
+            && self.store.discard(name, version)?
+        {
+            // What is fetched anew is read once.
+            is_last = held.fold().is_none();
+            held = self.store.bring(name, version)?;
+            content = self.loader.load(held.folder(), background);
+        }
+        Ok((Arc::new(content?), held))
+    }
+
+    /// Refuses where there is no memory for another version like this one. The one before the active one makes room where it must.
+    ///
+    /// # Errors
+    /// `NoSpace` with what is free and what is loaded.
+    pub fn check_room(&self, like: &Loaded<T>) -> Result<()> {
+        let (name, digest) = (like.name.clone(), like.digest.clone());
+        let declared = Declared { name, version: like.version, digest, memory_bytes: like.memory_bytes() };
+        self.room(&like.name, &declared).map(drop).map_err(|e| e.within("another one like it"))
+    }
+
+    /// Memory for a version: the one before the active one makes room where it must.
+    fn room(&self, name: &str, declared: &Declared) -> Result<Room> {
+        let need = declared.memory_bytes;
+        if let Some(room) = self.memory.take(need) {
+            return Ok(room);
+        }
+        self.change(name, Entry::drop_previous);
+        self.memory.take(need).ok_or_else(|| {
+            let entries = self.entries.load();
+            let loaded = entries.values().flat_map(|e| e.loaded.values());
+            let taken = loaded.map(|l| format!("{} version {} ({} MB)", l.name, l.version, l.memory_bytes() >> 20));
+            Error::no_space(format!(
+                "{name} version {}: needs {} MB of memory, {} of {} MB are free; loaded: {}",
+                declared.version,
+                need.div_ceil(1 << 20),
+                self.memory.free() >> 20,
+                self.memory.limit() >> 20,
+                listed(taken)
+            ))
+        })
+    }
+
+    /// How long a version that failed so waits for its next try, at first and at most; `None` where it waits for a change. What a
+    /// network brought may be damaged or missing for a moment, and to fetch it anew costs much.
+    fn retry(&self, kind: Kind, broken: u32) -> Option<(Duration, Duration)> {
+        let (first, most) = self.options.retry;
+        match kind {
+            kind if kind.is_transient() => Some((first, most)),
+            Kind::Internal if broken < BROKEN_LOADS => Some((first, most)),
+            Kind::Corrupt | Kind::NotFound if self.store.is_bucket() => Some((first, most.saturating_mul(SLOWER))),
+            _ => None,
+        }
+    }
+
+    fn refuse(&self, name: &str, version: u64, stamp: Stamp, error: &Error) {
+        self.change(name, |entry| {
+            entry.loading = None;
+            let before = entry.refused.get(&version).filter(|r| r.stamp == stamp);
+            let (attempts, broken) = before.map_or((0, 0), |r| (r.what.attempts, r.broken));
+            let is_broken = error.kind() == Kind::Internal;
+            let (attempts, broken) = (attempts.saturating_add(1), broken + u32::from(is_broken));
+            let wait = self.retry(error.kind(), broken).map(|retry| back_off(retry, attempts));
+            let what = Refused { kind: error.kind(), reason: error.to_string(), attempts, retry_in: wait };
+            tracing::error!(model = name, version, %error, attempts, retry_in = ?wait, "refused; what answers goes on");
+            let again = wait.map(|wait| Instant::now() + wait);
+            entry.refused.insert(version, Refusal { what, stamp, again, broken });
+        });
+    }
+}
+
+/// What a panic said.
+fn said(panic: &(dyn std::any::Any + Send)) -> &str {
+    panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied()).unwrap_or("no message")
+}

@@ -1,0 +1,35 @@
+//! How many loads run side by side.
+
+use crossbeam_channel::{Receiver, Sender, bounded};
+
+use sterling_core::blocking::may_block;
+
+/// The right to load, of which there are a few.
+pub(super) struct Permits {
+    give: Sender<()>,
+    take: Receiver<()>,
+}
+
+pub(super) struct Permit<'a>(&'a Sender<()>);
+
+impl Permits {
+    pub(super) fn new(count: usize) -> Self {
+        let (give, take) = bounded(count.max(1));
+        while give.try_send(()).is_ok() {}
+        Permits { give, take }
+    }
+
+    /// Waits for one.
+    pub(super) fn take(&self) -> Permit<'_> {
+        may_block();
+        // Both ends live as long as this value, so that neither can be closed.
+        let _ = self.take.recv();
+        Permit(&self.give)
+    }
+}
+
+impl Drop for Permit<'_> {
+    fn drop(&mut self) {
+        let _ = self.0.try_send(());
+    }
+}

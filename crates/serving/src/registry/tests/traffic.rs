@@ -1,0 +1,267 @@
+//! Canary and shadow: what the store wishes of them, how it is changed, and how a canary is rolled back.
+
+use super::*;
+use sterling_snapshot::Wish;
+use sterling_snapshot::rollout::{Side, Traffic};
+
+fn store(bed: &Bed) -> Store {
+    Store::new(bed.folder.path().join("store"))
+}
+
+/// Versions 1 to 3, of which the first is wished to answer.
+fn bed() -> Bed {
+    let options = Options { judged_every: Duration::ZERO, ..Options::default() };
+    let bed = Bed::with(|_, _, _| Ok(()), options);
+    (1..=3).for_each(|version| bed.publish("m", version, "x", 0));
+    store(&bed).change_wish("m", &Wish::default(), |wish| wish.answer(Some(1))).unwrap();
+    bed.registry.refresh();
+    assert_eq!((bed.active("m"), bed.in_memory("m")), (is(1, "x"), vec![1]));
+    bed
+}
+
+fn traffic(text: &str) -> Traffic {
+    serde_json::from_str(text).unwrap()
+}
+
+fn set(bed: &Bed, text: &str) {
+    bed.registry.set_traffic("m", None, traffic(text)).unwrap();
+    bed.registry.refresh();
+}
+
+/// The versions that take part.
+fn parts(registry: &Registry<String>) -> (Option<u64>, Option<u64>) {
+    let unpinned = registry.unpinned("m").unwrap();
+    let canary = unpinned.canary.map(|part| part.loaded.version());
+    (canary, unpinned.shadow.map(|part| part.loaded.version()))
+}
+
+/// Fails or answers so many requests of both versions.
+fn ask(registry: &Registry<String>, requests: u64, is_failing: bool) {
+    let run = registry.unpinned("m").unwrap().canary.unwrap().run.clone();
+    for key in 0..requests {
+        let (place, side) = run.side(&key.to_le_bytes());
+        let is_failed = is_failing && side == Side::Canary;
+        run.ended((place, side), (!is_failed).then_some(Duration::from_millis(3)));
+    }
+}
+
+#[test]
+fn what_takes_part_is_brought_into_memory_and_let_go() {
+    let bed = bed();
+    set(&bed, r#"{"canary": {"version": 2, "share": 0.5}, "shadow": {"version": 3, "share": 1}}"#);
+    assert_eq!((parts(&bed.registry), bed.in_memory("m")), ((Some(2), Some(3)), vec![1, 2, 3]));
+    assert_eq!(bed.active("m"), is(1, "x"));
+    for (version, part) in [(2, "canary"), (3, "shadow")] {
+        let refused = bed.registry.unload("m", version).unwrap_err();
+        assert!(refused.kind() == Kind::Conflict && refused.to_string().contains(part), "{refused}");
+    }
+    // A process that starts does the same.
+    let other = Registry::new(store(&bed), bed.told.clone(), Options::default());
+    other.refresh();
+    assert_eq!(parts(&other), (Some(2), Some(3)));
+    // What was seen is kept as long as nothing changes, and goes with the share, the version or the bytes.
+    ask(&bed.registry, 100, false);
+    let seen = |bed: &Bed| bed.registry.traffic("m").unwrap().canary.unwrap().observed().canary.requests;
+    assert!(seen(&bed) > 20);
+    bed.registry.refresh();
+    set(&bed, r#"{"canary": {"version": 2, "share": 0.5}}"#);
+    assert!(seen(&bed) > 20 && parts(&bed.registry) == (Some(2), None) && bed.in_memory("m") == [1, 2]);
+    set(&bed, r#"{"canary": {"version": 2, "share": 0.6}}"#);
+    assert_eq!(seen(&bed), 0);
+    set(&bed, "{}");
+    assert_eq!((parts(&bed.registry), bed.in_memory("m")), ((None, None), vec![1]));
+    other.refresh();
+    assert_eq!(parts(&other), (None, None));
+}
+
+#[test]
+fn labels_stand_for_versions() {
+    let bed = bed();
+    let label = |version| {
+        let wish = store(&bed).wish("m").unwrap();
+        store(&bed).change_wish("m", &wish, |wish| wish.labels.extend([("next".into(), version)])).unwrap();
+        bed.registry.refresh();
+        bed.registry.refresh();
+    };
+    label(2);
+    set(&bed, r#"{"canary": {"label": "next", "share": 0.5}}"#);
+    assert_eq!(parts(&bed.registry), (Some(2), None));
+    label(3);
+    assert_eq!(parts(&bed.registry), (Some(3), None));
+    let wish = store(&bed).wish("m").unwrap();
+    let refused = store(&bed).change_wish("m", &wish, |wish| wish.labels.clear()).unwrap_err();
+    assert!(refused.to_string().contains("its canary is label `next`"), "{refused}");
+    // Here it points elsewhere: to what answers anyway.
+    bed.registry.label("m", "next", 1).unwrap();
+    assert_eq!(parts(&bed.registry), (None, None));
+}
+
+#[test]
+fn what_cannot_be_is_refused_and_changes_nothing() {
+    let bed = bed();
+    set(&bed, r#"{"canary": {"version": 2, "share": 0.5}}"#);
+    let before = store(&bed).wish("m").unwrap();
+    for (text, kind, expected) in [
+        (r#"{"canary": {"version": 1, "share": 0.5}}"#, Kind::Conflict, "version 1 is the one that answers"),
+        (r#"{"canary": {"version": 9, "share": 0.5}}"#, Kind::NotFound, "there are: 1, 2, 3"),
+        (r#"{"canary": {"label": "next", "share": 0.5}}"#, Kind::NotFound, "its canary is label `next`"),
+        (r#"{"shadow": {"label": "next", "share": 0.5}}"#, Kind::NotFound, "its shadow is label `next`"),
+        (r#"{"shadow": {"version": 0, "share": 0.5}}"#, Kind::NotFound, "version 0"),
+        (r#"{"canary": {"share": 0.5}}"#, Kind::Invalid, "canary: got no version"),
+        (r#"{"canary": {"version": 2, "share": 7}}"#, Kind::Invalid, "canary.share: got 7"),
+        (r#"{"shadow": {"version": 2, "share": 0.5, "per_second": -1}}"#, Kind::Invalid, "shadow.per_second"),
+    ] {
+        let refused = bed.registry.set_traffic("m", None, traffic(text)).unwrap_err();
+        assert!(refused.kind() == kind && refused.to_string().contains(expected), "{text}: {refused}");
+    }
+    let unknown = bed.registry.set_traffic("n", None, Traffic::default()).unwrap_err();
+    assert_eq!(unknown.kind(), Kind::NotFound);
+    let options = Options { follow: false, ..Options::default() };
+    let still = Registry::new(store(&bed), bed.told.clone(), options);
+    still.refresh();
+    assert_eq!(still.set_traffic("m", None, Traffic::default()).unwrap_err().kind(), Kind::Unsupported);
+    assert_eq!((store(&bed).wish("m").unwrap(), parts(&bed.registry)), (before, (Some(2), None)));
+    // Where the newest answers by itself there is nothing beside a canary; a shadow asks for nothing.
+    let loose = Bed::obedient();
+    (1..=2).for_each(|version| loose.put("m", version, "x"));
+    let canary = traffic(r#"{"canary": {"version": 1, "share": 0.5}}"#);
+    let refused = loose.registry.set_traffic("m", None, canary).unwrap_err();
+    assert!(refused.to_string().contains("sterling activate m VERSION"), "{refused}");
+    set(&loose, r#"{"shadow": {"version": 1, "share": 0.5}}"#);
+    assert_eq!(parts(&loose.registry), (None, Some(1)));
+}
+
+#[test]
+fn of_two_operators_one_wins() {
+    let bed = bed();
+    let revision = bed.registry.traffic("m").unwrap().revision;
+    let share = |share: f64| traffic(&format!("{{\"canary\": {{\"version\": 2, \"share\": {share}}}}}"));
+    bed.registry.set_traffic("m", Some(revision), share(0.1)).unwrap();
+    let late = bed.registry.set_traffic("m", Some(revision), share(0.2)).unwrap_err();
+    assert!(late.kind() == Kind::Conflict && late.to_string().contains("canary version 2 with 10 %"), "{late}");
+    for round in 0..5 {
+        let revision = bed.registry.traffic("m").unwrap().revision;
+        let registry = &bed.registry;
+        let won: usize = std::thread::scope(|scope| {
+            let race = |n: u32| registry.set_traffic("m", Some(revision), share(f64::from(n) / 10.0)).is_ok();
+            let racers: Vec<_> = (0..6).map(|n| scope.spawn(move || race(n))).collect();
+            racers.into_iter().map(|racer| usize::from(racer.join().unwrap())).sum()
+        });
+        assert_eq!(won, 1, "round {round}");
+    }
+}
+
+#[test]
+fn a_canary_that_is_activated_is_none_any_more() {
+    for version in [Some(2), None] {
+        let bed = bed();
+        set(&bed, r#"{"canary": {"version": 2, "share": 0.5}, "shadow": {"version": 2, "share": 0.5}}"#);
+        let wish = store(&bed).wish("m").unwrap();
+        let now = store(&bed).change_wish("m", &wish, |wish| wish.answer(version)).unwrap();
+        assert!(now.traffic.canary.is_none() && now.traffic.shadow.is_some());
+        bed.registry.refresh();
+        assert_eq!((bed.active("m").0, parts(&bed.registry).0), (version.unwrap_or(3), None));
+    }
+    // This server's operator alone lets it answer: it is no canary here, and one elsewhere.
+    let bed = bed();
+    set(&bed, r#"{"canary": {"version": 2, "share": 0.5}}"#);
+    bed.registry.activate("m", 2).unwrap();
+    assert_eq!((parts(&bed.registry).0, bed.active("m")), (None, is(2, "x")));
+    bed.registry.activate("m", 3).unwrap();
+    assert_eq!(parts(&bed.registry).0, Some(2));
+}
+
+#[test]
+fn a_canary_that_is_behind_is_rolled_back_everywhere() {
+    let bed = bed();
+    set(&bed, r#"{"canary": {"version": 2, "share": 0.3}}"#);
+    let other = Registry::new(store(&bed), bed.told.clone(), Options::default());
+    other.refresh();
+    ask(&bed.registry, 1000, false);
+    bed.registry.refresh();
+    assert_eq!(bed.registry.unpinned("m").unwrap().canary.unwrap().run.share(), 0.3);
+    assert_eq!(bed.registry.troubles(), [""; 0]);
+    ask(&bed.registry, 1000, true);
+    bed.registry.refresh();
+    let now = bed.registry.traffic("m").unwrap();
+    let setting = now.setting.canary.unwrap();
+    let stopped = setting.stopped.unwrap();
+    assert_eq!((setting.share, stopped.share, now.canary.unwrap().share()), (0.0, 0.3, 0.0));
+    assert!(stopped.reason.contains("failed requests"), "{}", stopped.reason);
+    let troubles = bed.registry.troubles();
+    assert!(troubles.len() == 1 && troubles[0].contains("its canary was rolled back: failed requests"), "{troubles:?}");
+    other.refresh();
+    assert_eq!(other.unpinned("m").unwrap().canary.unwrap().run.share(), 0.0);
+    // It stays in memory, is rolled back once, and begins anew where somebody says so.
+    let revision = now.revision;
+    bed.registry.refresh();
+    assert_eq!((bed.registry.traffic("m").unwrap().revision, bed.in_memory("m")), (revision, vec![1, 2]));
+    let again = traffic(&format!("{{\"canary\": {}}}", serde_json::to_string(&setting_of(&bed, 0.2)).unwrap()));
+    bed.registry.set_traffic("m", Some(revision), again).unwrap();
+    let now = bed.registry.traffic("m").unwrap();
+    assert_eq!((now.setting.canary.unwrap().stopped, now.canary.unwrap().share()), (None, 0.2));
+    assert_eq!(bed.registry.troubles(), [""; 0]);
+}
+
+/// The canary's setting with another share, as somebody sends it back who has read it.
+fn setting_of(bed: &Bed, share: f64) -> sterling_snapshot::rollout::Canary {
+    sterling_snapshot::rollout::Canary { share, ..bed.registry.traffic("m").unwrap().setting.canary.unwrap() }
+}
+
+#[test]
+fn one_that_is_not_to_be_rolled_back_stays_and_one_that_cannot_be_in_the_store_is_stopped_here() {
+    let bed = bed();
+    set(&bed, r#"{"canary": {"version": 2, "share": 0.3, "automatic": false}}"#);
+    ask(&bed.registry, 1000, true);
+    bed.registry.refresh();
+    assert_eq!(bed.registry.unpinned("m").unwrap().canary.unwrap().run.share(), 0.3);
+    set(&bed, r#"{"canary": {"version": 2, "share": 0.3}}"#);
+    ask(&bed.registry, 1000, true);
+    let path = bed.folder.path().join("store/m/wish.json");
+    let wish = fs::read(&path).unwrap();
+    fs::write(&path, "{").unwrap();
+    bed.registry.refresh();
+    assert_eq!(bed.registry.unpinned("m").unwrap().canary.unwrap().run.share(), 0.0);
+    let troubles = bed.registry.troubles();
+    assert!(troubles.iter().any(|trouble| trouble.contains("was rolled back")), "{troubles:?}");
+    assert!(bed.registry.traffic("m").unwrap().setting.canary.unwrap().stopped.is_none());
+    fs::write(&path, wish).unwrap();
+    bed.registry.refresh();
+    assert_eq!(store(&bed).wish("m").unwrap().traffic.canary.unwrap().share, 0.0);
+    // Somebody has taken it away meanwhile: that stays so.
+    set(&bed, r#"{"canary": {"version": 2, "share": 0.4}}"#);
+    ask(&bed.registry, 1000, true);
+    let wish = store(&bed).wish("m").unwrap();
+    store(&bed).change_wish("m", &wish, |wish| wish.traffic = Traffic::default()).unwrap();
+    bed.registry.refresh();
+    assert!(store(&bed).wish("m").unwrap().traffic.is_empty() && parts(&bed.registry) == (None, None));
+}
+
+#[test]
+fn a_canary_that_was_ended_stays_ended_while_the_store_shows_what_was_before() {
+    let bed = bed();
+    set(&bed, r#"{"canary": {"version": 2, "share": 0.5}}"#);
+    let path = bed.folder.path().join("store/m/wish.json");
+    let before = fs::read(&path).unwrap();
+    set(&bed, "{}");
+    let after = fs::read(&path).unwrap();
+    // As a bucket whose listings fail: what was seen last is seen again, or nothing at all.
+    for earlier in [Some(before), None] {
+        match earlier {
+            Some(bytes) => fs::write(&path, bytes).unwrap(),
+            None => fs::remove_file(&path).unwrap(),
+        }
+        (0..2).for_each(|_| bed.registry.refresh());
+        assert_eq!((parts(&bed.registry), bed.active("m")), ((None, None), is(1, "x")));
+        let troubles = bed.registry.troubles();
+        assert!(troubles.len() == 1 && troubles[0].contains("expected revision 3 or a later one"), "{troubles:?}");
+    }
+    fs::write(&path, after).unwrap();
+    bed.registry.refresh();
+    assert_eq!(bed.registry.troubles(), [""; 0]);
+    // What this server writes counts, though the file has gone and begins anew.
+    fs::remove_file(&path).unwrap();
+    store(&bed).change_wish("m", &Wish::default(), |wish| wish.answer(Some(1))).unwrap();
+    set(&bed, r#"{"canary": {"version": 2, "share": 0.5}}"#);
+    assert_eq!((parts(&bed.registry), bed.registry.troubles()), ((Some(2), None), Vec::new()));
+}

@@ -1,0 +1,63 @@
+//! What a server says of a store that differs from what it serves.
+
+use super::*;
+use sterling_snapshot::Wish;
+
+#[test]
+fn a_store_that_is_away_takes_nothing_away() {
+    let bed = Bed::with(|_, _, _| Ok(()), Options { only: Some("m".into()), ..Options::default() });
+    (1..=2).for_each(|version| bed.put("m", version, "x"));
+    let store = Store::new(bed.folder.path().join("store"));
+    let wished = |wish: &mut Wish| {
+        wish.version = Some(2);
+        wish.labels.insert("old".into(), 1);
+    };
+    store.change_wish("m", &Wish::default(), wished).unwrap();
+    bed.registry.refresh();
+    let labels = |bed: &Bed| bed.registry.labels("m").unwrap().into_iter().collect::<Vec<_>>();
+    let before = (bed.active("m"), labels(&bed));
+    assert_eq!(before, (is(2, "x"), vec![("old".into(), 1)]));
+    // Unmounted: an empty folder in its place.
+    let (store, away) = (bed.folder.path().join("store"), bed.folder.path().join("away"));
+    fs::rename(&store, &away).unwrap();
+    fs::create_dir(&store).unwrap();
+    bed.registry.refresh();
+    assert_eq!((bed.active("m"), labels(&bed)), before);
+    let troubles = bed.registry.troubles();
+    assert!(troubles.iter().any(|told| told.contains("version 2 is served from memory alone")), "{troubles:?}");
+    assert!(troubles.iter().any(|told| told.contains("expected revision 1 or a later one")), "{troubles:?}");
+    fs::remove_dir(&store).unwrap();
+    fs::rename(&away, &store).unwrap();
+    bed.registry.refresh();
+    assert_eq!((bed.active("m"), labels(&bed)), before);
+    assert_eq!(bed.registry.troubles(), [""; 0]);
+}
+
+#[test]
+fn versions_that_are_refused_though_they_would_serve_are_told() {
+    let bed = Bed::new(|_, version, _| if version == 2 { Err(Error::corrupt("no")) } else { Ok(()) });
+    bed.put("m", 1, "x");
+    bed.put("m", 2, "x");
+    let told = "model `m`: version 2 is refused (corrupt), version 1 answers: `GET /v1/models/m/versions` tells why";
+    assert_eq!((bed.active("m"), bed.registry.troubles()), (is(1, "x"), vec![told.to_owned()]));
+    // Once a later one answers it would serve no more.
+    bed.put("m", 3, "x");
+    assert_eq!((bed.active("m"), bed.registry.troubles()), (is(3, "x"), vec![]));
+    // A served one whose folder was damaged.
+    fs::remove_file(bed.path("m", 3).join("text")).unwrap();
+    bed.registry.refresh();
+    let told = "model `m`: version 3 is served from memory, what the store has of it is refused (corrupt): \
+                `GET /v1/models/m/versions` tells why";
+    assert_eq!((bed.active("m"), bed.registry.troubles()), (is(3, "x"), vec![told.to_owned()]));
+}
+
+#[test]
+fn versions_that_the_store_has_no_more_are_no_trouble() {
+    let bed = Bed::new(|_, version, _| if version == 2 { Err(Error::corrupt("no")) } else { Ok(()) });
+    bed.put("m", 1, "x");
+    bed.put("m", 2, "x");
+    assert_eq!(bed.registry.troubles().len(), 1);
+    fs::remove_dir_all(bed.path("m", 2)).unwrap();
+    bed.registry.refresh();
+    assert_eq!((bed.active("m"), bed.registry.troubles()), (is(1, "x"), vec![]));
+}

@@ -1,0 +1,157 @@
+//! What the store wishes, and how far a server follows it.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::*;
+use sterling_snapshot::Wish;
+
+fn wish(bed: &Bed, change: impl FnOnce(&mut Wish)) {
+    let store = Store::new(bed.folder.path().join("store"));
+    store.change_wish("m", &store.wish("m").unwrap(), change).unwrap();
+    bed.registry.refresh();
+}
+
+fn labels(bed: &Bed) -> Vec<(String, u64)> {
+    bed.registry.labels("m").unwrap().into_iter().collect()
+}
+
+#[test]
+fn what_is_wished_answers_until_something_else_is() {
+    let bed = Bed::obedient();
+    (1..=3).for_each(|version| bed.put("m", version, "x"));
+    assert_eq!(bed.active("m"), is(3, "x"));
+    wish(&bed, |wish| wish.version = Some(1));
+    assert_eq!(bed.active("m"), is(1, "x"));
+    // The newest is not followed meanwhile.
+    bed.put("m", 4, "x");
+    assert_eq!(bed.active("m"), is(1, "x"));
+    // This server's operator decides here, until something else is wished: a label is nothing of the kind.
+    bed.registry.activate("m", 2).unwrap();
+    bed.registry.refresh();
+    wish(&bed, |wish| {
+        wish.labels.insert("canary".into(), 4);
+    });
+    assert_eq!((bed.active("m"), labels(&bed)), (is(2, "x"), vec![("canary".into(), 4)]));
+    wish(&bed, |wish| wish.version = Some(3));
+    assert_eq!(bed.active("m"), is(3, "x"));
+    assert_eq!(bed.registry.troubles(), [""; 0]);
+    // Nothing wished: the newest, though it was there all the time.
+    wish(&bed, |wish| wish.version = None);
+    assert_eq!(bed.active("m"), is(4, "x"));
+    bed.put("m", 5, "x");
+    assert_eq!(bed.active("m"), is(5, "x"));
+}
+
+#[test]
+fn a_server_that_starts_takes_what_is_wished_and_nothing_else() {
+    let bed = Bed::obedient();
+    (1..=2).for_each(|version| bed.publish("m", version, "x", 0));
+    let store = Store::new(bed.folder.path().join("store"));
+    let wished = store.change_wish("m", &Wish::default(), |wish| wish.version = Some(1)).unwrap();
+    bed.registry.refresh();
+    assert_eq!((bed.active("m"), bed.told.tried("m", 2)), (is(1, "x"), 0));
+    // Where it cannot be had, no other one answers in its place.
+    fs::remove_dir_all(bed.path("m", 1)).unwrap();
+    let other = Registry::new(store.clone(), bed.told.clone(), Options::default());
+    other.refresh();
+    assert!(other.ready().unwrap_err().to_string().contains("version 1 is wished, and not in memory yet"));
+    assert_eq!(other.troubles(), ["model `m`: version 1 is wished in the store, none answers"]);
+    store.change_wish("m", &wished, |wish| wish.version = Some(2)).unwrap();
+    other.refresh();
+    assert_eq!(other.get("m", Which::Active).unwrap().version(), 2);
+    // One that follows nothing takes the newest once, as ever.
+    let still = Registry::new(store, bed.told.clone(), Options { follow: false, ..Options::default() });
+    bed.publish("m", 3, "x", 0);
+    still.refresh();
+    assert_eq!(still.get("m", Which::Active).unwrap().version(), 3);
+}
+
+#[test]
+fn a_wish_that_fails_is_tried_again_and_what_serves_goes_on() {
+    let is_away = Arc::new(AtomicBool::new(true));
+    let away = is_away.clone();
+    let bed = Bed::new(move |_, version, _| match version == 1 && away.load(Ordering::SeqCst) {
+        true => Err(Error::unavailable("away")),
+        false => Ok(()),
+    });
+    bed.publish("m", 1, "x", 0);
+    bed.put("m", 2, "x");
+    wish(&bed, |wish| {
+        wish.version = Some(1);
+        wish.labels.insert("old".into(), 1);
+    });
+    assert_eq!((bed.active("m"), bed.registry.troubles().len()), (is(2, "x"), 2));
+    is_away.store(false, Ordering::SeqCst);
+    std::thread::sleep(Duration::from_millis(200));
+    bed.registry.refresh();
+    assert_eq!((bed.active("m"), labels(&bed)), (is(1, "x"), vec![("old".into(), 1)]));
+    assert_eq!(bed.registry.troubles(), [""; 0]);
+    // A file that nobody can read changes nothing, and is told.
+    let path = bed.folder.path().join("store/m/wish.json");
+    let whole = fs::read(&path).unwrap();
+    fs::write(&path, "{").unwrap();
+    bed.registry.refresh();
+    assert_eq!((bed.active("m"), labels(&bed)), (is(1, "x"), vec![("old".into(), 1)]));
+    let troubles = bed.registry.troubles();
+    let told = troubles
+        .iter()
+        .all(|trouble| trouble.contains("model `m`: what is wished cannot be read") && trouble.contains("wish.json"));
+    assert!(troubles.len() == 1 && told, "{troubles:?}");
+    fs::write(&path, whole).unwrap();
+    bed.registry.refresh();
+    assert_eq!(bed.registry.troubles(), [""; 0]);
+}
+
+#[test]
+fn labels_of_the_store_come_and_go_and_those_of_a_server_stay() {
+    let bed = Bed::obedient();
+    (1..=3).for_each(|version| bed.put("m", version, "x"));
+    bed.registry.load("m", 1).unwrap();
+    bed.registry.label("m", "mine", 1).unwrap();
+    let set = |pairs: &[(&str, u64)]| {
+        let labels: BTreeMap<String, u64> =
+            pairs.iter().map(|(label, version)| (label.to_string(), *version)).collect();
+        wish(&bed, |wish| wish.labels = labels);
+    };
+    set(&[("a", 1), ("b", 2)]);
+    assert_eq!(labels(&bed), [("a".into(), 1), ("b".into(), 2), ("mine".into(), 1)]);
+    assert_eq!(bed.active("m"), is(3, "x"));
+    // Moved here by hand, and in the store: the last one counts.
+    bed.registry.label("m", "a", 3).unwrap();
+    set(&[("a", 1), ("b", 1)]);
+    assert_eq!(labels(&bed), [("a".into(), 3), ("b".into(), 1), ("mine".into(), 1)]);
+    set(&[("a", 2)]);
+    assert_eq!(labels(&bed), [("a".into(), 2), ("mine".into(), 1)]);
+    set(&[]);
+    assert_eq!(labels(&bed), [("mine".into(), 1)]);
+}
+
+#[test]
+fn a_version_is_activated_at_all_servers_of_a_store() {
+    let bed = Bed::obedient();
+    (1..=3).for_each(|version| bed.put("m", version, "x"));
+    let store = Store::new(bed.folder.path().join("store"));
+    let other = Registry::new(store.clone(), bed.told.clone(), Options::default());
+    other.refresh();
+    assert_eq!(bed.registry.desired("m").unwrap().0.version, None);
+    bed.registry.activate_in_store("m", 1).unwrap();
+    assert_eq!((bed.active("m"), bed.registry.desired("m").unwrap().0.version), (is(1, "x"), Some(1)));
+    assert_eq!((store.wish("m").unwrap().version, bed.registry.troubles()), (Some(1), vec![]));
+    other.refresh();
+    assert_eq!(other.get("m", Which::Active).unwrap().version(), 1);
+    // Again, and beside a decision for this server alone.
+    let revision = store.wish("m").unwrap().revision;
+    bed.registry.activate("m", 3).unwrap();
+    bed.registry.activate_in_store("m", 1).unwrap();
+    assert_eq!((bed.active("m"), store.wish("m").unwrap().revision), (is(1, "x"), revision));
+    // A version that cannot be loaded, or is not there, changes nothing.
+    fs::remove_dir_all(bed.path("m", 2)).unwrap();
+    assert!(bed.registry.activate_in_store("m", 2).is_err());
+    assert_eq!((bed.active("m"), store.wish("m").unwrap().version), (is(1, "x"), Some(1)));
+    let options = Options { follow: false, ..Options::default() };
+    let alone = Registry::new(store.clone(), bed.told.clone(), options);
+    alone.refresh();
+    assert!(alone.activate_in_store("m", 3).unwrap_err().to_string().contains("does not follow"));
+    assert!(alone.desired("m").is_none());
+}

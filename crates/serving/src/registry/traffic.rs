@@ -1,0 +1,198 @@
+//! What unpinned requests go to: the desired state in the store, how operators change it, and how a canary that is behind is rolled back.
+
+use std::sync::Arc;
+
+use super::entry::Entry;
+use super::loaded::{Loaded, Which};
+use super::registry::Registry;
+use super::split::{CanaryVersion, ShadowVersion};
+use crate::view::Live;
+use sterling_core::error::{Error, Result};
+use sterling_snapshot::Wish;
+use sterling_snapshot::rollout::{Canary, Stopped, Traffic, TrafficNow, rolled_back};
+
+/// What unpinned requests of a model go to.
+pub struct Unpinned<T = Live> {
+    /// What answers where nothing else does.
+    pub active: Arc<Loaded<T>>,
+    /// What answers some of them.
+    pub canary: Option<Arc<CanaryVersion<T>>>,
+    /// What is asked some of them as well.
+    pub shadow: Option<Arc<ShadowVersion<T>>>,
+}
+
+impl<T: Send + Sync> Registry<T> {
+    /// What a request of a model goes to that pins no version.
+    ///
+    /// # Errors
+    /// As [`Registry::get`] of the active version.
+    pub fn unpinned(&self, name: &str) -> Result<Unpinned<T>> {
+        self.entry(name, |entry| {
+            let (canary, shadow) = (entry.canary.clone(), entry.shadow.clone());
+            Ok(Unpinned { active: entry.get(Which::Active)?, canary, shadow })
+        })
+    }
+
+    /// What is wished of a model's traffic, as far as this server has heard.
+    ///
+    /// # Errors
+    /// `NotFound` for an unknown model.
+    pub fn traffic(&self, name: &str) -> Result<TrafficNow> {
+        self.entry(name, |entry| {
+            Ok(TrafficNow {
+                revision: entry.wish.revision,
+                setting: entry.wish.traffic.clone(),
+                active: entry.active,
+                canary: entry.canary.as_ref().map(|canary| canary.run.clone()),
+                shadow: entry.shadow.as_ref().map(|shadow| shadow.run.clone()),
+            })
+        })
+    }
+
+    /// Changes what is wished of a model's traffic, for all servers of the store: where it is of a revision, or whatever it is. This server
+    /// follows at once, as far as the versions are in memory.
+    ///
+    /// # Errors
+    /// `NotFound` for an unknown model; `Unsupported` where this server does not follow the store; `Conflict` where it is of another revision;
+    /// as [`Store::change_wish`](sterling_snapshot::Store::change_wish).
+    pub fn set_traffic(&self, name: &str, revision: Option<u64>, mut traffic: Traffic) -> Result<()> {
+        self.entry(name, |_| Ok(()))?;
+        self.check_follows()?;
+        if let Some(canary) = &mut traffic.canary {
+            canary.stopped = None;
+        }
+        let before = self.store.wish(name)?;
+        if let Some(expected) = revision.filter(|revision| *revision != before.revision) {
+            let (now, told) = (before.revision, before.told());
+            return Err(Error::conflict(format!(
+                "model `{name}`: expected revision {expected}, it is {now}: {told}; nothing was done"
+            )));
+        }
+        self.wish_traffic(name, &before, traffic)
+    }
+
+    fn check_follows(&self) -> Result<()> {
+        match self.options.follow {
+            true => Ok(()),
+            false => {
+                Err(Error::unsupported("this server does not follow what is wished in its store (`follow = false`)"))
+            }
+        }
+    }
+
+    fn wish_traffic(&self, name: &str, before: &Wish, traffic: Traffic) -> Result<()> {
+        self.change_wish(name, before, |wish| wish.traffic = traffic)
+    }
+
+    fn change_wish(&self, name: &str, before: &Wish, change: impl FnOnce(&mut Wish)) -> Result<()> {
+        // Where the file was removed meanwhile, what is written anew must not look like an earlier revision.
+        let known = self.entry(name, |entry| Ok(entry.wish.revision))?;
+        let change = |wish: &mut Wish| {
+            wish.revision = wish.revision.max(known);
+            change(wish);
+        };
+        let wish = self.store.change_wish(name, before, change)?;
+        tracing::info!(model = name, wished = wish.told(), "the store wishes");
+        self.change(name, |entry| entry.hear(wish));
+        Ok(())
+    }
+
+    /// The desired state of a model in its store, as far as this server has heard, and whether the version that answers stands for the one
+    /// that is to answer; `None` where it does not follow the store. Reads the store.
+    pub fn desired(&self, name: &str) -> Option<(Wish, bool)> {
+        let (wish, active) = match self.options.follow {
+            true => self.entry(name, |entry| Ok((entry.wish.clone(), entry.active))).ok()?,
+            false => return None,
+        };
+        let stands = |active| match wish.version {
+            Some(wished) => self.store.stands_for(name, active, wished),
+            None => self.store.versions(name).is_ok_and(|published| published.last() == Some(&active)),
+        };
+        let stands = active.is_some_and(stands);
+        Some((wish, stands))
+    }
+
+    /// Activates a version at all servers of the store. This server does so first: a version that it cannot load is activated nowhere.
+    ///
+    /// # Errors
+    /// `Unsupported` where this server does not follow the store; as [`Registry::activate`] and
+    /// [`Store::change_wish`](sterling_snapshot::Store::change_wish). The version that was active before stays.
+    pub fn activate_in_store(&self, name: &str, version: u64) -> Result<Arc<Loaded<T>>> {
+        self.check_follows()?;
+        let now = |entry: &Entry<T>| Ok((entry.active, entry.is_wish_done, entry.wish.revision));
+        let (before, was_done, revision) = self.entry(name, now).unwrap_or_default();
+        let desired = self.store.wish(name)?;
+        let loaded = self.activate(name, version)?;
+        let changed = match desired.version == Some(version) {
+            true => Ok(()),
+            false => self.change_wish(name, &desired, |wish| wish.answer(Some(version))),
+        };
+        if changed.is_err()
+            && let Some(before) = before.filter(|before| *before != version)
+            && let Err(error) = self.activate(name, before)
+        {
+            tracing::warn!(model = name, version = before, %error, "not activated again, though another version was not activated in the store");
+        }
+        // To activate is to decide for this server alone; here the store decides, where it was heard of anew or does by now.
+        self.change(name, |entry| {
+            let is_met = entry.wish.version.is_none_or(|version| entry.active == Some(version));
+            entry.is_wish_done = is_met || was_done && entry.wish.revision == revision;
+        });
+        changed.map(|()| loaded)
+    }
+
+    /// Judges the canaries, and has the store know of those that are behind.
+    pub(super) fn judge_canaries(&self) {
+        let entries = self.entries.load_full();
+        for (name, canary) in entries.iter().filter_map(|(name, entry)| Some((name, &entry.canary.as_ref()?.run))) {
+            canary.judge(self.options.judged_every);
+            if let Some(verdict) = canary.verdict()
+                && let Err(error) = self.roll_back(name, canary.setting(), &verdict.reason)
+            {
+                tracing::warn!(model = name, %error, "the canary is stopped here, and not in the store yet; that is tried again");
+            }
+        }
+    }
+
+    /// Takes a canary's share away in the store, where what is wished of it still is this setting, for a reason that people are told.
+    ///
+    /// # Errors
+    /// `NotFound` for an unknown model; `Unsupported` where this server does not follow the store; as
+    /// [`Store::change_wish`](sterling_snapshot::Store::change_wish).
+    pub fn stop_canary(&self, name: &str, canary: &Canary, reason: &str) -> Result<()> {
+        self.entry(name, |_| Ok(()))?;
+        self.check_follows()?;
+        self.roll_back(name, canary, reason)
+    }
+
+    fn roll_back(&self, name: &str, canary: &Canary, reason: &str) -> Result<()> {
+        let before = self.store.wish(name)?;
+        if before.traffic.canary.as_ref() != Some(canary) {
+            // Somebody else has decided; the next look hears of it.
+            return Ok(());
+        }
+        let mut traffic = before.traffic.clone();
+        if let Some(setting) = &mut traffic.canary {
+            let (time, share) = (sterling_telemetry::now(), setting.share);
+            setting.stopped = Some(Stopped { time, share, reason: reason.to_owned() });
+            setting.share = 0.0;
+        }
+        self.wish_traffic(name, &before, traffic)
+    }
+
+    /// What is wished of the traffic and is not so, a line each.
+    pub(super) fn traffic_troubles(&self) -> Vec<String> {
+        let mut troubles = Vec::new();
+        for (name, entry) in self.entries.load().iter() {
+            for (part, target) in entry.wish.traffic.targets() {
+                let version = entry.version_of(target).filter(|version| entry.loaded.contains_key(version));
+                if version.is_none() {
+                    troubles.push(format!("model `{name}`: its {part}, {target}, is not in memory"));
+                }
+            }
+            let stopped = rolled_back(&entry.wish.traffic, entry.canary.as_ref().map(|canary| &*canary.run));
+            troubles.extend(stopped.map(|what| format!("model `{name}`: {what}")));
+        }
+        troubles
+    }
+}

@@ -1,0 +1,197 @@
+//! Looking around in a catalogue: items by a part of a value, and the values that a column has.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BinaryHeap};
+
+use super::{Part, View};
+use sterling_core::error::{Error, Result};
+use sterling_core::units::Slot;
+use sterling_index::columns::{Cell, Column, Contains, Value};
+
+/// Columns with more distinct values than these are told without counts: a count for each value would take more memory than
+/// the answer is worth.
+pub const COUNTED_VALUES_MAX: usize = 1 << 20;
+/// Bytes of memory that counting takes for a value at most: in a map, and in the list that is sorted.
+const COUNTED_BYTES: usize = 128;
+
+/// The values of a column, those asked for first.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ColumnValues<'a> {
+    /// Each with the number of items that have it, where that was counted ([`COUNTED_VALUES_MAX`]).
+    pub values: Vec<(Category<'a>, Option<usize>)>,
+    /// Distinct values that were found; more than `values` where not all were asked for.
+    pub found: usize,
+    /// The least and the greatest number of a column of numbers; `None` where no item has one.
+    pub range: Option<(f64, f64)>,
+}
+
+/// A value of a category, in its place: looking through a column copies none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[allow(missing_docs)]
+pub enum Category<'a> {
+    Integer(i64),
+    Text(&'a str),
+}
+
+impl View {
+    /// Up to `most` items of which a value in a category holds `text`, letters of ASCII in either case: those that are the text
+    /// before those that begin with it before those that hold it elsewhere, each of these by their values. Reads the column once.
+    ///
+    /// # Errors
+    /// `Invalid` naming the columns that there are, or where the column holds no categories.
+    pub fn find(&self, column: &str, text: &str, most: usize) -> Result<Vec<Slot>> {
+        let number = self.category(column)?;
+        let mut found = Vec::new();
+        for part in self.all_parts() {
+            let column = part.columns.at(number);
+            let holds = column.containing(text);
+            let mut best = BinaryHeap::new();
+            for slot in part.unchanged(number) {
+                let codes = column.codes(slot).iter().map(|&code| (holds[code as usize], code));
+                let Some((held, code)) = codes.min().filter(|(held, _)| *held != Contains::Not) else { continue };
+                best.push((held, code, slot));
+                if best.len() > most {
+                    best.pop();
+                }
+            }
+            found.extend(part.changed(number).filter_map(|(slot, value)| {
+                let values = categories(value).into_iter().map(|value| (value.contains(text), value));
+                let (held, value) = values.min().filter(|(held, _)| *held != Contains::Not)?;
+                Some((held, value, part.in_view(slot)))
+            }));
+            found.extend(best.into_iter().map(|(held, code, slot)| (held, category(column, code), part.in_view(slot))));
+        }
+        found.sort();
+        Ok(found.into_iter().take(most).map(|(_, _, slot)| slot).collect())
+    }
+
+    /// The values of a column that hold `text` as in [`View::find`], up to `most` of them: of each way to hold it those that most
+    /// items have first. Reads the column once. A column of numbers tells its range alone.
+    ///
+    /// # Errors
+    /// `Invalid` naming the columns that there are.
+    pub fn values(&self, column: &str, text: &str, most: usize) -> Result<ColumnValues<'_>> {
+        let number = self.main.columns.number(column)?;
+        let main = self.main.columns.at(number);
+        let range = self.range(number);
+        if main.floats().is_some() {
+            return Ok(ColumnValues { values: Vec::new(), found: 0, range });
+        }
+        if main.dictionary_len() > COUNTED_VALUES_MAX {
+            let (mut best, mut found) = (BinaryHeap::new(), 0);
+            for held in main.containing(text).into_iter().zip(0..).filter(|(held, _)| *held != Contains::Not) {
+                found += 1;
+                best.push(held);
+                if best.len() > most {
+                    best.pop();
+                }
+            }
+            let values = best.into_sorted_vec().into_iter().map(|(_, code)| (category(main, code), None)).collect();
+            return Ok(ColumnValues { values, found, range });
+        }
+        let mut counts: BTreeMap<Category<'_>, (Contains, usize)> = BTreeMap::new();
+        for part in self.all_parts() {
+            let column = part.columns.at(number);
+            let holds = column.containing(text);
+            let mut items = vec![0; holds.len()];
+            part.unchanged(number).flat_map(|slot| column.codes(slot)).for_each(|&code| items[code as usize] += 1);
+            let held =
+                holds.into_iter().zip(items).zip(0..).filter(|((held, items), _)| *held != Contains::Not && *items > 0);
+            for ((held, items), code) in held {
+                counts.entry(category(column, code)).or_insert((held, 0)).1 += items;
+            }
+            for value in part.changed(number).flat_map(|(_, value)| categories(value)) {
+                let held = value.contains(text);
+                if held != Contains::Not {
+                    counts.entry(value).or_insert((held, 0)).1 += 1;
+                }
+            }
+        }
+        let mut values: Vec<_> =
+            counts.into_iter().map(|(value, (held, items))| (held, Reverse(items), value)).collect();
+        values.sort();
+        let found = values.len();
+        let values = values.into_iter().take(most).map(|(_, Reverse(items), value)| (value, Some(items))).collect();
+        Ok(ColumnValues { values, found, range })
+    }
+
+    /// Bytes of memory that [`View::values`] takes for the column of a number while it counts.
+    pub fn counting_bytes(&self, number: usize) -> usize {
+        let values = |part: Part<'_>| part.columns.at(number).dictionary_len() + part.changed(number).count();
+        match self.main.columns.at(number).dictionary_len() {
+            many if many > COUNTED_VALUES_MAX => many * size_of::<Contains>(),
+            _ => COUNTED_BYTES * self.all_parts().map(values).sum::<usize>(),
+        }
+    }
+
+    /// The number of a column of categories.
+    fn category(&self, column: &str) -> Result<usize> {
+        let number = self.main.columns.number(column)?;
+        match self.main.columns.at(number).floats() {
+            Some(_) => {
+                Err(Error::invalid(format!("column `{column}` holds numbers, expected one of texts or integers")))
+            }
+            None => Ok(number),
+        }
+    }
+
+    fn range(&self, number: usize) -> Option<(f64, f64)> {
+        let mut range: Option<(f64, f64)> = None;
+        let mut see = |n: f64| range = Some(range.map_or((n, n), |(least, greatest)| (least.min(n), greatest.max(n))));
+        for part in self.all_parts() {
+            let column = part.columns.at(number);
+            match column.floats() {
+                Some(floats) => {
+                    part.unchanged(number).map(|slot| floats[slot.index()]).filter(|n| !n.is_nan()).for_each(&mut see);
+                }
+                None => column.extremes().into_iter().flatten().for_each(|n| see(n as f64)),
+            }
+            part.changed(number).for_each(|(_, value)| match value {
+                Value::Float(number) => see(*number),
+                _ => categories(value).iter().filter_map(Category::integer).for_each(|n| see(n as f64)),
+            });
+        }
+        range
+    }
+}
+
+impl Category<'_> {
+    /// Bytes that an answer takes for it at most, as [`Cell::bytes`] counts them.
+    pub fn bytes(&self) -> usize {
+        match *self {
+            Category::Integer(value) => Cell::Integer(value).bytes(),
+            Category::Text(text) => Cell::Text(text).bytes(),
+        }
+    }
+
+    /// How it holds `text`, as [`Column::containing`] tells it of a dictionary.
+    fn contains(&self, text: &str) -> Contains {
+        match self {
+            Category::Integer(value) => Contains::of(&value.to_string(), text),
+            Category::Text(value) => Contains::of(value, text),
+        }
+    }
+
+    fn integer(&self) -> Option<i64> {
+        if let Category::Integer(value) = self { Some(*value) } else { None }
+    }
+}
+
+/// The values of an item that has changed.
+fn categories(value: &Value) -> Vec<Category<'_>> {
+    match value {
+        Value::Missing | Value::Float(_) => Vec::new(),
+        Value::Integer(value) => vec![Category::Integer(*value)],
+        Value::Integers(values) => values.iter().copied().map(Category::Integer).collect(),
+        Value::Text(text) => vec![Category::Text(text)],
+        Value::Texts(texts) => texts.iter().map(|text| Category::Text(text)).collect(),
+    }
+}
+
+fn category(column: &Column, code: u32) -> Category<'_> {
+    match column.value(code) {
+        Cell::Integer(value) => Category::Integer(value),
+        Cell::Text(text) => Category::Text(text),
+        other => unreachable!("a dictionary holds integers or texts, not {other:?}"),
+    }
+}

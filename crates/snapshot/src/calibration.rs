@@ -1,0 +1,598 @@
+//! How many lists a recall takes: measured when a version is published, read for requests that name no number of probes.
+//!
+//! A curve belongs to a number of candidates and to the share of items that pass a filter which knows nothing of the
+//! embedding. Its points are the fewest lists whose recall reaches a target with 95 % confidence; under a filter only lists
+//! that hold survivors count. More candidates and fewer survivors never take fewer lists.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::manifest::Manifest;
+use sterling_core::error::{Error, Kind, Result};
+use sterling_core::limits;
+use sterling_index::ivf::Margins;
+use sterling_storage::files::{self, Checksum};
+
+/// The recalls that probes are measured for.
+pub const TARGETS: [f64; 12] = [0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 0.999];
+
+/// What was measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Calibration {
+    /// Where the queries came from.
+    pub source: String,
+    /// How many there were.
+    pub queries: usize,
+    /// The recalls of the points of every curve, rising.
+    pub targets: Vec<f64>,
+    /// How far items score above their lists' centroids: what a filtered search expects of lists ahead follows from it.
+    pub margins: Margins,
+    /// By rising `k`, then by falling `pass_rate`, of which the first is 1.
+    pub curves: Vec<RecallCurve>,
+}
+
+/// Recall against probes for one number of candidates and one pass rate.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RecallCurve {
+    /// Candidates whose recall it is.
+    pub k: usize,
+    /// The share of items that are eligible.
+    pub pass_rate: f64,
+    /// The fewest lists for each target.
+    pub probes: Vec<usize>,
+    /// The mean recall at these.
+    pub recall: Vec<f64>,
+    /// What that mean is above with 95 % confidence.
+    pub low: Vec<f64>,
+    /// What a filtered search may expect ahead when it ends, as a share of K0.
+    pub left: Vec<f64>,
+    /// Number of candidates that int8 rows select for each target, where they lose some of the best; 0 and nothing at all where as many as
+    /// usual lose none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub selected: Vec<usize>,
+    /// The same by the codes of a first pass; none where there are no such codes, and where they were not measured, of few items
+    /// that pass. All else is that of int8 rows, as of an index without codes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub codes: Option<CodedCurve>,
+}
+
+/// What a search by codes takes for each target of a curve; zeros where int8 rows take less time.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CodedCurve {
+    /// How many the codes are to select.
+    pub selected: Vec<usize>,
+    /// The fewest lists, which make good what is lost to codes.
+    pub probes: Vec<usize>,
+    /// The mean recall, less what is lost to codes.
+    pub recall: Vec<f64>,
+    /// What that is above, a bound of both together.
+    pub low: Vec<f64>,
+    /// What a filtered search may expect ahead when it ends, as a share of K0.
+    pub left: Vec<f64>,
+}
+
+/// Probes that were chosen for a target.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Chosen {
+    /// Lists; under a filter those that hold survivors.
+    pub probes: usize,
+    /// The recall that was measured there.
+    pub recall: f64,
+    /// What a filtered search may expect ahead when it ends, as a share of K0.
+    pub left: f64,
+    /// How many the first pass's codes are to select of the items that pass, where they take less time than int8 rows.
+    pub by_codes: Option<usize>,
+    /// How many int8 rows are to select at least; 0 where as many as usual do.
+    pub by_int8: usize,
+}
+
+/// What a search is asked for: candidates among items, of which a share passes.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted {
+    /// Candidates, K0.
+    pub candidates: usize,
+    /// The estimated share of items that pass.
+    pub pass_rate: f64,
+    /// The share of the true candidates that is to be found.
+    pub recall: f64,
+}
+
+impl Calibration {
+    /// Reads a calibration of an index with `lists` lists.
+    ///
+    /// # Errors
+    /// `Corrupt` with what is wrong.
+    pub fn read(path: &Path, lists: usize) -> Result<Self> {
+        let text = files::read(path)?;
+        let corrupt = |what: String| Error::corrupt(format!("{}: {what}", path.display()));
+        let calibration: Calibration = serde_json::from_slice(&text).map_err(|e| corrupt(e.to_string()))?;
+        calibration.check(lists).map_err(corrupt)?;
+        Ok(calibration)
+    }
+
+    /// Writes the calibration to a file.
+    ///
+    /// # Errors
+    /// `Io` with the path.
+    pub fn write(&self, path: &Path) -> Result<Checksum> {
+        let text = self.text()?;
+        files::write_atomic(path, |out| out.write_all(&text))
+    }
+
+    /// One name for what was measured: the hash of its text, 16 hexadecimal digits.
+    ///
+    /// # Errors
+    /// `Internal` where it has no text.
+    pub fn digest(&self) -> Result<String> {
+        Ok(format!("{:016x}", xxhash_rust::xxh3::xxh3_64(&self.text()?)))
+    }
+
+    fn text(&self) -> Result<Vec<u8>> {
+        serde_json::to_vec(self).map_err(|e| Error::internal(format!("calibration: {e}")))
+    }
+
+    fn check(&self, lists: usize) -> Result<(), String> {
+        let share = |x: &f64| (0.0..=1.0).contains(x);
+        if self.targets.is_empty() || !self.targets.iter().all(share) || !self.targets.is_sorted_by(|a, b| a < b) {
+            return Err(format!("targets {:?}, expected rising shares", self.targets));
+        }
+        self.margins.check()?;
+        let mut last: Option<(usize, f64)> = None;
+        for curve in &self.curves {
+            let (k, pass_rate, points) = (curve.k, curve.pass_rate, self.targets.len());
+            let place = format!("curve of k = {k} at pass rate {pass_rate}");
+            let follows = match last {
+                Some((last_k, last_rate)) if last_k == k => pass_rate < last_rate,
+                Some((last_k, _)) => k > last_k && pass_rate == 1.0,
+                None => k > 0 && pass_rate == 1.0,
+            };
+            if !(follows && pass_rate > 0.0 && pass_rate <= 1.0) {
+                return Err(format!("{place}: expected them by rising k, then by a pass rate that falls from 1"));
+            }
+            if [curve.probes.len(), curve.recall.len(), curve.low.len(), curve.left.len()] != [points; 4] {
+                return Err(format!("{place}: expected {points} points, as there are targets"));
+            }
+            if !curve.probes.is_sorted() || curve.probes.iter().any(|p| *p == 0 || *p > lists) {
+                return Err(format!("{place}: probes {:?}, expected rising ones of 1 to {lists}", curve.probes));
+            }
+            let selects = |n: &usize| *n == 0 || (k..=limits::CANDIDATES_MAX).contains(n);
+            if ![0, points].contains(&curve.selected.len()) || !curve.selected.iter().all(selects) {
+                let most = limits::CANDIDATES_MAX;
+                return Err(format!("{place}: selected {:?}, expected 0, or {k} to {most}", curve.selected));
+            }
+            if let Some(codes) = &curve.codes {
+                codes.check(k, points, lists).map_err(|what| format!("{place}: codes: {what}"))?;
+            }
+            if !curve.recall.iter().chain(&curve.low).chain(&curve.left).all(share) {
+                return Err(format!("{place}: recall, low and left, expected 0 to 1"));
+            }
+            last = Some((k, pass_rate));
+        }
+        Ok(())
+    }
+
+    /// As [`Calibration::choose`], where `excluded` items may not be found: those that take their places lie as deep as all of them together.
+    /// Between the numbers of candidates that were measured, what lies between on a logarithmic scale.
+    pub fn choose_beyond(&self, excluded: usize, wanted: Wanted, items: usize, lists: usize) -> Chosen {
+        let sought = wanted.candidates + excluded;
+        let choose = |candidates| self.choose(Wanted { candidates, ..wanted }, items, lists);
+        let measured = || self.curves.iter().map(|curve| curve.k);
+        let below = measured().filter(|k| (wanted.candidates..=sought).contains(k)).max();
+        let above = measured().filter(|k| *k > sought).min();
+        match below.zip(above) {
+            Some((below, above)) if excluded > 0 => {
+                let depth = |k: usize| 1.0 / k as f64;
+                between((depth(below), choose(below)), (depth(above), choose(above)), depth(sought))
+            }
+            _ => choose(sought),
+        }
+    }
+
+    /// Numbers of candidates, without a filter, for which a recall is not found in any number of lists, each with the recall that is: what
+    /// selects candidates for their widest rows loses the others.
+    pub fn short_of(&self, recall: f64) -> Vec<(usize, f64)> {
+        let Some(target) = self.targets.iter().position(|t| *t >= recall) else { return Vec::new() };
+        let all = self.curves.iter().filter(|curve| curve.pass_rate == 1.0);
+        let found = all.map(|curve| (curve.k, curve.point(target)));
+        let found = found.map(|(k, point)| (k, point.by_codes.unwrap_or(point.by_rows).recall));
+        // Recalls are kept to five digits.
+        found.filter(|(_, found)| found + 1e-4 < recall).collect()
+    }
+
+    /// Whether codes of a first pass are scanned by it.
+    pub fn uses_codes(&self) -> bool {
+        self.curves.iter().any(|curve| curve.codes.is_some())
+    }
+
+    /// The probes for what is wanted of an index with so many items and lists. Codes are taken where they were measured to pay at
+    /// both of the points that it lies between; else the probes are those of int8 rows at both.
+    ///
+    /// Between numbers of candidates and between targets the larger one is taken, between pass rates what lies between on a
+    /// logarithmic scale. Beyond the largest number of candidates the same depth is looked up at a lower pass rate: the best
+    /// K of a share R reach as far as the best 10 K of a share 10 R.
+    pub fn choose(&self, wanted: Wanted, items: usize, lists: usize) -> Chosen {
+        let all = Chosen { probes: lists, recall: 1.0, left: 0.0, by_codes: None, by_int8: 0 };
+        let Some(target) = self.targets.iter().position(|t| *t >= wanted.recall) else { return all };
+        let mut rate = wanted.pass_rate.clamp(0.0, 1.0);
+        let last = wanted.candidates as f64 / items.max(1) as f64;
+        if rate <= last {
+            return all;
+        }
+        let most = self.curves.last().map_or(0, |c| c.k);
+        let k = self.curves.iter().map(|c| c.k).find(|k| *k >= wanted.candidates).unwrap_or(most);
+        let deeper = (wanted.candidates as f64 / k.max(1) as f64).max(1.0);
+        rate /= deeper;
+        // What is selected is for the candidates that are wanted, not for the most that were measured.
+        let selected = |n: usize| ((n as f64 * deeper).ceil() as usize).min(items.max(1));
+        let scaled = |chosen: Chosen| Chosen {
+            by_codes: chosen.by_codes.map(selected),
+            by_int8: selected(chosen.by_int8),
+            ..chosen
+        };
+        // Where no more items pass than are wanted, every list is looked at.
+        let end = Point { rate: last / deeper, by_rows: all, by_codes: None };
+        let curves = self.curves.iter().filter(|c| c.k == k);
+        let mut above = end;
+        for below in curves.map(|curve| curve.point(target)).chain([end]) {
+            if below.rate <= rate {
+                return scaled(match below.rate == rate || above.rate <= below.rate {
+                    true => below.by_codes.unwrap_or(below.by_rows),
+                    false => match above.by_codes.zip(below.by_codes) {
+                        Some(by_codes) => between((above.rate, by_codes.0), (below.rate, by_codes.1), rate),
+                        None => between((above.rate, above.by_rows), (below.rate, below.by_rows), rate),
+                    },
+                });
+            }
+            above = below;
+        }
+        all
+    }
+}
+
+/// What a curve says for a target.
+#[derive(Clone, Copy)]
+struct Point {
+    rate: f64,
+    by_rows: Chosen,
+    by_codes: Option<Chosen>,
+}
+
+impl RecallCurve {
+    fn point(&self, target: usize) -> Point {
+        let by_rows = Chosen {
+            probes: self.probes[target],
+            recall: self.recall[target],
+            left: self.left[target],
+            by_codes: None,
+            by_int8: self.selected.get(target).copied().unwrap_or(0),
+        };
+        let by_codes = self.codes.as_ref().filter(|codes| codes.selected[target] > 0).map(|codes| Chosen {
+            probes: codes.probes[target],
+            recall: codes.recall[target],
+            left: codes.left[target],
+            by_codes: Some(codes.selected[target]),
+            ..by_rows
+        });
+        Point { rate: self.pass_rate, by_rows, by_codes }
+    }
+}
+
+impl CodedCurve {
+    fn check(&self, k: usize, points: usize, lists: usize) -> Result<(), String> {
+        let lengths = [&self.recall, &self.low, &self.left].map(Vec::len);
+        if lengths != [points; 3] || [self.selected.len(), self.probes.len()] != [points; 2] {
+            return Err(format!("expected {points} points, as there are targets"));
+        }
+        for (&selected, &probes) in self.selected.iter().zip(&self.probes) {
+            let fits = (k..=limits::CANDIDATES_MAX).contains(&selected) && (1..=lists).contains(&probes);
+            if !fits && (selected, probes) != (0, 0) {
+                return Err(format!(
+                    "{selected} selected of {probes} lists, expected 0 and 0, or {k} to {} of 1 to {lists}",
+                    limits::CANDIDATES_MAX
+                ));
+            }
+        }
+        match self.recall.iter().chain(&self.low).chain(&self.left).all(|x| (0.0..=1.0).contains(x)) {
+            true => Ok(()),
+            false => Err("recall, low and left, expected 0 to 1".into()),
+        }
+    }
+}
+
+/// The file of a calibration that was made again after the version was published.
+pub const RECALIBRATION_FILE: &str = "recalibration.json";
+
+/// A calibration that was made again after the version was published. It lies beside the version's files and is none of them:
+/// the version keeps its digest, and this has its own.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Recalibration {
+    /// The digest of the version that it belongs to.
+    pub version_digest: String,
+    /// [`Calibration::digest`]
+    pub digest: String,
+    /// What was measured.
+    pub calibration: Calibration,
+}
+
+impl Recalibration {
+    /// The calibration of the version that has this manifest.
+    ///
+    /// # Errors
+    /// As [`Calibration::digest`].
+    pub fn of(manifest: &Manifest, calibration: Calibration) -> Result<Self> {
+        Ok(Recalibration { version_digest: manifest.digest(), digest: calibration.digest()?, calibration })
+    }
+
+    /// Puts it beside the files of its version, in the place of one that was there.
+    ///
+    /// # Errors
+    /// `Io` with the path.
+    pub fn write(&self, folder: &Path) -> Result<()> {
+        let text = serde_json::to_vec(self).map_err(|e| Error::internal(format!("calibration: {e}")))?;
+        files::write_atomic(&folder.join(RECALIBRATION_FILE), |out| out.write_all(&text)).map(drop)
+    }
+
+    /// Reads the one beside the files of a version, where there is one.
+    ///
+    /// # Errors
+    /// `Corrupt` where it is damaged or belongs to other bytes; `Io`.
+    pub fn read(folder: &Path, manifest: &Manifest) -> Result<Option<Calibration>> {
+        let path = folder.join(RECALIBRATION_FILE);
+        let corrupt = |what: String| Error::corrupt(format!("{}: {what}", path.display()));
+        let text = match files::read(&path) {
+            Ok(text) => text,
+            Err(e) if e.kind() == Kind::NotFound => return Ok(None),
+            Err(e) => return Err(e),
+        };
+        let read: Recalibration = serde_json::from_slice(&text).map_err(|e| corrupt(e.to_string()))?;
+        if read.version_digest != manifest.digest() {
+            let (found, expected) = (read.version_digest, manifest.digest());
+            return Err(corrupt(format!("it belongs to version digest {found}, expected {expected}")));
+        }
+        if read.digest != read.calibration.digest()? {
+            return Err(corrupt(format!("digest {}, expected {}", read.digest, read.calibration.digest()?)));
+        }
+        read.calibration.check(manifest.lists).map_err(corrupt)?;
+        Ok(Some(read.calibration))
+    }
+}
+
+/// What is as little to leave ahead as nothing.
+const LEFT_LEAST: f64 = 1e-6;
+
+/// What lies at `rate`, between the points of a higher and of a lower one.
+fn between(above: (f64, Chosen), below: (f64, Chosen), rate: f64) -> Chosen {
+    let share = (above.0 / rate).ln() / (above.0 / below.0).ln();
+    let (from, to) = ((above.1.probes as f64).ln(), (below.1.probes as f64).ln());
+    let probes = (from + (to - from) * share).exp().ceil() as usize;
+    let (least, most) = (above.1.probes.min(below.1.probes), above.1.probes.max(below.1.probes));
+    // Towards a rate at which all is scanned nothing may be left.
+    let ends = (above.1.left.max(LEFT_LEAST).ln(), below.1.left.max(LEFT_LEAST).ln());
+    let left = ends.0 + (ends.1 - ends.0) * share;
+    Chosen {
+        probes: probes.clamp(least, most),
+        recall: above.1.recall.min(below.1.recall),
+        left: left.exp().clamp(above.1.left.min(below.1.left), above.1.left.max(below.1.left)),
+        // What is enough for both is enough between them.
+        by_codes: above.1.by_codes.zip(below.1.by_codes).map(|(above, below)| above.max(below)),
+        by_int8: above.1.by_int8.max(below.1.by_int8),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::fs;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn curve(k: usize, pass_rate: f64, probes: [usize; 3]) -> RecallCurve {
+        RecallCurve {
+            k,
+            pass_rate,
+            probes: probes.into(),
+            recall: vec![0.91, 0.96, 0.995],
+            low: vec![0.9, 0.95, 0.99],
+            left: vec![0.1, 0.05, 0.01],
+            selected: Vec::new(),
+            codes: None,
+        }
+    }
+
+    /// Codes that select so many, in a fifth more lists than int8 rows take.
+    fn by_codes(curve: &RecallCurve, selected: [usize; 3]) -> Option<CodedCurve> {
+        let is_taken = |n: usize| selected[n] > 0;
+        let of = |values: &[f64]| (0..3).map(|n| if is_taken(n) { values[n] } else { 0.0 }).collect();
+        Some(CodedCurve {
+            selected: selected.into(),
+            probes: (0..3)
+                .map(|n| if is_taken(n) { curve.probes[n] + curve.probes[n].div_ceil(5) } else { 0 })
+                .collect(),
+            recall: of(&curve.recall),
+            low: of(&curve.low),
+            left: of(&curve.left),
+        })
+    }
+
+    fn measured() -> Calibration {
+        let curves = vec![
+            curve(10, 1.0, [1, 2, 4]),
+            curve(10, 0.1, [2, 5, 20]),
+            curve(10, 0.01, [9, 30, 60]),
+            curve(100, 1.0, [3, 5, 20]),
+            curve(100, 0.1, [10, 40, 70]),
+        ];
+        Calibration {
+            source: "test".into(),
+            queries: 9,
+            targets: vec![0.9, 0.95, 0.99],
+            margins: Margins::of(&[(0.0, 0.0), (0.0, 1.0)]),
+            curves,
+        }
+    }
+
+    #[test]
+    fn measured_points_are_found_and_the_larger_one_is_taken_between() {
+        let choose = |candidates, pass_rate, recall| {
+            measured().choose(Wanted { candidates, pass_rate, recall }, 10_000, 100).probes
+        };
+        for (candidates, pass_rate, recall, probes) in [
+            (10, 1.0, 0.95, 2),
+            (10, 1.0, 0.94, 2),
+            (11, 1.0, 0.9, 3),
+            (100, 0.1, 0.99, 70),
+            (10, 0.1, 0.9, 2),
+            (10, 0.01, 0.99, 60),
+            (1000, 1.0, 0.95, 40), // as deep as 100 of a tenth
+            (10, 0.001, 0.9, 100), // all ten that pass
+            (100, 0.01, 0.5, 100),
+            (10, 1.0, 0.9999, 100),
+            (20_000, 1.0, 0.5, 100),
+        ] {
+            assert_eq!(choose(candidates, pass_rate, recall), probes, "{candidates} of {pass_rate} at {recall}");
+        }
+        let half = choose(10, 0.5, 0.99);
+        assert!((4..=20).contains(&half), "{half}");
+    }
+
+    #[test]
+    fn codes_are_chosen_where_they_were_measured_to_pay() {
+        let mut measured = measured();
+        let plain = measured.clone();
+        for (curve, selected) in [(0, [0, 40, 60]), (1, [30, 70, 0]), (3, [250, 300, 0])] {
+            measured.curves[curve].codes = by_codes(&measured.curves[curve], selected);
+        }
+        assert!(measured.uses_codes() && measured.check(100).is_ok() && !plain.uses_codes());
+        for (candidates, pass_rate, recall, by_codes) in [
+            (10, 1.0, 0.9, None),
+            (10, 1.0, 0.95, Some(40)),
+            (7, 1.0, 0.97, Some(60)),
+            (11, 1.0, 0.9, Some(250)),
+            (100, 1.0, 0.99, None),
+            (10, 0.5, 0.95, Some(70)),
+            (10, 0.1, 0.95, Some(70)),
+            (10, 0.05, 0.95, None),
+            (10, 0.5, 0.9, None),
+            (10, 0.5, 0.99, None),
+            (100, 0.5, 0.95, None),
+            (101, 1.0, 0.9, None),
+            (10, 1.0, 0.9999, None),
+        ] {
+            let chosen = measured.choose(Wanted { candidates, pass_rate, recall }, 10_000, 100);
+            assert_eq!(chosen.by_codes, by_codes, "{candidates} of {pass_rate} at {recall}");
+            // What takes no codes is searched as without them; codes take more lists.
+            let without = plain.choose(Wanted { candidates, pass_rate, recall }, 10_000, 100);
+            match by_codes {
+                None => assert_eq!(chosen, without, "{candidates} of {pass_rate} at {recall}"),
+                Some(_) => assert!(chosen.probes > without.probes, "{candidates} of {pass_rate} at {recall}"),
+            }
+        }
+    }
+
+    #[test]
+    fn codes_select_for_the_candidates_that_are_wanted_beyond_the_most_that_were_measured() {
+        let mut measured = measured();
+        for curve in [3, 4] {
+            measured.curves[curve].codes = by_codes(&measured.curves[curve], [200, 250, 300]);
+        }
+        let by_codes = |candidates, items| {
+            let wanted = Wanted { candidates, pass_rate: 1.0, recall: 0.95 };
+            measured.choose(wanted, items, 100).by_codes
+        };
+        assert_eq!([100, 101, 400, 1000].map(|k| by_codes(k, 10_000)), [250, 253, 1000, 2500].map(Some));
+        assert_eq!(by_codes(900, 2000), Some(2000), "not more than there are");
+    }
+
+    #[test]
+    fn what_takes_the_place_of_excluded_items_is_looked_for_deeper() {
+        let measured = measured();
+        let beyond = |excluded, candidates| {
+            let wanted = Wanted { candidates, pass_rate: 1.0, recall: 0.99 };
+            measured.choose_beyond(excluded, wanted, 10_000, 100).probes
+        };
+        let probes = [0, 1, 20, 50, 89, 90, 900].map(|excluded| beyond(excluded, 10));
+        assert_eq!((probes[0], probes[5], probes[6]), (4, 20, 67));
+        assert!(probes.is_sorted() && probes[1] < probes[3], "{probes:?}");
+        // Never fewer than without them.
+        assert_eq!((beyond(0, 50), beyond(20, 50)), (20, 20));
+    }
+
+    proptest! {
+        #[test]
+        fn more_is_never_had_for_less(
+            a in (1usize..20_000, 0.0f64..1.0, 0.5f64..1.0),
+            b in (1usize..20_000, 0.0f64..1.0, 0.5f64..1.0),
+        ) {
+            let choose = |(candidates, pass_rate, recall)| {
+                measured().choose(Wanted { candidates, pass_rate, recall }, 10_000, 100).probes
+            };
+            let least = choose((a.0.min(b.0), a.1.max(b.1), a.2.min(b.2)));
+            prop_assert!(least <= choose((a.0.min(b.0), a.1.max(b.1), a.2.max(b.2))));
+            prop_assert!(least <= choose((a.0.min(b.0), a.1.min(b.1), a.2.min(b.2))));
+        }
+    }
+
+    #[test]
+    fn files_that_cannot_be_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("calibration.json");
+        let read = |text: String| {
+            fs::write(&path, text).unwrap();
+            Calibration::read(&path, 100)
+        };
+        let good = serde_json::to_string(&measured()).unwrap();
+        let coded = |selected: &str, probes: &str, recall: &str| {
+            let codes =
+                format!(r#""selected":{selected},"probes":{probes},"recall":{recall},"low":[0,0,0],"left":[0,0,0]"#);
+            format!(r#"0.01],"codes":{{{codes}}}}}"#)
+        };
+        assert_eq!(read(good.clone()).unwrap(), measured());
+        for (from, to, expected) in [
+            ("[1,2,4]", "[1,2]", "expected 3 points"),
+            ("[1,2,4]", "[1,4,2]", "expected rising ones of 1 to 100"),
+            ("[1,2,4]", "[0,2,4]", "expected rising ones of 1 to 100"),
+            ("[1,2,4]", "[1,2,101]", "expected rising ones of 1 to 100"),
+            ("0.91", "1.91", "expected 0 to 1"),
+            ("\"k\":10,\"pass_rate\":0.1", "\"k\":10,\"pass_rate\":1.0", "by rising k"),
+            ("\"k\":100,\"pass_rate\":1.0", "\"k\":100,\"pass_rate\":0.7", "by rising k"),
+            ("\"pass_rate\":0.01", "\"pass_rate\":-0.01", "by rising k"),
+            ("[0.9,0.95,0.99],\"margins\"", "[0.9,0.9,0.99],\"margins\"", "expected rising shares"),
+            ("\"halvings\":[]", "\"halvings\":[2,1]", "margins: expected"),
+            ("\"slope\":1.0", "\"slope\":-1.0", "margins: slope -1, expected 0 to 2"),
+            ("0.01]}", "0.01],\"codes\":{\"selected\":[20]}}", "missing field `probes`"),
+            ("0.01]}", &coded("[20,30]", "[1,1]", "[0,0]"), "codes: expected 3 points"),
+            ("0.01]}", &coded("[0,20,30]", "[0,1,1]", "[0,0]"), "codes: expected 3 points"),
+            ("0.01]}", &coded("[9,20,30]", "[1,1,1]", "[0,0,0]"), "9 selected of 1 lists, expected 0 and 0, or 10 to"),
+            ("0.01]}", &coded("[0,20,9999999]", "[0,1,1]", "[0,0,0]"), "9999999 selected of 1 lists"),
+            ("0.01]}", &coded("[0,20,30]", "[1,1,1]", "[0,0,0]"), "0 selected of 1 lists"),
+            ("0.01]}", &coded("[0,20,30]", "[0,0,1]", "[0,0,0]"), "20 selected of 0 lists"),
+            ("0.01]}", &coded("[0,20,30]", "[0,1,101]", "[0,0,0]"), "30 selected of 101 lists"),
+            ("0.01]}", &coded("[0,20,30]", "[0,1,1]", "[0,0,2]"), "codes: recall, low and left, expected 0 to 1"),
+            ("0.01]}", "0.01],\"selected\":[0,0]}", "selected [0, 0], expected 0, or 10 to"),
+            ("0.01]}", "0.01],\"selected\":[0,9,20]}", "selected [0, 9, 20], expected 0, or 10 to"),
+            ("\"source\"", "\"sauce\"", "unknown field `sauce`"),
+            ("{", "", "calibration.json"),
+        ] {
+            let error = read(good.replacen(from, to, 1)).expect_err(to).to_string();
+            assert!(error.contains(expected), "{to}: {error}");
+        }
+    }
+
+    #[test]
+    fn where_there_were_too_few_items_for_any_curve_all_lists_are_probed() {
+        let none = Calibration { curves: Vec::new(), ..measured() };
+        for (candidates, items) in [(1, 1), (1, 9), (5, 9), (9, 9), (100, 9)] {
+            for pass_rate in [0.0, 0.01, 0.5, 1.0] {
+                let chosen = none.choose(Wanted { candidates, pass_rate, recall: 0.9 }, items, 4);
+                assert_eq!((chosen.probes, chosen.recall), (4, 1.0), "{candidates} of {items} at {pass_rate}");
+            }
+        }
+    }
+}

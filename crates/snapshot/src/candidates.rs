@@ -1,0 +1,323 @@
+//! What the OverArch reads of candidates as rows: those of the index, tensors that are kept by item, and item columns looked up
+//! in tables. All are taken straight from where they lie, a block of candidates at a time.
+
+mod device;
+
+use std::sync::Arc;
+
+use super::ids::Ids;
+use crate::items::ID;
+use crate::model::{CandidateInput, ModelSpec, Package};
+use sterling_core::error::{Error, Result};
+use sterling_core::units::Slot;
+use sterling_embedding::{Pooling, Table};
+use sterling_graph::dense::InputRows;
+use sterling_graph::tower::{FeatureKind, FeatureSpec, ItemPart, Keep, Readable};
+use sterling_index::columns::{Cell, Column, ColumnKind, Columns};
+use sterling_index::ivf;
+use sterling_kernels::cpu::Kernels;
+use sterling_kernels::cpu::pool::{self, BagSums, Bags, Rows};
+
+pub use device::DeviceCandidates;
+
+/// Rows that are looked up in one go, without an allocation: those of one item, or one of each of so many items.
+const ROWS_AT_ONCE: usize = 64;
+/// Where bags of one row each begin.
+const ONE_BY_ONE: [usize; ROWS_AT_ONCE + 1] = {
+    let mut offsets = [0; ROWS_AT_ONCE + 1];
+    let mut n = 0;
+    while n < offsets.len() {
+        offsets[n] = n;
+        n += 1;
+    }
+    offsets
+};
+
+/// The rows of candidates that an OverArch reads, bound to the tensors of a snapshot.
+#[derive(Debug)]
+pub struct CandidateRows {
+    parts: Vec<Part>,
+    kernels: Kernels,
+}
+
+#[derive(Debug)]
+struct Part {
+    width: usize,
+    lies: Lies,
+}
+
+/// What rows of candidates are bound to: the tensors of a snapshot, or of a segment beside one.
+#[derive(Clone, Copy, Debug)]
+pub struct RowSources<'a> {
+    /// The model.
+    pub package: &'a Package,
+    /// Item columns.
+    pub columns: &'a Columns,
+    /// Which slot holds which item.
+    pub ids: &'a Ids,
+    /// The tables of `[[item.vectors]]`, each of one row a slot.
+    pub vectors: &'a [Table],
+}
+
+/// Where the rows of an input lie.
+#[derive(Debug)]
+enum Lies {
+    Index,
+    /// One row a slot.
+    Kept(Table),
+    /// The rows of an item's values, added up.
+    Pooled {
+        looked_up: LookedUp,
+        mean: bool,
+    },
+    /// The rows of an item's values one after the other, and zeros behind the last.
+    Sequence(LookedUp, Cut),
+    /// 1 for each value that a sequence has, and zeros; without a column that of its id.
+    Mask(Option<Column>),
+}
+
+/// Values and the table that they are looked up in.
+#[derive(Debug)]
+struct LookedUp {
+    table: Arc<Table>,
+    values: Keys,
+}
+
+/// Which of an item's values a sequence takes.
+#[derive(Clone, Copy, Debug)]
+struct Cut {
+    length: usize,
+    keep: Keep,
+}
+
+impl Cut {
+    fn of<'a>(&self, codes: &'a [u32]) -> &'a [u32] {
+        &codes[self.keep.of(codes.len(), self.length)]
+    }
+}
+
+/// The rows of a table that the values of an item take; -1 for none.
+#[derive(Debug)]
+enum Keys {
+    /// Of its id, `[S]`.
+    Id(Vec<i64>),
+    /// Of each value of a column, by its code.
+    Codes(Column, Vec<i64>),
+}
+
+/// Refuses `[[overarch.features]]` over columns that the items do not have or that hold something else; `column` says what a
+/// column holds.
+///
+/// # Errors
+/// `Invalid` with the feature and the column.
+pub fn check_features(spec: &ModelSpec, column: &dyn Fn(&str) -> Option<ColumnKind>) -> Result<()> {
+    for feature in spec.overarch.iter().flat_map(|o| &o.features).filter(|f| f.source() != ID) {
+        let source = feature.source();
+        let wrong = match (feature.kind, column(source)) {
+            (_, None) => {
+                format!("the snapshot keeps no column `{source}`, expected one of its item columns, or `{ID}`")
+            }
+            (_, Some(ColumnKind::Floats)) => format!("column `{source}` holds numbers, expected integers or texts"),
+            (FeatureKind::Ids, Some(ColumnKind::Texts)) => {
+                format!("column `{source}` holds texts, expected integers for a feature of kind `ids`")
+            }
+            _ => continue,
+        };
+        return Err(Error::invalid(wrong).within(format!("overarch.features `{}`", feature.name)));
+    }
+    Ok(())
+}
+
+impl CandidateRows {
+    /// Binds the inputs of a package's OverArch; `part` is what is kept of items of what it says, where that is so.
+    ///
+    /// # Errors
+    /// `Corrupt` where a tensor is missing or of another shape; as [`check_features`].
+    pub fn open(from: &RowSources<'_>, part: Option<Table>) -> Result<Self> {
+        let rows = from.package.overarch.iter().flat_map(|o| o.rows());
+        CandidateRows::bind(from, rows, part)
+    }
+
+    /// Binds the rows that the part of an OverArch is made of.
+    pub(super) fn of_part(from: &RowSources<'_>, part: &ItemPart) -> Result<Self> {
+        CandidateRows::bind(from, part.reads().rows.iter(), None)
+    }
+
+    fn bind<'a>(
+        from: &RowSources<'_>,
+        rows: impl Iterator<Item = &'a Readable>,
+        mut kept: Option<Table>,
+    ) -> Result<Self> {
+        let RowSources { package, columns, ids, vectors } = *from;
+        let kind = |name: &str| columns.list().find(|c| c.name() == name).map(Column::kind);
+        check_features(&package.spec, &kind)?;
+        let part = |row: &Readable| {
+            let missing = || Error::internal(format!("input `{}` of candidates that nothing brings", row.name));
+            let lies = match package.candidate_input(&row.name).ok_or_else(missing)? {
+                CandidateInput::Item => Lies::Index,
+                CandidateInput::Part => Lies::Kept(kept.take().ok_or_else(missing)?),
+                CandidateInput::Vector(n) => Lies::Kept(vectors.get(n).cloned().ok_or_else(missing)?),
+                CandidateInput::Feature(n) => {
+                    let spec = feature(package, n)?;
+                    let looked_up = look_up(spec, package, columns, ids);
+                    let looked_up = looked_up.map_err(|e| e.within(format!("overarch.features `{}`", spec.name)))?;
+                    match spec.is_sequence() {
+                        true => Lies::Sequence(looked_up, cut(spec)),
+                        false => Lies::Pooled { looked_up, mean: spec.pooling == Pooling::Mean },
+                    }
+                }
+                CandidateInput::Mask(n) => Lies::Mask(match feature(package, n)?.source() {
+                    ID => None,
+                    source => Some(columns.column(source)?.clone()),
+                }),
+            };
+            Ok(Part { width: row.count(), lies })
+        };
+        let parts = rows.map(part).collect::<Result<_>>()?;
+        Ok(CandidateRows { parts, kernels: Kernels::detect()? })
+    }
+
+    /// Bytes that the rows of one candidate take where they lie, about.
+    pub fn bytes(&self, index: &ivf::Index) -> u64 {
+        let of_table = |table: &Table| table.spec().row_bytes().unwrap_or(0) as u64;
+        let bytes = |part: &Part| match &part.lies {
+            Lies::Index => index.row_bytes(),
+            Lies::Kept(table) => of_table(table),
+            Lies::Pooled { looked_up, .. } => of_table(&looked_up.table),
+            Lies::Sequence(looked_up, cut) => cut.length as u64 * of_table(&looked_up.table),
+            Lies::Mask(_) => 0,
+        };
+        self.parts.iter().map(bytes).sum()
+    }
+
+    /// Writes the rows of the items in some slots, those of an item side by side. What takes one row of each item is looked up for
+    /// all of them together, so that rows further on are on their way while the first are read.
+    ///
+    /// # Panics
+    /// Where there is no room for the rows together.
+    pub fn write(&self, index: &ivf::Index, slots: &[Slot], given: InputRows<'_>) {
+        let InputRows { numbers, stride, .. } = given;
+        for (slots, data) in slots.chunks(ROWS_AT_ONCE).zip(numbers.chunks_mut((ROWS_AT_ONCE * stride).max(1))) {
+            let mut column = 0;
+            for part in &self.parts {
+                self.write_part(part, index, slots, &mut BagSums { data: &mut *data, stride, column });
+                column += part.width;
+            }
+        }
+    }
+
+    fn write_part(&self, part: &Part, index: &ivf::Index, slots: &[Slot], out: &mut BagSums<'_>) {
+        let column = out.column;
+        let each = |out: &mut BagSums<'_>, write: &dyn Fn(Slot, &mut [f32])| {
+            let rows = out.data.chunks_mut(out.stride).zip(slots);
+            rows.for_each(|(row, slot)| write(*slot, &mut row[column..][..part.width]));
+        };
+        match &part.lies {
+            Lies::Index => match index.rows().stored(index.dimension()) {
+                Some(stored) => self.one_by_one(&stored, slots.iter().map(|slot| i64::from(slot.0)), out),
+                None => each(out, &|slot, row| index.row(slot, row)),
+            },
+            Lies::Kept(table) => self.one_by_one(&host(table), slots.iter().map(|slot| i64::from(slot.0)), out),
+            Lies::Pooled { looked_up: LookedUp { table, values: Keys::Id(rows) }, .. } => {
+                self.one_by_one(&host(table), slots.iter().map(|slot| rows[slot.index()]), out);
+            }
+            Lies::Pooled { looked_up: LookedUp { table, values: Keys::Codes(column, rows) }, mean } => {
+                let row_of = |code: &u32| rows[*code as usize];
+                each(out, &|slot, row| {
+                    let codes = column.codes(slot);
+                    let mut taken = [0; ROWS_AT_ONCE];
+                    match taken.get_mut(..codes.len()) {
+                        Some(taken) => {
+                            taken.iter_mut().zip(codes).for_each(|(taken, code)| *taken = row_of(code));
+                            self.pool(&host(table), taken, *mean, row);
+                        }
+                        None => self.pool(&host(table), &codes.iter().map(row_of).collect::<Vec<i64>>(), *mean, row),
+                    }
+                });
+            }
+            Lies::Sequence(LookedUp { table, values }, cut) => each(out, &|slot, row| match values {
+                Keys::Id(rows) => self.in_turn(&host(table), rows[slot.index()..=slot.index()].iter().copied(), row),
+                Keys::Codes(column, rows) => {
+                    let codes = cut.of(column.codes(slot));
+                    self.in_turn(&host(table), codes.iter().map(|code| rows[*code as usize]), row);
+                }
+            }),
+            Lies::Mask(column) => each(out, &|slot, row| {
+                let values = column.as_ref().map_or(1, |column| column.codes(slot).len());
+                let (there, padding) = row.split_at_mut(values.min(row.len()));
+                there.fill(1.0);
+                padding.fill(0.0);
+            }),
+        }
+    }
+
+    /// The sum or mean of some rows.
+    fn pool(&self, stored: &Rows<'_>, rows: &[i64], mean: bool, out: &mut [f32]) {
+        let bags = Bags { ids: rows, offsets: &[0, rows.len()], weights: None, mean };
+        let stride = out.len();
+        pool::pool(self.kernels, stored, &bags, &mut BagSums { data: out, stride, column: 0 });
+    }
+
+    /// Writes a row for each row of `out`, at most [`ROWS_AT_ONCE`].
+    fn one_by_one(&self, stored: &Rows<'_>, rows: impl Iterator<Item = i64>, out: &mut BagSums<'_>) {
+        let (mut ids, mut count) = ([-1; ROWS_AT_ONCE], 0);
+        for (id, row) in ids.iter_mut().zip(rows) {
+            (*id, count) = (row, count + 1);
+        }
+        let bags = Bags { ids: &ids[..count], offsets: &ONE_BY_ONE[..=count], weights: None, mean: false };
+        pool::pool(self.kernels, stored, &bags, out);
+    }
+
+    /// Writes rows one after the other, as many as there is room for, and zeros behind the last.
+    fn in_turn(&self, stored: &Rows<'_>, mut rows: impl ExactSizeIterator<Item = i64>, out: &mut [f32]) {
+        let stride = stored.width();
+        let (there, padding) = out.split_at_mut((rows.len() * stride).min(out.len()));
+        for data in there.chunks_mut(ROWS_AT_ONCE * stride) {
+            let places = data.len() / stride;
+            self.one_by_one(stored, rows.by_ref().take(places), &mut BagSums { data, stride, column: 0 });
+        }
+        padding.fill(0.0);
+    }
+}
+
+/// The rows of a table that candidates are looked up in.
+fn host(table: &Table) -> Rows<'_> {
+    table.host_rows().expect("whole in this host's memory, as was checked when it was bound")
+}
+
+/// One of `[[overarch.features]]`.
+fn feature(package: &Package, n: usize) -> Result<&FeatureSpec> {
+    let spec = package.spec.overarch.iter().flat_map(|o| &o.features).nth(n);
+    spec.ok_or_else(|| Error::internal("an input without its feature"))
+}
+
+fn cut(spec: &FeatureSpec) -> Cut {
+    Cut { length: spec.length.unwrap_or(0), keep: spec.keep.unwrap_or_default() }
+}
+
+fn look_up(spec: &FeatureSpec, package: &Package, columns: &Columns, ids: &Ids) -> Result<LookedUp> {
+    let named = spec.table.as_deref().unwrap_or_default();
+    let table = package.tables.iter().find(|t| t.name() == named);
+    let table = table.ok_or_else(|| Error::internal(format!("no table `{named}`")))?.clone();
+    if table.host_rows().is_none() {
+        let what = "candidates are looked up in it, expected it whole in this host's memory";
+        return Err(Error::unsupported(format!("table `{named}`: {what}")));
+    }
+    let row = |id: i64| table.resolve(id).0.map_or(-1, |row| row as i64);
+    let of_text = |text: &str| table.vocabulary().map_or(-1, |v| row(v.id(text)));
+    let is_category = spec.kind == FeatureKind::Category;
+    let of_integer = |n: i64| if is_category { of_text(&n.to_string()) } else { row(n) };
+    let values = match spec.source() {
+        ID => Keys::Id(ids.of_slots().iter().map(|&id| of_integer(id)).collect()),
+        source => {
+            let column = columns.column(source)?;
+            let of_code = |code: u32| match column.value(code) {
+                Cell::Text(text) => of_text(text),
+                Cell::Integer(n) => of_integer(n),
+                _ => -1,
+            };
+            Keys::Codes(column.clone(), (0..column.dictionary_len() as u32).map(of_code).collect())
+        }
+    };
+    Ok(LookedUp { table, values })
+}

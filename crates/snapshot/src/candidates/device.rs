@@ -1,0 +1,181 @@
+//! The rows of candidates in the memory of a device.
+
+use std::sync::Arc;
+
+use super::{CandidateRows, Keys, Lies, LookedUp, Part};
+use sterling_core::error::{Error, Result};
+use sterling_cuda::Device;
+use sterling_cuda::cut::ListCut;
+use sterling_cuda::memory::Array;
+use sterling_cuda::ops::bags::{SlotKeys, SumsTo, TableRows, pool_slots};
+use sterling_cuda::ops::rows::{CandidateColumns, ItemRows, SlotRows};
+use sterling_cuda::spare::{Lent, Spare};
+use sterling_embedding::DeviceTables;
+use sterling_embedding::device::{rows_of, whole};
+
+/// What a reranker on a device reads of candidates as rows, side by side.
+#[derive(Debug)]
+pub struct DeviceCandidates {
+    parts: Vec<DevicePart>,
+    /// Numbers of all rows of a candidate.
+    width: usize,
+}
+
+#[derive(Debug)]
+struct DevicePart {
+    /// The first of its numbers.
+    column: usize,
+    /// None for the row of the index.
+    table: Option<(Arc<TableRows>, SlotKeys)>,
+    /// Places behind its keys, where slots have several.
+    spare_keys: Arc<Spare>,
+}
+
+/// The rows of a table that the values of each slot take, and where those of each slot start, where it may have several.
+struct HostKeys {
+    keys: Vec<u32>,
+    offsets: Option<Vec<u32>>,
+}
+
+impl DeviceCandidates {
+    /// Copies what a card has of what rows of candidates are made of, but for the index, with room for `spare` slots more, of as many keys
+    /// as slots have on average; tables that others have copied stay where they are.
+    ///
+    /// # Errors
+    /// `Unsupported` for sequences, and for a table of more rows than a key tells apart; `Overloaded` where the device has not enough memory.
+    pub fn copy(
+        device: &Device,
+        rows: &CandidateRows,
+        tables: &mut DeviceTables,
+        (cut, spare): (&ListCut, usize),
+    ) -> Result<Self> {
+        let mut column = 0;
+        let mut part = |part: &Part| -> Result<DevicePart> {
+            let mut spare_keys = Spare::new(0..0);
+            let table = match &part.lies {
+                Lies::Index => None,
+                Lies::Kept(table) => Some((Arc::new(rows_of(device, table, cut, spare)?), SlotKeys::default())),
+                Lies::Pooled { looked_up: LookedUp { table, values }, mean } => {
+                    let host = values.host()?;
+                    let (keys, offsets) = match &host.offsets {
+                        None => (cut.copy(device, &host.keys, 1, spare)?, None),
+                        Some(offsets) => {
+                            let more = spare * host.keys.len().div_ceil(offsets.len().saturating_sub(1).max(1)).max(1);
+                            let (offsets, keys) = cut.gather_ragged(offsets, &host.keys);
+                            let first = keys.len() as u32;
+                            spare_keys = Spare::new(first..first.saturating_add(more as u32));
+                            let offsets = device.copy_with_room(&offsets, spare)?;
+                            (device.copy_with_room(&keys, more)?, Some(offsets))
+                        }
+                    };
+                    Some((tables.copy(device, table)?, SlotKeys { keys: Some(keys), offsets, is_mean: *mean }))
+                }
+                Lies::Sequence(..) | Lies::Mask(_) => {
+                    return Err(Error::unsupported("a reranker that reads sequences of the items' values"));
+                }
+            };
+            let placed = DevicePart { column, table, spare_keys };
+            column += part.width;
+            Ok(placed)
+        };
+        let parts = rows.parts.iter().map(&mut part).collect::<Result<_>>()?;
+        Ok(DeviceCandidates { parts, width: column })
+    }
+
+    /// Puts what a card has of what other rows are made of in the place of spare slots from `first` on, of which one more than they have is theirs.
+    /// Their keys lie where they are lent a place, as long as that is kept.
+    ///
+    /// # Errors
+    /// `Overloaded` where there is no place; `Internal` for other parts than these; as [`DeviceCandidates::copy`].
+    pub fn put(&self, (rows, cut): (&CandidateRows, &ListCut), first: u32) -> Result<Vec<Lent>> {
+        let mut lent = Vec::new();
+        if rows.parts.len() != self.parts.len() {
+            let (parts, expected) = (rows.parts.len(), self.parts.len());
+            return Err(Error::internal(format!("rows of candidates of {parts} parts, expected {expected}")));
+        }
+        let unlike = || Error::internal("rows of candidates that lie otherwise");
+        for (part, on_device) in rows.parts.iter().zip(&self.parts) {
+            match (&part.lies, &on_device.table) {
+                (Lies::Index, None) => {}
+                (Lies::Kept(table), Some((to, _))) => {
+                    // What comes later is kept as exact as it is made; on a device all rows of a table are alike.
+                    let converted =
+                        (table.spec().format != to.format).then(|| table.converted(to.format)).transpose()?;
+                    let rows = whole(converted.as_ref().unwrap_or(table))?;
+                    if rows.width() != to.width {
+                        return Err(unlike());
+                    }
+                    cut.write(&to.bytes, rows.bytes(), to.format.row_bytes(to.width)?, first as usize)?;
+                }
+                (
+                    Lies::Pooled { looked_up: LookedUp { values, .. }, .. },
+                    Some((_, SlotKeys { keys: Some(to), offsets, .. })),
+                ) => match (values.host()?, offsets) {
+                    (HostKeys { keys, offsets: None }, None) => cut.write(to, &keys, 1, first as usize)?,
+                    (HostKeys { keys, offsets: Some(starts) }, Some(offsets)) => {
+                        let (starts, keys) = cut.gather_ragged(&starts, &keys);
+                        let full = || Error::overloaded(format!("no room on the device for {} keys", keys.len()));
+                        let place = on_device.spare_keys.lend(keys.len() as u32).ok_or_else(full)?;
+                        let at = place.places().start;
+                        to.write_at(at as usize, &keys)?;
+                        let starts: Vec<u32> = starts.iter().map(|start| start + at).collect();
+                        offsets.write_at(first as usize, &starts)?;
+                        lent.push(place);
+                    }
+                    _ => return Err(unlike()),
+                },
+                _ => return Err(unlike()),
+            }
+        }
+        Ok(lent)
+    }
+
+    /// Writes the rows of candidates and, after them, the numbers at `columns`: `[queries, stride, out_stride]`. `addresses` are those of
+    /// columns of one number a slot, 0 for the retrieval score, which `similarity` has.
+    ///
+    /// # Errors
+    /// `Internal` for arrays that are too short or where a launch fails.
+    pub fn gather(
+        &self,
+        device: &Device,
+        index: ItemRows<'_>,
+        of: &SlotRows<'_>,
+        (addresses, similarity): (&Array<u64>, &Array<u32>),
+        (out, stride): (&Array<f32>, usize),
+    ) -> Result<()> {
+        let row_at = self.parts.iter().find(|part| part.table.is_none()).map(|part| part.column);
+        if row_at.is_some() || !addresses.is_empty() {
+            let columns = CandidateColumns { addresses, similarity, at: self.width };
+            index.gather(device, of, row_at, &columns, (out, stride))?;
+        }
+        for part in &self.parts {
+            if let Some((rows, keys)) = &part.table {
+                pool_slots(device, rows, keys, of, &SumsTo { data: out, stride, column: part.column })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Keys {
+    /// The rows of each slot's values, as a device takes them.
+    fn host(&self) -> Result<HostKeys> {
+        let key = |row: i64| match u32::try_from(row) {
+            Ok(row) if row != SlotKeys::NONE => Ok(row),
+            Err(_) if row < 0 => Ok(SlotKeys::NONE),
+            _ => Err(Error::unsupported(format!("row {row} of a table, expected one below 2^32 - 1"))),
+        };
+        match self {
+            Keys::Id(rows) => {
+                let keys = rows.iter().map(|&row| key(row)).collect::<Result<_>>()?;
+                Ok(HostKeys { keys, offsets: None })
+            }
+            Keys::Codes(column, rows) => {
+                let of_code: Vec<u32> = rows.iter().map(|&row| key(row)).collect::<Result<_>>()?;
+                let (offsets, codes) = column.all_codes();
+                let keys = codes.iter().map(|&code| of_code[code as usize]).collect();
+                Ok(HostKeys { keys, offsets: Some(offsets.to_vec()) })
+            }
+        }
+    }
+}

@@ -1,0 +1,267 @@
+//! What `model.toml` must hold to: every name once, every feature with its table, nothing that means two things.
+
+use std::collections::BTreeSet;
+
+use super::spec::{ModelSpec, OverArchSpec, SIMILARITY, VectorSpec};
+use sterling_core::error::{Error, Result};
+use sterling_core::limits;
+use sterling_embedding::{Pooling, RowFormat};
+use sterling_graph::tower::{FeatureKind, FeatureSpec};
+
+/// Inputs of an OverArch that mean the same in every package.
+const RESERVED: [(&str, &str); 3] =
+    [("query", "the query embedding"), ("item", "the candidate's row"), (SIMILARITY, "the retrieval score")];
+
+impl ModelSpec {
+    /// Reads `model.toml`.
+    ///
+    /// # Errors
+    /// `Invalid` with the line, or the field, what came and what was expected.
+    pub fn parse(text: &str) -> Result<Self> {
+        let spec: ModelSpec = toml::from_str(text).map_err(|e| Error::invalid(e.to_string().trim_end().to_owned()))?;
+        spec.check()?;
+        Ok(spec)
+    }
+
+    fn check(&self) -> Result<()> {
+        in_range("dimension", self.dimension, limits::DIMENSION_MAX)?;
+        once("tables", self.tables.iter().map(|t| &t.name))?;
+        for table in &self.tables {
+            table.unseen().and(table.row_format()).map_err(|e| e.within(format!("tables `{}`", table.name)))?;
+        }
+        once("tasks", self.tasks.iter().map(|t| &t.name))?;
+        once("item.columns", self.item.columns.iter().map(|c| &c.name))?;
+        self.check_columns(self.item.columns.iter().map(|c| c.name.as_str())).map_err(|e| e.within("item.columns"))?;
+        if self.tasks.iter().any(|t| t.name == SIMILARITY) {
+            return Err(Error::invalid(format!("tasks: `{SIMILARITY}` is the retrieval score, expected another name")));
+        }
+        self.check_queries()?;
+        self.check_features()?;
+        self.check_candidates()?;
+        match (&self.overarch, self.tasks.len()) {
+            (Some(_), 0) => Err(Error::invalid("overarch is given without tasks, expected one for each of its logits")),
+            (None, 1..) => {
+                Err(Error::invalid("tasks are given without overarch, expected the graph that predicts them"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses item columns with names that mean something else to the value model.
+    ///
+    /// # Errors
+    /// `Invalid` with the name and what it means.
+    pub fn check_columns<'a>(&self, mut names: impl Iterator<Item = &'a str>) -> Result<()> {
+        let meaning = |name: &str| match name {
+            SIMILARITY => Some("the retrieval score"),
+            _ if self.tasks.iter().any(|t| t.name == name) => Some("a task"),
+            _ if self.value.constants.contains_key(name) => Some("a constant of the value model"),
+            _ => None,
+        };
+        match names.find_map(|name| Some((name, meaning(name)?))) {
+            Some((name, what)) => {
+                Err(Error::invalid(format!("column `{name}`: this is {what}, expected another name")))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn check_queries(&self) -> Result<()> {
+        let Some(user) = &self.user else { return Ok(()) };
+        once("user.queries", user.queries.iter().map(|q| &q.name))?;
+        if user.queries.len() > limits::QUERIES_MAX {
+            return Err(Error::invalid(format!(
+                "user.queries: got {}, expected at most {}",
+                user.queries.len(),
+                limits::QUERIES_MAX
+            )));
+        }
+        if user.merge.is_some() && user.queries.is_empty() {
+            return Err(Error::invalid("user.merge is given without user.queries, expected what it merges"));
+        }
+        for query in &user.queries {
+            let place = |e: Error| e.within(format!("user.queries `{}`", query.name));
+            if let Some(candidates) = query.candidates {
+                in_range("candidates", candidates, limits::CANDIDATES_MAX).map_err(place)?;
+            }
+            if !(query.weight > 0.0 && query.weight <= limits::QUERY_WEIGHT_MAX) {
+                return Err(place(Error::invalid(format!(
+                    "weight: got {}, expected a number above 0, at most {:e}",
+                    query.weight,
+                    limits::QUERY_WEIGHT_MAX
+                ))));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_features(&self) -> Result<()> {
+        let user = self.user.as_ref().map_or(&[][..], |u| &u.features);
+        let overarch = self.overarch.as_ref().map_or(&[][..], |o| &o.features);
+        for (side, features) in [("user", user), ("item", &self.item.features), ("overarch", overarch)] {
+            let masks: Vec<String> = features.iter().filter(|f| f.is_sequence()).map(FeatureSpec::mask).collect();
+            once(&format!("{side}.features"), features.iter().map(|f| &f.name).chain(&masks))?;
+            for feature in features {
+                self.check_feature(feature).map_err(|e| e.within(format!("{side}.features `{}`", feature.name)))?;
+            }
+        }
+        if self.item.tower.is_some() && self.item.features.is_empty() {
+            return Err(Error::invalid("item.tower is given without item.features, expected its inputs"));
+        }
+        if self.item.tower.is_none() && !self.item.features.is_empty() {
+            return Err(Error::invalid(
+                "item.features are given without item.tower, expected the graph that takes them",
+            ));
+        }
+        Ok(())
+    }
+
+    /// What is kept of items and looked up for candidates.
+    fn check_candidates(&self) -> Result<()> {
+        let looked_up = self.overarch.iter().flat_map(|o: &OverArchSpec| &o.features);
+        if let Some(dense) = looked_up.clone().find(|f| f.kind == FeatureKind::Dense) {
+            let wrong = "a dense feature: numeric columns are inputs by their own names";
+            return Err(Error::invalid(format!("overarch.features `{}`: {wrong}", dense.name)));
+        }
+        for vector in &self.item.vectors {
+            self.check_vector(vector).map_err(|e| e.within(format!("item.vectors `{}`", vector.name)))?;
+        }
+        // What the inputs of an OverArch may be called, but for those of the graphs alone.
+        let mut meanings: Vec<(&str, String)> = RESERVED.map(|(name, what)| (name, what.into())).into();
+        meanings.extend(self.item.vectors.iter().map(|v| (v.name.as_str(), "one of item.vectors".into())));
+        let masks: Vec<String> = looked_up.clone().filter(|f| f.is_sequence()).map(FeatureSpec::mask).collect();
+        meanings.extend(looked_up.map(|f| (f.name.as_str(), "one of overarch.features".into())));
+        meanings.extend(masks.iter().map(|mask| (mask.as_str(), "the mask of one of overarch.features".into())));
+        let user: Vec<String> = self.user.iter().flat_map(|u| &u.features).flat_map(inputs).collect();
+        for (n, (name, what)) in meanings.iter().enumerate().skip(RESERVED.len()) {
+            let other = meanings[..n].iter().find(|(other, _)| other == name).map(|(_, what)| what.as_str());
+            let of_user = user.iter().any(|own| own == name).then_some("one of user.features");
+            if let Some(other) = other.or(of_user) {
+                return Err(Error::invalid(format!(
+                    "overarch: input `{name}` is {what} and {other}, expected one meaning: give one another name"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_vector(&self, vector: &VectorSpec) -> Result<()> {
+        if vector.name.is_empty() {
+            return Err(Error::invalid("name: expected one"));
+        }
+        in_range("width", vector.width, limits::TENSOR_NUMBERS_MAX)?;
+        let known = [RowFormat::F32, RowFormat::F16, RowFormat::Bf16, RowFormat::Int8];
+        if !known.contains(&vector.format) {
+            let format = vector.format.name();
+            return Err(Error::invalid(format!("format: got {format}, expected f32, f16, bf16 or int8")));
+        }
+        match (&vector.column, &self.item.tower) {
+            (None, None) => Err(Error::invalid("column is missing: without item.tower, a column brings it")),
+            _ => Ok(()),
+        }
+    }
+
+    fn check_feature(&self, feature: &FeatureSpec) -> Result<()> {
+        in_range("max_ids", feature.max_ids, limits::FEATURE_IDS_MAX)?;
+        check_sequence(feature)?;
+        if !feature.weights && (feature.kind != FeatureKind::Ids || feature.is_sequence()) {
+            return Err(Error::invalid("weights = false belongs to pooled `ids`: no other feature takes weights"));
+        }
+        match (feature.kind, feature.table.as_deref(), feature.width) {
+            (FeatureKind::Dense, Some(_), _) => Err(Error::invalid("a dense feature has no table")),
+            (FeatureKind::Dense, None, Some(width)) if (1..=limits::DIMENSION_MAX).contains(&width) => Ok(()),
+            (FeatureKind::Dense, None, width) => Err(Error::invalid(format!(
+                "width: got {width:?}, expected 1 to {} for a dense feature",
+                limits::DIMENSION_MAX
+            ))),
+            (_, _, Some(_)) => {
+                Err(Error::invalid("width belongs to dense features; the table says how wide this one is"))
+            }
+            (_, None, _) => Err(Error::invalid("table is missing, expected the name of one of [[tables]]")),
+            (kind, Some(name), None) => {
+                let known: Vec<&str> = self.tables.iter().map(|t| t.name.as_str()).collect();
+                let Some(table) = self.tables.iter().find(|t| t.name == name) else {
+                    return Err(Error::invalid(format!(
+                        "table `{name}` is not declared, expected one of: {}",
+                        known.join(", ")
+                    )));
+                };
+                if kind == FeatureKind::Category && table.vocabulary.is_none() {
+                    return Err(Error::invalid(format!(
+                        "table `{name}` has no vocabulary, which a category feature needs"
+                    )));
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+/// The names of the inputs that a feature makes.
+fn inputs(feature: &FeatureSpec) -> Vec<String> {
+    let mask = feature.is_sequence().then(|| feature.mask());
+    std::iter::once(feature.name.clone()).chain(mask).collect()
+}
+
+fn check_sequence(feature: &FeatureSpec) -> Result<()> {
+    if feature.kind == FeatureKind::Dense && feature.pooling == Pooling::None {
+        return Err(Error::invalid("pooling: a dense feature has no rows, expected none given"));
+    }
+    match (feature.is_sequence(), feature.length) {
+        (true, None) => Err(Error::invalid("length is missing, expected the rows of the sequence")),
+        (true, Some(length)) => in_range("length", length, limits::SEQUENCE_MAX.min(feature.max_ids)),
+        (false, Some(_)) => Err(Error::invalid("length belongs to sequences, those with pooling = \"none\"")),
+        (false, None) if feature.keep.is_some() => {
+            Err(Error::invalid("keep belongs to sequences, those with pooling = \"none\""))
+        }
+        (false, None) => Ok(()),
+    }
+}
+
+fn in_range(field: &str, value: usize, most: usize) -> Result<()> {
+    match (1..=most).contains(&value) {
+        true => Ok(()),
+        false => Err(Error::invalid(format!("{field}: got {value}, expected 1 to {most}"))),
+    }
+}
+
+fn once<'a>(what: &str, names: impl Iterator<Item = &'a String>) -> Result<()> {
+    let mut seen = BTreeSet::new();
+    for name in names {
+        if name.is_empty() || !seen.insert(name) {
+            return Err(Error::invalid(format!(
+                "{what}: name `{name}` is empty or given twice, expected each name once"
+            )));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn columns_have_names_of_their_own() {
+        let spec = |columns: &str| {
+            let text = format!(
+                "name = 'm'\ndimension = 2\n[overarch]\ngraph = 'o.onnx'\n[[tasks]]\nname = 'click'\n[value]\nexpression = \
+                 'click'\nconstants = {{ w = 1.0 }}\n{columns}"
+            );
+            ModelSpec::parse(&text)
+        };
+        for (name, meaning) in
+            [("similarity", "the retrieval score"), ("click", "a task"), ("w", "a constant of the value model")]
+        {
+            let expected = format!("column `{name}`: this is {meaning}, expected another name");
+            let error = spec(&format!("[[item.columns]]\nname = '{name}'")).unwrap_err().to_string();
+            assert!(error.contains(&expected), "{error}");
+            let error = spec("").unwrap().check_columns(["price", name].into_iter()).unwrap_err().to_string();
+            assert!(error.contains(&expected), "{error}");
+        }
+        for name in ["price", "max", "and", "if", "Similarity"] {
+            spec(&format!("[[item.columns]]\nname = '{name}'")).unwrap();
+        }
+    }
+}

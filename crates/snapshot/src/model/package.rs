@@ -1,0 +1,388 @@
+//! A folder that holds a model: `model.toml` and the files it names, checked against each other.
+//!
+//! A snapshot's folder is such a package too, with the index beside it, so that publishing and serving read it alike.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::contract::{self, CandidateInput, UserInput};
+use super::decisions::{DecidedPart, Decisions};
+use super::spec::{ModelSpec, SIMILARITY};
+use sterling_core::error::{Error, Kind, Result};
+use sterling_embedding::{RowFormat, Table, Vocabulary};
+use sterling_graph::dense::Precision;
+use sterling_graph::tower::{
+    FeatureRow, FeatureSpec, FeatureTensor, Graph, ItemPart, OverArch, Pooled, Readable, Runs, Tower, TowerOutput,
+};
+use sterling_index::value::Program;
+use sterling_storage::files::{self, Tensors};
+
+/// The name of the file that declares a model.
+pub const MODEL_FILE: &str = "model.toml";
+
+/// The name of the file of requests that a version must answer before it may serve, where a package has one.
+pub const WARMUP_FILE: &str = "warmup.jsonl";
+
+/// A model package in memory; tables are mapped.
+#[derive(Debug)]
+pub struct Package {
+    folder: PathBuf,
+    /// What `model.toml` says.
+    pub spec: ModelSpec,
+    /// The embedding tables, in the order of `model.toml`.
+    pub tables: Vec<Arc<Table>>,
+    /// The user tower, where there is one.
+    pub user: Option<Tower>,
+    /// The item tower, where there is one.
+    pub item: Option<Tower>,
+    /// The reranker, where there is one.
+    pub overarch: Option<OverArch>,
+    /// Where each of [`OverArch::user`] comes from.
+    pub user_inputs: Vec<UserInput>,
+}
+
+impl Package {
+    /// Whether a request runs a graph in the runtime, which has threads of its own.
+    pub fn runs_graphs(&self) -> bool {
+        let user = self.user.as_ref().map(|tower| tower.graph().1);
+        let overarch = self.overarch.as_ref().map(|overarch| overarch.graph().1);
+        user.into_iter().chain(overarch).any(|runs| matches!(runs, Runs::Runtime(_)))
+    }
+
+    /// Opens the package in `folder`, the files of which somebody may be changing: its tables are read into memory.
+    ///
+    /// # Errors
+    /// `Invalid` or `NotFound` with the file and the field that are wrong.
+    pub fn open(folder: &Path) -> Result<Self> {
+        let tensors = |file: &Path| Tensors::read(file);
+        Package::from_folder(folder, tensors, |_, tables| Ok(tables), &Reading::default())
+    }
+
+    /// Opens the package in `folder` to try it: its tables are mapped, and `told` hears of each graph before it is read.
+    ///
+    /// # Errors
+    /// As [`Package::open`].
+    pub fn open_told(folder: &Path, told: &dyn Fn(&str)) -> Result<Self> {
+        let reading = Reading { told, ..Reading::default() };
+        Package::from_folder(folder, Tensors::open, |_, tables| Ok(tables), &reading)
+    }
+
+    /// Opens the package in the `folder` of a published version, by what was decided then; `place` says where its tables lie,
+    /// given them whole and mapped.
+    ///
+    /// # Errors
+    /// As [`Package::open`], and what `place` returns.
+    pub fn open_placed(
+        folder: &Path,
+        decisions: &Decisions,
+        place: impl FnOnce(&ModelSpec, Vec<Arc<Table>>) -> Result<Vec<Arc<Table>>>,
+    ) -> Result<Self> {
+        Package::from_folder(folder, Tensors::open, place, &Reading { decisions, ..Reading::default() })
+    }
+
+    /// The same package by other decisions.
+    ///
+    /// # Errors
+    /// As [`Package::open`].
+    pub fn decided(&self, decisions: &Decisions) -> Result<Self> {
+        let (folder, spec, tables) = (self.folder.clone(), self.spec.clone(), self.tables.clone());
+        Package::join(folder, spec, tables, &Reading { decisions, ..Reading::default() })
+    }
+
+    /// What of the OverArch is best kept by item, in rows of a format; none where that makes a candidate hardly cheaper.
+    ///
+    /// # Errors
+    /// As [`Package::open`].
+    pub fn best_part(&self, format: RowFormat) -> Result<Option<DecidedPart>> {
+        let Some(declared) = &self.spec.overarch else { return Ok(None) };
+        let (readable, tasks) = (readable(&self.spec, self.user.as_ref(), &self.tables)?, self.spec.tasks.len());
+        let graph = || Graph::load(&declared.graph, read(&self.folder, &declared.graph)?);
+        let Some(cut) = OverArch::best_cut(&graph()?, &readable, tasks)? else { return Ok(None) };
+        let parted = OverArch::with_part(graph()?, &readable, tasks, &cut)?;
+        let decided = |part: &ItemPart| DecidedPart {
+            cut: cut.clone(),
+            width: part.width(),
+            format,
+            digest: part.digest().to_owned(),
+        };
+        Ok(parted.part().map(decided))
+    }
+
+    fn from_folder(
+        folder: &Path,
+        tensors: impl Fn(&Path) -> Result<Tensors>,
+        place: impl FnOnce(&ModelSpec, Vec<Arc<Table>>) -> Result<Vec<Arc<Table>>>,
+        reading: &Reading<'_>,
+    ) -> Result<Self> {
+        let text = read(folder, MODEL_FILE).map_err(|e| e.within(folder.display()))?;
+        let text = String::from_utf8(text).map_err(|_| Error::invalid(format!("{MODEL_FILE}: not UTF-8")))?;
+        let spec = ModelSpec::parse(&text).map_err(|e| e.within(folder.join(MODEL_FILE).display()))?;
+        Package::assemble(folder, spec, tensors, place, reading).map_err(|e| e.within(folder.display()))
+    }
+
+    fn assemble(
+        folder: &Path,
+        spec: ModelSpec,
+        tensors: impl Fn(&Path) -> Result<Tensors>,
+        place: impl FnOnce(&ModelSpec, Vec<Arc<Table>>) -> Result<Vec<Arc<Table>>>,
+        reading: &Reading<'_>,
+    ) -> Result<Self> {
+        if let Some(name) = file_names(&spec).iter().find(|n| n.contains(['/', '\\']) || n.starts_with('.')) {
+            return Err(Error::invalid(format!(
+                "{MODEL_FILE}: file `{name}`, expected a plain name inside the package"
+            )));
+        }
+        // Several tables may lie in one file, which is opened once.
+        let mut files: BTreeMap<&str, Tensors> = BTreeMap::new();
+        for file in spec.tables.iter().map(|table| table.file.as_str()) {
+            if !files.contains_key(file) {
+                files.insert(file, tensors(&folder.join(file))?);
+            }
+        }
+        let tables = spec.tables.iter().map(|table| {
+            let tensors = &files[table.file.as_str()];
+            let mut opened = Table::mapped(tensors, &table.name, table.row_format()?, table.unseen()?)?;
+            if let Some(file) = &table.vocabulary {
+                let text =
+                    String::from_utf8(read(folder, file)?).map_err(|_| Error::invalid(format!("{file}: not UTF-8")))?;
+                opened = opened.with_vocabulary(Vocabulary::parse(&text).map_err(|e| e.within(file))?)?;
+            }
+            Ok(Arc::new(opened))
+        });
+        let tables = place(&spec, tables.collect::<Result<_>>()?)?;
+        Package::join(folder.into(), spec, tables, reading)
+    }
+
+    fn join(folder: PathBuf, spec: ModelSpec, tables: Vec<Arc<Table>>, reading: &Reading<'_>) -> Result<Self> {
+        let Graphs { user, item, overarch } = Graphs::load(&folder, &spec, &tables, reading)?;
+        let user_inputs = overarch.iter().flat_map(|o| o.user());
+        let user_inputs = user_inputs.filter_map(|r| contract::user_input(&r.name, user.as_ref())).collect();
+        Ok(Package { folder, user, item, overarch, user_inputs, spec, tables })
+    }
+
+    /// The folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// The files of all graphs, each with what runs it.
+    pub fn graphs(&self) -> impl Iterator<Item = (&str, &Runs)> {
+        let towers = self.user.iter().chain(&self.item).map(Tower::graph);
+        towers.chain(self.overarch.iter().map(OverArch::graph))
+    }
+
+    /// True where the OverArch reads what only a request's features tell.
+    pub fn needs_features(&self) -> bool {
+        self.user_inputs.iter().any(|input| *input != UserInput::Query)
+    }
+
+    /// Where an input of the OverArch that is a row of each candidate comes from, by its name.
+    pub fn candidate_input(&self, name: &str) -> Option<CandidateInput> {
+        contract::candidate_input(name, &self.spec)
+    }
+
+    /// The tensors of the user that the OverArch reads, in its order, each empty where it is the query; none at all where it reads
+    /// no others. `made` are the outputs of the user tower, of which those that are read are taken.
+    pub fn user_tensors(&self, row: &FeatureRow, pooled: &Pooled, made: &mut [Vec<f32>]) -> Vec<Vec<f32>> {
+        let Some(user) = self.user.as_ref().filter(|_| self.needs_features()) else { return Vec::new() };
+        let tensor = |input: &UserInput| match *input {
+            UserInput::Query => Vec::new(),
+            UserInput::Output(n) => std::mem::take(&mut made[n]),
+            UserInput::Feature(n) => {
+                let tensor = &user.tensors()[n];
+                let mut numbers = vec![0.0; tensor.count()];
+                tensor.write(row, pooled, &mut numbers);
+                numbers
+            }
+        };
+        self.user_inputs.iter().map(tensor).collect()
+    }
+
+    /// Numbers that a request's features become: the tensors of the user tower and what it makes.
+    pub fn user_numbers(&self) -> usize {
+        let Some(user) = &self.user else { return 0 };
+        let inputs = user.tensors().iter().map(FeatureTensor::count);
+        inputs.chain(user.outputs().iter().map(TowerOutput::count)).sum()
+    }
+
+    /// The embedding table of this name.
+    pub fn table(&self, name: &str) -> Option<&Table> {
+        self.tables.iter().find(|t| t.name() == name).map(|t| &**t)
+    }
+
+    /// The files that serving needs, `model.toml` among them, and the warm-up where there is one.
+    pub fn files(&self) -> BTreeSet<String> {
+        let mut names = file_names(&self.spec);
+        names.insert(MODEL_FILE.into());
+        names.extend(self.folder.join(WARMUP_FILE).exists().then(|| WARMUP_FILE.into()));
+        names
+    }
+
+    /// Compiles the value model over the tasks, the given numeric item columns and the retrieval score.
+    ///
+    /// # Errors
+    /// `Invalid` where the expression is wrong, the OverArch reads a column that is not numeric, or a name is taken twice.
+    pub fn value(&self, numeric_columns: &[&str]) -> Result<Program> {
+        let known = self.overarch.iter().map(OverArch::declared).flat_map(|o| o.user.iter().chain(&o.rows));
+        if let Some(input) =
+            known.filter(|i| numeric_columns.contains(&i.name.as_str())).find(|i| !is_reserved(&i.name))
+        {
+            return Err(Error::invalid(format!(
+                "overarch: input `{}` is a numeric item column and something else, expected one meaning: give the other \
+                 another name",
+                input.name
+            )));
+        }
+        for column in self.overarch.iter().flat_map(|o| o.declared().columns()) {
+            if !numeric_columns.contains(&column) {
+                return Err(Error::invalid(format!(
+                    "overarch: input `{column}` is no numeric item column, expected one of: {}",
+                    numeric_columns.join(", ")
+                )));
+            }
+        }
+        let tasks: Vec<&str> = self.spec.tasks.iter().map(|t| t.name.as_str()).collect();
+        let mut names = tasks.clone();
+        names.push(SIMILARITY);
+        names.extend(numeric_columns.iter().filter(|c| !tasks.contains(c) && **c != SIMILARITY));
+        if let Some(constant) = self.spec.value.constants.keys().find(|c| names.contains(&c.as_str())) {
+            return Err(Error::invalid(format!(
+                "value.constants: `{constant}` is also a task, a column or `{SIMILARITY}`"
+            )));
+        }
+        Program::compile(&self.spec.value.expression, &names, &self.spec.value.constants)
+            .map_err(|e| e.within(format!("{MODEL_FILE}: value.expression")))
+    }
+}
+
+/// How the graphs of a package are read.
+struct Reading<'a> {
+    decisions: &'a Decisions,
+    /// Hears of each graph before it is read.
+    told: &'a dyn Fn(&str),
+}
+
+impl Default for Reading<'_> {
+    fn default() -> Self {
+        const UNDECIDED: &Decisions = &Decisions { precision: None, item_part: None };
+        Reading { decisions: UNDECIDED, told: &|_| () }
+    }
+}
+
+impl Reading<'_> {
+    fn graph(&self, folder: &Path, spec: &ModelSpec, file: &str) -> Result<Graph> {
+        (self.told)(file);
+        let decided = self.decisions.precision.as_ref().map_or(Precision::F32, |decided| decided.chosen);
+        Ok(Graph::load(file, read(folder, file)?)?.in_precision(spec.precision_of(file, decided)))
+    }
+}
+
+/// The dense parts of a package, joined with what they read.
+struct Graphs {
+    user: Option<Tower>,
+    item: Option<Tower>,
+    overarch: Option<OverArch>,
+}
+
+impl Graphs {
+    fn load(folder: &Path, spec: &ModelSpec, tables: &[Arc<Table>], reading: &Reading<'_>) -> Result<Self> {
+        let graph = |file: &str| reading.graph(folder, spec, file);
+        let tower = |side, graph: Graph, features: &[FeatureSpec], outputs: &[TowerOutput]| {
+            let is_used = |t: &&Arc<Table>| features.iter().any(|f| f.table.as_deref() == Some(t.name()));
+            let used: Vec<Arc<Table>> = tables.iter().filter(is_used).cloned().collect();
+            let tower = Tower::new(side, features, &used, graph, outputs)?;
+            contract::check_tensors(&tower).map_err(|e| e.within(format!("{side}.features")))?;
+            Ok::<_, Error>(tower)
+        };
+        let reranker = spec.overarch.as_ref().map(|o| graph(&o.graph)).transpose()?;
+        let user = match &spec.user {
+            Some(declared) => {
+                let graph = graph(&declared.tower)?;
+                let outputs = contract::user_outputs(spec, &graph, reranker.as_ref())?;
+                Some(tower("user", graph, &declared.features, &outputs)?)
+            }
+            None => None,
+        };
+        let item = match &spec.item.tower {
+            Some(file) => Some(tower("item", graph(file)?, &spec.item.features, &contract::item_outputs(spec))?),
+            None => None,
+        };
+        let overarch = match reranker {
+            Some(graph) => {
+                let (readable, tasks) = (readable(spec, user.as_ref(), tables)?, spec.tasks.len());
+                let parted = match &reading.decisions.item_part {
+                    Some(decided) => parted(reading.graph(folder, spec, graph.name())?, &readable, tasks, decided),
+                    None => None,
+                };
+                Some(parted.map_or_else(|| OverArch::new(graph, &readable, tasks), Ok)?)
+            }
+            None => None,
+        };
+        let graphs = Graphs { user, item, overarch };
+        graphs.check_features()?;
+        Ok(graphs)
+    }
+
+    /// Refuses features that no graph reads.
+    fn check_features(&self) -> Result<()> {
+        let by_overarch = |tower: &Tower, feature: &str| {
+            let read = self.overarch.iter().flat_map(|o| &o.declared().user);
+            let tensors = read.filter_map(|r| tower.tensors().iter().find(|t| t.name == r.name));
+            tensors.into_iter().any(|t| t.feature == feature)
+        };
+        for (side, tower) in [("user", &self.user), ("item", &self.item)] {
+            for (tower, feature) in tower.iter().flat_map(|t| t.features().iter().map(move |f| (t, &f.name))) {
+                if !tower.reads(feature) && (side == "item" || !by_overarch(tower, feature)) {
+                    tower.input(feature).map_err(|e| e.within(format!("{side}.features `{feature}`")))?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The OverArch beside what was kept by item, where the program makes that today as it did when it was decided.
+fn parted(graph: Graph, readable: &[Readable], tasks: usize, decided: &DecidedPart) -> Option<OverArch> {
+    let name = graph.name().to_owned();
+    let split = OverArch::with_part(graph, readable, tasks, &decided.cut);
+    let is_it = |overarch: &OverArch| {
+        overarch.part().is_some_and(|part| part.width() == decided.width && part.is(&decided.digest))
+    };
+    let why = match split {
+        Ok(overarch) if is_it(&overarch) => return Some(overarch),
+        Ok(_) => "another program makes them today".to_owned(),
+        Err(e) => e.to_string(),
+    };
+    tracing::warn!(graph = name, why, "parts of items are not used; publish the model again");
+    None
+}
+
+/// All tensors that the OverArch of a package may read.
+fn readable(spec: &ModelSpec, user: Option<&Tower>, tables: &[Arc<Table>]) -> Result<Vec<Readable>> {
+    contract::readable(spec, user, &|table| contract::width_of(tables.iter().map(|t| &**t), table))
+}
+
+fn is_reserved(name: &str) -> bool {
+    [contract::QUERY, contract::ITEM].contains(&name)
+}
+
+fn file_names(spec: &ModelSpec) -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for table in &spec.tables {
+        names.insert(table.file.clone());
+        names.extend(table.vocabulary.clone());
+    }
+    names.extend(spec.user.as_ref().map(|u| u.tower.clone()));
+    names.extend(spec.item.tower.clone());
+    names.extend(spec.overarch.as_ref().map(|o| o.graph.clone()));
+    names
+}
+
+fn read(folder: &Path, file: &str) -> Result<Vec<u8>> {
+    let path = folder.join(file);
+    files::read(&path).map_err(|e| match e {
+        e if e.kind() == Kind::NotFound => Error::invalid(format!("file `{file}` is missing")).caused_by(e),
+        e => e,
+    })
+}

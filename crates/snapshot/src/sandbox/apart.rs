@@ -1,0 +1,258 @@
+//! A trial in a process apart: the same program, told to try a folder, with bounds that the system keeps.
+//!
+//! The child writes a line of JSON before each thing that it does, and one at the end. Where there is none at the end, the last
+//! line says what it was at, and how the process ended says why.
+
+use std::io::{Read, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Resource, Rlimit, Signal, setrlimit};
+use serde::{Deserialize, Serialize};
+
+use super::rows;
+use crate::model::{MODEL_FILE, ModelSpec};
+use sterling_core::blocking::may_block;
+use sterling_core::error::{Error, Kind, Result};
+
+/// How often a trial is looked at.
+const LOOK: Duration = Duration::from_millis(2);
+/// The signal by which others end it.
+const KILLED: i32 = Signal::KILL.as_raw();
+/// Most bytes that are kept of what a trial writes.
+const SAID_MAX: u64 = 1 << 20;
+/// The signal by which the system ends a process that has used up its time.
+const OUT_OF_TIME: i32 = Signal::XCPU.as_raw();
+/// Seconds of a processor after that at which it ends whatever does not heed that.
+const GRACE_SECONDS: u64 = 5;
+/// Most characters of a reason.
+const REASON_CHARS: usize = 2_000;
+
+/// What a trial may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// Bytes of memory, beside eight times those of the files that are read whole.
+    pub memory_bytes: u64,
+    /// Time of a processor.
+    pub cpu: Duration,
+    /// Time by the clock.
+    pub clock: Duration,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Bounds { memory_bytes: 2 << 30, cpu: Duration::from_secs(60), clock: Duration::from_secs(300) }
+    }
+}
+
+/// Tries graphs in processes of this program.
+#[derive(Clone, Debug)]
+pub struct Apart {
+    /// The program, which calls [`answer`] where its first argument is `trial`.
+    pub program: PathBuf,
+    /// What a trial may take.
+    pub bounds: Bounds,
+}
+
+/// A line of a trial.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Line {
+    At(String),
+    NotCompared(String),
+    Refused { kind: String, reason: String },
+    Passed,
+}
+
+impl Apart {
+    /// Processes of the program that this one is, also where its file has been replaced since.
+    ///
+    /// # Errors
+    /// `Io` where the system does not tell which that is.
+    pub fn of_this_program() -> Result<Self> {
+        let itself = PathBuf::from("/proc/self/exe");
+        let program = match itself.exists() {
+            true => itself,
+            false => std::env::current_exe().map_err(|e| Error::io("this program's file", e))?,
+        };
+        Ok(Apart { program, bounds: Bounds::default() })
+    }
+
+    pub(super) fn run(&self, folder: &Path) -> Result<()> {
+        may_block();
+        let mut command = Command::new(&self.program);
+        command.arg("trial").arg(folder);
+        command.args(["--memory-bytes", &self.bounds.memory_bytes.to_string()]);
+        command.args(["--cpu-seconds", &self.bounds.cpu.as_secs().max(1).to_string()]);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().map_err(|e| Error::io("a process to try graphs in", e))?;
+        let (said, cried) = (hear(child.stdout.take()), hear(child.stderr.take()));
+        let ended = self.wait(&mut child)?;
+        let text =
+            |thread: JoinHandle<Vec<u8>>| String::from_utf8_lossy(&thread.join().unwrap_or_default()).into_owned();
+        self.judge(ended, &text(said), &text(cried))
+    }
+
+    /// How the child ended; none where it had to be stopped.
+    fn wait(&self, child: &mut Child) -> Result<Option<ExitStatus>> {
+        let failed = |e| Error::io("a process that tries graphs", e);
+        let started = Instant::now();
+        loop {
+            if let Some(status) = child.try_wait().map_err(failed)? {
+                return Ok(Some(status));
+            }
+            if started.elapsed() > self.bounds.clock {
+                child.kill().and_then(|()| child.wait()).map_err(failed)?;
+                return Ok(None);
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    fn judge(&self, ended: Option<ExitStatus>, said: &str, cried: &str) -> Result<()> {
+        let mut at = "its graphs".to_owned();
+        for line in said.lines() {
+            match serde_json::from_str(line) {
+                Ok(Line::At(place)) => at = place,
+                Ok(Line::NotCompared(what)) => tracing::warn!("{what}"),
+                Ok(Line::Passed) => return Ok(()),
+                Ok(Line::Refused { kind, reason }) => {
+                    let kinds = [Kind::NotFound, Kind::Io, Kind::Corrupt, Kind::Unsupported];
+                    let kind = kinds.into_iter().find(|k| k.name() == kind).unwrap_or(Kind::Invalid);
+                    return Err(Error::new(kind, reason));
+                }
+                Err(_) => {}
+            }
+        }
+        let mut why = self.why(ended, cried);
+        let last = cried.lines().rfind(|line| !line.trim().is_empty()).unwrap_or_default();
+        if !last.is_empty() {
+            why = format!("{why}; it said: {}", cut(last));
+        }
+        // What the machine did to it says nothing of the graph: it may pass when there is time and memory for it.
+        let is_by_machine = ended.is_none_or(|status| status.signal() == Some(KILLED));
+        let kind = if is_by_machine { Kind::Unavailable } else { Kind::Invalid };
+        Err(Error::new(kind, format!("{at}: {why}")))
+    }
+
+    fn why(&self, ended: Option<ExitStatus>, cried: &str) -> String {
+        let Bounds { memory_bytes, cpu, clock } = self.bounds;
+        let Some(status) = ended else { return format!("the trial was not done after {} s", clock.as_secs()) };
+        let signal = status.signal();
+        match signal {
+            _ if cried.contains("memory allocation of") => {
+                format!("the trial needs more than {} MB of memory", memory_bytes >> 20)
+            }
+            Some(OUT_OF_TIME) => {
+                format!("the trial was not done after {} s of a processor", cpu.as_secs())
+            }
+            Some(KILLED) => "the trial was killed from outside, as the system does where memory runs out".into(),
+            Some(signal) => format!("the trial ended by signal {signal}"),
+            None => format!("the trial ended with code {}", status.code().unwrap_or(-1)),
+        }
+    }
+}
+
+/// Reads to the end, and keeps the beginning.
+fn hear(from: Option<impl Read + Send + 'static>) -> JoinHandle<Vec<u8>> {
+    std::thread::spawn(move || {
+        let mut kept = Vec::new();
+        if let Some(mut from) = from {
+            // A pipe that breaks tells no more than one that ends.
+            let _ = from.by_ref().take(SAID_MAX).read_to_end(&mut kept);
+            let _ = std::io::copy(&mut from, &mut std::io::sink());
+        }
+        kept
+    })
+}
+
+fn cut(text: &str) -> String {
+    text.chars().take(REASON_CHARS).collect()
+}
+
+/// The child's side: bounds this process, tries the graphs of `folder` and says on `out` what came of it.
+///
+/// # Errors
+/// `Io` where the bounds cannot be set or nobody listens.
+pub fn answer(folder: &Path, bounds: &Bounds, out: &mut dyn Write) -> Result<()> {
+    bound(folder, bounds)?;
+    let out = std::cell::RefCell::new(out);
+    let say = |line: &Line| {
+        let text = serde_json::to_string(line).map_err(|e| Error::internal(e.to_string()))?;
+        let mut out = out.borrow_mut();
+        writeln!(out, "{text}").and_then(|()| out.flush()).map_err(|e| Error::io("the trial's report", e))
+    };
+    let tried = rows::run(folder, &|told| {
+        drop(say(&match told {
+            rows::Told::Next(at) => Line::At(cut(&at)),
+            rows::Told::NotCompared(what) => Line::NotCompared(cut(&what)),
+        }));
+    });
+    match tried {
+        Ok(()) => say(&Line::Passed),
+        Err(e) => say(&Line::Refused { kind: e.kind().name().into(), reason: cut(&e.to_string()) }),
+    }
+}
+
+fn bound(folder: &Path, bounds: &Bounds) -> Result<()> {
+    let files = whole_bytes(folder).unwrap_or(0).saturating_mul(8);
+    let limits = [
+        (Resource::Core, 0, 0),
+        (Resource::Cpu, bounds.cpu.as_secs(), GRACE_SECONDS),
+        // What the process writes to: tables that are mapped do not count.
+        (Resource::Data, bounds.memory_bytes.saturating_add(files), 0),
+    ];
+    for (resource, limit, grace) in limits {
+        let limit = Rlimit { current: Some(limit), maximum: Some(limit.saturating_add(grace)) };
+        setrlimit(resource, limit).map_err(|e| Error::io("the bounds of a trial", e.into()))?;
+    }
+    Ok(())
+}
+
+/// Bytes of the files of a package that are read whole.
+fn whole_bytes(folder: &Path) -> Option<u64> {
+    let spec = ModelSpec::parse(&std::fs::read_to_string(folder.join(MODEL_FILE)).ok()?).ok()?;
+    let towers = [spec.user.map(|u| u.tower), spec.item.tower, spec.overarch.map(|o| o.graph)];
+    let files = towers.into_iter().flatten().chain(spec.tables.into_iter().filter_map(|t| t.vocabulary));
+    Some(files.filter_map(|file| std::fs::metadata(folder.join(file)).ok()).map(|about| about.len()).sum())
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn what_the_machine_did_to_a_trial_is_not_held_against_the_graph() {
+        let apart = Apart { program: "sterling".into(), bounds: Bounds::default() };
+        let said = "{\"at\":\"user.onnx: 7 rows\"}\n";
+        let judged = |ended: Option<i32>, cried: &str| {
+            let error = apart.judge(ended.map(ExitStatus::from_raw), said, cried).unwrap_err();
+            (error.kind(), error.to_string())
+        };
+        for (ended, cried, kind, expected) in [
+            (Some(KILLED), "", Kind::Unavailable, "user.onnx: 7 rows: the trial was killed from outside"),
+            (None, "", Kind::Unavailable, "user.onnx: 7 rows: the trial was not done after 300 s"),
+            (
+                Some(OUT_OF_TIME),
+                "",
+                Kind::Invalid,
+                "user.onnx: 7 rows: the trial was not done after 60 s of a processor",
+            ),
+            (
+                Some(6),
+                "memory allocation of 9 bytes failed",
+                Kind::Invalid,
+                "the trial needs more than 2048 MB of memory",
+            ),
+            (Some(11), "", Kind::Invalid, "the trial ended by signal 11"),
+            (Some(1 << 8), "", Kind::Invalid, "the trial ended with code 1"),
+        ] {
+            let (got, text) = judged(ended, cried);
+            assert!(got == kind && text.contains(expected), "{ended:?}: {got:?}: {text}");
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! An independent evaluation of ONNX files, which everything that runs a graph is compared with.
+//!
+//! Plain loops in f64 over the nodes of the file, one after the other, as the ONNX reference describes them: integers are i64 that
+//! wrap to the width of their type, truths are truths, operands broadcast by their shapes. Nothing is shared with the compiler of
+//! `sterling_graph::dense` or with the fallback runtime, and nothing is rewritten: a mistake there is a difference here.
+//!
+//! How far f32 may lie from that is measured, not assumed: the graph is evaluated again with every inexact result rounded to f32
+//! ([`Arithmetic`]), up or down at random, and what that changes is the noise of the computation.
+//!
+//! `stop` says why there is nothing to compare with, `array` holds values, `call` reads a node, `numbers` computes, `views` moves.
+
+mod arithmetic;
+mod array;
+mod call;
+mod numbers;
+mod products;
+mod reductions;
+mod stop;
+mod views;
+
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use rten_onnx::onnx::{ModelProto, NodeProto};
+
+pub(super) use arithmetic::{Arithmetic, Mode};
+pub(super) use array::Array;
+use call::Call;
+pub(super) use stop::Stop;
+
+/// A file that can be evaluated.
+pub(super) struct Oracle {
+    nodes: Vec<NodeProto>,
+    constants: HashMap<String, Rc<Array>>,
+    /// After which node a value is read for the last time.
+    last_reads: HashMap<String, usize>,
+    opset: i64,
+}
+
+impl Oracle {
+    /// Reads a file that passed the checks of `sterling_graph::tower`.
+    pub(super) fn read(bytes: &[u8]) -> Result<Oracle, Stop> {
+        let invalid = |what: String| Stop::Invalid(what);
+        let model = ModelProto::parse_buf(bytes).map_err(|e| invalid(e.to_string()))?;
+        let is_standard = |domain: &Option<String>| domain.as_deref().is_none_or(|d| d.is_empty() || d == "ai.onnx");
+        let opset = model.opset_import.iter().find(|o| is_standard(&o.domain)).and_then(|o| o.version).unwrap_or(1);
+        let graph = model.graph.ok_or_else(|| invalid("a file without a graph".into()))?;
+        let mut constants = HashMap::new();
+        for tensor in &graph.initializer {
+            // Tensors of other types are unknown to the node that reads them.
+            if let Ok(array) = array::of_tensor(tensor) {
+                constants.insert(tensor.name.clone().unwrap_or_default(), Rc::new(array));
+            }
+        }
+        if let Some(node) = graph.node.iter().find(|node| !is_standard(&node.domain)) {
+            return Err(Stop::Unknown(format!("operator `{}`", node.op_type.as_deref().unwrap_or(""))));
+        }
+        let mut last_reads = HashMap::new();
+        for (place, node) in graph.node.iter().enumerate() {
+            for name in node.input.iter().chain(&node.output) {
+                last_reads.insert(name.clone(), place);
+            }
+        }
+        Ok(Oracle { nodes: graph.node, constants, last_reads, opset })
+    }
+
+    /// Evaluates the graph for named inputs and returns the named outputs. `seen` is told what each node made.
+    pub(super) fn run(
+        &self,
+        inputs: &[(String, Array)],
+        outputs: &[&str],
+        arithmetic: &mut Arithmetic,
+        seen: &mut dyn FnMut(&NodeProto, &str, &Array),
+    ) -> Result<Vec<Array>, Stop> {
+        let mut values: HashMap<&str, Rc<Array>> = HashMap::new();
+        for (name, array) in inputs {
+            values.insert(name, Rc::new(array.clone()));
+        }
+        for (place, node) in self.nodes.iter().enumerate() {
+            let read = |name: &String| match name.as_str() {
+                "" => Ok(None),
+                name => match values.get(name).or_else(|| self.constants.get(name)) {
+                    Some(array) => Ok(Some(array.clone())),
+                    None => Err(Stop::Unknown(format!("the type of `{name}`"))),
+                },
+            };
+            let inputs = node.input.iter().map(read).collect::<Result<Vec<_>, Stop>>()?;
+            let call = Call { node, inputs, opset: self.opset };
+            let made = evaluate(&call, arithmetic).map_err(|stop| match stop {
+                Stop::Invalid(what) => Stop::Invalid(format!("{}: {what}", shown(node))),
+                stop => stop,
+            })?;
+            for (name, array) in node.output.iter().zip(made) {
+                seen(node, name, &array);
+                values.insert(name, Rc::new(array));
+            }
+            for name in node.input.iter().chain(&node.output) {
+                if self.last_reads.get(name) == Some(&place) && !outputs.contains(&name.as_str()) {
+                    values.remove(name.as_str());
+                }
+            }
+        }
+        let output = |name: &&str| {
+            let array = values.get(name).or_else(|| self.constants.get(*name));
+            array.map(|array| (**array).clone()).ok_or_else(|| Stop::Unknown(format!("the type of `{name}`")))
+        };
+        outputs.iter().map(output).collect()
+    }
+}
+
+/// A node as people find it.
+pub(super) fn shown(node: &NodeProto) -> String {
+    let operator = node.op_type.as_deref().unwrap_or("?");
+    match node.name.as_deref().filter(|name| !name.is_empty()).or(node.output.first().map(String::as_str)) {
+        Some(name) => format!("node `{name}` ({operator})"),
+        None => format!("a node ({operator})"),
+    }
+}
+
+fn evaluate(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Vec<Array>, Stop> {
+    for part in [views::evaluate, reductions::evaluate, products::evaluate, numbers::evaluate] {
+        if let Some(made) = part(call, arithmetic)? {
+            return Ok(made);
+        }
+    }
+    Err(Stop::Unknown(format!("operator `{}`", call.operator())))
+}
+
+#[cfg(test)]
+mod tests;

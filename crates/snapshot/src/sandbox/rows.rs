@@ -1,0 +1,527 @@
+//! What a trial runs: towers over rows of features, the reranker over candidates: one, an even and an
+//! odd number, and more than a run takes.
+//!
+//! What comes out is compared with an evaluation of the file ([`super::oracle`]), and every row among others with the same row alone.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use super::compare::{self, Difference, Expected};
+use super::locate::Differing;
+use super::oracle::{Array, Oracle, Stop};
+use super::samples::{self, BLANK, SAMPLES};
+use crate::model::{Package, UserInput};
+use sterling_core::error::{Error, Kind, Result};
+use sterling_core::limits::{CANDIDATES_MAX, COMPONENT_MAX};
+use sterling_core::tensor::Tensor;
+use sterling_core::units::Slot;
+use sterling_embedding::Lookup;
+use sterling_graph::dense::{InputRows, Precision};
+use sterling_graph::tower::{
+    self, Candidates, FeatureRow, OverArch, Pooled, RUN_CANDIDATES, RUN_ROWS, Readable, Runs, Threads, Tower,
+    TowerOutput,
+};
+use sterling_index::columns::Columns;
+use sterling_index::ivf;
+use sterling_storage::files;
+
+/// Rows that towers are tried with.
+const ROWS: [usize; 4] = [1, 2, 3, RUN_ROWS + 1];
+/// Candidates that the reranker is tried with.
+const CANDIDATES: [usize; 4] = [1, 2, 57, RUN_CANDIDATES + 1];
+/// How long the reranker goes on over items as they are published, once it has seen more than a run takes.
+const ITEMS_TIME: Duration = Duration::from_secs(2);
+/// The users that the reranker is tried for, by their samples: an ordinary one, one that brings nothing, one whose sequences are full.
+const USERS: [usize; 3] = [0, BLANK, 4];
+
+/// What a trial tells while it runs.
+pub(super) enum Told {
+    /// What comes next.
+    Next(String),
+    /// What was not compared, and why.
+    NotCompared(String),
+}
+
+/// Runs the graphs of the package in `folder`; `told` hears what comes next.
+pub(super) fn run(folder: &Path, told: &dyn Fn(Told)) -> Result<()> {
+    let package = Package::open_told(folder, &|file| told(Told::Next(format!("{file}: read"))))?;
+    let mut bench = Bench { package: &package, threads: Threads::new(1), scratch: tower::Scratch::default(), told };
+    for (side, tower) in [("a user", &package.user), ("an item", &package.item)] {
+        let Some(tower) = tower else { continue };
+        bench.tower(side, tower).map_err(|e| wrong(e.within(tower.graph().0)))?;
+    }
+    package.overarch.as_ref().map_or(Ok(()), |overarch| bench.overarch(overarch))
+}
+
+/// Scores items of a version that is about to be published: all of them, up to the most candidates that a request may have.
+/// `rows` writes what the reranker reads of the items in some slots as rows.
+///
+/// # Errors
+/// `Invalid` where the reranker fails or a logit is no finite number.
+pub fn score_items(
+    package: &Package,
+    index: &ivf::Index,
+    columns: &Columns,
+    rows: &dyn Fn(&[Slot], InputRows<'_>),
+) -> Result<()> {
+    let Some(overarch) = &package.overarch else { return Ok(()) };
+    let slots: Vec<Slot> = index.filled_slots().take(CANDIDATES_MAX).collect();
+    let numbers = overarch.numbers().map(|name| {
+        if name == OverArch::SIMILARITY {
+            return Ok(vec![0.5; slots.len()]);
+        }
+        let numbers = columns.column(name)?.numbers();
+        let numbers = numbers.ok_or_else(|| Error::invalid(format!("column `{name}` has no numbers")))?;
+        Ok(slots.iter().map(|slot| numbers[slot.index()]).collect())
+    });
+    let numbers: Vec<Vec<f32>> = numbers.collect::<Result<_>>()?;
+    let mut query = vec![0.0; index.dimension()];
+    if let Some(&slot) = slots.last() {
+        index.row(slot, &mut query);
+    }
+    let mut bench = Bench { package, threads: Threads::new(1), scratch: tower::Scratch::default(), told: &|_| () };
+    let user = bench.user(&query.repeat(package.spec.query_count()), 0)?;
+    let rows = |given: InputRows<'_>| rows(&slots[given.rows.clone()], given);
+    let given = Given { overarch, user: &user, count: slots.len(), numbers: &numbers, rows: &rows };
+    let mut tasks = vec![0.0; overarch.tasks() * slots.len()];
+    let is_finite = given.score(&bench.threads, &mut bench.scratch, Some(ITEMS_TIME), &mut tasks);
+    match is_finite.map_err(|e| wrong(e.within(format!("{}: {} items", overarch.graph().0, slots.len()))))? {
+        true => Ok(()),
+        false => Err(Error::invalid(format!(
+            "{}: output `logits` holds NaN or infinity for items as they are published, expected finite numbers",
+            overarch.graph().0
+        ))),
+    }
+}
+
+/// What a graph does wrong is wrong with the package, whatever a server would call it.
+fn wrong(error: Error) -> Error {
+    match error.kind() {
+        Kind::Internal => Error::invalid(error.to_string()),
+        _ => error,
+    }
+}
+
+struct Bench<'a> {
+    package: &'a Package,
+    threads: Threads,
+    scratch: tower::Scratch,
+    told: &'a dyn Fn(Told),
+}
+
+/// What a sample became alone: of each output its numbers, and how far they may lie off among others.
+struct Alone {
+    numbers: Vec<Vec<f32>>,
+    tolerances: Vec<Vec<f64>>,
+}
+
+impl Bench<'_> {
+    fn tell(&self, what: String) {
+        (self.told)(Told::Next(what));
+    }
+
+    /// The file of a graph, to be evaluated; none where that cannot be done, which is told.
+    fn oracle(&self, file: &str) -> Result<Option<Oracle>> {
+        match Oracle::read(&files::read(&self.package.folder().join(file))?) {
+            Ok(oracle) => Ok(Some(oracle)),
+            Err(stop) => {
+                self.not_compared(file, &stop);
+                Ok(None)
+            }
+        }
+    }
+
+    fn not_compared(&self, file: &str, stop: &Stop) {
+        (self.told)(Told::NotCompared(format!("{file} was not compared with an evaluation of its file: {stop}")));
+    }
+
+    /// Rows of known and of unknown features, alone and together.
+    fn tower(&mut self, side: &str, tower: &Tower) -> Result<()> {
+        let file = tower.graph().0;
+        let samples = (0..SAMPLES).map(|n| tower.read(samples::features(self.package, tower.features(), n)));
+        let samples: Vec<FeatureRow> = samples.collect::<Result<_>>()?;
+        let mut alone: Vec<Alone> = Vec::new();
+        for count in ROWS {
+            self.tell(format!("{file}: {count} rows"));
+            let rows: Vec<&FeatureRow> = samples.iter().cycle().take(count).collect();
+            let made = self.run(tower, &rows).map_err(|e| e.within(format!("{count} rows")))?;
+            for (output, tensor) in tower.outputs().iter().zip(&made) {
+                check_rows(output, tensor, count)?;
+            }
+            match count {
+                1 => alone = self.alone(side, tower, &samples)?,
+                _ => check_among_others(tower, &made, count, &alone)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs each sample alone, and compares it with what the file says.
+    fn alone(&mut self, side: &str, tower: &Tower, samples: &[FeatureRow]) -> Result<Vec<Alone>> {
+        let file = tower.graph().0;
+        self.tell(format!("{file}: compared with an evaluation of its file"));
+        let mut alone = Vec::with_capacity(samples.len());
+        for sample in samples {
+            let made = self.run(tower, &[sample]).map_err(|e| e.within("1 row"))?;
+            alone.push(made.into_iter().map(Tensor::into_data).collect::<Vec<_>>());
+        }
+        let oracle = self.oracle(file)?;
+        let inputs = samples.iter().map(|sample| tower_inputs(tower, &[sample])).collect::<Result<Vec<_>>>()?;
+        for (output, numbers) in tower.outputs().iter().zip(&alone[BLANK]) {
+            if numbers.iter().any(|x| x.is_nan()) {
+                let names = output_names(tower);
+                let node = oracle.as_ref().and_then(|oracle| compare::first_nan(oracle, &inputs[BLANK], &names));
+                return Err(undefined(&output.name, &format!("{side} without features"), node));
+            }
+        }
+        let expected = oracle.as_ref().map_or(Ok(Vec::new()), |oracle| self.expected(tower, oracle, &inputs))?;
+        let is_bf16 = tower.precision() == Precision::Bf16;
+        let mut all = Vec::with_capacity(samples.len());
+        let mut ordinary = vec![0f32; tower.outputs().len()];
+        for (_, numbers) in alone.iter().enumerate().filter(|(n, _)| samples::is_defined(*n)) {
+            ordinary.iter_mut().zip(numbers).for_each(|(most, all)| *most = most.max(largest(all.iter().copied())));
+        }
+        for (n, numbers) in alone.iter().enumerate() {
+            let mut tolerances = Vec::with_capacity(numbers.len());
+            for (o, output) in tower.outputs().iter().enumerate() {
+                let largest = f64::from(ordinary[o]);
+                let known = expected.get(n).map(|expected| &expected[o]);
+                let known = known.map(|expected| (expected.row(0), expected.tolerances(0, largest, is_bf16)));
+                if let Some((expected, tolerances)) = &known
+                    && let Some(difference) = compare::difference(&numbers[o], expected, tolerances)
+                {
+                    let twice = tower_inputs(tower, &[&samples[n], &samples[n]])?;
+                    let node =
+                        oracle.as_ref().and_then(|oracle| self.located(tower.graph(), oracle, [&inputs[n], &twice], 0));
+                    return Err(differs(&output.name, &format!("{side} of sample {n}"), &difference, node));
+                }
+                let known = known.map(|(_, tolerances)| tolerances);
+                tolerances.push(compare::tolerances_among_others(&numbers[o], largest, known));
+            }
+            all.push(Alone { numbers: numbers.clone(), tolerances });
+        }
+        Ok(all)
+    }
+
+    /// The first node that makes another number of a row than the file says. The row's inputs come once and twice, those of the user,
+    /// `of_user` of them, ahead.
+    fn located(
+        &self,
+        (file, runs): (&str, &Runs),
+        oracle: &Oracle,
+        [one, two]: [&[(String, Array)]; 2],
+        of_user: usize,
+    ) -> Option<(String, Difference)> {
+        let bytes = files::read(&self.package.folder().join(file)).ok()?;
+        let (is_program, threads) = (runs.program().is_some(), &self.threads);
+        Differing { bytes: &bytes, oracle, one, two, of_user, is_program, threads }.first()
+    }
+
+    /// What the file says of as many samples as there is time for, output after output.
+    fn expected(&self, tower: &Tower, oracle: &Oracle, samples: &[Vec<(String, Array)>]) -> Result<Vec<Vec<Expected>>> {
+        let outputs: Vec<(&str, usize)> = tower.outputs().iter().map(|o| (o.name.as_str(), o.count())).collect();
+        let work = compare::work_of(oracle, &samples[0], &output_names(tower));
+        let all = work.and_then(|work| {
+            let count = compare::rows_within(work, samples.len());
+            samples[..count].iter().map(|inputs| Expected::of(oracle, inputs, &outputs, 1)).collect()
+        });
+        all.or_else(|stop| {
+            self.not_compared(tower.graph().0, &stop);
+            Ok(Vec::new())
+        })
+    }
+
+    fn run(&mut self, tower: &Tower, rows: &[&FeatureRow]) -> Result<Vec<Tensor>> {
+        let (pooled, _) = tower.lookup(rows, &Lookup::default())?;
+        let rows: Vec<(&FeatureRow, &Pooled)> = rows.iter().copied().zip(&pooled).collect();
+        tower.run(&rows, &self.threads, &mut self.scratch)
+    }
+
+    /// What the reranker reads of a user: this query, unless the tower makes one, and what the tower and the features say of a sample.
+    fn user(&mut self, query: &[f32], sample: usize) -> Result<Vec<Vec<f32>>> {
+        let inputs = &self.package.user_inputs;
+        let Some(tower) = self.package.user.as_ref().filter(|_| self.package.needs_features()) else {
+            return Ok(inputs.iter().map(|_| query.to_vec()).collect());
+        };
+        let row = tower.read(samples::features(self.package, tower.features(), sample))?;
+        let (pooled, _) = tower.lookup(&[&row], &Lookup::default())?;
+        let made = tower.run(&[(&row, &pooled[0])], &self.threads, &mut self.scratch)?;
+        let mut made: Vec<Vec<f32>> = made.into_iter().map(Tensor::into_data).collect();
+        let tensors = self.package.user_tensors(&row, &pooled[0], &mut made);
+        let tensor = |(input, tensor): (&UserInput, Vec<f32>)| match input {
+            UserInput::Query => made[0].clone(),
+            UserInput::Output(_) | UserInput::Feature(_) => tensor,
+        };
+        Ok(inputs.iter().zip(tensors).map(tensor).collect())
+    }
+
+    /// Candidates of several users, alone and together.
+    fn overarch(&mut self, overarch: &OverArch) -> Result<()> {
+        let file = overarch.graph().0;
+        let width = self.package.spec.dimension * self.package.spec.query_count();
+        let query: Vec<f32> = (0..width).map(samples::fraction).collect();
+        let mut oracle = None;
+        for (n, sample) in USERS.into_iter().enumerate() {
+            let user = self.user(&query, sample).map_err(|e| wrong(e.within(file)))?;
+            let counts = if n == 0 { &CANDIDATES[..] } else { &[SAMPLES][..] };
+            let mut together = Vec::with_capacity(counts.len());
+            for &count in counts {
+                self.tell(format!("{file}: {count} candidates"));
+                let which: Vec<usize> = (0..count).map(|n| n % SAMPLES).collect();
+                let made = self.score(overarch, &user, &which);
+                together.push((count, made.map_err(|e| wrong(e.within(format!("{file}: {count} candidates"))))?));
+            }
+            self.tell(format!("{file}: compared with an evaluation of its file"));
+            if n == 0 {
+                oracle = self.oracle(file)?;
+            }
+            let scores = self.scores_alone(overarch, &user, sample == BLANK, oracle.as_ref());
+            let scores = scores.map_err(|e| wrong(e.within(file)))?;
+            for (count, made) in together {
+                check_candidates(&scores, &made, count).map_err(|e| wrong(e.within(file)))?;
+            }
+            // Where the reranker reads the query alone, all users are one.
+            if !self.package.needs_features() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// The scores of candidates, by task.
+    fn score(&mut self, overarch: &OverArch, user: &[Vec<f32>], which: &[usize]) -> Result<Vec<f32>> {
+        let package = self.package;
+        let numbers = samples::numbers(overarch, which);
+        let rows = |given: InputRows<'_>| given.each(|n, row| samples::candidate(package, overarch, which[n], row));
+        let given = Given { overarch, user, count: which.len(), numbers: &numbers, rows: &rows };
+        let mut tasks = vec![0.0; overarch.tasks() * which.len()];
+        given.score(&self.threads, &mut self.scratch, None, &mut tasks)?;
+        Ok(tasks)
+    }
+
+    /// The scores of each sample as only candidate, compared with what the file says.
+    fn scores_alone(
+        &mut self,
+        overarch: &OverArch,
+        user: &[Vec<f32>],
+        is_blank: bool,
+        oracle: Option<&Oracle>,
+    ) -> Result<Vec<Scores>> {
+        let alone = (0..SAMPLES).map(|sample| self.score(overarch, user, &[sample])).collect::<Result<Vec<_>>>()?;
+        let inputs = |which: &[usize]| overarch_inputs(self.package, overarch, user, which);
+        let has_nan = |sample: usize| alone[sample].iter().any(|score| score.is_nan());
+        // Of made-up numbers a reranker may have nothing to say; of nothing it says as much as of these.
+        if let Some(who) = match (is_blank, has_nan(0), has_nan(BLANK)) {
+            (true, true, _) => Some((0, "a user without features")),
+            (_, false, true) => Some((BLANK, "an item without features")),
+            _ => None,
+        } {
+            let (sample, who) = who;
+            let node = oracle.and_then(|oracle| compare::first_nan(oracle, &inputs(&[sample]), &[LOGITS]));
+            return Err(undefined(LOGITS, who, node));
+        }
+        let all: Vec<usize> = (0..SAMPLES).collect();
+        let expected = oracle.map(|oracle| {
+            let work = compare::work_of(oracle, &inputs(&[0]), &[LOGITS])?;
+            let which = &all[..compare::rows_within(work, SAMPLES)];
+            let expected = Expected::of(oracle, &inputs(which), &[(LOGITS, overarch.tasks())], which.len())?;
+            Ok((oracle, which.len(), expected))
+        });
+        let (oracle, count, expected) = match expected {
+            Some(Ok((oracle, count, expected))) => (Some(oracle), count, expected),
+            Some(Err(stop)) => {
+                self.not_compared(overarch.graph().0, &stop);
+                (None, 0, Vec::new())
+            }
+            None => (None, 0, Vec::new()),
+        };
+        let is_bf16 = overarch.precision() == Precision::Bf16;
+        let ordinary = (0..count).filter(|sample| samples::is_defined(*sample));
+        let logits = expected.iter().flat_map(|e| ordinary.clone().flat_map(move |sample| e.row(sample)));
+        let largest = f64::from(largest(logits.map(|&x| x as f32)));
+        let mut scores = Vec::with_capacity(SAMPLES);
+        for (sample, made) in alone.into_iter().enumerate() {
+            let known = expected
+                .first()
+                .filter(|_| sample < count)
+                .map(|e| (e.row(sample), e.tolerances(sample, largest, is_bf16)));
+            let bounds = known.map(|(logits, tolerances)| compare::score_bounds(logits, &tolerances));
+            if let (Some(bounds), Some(oracle)) = (&bounds, oracle)
+                && let Some(difference) = compare::outside(&made, bounds)
+            {
+                let one = Expected::of(oracle, &inputs(&[sample]), &[(LOGITS, overarch.tasks())], 1);
+                let is_alone = one.is_ok_and(|one| {
+                    let bounds = compare::score_bounds(one[0].row(0), &one[0].tolerances(0, largest, is_bf16));
+                    compare::outside(&made, &bounds).is_none()
+                });
+                if is_alone {
+                    return Err(mixes(LOGITS, "candidate", count));
+                }
+                let [one, two] = [inputs(&[sample]), inputs(&[sample, sample])];
+                let node = self.located(overarch.graph(), oracle, [&one, &two], user.len());
+                return Err(differs(LOGITS, &format!("a candidate of sample {sample}, as a score"), &difference, node));
+            }
+            scores.push(Scores { allowed: compare::allowed_among_others(&made, bounds.as_deref()), made });
+        }
+        Ok(scores)
+    }
+}
+
+const LOGITS: &str = "logits";
+
+/// The scores of a sample as only candidate, and how far they may lie off among others.
+struct Scores {
+    made: Vec<f32>,
+    allowed: Vec<f64>,
+}
+
+/// What goes into a tower for some rows.
+fn tower_inputs(tower: &Tower, rows: &[&FeatureRow]) -> Result<Vec<(String, Array)>> {
+    let (pooled, _) = tower.lookup(rows, &Lookup::default())?;
+    let mut all: Vec<(String, Vec<usize>, Vec<f32>)> = Vec::new();
+    for (row, pooled) in rows.iter().zip(&pooled) {
+        for (n, (tensor, numbers)) in tower.input_numbers(row, pooled).into_iter().enumerate() {
+            match all.get_mut(n) {
+                Some((.., before)) => before.extend(numbers),
+                None => all.push((tensor.name.clone(), [&[rows.len()], &tensor.shape[..]].concat(), numbers)),
+            }
+        }
+    }
+    Ok(all.into_iter().map(|(name, shape, numbers)| (name, array(shape, &numbers))).collect())
+}
+
+/// What goes into a reranker for one user and some candidates.
+fn overarch_inputs(package: &Package, overarch: &OverArch, user: &[Vec<f32>], which: &[usize]) -> Vec<(String, Array)> {
+    let of_user = |(input, numbers): (&Readable, &Vec<f32>)| {
+        (input.name.clone(), array([&[1], &input.shape[..]].concat(), numbers))
+    };
+    let mut inputs: Vec<(String, Array)> = overarch.user().iter().zip(user).map(of_user).collect();
+    let mut rows = vec![vec![0.0; overarch.row_width()]; which.len()];
+    rows.iter_mut().zip(which).for_each(|(row, &sample)| samples::candidate(package, overarch, sample, row));
+    let mut first = 0;
+    for input in overarch.rows() {
+        let numbers: Vec<f32> = rows.iter().flat_map(|row| row[first..first + input.count()].to_vec()).collect();
+        inputs.push((input.name.clone(), array([&[1, which.len()], &input.shape[..]].concat(), &numbers)));
+        first += input.count();
+    }
+    let numbers = samples::numbers(overarch, which);
+    inputs.extend(overarch.numbers().zip(&numbers).map(|(name, all)| (name.into(), array(vec![1, which.len()], all))));
+    inputs
+}
+
+/// The largest magnitude of finite numbers.
+fn largest(numbers: impl Iterator<Item = f32>) -> f32 {
+    numbers.filter(|x| x.is_finite()).fold(0.0, |most, x| most.max(x.abs()))
+}
+
+fn array(shape: Vec<usize>, numbers: &[f32]) -> Array {
+    Array::real(shape, numbers.iter().map(|&x| f64::from(x)).collect())
+}
+
+fn output_names(tower: &Tower) -> Vec<&str> {
+    tower.outputs().iter().map(|output| output.name.as_str()).collect()
+}
+
+/// Refuses an output of so many rows that holds numbers without a bound.
+fn check_rows(output: &TowerOutput, made: &Tensor, count: usize) -> Result<()> {
+    let rows = made.data().chunks_exact(output.count().max(1)).enumerate();
+    for (n, vector) in rows.filter(|(n, _)| samples::is_defined(n % SAMPLES)) {
+        // NaN of a row that brings nothing is told with its node.
+        let is_wrong = |x: &&f32| x.abs() > COMPONENT_MAX || (x.is_nan() && n % SAMPLES != BLANK);
+        if let Some(x) = vector.iter().find(is_wrong) {
+            return Err(Error::invalid(format!(
+                "output `{}` holds {x} in row {} of {count}, expected numbers up to 2^56",
+                output.name,
+                n + 1
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses outputs of which a row is another one among others than alone.
+fn check_among_others(tower: &Tower, made: &[Tensor], count: usize, alone: &[Alone]) -> Result<()> {
+    for (o, (output, tensor)) in tower.outputs().iter().zip(made).enumerate() {
+        for (n, row) in tensor.data().chunks_exact(output.count().max(1)).enumerate() {
+            let Alone { numbers, tolerances } = &alone[n % SAMPLES];
+            let expected: Vec<f64> = numbers[o].iter().map(|&x| f64::from(x)).collect();
+            if compare::difference(row, &expected, &tolerances[o]).is_some() {
+                return Err(mixes(&output.name, "row", count));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The same of a reranker's scores.
+fn check_candidates(alone: &[Scores], made: &[f32], count: usize) -> Result<()> {
+    let tasks = made.len() / count;
+    for (n, task) in (0..count).flat_map(|n| (0..tasks).map(move |task| (n, task))) {
+        let Scores { made: own, allowed } = &alone[n % SAMPLES];
+        let expected = f64::from(own[task]);
+        if compare::difference(&made[task * count + n..][..1], &[expected], &allowed[task..][..1]).is_some() {
+            return Err(mixes(LOGITS, "candidate", count));
+        }
+    }
+    Ok(())
+}
+
+fn mixes(output: &str, what: &str, count: usize) -> Error {
+    let why = match what {
+        "row" => "those of a batch are of different users",
+        _ => "they are scored in pieces, and by shards",
+    };
+    Error::invalid(format!(
+        "output `{output}` of a {what} is another one among {count} {what}s than alone, expected {what}s that do not mix: {why}"
+    ))
+}
+
+fn differs(output: &str, of: &str, difference: &Difference, node: Option<(String, Difference)>) -> Error {
+    let Difference { place, got, expected, tolerance } = difference;
+    let node = node.map_or(String::new(), |(node, Difference { place, got, expected, .. })| {
+        format!("; first in {node}, which makes {got} at place {place}, expected {expected}")
+    });
+    Error::invalid(format!(
+        "output `{output}` of {of}: got {got} at place {place}, expected {expected} within {tolerance:.1e} by an independent \
+         evaluation of the file{node}"
+    ))
+}
+
+fn undefined(output: &str, who: &str, node: Option<String>) -> Error {
+    let node = node.map_or(String::new(), |node| format!(", first in {node}"));
+    Error::invalid(format!(
+        "output `{output}` holds NaN for {who}{node}: expected a number, as they come in requests and items. Add a large negative \
+         number to masked logits instead of -inf, and divide by at least 1 (`clamp(min=1)`)"
+    ))
+}
+
+/// Candidates of one user, but for their rows.
+struct Given<'a> {
+    overarch: &'a OverArch,
+    user: &'a [Vec<f32>],
+    count: usize,
+    numbers: &'a [Vec<f32>],
+    rows: &'a dyn Fn(InputRows<'_>),
+}
+
+impl Given<'_> {
+    /// Writes the scores of all tasks, and tells whether all logits are finite numbers. `enough`: how long to go on once more
+    /// candidates were scored than a run takes.
+    fn score(
+        &self,
+        threads: &Threads,
+        scratch: &mut tower::Scratch,
+        enough: Option<Duration>,
+        tasks: &mut [f32],
+    ) -> Result<bool> {
+        let user: Vec<&[f32]> = self.user.iter().map(Vec::as_slice).collect();
+        let numbers: Vec<&[f32]> = self.numbers.iter().map(Vec::as_slice).collect();
+        let candidates = Candidates { user: &user, count: self.count, rows: self.rows, numbers: &numbers };
+        let started = Instant::now();
+        let mut between = || match enough.is_some_and(|enough| started.elapsed() > enough) {
+            true => Err(Error::deadline("enough was tried")),
+            false => Ok(()),
+        };
+        self.overarch.try_out(&candidates, threads, scratch, &mut between, tasks)
+    }
+}

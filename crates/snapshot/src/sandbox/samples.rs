@@ -1,0 +1,109 @@
+//! The rows that graphs are tried with: ordinary ones, one of a user or an item that brings nothing, and edges.
+
+use crate::model::{CandidateInput, Package};
+use sterling_core::request::{Features, Values};
+use sterling_graph::tower::{FeatureKind, FeatureSpec, OverArch};
+
+/// Different samples; row `n` of a batch is sample `n % SAMPLES`.
+pub(super) const SAMPLES: usize = 11;
+/// The sample that brings nothing.
+pub(super) const BLANK: usize = 1;
+/// Samples whose sequences are full, of one value, and of ids that no table has.
+const FULL: usize = 4;
+const SINGLE: usize = 5;
+const UNKNOWN_IDS: usize = 10;
+/// Samples of edges: what is right for ordinary numbers may go wrong for these, and need not be defined.
+const EDGES: [usize; 3] = [2, 6, 8];
+/// Numbers at edges: whole ones, halves, signs, and sizes of hours and times.
+const EDGE_NUMBERS: [[f32; 7]; 3] = [
+    [0.0, 1.0, -1.0, 0.5, 2.5, -0.75, 3.0],
+    [490_000.0, 489_999.0, 100.0, 1_000.0, 64.5, 12.5, 7.0],
+    [0.0, 0.0, 1e-3, 0.0, -2.0, 1e-6, -100.0],
+];
+
+/// Whether what a graph says of a sample has to be a number: it is no edge.
+pub(super) fn is_defined(sample: usize) -> bool {
+    !EDGES.contains(&sample)
+}
+
+fn edge(sample: usize, place: usize) -> Option<f32> {
+    let edge = EDGES.iter().position(|edge| *edge == sample)?;
+    Some(EDGE_NUMBERS[edge][place % EDGE_NUMBERS[edge].len()])
+}
+
+/// Numbers between -1 and 1.
+pub(super) fn fraction(n: usize) -> f32 {
+    ((n * 37 + 11) % 101) as f32 / 50.0 - 1.0
+}
+
+/// The features of a sample: known ids, unknown categories, numbers between 0 and 1.
+pub(super) fn features(package: &Package, specs: &[FeatureSpec], sample: usize) -> Features {
+    let mut features = Features::new();
+    if sample == BLANK {
+        return features;
+    }
+    // Ids last: a field that feeds a category too then holds them, which serves both.
+    let mut specs: Vec<(usize, &FeatureSpec)> = specs.iter().enumerate().collect();
+    specs.sort_by_key(|(_, spec)| spec.kind == FeatureKind::Ids);
+    for (place, spec) in specs {
+        let seed = sample * 31 + place * 7;
+        let values = match spec.kind {
+            FeatureKind::Ids => {
+                let rows = spec.table.as_deref().and_then(|name| package.table(name)).map_or(0, |table| table.rows());
+                let beyond = if sample == UNKNOWN_IDS { rows } else { 0 };
+                let id = |k: usize| ((seed + 13 * k) as u64).checked_rem(rows).map(|id| (id + beyond) as i64);
+                let count = match sample {
+                    FULL => spec.length.unwrap_or(3),
+                    SINGLE => 1,
+                    _ => 3,
+                };
+                Values::Integers((0..spec.max_ids.min(count)).filter_map(id).collect())
+            }
+            FeatureKind::Category => Values::Texts(vec!["?".into()]),
+            FeatureKind::Dense => {
+                let number = |k: usize| edge(sample, place + k).unwrap_or(0.5 + fraction(seed + k) / 2.0);
+                Values::Numbers((0..spec.width.unwrap_or(0)).map(number).collect())
+            }
+        };
+        features.insert(spec.source().into(), values);
+    }
+    features
+}
+
+/// Writes the rows of a candidate, those that the reranker reads, side by side: sequences with the masks that belong to them.
+pub(super) fn candidate(package: &Package, overarch: &OverArch, sample: usize, mut row: &mut [f32]) {
+    let mut place = sample * 17;
+    for input in overarch.rows() {
+        let (here, rest) = row.split_at_mut(input.count());
+        row = rest;
+        let places = input.shape.first().copied().unwrap_or(1).max(1);
+        let values = match sample {
+            BLANK => 0,
+            FULL => places,
+            _ => 1 + sample % places,
+        };
+        let width = here.len() / places;
+        for (k, x) in here.iter_mut().enumerate() {
+            *x = match package.candidate_input(&input.name) {
+                Some(CandidateInput::Mask(_)) => f32::from(u8::from(k < values)),
+                Some(CandidateInput::Feature(_)) if sample == BLANK => 0.0,
+                Some(CandidateInput::Feature(_)) if input.shape.len() > 1 && k >= values * width => 0.0,
+                _ => fraction(place + k),
+            };
+        }
+        place += here.len();
+    }
+}
+
+/// The numbers of candidates, by their samples, that the reranker reads, input after input. What a graph says of columns that are 0, as those of
+/// items without a value, is compared (edges), and need not be defined: models take logarithms of them.
+pub(super) fn numbers(overarch: &OverArch, which: &[usize]) -> Vec<Vec<f32>> {
+    let column = |(place, name): (usize, &str)| {
+        let number = |&sample: &usize| match sample {
+            sample if name == OverArch::SIMILARITY => fraction(sample * 7 + 3),
+            sample => edge(sample, place).unwrap_or(0.5 + fraction(sample * 5 + place) / 4.0),
+        };
+        which.iter().map(number).collect()
+    };
+    overarch.numbers().enumerate().map(column).collect()
+}

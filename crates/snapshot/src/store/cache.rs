@@ -1,0 +1,226 @@
+//! The folder of this machine that versions of a bucket are fetched to, and how much of its disk they may take.
+//!
+//! It has the layout of a store. Beside each version lies a file that its users hold locked (`flock`, so in all processes that
+//! share the folder) and whose time says when it was used last: what nobody uses makes room for what is fetched, the one that was
+//! used longest ago first. What was fetched says in `.origin` what the version looked like in its bucket, and how large it is.
+
+use std::fs::{self, File};
+use std::hash::{BuildHasher, RandomState};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::folder::{LOCK, lock_folder, names_in};
+use super::{Held, Stamp, number};
+use sterling_core::error::{Error, Result};
+use sterling_storage::files;
+
+/// What a fetch that is not whole is called, before the name of its version.
+pub(super) const FETCHING: &str = ".fetching-";
+/// What is on its way out.
+const GONE: &str = ".gone-";
+const ORIGIN: &str = ".origin";
+
+/// Where versions of a store in a bucket are fetched to.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct CacheOptions {
+    /// The folder; where there is none, `sterling` in the folder of caches that `XDG_CACHE_HOME` names, else in `~/.cache`.
+    #[schema(value_type = Option<String>)]
+    pub folder: Option<PathBuf>,
+    /// Megabytes (2^20 bytes) that versions may take there together; 0: 7/8 of what the disk has free beside them.
+    pub limit_mb: u64,
+}
+
+/// Where a fetched version came from.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Origin {
+    stamp: u64,
+    bytes: u64,
+}
+
+/// A folder of fetched versions.
+#[derive(Debug)]
+pub(super) struct Cache {
+    root: PathBuf,
+    /// The bytes that versions may take; none where that depends on what the disk has free.
+    limit: Option<u64>,
+}
+
+/// Something that takes room.
+struct Entry {
+    folder: PathBuf,
+    lock: PathBuf,
+    bytes: u64,
+    used: SystemTime,
+}
+
+impl Cache {
+    /// The part of the folder that belongs to the store of this URL.
+    pub(super) fn new(url: &str, options: &CacheOptions) -> Result<Self> {
+        let of_user = || {
+            let named = |name: &str| std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
+            let caches = named("XDG_CACHE_HOME").or_else(|| named("HOME").map(|home| home.join(".cache")));
+            caches.map(|caches| caches.join("sterling"))
+        };
+        let folder = options.folder.clone().or_else(of_user).ok_or_else(|| {
+            Error::invalid(format!("store {url}: `cache.folder`: expected a folder that versions are fetched to"))
+        })?;
+        let root = folder.join(format!("{:016x}", xxh3_64(url.as_bytes())));
+        fs::create_dir_all(&root).map_err(|e| Error::io(root.display(), e))?;
+        let limit = (options.limit_mb > 0).then(|| options.limit_mb.saturating_mul(1 << 20));
+        Ok(Cache { root, limit })
+    }
+
+    pub(super) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// The bytes that versions may take which take so many now: others fill the disk, too, and make room on it.
+    fn limit(&self, taken: u64) -> Result<u64> {
+        if let Some(limit) = self.limit {
+            return Ok(limit);
+        }
+        let disk = rustix::fs::statvfs(&self.root).map_err(|e| Error::io(self.root.display(), e.into()))?;
+        Ok(disk.f_bavail.saturating_mul(disk.f_frsize).saturating_add(taken) / 8 * 7)
+    }
+
+    /// Keeps the version of a folder, there or to come, from making room for others.
+    pub(super) fn hold(&self, folder: &Path) -> Result<Held> {
+        let path = lock_of(folder);
+        let parent = path.parent().unwrap_or(&self.root);
+        let lock = fs::create_dir_all(parent).and_then(|()| {
+            let lock = File::options().write(true).create(true).truncate(false).open(&path)?;
+            lock.lock_shared()?;
+            lock.set_modified(SystemTime::now())?;
+            Ok(lock)
+        });
+        let lock = lock.map_err(|e| Error::io(path.display(), e))?;
+        Ok(Held { folder: folder.to_owned(), fold: None, _lock: Some(lock) })
+    }
+
+    /// What the version in a folder looked like where it came from, where all of it is there.
+    pub(super) fn stamp(folder: &Path) -> Option<Stamp> {
+        origin(folder).map(|origin| Stamp(origin.stamp))
+    }
+
+    /// Says of a folder what is in it, or is going to be.
+    pub(super) fn mark(folder: &Path, stamp: Stamp, bytes: u64) -> Result<()> {
+        let text = serde_json::to_vec(&Origin { stamp: stamp.0, bytes });
+        let text = text.map_err(|e| Error::internal(format!("origin: {e}")))?;
+        files::write_atomic(&folder.join(ORIGIN), |out| out.write_all(&text)).map(drop)
+    }
+
+    /// Gives a folder that is whole its place, in that of another one where there is one.
+    pub(super) fn settle(&self, staging: &Path, folder: &Path) -> Result<()> {
+        if folder.exists() {
+            Cache::discard(folder)?;
+        }
+        fs::rename(staging, folder).map_err(|e| Error::io(folder.display(), e))?;
+        files::sync_folder(folder.parent().unwrap_or(&self.root)).map_err(|e| Error::io(folder.display(), e))
+    }
+
+    /// Removes a folder, so that nobody sees half of it.
+    pub(super) fn discard(folder: &Path) -> Result<()> {
+        let gone = folder.with_file_name(format!("{GONE}{:016x}", RandomState::new().hash_one(folder)));
+        fs::rename(folder, &gone).map_err(|e| Error::io(folder.display(), e))?;
+        fs::remove_dir_all(&gone).map_err(|e| Error::io(gone.display(), e))
+    }
+
+    /// Makes room for a version that is about to be fetched to a folder, by removing what nobody uses.
+    pub(super) fn make_room(&self, staging: &Path, stamp: Stamp, bytes: u64) -> Result<()> {
+        let _lock = lock_folder(&self.root)?;
+        let mut entries = entries(&self.root)?;
+        entries.retain(|entry| entry.folder != staging);
+        entries.sort_by_key(|entry| entry.used);
+        let mut taken: u64 = entries.iter().map(|entry| entry.bytes).sum();
+        let limit = self.limit(taken)?;
+        for entry in &entries {
+            if taken.saturating_add(bytes) <= limit {
+                break;
+            }
+            let lock = File::options().write(true).open(&entry.lock);
+            let Ok(lock) = lock.and_then(|lock| lock.try_lock().map_err(Into::into).map(|()| lock)) else { continue };
+            tracing::info!(folder = %entry.folder.display(), bytes = entry.bytes, "makes room in the cache");
+            Cache::discard(&entry.folder)?;
+            taken -= entry.bytes;
+            drop(lock);
+        }
+        if taken.saturating_add(bytes) > limit {
+            let (need, limit) = (bytes.div_ceil(1 << 20), limit >> 20);
+            return Err(Error::no_space(format!(
+                "cache {}: a version needs {need} MB, {limit} are there for all, {} MB are in use",
+                self.root.display(),
+                taken.div_ceil(1 << 20)
+            )));
+        }
+        Cache::mark(staging, stamp, bytes)?;
+        metrics::gauge!("sterling_store_cache_bytes").set((taken + bytes) as f64);
+        Ok(())
+    }
+
+    /// Removes what tells of versions that are neither published any more nor here.
+    pub(super) fn tidy(&self, model: &str, published: &[u64]) {
+        let parent = self.root.join(model);
+        for name in names_in(&parent).unwrap_or_default() {
+            let outline = name.strip_prefix(FETCHING).and_then(|rest| rest.split_once('-')).map(|(version, _)| version);
+            let lock = name.strip_prefix('.').and_then(|rest| rest.strip_suffix(".used"));
+            let Some(version) = outline.or(lock).and_then(number) else { continue };
+            let is_whole = origin(&parent.join(&name)).is_some() || parent.join(version.to_string()).exists();
+            if !published.contains(&version) && !is_whole {
+                let path = parent.join(&name);
+                // What somebody else removes at the same time is gone all the same.
+                let _ = if outline.is_some() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+            }
+        }
+    }
+
+    /// The folders of versions of a model, whole ones alone.
+    pub(super) fn versions(&self, model: &str) -> Vec<PathBuf> {
+        let entries = entries_of(&self.root.join(model)).unwrap_or_default();
+        let is_whole = |folder: &PathBuf| !is_fetching(folder);
+        entries.into_iter().map(|entry| entry.folder).filter(is_whole).collect()
+    }
+}
+
+/// The file that users of a version hold locked.
+fn lock_of(folder: &Path) -> PathBuf {
+    let name = folder.file_name().unwrap_or_default().to_string_lossy();
+    folder.with_file_name(format!(".{name}.used"))
+}
+
+fn is_fetching(folder: &Path) -> bool {
+    folder.file_name().is_some_and(|name| name.to_string_lossy().starts_with(FETCHING))
+}
+
+fn origin(folder: &Path) -> Option<Origin> {
+    serde_json::from_slice(&fs::read(folder.join(ORIGIN)).ok()?).ok()
+}
+
+/// All that takes room.
+fn entries(root: &Path) -> Result<Vec<Entry>> {
+    let models = names_in(root)?.into_iter().map(|model| entries_of(&root.join(model)));
+    models.collect::<Result<Vec<_>>>().map(|entries| entries.into_iter().flatten().collect())
+}
+
+/// What takes room in the folder of a model, or of a version that was cut.
+fn entries_of(parent: &Path) -> Result<Vec<Entry>> {
+    let mut found = Vec::new();
+    for name in names_in(parent)? {
+        let folder = parent.join(&name);
+        if name.starts_with(GONE) {
+            // Of who was killed while it was removed.
+            let _ = fs::remove_dir_all(&folder);
+        } else if let Some(Origin { bytes, .. }) = origin(&folder) {
+            let lock = if is_fetching(&folder) { folder.join(LOCK) } else { lock_of(&folder) };
+            let used = fs::metadata(&lock).and_then(|about| about.modified()).unwrap_or(SystemTime::UNIX_EPOCH);
+            found.push(Entry { folder, lock, bytes, used });
+        } else if number(&name).is_some() {
+            found.extend(entries_of(&folder)?);
+        }
+    }
+    Ok(found)
+}

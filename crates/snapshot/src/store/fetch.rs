@@ -1,0 +1,187 @@
+//! A version of a bucket, brought to a folder of this machine.
+//!
+//! It is filled under another name, which says what the version looked like, so that a fetch that broke off goes on where it was:
+//! with the next file, or in the middle of one. Every file is held against length and hash that the manifest says. What another
+//! version of the model on this machine has already, file by file, is linked and not read again.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use super::super::manifest::{MANIFEST, Manifest};
+use super::cache::{Cache, FETCHING};
+use super::folder::{LOCK, lock_folder};
+use super::{Stamp, Unit};
+use crate::model::MODEL_FILE;
+use sterling_core::error::{Error, Kind, Result};
+use sterling_storage::files::{self, Checksum, Hashed};
+use sterling_storage::objects::{Objects, Tag, found, read_twice};
+
+/// A version as the last look at its bucket saw it.
+pub(super) struct Source<'a> {
+    pub(super) objects: &'a dyn Objects,
+    pub(super) unit: Unit<'a>,
+    /// What it looks like.
+    pub(super) stamp: Stamp,
+    pub(super) manifest: Tag,
+    /// The file that names its shards, where it is one.
+    pub(super) shards: Option<Tag>,
+    /// Files beside those of the manifest.
+    pub(super) others: Vec<(String, Tag)>,
+}
+
+impl Source<'_> {
+    /// Where the version lies when it is there.
+    fn folder(&self, cache: &Cache) -> PathBuf {
+        cache.root().join(self.unit.path())
+    }
+
+    /// Where it is filled. Objects that come or are mended later change nothing of what is there already: the manifest says
+    /// what each file is.
+    fn staging(&self, cache: &Cache) -> PathBuf {
+        let folder = self.folder(cache);
+        let name = folder.file_name().unwrap_or_default().to_string_lossy();
+        let mark = self.manifest.mark() ^ self.shards.as_ref().map_or(0, Tag::mark).rotate_left(1);
+        folder.with_file_name(format!("{FETCHING}{name}-{mark:016x}"))
+    }
+
+    /// True where the version is there as it is in its bucket.
+    pub(super) fn is_there(&self, cache: &Cache) -> bool {
+        Cache::stamp(&self.folder(cache)) == Some(self.stamp)
+    }
+
+    /// Reads what tells of the version, where it is not there yet. Returns the folder that has it.
+    pub(super) fn outline(&self, cache: &Cache) -> Result<PathBuf> {
+        if self.is_there(cache) {
+            return Ok(self.folder(cache));
+        }
+        let staging = self.staging(cache);
+        fs::create_dir_all(&staging).map_err(|e| Error::io(staging.display(), e))?;
+        let manifest = staging.join(MANIFEST);
+        let shards = staging.with_file_name(super::SHARDS_FILE);
+        if let Some(tag) = self.shards.as_ref().filter(|_| !manifest.exists() || !shards.exists()) {
+            // Of versions with one number the last one that was looked at has its file here.
+            self.whole(&self.unit.shards_key(), tag, &shards)?;
+        }
+        if !manifest.exists() {
+            self.whole(&self.unit.key(MANIFEST), &self.manifest, &manifest)?;
+        }
+        let named = Manifest::read(&staging)?.files;
+        if let Some(sum) = named.get(MODEL_FILE) {
+            self.file(cache, &staging, MODEL_FILE, sum)?;
+        }
+        Ok(staging)
+    }
+
+    /// Fetches the version to its place.
+    pub(super) fn fetch(&self, cache: &Cache) -> Result<()> {
+        let staging = self.outline(cache)?;
+        let locked = lock_folder(&staging);
+        // Another one that fetches it may have given the folder its place meanwhile.
+        if self.is_there(cache) {
+            return Ok(());
+        }
+        let _lock = locked?;
+        let manifest = Manifest::read(&staging)?;
+        cache.make_room(&staging, self.stamp, manifest.bytes())?;
+        for (name, sum) in &manifest.files {
+            self.file(cache, &staging, name, sum)?;
+        }
+        for (name, tag) in &self.others {
+            self.whole(&self.unit.key(name), tag, &staging.join(name))?;
+        }
+        let lock = staging.join(LOCK);
+        fs::remove_file(&lock).map_err(|e| Error::io(lock.display(), e))?;
+        files::sync_folder(&staging).map_err(|e| Error::io(staging.display(), e))?;
+        cache.settle(&staging, &self.folder(cache))
+    }
+
+    /// Reads an object that no manifest names, which must be the one that was seen.
+    fn whole(&self, key: &str, seen: &Tag, to: &Path) -> Result<()> {
+        // It has no checksum, and says what all else must be.
+        let (bytes, tag) = found(|| read_twice(self.objects, key))?;
+        if tag.mark() != seen.mark() {
+            return Err(Error::not_ready(format!("{key}: it was replaced meanwhile")));
+        }
+        files::write_atomic(to, |out| out.write_all(&bytes)).map(drop)
+    }
+
+    /// Brings a file of the manifest to the folder, where it is not there.
+    fn file(&self, cache: &Cache, staging: &Path, name: &str, sum: &Checksum) -> Result<()> {
+        let target = staging.join(name);
+        if target.exists() {
+            return Ok(());
+        }
+        let key = self.unit.key(name);
+        let told = |what: String| Error::corrupt(format!("{key}: file `{name}` {what}"));
+        let head = match found(|| self.objects.head(&key)) {
+            Err(e) if e.kind() == Kind::NotFound => return Err(told("is missing".into())),
+            other => other?,
+        };
+        if head.bytes != sum.bytes {
+            return Err(told(format!("has {} bytes, expected {}", head.bytes, sum.bytes)));
+        }
+        if self.link(cache, &target, sum) {
+            return Ok(());
+        }
+        let part = staging.join(format!(".{name}.part"));
+        let unwritten = |e| Error::io(part.display(), e);
+        let mut found = self.read(&key, &head, &part)?;
+        if found != *sum {
+            // What an earlier fetch has left may be at fault, or the way.
+            tracing::warn!(key, "the file is not what the manifest says, and is read anew");
+            fs::remove_file(&part).map_err(unwritten)?;
+            found = self.read(&key, &head, &part)?;
+        }
+        if found != *sum {
+            fs::remove_file(&part).map_err(unwritten)?;
+            return Err(told(format!("has checksum {}, expected {}", found.xxh3, sum.xxh3)));
+        }
+        fs::rename(&part, &target).map_err(unwritten)
+    }
+
+    /// Reads an object to the end of a file that holds its beginning.
+    fn read(&self, key: &str, head: &Tag, part: &Path) -> Result<Checksum> {
+        let unwritten = |e| Error::io(part.display(), e);
+        let file = File::options().read(true).write(true).create(true).truncate(false).open(part).map_err(unwritten)?;
+        let had = file.metadata().map_err(unwritten)?.len();
+        if had > head.bytes {
+            file.set_len(0).map_err(unwritten)?;
+        }
+        let mut to = Hashed::resumed(file).map_err(unwritten)?;
+        loop {
+            let from = to.bytes();
+            let read = found(|| {
+                self.objects.read(key, head, to.bytes()..head.bytes, &mut |piece| {
+                    metrics::counter!("sterling_store_fetched_bytes_total").increment(piece.len() as u64);
+                    to.write_all(piece).map_err(unwritten)
+                })
+            });
+            match read {
+                Ok(()) => break,
+                // As long as it goes on it is tried again at once.
+                Err(e) if e.kind() == Kind::Unavailable && to.bytes() > from => {
+                    tracing::warn!(key, at = to.bytes(), error = %e, "the fetch broke off and goes on");
+                }
+                Err(e) if e.kind() == Kind::Conflict => {
+                    return Err(Error::not_ready(format!("{key}: it was replaced meanwhile")));
+                }
+                Err(e) => return Err(e),
+            }
+        }
+        to.flush().and_then(|()| to.get_ref().sync_all()).map_err(unwritten)?;
+        Ok(to.sum())
+    }
+
+    /// Links a file of the same bytes that another version of the model has, where one has.
+    fn link(&self, cache: &Cache, target: &Path, sum: &Checksum) -> bool {
+        cache.versions(self.unit.model).iter().any(|folder| {
+            let Ok(manifest) = Manifest::read(folder) else { return false };
+            let same = manifest.files.iter().find(|(_, of)| *of == sum);
+            same.is_some_and(|(name, _)| {
+                let path = folder.join(name);
+                Checksum::of_file(&path).is_ok_and(|found| found == *sum) && fs::hard_link(&path, target).is_ok()
+            })
+        })
+    }
+}

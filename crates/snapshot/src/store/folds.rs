@@ -1,0 +1,176 @@
+//! Folds: a shard with its updates, kept by the server that takes these.
+//!
+//! A version that was cut is one version over all of its shards, and no shard can publish another one. So a server folds the
+//! updates of its shard into a snapshot of the same version, which stands for the published one at this server and says up to
+//! which position it is. It lies in a folder of this machine, beside the journal whose positions these are:
+//!
+//! ```text
+//! FOLDS/NAME/shard-N/VERSION/DIGEST/    of the published shard: for other bytes of that number no fold stands
+//!   shards.json                         as it is published
+//!   POSITION/                           a snapshot
+//! ```
+//!
+//! The newest stands. The one before it is kept, for its updates are in the journal still: where the newest is damaged, that is
+//! put aside and the one before stands again.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::super::manifest::Manifest;
+use super::super::shards::{Shards, shard_folder};
+use super::folder::{Staging, lock_folder, names_in, remove_leftovers, take_away};
+use super::{Held, Store, Unit, number};
+use sterling_core::blocking::may_block;
+use sterling_core::error::{Error, Result};
+use sterling_storage::files;
+
+/// Folds that are kept of a shard.
+const KEPT: usize = 2;
+/// What a damaged one is called, before its position.
+const DAMAGED: &str = ".damaged-";
+
+/// A fold, and how far it is.
+struct Fold {
+    position: u64,
+    folder: PathBuf,
+}
+
+/// The folder of a shard's folds, of all versions of its model; none for a version that was not cut.
+fn folds_of_shard(root: &Path, unit: Unit<'_>) -> Option<PathBuf> {
+    Some(shard_folder(&root.join(unit.model), unit.shard?))
+}
+
+impl Store {
+    /// The same store, whose shard is folded into a folder of this machine, which need not exist yet.
+    #[must_use]
+    pub fn with_folds(self, root: impl Into<PathBuf>) -> Self {
+        Store { folds: Some(root.into()), ..self }
+    }
+
+    /// The folder of a shard's folds and the manifest of what was published, where there are any.
+    fn folds_of(&self, unit: Unit<'_>) -> Result<Option<(PathBuf, Manifest)>> {
+        let of_shard = self.folds.as_ref().and_then(|root| folds_of_shard(root, unit));
+        may_block();
+        let of_version = of_shard.map(|folder| folder.join(unit.version.to_string()));
+        let Some(of_version) = of_version.filter(|folder| folder.exists()) else { return Ok(None) };
+        let published = Manifest::read(&self.shelf().outline(unit)?)?;
+        Ok(Some((of_version.join(published.digest()), published)))
+    }
+
+    fn newest_fold(&self, unit: Unit<'_>) -> Result<Option<Fold>> {
+        let Some((parent, _)) = self.folds_of(unit)? else { return Ok(None) };
+        let newest = positions(&parent)?.pop();
+        Ok(newest.map(|position| Fold { position, folder: parent.join(position.to_string()) }))
+    }
+
+    /// The position of the fold that stands for the shard of a version here, where one does.
+    ///
+    /// # Errors
+    /// As [`Store::outline`] and [`Manifest::read`].
+    pub fn folded(&self, model: &str, version: u64) -> Result<Option<u64>> {
+        Ok(self.newest_fold(self.unit(model, version))?.map(|fold| fold.position))
+    }
+
+    /// The position of what stands for the shard of a version where its newest fold is damaged: the one before, or what was
+    /// published. `None` where there is no fold.
+    ///
+    /// # Errors
+    /// As [`Store::folded`].
+    pub fn position_behind_fold(&self, model: &str, version: u64) -> Result<Option<u64>> {
+        let Some((parent, published)) = self.folds_of(self.unit(model, version))? else { return Ok(None) };
+        let mut behind = positions(&parent)?;
+        Ok(behind.pop().map(|_| behind.pop().unwrap_or(published.position)))
+    }
+
+    /// Where the fold lies that stands for the shard of a version.
+    pub(super) fn folded_outline(&self, unit: Unit<'_>) -> Result<Option<PathBuf>> {
+        Ok(self.newest_fold(unit)?.map(|fold| fold.folder))
+    }
+
+    pub(super) fn bring_fold(&self, unit: Unit<'_>) -> Result<Option<Held>> {
+        let held = |Fold { position, folder }| Held { folder, fold: Some(position), _lock: None };
+        Ok(self.newest_fold(unit)?.map(held))
+    }
+
+    /// Puts the newest fold aside, which turned out to be damaged; false where there is none.
+    pub(super) fn put_fold_aside(&self, unit: Unit<'_>) -> Result<bool> {
+        let Some(Fold { position, folder }) = self.newest_fold(unit)? else { return Ok(false) };
+        tracing::warn!(folder = %folder.display(), "the merged shard is damaged and put aside: what it was merged from stands");
+        let aside = folder.with_file_name(format!("{DAMAGED}{position}"));
+        if aside.exists() {
+            fs::remove_dir_all(&aside).map_err(|e| Error::io(aside.display(), e))?;
+        }
+        fs::rename(&folder, &aside).map_err(|e| Error::io(folder.display(), e))?;
+        Ok(true)
+    }
+
+    /// Keeps a fold that `fill` writes into the folder that it gets: of the shard whose manifest this is, published or a fold
+    /// itself, with its updates up to a position. Where there is one of that position, it stays: it holds the same items.
+    ///
+    /// # Errors
+    /// What `fill` returns; `Unsupported` where the store has no folder for folds; `Io`. Nothing is kept then.
+    pub fn fold(
+        &self,
+        (manifest, shards): (&Manifest, &Shards),
+        position: u64,
+        fill: impl FnOnce(&Path) -> Result<()>,
+    ) -> Result<()> {
+        let unit = Unit { shard: manifest.shard.map(|part| part.shard), ..self.unit(&manifest.name, manifest.version) };
+        let of_shard = self.folds.as_ref().and_then(|root| Some((root, folds_of_shard(root, unit)?)));
+        let Some((root, of_shard)) = of_shard else {
+            return Err(Error::unsupported("a merge of a shard that takes no updates here"));
+        };
+        let parent = of_shard.join(unit.version.to_string()).join(manifest.published_digest());
+        fs::create_dir_all(&parent).map_err(|e| Error::io(parent.display(), e))?;
+        shards.write(&parent)?;
+        let staging = {
+            let _lock = lock_folder(&parent)?;
+            remove_leftovers(&parent)?;
+            Staging::new(&parent)?
+        };
+        fill(&staging.folder)?;
+        finish(&staging, &parent, root, position)
+    }
+
+    /// Removes the folds that the shard has of a model's versions before one.
+    ///
+    /// # Errors
+    /// `Io` with the path.
+    pub fn forget_folds(&self, model: &str, before: u64) -> Result<()> {
+        let of_shard = self.folds.as_ref().and_then(|root| folds_of_shard(root, self.unit(model, before)));
+        may_block();
+        let Some(parent) = of_shard.filter(|parent| parent.exists()) else { return Ok(()) };
+        let _lock = lock_folder(&parent)?;
+        remove_leftovers(&parent)?;
+        let names = names_in(&parent)?;
+        let mut old = names.iter().filter(|name| number(name).is_some_and(|version| version < before));
+        old.try_for_each(|name| take_away(&parent, &parent.join(name)))
+    }
+}
+
+/// Gives a filled folder its place, and removes what is older than the folds that are kept.
+fn finish(staging: &Staging, parent: &Path, root: &Path, position: u64) -> Result<()> {
+    let _lock = lock_folder(parent)?;
+    let target = parent.join(position.to_string());
+    if target.exists() {
+        return Ok(());
+    }
+    staging.unlock()?;
+    fs::rename(&staging.folder, &target).map_err(|e| Error::io(target.display(), e))?;
+    // Its folders may be as new as it is.
+    for folder in parent.ancestors().take_while(|folder| folder.starts_with(root)).chain(root.parent()) {
+        files::sync_folder(folder).map_err(|e| Error::io(folder.display(), e))?;
+    }
+    let mut old = positions(parent)?;
+    old.truncate(old.len().saturating_sub(KEPT));
+    old.iter().try_for_each(|position| take_away(parent, &parent.join(position.to_string())))
+}
+
+/// The positions of the folds in a folder whose manifests can be read, ascending.
+fn positions(parent: &Path) -> Result<Vec<u64>> {
+    let names = names_in(parent)?;
+    let mut found: Vec<u64> = names.iter().filter_map(|name| number(name)).collect();
+    found.retain(|position| Manifest::read(&parent.join(position.to_string())).is_ok());
+    found.sort_unstable();
+    Ok(found)
+}

@@ -1,0 +1,613 @@
+//! A store in a bucket of objects.
+//!
+//! One list of its keys, at each look, says what is there: versions, what they look like, what is wished. What it cannot say
+//! is asked for when it is needed. Where the bucket does not answer, all is as it was at the last look; where there was none
+//! yet, as it lies in the folder of fetched versions.
+//!
+//! A publication takes its number from an object that is changed under the condition that nobody else has changed it, writes
+//! its objects where they belong, and last, under the condition that there is none, the one that makes the version whole: its
+//! manifest, or the file that names its shards. Until then no reader takes it for a version, and what a killed one has left is
+//! removed by a later one (`lease`).
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::thread::sleep;
+use std::time::Duration;
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::super::manifest::MANIFEST;
+use super::super::shards::SHARDS_FILE;
+use super::cache::{Cache, CacheOptions};
+use super::fetch::Source;
+use super::folder::{Staging, lock_folder, names_in, remove_leftovers};
+use super::lease::{LEASE, LEASE_MS, Lease};
+use super::{Held, Publication, Shelf, Stamp, Unit, WISH_FILE, check_rivals, number, rival_under_way};
+use sterling_core::error::{Error, Kind, Result};
+use sterling_core::locks::locked;
+use sterling_storage::files;
+use sterling_storage::objects::{Health, Objects, Over, Proof, Tag, back_off, found, prove, read_twice, replace};
+
+/// The object that holds the highest number that was given to a publication of a model.
+const GIVEN: &str = ".given";
+/// How the names of files begin that may come to a version later.
+const LATER: &str = "recalibration";
+/// How often a number is asked for that somebody else takes at the same time, and how often where no answer comes.
+const TRIES: (usize, u32) = (100, 5);
+/// How often a listing is looked at that does not show what was written, and how long the first wait for the next one is, and
+/// each at most.
+const LOOKS: (u32, (Duration, Duration)) = (5, (Duration::from_millis(100), Duration::from_secs(2)));
+
+/// A bucket and the folder that its versions are fetched to.
+#[derive(Debug)]
+pub(super) struct Remote {
+    url: String,
+    objects: Arc<dyn Objects>,
+    cache: Cache,
+    health: Health,
+    /// What the last look saw.
+    seen: Mutex<Option<Arc<Seen>>>,
+    /// Small files as they were read last, with the mark that they had then.
+    read: Mutex<BTreeMap<String, (u64, Vec<u8>)>>,
+    proven: Mutex<bool>,
+}
+
+/// The keys that tell what is there.
+#[derive(Debug, Default)]
+struct Seen {
+    keys: BTreeMap<String, Tag>,
+    /// What all objects of each version look like, and of each of its shards, by the names of their folders.
+    looks: BTreeMap<String, u64>,
+    /// True where they are those of what was fetched, as the bucket has not answered yet.
+    is_of_cache: bool,
+}
+
+impl Seen {
+    fn of(found: Vec<(String, Tag)>) -> Self {
+        let mut seen = Seen::default();
+        for (key, tag) in found {
+            let look = xxh3_64(format!("{key} {}", tag.mark()).as_bytes());
+            for folder in folders_of(&key) {
+                // Whatever order they come in.
+                let looks = seen.looks.entry(folder.to_owned()).or_default();
+                *looks = looks.wrapping_add(look);
+            }
+            if tells(&key) {
+                seen.keys.insert(key, tag);
+            }
+        }
+        seen
+    }
+
+    /// The keys under a name.
+    fn under(&self, name: &str) -> impl Iterator<Item = (&str, &Tag)> {
+        let prefix = format!("{name}/");
+        let from = self.keys.range(prefix.clone()..);
+        let within = from.take_while(move |(key, _)| key.starts_with(&prefix));
+        within.map(move |(key, tag)| (&key[name.len() + 1..], tag))
+    }
+
+    /// The versions of a model of which there is any key.
+    fn numbers(&self, model: &str) -> Vec<u64> {
+        let mut numbers: Vec<u64> =
+            self.under(model).filter_map(|(key, _)| key.split_once('/').and_then(|(first, _)| number(first))).collect();
+        numbers.dedup();
+        numbers.sort_unstable();
+        numbers.dedup();
+        numbers
+    }
+}
+
+/// The folders of the version and of the shard that an object belongs to. Hidden ones belong to those who publish.
+fn folders_of(key: &str) -> impl Iterator<Item = &str> {
+    let ends: Vec<usize> = key.match_indices('/').map(|(at, _)| at).collect();
+    let is_of_version = match ends[..] {
+        [model, version, ..] => number(&key[model + 1..version]).is_some(),
+        _ => false,
+    };
+    let is_hidden = key.rsplit('/').next().is_some_and(|name| name.starts_with('.'));
+    let deep = if is_of_version && !is_hidden { 1..ends.len().min(3) } else { 0..0 };
+    deep.map(move |n| &key[..ends[n]])
+}
+
+fn tells(key: &str) -> bool {
+    let name = key.rsplit('/').next().unwrap_or(key);
+    [MANIFEST, SHARDS_FILE, LEASE, WISH_FILE, GIVEN].contains(&name) || name.starts_with(LATER)
+}
+
+impl Remote {
+    pub(super) fn new(url: String, objects: Arc<dyn Objects>, cache: &CacheOptions) -> Result<Self> {
+        let cache = Cache::new(&url, cache)?;
+        let (health, seen, read, proven) = (Health::default(), Mutex::default(), Mutex::default(), Mutex::new(false));
+        Ok(Remote { url, objects, cache, health, seen, read, proven })
+    }
+
+    fn look(&self) -> Result<Seen> {
+        self.objects.list("").map(Seen::of)
+    }
+
+    fn take(&self, looked: Result<Seen>) -> Result<()> {
+        metrics::gauge!("sterling_store_available").set(f64::from(looked.is_ok()));
+        let looked = looked?;
+        *locked(&self.seen) = Some(Arc::new(looked));
+        Ok(())
+    }
+
+    /// Looks now, however short ago a look has failed.
+    fn look_now(&self) -> Result<Arc<Seen>> {
+        self.take(self.health.told(self.look()))?;
+        Ok(self.seen())
+    }
+
+    fn seen(&self) -> Arc<Seen> {
+        if let Some(seen) = &*locked(&self.seen) {
+            return seen.clone();
+        }
+        Arc::new(self.fetched())
+    }
+
+    /// What was fetched, as if it was seen.
+    fn fetched(&self) -> Seen {
+        let mut keys = BTreeMap::new();
+        for model in names_in(self.cache.root()).unwrap_or_default() {
+            for folder in self.cache.versions(&model) {
+                let Ok(path) = folder.strip_prefix(self.cache.root()) else { continue };
+                for file in [path.join(MANIFEST), path.with_file_name(SHARDS_FILE)] {
+                    if self.cache.root().join(&file).exists() {
+                        keys.insert(file.to_string_lossy().into_owned(), Tag::default());
+                    }
+                }
+            }
+        }
+        Seen { keys, is_of_cache: true, ..Seen::default() }
+    }
+
+    /// The version as the last look saw it.
+    fn source<'a>(&'a self, seen: &Seen, unit: Unit<'a>) -> Option<Source<'a>> {
+        let manifest = seen.keys.get(&unit.key(MANIFEST))?.clone();
+        let shards = match unit.shard {
+            Some(_) => Some(seen.keys.get(&unit.shards_key())?.clone()),
+            None => None,
+        };
+        let folder = unit.path().to_string_lossy().into_owned();
+        let later = seen.under(&folder).filter(|(name, _)| name.starts_with(LATER));
+        let others: Vec<(String, Tag)> = later.map(|(name, tag)| (name.to_owned(), tag.clone())).collect();
+        // As of a folder, any object that comes, goes or is replaced changes what the version looks like.
+        let looks = seen.looks.get(&folder).copied().unwrap_or_default();
+        let marks = [looks, shards.as_ref().map_or(0, Tag::mark)];
+        let stamp = Stamp(xxh3_64(&marks.map(u64::to_le_bytes).concat()));
+        Some(Source { objects: &*self.objects, unit, stamp, manifest, shards, others })
+    }
+
+    fn sourced<'a>(&'a self, seen: &Seen, unit: Unit<'a>) -> Result<Source<'a>> {
+        let told = || Error::not_found(format!("{}/{}: not published", self.url, unit.path().display()));
+        self.source(seen, unit).ok_or_else(told)
+    }
+
+    /// A small object as it is now. One that the last look saw is there, whatever a single answer says.
+    fn small(&self, key: &str) -> Result<(Vec<u8>, Tag)> {
+        let read = || read_twice(&*self.objects, key);
+        let is_seen = locked(&self.seen).as_ref().is_some_and(|seen| seen.keys.contains_key(key));
+        if is_seen { found(read) } else { read() }
+    }
+
+    /// The same, or none where there is no such object.
+    fn now(&self, key: &str) -> Result<Option<(Vec<u8>, Tag)>> {
+        match self.small(key) {
+            Err(e) if e.kind() == Kind::NotFound => Ok(None),
+            other => other.map(Some),
+        }
+    }
+
+    /// Refuses a bucket that does not keep to conditions, or takes no writes.
+    fn may_write(&self) -> Result<()> {
+        let mut proven = locked(&self.proven);
+        if !*proven {
+            if prove(&*self.objects)? == Proof::ReadOnly {
+                return Err(Error::new(Kind::Io, "it takes no writes of this caller"));
+            }
+            *proven = true;
+        }
+        Ok(())
+    }
+
+    /// Takes a number that nobody else gets, above all that are there.
+    fn take_number(&self, model: &str) -> Result<u64> {
+        let key = format!("{model}/{GIVEN}");
+        let mut failures = 0;
+        for _ in 0..TRIES.0 {
+            let before = self.now(&key)?;
+            let given =
+                before.as_ref().and_then(|(text, _)| number(std::str::from_utf8(text).ok()?.trim())).unwrap_or(0);
+            let taken = self.look_now()?.numbers(model).last().copied().unwrap_or(0);
+            let version = given.max(taken) + 1;
+            let over = before.map_or(Over::Nothing, |(_, tag)| Over::This(tag));
+            match self.objects.put(&key, format!("{version}\n").into_bytes(), &over) {
+                Ok(_) => return Ok(version),
+                // Of two who ask at once one gets it; one whose answer was lost leaves a number out.
+                Err(e) if e.kind() == Kind::Conflict => {}
+                Err(e) if e.kind() == Kind::Unavailable && failures < TRIES.1 => {
+                    failures += 1;
+                    sleep(back_off(LOOKS.1, failures));
+                }
+                Err(e) => return Err(e),
+            }
+        }
+        Err(Error::conflict(format!("{}/{key}: others change it all the time", self.url)))
+    }
+
+    /// Removes what publications that were killed have left, and the leases of those that were killed when all was done.
+    fn clean(&self, model: &str, own: u64) -> Result<()> {
+        let seen = self.look_now()?;
+        for version in seen.numbers(model).into_iter().filter(|version| *version != own) {
+            if !self.has_lease(&seen, model, version) || self.is_live(&seen, model, version, own) {
+                continue;
+            }
+            let unit = Unit { model, version, shard: None };
+            let is_whole = [MANIFEST, SHARDS_FILE].iter().any(|file| seen.keys.contains_key(&unit.key(file)));
+            if !is_whole {
+                if !self.is_leftover(unit, own)? {
+                    continue;
+                }
+                tracing::warn!(model, version, "removing an unfinished publication");
+                self.remove_all(model, version)?;
+            }
+            self.objects.remove(&unit.key(LEASE))?;
+        }
+        Ok(())
+    }
+
+    /// Makes sure of what a listing said before a version is removed: one that came wrong must not cost a published one.
+    fn is_leftover(&self, unit: Unit<'_>, own: u64) -> Result<bool> {
+        for file in [MANIFEST, SHARDS_FILE] {
+            match self.objects.head(&unit.key(file)) {
+                Err(e) if e.kind() == Kind::NotFound => {}
+                other => return other.map(|_| false),
+            }
+        }
+        // Another publisher may have removed it all since the listing.
+        let written = |version| match self.objects.head(&Unit { version, ..unit }.key(LEASE)) {
+            Err(e) if e.kind() == Kind::NotFound => Ok(None),
+            other => other.map(|tag| Some(tag.modified_ms)),
+        };
+        Ok(written(own)?.zip(written(unit.version)?).is_some_and(|(now, then)| now - then >= LEASE_MS))
+    }
+
+    fn has_lease(&self, seen: &Seen, model: &str, version: u64) -> bool {
+        seen.keys.contains_key(&Unit { model, version, shard: None }.key(LEASE))
+    }
+
+    /// True where the lease of a version is so young, by the bucket's own clock, that its publication may be under way.
+    fn is_live(&self, seen: &Seen, model: &str, version: u64, own: u64) -> bool {
+        let written = |version| Some(seen.keys.get(&Unit { model, version, shard: None }.key(LEASE))?.modified_ms);
+        match (written(version), written(own)) {
+            (Some(written), Some(now)) => now - written < LEASE_MS,
+            (Some(_), None) => true,
+            (None, _) => false,
+        }
+    }
+
+    /// Removes all objects of a version but its lease, what makes it whole first.
+    fn remove_all(&self, model: &str, version: u64) -> Result<()> {
+        let unit = Unit { model, version, shard: None };
+        self.objects.remove(&unit.key(MANIFEST))?;
+        self.objects.remove(&unit.key(SHARDS_FILE))?;
+        let left = self.objects.list(&unit.path().to_string_lossy())?;
+        left.iter().filter(|(key, _)| !key.ends_with(LEASE)).try_for_each(|(key, _)| self.objects.remove(key))
+    }
+
+    /// Fills a folder, and writes what is in it to the bucket.
+    fn fill(&self, what: &mut Publication<'_>, staging: &Path, version: u64) -> Result<()> {
+        let unit = Unit { model: what.model, version, shard: None };
+        let before = self.versions(what.model)?;
+        let lease = Lease::take(&self.objects, unit.key(LEASE))?;
+        self.clean(what.model, version)?;
+        let may = || {
+            if !what.is_derived {
+                return Ok(());
+            }
+            let seen = self.look_now()?;
+            check_rivals(what.model, &before, &self.versions(what.model)?)?;
+            let mut others = seen.numbers(what.model).into_iter().filter(|other| *other != version);
+            match others.any(|other| self.is_live(&seen, what.model, other, version)) {
+                true => Err(rival_under_way(what.model)),
+                false => Ok(()),
+            }
+        };
+        may()?;
+        (what.fill)(staging, version)?;
+        let last = if staging.join(SHARDS_FILE).exists() { SHARDS_FILE } else { MANIFEST };
+        if let Err(error) = self.upload(unit, staging, last, &lease, may) {
+            if self.remove_all(what.model, version).is_err() {
+                lease.leave();
+            }
+            return Err(error);
+        }
+        let sealed = self.seal(unit, staging, last);
+        // Where no answer came it may be whole or not: whoever publishes next sees which.
+        if sealed.as_ref().is_err_and(|e| e.kind() != Kind::Conflict) {
+            lease.leave();
+        }
+        sealed
+    }
+
+    /// Writes the files of a folder but the last one, and looks whether they are there.
+    fn upload(
+        &self,
+        unit: Unit<'_>,
+        staging: &Path,
+        last: &str,
+        lease: &Lease,
+        may: impl Fn() -> Result<()>,
+    ) -> Result<()> {
+        let mut files = files_in(staging)?;
+        files.retain(|(name, _)| name != last);
+        for (name, path) in &files {
+            self.objects.upload(&unit.key(name), path)?;
+            lease.check()?;
+        }
+        let mut looks = 1;
+        while let Some(key) = self.missing(unit, &files)? {
+            if looks == LOOKS.0 {
+                return Err(Error::unavailable(format!("{}/{key}: it is not there as it was written", self.url)));
+            }
+            sleep(back_off(LOOKS.1, looks));
+            looks += 1;
+        }
+        may()?;
+        lease.check()
+    }
+
+    /// The key of a file that a listing does not show as it was written, where there is one.
+    fn missing(&self, unit: Unit<'_>, files: &[(String, PathBuf)]) -> Result<Option<String>> {
+        let there: BTreeMap<String, Tag> = self.objects.list(&unit.path().to_string_lossy())?.into_iter().collect();
+        for (name, path) in files {
+            let (key, bytes) = (unit.key(name), fs::metadata(path).map_err(|e| Error::io(path.display(), e))?.len());
+            if there.get(&key).is_none_or(|tag| tag.bytes != bytes) {
+                return Ok(Some(key));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Writes the file that makes the version whole, where there is none.
+    fn seal(&self, unit: Unit<'_>, staging: &Path, last: &str) -> Result<()> {
+        let (key, path) = (unit.key(last), staging.join(last));
+        let bytes = files::read(&path)?;
+        replace(&*self.objects, &key, &bytes, &Over::Nothing).map(drop).map_err(|e| match e.kind() {
+            Kind::Conflict => Error::conflict(format!("{}/{key}: put there by somebody else meanwhile", self.url)),
+            Kind::Unavailable => e.within("the version is there whole or not, which `sterling inspect` shows"),
+            _ => e,
+        })
+    }
+
+    fn versions(&self, model: &str) -> Result<Vec<u64>> {
+        self.numbers(model, &[MANIFEST.into()])
+    }
+
+    /// Keeps the files of a version that was published here, as if they were fetched.
+    fn keep(&self, seen: &Seen, unit: Unit<'_>, staging: &Path) -> Result<()> {
+        let Some(source) = self.source(seen, unit) else { return Ok(()) };
+        let folder = self.cache.root().join(unit.path());
+        let _held = self.cache.hold(&folder)?;
+        let bytes = super::Manifest::read(staging)?.bytes();
+        self.cache.make_room(staging, source.stamp, bytes)?;
+        self.cache.settle(staging, &folder)
+    }
+}
+
+/// The files of a folder and of those in it, by their names from there, without hidden ones.
+fn files_in(folder: &Path) -> Result<Vec<(String, PathBuf)>> {
+    let mut found = Vec::new();
+    for name in names_in(folder)?.into_iter().filter(|name| !name.starts_with('.')) {
+        let path = folder.join(&name);
+        match path.is_dir() {
+            true => found.extend(files_in(&path)?.into_iter().map(|(inner, path)| (format!("{name}/{inner}"), path))),
+            false => found.push((name, path)),
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+impl Shelf for Remote {
+    fn name(&self) -> String {
+        self.url.clone()
+    }
+
+    fn root(&self) -> &Path {
+        self.cache.root()
+    }
+
+    fn renew(&self) -> Result<()> {
+        let before = self.health.trouble();
+        let looked = self.health.ask(|| {
+            self.look()
+                .inspect_err(|error| tracing::warn!(%error, "the store does not answer; what was seen of it stays"))
+        });
+        if before.is_some() && looked.is_ok() {
+            tracing::info!(store = self.url, "the store answers again");
+        }
+        self.take(looked)
+    }
+
+    fn trouble(&self) -> Option<String> {
+        let Some((since, why)) = self.health.trouble() else {
+            let is_unseen = locked(&self.seen).is_none();
+            return is_unseen.then(|| format!("store {}: no answer yet, what was fetched before is served", self.url));
+        };
+        Some(format!("store {}: no answer for {} s, what is loaded is served on: {why}", self.url, since.as_secs()))
+    }
+
+    fn is_bucket(&self) -> bool {
+        true
+    }
+
+    fn has_copies(&self, model: Option<&str>) -> bool {
+        let fetched = self.fetched();
+        match model {
+            Some(model) => !fetched.numbers(model).is_empty(),
+            None => !fetched.keys.is_empty(),
+        }
+    }
+
+    fn prove(&self) -> Result<()> {
+        prove(&*self.objects).map(|proof| {
+            if proof == Proof::ReadOnly {
+                tracing::info!(store = self.url, "takes no writes of this caller, and is read alone");
+            }
+        })
+    }
+
+    fn names(&self) -> Result<Vec<String>> {
+        let seen = self.seen();
+        let mut names: Vec<String> =
+            seen.keys.keys().filter_map(|key| key.split_once('/')).map(|(name, _)| name.to_owned()).collect();
+        names.dedup();
+        Ok(names)
+    }
+
+    fn numbers(&self, model: &str, files: &[String]) -> Result<Vec<u64>> {
+        let seen = self.seen();
+        let mut numbers = seen.numbers(model);
+        numbers.retain(|&version| {
+            let unit = Unit { model, version, shard: None };
+            files.iter().all(|file| seen.keys.contains_key(&unit.key(file)))
+        });
+        Ok(numbers)
+    }
+
+    fn stamp(&self, unit: Unit<'_>) -> Option<Stamp> {
+        let seen = self.seen();
+        match seen.is_of_cache {
+            true => Cache::stamp(&self.cache.root().join(unit.path())),
+            false => self.source(&seen, unit).map(|source| source.stamp),
+        }
+    }
+
+    fn outline(&self, unit: Unit<'_>) -> Result<PathBuf> {
+        let seen = self.seen();
+        match seen.is_of_cache {
+            true => Ok(self.cache.root().join(unit.path())),
+            false => self.sourced(&seen, unit)?.outline(&self.cache),
+        }
+    }
+
+    fn bring(&self, unit: Unit<'_>) -> Result<Held> {
+        let held = self.cache.hold(&self.cache.root().join(unit.path()))?;
+        let seen = self.seen();
+        if !seen.is_of_cache {
+            let source = self.sourced(&seen, unit)?;
+            if !source.is_there(&self.cache) {
+                source.fetch(&self.cache)?;
+                self.cache.tidy(unit.model, &seen.numbers(unit.model));
+            }
+        }
+        Ok(held)
+    }
+
+    fn discard(&self, unit: Unit<'_>) -> Result<bool> {
+        let folder = self.cache.root().join(unit.path());
+        let is_there = Cache::stamp(&folder).is_some() && !self.seen().is_of_cache;
+        if is_there {
+            tracing::warn!(folder = %folder.display(), "the copy is damaged and fetched anew");
+            Cache::discard(&folder)?;
+        }
+        Ok(is_there)
+    }
+
+    fn read(&self, model: &str, file: &str) -> Result<Vec<u8>> {
+        self.small(&format!("{model}/{file}")).map(|(bytes, _)| bytes)
+    }
+
+    fn glance(&self, model: &str, file: &str) -> Result<Vec<u8>> {
+        let (seen, key) = (self.seen(), format!("{model}/{file}"));
+        let copy = self.cache.root().join(&key);
+        if seen.is_of_cache {
+            return files::read(&copy);
+        }
+        let Some(mark) = seen.keys.get(&key).map(Tag::mark) else {
+            return Err(Error::not_found(format!("{}/{key}: not there", self.url)));
+        };
+        if let Some((_, bytes)) = locked(&self.read).get(&key).filter(|(of, _)| *of == mark) {
+            return Ok(bytes.clone());
+        }
+        let (bytes, tag) = self.small(&key)?;
+        fs::create_dir_all(self.cache.root().join(model)).map_err(|e| Error::io(copy.display(), e))?;
+        files::write_atomic(&copy, |out| out.write_all(&bytes))?;
+        locked(&self.read).insert(key, (tag.mark(), bytes.clone()));
+        Ok(bytes)
+    }
+
+    fn swap(&self, model: &str, file: &str, before: Option<&[u8]>, bytes: &[u8]) -> Result<bool> {
+        self.may_write()?;
+        let key = format!("{model}/{file}");
+        let now = self.now(&key)?;
+        if now.as_ref().map(|(bytes, _)| bytes.as_slice()) != before {
+            return Ok(false);
+        }
+        let over = now.map_or(Over::Nothing, |(_, tag)| Over::This(tag));
+        let is_swapped = match replace(&*self.objects, &key, bytes, &over) {
+            Err(e) if e.kind() == Kind::Conflict => false,
+            other => other.map(|_| true)?,
+        };
+        if is_swapped {
+            // A start without the bucket must not go back to what was there before.
+            let copy = self.cache.root().join(&key);
+            let kept = fs::create_dir_all(self.cache.root().join(model)).map_err(|e| Error::io(copy.display(), e));
+            let kept = kept.and_then(|()| files::write_atomic(&copy, |out| out.write_all(bytes)));
+            if let Err(error) = kept {
+                tracing::warn!(model, file, %error, "written to the bucket, and not kept here");
+            }
+        }
+        Ok(is_swapped)
+    }
+
+    fn publish(&self, what: &mut Publication<'_>) -> Result<u64> {
+        self.may_write().map_err(|e| e.within(format!("store {}", self.url)))?;
+        let model = what.model;
+        let parent = self.cache.root().join(model);
+        fs::create_dir_all(&parent).map_err(|e| Error::io(parent.display(), e))?;
+        let staging = {
+            let _lock = lock_folder(&parent)?;
+            remove_leftovers(&parent)?;
+            Staging::new(&parent)?
+        };
+        let version = self.take_number(model)?;
+        let published = self.fill(what, &staging.folder, version);
+        if published.is_ok() {
+            let unit = Unit { model, version, shard: None };
+            let is_cut = staging.folder.join(SHARDS_FILE).exists();
+            // Shards are fetched one by one.
+            let kept = self.look_now().and_then(|seen| {
+                staging.unlock()?;
+                if is_cut { Ok(()) } else { self.keep(&seen, unit, &staging.folder) }
+            });
+            if let Err(error) = kept {
+                tracing::info!(model, version, %error, "published, and not kept here");
+            }
+        }
+        let _ = fs::remove_dir_all(&staging.folder);
+        published.map(|()| version)
+    }
+
+    fn add(&self, unit: Unit<'_>, files: &[&str], fill: &mut dyn FnMut(&Path) -> Result<()>) -> Result<()> {
+        let held = self.bring(unit)?;
+        fill(held.folder())?;
+        for file in files.iter().filter(|file| held.folder().join(file).exists()) {
+            self.objects.upload(&unit.key(file), &held.folder().join(file))?;
+        }
+        let bytes = super::Manifest::read(held.folder())?.bytes();
+        match self.source(&*self.look_now()?, unit) {
+            Some(source) => Cache::mark(held.folder(), source.stamp, bytes),
+            None => Ok(()),
+        }
+    }
+
+    fn remove(&self, model: &str, version: u64) -> Result<()> {
+        self.remove_all(model, version)?;
+        self.look_now().map(drop)
+    }
+}

@@ -1,0 +1,78 @@
+#![allow(clippy::unwrap_used)]
+
+pub mod failing;
+mod folder;
+mod memory;
+mod remote;
+
+use std::path::Path;
+
+use super::*;
+use crate::model::MODEL_FILE;
+use sterling_storage::files;
+
+/// Writes a version of two files whose bytes are told by `seed`, as a publication does.
+fn fill(folder: &Path, model: &str, version: u64, seed: u8) -> Result<()> {
+    let write = |name: &str, bytes: &[u8]| files::write_atomic(&folder.join(name), |out| out.write_all(bytes));
+    let named = [(MODEL_FILE, vec![b'#'; 10]), ("data.bin", vec![seed; 100_000]), ("same.bin", vec![7; 50_000])];
+    let files = named.iter().map(|(name, bytes)| Ok((name.to_string(), write(name, bytes)?)));
+    Manifest::small(model, version, files.collect::<Result<_>>()?).write(folder)
+}
+
+fn put(store: &Store, seed: u8) -> Result<u64> {
+    store.publish("m", |folder, version| fill(folder, "m", version, seed))
+}
+
+/// What holds of the wish of every kind of store.
+fn wishes(store: &Store) {
+    assert_eq!(store.wish("m").unwrap(), Wish::default());
+    for seed in 1..=3 {
+        put(store, seed).unwrap();
+    }
+    let nothing = store.wish("m").unwrap();
+    let first = store.change_wish("m", &nothing, |wish| wish.version = Some(2)).unwrap();
+    assert_eq!((first.version, first.revision), (Some(2), 1));
+    // Who saw it before somebody else changed it is told what is, and changes nothing.
+    let late = store.change_wish("m", &nothing, |wish| wish.version = Some(3)).unwrap_err();
+    assert_eq!(late.kind(), sterling_core::error::Kind::Conflict);
+    assert!(late.to_string().contains("to version 2; nothing was done"), "{late}");
+    assert_eq!(store.wish("m").unwrap(), first);
+    let second = store
+        .change_wish("m", &first, |wish| {
+            wish.labels.insert("canary".into(), 3);
+        })
+        .unwrap();
+    assert_eq!(second.told(), "version 2, labels `canary` = 3");
+    for wrong in ["", "a/b", ".x"] {
+        assert!(
+            store
+                .change_wish("m", &second, |wish| {
+                    wish.labels.insert(wrong.into(), 3);
+                })
+                .is_err(),
+            "{wrong}"
+        );
+    }
+    let missing = store.change_wish("m", &second, |wish| wish.version = Some(9)).unwrap_err();
+    assert!(missing.to_string().contains("there are: 1, 2, 3"), "{missing}");
+    assert_eq!(store.wish("m").unwrap(), second);
+    // A version that is gone keeps nobody from wishing something else.
+    store.remove("m", 3).unwrap();
+    let second = store.change_wish("m", &second, |wish| wish.version = Some(1)).unwrap();
+    put(store, 4).unwrap();
+    // Of many at once exactly one wins each time.
+    let mut now = second;
+    for round in 0..5 {
+        let race =
+            |n: u64| store.change_wish("m", &now, |wish| wish.version = [Some(1), Some(2), Some(4)][n as usize % 3]);
+        let won: Vec<Wish> = std::thread::scope(|scope| {
+            let racers: Vec<_> = (0..6).map(|n| scope.spawn(move || race(n))).collect();
+            racers.into_iter().filter_map(|racer| racer.join().unwrap().ok()).collect()
+        });
+        assert_eq!(won.len(), 1, "round {round}");
+        now = store.wish("m").unwrap();
+        assert_eq!(now, won[0]);
+    }
+    store.renew().unwrap();
+    assert_eq!(store.seen_wish("m").unwrap(), now);
+}

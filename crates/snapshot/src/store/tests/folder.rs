@@ -1,0 +1,154 @@
+use std::fs;
+
+use super::super::folder::{names_in, place};
+use super::*;
+use sterling_core::error::Kind;
+
+fn whole(folder: &Path) -> Result<()> {
+    fs::write(folder.join(MANIFEST), b"{}").map_err(|e| Error::io(folder.display(), e))
+}
+
+#[test]
+fn a_version_made_of_others_gives_way_to_one_that_comes_meanwhile() {
+    let root = tempfile::tempdir().unwrap();
+    let store = Store::new(root.path());
+    store.publish("m", |folder, _| whole(folder)).unwrap();
+    assert_eq!(store.publish_unrivalled("m", |folder, _| whole(folder)).unwrap(), 2);
+    // One that is published while it is made, and one that is under way when it begins or ends.
+    let beaten = store.publish_unrivalled("m", |folder, _| {
+        store.publish("m", |folder, _| whole(folder))?;
+        whole(folder)
+    });
+    assert_eq!(beaten.unwrap_err().kind(), Kind::Conflict);
+    assert_eq!(store.versions("m").unwrap(), [1, 2, 4]);
+    let outer = store.publish("m", |folder, _| {
+        let inner = store.publish_unrivalled("m", |_, _| unreachable!());
+        assert_eq!(inner.unwrap_err().kind(), Kind::Conflict);
+        whole(folder)
+    });
+    assert_eq!(outer.unwrap(), 5);
+    // A failed one does not stand in the way.
+    assert!(store.publish("m", |_, _| Err(Error::invalid("no"))).is_err());
+    let last = store.publish_unrivalled("m", |folder, _| whole(folder)).unwrap();
+    store.remove("m", 2).unwrap();
+    assert_eq!(store.versions("m").unwrap(), [1, 4, 5, last]);
+    assert!(store.remove("m", 2).is_err());
+    assert_eq!(names_in(&root.path().join("m")).unwrap().len(), 5, "four versions and the lock");
+}
+
+#[test]
+fn a_folder_that_vanishes_is_told_until_it_is_back() {
+    let root = tempfile::tempdir().unwrap();
+    let (here, gone) = (root.path().join("store"), root.path().join("gone"));
+    let store = Store::new(&here);
+    // One that was never there is made by the first publication.
+    store.renew().unwrap();
+    assert_eq!(store.trouble(), None);
+    store.publish("m", |folder, _| whole(folder)).unwrap();
+    store.renew().unwrap();
+    assert_eq!(store.trouble(), None);
+    fs::rename(&here, &gone).unwrap();
+    store.renew().unwrap();
+    let told = store.trouble().unwrap();
+    assert!(told.contains("cannot be read") && !told.contains(root.path().to_str().unwrap()), "{told}");
+    fs::write(&here, "a file in its place").unwrap();
+    store.renew().unwrap();
+    assert!(store.trouble().unwrap().contains("not a directory"));
+    fs::remove_file(&here).unwrap();
+    fs::rename(&gone, &here).unwrap();
+    store.renew().unwrap();
+    assert_eq!(store.trouble(), None);
+}
+
+#[test]
+fn publication_is_whole_or_absent_and_counts_up() {
+    let root = tempfile::tempdir().unwrap();
+    let store = Store::new(root.path().join("store"));
+    assert!(store.models().unwrap().is_empty());
+    for expected in [1, 2] {
+        let version = store
+            .publish("m", |folder, version| {
+                assert_eq!(version, expected);
+                whole(folder)
+            })
+            .unwrap();
+        assert_eq!(version, expected);
+    }
+    let failed = store.publish("m", |folder, _| {
+        fs::write(folder.join("half"), b"x").unwrap();
+        Err(Error::invalid("no"))
+    });
+    assert!(failed.is_err());
+    assert_eq!(store.versions("m").unwrap(), [1, 2]);
+    assert_eq!(
+        names_in(&root.path().join("store/m")).unwrap().len(),
+        3,
+        "two versions, the lock, nothing half-written"
+    );
+    fs::create_dir(root.path().join("store/m/3")).unwrap();
+    assert_eq!(store.versions("m").unwrap(), [1, 2], "a folder without a manifest is no version");
+    assert_eq!(store.models().unwrap(), ["m"]);
+    for name in ["", "a/b", "..", ".x", "a b", "ü", &"x".repeat(129)] {
+        assert_eq!(store.publish(name, |_, _| Ok(())).unwrap_err().kind(), Kind::Invalid, "{name}");
+    }
+}
+
+#[test]
+fn what_is_wished_is_changed_by_one_at_a_time() {
+    let root = tempfile::tempdir().unwrap();
+    let store = Store::new(root.path());
+    wishes(&store);
+    for text in ["", "{}", "[]", "{\"format\": 1}", "{\"format\": 2, \"revision\": 1, \"nonce\": \"\"}"] {
+        fs::write(root.path().join("m").join(WISH_FILE), text).unwrap();
+        assert!(store.wish("m").unwrap_err().to_string().contains("wish.json"), "{text}");
+    }
+    let many: Vec<String> = (0..300).map(|n| format!("\"l{n}\": 1")).collect();
+    let text = format!("{{\"format\": 1, \"revision\": 1, \"nonce\": \"\", \"labels\": {{{}}}}}", many.join(","));
+    fs::write(root.path().join("m").join(WISH_FILE), text).unwrap();
+    assert!(store.wish("m").unwrap_err().to_string().contains("300 labels"));
+}
+
+#[test]
+fn a_folder_whose_place_cannot_be_made_durable_is_taken_back() {
+    let root = tempfile::tempdir().unwrap();
+    let (from, to) = (root.path().join("from"), root.path().join("to"));
+    fs::create_dir(&from).unwrap();
+    let failed = || Err(std::io::Error::other("no sync"));
+    assert_eq!(place(&from, &to, failed).unwrap_err().to_string(), "no sync");
+    assert_eq!(names_in(root.path()).unwrap(), ["from"]);
+    // Where it cannot be taken back it says so.
+    let blocked = || {
+        fs::write(&from, "a file in its place")?;
+        Err(std::io::Error::other("no sync"))
+    };
+    let told = place(&from, &to, blocked).unwrap_err().to_string();
+    assert!(told.starts_with("no sync; it is published, but may be gone after a loss of power"), "{told}");
+    fs::remove_file(&from).unwrap();
+    fs::rename(&to, &from).unwrap();
+    place(&from, &to, || Ok(())).unwrap();
+    assert_eq!(names_in(root.path()).unwrap(), ["to"]);
+}
+
+#[test]
+fn a_publication_that_is_unwound_leaves_neither_files_nor_a_gap() {
+    let root = tempfile::tempdir().unwrap();
+    let store = Store::new(root.path());
+    store.publish("m", |folder, _| whole(folder)).unwrap();
+    let unwound = |fill: &dyn Fn(&Path)| {
+        let broken = || {
+            store.publish_unrivalled("m", |folder, version| {
+                assert_eq!(version, 2);
+                whole(folder)?;
+                fill(folder);
+                std::panic::resume_unwind(Box::new("begins anew"));
+            })
+        };
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(broken)).is_err());
+    };
+    unwound(&|_| {});
+    assert_eq!(names_in(&root.path().join("m")).unwrap().len(), 2, "a version and the lock");
+    assert_eq!(store.publish_unrivalled("m", |folder, _| whole(folder)).unwrap(), 2);
+    store.remove("m", 2).unwrap();
+    // A number that was published is never given again.
+    assert_eq!(store.publish("m", |folder, _| whole(folder)).unwrap(), 3);
+}

@@ -1,0 +1,496 @@
+use std::fs;
+use std::sync::atomic::Ordering::SeqCst;
+
+use tempfile::TempDir;
+
+use super::super::lease::{LEASE, LEASE_MS};
+use super::memory::{CallFault, Fault, Memory};
+use super::*;
+use sterling_core::error::Kind;
+use sterling_storage::objects::{Objects as _, Over, Proof, prove};
+
+/// A store in a bucket, and a folder that is this machine's.
+struct Bench {
+    memory: Arc<Memory>,
+    caches: TempDir,
+}
+
+impl Bench {
+    fn new() -> Self {
+        Bench { memory: Memory::new(), caches: tempfile::tempdir().unwrap() }
+    }
+
+    /// The store as a machine sees it that has this name, with so many megabytes for what it fetches.
+    fn seen_from(&self, machine: &str, limit_mb: u64) -> Store {
+        let folder = Some(self.caches.path().join(machine));
+        let options = CacheOptions { folder, limit_mb };
+        let remote = Remote::new("s3://bucket/models".into(), self.memory.clone(), &options).unwrap();
+        Store { shelf: Arc::new(remote), shard: None, folds: None }
+    }
+
+    fn store(&self, machine: &str) -> Store {
+        let store = self.seen_from(machine, 64);
+        store.renew().unwrap();
+        store
+    }
+}
+
+fn data(held: &Held) -> Vec<u8> {
+    fs::read(held.folder().join("data.bin")).unwrap()
+}
+
+#[test]
+fn what_one_publishes_another_one_fetches_whole() {
+    let bench = Bench::new();
+    let (here, there) = (bench.store("here"), bench.store("there"));
+    assert_eq!((put(&here, 1).unwrap(), put(&there, 2).unwrap(), put(&here, 3).unwrap()), (1, 2, 3));
+    there.renew().unwrap();
+    assert_eq!((there.models().unwrap(), there.versions("m").unwrap()), (vec!["m".to_owned()], vec![1, 2, 3]));
+    let outline = there.outline("m", 3).unwrap();
+    assert!(outline.join(MANIFEST).exists() && outline.join(MODEL_FILE).exists() && !outline.join("data.bin").exists());
+    let held = there.bring("m", 3).unwrap();
+    assert_eq!((held.folder(), data(&held)), (&*there.folder("m", 3), vec![3; 100_000]));
+    Manifest::read(held.folder()).unwrap().verify(held.folder()).unwrap();
+    // The other file was there already, from the version that was published here: it was linked.
+    let read = bench.memory.bytes_read.load(SeqCst);
+    assert!(read < 100_100, "{read} bytes were read");
+    there.bring("m", 3).unwrap();
+    assert_eq!(bench.memory.bytes_read.load(SeqCst), read, "what is there is not read again");
+    let keys = bench.memory.keys();
+    assert!(keys.iter().all(|key| !key.contains(LEASE) && !key.contains(".probe")), "{keys:?}");
+    here.remove("m", 2).unwrap();
+    there.renew().unwrap();
+    assert_eq!(there.versions("m").unwrap(), [1, 3]);
+    assert_eq!(there.bring("m", 2).unwrap_err().kind(), Kind::NotFound);
+    assert_eq!(put(&here, 4).unwrap(), 4);
+}
+
+#[test]
+fn publishers_at_once_get_a_number_each_and_a_number_is_given_once() {
+    let bench = Bench::new();
+    let mut given: Vec<u64> = std::thread::scope(|scope| {
+        let publish = |n: u8| put(&bench.store(&format!("machine {n}")), n).unwrap();
+        let publishers: Vec<_> = (0..6).map(|n| scope.spawn(move || publish(n))).collect();
+        publishers.into_iter().map(|publisher| publisher.join().unwrap()).collect()
+    });
+    given.sort_unstable();
+    assert_eq!(given, (1..=6).collect::<Vec<_>>());
+    let store = bench.store("a");
+    store.remove("m", 6).unwrap();
+    assert_eq!(put(&store, 1).unwrap(), 7);
+    // An answer that was lost was one all the same.
+    bench.memory.loses_answer.store(true, SeqCst);
+    assert_eq!(put(&store, 1).unwrap(), 9, "the number whose answer was lost stays unused");
+    store.renew().unwrap();
+    assert_eq!(store.versions("m").unwrap(), [1, 2, 3, 4, 5, 7, 9]);
+}
+
+#[test]
+fn a_publication_that_ends_anywhere_is_no_version_and_is_cleaned() {
+    let bench = Bench::new();
+    put(&bench.store("a"), 1).unwrap();
+    let mut whole = vec![1];
+    // The process ends at each of its writes: the bucket is away for it from then on.
+    for writes in 4..20 {
+        let store = bench.store(&format!("killed {writes}"));
+        store.prove().unwrap();
+        bench.memory.writes_left.store(writes, SeqCst);
+        let published = put(&store, 9);
+        bench.memory.writes_left.store(usize::MAX, SeqCst);
+        bench.memory.is_down.store(false, SeqCst);
+        let reader = bench.store("reader");
+        let now = reader.versions("m").unwrap();
+        assert!(now.len() <= whole.len() + 1, "{now:?} after {whole:?}");
+        if published.is_ok() {
+            assert!(now.len() == whole.len() + 1);
+        }
+        whole = now;
+        for version in &whole {
+            reader.bring("m", *version).unwrap();
+        }
+    }
+    // As long as they may be under way their objects stay.
+    put(&bench.store("a"), 2).unwrap();
+    let leases = |memory: &Memory| memory.keys().iter().filter(|key| key.ends_with(LEASE)).count();
+    assert!(leases(&bench.memory) > 0);
+    bench.memory.clock_ms.fetch_add(LEASE_MS as u64 + 1, SeqCst);
+    let last = put(&bench.store("a"), 3).unwrap();
+    assert_eq!(leases(&bench.memory), 0, "{:?}", bench.memory.keys());
+    whole.extend([last - 1, last]);
+    let reader = bench.store("reader");
+    assert_eq!(reader.versions("m").unwrap(), whole);
+    // Of a process that ended in its probe a few bytes stay.
+    let of_versions = |key: &&String| !key.ends_with(".given") && !key.starts_with(".probe");
+    assert_eq!(bench.memory.keys().iter().filter(of_versions).count(), whole.len() * 4, "{:?}", bench.memory.keys());
+}
+
+#[test]
+fn a_version_made_of_others_gives_way_to_one_that_comes_meanwhile() {
+    let bench = Bench::new();
+    let (here, there) = (bench.store("here"), bench.store("there"));
+    put(&here, 1).unwrap();
+    let derived = |store: &Store, meanwhile: &dyn Fn()| {
+        store.publish_unrivalled("m", |folder, version| {
+            meanwhile();
+            fill(folder, "m", version, 5)
+        })
+    };
+    assert_eq!(derived(&here, &|| ()).unwrap(), 2);
+    let beaten = derived(&here, &|| assert_eq!(put(&there, 2).unwrap(), 4));
+    assert_eq!(beaten.unwrap_err().kind(), Kind::Conflict);
+    let outer = there.publish("m", |folder, version| {
+        assert_eq!(derived(&here, &|| ()).unwrap_err().kind(), Kind::Conflict);
+        fill(folder, "m", version, 6)
+    });
+    outer.unwrap();
+    here.renew().unwrap();
+    assert_eq!(here.versions("m").unwrap(), [1, 2, 4, 5]);
+}
+
+#[test]
+fn a_fetch_goes_on_where_it_broke_off() {
+    let bench = Bench::new();
+    put(&bench.store("here"), 1).unwrap();
+    let key = "m/1/data.bin".to_owned();
+    for cut in [0, 1, 999, 1000, 50_500, 99_999] {
+        let store = bench.store(&format!("cut at {cut}"));
+        let before = bench.memory.bytes_read.load(SeqCst);
+        bench.memory.faults.lock().unwrap().push((key.clone(), Fault::Cut(cut)));
+        if cut == 0 {
+            // Nothing came: who asked tries again later.
+            assert_eq!(store.bring("m", 1).unwrap_err().kind(), Kind::Unavailable);
+        }
+        assert_eq!(data(&store.bring("m", 1).unwrap()), vec![1; 100_000]);
+        let read = bench.memory.bytes_read.load(SeqCst) - before;
+        assert_eq!(read, 150_010, "each byte once");
+    }
+    // A fetch that ends in the middle, as its process, is gone on with by the next one.
+    let store = bench.store("killed");
+    bench.memory.faults.lock().unwrap().extend([(key.clone(), Fault::Cut(40_000)), (key.clone(), Fault::Cut(0))]);
+    assert_eq!(store.bring("m", 1).unwrap_err().kind(), Kind::Unavailable);
+    assert!(!store.folder("m", 1).exists());
+    drop(store);
+    let before = bench.memory.bytes_read.load(SeqCst);
+    bench.store("killed").bring("m", 1).unwrap();
+    assert_eq!(bench.memory.bytes_read.load(SeqCst) - before, 110_000);
+}
+
+#[test]
+fn a_store_that_lies_is_refused_by_the_name_of_what_differs() {
+    let bench = Bench::new();
+    put(&bench.store("here"), 1).unwrap();
+    let refused = |machine: &str| {
+        let store = bench.store(machine);
+        let error = store.bring("m", 1).unwrap_err();
+        assert_eq!(error.kind(), Kind::Corrupt, "{error}");
+        assert!(!store.folder("m", 1).exists());
+        error.to_string()
+    };
+    bench.memory.change("m/1/data.bin", |bytes| bytes[70_000] ^= 4);
+    assert!(refused("flipped").contains("m/1/data.bin: file `data.bin` has checksum"));
+    bench.memory.change("m/1/data.bin", |bytes| bytes[70_000] ^= 4);
+    bench.memory.change("m/1/data.bin", |bytes| bytes.truncate(99_999));
+    assert!(refused("short").contains("`data.bin` has 99999 bytes, expected 100000"));
+    bench.memory.change("m/1/data.bin", |bytes| bytes.extend([1, 1]));
+    assert!(refused("long").contains("`data.bin` has 100001 bytes"));
+    bench.memory.change("m/1/data.bin", |bytes| bytes.truncate(100_000));
+    let whole = bench.memory.get("m/1/data.bin").unwrap().0;
+    bench.memory.remove("m/1/data.bin").unwrap();
+    assert!(refused("missing").contains("file `data.bin` is missing"));
+    bench.memory.put("m/1/data.bin", whole, &Over::Anything).unwrap();
+    // A bit that fell over on its way, once, in what a fetch that broke off has left.
+    let store = bench.store("on its way");
+    let key = || "m/1/data.bin".to_owned();
+    bench.memory.faults.lock().unwrap().extend([(key(), Fault::Cut(40_000)), (key(), Fault::Flip(50_000))]);
+    store.bring("m", 1).unwrap();
+    assert!(bench.memory.faults.lock().unwrap().is_empty());
+    // A manifest that was replaced under the list that was looked at is another version.
+    let store = bench.store("replaced");
+    let manifest = bench.memory.get("m/1/manifest.json").unwrap().0;
+    bench.memory.put("m/1/manifest.json", manifest, &Over::Anything).unwrap();
+    assert_eq!(store.bring("m", 1).unwrap_err().kind(), Kind::NotReady);
+    store.renew().unwrap();
+    store.bring("m", 1).unwrap();
+}
+
+#[test]
+fn a_copy_that_is_damaged_is_fetched_anew() {
+    let bench = Bench::new();
+    put(&bench.store("here"), 1).unwrap();
+    let store = bench.store("there");
+    let held = store.bring("m", 1).unwrap();
+    fs::write(held.folder().join("data.bin"), [0; 100_000]).unwrap();
+    assert!(store.discard("m", 1).unwrap());
+    assert_eq!(data(&store.bring("m", 1).unwrap()), vec![1; 100_000]);
+    assert!(!Store::new(bench.caches.path()).discard("m", 1).unwrap());
+}
+
+#[test]
+fn lists_that_lag_show_an_older_store_and_no_other_one() {
+    let bench = Bench::new();
+    let (here, there) = (bench.store("here"), bench.store("there"));
+    put(&here, 1).unwrap();
+    there.renew().unwrap();
+    let old = bench.memory.kept.lock().unwrap().clone();
+    *bench.memory.listed.lock().unwrap() = Some(old);
+    // A number is taken though the list does not show the last one.
+    assert!(put(&here, 2).is_err(), "what was uploaded is not seen to be there");
+    there.renew().unwrap();
+    assert_eq!(there.versions("m").unwrap(), [1]);
+    there.bring("m", 1).unwrap();
+    *bench.memory.listed.lock().unwrap() = None;
+    assert_eq!(put(&here, 2).unwrap(), 3);
+    there.renew().unwrap();
+    assert_eq!(there.versions("m").unwrap(), [1, 3]);
+}
+
+#[test]
+fn a_bucket_that_is_down_changes_nothing_and_comes_back() {
+    let bench = Bench::new();
+    let store = bench.store("a");
+    put(&store, 1).unwrap();
+    let wish = store.change_wish("m", &Wish::default(), |wish| wish.version = Some(1)).unwrap();
+    store.renew().unwrap();
+    assert_eq!(store.seen_wish("m").unwrap(), wish);
+    bench.memory.is_down.store(true, SeqCst);
+    assert_eq!(store.renew().unwrap_err().kind(), Kind::Unavailable);
+    assert!(store.trouble().unwrap().contains("the bucket is down"));
+    let stamp = store.stamp("m", 1);
+    assert_eq!((store.versions("m").unwrap(), stamp.is_some()), (vec![1], true));
+    store.bring("m", 1).unwrap();
+    // A process that starts now has what was fetched, and what was wished.
+    let other = bench.seen_from("a", 64);
+    assert!(other.renew().is_err());
+    assert_eq!((other.models().unwrap(), other.versions("m").unwrap()), (vec!["m".to_owned()], vec![1]));
+    assert_eq!((other.stamp("m", 1), other.seen_wish("m").unwrap()), (stamp, wish));
+    assert_eq!(data(&other.bring("m", 1).unwrap()), vec![1; 100_000]);
+    assert!(!other.discard("m", 1).unwrap(), "nothing could be had anew");
+    bench.memory.is_down.store(false, SeqCst);
+    std::thread::sleep(std::time::Duration::from_millis(1100));
+    other.renew().unwrap();
+    assert_eq!((other.trouble(), other.stamp("m", 1)), (None, stamp));
+}
+
+#[test]
+fn what_nobody_uses_makes_room_and_what_somebody_uses_does_not() {
+    let bench = Bench::new();
+    let here = bench.store("here");
+    for seed in 1..=9 {
+        // 2 MB a version: 4 fit.
+        here.publish("m", |folder, version| {
+            fill(folder, "m", version, seed)?;
+            fs::write(folder.join("data.bin"), vec![seed; 2_000_000]).unwrap();
+            let mut manifest = Manifest::read(folder)?;
+            manifest.files.insert("data.bin".into(), files::Checksum::of(&vec![seed; 2_000_000]));
+            manifest.write(folder)
+        })
+        .unwrap();
+    }
+    let store = bench.seen_from("small", 8);
+    store.renew().unwrap();
+    let there = |store: &Store| (1..=9).filter(|version| store.folder("m", *version).exists()).collect::<Vec<_>>();
+    let first = store.bring("m", 1).unwrap();
+    for version in 2..=6 {
+        store.bring("m", version).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    assert_eq!(there(&store), [1, 4, 5, 6]);
+    let held: Vec<Held> = [4, 5, 6].map(|version| store.bring("m", version).unwrap()).into();
+    let full = store.bring("m", 7).unwrap_err();
+    assert_eq!(full.kind(), Kind::NoSpace);
+    assert!(full.to_string().contains("a version needs 2 MB, 8 are there for all"), "{full}");
+    drop(first);
+    // Another process, or this one: whoever holds one keeps it.
+    bench.seen_from("small", 8).renew().unwrap();
+    let store = bench.seen_from("small", 8);
+    store.renew().unwrap();
+    store.bring("m", 7).unwrap();
+    assert_eq!(there(&store), [4, 5, 6, 7]);
+    assert!(held.iter().all(|held| held.folder().join("data.bin").exists()));
+}
+
+#[test]
+fn a_bucket_that_passes_over_conditions_is_refused() {
+    let bench = Bench::new();
+    let store = bench.store("a");
+    store.prove().unwrap();
+    bench.memory.ignores_conditions.store(true, SeqCst);
+    for refused in [store.prove().unwrap_err(), put(&bench.store("b"), 1).unwrap_err()] {
+        assert_eq!(refused.kind(), Kind::Unsupported);
+        assert!(
+            refused.to_string().contains("store s3://bucket/models: it took a second object of one key"),
+            "{refused}"
+        );
+    }
+    assert_eq!(bench.memory.keys(), [""; 0]);
+    bench.memory.ignores_conditions.store(false, SeqCst);
+    bench.memory.is_read_only.store(true, SeqCst);
+    assert_eq!(prove(&*bench.memory).unwrap(), Proof::ReadOnly);
+    bench.store("c").prove().unwrap();
+    assert_eq!(put(&bench.store("c"), 1).unwrap_err().kind(), Kind::Io);
+    bench.memory.is_down.store(true, SeqCst);
+    assert_eq!(store.prove().unwrap_err().kind(), Kind::Unavailable);
+}
+
+#[test]
+fn what_is_wished_is_changed_by_one_at_a_time() {
+    let bench = Bench::new();
+    let store = bench.store("a");
+    wishes(&store);
+    // An answer that was lost is not taken for somebody else's change.
+    let before = store.wish("m").unwrap();
+    bench.memory.loses_answer.store(true, SeqCst);
+    let now = store.change_wish("m", &before, |wish| wish.version = None).unwrap();
+    assert_eq!(store.wish("m").unwrap(), now);
+}
+
+#[test]
+fn shards_are_fetched_one_by_one() {
+    use super::super::super::manifest::ShardOf;
+    let bench = Bench::new();
+    let here = bench.store("here");
+    here.publish("m", |folder, version| {
+        let cut = |shard| {
+            let inner = shard_folder(folder, shard);
+            fs::create_dir(&inner).unwrap();
+            fill(&inner, "m", version, shard as u8)?;
+            let mut manifest = Manifest::read(&inner)?;
+            manifest.shard = Some(ShardOf { shard, shards: 2, items: 6 });
+            manifest.write(&inner)?;
+            Ok(manifest)
+        };
+        Shards::of(&[cut(0)?, cut(1)?]).write(folder)
+    })
+    .unwrap();
+    let store = bench.store("there");
+    assert_eq!((store.versions("m").unwrap(), store.cut_versions("m").unwrap()), (vec![], vec![1]));
+    let (shards, manifests) = store.shards("m", 1).unwrap();
+    assert!(shards.check(&manifests[1]).is_ok());
+    let second = store.clone().of_shard(1);
+    assert_eq!(second.versions("m").unwrap(), [1]);
+    let held = second.bring("m", 1).unwrap();
+    assert_eq!((data(&held)[0], held.folder()), (1, &*second.folder("m", 1)));
+    assert!(held.folder().parent().unwrap().join(SHARDS_FILE).exists());
+    assert!(!shard_folder(held.folder().parent().unwrap(), 0).exists());
+    assert_eq!(store.of_shard(2).versions("m").unwrap(), [0; 0]);
+}
+
+#[test]
+fn every_object_that_comes_changes_what_a_version_looks_like() {
+    let bench = Bench::new();
+    put(&bench.store("here"), 1).unwrap();
+    let whole = std::mem::take(&mut *bench.memory.kept.lock().unwrap());
+    let store = bench.store("there");
+    let mut stamps = Vec::new();
+    let (manifest, others): (Vec<_>, Vec<_>) = whole.iter().partition(|(key, _)| key.ends_with(MANIFEST));
+    for (key, object) in manifest.into_iter().chain(others) {
+        if let Some(stamp) = store.stamp("m", 1) {
+            assert_eq!(store.bring("m", 1).unwrap_err().kind(), Kind::Corrupt, "before {key}");
+            if !key.ends_with(".given") {
+                assert!(!stamps.contains(&stamp), "before {key}");
+                stamps.push(stamp);
+            }
+        }
+        bench.memory.kept.lock().unwrap().insert(key.clone(), object.clone());
+        store.renew().unwrap();
+    }
+    assert_eq!(stamps.len(), 3);
+    assert_eq!(data(&store.bring("m", 1).unwrap()), vec![1; 100_000]);
+    // Each file came once, however often it was tried.
+    assert_eq!(bench.memory.bytes_read.load(SeqCst), 150_010);
+    // Objects of publishers change nothing, and neither do those beside versions.
+    let stamp = store.stamp("m", 1);
+    for key in ["m/1/.publishing", "m/1/.x/y/.z", "m/wish.json", "m/x/1", "1", "m/1x/a"] {
+        bench.memory.put(key, vec![1], &Over::Anything).unwrap();
+    }
+    store.renew().unwrap();
+    assert_eq!(store.stamp("m", 1), stamp);
+    bench.memory.remove("m/1/same.bin").unwrap();
+    store.renew().unwrap();
+    assert_ne!(store.stamp("m", 1), stamp);
+}
+
+#[test]
+fn no_listing_alone_removes_what_another_publication_has_written() {
+    let bench = Bench::new();
+    put(&bench.store("a"), 1).unwrap();
+    bench.memory.put("m/1/.publishing", Vec::new(), &Over::Anything).unwrap();
+    bench.memory.clock_ms.fetch_add(LEASE_MS as u64 + 1, SeqCst);
+    // A listing without the manifest of a version whose lease is old.
+    let mut wrong = bench.memory.kept.lock().unwrap().clone();
+    wrong.remove("m/1/manifest.json");
+    *bench.memory.listed.lock().unwrap() = Some(wrong);
+    let _ = put(&bench.store("b"), 2);
+    *bench.memory.listed.lock().unwrap() = None;
+    assert!(bench.store("c").versions("m").unwrap().contains(&1), "{:?}", bench.memory.keys());
+}
+
+/// What publishers, operators and servers do: each fault once at each call, and afterwards all is as if there had been none, or
+/// whoever called was told.
+#[test]
+#[expect(clippy::print_stdout, reason = "the number of cases is part of the result")]
+fn one_fault_at_any_call_loses_nothing_and_mixes_nothing() {
+    let cases: usize = std::thread::scope(|scope| {
+        let kinds = [CallFault::Before, CallFault::After, CallFault::Missing, CallFault::Conflict, CallFault::Flip];
+        let tables: Vec<_> = kinds.into_iter().map(|fault| scope.spawn(move || table(fault))).collect();
+        tables.into_iter().map(|table| table.join().unwrap()).sum()
+    });
+    println!("{cases} cases");
+    assert!(cases > 150, "{cases}");
+}
+
+/// The cases of one fault: at each call of the script in turn.
+fn table(fault: CallFault) -> usize {
+    let mut at = 0;
+    loop {
+        let bench = Bench::new();
+        put(&bench.store("first"), 1).unwrap();
+        bench.memory.fail_at(at, fault);
+        let (publisher, server) = (bench.seen_from("publisher", 64), bench.seen_from("server", 64));
+        let said = script(&publisher, &server);
+        let is_met = bench.memory.no_fault();
+        let store = bench.store("reader");
+        let versions = store.versions("m").unwrap();
+        let context = || format!("{fault:?} at {at}: {said:?}, {versions:?}, {:?}", bench.memory.keys());
+        assert!(versions.contains(&1), "{}", context());
+        for version in &versions {
+            let held = store.bring("m", *version).unwrap();
+            assert_eq!(data(&held), vec![if *version == 1 { 1 } else { 2 }; 100_000], "{}", context());
+        }
+        // What was said to be done is done.
+        if let Ok(version) = &said[0] {
+            assert!(versions.contains(version), "{}", context());
+        }
+        let wish = store.wish("m").unwrap();
+        if said[1].is_ok() {
+            assert_eq!((wish.version, wish.labels.get("old")), (Some(1), Some(&1)), "{}", context());
+        }
+        // And nothing needs anybody to mend it.
+        let next = put(&bench.store("next"), 2).unwrap();
+        assert!(versions.iter().all(|version| next > *version), "{}", context());
+        let server = bench.store("server");
+        assert_eq!(server.versions("m").unwrap().last(), Some(&next), "{}", context());
+        server.bring("m", next).unwrap();
+        assert_eq!(server.seen_wish("m").unwrap(), wish, "{}", context());
+        if !is_met {
+            return at;
+        }
+        at += 1;
+    }
+}
+
+/// Publishes a version, has the first one answer under a label, and takes both to another machine.
+fn script(publisher: &Store, server: &Store) -> Vec<Result<u64>> {
+    let published = publisher.renew().and_then(|()| put(publisher, 2));
+    let wished = publisher.wish("m").and_then(|before| {
+        publisher.change_wish("m", &before, |wish| {
+            wish.version = Some(1);
+            wish.labels.insert("old".into(), 1);
+        })
+    });
+    let fetched = server.renew().and_then(|()| {
+        let _ = server.seen_wish("m");
+        server.bring("m", server.versions("m")?.last().copied().unwrap_or(1))
+    });
+    vec![published, wished.map(|wish| wish.revision), fetched.map(|_| 0)]
+}

@@ -1,0 +1,50 @@
+//! What a model asks of its tables, for the planner.
+
+use std::sync::Arc;
+
+use crate::model::ModelSpec;
+use sterling_embedding::Table;
+use sterling_embedding::planner::access::Access;
+use sterling_embedding::planner::workload::{BATCH_DEFAULT, Constraints, SKEW_DEFAULT, TableWorkload, Workload};
+use sterling_graph::tower::{FeatureKind, FeatureSpec};
+
+/// Mean ids of an `ids` feature that nothing is known about.
+const POOLING_GUESS: f64 = 20.0;
+
+/// What requests to a model ask of its `tables`, with guesses where only requests can tell: 20 ids a feature of kind `ids`, a
+/// full sequence, a Zipf exponent of 0.8. Tables that no feature of requests reads are left out, and those that candidates are
+/// looked up in.
+pub fn workload(model: &ModelSpec, tables: &[Arc<Table>]) -> Workload {
+    let (mut asked, mut notes) = (Vec::new(), Vec::new());
+    for table in tables.iter().map(|t| t.spec()) {
+        let readers: Vec<&FeatureSpec> = model.readers(&table.name).collect();
+        if readers.is_empty() {
+            notes.push(format!("table `{}` is read only when items are published: not planned", table.name));
+            continue;
+        }
+        if model.serves_candidates(&table.name) {
+            notes.push(format!("table `{}` is read for each candidate: whole in memory, not planned", table.name));
+            continue;
+        }
+        let guessed = |f: &&FeatureSpec| match f.length {
+            // A sequence is long enough for most of those who have one.
+            Some(length) => length as f64,
+            None if f.kind == FeatureKind::Category => 1.0,
+            None => POOLING_GUESS,
+        };
+        asked.push(TableWorkload {
+            name: table.name.clone(),
+            rows: table.rows,
+            width: u32::try_from(table.width).unwrap_or(u32::MAX),
+            format: table.format,
+            pooling: readers.iter().map(guessed).sum::<f64>() / readers.len() as f64,
+            features: readers.iter().map(|f| f.source().to_owned()).collect(),
+            access: Access::Zipf(SKEW_DEFAULT),
+            constraints: Constraints::default(),
+        });
+    }
+    notes.push(format!(
+        "`ids` taken as {POOLING_GUESS} a request; tables state no skew: taken as zipf {SKEW_DEFAULT}; --sample measures both"
+    ));
+    Workload { batch: BATCH_DEFAULT, requests_per_s: None, tables: asked, notes }
+}

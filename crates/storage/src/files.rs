@@ -1,0 +1,575 @@
+//! Files that are either whole or absent: tensors in `.safetensors`, written beside their name and renamed.
+//!
+//! A [`TensorFile`] collects named tensors and writes them in the safetensors format
+//! (<https://github.com/huggingface/safetensors#format>): 8 bytes of header length, a JSON header, then the data. The
+//! header is padded with spaces so that the data starts at a multiple of 64 bytes. Tensors whose length is such a multiple
+//! come first and are all aligned to a cache line; the others follow by falling element size, so that each is aligned to
+//! its elements. A tensor that is made piece by piece is reserved first and put into its place then ([`Places`]). [`Tensors`] maps
+//! such a file and hands out typed views.
+
+mod checksum;
+mod unchanged;
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::hash::{BuildHasher as _, RandomState};
+use std::io::{BufWriter, Read as _, Write};
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use bytemuck::Pod;
+use safetensors::{Dtype, SafeTensors};
+use sterling_core::blocking::may_block;
+use sterling_core::error::{Error, Result};
+use sterling_kernels::buffer::Buffer;
+use sterling_kernels::map::{self, Map};
+
+pub use checksum::{Checksum, Hashed};
+pub use unchanged::Unchanged;
+
+/// Where the data of a tensor file starts: a cache line, so that a 64-byte load never straddles two.
+const DATA_ALIGN_BYTES: usize = 64;
+
+/// A number that a tensor may hold, with its name in the safetensors header.
+pub trait Element: Pod {
+    /// The safetensors type.
+    const DTYPE: Dtype;
+}
+
+macro_rules! elements {
+    ($($t:ty => $d:ident),* $(,)?) => { $(impl Element for $t { const DTYPE: Dtype = Dtype::$d; })* };
+}
+elements! { u8 => U8, i8 => I8, u16 => U16, i32 => I32, u32 => U32, i64 => I64, u64 => U64, f32 => F32, f64 => F64, half::f16 => F16, half::bf16 => BF16 }
+
+/// Named tensors on their way into one file.
+#[derive(Default)]
+pub struct TensorFile<'a> {
+    tensors: Vec<Named<'a>>,
+}
+
+struct Named<'a> {
+    name: String,
+    dtype: Dtype,
+    shape: Vec<usize>,
+    values: Numbers<'a>,
+}
+
+/// The numbers of a tensor, or how many bytes they will take.
+enum Numbers<'a> {
+    Given(Box<dyn Bytes + 'a>),
+    Reserved(usize),
+}
+
+impl Numbers<'_> {
+    fn len(&self) -> usize {
+        self.given().map_or_else(|bytes| bytes, <[u8]>::len)
+    }
+
+    fn given(&self) -> std::result::Result<&[u8], usize> {
+        match self {
+            Numbers::Given(values) => Ok(values.bytes()),
+            Numbers::Reserved(bytes) => Err(*bytes),
+        }
+    }
+}
+
+/// Numbers, borrowed or owned, as the bytes that a file holds.
+trait Bytes {
+    fn bytes(&self) -> &[u8];
+}
+
+impl<T: Element> Bytes for &[T] {
+    fn bytes(&self) -> &[u8] {
+        bytemuck::cast_slice(self)
+    }
+}
+
+impl<T: Element> Bytes for Vec<T> {
+    fn bytes(&self) -> &[u8] {
+        bytemuck::cast_slice(self)
+    }
+}
+
+impl<'a> TensorFile<'a> {
+    /// A file without tensors.
+    pub fn new() -> Self {
+        TensorFile::default()
+    }
+
+    /// Adds a tensor that lives as long as the file is being made.
+    ///
+    /// # Errors
+    /// `Internal` where the shape does not hold the values or the name is taken.
+    pub fn add<T: Element>(&mut self, name: impl Into<String>, shape: &[usize], values: &'a [T]) -> Result<()> {
+        self.push::<T>(name.into(), shape, values.len(), Numbers::Given(Box::new(values)))
+    }
+
+    /// Adds a tensor and keeps its values.
+    ///
+    /// # Errors
+    /// As [`TensorFile::add`].
+    pub fn add_owned<T: Element>(&mut self, name: impl Into<String>, shape: &[usize], values: Vec<T>) -> Result<()> {
+        self.push::<T>(name.into(), shape, values.len(), Numbers::Given(Box::new(values)))
+    }
+
+    /// Adds a tensor whose values will be put into their place ([`TensorFile::write_filled`]); until then they are zeros.
+    ///
+    /// # Errors
+    /// `Internal` where the name is taken.
+    pub fn reserve<T: Element>(&mut self, name: impl Into<String>, shape: &[usize]) -> Result<()> {
+        let len = shape.iter().product();
+        self.push::<T>(name.into(), shape, len, Numbers::Reserved(len * size_of::<T>()))
+    }
+
+    fn push<T: Element>(&mut self, name: String, shape: &[usize], len: usize, values: Numbers<'a>) -> Result<()> {
+        if shape.iter().product::<usize>() != len {
+            return Err(Error::internal(format!("tensor {name}: shape {shape:?} does not hold {len} values")));
+        }
+        if self.tensors.iter().any(|t| t.name == name) {
+            return Err(Error::internal(format!("tensor {name} is added twice")));
+        }
+        self.tensors.push(Named { name, dtype: T::DTYPE, shape: shape.to_vec(), values });
+        Ok(())
+    }
+
+    /// Writes the file at `path` (under a temporary name, synced, renamed) and returns what a manifest must say of it.
+    ///
+    /// # Errors
+    /// `Io` with the path; `Internal` where a tensor is only reserved.
+    pub fn write(&self, path: &Path) -> Result<Checksum> {
+        let (text, ordered) = self.arranged();
+        let mut values = Vec::with_capacity(ordered.len());
+        for Named { name, values: given, .. } in ordered {
+            let given = given.given();
+            values.push(given.map_err(|_| Error::internal(format!("tensor {name}: reserved and never filled")))?);
+        }
+        write_atomic(path, |out| {
+            out.write_all(&(text.len() as u64).to_le_bytes())?;
+            out.write_all(&text)?;
+            values.iter().try_for_each(|values| out.write_all(values))
+        })
+    }
+
+    /// The same for a file with tensors that were reserved, which `fill` puts into their places. The file is read once more for
+    /// its checksum.
+    ///
+    /// # Errors
+    /// `Io` with the path; what `fill` returns. There is no file then.
+    pub fn write_filled(&self, path: &Path, fill: impl FnOnce(&mut Places<'_>) -> Result<()>) -> Result<Checksum> {
+        replace(path, |temporary| {
+            let io = |e| Error::io(path.display(), e);
+            let file = File::create(temporary).map_err(io)?;
+            self.fill(self.arranged(), Target::File(&file), fill).map_err(|e| e.within(path.display()))?;
+            file.sync_all().map_err(io)?;
+            Checksum::of_file(temporary)
+        })
+    }
+
+    /// The file's tensors as they are read back, without a file; `name` stands in errors.
+    ///
+    /// # Errors
+    /// `Overloaded` where the memory cannot be had.
+    pub fn in_memory(&self, name: &str) -> Result<Tensors> {
+        self.in_memory_filled(name, |_| Ok(()))
+    }
+
+    /// The same with tensors that were reserved, which `fill` puts into their places.
+    ///
+    /// # Errors
+    /// As [`TensorFile::in_memory`]; what `fill` returns.
+    pub fn in_memory_filled(&self, name: &str, fill: impl FnOnce(&mut Places<'_>) -> Result<()>) -> Result<Tensors> {
+        let arranged = self.arranged();
+        let bytes = 8 + arranged.0.len() + arranged.1.iter().map(|t| t.values.len()).sum::<usize>();
+        let mut filled = Ok(());
+        let map = Map::filled(bytes, |to| filled = self.fill(arranged, Target::Memory(to), fill))?;
+        filled?;
+        Tensors::of(Path::new(name), map)
+    }
+
+    /// Puts the header and all tensors that are given into their places, and lets `fill` do so with the others.
+    fn fill(
+        &self,
+        (text, ordered): (Vec<u8>, Vec<&Named<'a>>),
+        to: Target<'_>,
+        fill: impl FnOnce(&mut Places<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let mut places = Places { to, tensors: BTreeMap::new() };
+        places.write(0, &(text.len() as u64).to_le_bytes())?;
+        places.write(8, &text)?;
+        let mut at = 8 + text.len();
+        for Named { name, dtype, shape, values } in ordered {
+            let end = at + values.len();
+            if let Ok(values) = values.given() {
+                places.write(at, values)?;
+            }
+            places.tensors.insert(name.clone(), Place { dtype: *dtype, shape: shape.clone(), start: at, end });
+            at = end;
+        }
+        if let Target::File(file) = &places.to {
+            file.set_len(at as u64).map_err(|e| Error::io("writing", e))?;
+        }
+        fill(&mut places)
+    }
+
+    /// The header, and the tensors in the order of the file.
+    fn arranged(&self) -> (Vec<u8>, Vec<&Named<'a>>) {
+        let mut ordered: Vec<&Named<'_>> = self.tensors.iter().collect();
+        ordered
+            .sort_by_key(|t| (!t.values.len().is_multiple_of(DATA_ALIGN_BYTES), std::cmp::Reverse(t.dtype.bitsize())));
+        let mut at = 0usize;
+        let mut header = serde_json::Map::new();
+        for Named { name, dtype, shape, values } in &ordered {
+            let end = at + values.len();
+            header.insert(name.clone(), serde_json::json!({"dtype": dtype, "shape": shape, "data_offsets": [at, end]}));
+            at = end;
+        }
+        let mut text = serde_json::Value::Object(header).to_string().into_bytes();
+        text.resize((8 + text.len()).next_multiple_of(DATA_ALIGN_BYTES) - 8, b' ');
+        (text, ordered)
+    }
+}
+
+/// A tensor file that is being made, of which numbers are put into their places in any order.
+pub struct Places<'t> {
+    to: Target<'t>,
+    tensors: BTreeMap<String, Place>,
+}
+
+enum Target<'t> {
+    File(&'t File),
+    Memory(&'t mut [u8]),
+}
+
+impl Places<'_> {
+    /// Puts numbers into a tensor, the first of them at the place `first` of its numbers.
+    ///
+    /// # Errors
+    /// `Io`; `Internal` where the tensor has no such places or is of another type.
+    pub fn put<T: Element>(&mut self, tensor: &str, first: usize, values: &[T]) -> Result<()> {
+        let place = self.tensors.get(tensor).filter(|place| place.dtype == T::DTYPE);
+        let at = place.map(|place| (place.start + first * size_of::<T>(), place.end));
+        match at.filter(|(at, end)| at + size_of_val(values) <= *end) {
+            Some((at, _)) => self.write(at, bytemuck::cast_slice(values)),
+            None => Err(Error::internal(format!("tensor {tensor}: {} numbers at {first} have no place", values.len()))),
+        }
+    }
+
+    fn write(&mut self, at: usize, bytes: &[u8]) -> Result<()> {
+        match &mut self.to {
+            Target::File(file) => file.write_all_at(bytes, at as u64).map_err(|e| Error::io("writing", e)),
+            Target::Memory(memory) => {
+                memory[at..at + bytes.len()].copy_from_slice(bytes);
+                Ok(())
+            }
+        }
+    }
+}
+
+/// The bytes of a whole file.
+///
+/// # Errors
+/// `NotFound` or `Io` with the path, also where it is no regular file.
+pub fn read(path: &Path) -> Result<Vec<u8>> {
+    let (mut file, mut bytes) = (map::open(path)?, Vec::new());
+    file.read_to_end(&mut bytes).map_err(|e| Error::io(path.display(), e))?;
+    Ok(bytes)
+}
+
+/// Writes a file so that a reader sees the old one or the whole new one: a temporary name, sync, rename, sync of the folder.
+///
+/// # Errors
+/// `Io` with the path; the temporary file is removed.
+pub fn write_atomic(path: &Path, fill: impl FnOnce(&mut dyn Write) -> std::io::Result<()>) -> Result<Checksum> {
+    replace(path, |temporary| {
+        let write = || {
+            let mut out = Hashed::new(BufWriter::with_capacity(1 << 20, File::create(temporary)?));
+            fill(&mut out)?;
+            out.flush()?;
+            out.get_ref().get_ref().sync_all()?;
+            Ok(out.sum())
+        };
+        write().map_err(|e| Error::io(path.display(), e))
+    })
+}
+
+/// Gives a file that `make` writes, under a temporary name, its own; where that fails the temporary file is removed.
+fn replace<T>(path: &Path, make: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
+    may_block();
+    let temporary = temporary(path);
+    let renamed = |made| {
+        // Opened before the rename: a missing descriptor must not fail what has been done.
+        let folder = path.parent().map(open_folder).transpose()?;
+        fs::rename(&temporary, path)?;
+        folder.map_or(Ok(()), |folder| folder.sync_all()).map(|()| made)
+    };
+    let made = make(&temporary).and_then(|made| renamed(made).map_err(|e| Error::io(path.display(), e)));
+    made.inspect_err(|_| {
+        let _ = fs::remove_file(&temporary);
+    })
+}
+
+/// A name beside `path` that no other writer has, also none of another machine or container, and that readers of folders pass over.
+pub fn temporary(path: &Path) -> PathBuf {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    path.with_file_name(format!(".{name}.tmp-{:016x}", RandomState::new().hash_one(std::process::id())))
+}
+
+/// Makes renames inside `folder` durable.
+///
+/// # Errors
+/// What the operating system says.
+pub fn sync_folder(folder: &Path) -> std::io::Result<()> {
+    open_folder(folder)?.sync_all()
+}
+
+/// Opens a folder, whose renames are durable once the file is synced.
+///
+/// # Errors
+/// What the operating system says.
+pub fn open_folder(folder: &Path) -> std::io::Result<File> {
+    may_block();
+    File::open(if folder.as_os_str().is_empty() { Path::new(".") } else { folder })
+}
+
+#[derive(Clone, Debug)]
+struct Place {
+    dtype: Dtype,
+    shape: Vec<usize>,
+    start: usize,
+    end: usize,
+}
+
+/// A tensor file, mapped or in memory.
+#[derive(Clone, Debug)]
+pub struct Tensors {
+    name: String,
+    map: Arc<Map>,
+    places: BTreeMap<String, Place>,
+}
+
+impl Tensors {
+    /// Maps a file of a store and checks its header; the data is not read.
+    ///
+    /// # Errors
+    /// `NotFound`, `Io`, or `Corrupt` with the path.
+    pub fn open(path: &Path) -> Result<Self> {
+        Tensors::of(path, Map::published(path)?)
+    }
+
+    /// Reads a file of anybody else, who may change it meanwhile or later.
+    ///
+    /// # Errors
+    /// As [`Tensors::open`].
+    pub fn read(path: &Path) -> Result<Self> {
+        Tensors::of(path, Map::read(path)?)
+    }
+
+    fn of(path: &Path, map: Map) -> Result<Self> {
+        let map = Arc::new(map);
+        let corrupt =
+            |e: safetensors::SafeTensorError| Error::corrupt(format!("{}: not a tensor file: {e}", path.display()));
+        let (header_bytes, metadata) = SafeTensors::read_metadata(&map).map_err(corrupt)?;
+        // `deserialize` holds the offsets against the file's length, which `read_metadata` alone does not.
+        SafeTensors::deserialize(&map).map_err(corrupt)?;
+        let base = 8 + header_bytes;
+        let places = metadata
+            .tensors()
+            .into_iter()
+            .map(|(name, info)| {
+                let (start, end) = (base + info.data_offsets.0, base + info.data_offsets.1);
+                (name, Place { dtype: info.dtype, shape: info.shape.clone(), start, end })
+            })
+            .collect();
+        let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
+        Ok(Tensors { name, map, places })
+    }
+
+    /// The bytes of the whole file.
+    pub fn bytes(&self) -> &[u8] {
+        &self.map
+    }
+
+    /// The names of the tensors, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.places.keys().map(String::as_str)
+    }
+
+    /// True where the file holds a tensor of this name.
+    pub fn has(&self, tensor: &str) -> bool {
+        self.places.contains_key(tensor)
+    }
+
+    /// Type and shape of a tensor.
+    ///
+    /// # Errors
+    /// `Corrupt` where there is none of this name.
+    pub fn info(&self, tensor: &str) -> Result<(Dtype, &[usize])> {
+        self.place(tensor).map(|p| (p.dtype, p.shape.as_slice()))
+    }
+
+    fn place(&self, tensor: &str) -> Result<&Place> {
+        self.places.get(tensor).ok_or_else(|| Error::corrupt(format!("{}: tensor `{tensor}` is missing", self.name)))
+    }
+
+    /// A tensor of the given type and number of dimensions, and its shape; without a copy where it is aligned, as all are that
+    /// [`TensorFile`] wrote.
+    ///
+    /// # Errors
+    /// `Corrupt` where the name, the type or the number of dimensions differs.
+    pub fn get<T: Element>(&self, tensor: &str, dimensions: usize) -> Result<(Buffer<T>, Vec<usize>)> {
+        let place = self.place(tensor)?;
+        if place.dtype != T::DTYPE || place.shape.len() != dimensions {
+            return Err(Error::corrupt(format!(
+                "{}: tensor `{tensor}` is {:?} {:?}, expected {:?} with {dimensions} dimensions",
+                self.name,
+                place.dtype,
+                place.shape,
+                T::DTYPE
+            )));
+        }
+        let len = (place.end - place.start) / size_of::<T>();
+        let buffer = Buffer::mapped(self.map.clone(), place.start, len)
+            .map_err(|e| e.within(format!("{}: tensor `{tensor}`", self.name)))?;
+        Ok((buffer, place.shape.clone()))
+    }
+
+    /// A one-dimensional tensor of a known length.
+    ///
+    /// # Errors
+    /// As [`Tensors::get`], and where the length differs.
+    pub fn vector<T: Element>(&self, tensor: &str, len: usize) -> Result<Buffer<T>> {
+        let (buffer, shape) = self.get::<T>(tensor, 1)?;
+        if shape != [len] {
+            return Err(Error::corrupt(format!(
+                "{}: tensor `{tensor}` has {} values, expected {len}",
+                self.name, shape[0]
+            )));
+        }
+        Ok(buffer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn tensors_come_back_as_written_and_aligned() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.safetensors");
+        let mut file = TensorFile::new();
+        file.add("codes", &[2, 64], &[7u8; 128]).unwrap();
+        file.add_owned("ids", &[3], vec![-1i64, 0, i64::MAX]).unwrap();
+        assert!(file.add("ids", &[1], &[1i64]).is_err());
+        assert!(file.add("bad", &[2], &[1i64]).is_err());
+        let sum = file.write(&path).unwrap();
+        let back = Tensors::open(&path).unwrap();
+        assert_eq!(Checksum::of(back.bytes()), sum);
+        assert_eq!(file.in_memory("a").unwrap().bytes(), back.bytes());
+        let (codes, shape) = back.get::<u8>("codes", 2).unwrap();
+        assert_eq!((codes.as_ptr() as usize % 64, shape), (0, vec![2, 64]));
+        assert_eq!(&*back.vector::<i64>("ids", 3).unwrap(), [-1, 0, i64::MAX]);
+        for wrong in [
+            back.vector::<i64>("ids", 4).err(),
+            back.vector::<f32>("ids", 3).err(),
+            back.vector::<i64>("none", 3).err(),
+        ] {
+            assert_eq!(wrong.unwrap().kind(), sterling_core::error::Kind::Corrupt);
+        }
+    }
+
+    #[test]
+    fn tensors_that_are_filled_in_any_order_are_those_that_were_given() {
+        let folder = tempfile::tempdir().unwrap();
+        let (given, filled) = (folder.path().join("a.safetensors"), folder.path().join("b.safetensors"));
+        let (bytes, floats): (Vec<u8>, Vec<f32>) = ((0..=255).collect(), (0..77).map(|n| n as f32).collect());
+        let mut file = TensorFile::new();
+        file.add("bytes", &[4, 64], &bytes).unwrap();
+        file.add("floats", &[7, 11], &floats).unwrap();
+        file.add("few", &[3], &[1u32, 2, 3]).unwrap();
+        let expected = file.write(&given).unwrap();
+        let mut file = TensorFile::new();
+        file.reserve::<u8>("bytes", &[4, 64]).unwrap();
+        file.reserve::<f32>("floats", &[7, 11]).unwrap();
+        file.add("few", &[3], &[1u32, 2, 3]).unwrap();
+        assert!(file.reserve::<f32>("few", &[3]).is_err());
+        let fill = |places: &mut Places<'_>| {
+            places.put("floats", 70, &floats[70..])?;
+            (0..4).rev().try_for_each(|n| places.put("bytes", n * 64, &bytes[n * 64..][..64]))?;
+            for (tensor, first) in [("floats", 71), ("bytes", 0), ("none", 0)] {
+                assert!(places.put(tensor, first, &floats[..7]).is_err(), "{tensor}");
+            }
+            places.put("floats", 0, &floats[..70])
+        };
+        assert_eq!(file.write_filled(&filled, fill).unwrap(), expected);
+        assert_eq!(fs::read(&filled).unwrap(), fs::read(&given).unwrap());
+        assert_eq!(Checksum::of(file.in_memory_filled("b", fill).unwrap().bytes()), expected);
+        fs::remove_file(&filled).unwrap();
+        assert!(file.write(&filled).unwrap_err().to_string().contains("reserved and never filled"));
+        let failed = file.write_filled(&filled, |_| Err(Error::invalid("no"))).unwrap_err();
+        assert!(failed.to_string().contains("b.safetensors: no"), "{failed}");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing half is left");
+    }
+
+    #[test]
+    fn tensors_of_other_writers_need_not_be_aligned() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.safetensors");
+        for pad in 0..8 {
+            let mut header = "{\"x\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,12]}}".to_owned();
+            header.extend(std::iter::repeat_n(' ', pad));
+            let values = [1.5f32, -2.0, 1e-30];
+            let length = header.len() as u64;
+            let bytes = [&length.to_le_bytes(), header.as_bytes(), bytemuck::cast_slice(&values)].concat();
+            fs::write(&path, bytes).unwrap();
+            for tensors in [Tensors::open(&path).unwrap(), Tensors::read(&path).unwrap()] {
+                assert_eq!(&*tensors.vector::<f32>("x", 3).unwrap(), values, "{pad} spaces");
+            }
+        }
+    }
+
+    #[test]
+    fn broken_files_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.safetensors");
+        let mut file = TensorFile::new();
+        file.add("x", &[4], &[1f32, 2.0, 3.0, 4.0]).unwrap();
+        file.write(&path).unwrap();
+        let whole = fs::read(&path).unwrap();
+        for cut in [0, 1, 7, 8, 20, whole.len() - 1] {
+            fs::write(&path, &whole[..cut]).unwrap();
+            assert!(Tensors::open(&path).is_err(), "a file cut at {cut} bytes was opened");
+        }
+        assert!(Tensors::open(&folder.path().join("none")).is_err());
+    }
+
+    #[test]
+    fn what_is_no_regular_file_is_refused_and_not_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR).unwrap();
+        for path in [pipe.as_path(), folder.path(), Path::new("/dev/zero")] {
+            let refusals =
+                [read(path).unwrap_err(), Tensors::open(path).unwrap_err(), Tensors::read(path).unwrap_err()];
+            for refusal in refusals {
+                assert_eq!(refusal.to_string(), format!("{}: not a regular file", path.display()));
+            }
+        }
+    }
+
+    #[test]
+    fn a_failed_write_leaves_the_old_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.json");
+        write_atomic(&path, |out| out.write_all(b"old")).unwrap();
+        let failed = write_atomic(&path, |out| {
+            out.write_all(b"ne")?;
+            Err(std::io::Error::other("disk full"))
+        });
+        assert!(failed.is_err());
+        assert_eq!(fs::read(&path).unwrap(), b"old");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+}

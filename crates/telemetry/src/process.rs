@@ -1,0 +1,67 @@
+//! What Prometheus' client libraries tell of every process, under their names.
+
+use std::fmt::Write as _;
+use std::sync::LazyLock;
+
+use rustix::process::{Resource, getrlimit};
+use rustix::time::{ClockId, clock_gettime};
+
+use sterling_core::clock::unix_time;
+
+/// When the process began to collect metrics, in seconds of Unix time.
+static STARTED: LazyLock<f64> = LazyLock::new(|| unix_time().as_secs_f64());
+
+/// Tells what runs, and notes that it has begun.
+pub(super) fn begin() {
+    LazyLock::force(&STARTED);
+    let (version, architecture) = (env!("CARGO_PKG_VERSION"), std::env::consts::ARCH);
+    metrics::gauge!("sterling_build_info", "version" => version, "architecture" => architecture).set(1.0);
+}
+
+/// The metrics of this process as they are now, in Prometheus' text format. Those that the system does not tell are left out.
+pub fn process() -> String {
+    let cpu = clock_gettime(ClockId::ProcessCPUTime);
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let told = |name: &str, unit: f64| {
+        let text = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+        Some(text.split_whitespace().next()?.parse::<f64>().ok()? * unit)
+    };
+    let open = std::fs::read_dir("/proc/self/fd").ok().map(|all| all.count() as f64);
+    let metrics = [
+        ("cpu_seconds_total", "counter", "time of cores", Some(cpu.tv_sec as f64 + cpu.tv_nsec as f64 / 1e9)),
+        ("resident_memory_bytes", "gauge", "memory that is resident", told("VmRSS", 1024.0)),
+        ("virtual_memory_bytes", "gauge", "memory that is mapped", told("VmSize", 1024.0)),
+        ("threads", "gauge", "threads", told("Threads", 1.0)),
+        ("open_fds", "gauge", "open file descriptors", open),
+        ("max_fds", "gauge", "most file descriptors", getrlimit(Resource::Nofile).current.map(|most| most as f64)),
+        ("start_time_seconds", "gauge", "Unix time at which the process began", Some(*STARTED)),
+    ];
+    let mut text = String::with_capacity(1024);
+    for (name, kind, means, value) in metrics {
+        if let Some(value) = value {
+            // A string takes whatever it is given.
+            let _ =
+                write!(text, "# HELP process_{name} {means}\n# TYPE process_{name} {kind}\nprocess_{name} {value}\n\n");
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_figures_of_this_process_are_told() {
+        let text = process();
+        let value = |name: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(&format!("process_{name} ")));
+            line.and_then(|value| value.parse::<f64>().ok()).unwrap_or(f64::NAN)
+        };
+        assert!(value("cpu_seconds_total") > 0.0, "{text}");
+        assert!(value("resident_memory_bytes") > 1e6 && value("virtual_memory_bytes") > value("resident_memory_bytes"));
+        assert!(value("threads") >= 1.0 && value("open_fds") >= 3.0, "{text}");
+        assert!(value("max_fds") >= value("open_fds") && value("start_time_seconds") > 1.6e9, "{text}");
+        assert!(text.contains("# TYPE process_cpu_seconds_total counter\n"), "{text}");
+    }
+}
