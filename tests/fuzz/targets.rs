@@ -265,14 +265,14 @@ fn value(bytes: &[u8], _: &Path) -> String {
 
 fn requests(bytes: &[u8], _: &Path) -> String {
     let all = [
-        told(wire::retrievals(bytes)),
-        told(wire::rank(bytes)),
-        told(wire::embed(bytes)),
-        told(wire::upserts(bytes, false)),
-        told(wire::upserts(bytes, true)),
-        told(wire::deletion(bytes)),
-        told(wire::inference("m", bytes, None, &BTreeSet::from(["a", "b"]))),
-        told(wire::inference("m", bytes, Some(bytes.len() / 2), &BTreeSet::new())),
+        told(api::retrievals(bytes)),
+        told(api::rank(bytes)),
+        told(api::embed(bytes)),
+        told(api::upserts(bytes, false)),
+        told(api::upserts(bytes, true)),
+        told(api::deletion(bytes)),
+        told(api::inference("m", bytes, None, &BTreeSet::from(["a", "b"]))),
+        told(api::inference("m", bytes, Some(bytes.len() / 2), &BTreeSet::new())),
     ];
     all.join("; ")
 }
@@ -399,9 +399,9 @@ fn arrow(bytes: &[u8], _: &Path) -> String {
     };
     let mut held = [0; 3];
     let [of_requests, of_items, of_shards] = &mut held;
-    let requests = wire::arrow_retrievals(bytes, &mut |more| hold(of_requests, more));
-    let items = wire::arrow_upserts(bytes, &mut |more| hold(of_items, more));
-    let parts = wire::arrow_divided(bytes, 3, &mut |more| hold(of_shards, more));
+    let requests = api::arrow_retrievals(bytes, &mut |more| hold(of_requests, more));
+    let items = api::arrow_upserts(bytes, &mut |more| hold(of_items, more));
+    let parts = api::arrow_divided(bytes, 3, &mut |more| hold(of_shards, more));
     if let (Ok(items), Ok((parts, refused))) = (&items, &parts) {
         let places: usize = parts.iter().map(|(places, _)| places.len()).sum();
         assert_eq!(places + refused.len(), items.len(), "each item has one place");

@@ -213,7 +213,7 @@ fn more_results_than_one_query_has_candidates_are_those_of_all_queries() {
     let body = json!({"features": {"taste": TASTES[0]}, "k": 7, "candidates": 60, "query_candidates": {"click": 7},
         "exact": true});
     let ask = |k: usize| {
-        let wire::Retrievals::One(mut request, ..) = wire::retrievals(body.to_string().as_bytes()).unwrap() else {
+        let api::Retrievals::One(mut request, ..) = api::retrievals(body.to_string().as_bytes()).unwrap() else {
             panic!("a list")
         };
         request.k = k;
@@ -249,7 +249,7 @@ fn ranking_and_embedding_know_all_queries() {
         let view = package(merge).view().unwrap();
         let taste = TASTES[0];
         let body = json!({"features": {"taste": taste}, "items": [3, 77, 250, 9999]}).to_string();
-        let Content::Items(ranked) = run(&view, Request::Rank(wire::rank(body.as_bytes()).unwrap().0)) else {
+        let Content::Items(ranked) = run(&view, Request::Rank(api::rank(body.as_bytes()).unwrap().0)) else {
             panic!("no items")
         };
         assert_eq!((ranked.ids.len(), ranked.unknown.as_slice()), (3, &[ItemId(9999)][..]));
@@ -259,7 +259,7 @@ fn ranking_and_embedding_know_all_queries() {
             assert!((ranked.similarities[n] - want).abs() <= 1e-5);
         }
         let body = json!({"features": {"taste": taste}}).to_string();
-        let content = run(&view, Request::Embed(wire::embed(body.as_bytes()).unwrap().0));
+        let content = run(&view, Request::Embed(api::embed(body.as_bytes()).unwrap().0));
         let Content::Embedding(user) = content else { panic!("{content:?}") };
         assert_eq!(user.query, taste);
     }
@@ -272,7 +272,7 @@ fn ranking_and_embedding_know_all_queries() {
         let error = retrieve(&view, &[json!({"vector": vector})]).remove(0).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     }
-    let info = serde_json::to_value(wire::model_info(view.main())).unwrap();
+    let info = serde_json::to_value(api::model_info(view.main())).unwrap();
     assert_eq!(info["merge"], "union");
     assert_eq!(info["queries"][0], json!({"name": "click", "candidates": CLICK_CANDIDATES, "weight": 1.0}));
 }

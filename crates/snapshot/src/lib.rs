@@ -48,7 +48,7 @@ pub use part::ItemParts;
 pub use placement::{Placement, PlacementOptions, content_of, placed, rows_on_cluster};
 pub use recipe::{PartFormat, Recipe, Reranking, Serving};
 pub use shards::{SHARDS_FILE, ShardEntry, Shards, shard_folder, shard_of};
-#[cfg(test)]
+#[cfg(any(test, feature = "testing"))]
 pub use store::failing;
 pub use store::{CacheOptions, Held, Stamp, Store, WISH_FILE, Wish, check_name};
 pub use vectors::VectorRows;

@@ -47,7 +47,7 @@ impl Kernels {
         self.has_bf16
     }
 
-    #[cfg(all(test, target_arch = "x86_64"))]
+    #[cfg(all(any(test, feature = "testing"), target_arch = "x86_64"))]
     pub(super) fn emulated(wrong: bool) -> Kernels {
         let tiles = Some(amx::Source::Emulated { wrong });
         Kernels { has_bf16: true, tiles, ..Kernels::of(Isa::Portable) }

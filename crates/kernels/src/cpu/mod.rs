@@ -124,8 +124,8 @@ impl Kernels {
     }
 
     /// All kernels of this machine, and those that multiply tiles emulated where none does in truth.
-    #[cfg(test)]
-    pub(crate) fn tried() -> Vec<Kernels> {
+    #[cfg(any(test, feature = "testing"))]
+    pub fn tried() -> Vec<Kernels> {
         #[allow(unused_mut)]
         let mut tried = Kernels::all();
         #[cfg(target_arch = "x86_64")]

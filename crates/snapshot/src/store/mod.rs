@@ -10,6 +10,8 @@
 //! A shard and its updates become one in a folder beside the store (`folds`).
 
 mod cache;
+#[cfg(any(test, feature = "testing"))]
+mod failing;
 mod fetch;
 mod folder;
 mod folds;
@@ -32,10 +34,10 @@ use sterling_storage::files::Checksum;
 use sterling_storage::objects;
 
 pub use cache::CacheOptions;
+#[cfg(any(test, feature = "testing"))]
+pub use failing::failing;
 use folder::Folder;
 use remote::Remote;
-#[cfg(test)]
-pub use tests::failing::failing;
 pub use wish::{WISH_FILE, Wish};
 
 /// A store of models, each a folder of versions.

@@ -1,6 +1,5 @@
 #![allow(clippy::unwrap_used)]
 
-pub mod failing;
 mod folder;
 mod memory;
 mod remote;

@@ -4,11 +4,11 @@
 //! [`Instructions`] runs on a processor that has AMX; the tests have tiles in plain Rust besides, as the manual defines them, which
 //! refuse whatever an instruction would end the process for.
 
-#[cfg(test)]
+#[cfg(any(test, feature = "testing"))]
 mod emulated;
 mod instructions;
 
-#[cfg(test)]
+#[cfg(any(test, feature = "testing"))]
 pub(super) use emulated::Emulated;
 pub(super) use instructions::{Instructions, are_there, permit};
 
@@ -25,7 +25,7 @@ pub(super) enum Source {
     /// The processor.
     Instructions,
     /// Plain Rust; where `wrong`, results have a bit flipped.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "testing"))]
     Emulated { wrong: bool },
 }
 

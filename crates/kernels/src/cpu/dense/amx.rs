@@ -12,7 +12,7 @@ use std::arch::x86_64::*;
 
 use super::avx512::lanes;
 use super::avx512bf16::pairs;
-#[cfg(test)]
+#[cfg(any(test, feature = "testing"))]
 use super::operands::pair;
 use super::operands::{Form, LANES, Lines, PANEL, Part, Product, STEP};
 use crate::cpu::amx::{Instructions, ROW_BYTES, ROWS, Rows, Shape, TILES, Tiles};
@@ -97,7 +97,7 @@ fn finish<const PAIRS: bool, const RELU: bool, const WHOLE: bool>(
 }
 
 /// [`product`] by emulated tiles.
-#[cfg(test)]
+#[cfg(any(test, feature = "testing"))]
 pub(super) fn product_emulated<T: Tiles>(tiles: &mut T, product: &Product<'_>, out: &mut [f32], stride: usize) {
     product_by(tiles, product, out, stride, |sums, width, out, stride| {
         let relu = |x: f32| if product.relu && x < 0.0 { 0.0 } else { x };

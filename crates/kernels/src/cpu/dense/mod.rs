@@ -33,7 +33,7 @@ pub use operands::{
     Operand, PANEL, PARTS_MAX, PairRows, Part, Product, STEP, Unary, Weights, pack, pack_pairs, pair_rows,
 };
 
-#[cfg(all(test, target_arch = "x86_64"))]
+#[cfg(all(any(test, feature = "testing"), target_arch = "x86_64"))]
 use super::amx::Emulated;
 #[cfg(target_arch = "x86_64")]
 use super::amx::Source;
@@ -92,7 +92,7 @@ impl Kernels {
             return match source {
                 // SAFETY: the features were found; tiles are given back before a product ends.
                 Source::Instructions => unsafe { amx::product(product, out, stride) },
-                #[cfg(test)]
+                #[cfg(any(test, feature = "testing"))]
                 Source::Emulated { wrong } => amx::product_emulated(&mut Emulated::new(wrong), product, out, stride),
             };
         }

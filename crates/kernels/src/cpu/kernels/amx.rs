@@ -11,7 +11,7 @@ use std::arch::x86_64::*;
 
 use super::avx512;
 use super::operands::{BLOCK, Blocks, Lane, items_of};
-#[cfg(test)]
+#[cfg(any(test, feature = "testing"))]
 use super::portable;
 use crate::cpu::amx::{Instructions, ROW_BYTES, Shape, TILES, Tiles};
 
@@ -68,7 +68,7 @@ pub(super) unsafe fn scan_many(blocks: &Blocks<'_>, lanes: &mut [Lane<'_>]) {
 }
 
 /// [`scan_many`] by emulated tiles.
-#[cfg(test)]
+#[cfg(any(test, feature = "testing"))]
 pub(super) fn scan_many_emulated<T: Tiles>(tiles: &mut T, blocks: &Blocks<'_>, lanes: &mut [Lane<'_>]) {
     let (fours, rest) = lanes.as_chunks_mut::<QUERIES>();
     if !fours.is_empty() {

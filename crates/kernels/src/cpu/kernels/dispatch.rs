@@ -6,7 +6,7 @@ use super::portable;
 use super::{amx, avx2, avx512};
 #[cfg(target_arch = "aarch64")]
 use super::{dotprod, neon};
-#[cfg(all(test, target_arch = "x86_64"))]
+#[cfg(all(any(test, feature = "testing"), target_arch = "x86_64"))]
 use crate::cpu::amx::Emulated;
 #[cfg(target_arch = "x86_64")]
 use crate::cpu::amx::Source;
@@ -123,7 +123,7 @@ impl Kernels {
             return match source {
                 // SAFETY: the features were found; tiles are given back before a scan ends.
                 Source::Instructions => unsafe { amx::scan_many(blocks, lanes) },
-                #[cfg(test)]
+                #[cfg(any(test, feature = "testing"))]
                 Source::Emulated { wrong } => amx::scan_many_emulated(&mut Emulated::new(wrong), blocks, lanes),
             };
         }

@@ -29,7 +29,7 @@ fn scaled(blocks: &Blocks<'_>, block: usize, query: &Int8Query<'_>, [high, low]:
 }
 
 /// Stages the items of one block by the sums of its codes with both rows of a lane's query.
-#[cfg(all(test, target_arch = "x86_64"))]
+#[cfg(all(any(test, feature = "testing"), target_arch = "x86_64"))]
 pub(super) fn stage_sums(blocks: &Blocks<'_>, block: usize, sums: &[[i32; BLOCK]; 2], lane: &mut Lane<'_>) {
     let products = [0, 1].map(|row| sums[row].map(|sum| (sum - lane.query.corrections[row]) as f32));
     let scores = scaled(blocks, block, &lane.query, products);

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::super::*;
+use super::*;
 
 /// Is told of each call, and makes it fail.
 pub type Fail = dyn Fn(&'static str) -> Result<()> + Send + Sync;
