@@ -18,11 +18,7 @@ struct File {
 pub struct Import {
     pub from: String,
     pub line: usize,
-    /// The module that is named, and what of it.
-    pub module: Vec<String>,
-    pub rest: Vec<String>,
     pub to: String,
-    pub kind: Kind,
     pub in_tests: bool,
 }
 
@@ -41,11 +37,6 @@ impl Modules {
     pub fn new(files: &[(String, String)]) -> Self {
         let file = |(path, text): &(String, String)| (module_of(path), File { path: path.clone(), source: read(text) });
         Modules { files: files.iter().filter(|(path, _)| path != "src/main.rs").map(file).collect() }
-    }
-
-    /// Each file with what it holds.
-    pub fn sources(&self) -> impl Iterator<Item = (&str, &Source)> {
-        self.files.values().map(|file| (file.path.as_str(), &file.source))
     }
 
     /// The path from the root of the crate, or `None` for one that leads out of it.
@@ -82,14 +73,14 @@ impl Modules {
         Some(at)
     }
 
-    /// The file whose module a path names, and the rest of the path. A name that the module only hands on is followed.
-    fn file_of(&self, path: &[String], turns: usize) -> Option<(&[String], Vec<String>)> {
+    /// The file whose module a path names. A name that the module only hands on is followed.
+    fn file_of(&self, path: &[String], turns: usize) -> Option<&[String]> {
         let (module, file) = (0..=path.len()).rev().find_map(|n| self.files.get_key_value(&path[..n]))?;
         let rest = &path[module.len()..];
-        let Some(name) = rest.first().filter(|_| turns > 0) else { return Some((module, rest.to_vec())) };
+        let Some(name) = rest.first().filter(|_| turns > 0) else { return Some(module) };
         let exports = || file.source.paths.iter().filter(|p| p.kind == Kind::Export && p.inside == 0);
         let by_name = exports().find(|p| p.segments.last() == Some(name));
-        let defines = file.source.types.iter().any(|t| t.name == *name);
+        let defines = file.source.types.iter().any(|t| t == name);
         let glob = || exports().find(|p| p.segments.last().is_some_and(|last| last == "*")).filter(|_| !defines);
         let followed = by_name.or_else(glob).and_then(|export| {
             let mut target = self.absolute(module, export)?;
@@ -100,7 +91,7 @@ impl Modules {
             target.extend(rest[1..].iter().cloned());
             self.file_of(&target, turns - 1)
         });
-        followed.or_else(|| Some((module, rest.to_vec())))
+        Some(followed.unwrap_or(module))
     }
 
     /// Every path that leads from one file to another.
@@ -109,17 +100,14 @@ impl Modules {
         for (module, file) in &self.files {
             for named in &file.source.paths {
                 let Some(path) = self.absolute(module, named) else { continue };
-                let Some((target, rest)) = self.file_of(&path, 4) else { continue };
+                let Some(target) = self.file_of(&path, 4) else { continue };
                 // Handing on what lies inside a module is its table of contents and no use of it.
                 let is_contents = named.kind == Kind::Export && target.starts_with(module);
                 if target != module.as_slice() && !target.is_empty() && !is_contents {
                     found.push(Import {
                         from: file.path.clone(),
                         line: named.line,
-                        module: target.to_vec(),
-                        rest,
                         to: self.files[target].path.clone(),
-                        kind: named.kind,
                         in_tests: named.in_tests,
                     });
                 }

@@ -1,4 +1,4 @@
-//! Rust source as words and signs, and what the checks read off it: paths, types and functions.
+//! Rust source as words and signs, and what the checks read off it: paths and types.
 
 /// A word or sign of a source file, with its line. Comments, texts and lifetimes are left out.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,22 +31,12 @@ pub enum Kind {
     Inline,
 }
 
-/// A type that a file defines.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Type {
-    pub name: String,
-    pub line: usize,
-    /// True where it is `pub` without bounds.
-    pub is_public: bool,
-}
-
 /// What the checks ask of a file.
 #[derive(Debug, Default)]
 pub struct Source {
     pub paths: Vec<Named>,
-    pub types: Vec<Type>,
-    /// Name, line and number of parameters.
-    pub functions: Vec<(String, usize, usize)>,
+    /// Names of the types that the file defines.
+    pub types: Vec<String>,
 }
 
 fn is_word(c: char) -> bool {
@@ -186,7 +176,6 @@ impl Reader {
                 self.defines();
                 self.at += 2;
             }
-            "fn" if self.is_name(self.at + 1) => self.function(),
             "{" => {
                 self.blocks.push(Block::Other);
                 self.at += 1;
@@ -227,9 +216,7 @@ impl Reader {
         if self.blocks.contains(&Block::Members) || self.in_tests() || self.blocks.contains(&Block::Other) {
             return;
         }
-        let Token { text: name, line } = self.tokens[self.at + 1].clone();
-        let is_public = self.before(1) == "pub";
-        self.source.types.push(Type { name, line, is_public });
+        self.source.types.push(self.tokens[self.at + 1].text.clone());
     }
 
     /// The head of an `impl` or a `trait`, up to its brace; paths in the head are read on the way.
@@ -306,31 +293,6 @@ impl Reader {
         let (inside, in_tests) = (self.inside(), self.in_tests());
         self.source.paths.push(Named { segments, line, inside, kind, in_tests });
     }
-
-    fn function(&mut self) {
-        let Token { text: name, line } = self.tokens[self.at + 1].clone();
-        let mut at = self.at + 2;
-        let mut angles = 0;
-        while at < self.tokens.len() && (angles > 0 || self.text(at) != "(") {
-            angles += i32::from(self.text(at) == "<") - i32::from(self.text(at) == ">");
-            at += 1;
-        }
-        let (mut depth, mut count, mut begun) = (0, 0, false);
-        for token in &self.tokens[at.min(self.tokens.len())..] {
-            match token.text.as_str() {
-                "(" | "[" | "{" | "<" => depth += 1,
-                ")" | "]" | "}" | ">" => depth -= 1,
-                "," if depth == 1 => (count, begun) = (count + usize::from(begun), false),
-                _ => {}
-            }
-            if depth == 0 {
-                break;
-            }
-            begun |= !(depth == 1 && ["(", ","].contains(&token.text.as_str()));
-        }
-        self.source.functions.push((name, line, count + usize::from(begun)));
-        self.at += 2;
-    }
 }
 
 #[cfg(test)]
@@ -396,21 +358,6 @@ mod tests {
         let text = "pub struct A; enum B {} pub(crate) trait C { type D; } impl I for A { type E = u8; }\
             fn f(x: impl J) -> impl K { struct L; let r = x.r#type; } pub type M = u8; mod tests { pub union N {} }\
             #[cfg(test)] mod tests { pub struct O; } #[derive(Debug)] pub struct P<T>(T);";
-        let types: Vec<(String, bool)> = read(text).types.into_iter().map(|t| (t.name, t.is_public)).collect();
-        let expected = [("A", true), ("B", false), ("C", false), ("M", true), ("N", true), ("P", true)];
-        assert_eq!(types, expected.map(|(name, is_public)| (name.to_owned(), is_public)));
-    }
-
-    #[test]
-    fn parameters_are_counted_through_nested_types() {
-        for (text, expected) in [
-            ("fn f() {}", 0),
-            ("fn f(&self) {}", 1),
-            ("fn f<const N: usize, T: Fn(u8, u8) -> u8>(a: [T; N], b: (u8, u8),) -> (u8, u8) {}", 2),
-            ("fn f(&mut self, a: impl FnMut(A, B) -> C, b: Map<A, B>, [c, d]: [u8; 2], E { f, g }: E);", 5),
-            ("fn f(a: fn(u8, u8) -> Vec<u8>, b: &dyn Fn(A) -> B) {}", 2),
-        ] {
-            assert_eq!(read(text).functions[0].2, expected, "{text}");
-        }
+        assert_eq!(read(text).types, ["A", "B", "C", "M", "N", "P"]);
     }
 }

@@ -24,6 +24,7 @@ pub enum RetrieveOneOrMany {
 pub struct UpsertRequest {
     /// Each taken or refused by itself.
     #[schema(min_items = 1, max_items = 10000)]
+    #[expect(dead_code, reason = "a schema of the document, never a value")]
     items: Vec<ItemUpsert>,
 }
 
@@ -40,6 +41,7 @@ pub enum RetrievedOneOrMany {
 /// A value of a column.
 #[derive(utoipa::ToSchema, serde::Serialize)]
 #[serde(untagged)]
+#[expect(dead_code, reason = "a schema of the document, never a value")]
 pub enum TextOrInteger {
     /// Of a column of texts.
     Text(String),
