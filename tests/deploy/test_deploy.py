@@ -191,7 +191,7 @@ def test_the_context_of_the_image_has_what_it_is_built_of_and_no_more() -> None:
     copied = re.findall(r"^COPY (?!--from)(.+) \S+$", (DEPLOY / "cpu.Dockerfile").read_text(), re.M)
     assert "." in copied and not {name for line in copied for name in line.split()} & left_out
     # Sources of the program and its library name no file that is left out, outside of tests.
-    for path in (ROOT / "src").rglob("*.rs"):
+    for path in [*(ROOT / "src").rglob("*.rs"), *(ROOT / "crates").rglob("*.rs")]:
         for name in re.findall(r'include_(?:str|bytes)!\("(\.\./[^"]+)"\)', path.read_text()):
             file = (path.parent / name).resolve().relative_to(ROOT)
             assert file.parts[0] not in left_out or "test" in path.read_text(), (path, file)

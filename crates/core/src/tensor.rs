@@ -14,6 +14,7 @@ impl<'a> Matrix<'a> {
     ///
     /// # Errors
     /// `Invalid` where `cols` is 0 or does not divide the length.
+    #[inline]
     pub fn new(data: &'a [f32], cols: usize) -> Result<Self> {
         if cols == 0 || !data.len().is_multiple_of(cols) {
             return Err(Error::invalid(format!("matrix: {} numbers do not make rows of {cols}", data.len())));
@@ -22,21 +23,25 @@ impl<'a> Matrix<'a> {
     }
 
     /// Number of rows.
+    #[inline]
     pub fn rows(&self) -> usize {
         self.data.len() / self.cols
     }
 
     /// Width of a row.
+    #[inline]
     pub fn cols(&self) -> usize {
         self.cols
     }
 
     /// Row `r`, `[cols]`.
+    #[inline]
     pub fn row(&self, r: usize) -> &'a [f32] {
         &self.data[r * self.cols..(r + 1) * self.cols]
     }
 
     /// All numbers, row after row.
+    #[inline]
     pub fn data(&self) -> &'a [f32] {
         self.data
     }
@@ -67,6 +72,7 @@ impl Tensor {
     }
 
     /// A tensor of zeros.
+    #[inline]
     pub fn zeros(shape: impl Into<Vec<usize>>) -> Self {
         let shape = shape.into();
         let data = vec![0.0; shape.iter().product()];
@@ -74,21 +80,25 @@ impl Tensor {
     }
 
     /// The shape, outermost dimension first.
+    #[inline]
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
     /// All numbers in row-major order.
+    #[inline]
     pub fn data(&self) -> &[f32] {
         &self.data
     }
 
     /// All numbers in row-major order, to be written.
+    #[inline]
     pub fn data_mut(&mut self) -> &mut [f32] {
         &mut self.data
     }
 
     /// The numbers without the shape.
+    #[inline]
     pub fn into_data(self) -> Vec<f32> {
         self.data
     }
@@ -97,6 +107,7 @@ impl Tensor {
     ///
     /// # Errors
     /// `Invalid` for a tensor without dimensions or with an empty last one.
+    #[inline]
     pub fn rows(&self) -> Result<Matrix<'_>> {
         Matrix::new(&self.data, self.shape.last().copied().unwrap_or(0))
     }

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 pub const NO_ITEM: u32 = u32::MAX;
 
 /// The order of scores, the best first. Both zeros are one.
+#[inline]
 pub fn by_score(score: f32, other: f32) -> Ordering {
     // The sum of -0 and +0 is +0.
     (other + 0.0).total_cmp(&(score + 0.0))
@@ -24,6 +25,7 @@ macro_rules! unit {
 
         impl $name {
             /// The number as an index into a slice.
+            #[inline]
             pub fn index(self) -> usize {
                 self.0 as usize
             }

@@ -194,11 +194,13 @@ impl RowStore<'static> {
 
 impl RowStore<'_> {
     /// Number of rows.
+    #[inline]
     pub fn rows(&self) -> usize {
         self.rows
     }
 
     /// Width of a row.
+    #[inline]
     pub fn cols(&self) -> usize {
         self.cols
     }

@@ -43,6 +43,7 @@ impl Kernels {
     }
 
     /// Whether there are products of bf16. Those by `avx512bf16` are slower than those of f32 on Intel's processors, where it has to be named.
+    #[inline]
     pub fn has_bf16(self) -> bool {
         self.has_bf16
     }

@@ -135,6 +135,7 @@ impl Kernels {
     ///
     /// # Panics
     /// As [`Kernels::scan`], and without items.
+    #[inline]
     pub fn nearest4(self, blocks: &Blocks<'_>, penalties: &[f32], queries: &[Int8Query<'_>; 4]) -> [u32; 4] {
         queries.iter().for_each(|q| check(blocks, q));
         assert!(blocks.items > 0 && penalties.len() >= blocks.items.next_multiple_of(BLOCK));
@@ -145,6 +146,7 @@ impl Kernels {
     ///
     /// # Panics
     /// Where there are fewer than `k` or `k` is 0.
+    #[inline]
     pub fn kth(self, values: &mut [f32], k: usize) -> f32 {
         assert!((1..=values.len()).contains(&k));
         dispatch!(self, kth(values, k))
@@ -154,6 +156,7 @@ impl Kernels {
     ///
     /// # Panics
     /// Where the lengths differ.
+    #[inline]
     pub fn retain(self, scores: &mut [f32], slots: &mut [u32], threshold: f32) -> usize {
         assert_eq!(scores.len(), slots.len());
         dispatch!(self, retain(scores, slots, threshold))
@@ -181,6 +184,7 @@ impl Kernels {
     ///
     /// # Panics
     /// Where the lengths differ.
+    #[inline]
     pub fn dot_f32(self, a: &[f32], b: &[f32]) -> f32 {
         assert_eq!(a.len(), b.len());
         dispatch!(self, dot_f32(a, b))
@@ -190,6 +194,7 @@ impl Kernels {
     ///
     /// # Panics
     /// Where the lengths differ.
+    #[inline]
     pub fn dot_bf16(self, a: &[f32], b: &[half::bf16]) -> f32 {
         assert_eq!(a.len(), b.len());
         dispatch!(self, dot_bf16(a, b))
@@ -199,6 +204,7 @@ impl Kernels {
     ///
     /// # Panics
     /// Where the lengths differ.
+    #[inline]
     pub fn dot_f16(self, a: &[f32], b: &[half::f16]) -> f32 {
         assert_eq!(a.len(), b.len());
         dispatch!(self, dot_f16(a, b))
@@ -209,6 +215,7 @@ impl Kernels {
     ///
     /// # Panics
     /// Where `out` is not as long as `slots`, and where a slot has no row.
+    #[inline]
     pub fn dots_f32(self, a: &[f32], rows: &[f32], slots: &[u32], out: &mut [f32]) {
         assert_eq!(slots.len(), out.len());
         dispatch!(self, dots_f32(a, rows, slots, out))
@@ -219,6 +226,7 @@ impl Kernels {
     ///
     /// # Panics
     /// Where `out` is not as long as `slots`, and where a slot has no row.
+    #[inline]
     pub fn dots_bf16(self, a: &[f32], rows: &[half::bf16], slots: &[u32], out: &mut [f32]) {
         assert_eq!(slots.len(), out.len());
         dispatch!(self, dots_bf16(a, rows, slots, out))
@@ -229,6 +237,7 @@ impl Kernels {
     ///
     /// # Panics
     /// Where `out` is not as long as `slots`, and where a slot has no row.
+    #[inline]
     pub fn dots_f16(self, a: &[f32], rows: &[half::f16], slots: &[u32], out: &mut [f32]) {
         assert_eq!(slots.len(), out.len());
         dispatch!(self, dots_f16(a, rows, slots, out))
