@@ -134,6 +134,17 @@ pub struct EmbeddedUser {
     pub tensors: Vec<Vec<f32>>,
 }
 
+/// Version of a model that a call names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Which<'a> {
+    /// The active version.
+    Active,
+    /// The version with this number.
+    Version(u64),
+    /// The version that a label points to.
+    Label(&'a str),
+}
+
 /// Asks for the best items of a user.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Retrieve {

@@ -84,8 +84,8 @@ pub(super) trait Host: Send + Sync + 'static {
     /// What calls pass.
     fn entrance(&self) -> &Entrance;
 
-    /// Whether a call of a caller that workers answer, with this body, may be taken in now; takes no lock.
-    fn admits(&self, flow: &dyn Fn() -> Flow, body: &[u8]) -> Result<()>;
+    /// Whether a call of a caller that workers answer, with this body where it is read already, may be taken in now; takes no lock.
+    fn admits(&self, flow: &dyn Fn() -> Flow, body: Option<&[u8]>) -> Result<()>;
 }
 
 /// What handlers share.
@@ -258,7 +258,7 @@ impl App {
     }
 
     /// What a version is.
-    pub(super) fn info(&self, model: &Loaded) -> ModelInfo {
+    pub(super) fn described(&self, model: &Loaded) -> ModelInfo {
         let labels = self.registry.labels(model.name()).unwrap_or_default();
         let labels = labels.into_iter().filter(|(_, version)| *version == model.version()).map(|(label, _)| label);
         let (labels, memory_bytes) = (labels.collect(), model.memory_bytes());
@@ -312,8 +312,8 @@ impl Host for App {
         &self.entrance
     }
 
-    fn admits(&self, flow: &dyn Fn() -> Flow, body: &[u8]) -> Result<()> {
-        self.engine.admits_within(flow, |usual| patience(body, usual))
+    fn admits(&self, flow: &dyn Fn() -> Flow, body: Option<&[u8]>) -> Result<()> {
+        self.engine.admits_within(flow, |usual| patience(body?, usual))
     }
 }
 

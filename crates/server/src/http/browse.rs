@@ -11,8 +11,9 @@ use super::app::App;
 use super::parameters::Parameters;
 use super::paths::Names;
 use super::position::seen;
+use super::retriever::Retriever;
 use sterling_api::{
-    ColumnResponse, FindRequest, FindResponse, FoundItem, HeldShard, IndexResponse, Problem, Served, ShardsResponse,
+    ColumnResponse, FindRequest, FindResponse, FoundItem, IndexResponse, Problem, Served, ShardsResponse,
     ValuesRequest, attributes, column_info, files, percentiles,
 };
 use sterling_core::error::{Error, Result};
@@ -138,12 +139,8 @@ pub async fn column(
 /// The shards of the version that answers, and how many servers have each.
 #[utoipa::path(get, path = "/v1/models/{model}/shards", tag = "models", params(("model" = String, Path, description = "The model's name")),
     responses((status = 200, body = ShardsResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
-pub async fn shards(State(app): State<Arc<App>>, Names(model): Names<String>) -> Outcome {
-    let loaded = app.registry.get(&model, Which::Active)?;
-    let view = loaded.view();
-    let shard = view.main().manifest.shard.map_or(0, |part| part.shard);
-    let held = HeldShard { shard, items: view.items(), servers: 1 };
-    Ok(json(&ShardsResponse { served: app.served(&loaded, &view), shards: vec![held] }))
+pub async fn shards<R: Retriever>(State(app): State<Arc<R>>, Names(model): Names<String>) -> Outcome {
+    Ok(json(&app.shards(&model)?))
 }
 
 /// The shape of the index of the version that answers.

@@ -1,6 +1,6 @@
 //! What names a call in the log: its id, which its answer has too, and its trace. What is asked of other processes for it is sent along with both.
 
-use axum::extract::Request;
+use axum::http::Extensions;
 
 use sterling_core::request::Origin;
 
@@ -10,13 +10,13 @@ pub(super) struct CallId(pub(super) Origin);
 
 impl CallId {
     /// The id of a request which `layers::observe` has seen.
-    pub(super) fn of(request: &Request) -> String {
-        let id = request.extensions().get::<CallId>().and_then(|CallId(origin)| origin.id.as_deref());
+    pub(super) fn of(extensions: &Extensions) -> String {
+        let id = extensions.get::<CallId>().and_then(|CallId(origin)| origin.id.as_deref());
         id.unwrap_or_default().to_owned()
     }
 
     /// What calls to other processes for a request carry.
-    pub(super) fn origin(request: &Request) -> Origin {
-        request.extensions().get::<CallId>().map_or_else(Origin::default, |CallId(origin)| origin.clone())
+    pub(super) fn origin(extensions: &Extensions) -> Origin {
+        extensions.get::<CallId>().map_or_else(Origin::default, |CallId(origin)| origin.clone())
     }
 }

@@ -13,16 +13,15 @@ use super::access::Caller;
 use super::answer::{Outcome, Refusal, json, whole};
 use super::app::App;
 use super::flow::flow_of;
+use super::local::version_list;
 use super::parameters::parameter;
-use super::paths::Names;
+use super::paths::{Names, Target};
+use super::retriever::Retriever;
 use super::worst::WINDOW;
-use sterling_api::{
-    DesiredState, LabelList, LabelRequest, ModelInfo, ModelList, Problem, SlowResponse, VersionInfo, VersionList,
-};
+use sterling_api::{LabelList, LabelRequest, ModelInfo, ModelList, Problem, SlowResponse, VersionList};
 use sterling_core::error::{Error, Result};
 use sterling_core::logging::printable;
-use sterling_serving::registry::{Registry, VersionState, Which};
-use sterling_snapshot::Wish;
+use sterling_serving::registry::{Registry, Which};
 
 /// Bytes of a number as text with a comma, in a text that has room to grow.
 const NUMBER_BYTES: usize = 32;
@@ -61,7 +60,7 @@ pub async fn activate(State(app): State<Arc<App>>, Names((model, version)): Name
         Scope::Store => registry.activate_in_store(&model, version),
     };
     let loaded = manage(&app, activate).await?;
-    Ok(json(&app.info(&loaded)))
+    Ok(json(&app.described(&loaded)))
 }
 
 /// Load a published version beside those in memory, and keep it there: for pins, labels and a quick activation.
@@ -70,7 +69,7 @@ pub async fn activate(State(app): State<Arc<App>>, Names((model, version)): Name
     responses((status = 200, body = ModelInfo), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn load(State(app): State<Arc<App>>, Names((model, version)): Names<(String, u64)>) -> Outcome {
     let loaded = manage(&app, move |registry| registry.load(&model, version)).await?;
-    Ok(json(&app.info(&loaded)))
+    Ok(json(&app.described(&loaded)))
 }
 
 /// Take a version out of memory that is neither active nor labelled.
@@ -129,70 +128,45 @@ pub(super) async fn manage<T: Send + 'static>(
 
 /// The models that are served.
 #[utoipa::path(get, path = "/v1/models", tag = "models", responses((status = 200, body = ModelList)))]
-pub async fn models(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>) -> Response {
-    let models = app.registry.list();
-    let visible = models.iter().filter(|model| caller.may_see(model.name()));
-    json(&ModelList { models: visible.map(|model| app.info(model)).collect(), unavailable: Vec::new() })
+pub async fn models<R: Retriever>(State(app): State<Arc<R>>, Extension(caller): Extension<Caller>) -> Response {
+    json(&app.models(caller).await)
 }
 
 /// The version of a model that answers.
 #[utoipa::path(get, path = "/v1/models/{model}", tag = "models", params(("model" = String, Path, description = "The model's name")),
     responses((status = 200, body = ModelInfo), (status = "default", body = Problem, content_type = "application/problem+json")))]
-pub async fn model(State(app): State<Arc<App>>, Names(model): Names<String>) -> Outcome {
-    Ok(json(&app.info(&*app.registry.get(&model, Which::Active)?)))
+pub async fn model<R: Retriever>(State(app): State<Arc<R>>, target: Target) -> Outcome {
+    Ok(json(&app.info(&target.model, target.which()).await?))
 }
 
 /// A version of a model that is in memory.
 #[utoipa::path(get, path = "/v1/models/{model}/versions/{version}", tag = "models",
     params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path)),
     responses((status = 200, body = ModelInfo), (status = "default", body = Problem, content_type = "application/problem+json")))]
-pub async fn version(State(app): State<Arc<App>>, Names((model, version)): Names<(String, u64)>) -> Outcome {
-    Ok(json(&app.info(&*app.registry.get(&model, Which::Version(version))?)))
+pub async fn version<R: Retriever>(State(app): State<Arc<R>>, target: Target) -> Outcome {
+    Ok(json(&app.info(&target.model, target.which()).await?))
 }
 
 /// The published versions of a model.
 #[utoipa::path(get, path = "/v1/models/{model}/versions", tag = "models", params(("model" = String, Path, description = "The model's name")),
     responses((status = 200, body = VersionList), (status = "default", body = Problem, content_type = "application/problem+json")))]
-pub async fn versions(State(app): State<Arc<App>>, Names(model): Names<String>) -> Outcome {
-    let shared = app.clone();
-    let list = app.store_reads.read(move || version_list(&shared.registry, model));
-    Ok(json(&list.await?))
-}
-
-/// What there is of a model, for which the store is read.
-fn version_list(registry: &Registry, model: String) -> Result<VersionList> {
-    let told = |v: VersionState| VersionInfo {
-        version: v.version,
-        published: v.published,
-        active: v.active,
-        loaded: v.loaded,
-        labels: v.labels,
-        digest: v.digest,
-        attempts: v.refused.as_ref().map(|refused| refused.attempts),
-        retry_in_ms: v.refused.as_ref().and_then(|refused| Some(refused.retry_in?.as_millis() as u64)),
-        refused: v.refused.map(|refused| sterling_api::without_places(&refused.reason)),
-    };
-    let versions = registry.versions(&model)?.into_iter().map(told).collect();
-    let desired = registry.desired(&model).map(|(wish, stands)| {
-        let Wish { revision, version, labels, .. } = wish;
-        DesiredState { revision, version, stands, labels }
-    });
-    Ok(VersionList { model, versions, desired })
+pub async fn versions<R: Retriever>(State(app): State<Arc<R>>, Names(model): Names<String>) -> Outcome {
+    Ok(json(&app.versions(model).await?))
 }
 
 /// The labels of a model.
 #[utoipa::path(get, path = "/v1/models/{model}/labels", tag = "models", params(("model" = String, Path, description = "The model's name")),
     responses((status = 200, body = LabelList), (status = "default", body = Problem, content_type = "application/problem+json")))]
-pub async fn labels(State(app): State<Arc<App>>, Names(model): Names<String>) -> Outcome {
-    Ok(json(&LabelList { labels: app.registry.labels(&model)?, model }))
+pub async fn labels<R: Retriever>(State(app): State<Arc<R>>, Names(model): Names<String>) -> Outcome {
+    Ok(json(&app.labels(model)?))
 }
 
 /// The version that a label points to.
 #[utoipa::path(get, path = "/v1/models/{model}/labels/{label}", tag = "models",
     params(("model" = String, Path, description = "The model's name"), ("label" = String, Path)),
     responses((status = 200, body = ModelInfo), (status = "default", body = Problem, content_type = "application/problem+json")))]
-pub async fn label(State(app): State<Arc<App>>, Names((model, label)): Names<(String, String)>) -> Outcome {
-    Ok(json(&app.info(&*app.registry.get(&model, Which::Label(&label))?)))
+pub async fn label<R: Retriever>(State(app): State<Arc<R>>, target: Target) -> Outcome {
+    Ok(json(&app.info(&target.model, target.which()).await?))
 }
 
 /// The query embeddings that the server has recorded of the version that answers, each a body of `:retrieve`, one a line: what
@@ -200,7 +174,7 @@ pub async fn label(State(app): State<Arc<App>>, Names((model, label)): Names<(St
 #[utoipa::path(get, path = "/v1/models/{model}/queries", tag = "models", params(("model" = String, Path, description = "The model's name")),
     responses((status = 200, body = String, content_type = "application/x-ndjson"), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn queries(State(app): State<Arc<App>>, Names(model): Names<String>, request: Request) -> Outcome {
-    let flow = flow_of(&request);
+    let flow = flow_of(request.extensions());
     let loaded = app.registry.get(&model, Which::Active)?;
     let queries = loaded.view().recorded().ok_or_else(|| {
         Error::not_found("this server records no queries; `recorded_queries` of its configuration says how many")
@@ -217,8 +191,8 @@ pub async fn queries(State(app): State<Arc<App>>, Names(model): Names<String>, r
 
 /// The slowest retrievals, rankings and embeddings of the last minutes, with what their steps did.
 #[utoipa::path(get, path = "/v1/debug/slow", tag = "health", responses((status = 200, body = SlowResponse)))]
-pub async fn slow(State(app): State<Arc<App>>) -> Response {
-    json(&SlowResponse { window_seconds: WINDOW.as_secs(), calls: app.entrance.slow.list() })
+pub async fn slow<R: Retriever>(State(app): State<Arc<R>>) -> Response {
+    json(&SlowResponse { window_seconds: WINDOW.as_secs(), calls: app.entrance().slow.list() })
 }
 
 /// The process answers.
@@ -230,16 +204,18 @@ pub async fn live() -> &'static str {
 /// A model is loaded and the server is not shutting down; where not, why. Lines that begin with `warning:` tell what slows it. A server with keys
 /// says why, and what slows it, to those who have one.
 #[utoipa::path(get, path = "/readyz", tag = "health", responses((status = 200, body = String), (status = 503, body = Problem, content_type = "application/problem+json")))]
-pub async fn ready(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>) -> Result<String, Refusal> {
+pub async fn ready<R: Retriever>(
+    State(app): State<Arc<R>>,
+    Extension(caller): Extension<Caller>,
+) -> Result<String, Refusal> {
     let ready = app.ready();
     if !caller.may_see_all() {
-        return ready.map(|()| "ok\n".to_owned()).map_err(|_| Error::not_ready("the server is not ready").into());
+        return ready
+            .map(|()| "ok\n".to_owned())
+            .map_err(|_| Error::not_ready(format!("the {} is not ready", R::NAME)).into());
     }
     ready?;
-    // Whoever may read may ask this: the log has the folders.
-    let told = |warning: &String| format!("warning: {}\n", printable(&sterling_api::without_folders(warning)));
-    let warnings: String = app.warnings().iter().map(told).collect();
-    Ok(format!("ok\ndevice: {}\n{warnings}", app.engine.backend().device()))
+    Ok(app.report().iter().fold("ok\n".to_owned(), |text, line| text + &printable(line) + "\n"))
 }
 
 /// Metrics in Prometheus' text format.

@@ -5,8 +5,8 @@
 
 use std::sync::Arc;
 
-use axum::extract::Request;
 use axum::http::Uri;
+use axum::http::request::Parts;
 use serde::Serialize;
 
 use super::app::App;
@@ -100,26 +100,20 @@ impl Choice {
     }
 
     /// A call that pins none.
-    pub(super) fn unpinned<'a>(
-        app: &'a App,
-        unpinned: Unpinned,
-        request: &'a Request,
-    ) -> impl Future<Output = Result<Self>> + Send + use<'a> {
+    pub(super) async fn unpinned(app: &App, unpinned: Unpinned, head: &Parts) -> Result<Self> {
         let Unpinned { active, canary, shadow } = unpinned;
         let shadow = shadow.map(|shadow| (shadow.run.clone(), shadow.loaded.clone()));
-        let id = if shadow.is_some() { CallId::of(request) } else { String::new() };
-        let canary = canary.filter(|canary| canary.run.share() > 0.0);
-        let canary = canary.map(|canary| (key_in_header(canary.run.sticky(), request), canary));
-        let uri = request.uri();
-        async move {
-            let choice = Choice::pinned(app, active, uri).await?;
-            let Some((key, canary)) = canary else { return Ok(choice.beside(None, shadow, id)) };
-            // A canary that is behind in its updates is behind: who asks for a position is answered by the other one, and waits for that alone.
-            let version = Version::shown(canary.loaded.clone(), uri)?;
-            let version = version.filter(|version| version.check_coverage(app).is_ok());
-            let canary = version.map(|version| BesideActive { run: canary.run.clone(), version, key });
-            Ok(choice.beside(canary, shadow, id))
-        }
+        let id = if shadow.is_some() { CallId::of(&head.extensions) } else { String::new() };
+        let choice = Choice::pinned(app, active, &head.uri).await?;
+        let Some(canary) = canary.filter(|canary| canary.run.share() > 0.0) else {
+            return Ok(choice.beside(None, shadow, id));
+        };
+        let key = key_in_header(canary.run.sticky(), head);
+        // A canary that is behind in its updates is behind: who asks for a position is answered by the other one, and waits for that alone.
+        let version = Version::shown(canary.loaded.clone(), &head.uri)?;
+        let version = version.filter(|version| version.check_coverage(app).is_ok());
+        let canary = version.map(|version| BesideActive { run: canary.run.clone(), version, key });
+        Ok(choice.beside(canary, shadow, id))
     }
 }
 
@@ -164,10 +158,10 @@ impl<V: Clone, S: Clone> Choice<V, S> {
 }
 
 /// The key that a request has before its body is read.
-pub(super) fn key_in_header(sticky: &Sticky, request: &Request) -> Option<Vec<u8>> {
+pub(super) fn key_in_header(sticky: &Sticky, head: &Parts) -> Option<Vec<u8>> {
     match sticky {
-        Sticky::Request => Some(CallId::of(request).into_bytes()),
-        sticky => sticky.header().and_then(|name| Some(request.headers().get(name)?.as_bytes().to_vec())),
+        Sticky::Request => Some(CallId::of(&head.extensions).into_bytes()),
+        sticky => sticky.header().and_then(|name| Some(head.headers.get(name)?.as_bytes().to_vec())),
     }
 }
 

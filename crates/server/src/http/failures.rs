@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use axum::http::StatusCode;
 use metrics::{Counter, counter};
 
-use super::meters::{CALLS, place_of};
+use super::verb::Verb;
 use sterling_api::status;
 use sterling_core::error::Error;
 
@@ -26,12 +26,12 @@ const CODES: [&str; 10] = [
     "other",
 ];
 /// The calls whose failures `/readyz` warns of: those that callers live on.
-const VITAL: [&str; 7] = ["retrieve", "rank", "embed", "pass", "infer", "upsert", "delete"];
+const VITAL: [Verb; 7] = [Verb::Retrieve, Verb::Rank, Verb::Embed, Verb::Pass, Verb::Infer, Verb::Upsert, Verb::Delete];
 
 /// Counts how calls end.
 pub(super) struct Failures {
     /// The counters of calls and codes, made when they are needed first.
-    counters: [[OnceLock<Counter>; CODES.len()]; CALLS.len()],
+    counters: [[OnceLock<Counter>; CODES.len()]; Verb::NAMES.len()],
     recent: Recent,
 }
 
@@ -43,24 +43,23 @@ impl Default for Failures {
 
 impl Failures {
     /// Takes in how a call ended: with this status, and a problem of this code where it is one.
-    pub(super) fn answered(&self, call: &'static str, status: StatusCode, code: Option<&str>) {
-        self.ended(call, status.is_server_error().then(|| code.unwrap_or_default()));
+    pub(super) fn answered(&self, verb: Verb, status: StatusCode, code: Option<&str>) {
+        self.ended(verb, status.is_server_error().then(|| code.unwrap_or_default()));
     }
 
     /// Takes in how one of a list of requests ended that were asked in one call, whose own answer is none.
-    pub(super) fn ended_in_list(&self, call: &'static str, error: Option<&Error>) {
+    pub(super) fn ended_in_list(&self, verb: Verb, error: Option<&Error>) {
         let failed = error.filter(|error| status(error.kind()).0 >= 500);
-        self.ended(call, failed.map(|error| error.kind().name()));
+        self.ended(verb, failed.map(|error| error.kind().name()));
     }
 
-    fn ended(&self, call: &'static str, failure: Option<&str>) {
+    fn ended(&self, verb: Verb, failure: Option<&str>) {
         let code = failure.map(|code| CODES.iter().position(|known| *known == code).unwrap_or(CODES.len() - 1));
         if let Some(code) = code {
-            let place = place_of(call);
-            let count = || counter!("sterling_failed_total", "call" => CALLS[place], "reason" => CODES[code]);
-            self.counters[place][code].get_or_init(count).increment(1);
+            let count = || counter!("sterling_failed_total", "call" => verb.name(), "reason" => CODES[code]);
+            self.counters[verb as usize][code].get_or_init(count).increment(1);
         }
-        if VITAL.contains(&call) {
+        if VITAL.contains(&verb) {
             self.recent.ended(code);
         }
     }

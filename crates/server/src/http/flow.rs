@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use axum::extract::Request;
+use axum::http::Extensions;
 
 use super::access::Caller;
 use sterling_serving::quota::Flow;
@@ -13,6 +13,6 @@ pub(super) fn flow(caller: &Caller, address: Option<IpAddr>) -> Flow {
 }
 
 /// The flow of a request that was let in.
-pub(super) fn flow_of(request: &Request) -> Flow {
-    request.extensions().get::<Flow>().copied().unwrap_or_default()
+pub(super) fn flow_of(extensions: &Extensions) -> Flow {
+    extensions.get::<Flow>().copied().unwrap_or_default()
 }

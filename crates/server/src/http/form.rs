@@ -1,8 +1,8 @@
 //! The form in which a caller wants to read an answer.
 
-use axum::extract::Request;
 use axum::http::HeaderMap;
 use axum::http::header::ACCEPT;
+use axum::http::request::Parts;
 
 use super::call_id::CallId;
 use sterling_api::ARROW_STREAM;
@@ -18,9 +18,9 @@ pub(super) enum Form {
 impl Form {
     /// What the header `Accept` of a request asks for: Arrow where it names it and weighs it no less than JSON (RFC 9110, 12.5.1), JSON in all
     /// other cases.
-    pub(super) fn of(request: &Request) -> Self {
-        match asks_for_arrow(request.headers()) {
-            true => Form::Arrow(CallId::of(request)),
+    pub(super) fn of(head: &Parts) -> Self {
+        match asks_for_arrow(&head.headers) {
+            true => Form::Arrow(CallId::of(&head.extensions)),
             false => Form::Json,
         }
     }

@@ -18,9 +18,9 @@ use super::app::Host;
 use super::date::date;
 use super::flow::flow;
 use super::layers::id_of;
-use super::passes::VERBS;
 use super::table;
 use super::trace_context::{TraceContext, new_id};
+use super::verb::Verb;
 use crate::route::protocol::TRACEPARENT;
 
 /// Most headers of a request that is looked at here.
@@ -30,7 +30,7 @@ const HEADERS_MAX: usize = 32;
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct PlainRequest<'a> {
     /// The verb and the path, where it is a call that workers answer.
-    call: Option<(&'static str, &'a str)>,
+    call: Option<(Verb, &'a str)>,
     id: Option<&'a [u8]>,
     /// The header `Authorization`.
     authorization: Option<&'a [u8]>,
@@ -81,9 +81,9 @@ impl<'a> PlainRequest<'a> {
 }
 
 /// The verb of workers that a path ends with.
-fn verb_of(path: &str) -> Option<&'static str> {
+fn verb_of(path: &str) -> Option<Verb> {
     let (_, last) = path.rsplit_once(':')?;
-    VERBS.into_iter().find(|verb| *verb == last)
+    Verb::of_workers(last)
 }
 
 /// The model that the path of such a call names.
@@ -98,10 +98,10 @@ fn model_in(path: &str) -> Option<&str> {
 /// The bytes of the answer to a call that could not be in time, or to one without a key that could not either; `None` where a request is to be looked at.
 pub(super) fn refusal(host: &dyn Host, address: IpAddr, request: &PlainRequest<'_>) -> Option<Vec<u8>> {
     let start = Instant::now();
-    let (call, path) = request.call.filter(|_| !host.entrance().draining.load(Ordering::Relaxed))?;
+    let (verb, path) = request.call.filter(|_| !host.entrance().draining.load(Ordering::Relaxed))?;
     let secret = request.authorization.and_then(secret_of);
     let flow = || flow(&host.entrance().access.caller(secret), Some(address));
-    let overloaded = host.admits(&flow, request.body).err()?;
+    let overloaded = host.admits(&flow, Some(request.body)).err()?;
     let is_let_in = || host.entrance().access.look(table::find(&Method::POST, path).needs(), secret);
     // Who may not call learns nothing of the load either.
     let denied = if host.entrance().access.is_guarded() { is_let_in().err() } else { None };
@@ -112,9 +112,9 @@ pub(super) fn refusal(host: &dyn Host, address: IpAddr, request: &PlainRequest<'
     let status = refusal.status();
     let context = request.traceparent.and_then(TraceContext::of);
     let trace = context.as_ref().map(|context| context.trace);
-    tracing::debug!(id, call, status = status.as_u16(), trace, "refused unread");
-    host.entrance().meters.answered(call, model_in(path), status, took);
-    host.entrance().failures.answered(call, status, Some(refusal.code()));
+    tracing::debug!(id, call = verb.name(), status = status.as_u16(), trace, "refused unread");
+    host.entrance().meters.answered(verb, model_in(path), status, took);
+    host.entrance().failures.answered(verb, status, Some(refusal.code()));
     let mut text = String::with_capacity(512);
     // A string takes whatever it is given.
     let _ = write!(
@@ -148,7 +148,7 @@ mod tests {
 
     #[test]
     fn whole_plain_requests_are_seen_and_nothing_else() {
-        let call = |text: &str| PlainRequest::of(text.as_bytes()).map(|whole| whole.call.map(|(verb, _)| verb));
+        let call = |text: &str| PlainRequest::of(text.as_bytes()).map(|whole| whole.call.map(|(verb, _)| verb.name()));
         for (rest, expected) in [
             ("\r\n", Some(Some("retrieve"))),
             ("content-length: 2\r\n\r\n{}", Some(Some("retrieve"))),

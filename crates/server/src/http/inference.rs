@@ -9,14 +9,17 @@ use axum::Extension;
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use axum::response::{IntoResponse as _, Response};
 
 use super::answer::{LARGE_REPLY_ITEMS, Outcome, Told, json, pieces, whole};
 use super::app::{App, Host as _};
+use super::call::{Call, charge};
 use super::choice::{Asker, Choice, Chosen, Version};
-use super::passes::{Call, Ready, charge, prepared_each, side_by_side};
+use super::local::{Ready, prepared_each, side_by_side};
 use super::paths::Names;
+use super::retriever::Retriever;
 use super::sent::Sent;
 use super::watched;
 use sterling_api::{
@@ -67,8 +70,8 @@ pub async fn live() -> Response {
 /// A model is loaded and the server is not shutting down.
 #[utoipa::path(get, path = "/v2/health/ready", operation_id = "inference_ready", tag = "inference",
     responses((status = 200, body = InferenceReady), (status = "default", body = InferenceError)))]
-pub async fn ready(State(app): State<Arc<App>>) -> Outcome {
-    app.ready().map_err(|_| Error::not_ready("the server is not ready"))?;
+pub async fn ready<R: Retriever>(State(app): State<Arc<R>>) -> Outcome {
+    app.ready().map_err(|_| Error::not_ready(format!("the {} is not ready", R::NAME)))?;
     Ok(json(&InferenceReady::server()))
 }
 
@@ -88,7 +91,7 @@ pub async fn version(State(app): State<Arc<App>>, Names((model, version)): Names
 }
 
 fn told(app: &App, model: &str, which: Which<'_>) -> Outcome {
-    let info = app.info(&*app.registry.get(model, which)?);
+    let info = app.described(&*app.registry.get(model, which)?);
     let versions = app.registry.all_in_memory(model).into_iter().map(|loaded| loaded.version());
     Ok(json(&sterling_api::inference_model(&info, versions.collect())))
 }
@@ -121,8 +124,9 @@ fn is_ready(app: &App, model: String, which: Which<'_>) -> Outcome {
     request_body = InferenceRequest,
     responses((status = 200, body = InferenceResponse), (status = "default", body = InferenceError)))]
 pub async fn infer(State(app): State<Arc<App>>, Names(model): Names<String>, request: Request) -> Outcome {
-    let choice = Choice::unpinned(&app, app.registry.unpinned(&model)?, &request).await?;
-    inferred(&app, choice, request).await
+    let (head, body) = request.into_parts();
+    let choice = Choice::unpinned(&app, app.registry.unpinned(&model)?, &head).await?;
+    inferred(&app, choice, head, body).await
 }
 
 /// The same of a version in memory.
@@ -138,19 +142,20 @@ pub async fn infer_version(
     Names((model, version)): Names<(String, u64)>,
     request: Request,
 ) -> Outcome {
-    let choice = Choice::pinned(&app, app.registry.get(&model, Which::Version(version))?, request.uri()).await?;
-    inferred(&app, choice, request).await
+    let (head, body) = request.into_parts();
+    let choice = Choice::pinned(&app, app.registry.get(&model, Which::Version(version))?, &head.uri).await?;
+    inferred(&app, choice, head, body).await
 }
 
-async fn inferred(app: &Arc<App>, choice: Choice, request: Request) -> Outcome {
-    let by = Call::of(&request).in_text();
-    app.engine.admits_within(|| by.flow, |_| None)?;
-    let header = header_length(request.headers())?;
+async fn inferred(app: &Arc<App>, choice: Choice, head: Parts, body: Body) -> Outcome {
+    let by = Call::of(&head).in_text();
+    app.admits(&|| by.flow, None)?;
+    let header = header_length(&head.headers)?;
     if header.is_none() {
-        Sent::of(request.headers(), &[])?;
+        Sent::of(&head.headers, &[])?;
     }
-    let body = app.bodies.read_any(request).await?;
-    app.admits(&|| by.flow, &body)?;
+    let body = app.bodies.read_any(Request::from_parts(head, body)).await?;
+    app.admits(&|| by.flow, Some(&body))?;
     let Chosen { version, watched, .. } = choice.of(&Asker::Several);
     version.check_coverage(app)?;
     let Version { model, view, .. } = version;

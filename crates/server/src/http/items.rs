@@ -16,6 +16,7 @@ use super::bodies::BodyMemory;
 use super::parameters::number;
 use super::paths::Names;
 use super::position::{reached, seen};
+use super::retriever::Retriever;
 use super::sent::Sent;
 use sterling_api::{
     DeleteRequest, DeleteResponse, ItemResponse, MergeResponse, PositionResponse, Problem, RefusedItem, UpdateResponse,
@@ -65,11 +66,16 @@ impl Said {
         ("idempotency-key" = Option<String>, Header, description = "A repeated call with one key happens once.")),
     request_body(content((inline(UpsertRequest) = "application/json"), (String = "application/x-ndjson"), (Vec<u8> = "application/vnd.apache.arrow.stream"))),
     responses((status = 200, body = UpdateResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
-pub async fn upsert(State(app): State<Arc<App>>, Names(model): Names<String>, request: Request) -> Outcome {
+pub async fn upsert<R: Retriever>(State(app): State<Arc<R>>, Names(model): Names<String>, request: Request) -> Outcome {
+    app.upsert(model, request).await
+}
+
+/// Puts items into a model of this process.
+pub(super) async fn upserted_here(app: &Arc<App>, model: String, request: Request) -> Outcome {
     let loaded = app.registry.get(&model, Which::Active)?;
     let (feed, said) = (app.feed(&loaded)?, Said::of(&request, &ITEMS_SENT)?);
     let expected = number(request.uri(), "if_position")?;
-    let view = seen(&app, &loaded, request.uri()).await?;
+    let view = seen(app, &loaded, request.uri()).await?;
     let body = app.bodies.read_any(request).await?;
     let (sent, memory) = (said.sent, app.bodies.memory());
     let has_tower = view.main().package.item.is_some();
@@ -84,7 +90,7 @@ pub async fn upsert(State(app): State<Arc<App>>, Names(model): Names<String>, re
         Judged::New(upsert) => upsert,
         Judged::Repeated(made) => return Ok(json(&upserted(model, made, true))),
     };
-    upsert.find_absent(&app, &loaded, &feed).await;
+    upsert.find_absent(app, &loaded, &feed).await;
     let Upsert { call, updates, refused, .. } = upsert;
     let updates = updates.into_iter().map(|(_, update)| update).collect();
     let made = call.write(updates, CallAnswer { matched: 0, refused }, expected).await?;
@@ -214,11 +220,16 @@ impl Upsert {
         ("idempotency-key" = Option<String>, Header, description = "A repeated call with one key happens once.")),
     request_body = DeleteRequest,
     responses((status = 200, body = DeleteResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
-pub async fn delete(State(app): State<Arc<App>>, Names(model): Names<String>, request: Request) -> Outcome {
+pub async fn delete<R: Retriever>(State(app): State<Arc<R>>, Names(model): Names<String>, request: Request) -> Outcome {
+    app.delete(model, request).await
+}
+
+/// Deletes items of a model of this process.
+pub(super) async fn deleted_here(app: &Arc<App>, model: String, request: Request) -> Outcome {
     let loaded = app.registry.get(&model, Which::Active)?;
     let (feed, said) = (app.feed(&loaded)?, Said::of(&request, &[])?);
     let expected = number(request.uri(), "if_position")?;
-    let mut view = seen(&app, &loaded, request.uri()).await?;
+    let mut view = seen(app, &loaded, request.uri()).await?;
     let body = app.bodies.read(request).await?;
     let digest = xxh3_64(&body);
     let request = sterling_api::deletion(&body)?;
@@ -236,7 +247,7 @@ pub async fn delete(State(app): State<Arc<App>>, Names(model): Names<String>, re
     if request.ids.is_none() {
         // What was acknowledged before the call must not escape a filter because it is not seen yet.
         let position = feed.last().max(view.position());
-        view = reached(&app, &loaded, position, app.updates_wait).await?;
+        view = reached(app, &loaded, position, app.updates_wait).await?;
     }
     let position = view.position();
     let Named { ids, matched } = app.asides.run(move || named(&view, request)).await?;
@@ -362,17 +373,13 @@ pub async fn merge(State(app): State<Arc<App>>, Names(model): Names<String>, uri
     params(("model" = String, Path, description = "The model's name"), ("id" = i64, Path),
         ("min_position" = Option<u64>, Query, description = "Waits until the updates up to this position are seen.")),
     responses((status = 200, body = ItemResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
-pub async fn item(State(app): State<Arc<App>>, Names((model, id)): Names<(String, i64)>, uri: Uri) -> Outcome {
-    let loaded = app.registry.get(&model, Which::Active)?;
-    let view = seen(&app, &loaded, &uri).await?;
-    let slot = view.slot(ItemId(id)).ok_or_else(|| {
-        Error::not_found(format!("model `{model}` holds no item {id} at position {}", view.position()))
-    })?;
-    Ok(json(&ItemResponse {
-        served: app.served(&loaded, &view),
-        id,
-        attributes: sterling_api::attributes(&view, slot),
-    }))
+pub async fn item<R: Retriever>(
+    State(app): State<Arc<R>>,
+    Names((model, id)): Names<(String, i64)>,
+    request: Request,
+) -> Outcome {
+    let (head, _) = request.into_parts();
+    Ok(json(&app.item(&model, ItemId(id), &head).await?))
 }
 
 /// How far updates are seen.
@@ -380,10 +387,11 @@ pub async fn item(State(app): State<Arc<App>>, Names((model, id)): Names<(String
     params(("model" = String, Path, description = "The model's name"),
         ("min_position" = Option<u64>, Query, description = "Waits until the updates up to this position are seen.")),
     responses((status = 200, body = PositionResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
-pub async fn position(State(app): State<Arc<App>>, Names(model): Names<String>, uri: Uri) -> Outcome {
-    let loaded = app.registry.get(&model, Which::Active)?;
-    let durable = app.feed(&loaded)?.last();
-    let view = seen(&app, &loaded, &uri).await?;
-    let (items, fresh_items) = (view.items(), view.fresh_items());
-    Ok(json(&PositionResponse { served: app.served(&loaded, &view), durable, items, fresh_items, shards: Vec::new() }))
+pub async fn position<R: Retriever>(
+    State(app): State<Arc<R>>,
+    Names(model): Names<String>,
+    request: Request,
+) -> Outcome {
+    let (head, _) = request.into_parts();
+    Ok(json(&app.position(&model, &head).await?))
 }

@@ -20,7 +20,6 @@ use super::app::Host;
 use super::call_id::CallId;
 use super::date::date;
 use super::inference;
-use super::passes::VERBS;
 use super::slow::{Passed, millis};
 use super::table;
 use super::trace_context::{TraceContext, new_id};
@@ -41,7 +40,8 @@ const REQUEST_ID_BYTES_MAX: usize = 128;
 pub async fn observe(State(host): State<Arc<dyn Host>>, mut request: Request, next: Next) -> Response {
     let start = Instant::now();
     let matched = table::find(request.method(), request.uri().path());
-    let (call, version) = (matched.call(), request.version());
+    let (verb, version) = (matched.verb(), request.version());
+    let call = verb.name();
     let model = matched.needs().model.map(str::to_owned);
     let id = id_of(request.headers().get(&REQUEST_ID).map(HeaderValue::as_bytes));
     let header = request.headers().get(protocol::TRACEPARENT).cloned();
@@ -64,9 +64,9 @@ pub async fn observe(State(host): State<Arc<dyn Host>>, mut request: Request, ne
     }
     let took = start.elapsed();
     span.in_scope(|| tracing::debug!(status = response.status().as_u16(), ms = millis(took), "answered"));
-    host.entrance().meters.answered(call, model.as_deref(), response.status(), took);
+    host.entrance().meters.answered(verb, model.as_deref(), response.status(), took);
     let code = response.extensions().get::<Told>().map(|told| told.code.as_str());
-    host.entrance().failures.answered(call, response.status(), code);
+    host.entrance().failures.answered(verb, response.status(), code);
     let (status, extensions) = (response.status().as_u16(), response.extensions_mut());
     let timing = extensions.remove::<Timing>().unwrap_or_default();
     let (passed, caller) = (extensions.remove::<Passed>(), extensions.remove::<Caller>());
@@ -89,7 +89,7 @@ pub async fn observe(State(host): State<Arc<dyn Host>>, mut request: Request, ne
             passed: passed.clone(),
         });
     }
-    if VERBS.contains(&call) || call == "infer" {
+    if verb.is_pass() {
         host.entrance().slow.note(took.as_micros() as u64, || SlowCall {
             time: sterling_telemetry::now(),
             id: id.to_str().unwrap_or_default().to_owned(),

@@ -8,44 +8,8 @@ use arc_swap::ArcSwap;
 use axum::http::StatusCode;
 use metrics::{Counter, Histogram, counter, histogram};
 
-/// The labels of calls; whatever has none of them is the last.
-pub(super) const CALLS: [&str; 35] = [
-    "retrieve",
-    "rank",
-    "embed",
-    "pass",
-    "rows",
-    "parts",
-    "activate",
-    "load",
-    "unload",
-    "models",
-    "model",
-    "versions",
-    "version",
-    "labels",
-    "label",
-    "index",
-    "shards",
-    "column",
-    "find",
-    "item",
-    "position",
-    "upsert",
-    "delete",
-    "merge",
-    "queries",
-    "slow",
-    "traffic",
-    "shadow",
-    "metrics",
-    "health",
-    "openapi",
-    "console",
-    "inference",
-    "infer",
-    "other",
-];
+use super::verb::Verb;
+
 /// The statuses with their labels; whatever has none of them is the last.
 const STATUSES: [(u16, &str); 19] = [
     (200, "200"),
@@ -69,11 +33,6 @@ const STATUSES: [(u16, &str); 19] = [
     (0, "other"),
 ];
 
-/// The place of a call in [`CALLS`]: the last one of what is not among them.
-pub(super) fn place_of(call: &str) -> usize {
-    CALLS.iter().position(|known| *known == call).unwrap_or(CALLS.len() - 1)
-}
-
 /// The metrics of one call, made when they are needed first: what nobody calls is not shown.
 #[derive(Default)]
 struct CallMeters {
@@ -84,7 +43,7 @@ struct CallMeters {
 /// The metrics of all calls about one model, or about none.
 struct CallsMeters {
     model: Option<String>,
-    calls: [CallMeters; CALLS.len()],
+    calls: [CallMeters; Verb::NAMES.len()],
 }
 
 impl CallsMeters {
@@ -92,9 +51,8 @@ impl CallsMeters {
         CallsMeters { model, calls: std::array::from_fn(|_| CallMeters::default()) }
     }
 
-    fn answered(&self, call: &'static str, status: StatusCode, took: Duration) {
-        let which = place_of(call);
-        let (meters, call) = (&self.calls[which], CALLS[which]);
+    fn answered(&self, verb: Verb, status: StatusCode, took: Duration) {
+        let (meters, call) = (&self.calls[verb as usize], verb.name());
         let status = STATUSES.iter().position(|(code, _)| *code == status.as_u16()).unwrap_or(STATUSES.len() - 1);
         let count = || match self.model.clone() {
             Some(model) => {
@@ -125,12 +83,12 @@ impl Default for AnswerMeters {
 
 impl AnswerMeters {
     /// Counts an answer to a call about this model. One that this process never had is none: callers may name any.
-    pub(super) fn answered(&self, call: &'static str, model: Option<&str>, status: StatusCode, took: Duration) {
+    pub(super) fn answered(&self, verb: Verb, model: Option<&str>, status: StatusCode, took: Duration) {
         let known = model.and_then(|model| {
             let known = self.of_models.load().get(model).cloned();
             known.or_else(|| sterling_telemetry::has_begun(model).then(|| self.begin(model)))
         });
-        known.as_deref().unwrap_or(&self.of_none).answered(call, status, took);
+        known.as_deref().unwrap_or(&self.of_none).answered(verb, status, took);
     }
 
     fn begin(&self, model: &str) -> Arc<CallsMeters> {
@@ -148,18 +106,11 @@ impl AnswerMeters {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::http::table::TABLE;
-
-    #[test]
-    fn every_call_has_its_label() {
-        let unknown: Vec<_> = TABLE.iter().map(|route| route.call).filter(|call| !CALLS.contains(call)).collect();
-        assert!(unknown.is_empty(), "{unknown:?}");
-    }
 
     #[test]
     fn only_models_that_were_had_have_series() {
         let meters = AnswerMeters::default();
-        let answered = |model: &str| meters.answered("retrieve", Some(model), StatusCode::OK, Duration::ZERO);
+        let answered = |model: &str| meters.answered(Verb::Retrieve, Some(model), StatusCode::OK, Duration::ZERO);
         (0..100).for_each(|n| answered(&format!("never-had-{n}")));
         assert!(meters.of_models.load().is_empty());
         sterling_telemetry::begin_model("meters-test");

@@ -97,7 +97,7 @@ pub async fn pass(
 ) -> Outcome {
     let model = app.registry.get(&model, Which::Version(version))?;
     let timeout = timeout(request.headers())?;
-    let (flow, origin) = (flow_of(&request), CallId::origin(&request));
+    let (flow, origin) = (flow_of(request.extensions()), CallId::origin(request.extensions()));
     app.engine.admits(|| flow, timeout)?;
     let position = header(request.headers(), POSITION_HEADER, "a position")?;
     let of_page = request.headers().get(VIEW_HEADER).cloned();
@@ -139,7 +139,7 @@ pub async fn pass(
             let attributes = view.slot(item).map(|slot| text(&sterling_api::attributes(&view, slot)));
             (Replied::Text(attributes.transpose()?), app.bodies.hold_answer(flow, 0)?)
         }
-        Called::Model => (Replied::Text(Some(text(&app.info(&model))?)), app.bodies.hold_answer(flow, 0)?),
+        Called::Model => (Replied::Text(Some(text(&app.described(&model))?)), app.bodies.hold_answer(flow, 0)?),
     };
     let (digest, shard) = identity(&model);
     packed(&PassReply { version: model.version(), digest, shard, view: position_of(&view), given }, share)

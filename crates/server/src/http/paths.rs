@@ -11,28 +11,25 @@ use percent_encoding::percent_decode_str;
 
 use super::answer::Refusal;
 use sterling_core::error::{Error, Result};
+use sterling_core::request::Which;
 
 /// The names in the path of a call, decoded, in their order.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone)]
 pub(super) struct PathNames {
-    call: &'static str,
+    /// The path as the table of calls writes it.
+    path: &'static str,
     names: Vec<String>,
 }
 
 impl PathNames {
-    /// The names of a call that is known by this label.
-    pub(super) fn new(call: &'static str, names: Vec<String>) -> Self {
-        PathNames { call, names }
+    /// The names in the path of a call.
+    pub(super) fn new(path: &'static str, names: Vec<String>) -> Self {
+        PathNames { path, names }
     }
 
     /// The first name, which is that of the model where there is one.
     pub(super) fn first(&self) -> Option<&str> {
         self.names.first().map(String::as_str)
-    }
-
-    /// The label of the call.
-    pub(super) fn call(&self) -> &'static str {
-        self.call
     }
 }
 
@@ -129,6 +126,44 @@ impl OfNames for (String, i64) {
         let (model, text) = (at(names, 0)?, at(names, 1)?);
         let id = text.parse().map_err(|_| Error::invalid(format!("item `{text}`: expected a whole number")))?;
         Ok((model.to_owned(), id))
+    }
+}
+
+/// The model and the version that the path of a call names: the active version, where it names neither a number nor a label.
+#[derive(Clone)]
+pub struct Target {
+    pub(super) model: String,
+    version: Option<u64>,
+    label: Option<String>,
+}
+
+impl Target {
+    fn of(path: &PathNames) -> Result<Self> {
+        let names = &path.names;
+        if path.path.contains("/{version}") {
+            let (model, version) = OfNames::of(names)?;
+            return Ok(Target { model, version: Some(version), label: None });
+        }
+        let label = path.path.contains("/{label}").then(|| at(names, 1)).transpose()?;
+        Ok(Target { model: String::of(names)?, version: None, label: label.map(str::to_owned) })
+    }
+
+    /// Returns which version of the model is meant.
+    pub(super) fn which(&self) -> Which<'_> {
+        match (self.version, &self.label) {
+            (Some(version), _) => Which::Version(version),
+            (None, Some(label)) => Which::Label(label),
+            (None, None) => Which::Active,
+        }
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Target {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Refusal> {
+        let path = parts.extensions.get::<PathNames>();
+        Ok(Target::of(path.ok_or_else(|| Error::internal("the path of a call was not matched"))?)?)
     }
 }
 

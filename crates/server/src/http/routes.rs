@@ -17,16 +17,22 @@ use super::flow::flow;
 use super::head::check_head;
 use super::layers;
 use super::parameters::check_known;
-use super::table::Matched;
+use super::routed::RouterApp;
+use super::table::{Answering, Matched, Route};
 use sterling_core::error::Error;
 
-/// All calls over `app`.
+/// The calls of a server, behind the layers.
 pub fn router(app: Arc<App>) -> Router {
-    guarded(Router::new().fallback(answer).with_state(app.clone()), app)
+    guarded(Router::new().fallback(at_server).with_state(app.clone()), app)
+}
+
+/// The calls of a router, behind the same layers.
+pub(super) fn of_router(app: Arc<RouterApp>) -> Router {
+    guarded(Router::new().fallback(at_router).with_state(app.clone()), app)
 }
 
 /// Whatever answers calls, behind the layers.
-pub(super) fn guarded(answers: Router, host: Arc<dyn Host>) -> Router {
+fn guarded(answers: Router, host: Arc<dyn Host>) -> Router {
     answers
         .layer(tower_http::catch_panic::CatchPanicLayer::custom(layers::panicked))
         .layer(from_fn_with_state(host.clone(), guard))
@@ -64,12 +70,12 @@ async fn guard(State(host): State<Arc<dyn Host>>, mut request: Request, next: Ne
     }
     let change = (needs.role > Role::Read).then(|| {
         host.entrance().access.change(Asked {
-            id: CallId::of(&request),
+            id: CallId::of(request.extensions()),
             key: caller.name().map(str::to_owned),
             peer: peer.map(|peer| peer.address),
             method: request.method().to_string(),
             path: request.uri().path().to_owned(),
-            call: matched.call(),
+            call: matched.verb().name(),
         })
     });
     let known = match &matched {
@@ -90,18 +96,26 @@ async fn guard(State(host): State<Arc<dyn Host>>, mut request: Request, next: Ne
     response
 }
 
-async fn answer(State(app): State<Arc<App>>, mut request: Request) -> Response {
+async fn at_server(State(app): State<Arc<App>>, request: Request) -> Response {
+    answered(request, |route, request| route.at_server(app, request)).await
+}
+
+async fn at_router(State(app): State<Arc<RouterApp>>, request: Request) -> Response {
+    answered(request, |route, request| route.at_router(app, request)).await
+}
+
+async fn answered(mut request: Request, answer: impl FnOnce(&Route, Request) -> Answering) -> Response {
     match request.extensions_mut().remove::<Matched>().unwrap_or(Matched::Nowhere) {
         Matched::Call(route, names) => {
             request.extensions_mut().insert(names);
-            route.answer(app, request).await
+            answer(route, request).await
         }
         other => missing(other, &request).into_response(),
     }
 }
 
 /// The answer where the table has no call for a request.
-pub(super) fn missing(matched: Matched, request: &Request) -> Refusal {
+fn missing(matched: Matched, request: &Request) -> Refusal {
     match matched {
         Matched::Method(allow) => Refusal::method(request.method(), allow),
         Matched::Verb(verb, known) => {

@@ -29,7 +29,7 @@ pub async fn rows(State(app): State<Arc<App>>, Names(model): Names<String>, requ
     speaks(request.headers())?;
     let none = || Error::not_found("this server holds no rows for others: its tables lie on one host");
     let peers = app.peers.clone().ok_or_else(none)?;
-    let flow = flow_of(&request);
+    let flow = flow_of(request.extensions());
     let body = app.bodies.read_any(request).await?;
     let call = read_rows_call(&body)?;
     let bytes = rows_bytes(&model, &call, peers.slices());

@@ -31,6 +31,8 @@ use super::app::{App, Host};
 use super::bodies::Inbound;
 use super::connections::{Answered, Connections, Open, Peer};
 use super::options::Options;
+use super::routed::RouterApp;
+use super::routes;
 use super::self_wakes::SelfWaking;
 use super::socket::Socket;
 use super::streams::{Stream, StreamTasks, Streamed};
@@ -111,12 +113,30 @@ pub async fn serve(
     options: &Options,
     stops: mpsc::UnboundedReceiver<Stop>,
 ) -> Result<bool> {
-    let router = super::router(app.clone());
+    let router = routes::router(app.clone());
     answer_all(sockets, (app, router), options, stops).await
 }
 
+/// Answers requests by asking shards until `stops` says so, as [`serve`] does.
+///
+/// # Errors
+/// As [`serve`].
+pub async fn route(
+    sockets: Sockets,
+    app: Arc<RouterApp>,
+    options: &Options,
+    stops: mpsc::UnboundedReceiver<Stop>,
+) -> Result<bool> {
+    let (fleet, router) = (app.fleet().clone(), routes::of_router(app.clone()));
+    tokio::select! {
+        ended = answer_all(sockets, (app, router), options, stops) => ended,
+        never = fleet.watch() => match never {},
+        never = fleet.judge() => match never {},
+    }
+}
+
 /// The same over whatever stands behind the routes.
-pub(super) async fn answer_all(
+async fn answer_all(
     sockets: Sockets,
     (host, router): (Arc<dyn Host>, axum::Router),
     options: &Options,

@@ -1,4 +1,4 @@
-//! The one table of all calls: method, path, the right that it takes, its name in metrics, what answers it, and what it may be told behind the question mark.
+//! The one table of all calls: method, path, the role that a key needs, the verb, who answers it (a server, a router or both), and its query parameters.
 //!
 //! The router is built from it (`routes`), the gate and the access check look into it, and tests go over it: a call that does not stand
 //! here cannot be made.
@@ -9,14 +9,18 @@ use std::sync::Arc;
 use axum::extract::Request;
 use axum::handler::Handler;
 use axum::http::Method;
-use axum::response::Response;
+use axum::response::{IntoResponse as _, Response};
 
 use super::access::Needs;
 use super::access::Reach::{self, Model, Server, Visible};
 use super::access::Role::{self, Admin, Open, Read, Write};
+use super::answer::Refusal;
 use super::app::App;
 use super::paths::{PathNames, Segments};
+use super::routed::RouterApp;
+use super::verb::Verb;
 use super::{browse, calls, console, inference, items, openapi, parts, passes, rows, traffic};
+use sterling_core::error::Error;
 
 /// An answer on its way.
 pub(super) type Answering = Pin<Box<dyn Future<Output = Response> + Send>>;
@@ -29,11 +33,12 @@ pub(super) struct Route {
     /// The right that a key must have.
     pub(super) role: Role,
     pub(super) reach: Reach,
-    /// The call's label in metrics.
-    pub(super) call: &'static str,
+    pub(super) verb: Verb,
     /// What may stand behind the question mark.
     pub(super) parameters: &'static [&'static str],
-    answer: fn(Arc<App>, Request) -> Answering,
+    server: fn(Arc<App>, Request) -> Answering,
+    /// None where only servers answer.
+    router: Option<fn(Arc<RouterApp>, Request) -> Answering>,
 }
 
 impl Route {
@@ -47,86 +52,118 @@ impl Route {
         self.path.starts_with("/v")
     }
 
-    /// Answers a request, whose extensions hold the [`PathNames`].
-    pub(super) fn answer(&self, app: Arc<App>, request: Request) -> Answering {
-        (self.answer)(app, request)
+    /// Answers a request, whose extensions hold the [`PathNames`], at a server.
+    pub(super) fn at_server(&self, app: Arc<App>, request: Request) -> Answering {
+        (self.server)(app, request)
+    }
+
+    /// The same at a router.
+    pub(super) fn at_router(&self, app: Arc<RouterApp>, request: Request) -> Answering {
+        match self.router {
+            Some(answer) => answer(app, request),
+            None => {
+                let what =
+                    format!("a router does not answer {} {}: ask the servers of the shards", self.method, self.path);
+                Box::pin(async { Refusal::from(Error::unsupported(what)).into_response() })
+            }
+        }
     }
 }
 
+/// Who answers a call: `both` by a handler of any [`Retriever`](super::retriever::Retriever), both `alike` by one that needs none, the
+/// `server` alone.
+macro_rules! answers {
+    (both $($answer:ident)::+) => {
+        (|app, request| run($($answer)::+::<App>, app, request), Some(|app, request| run($($answer)::+::<RouterApp>, app, request)))
+    };
+    (alike $($answer:ident)::+) => {
+        (|app, request| run($($answer)::+, app, request), Some(|app, request| run($($answer)::+, app, request)))
+    };
+    (server $($answer:ident)::+) => {
+        (|app, request| run($($answer)::+, app, request), None)
+    };
+}
+
 macro_rules! table {
-    ($($method:ident $path:literal, $role:ident, $reach:ident, $call:literal, $answer:path $(, $parameter:ident)*;)*) => {
-        [$(Route {
-            method: Method::$method,
-            path: $path,
-            role: $role,
-            reach: $reach,
-            call: $call,
-            parameters: &[$(stringify!($parameter)),*],
-            answer: |app, request| run($answer, app, request),
+    ($($method:ident $path:literal, $role:ident, $reach:ident, $verb:ident, $by:ident $($answer:ident)::+ $(, $parameter:ident)*;)*) => {
+        [$({
+            let (server, router): Answers = answers!($by $($answer)::+);
+            Route {
+                method: Method::$method,
+                path: $path,
+                role: $role,
+                reach: $reach,
+                verb: Verb::$verb,
+                parameters: &[$(stringify!($parameter)),*],
+                server,
+                router,
+            }
         }),*]
     };
 }
 
+type Answers = (fn(Arc<App>, Request) -> Answering, Option<fn(Arc<RouterApp>, Request) -> Answering>);
+
 /// All calls.
 pub(super) static TABLE: [Route; 54] = table! {
-    POST "/v1/models/{model}:retrieve", Read, Model, "retrieve", passes::of_active, min_position, min_coverage;
-    POST "/v1/models/{model}:rank", Read, Model, "rank", passes::of_active, min_position, min_coverage;
-    POST "/v1/models/{model}:embed", Read, Model, "embed", passes::of_active, min_position;
-    POST "/v1/models/{model}/versions/{version}:retrieve", Read, Model, "retrieve", passes::of_version, min_position, min_coverage;
-    POST "/v1/models/{model}/versions/{version}:rank", Read, Model, "rank", passes::of_version, min_position, min_coverage;
-    POST "/v1/models/{model}/versions/{version}:embed", Read, Model, "embed", passes::of_version, min_position;
-    POST "/v1/models/{model}/labels/{label}:retrieve", Read, Model, "retrieve", passes::of_label, min_position, min_coverage;
-    POST "/v1/models/{model}/labels/{label}:rank", Read, Model, "rank", passes::of_label, min_position, min_coverage;
-    POST "/v1/models/{model}/labels/{label}:embed", Read, Model, "embed", passes::of_label, min_position;
-    GET "/v1/models", Read, Visible, "models", calls::models;
-    GET "/v1/models/{model}", Read, Model, "model", calls::model;
-    GET "/v1/models/{model}/versions", Read, Model, "versions", calls::versions;
-    GET "/v1/models/{model}/versions/{version}", Read, Model, "version", calls::version;
-    POST "/v1/models/{model}/versions/{version}:load", Admin, Model, "load", calls::load;
-    POST "/v1/models/{model}/versions/{version}:activate", Admin, Model, "activate", calls::activate, scope;
-    POST "/v1/models/{model}/versions/{version}:unload", Admin, Model, "unload", calls::unload;
-    GET "/v1/models/{model}/labels", Read, Model, "labels", calls::labels;
-    GET "/v1/models/{model}/labels/{label}", Read, Model, "label", calls::label;
-    PUT "/v1/models/{model}/labels/{label}", Admin, Model, "label", calls::put_label;
-    DELETE "/v1/models/{model}/labels/{label}", Admin, Model, "label", calls::delete_label;
-    GET "/v1/models/{model}/traffic", Read, Model, "traffic", traffic::traffic;
-    PUT "/v1/models/{model}/traffic", Admin, Model, "traffic", traffic::put_traffic;
-    DELETE "/v1/models/{model}/traffic", Admin, Model, "traffic", traffic::delete_traffic, revision;
-    POST "/v1/models/{model}/traffic:stop", Write, Model, "traffic", traffic::stop;
-    GET "/v1/models/{model}/index", Read, Model, "index", browse::index;
-    GET "/v1/models/{model}/shards", Read, Model, "shards", browse::shards;
-    GET "/v1/models/{model}/columns/{column*}", Read, Model, "column", browse::column, contains, limit, min_position;
-    GET "/v1/models/{model}/items", Read, Model, "find", browse::find, column, contains, limit, min_position;
-    GET "/v1/models/{model}/items/{id}", Read, Model, "item", items::item, min_position;
-    GET "/v1/models/{model}/items:position", Read, Model, "position", items::position, min_position;
-    POST "/v1/models/{model}/items:upsert", Write, Model, "upsert", items::upsert, if_position, min_position;
-    POST "/v1/models/{model}/items:delete", Write, Model, "delete", items::delete, if_position, min_position;
-    POST "/v1/models/{model}/items:merge", Admin, Model, "merge", items::merge, min_position;
-    GET "/v1/models/{model}/queries", Read, Model, "queries", calls::queries;
-    POST "/v1/models/{model}/versions/{version}:pass", Read, Model, "pass", parts::pass;
-    POST "/v1/models/{model}:rows", Read, Model, "rows", rows::rows;
-    GET "/v1/parts", Read, Visible, "parts", parts::parts;
-    GET "/v1/debug/slow", Admin, Server, "slow", calls::slow;
-    GET "/v1/debug/shadow", Admin, Server, "shadow", traffic::shadow;
-    GET "/v2", Open, Server, "inference", inference::server;
-    GET "/v2/", Open, Server, "inference", inference::server_too;
-    GET "/v2/health/live", Open, Server, "health", inference::live;
-    GET "/v2/health/ready", Open, Server, "health", inference::ready;
-    GET "/v2/models/{model}", Read, Model, "inference", inference::model;
-    GET "/v2/models/{model}/versions/{version}", Read, Model, "inference", inference::version;
-    GET "/v2/models/{model}/ready", Read, Model, "inference", inference::model_ready;
-    GET "/v2/models/{model}/versions/{version}/ready", Read, Model, "inference", inference::version_ready;
-    POST "/v2/models/{model}/infer", Read, Model, "infer", inference::infer, min_position, min_coverage;
-    POST "/v2/models/{model}/versions/{version}/infer", Read, Model, "infer", inference::infer_version, min_position, min_coverage;
-    GET "/livez", Open, Server, "health", calls::live;
-    GET "/readyz", Open, Server, "health", calls::ready;
-    GET "/metrics", Read, Server, "metrics", calls::metrics;
-    GET "/openapi.json", Open, Server, "openapi", openapi::openapi;
-    GET "/", Open, Server, "console", console::console;
+    POST "/v1/models/{model}:retrieve", Read, Model, Retrieve, both passes::retrieve, min_position, min_coverage;
+    POST "/v1/models/{model}:rank", Read, Model, Rank, both passes::rank, min_position, min_coverage;
+    POST "/v1/models/{model}:embed", Read, Model, Embed, both passes::embed, min_position;
+    POST "/v1/models/{model}/versions/{version}:retrieve", Read, Model, Retrieve, both passes::retrieve, min_position, min_coverage;
+    POST "/v1/models/{model}/versions/{version}:rank", Read, Model, Rank, both passes::rank, min_position, min_coverage;
+    POST "/v1/models/{model}/versions/{version}:embed", Read, Model, Embed, both passes::embed, min_position;
+    POST "/v1/models/{model}/labels/{label}:retrieve", Read, Model, Retrieve, both passes::retrieve, min_position, min_coverage;
+    POST "/v1/models/{model}/labels/{label}:rank", Read, Model, Rank, both passes::rank, min_position, min_coverage;
+    POST "/v1/models/{model}/labels/{label}:embed", Read, Model, Embed, both passes::embed, min_position;
+    GET "/v1/models", Read, Visible, Models, both calls::models;
+    GET "/v1/models/{model}", Read, Model, Model, both calls::model;
+    GET "/v1/models/{model}/versions", Read, Model, Versions, both calls::versions;
+    GET "/v1/models/{model}/versions/{version}", Read, Model, Version, both calls::version;
+    POST "/v1/models/{model}/versions/{version}:load", Admin, Model, Load, server calls::load;
+    POST "/v1/models/{model}/versions/{version}:activate", Admin, Model, Activate, server calls::activate, scope;
+    POST "/v1/models/{model}/versions/{version}:unload", Admin, Model, Unload, server calls::unload;
+    GET "/v1/models/{model}/labels", Read, Model, Labels, both calls::labels;
+    GET "/v1/models/{model}/labels/{label}", Read, Model, Label, both calls::label;
+    PUT "/v1/models/{model}/labels/{label}", Admin, Model, Label, server calls::put_label;
+    DELETE "/v1/models/{model}/labels/{label}", Admin, Model, Label, server calls::delete_label;
+    GET "/v1/models/{model}/traffic", Read, Model, Traffic, both traffic::traffic;
+    PUT "/v1/models/{model}/traffic", Admin, Model, Traffic, server traffic::put_traffic;
+    DELETE "/v1/models/{model}/traffic", Admin, Model, Traffic, server traffic::delete_traffic, revision;
+    POST "/v1/models/{model}/traffic:stop", Write, Model, Traffic, server traffic::stop;
+    GET "/v1/models/{model}/index", Read, Model, Index, server browse::index;
+    GET "/v1/models/{model}/shards", Read, Model, Shards, both browse::shards;
+    GET "/v1/models/{model}/columns/{column*}", Read, Model, Column, server browse::column, contains, limit, min_position;
+    GET "/v1/models/{model}/items", Read, Model, Find, server browse::find, column, contains, limit, min_position;
+    GET "/v1/models/{model}/items/{id}", Read, Model, Item, both items::item, min_position;
+    GET "/v1/models/{model}/items:position", Read, Model, Position, both items::position, min_position;
+    POST "/v1/models/{model}/items:upsert", Write, Model, Upsert, both items::upsert, if_position, min_position;
+    POST "/v1/models/{model}/items:delete", Write, Model, Delete, both items::delete, if_position, min_position;
+    POST "/v1/models/{model}/items:merge", Admin, Model, Merge, server items::merge, min_position;
+    GET "/v1/models/{model}/queries", Read, Model, Queries, server calls::queries;
+    POST "/v1/models/{model}/versions/{version}:pass", Read, Model, Pass, server parts::pass;
+    POST "/v1/models/{model}:rows", Read, Model, Rows, server rows::rows;
+    GET "/v1/parts", Read, Visible, Parts, server parts::parts;
+    GET "/v1/debug/slow", Admin, Server, Slow, both calls::slow;
+    GET "/v1/debug/shadow", Admin, Server, Shadow, both traffic::shadow;
+    GET "/v2", Open, Server, Inference, alike inference::server;
+    GET "/v2/", Open, Server, Inference, alike inference::server_too;
+    GET "/v2/health/live", Open, Server, Health, alike inference::live;
+    GET "/v2/health/ready", Open, Server, Health, both inference::ready;
+    GET "/v2/models/{model}", Read, Model, Inference, server inference::model;
+    GET "/v2/models/{model}/versions/{version}", Read, Model, Inference, server inference::version;
+    GET "/v2/models/{model}/ready", Read, Model, Inference, server inference::model_ready;
+    GET "/v2/models/{model}/versions/{version}/ready", Read, Model, Inference, server inference::version_ready;
+    POST "/v2/models/{model}/infer", Read, Model, Infer, server inference::infer, min_position, min_coverage;
+    POST "/v2/models/{model}/versions/{version}/infer", Read, Model, Infer, server inference::infer_version, min_position, min_coverage;
+    GET "/livez", Open, Server, Health, alike calls::live;
+    GET "/readyz", Open, Server, Health, both calls::ready;
+    GET "/metrics", Read, Server, Metrics, alike calls::metrics;
+    GET "/openapi.json", Open, Server, Openapi, alike openapi::openapi;
+    GET "/", Open, Server, Console, alike console::console;
 };
 
 /// Answers a request by a function of axum's kind.
-pub(super) fn run<T: 'static, S, H: Handler<T, S>>(handler: H, app: S, request: Request) -> Answering {
+fn run<T: 'static, S, H: Handler<T, S>>(handler: H, app: S, request: Request) -> Answering {
     Box::pin(handler.call(request, app))
 }
 
@@ -154,11 +191,10 @@ impl Matched {
         }
     }
 
-    /// The label in metrics.
-    pub(super) fn call(&self) -> &'static str {
+    pub(super) fn verb(&self) -> Verb {
         match self {
-            Matched::Call(route, _) => route.call,
-            _ => "other",
+            Matched::Call(route, _) => route.verb,
+            _ => Verb::Other,
         }
     }
 }
@@ -171,7 +207,7 @@ pub(super) fn find(method: &Method, path: &str) -> Matched {
     for route in &TABLE {
         let Some(names) = segments.names(route.path) else { continue };
         if route.method == *wanted {
-            return Matched::Call(route, PathNames::new(route.call, names));
+            return Matched::Call(route, PathNames::new(route.path, names));
         }
         allowed.push(if route.method == Method::GET { "GET, HEAD" } else { route.method.as_str() });
     }

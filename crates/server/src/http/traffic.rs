@@ -10,6 +10,7 @@ use super::app::App;
 use super::calls::manage;
 use super::parameters::number;
 use super::paths::Names;
+use super::retriever::Retriever;
 use super::worst::WINDOW;
 use sterling_api::{Problem, ShadowResponse, TrafficRequest, TrafficResponse, traffic_info};
 use sterling_core::error::{Error, Result};
@@ -18,9 +19,8 @@ use sterling_snapshot::rollout::{StopRequest, Traffic};
 /// Where the requests of a model go that pin no version: its canary and its shadow, and what this server has seen of them.
 #[utoipa::path(get, path = "/v1/models/{model}/traffic", tag = "models", params(("model" = String, Path, description = "The model's name")),
     responses((status = 200, body = TrafficResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
-pub async fn traffic(State(app): State<Arc<App>>, Names(model): Names<String>) -> Outcome {
-    let now = app.registry.traffic(&model)?;
-    Ok(json(&traffic_info(model, now)))
+pub async fn traffic<R: Retriever>(State(app): State<Arc<R>>, Names(model): Names<String>) -> Outcome {
+    Ok(json(&app.traffic(model)?))
 }
 
 /// Longest reason of a roll-back, in bytes.
@@ -82,6 +82,6 @@ async fn changed(app: &Arc<App>, model: String, revision: Option<u64>, traffic: 
 
 /// The answers of shadows that differed most from those that were served, in the last minutes.
 #[utoipa::path(get, path = "/v1/debug/shadow", tag = "health", responses((status = 200, body = ShadowResponse)))]
-pub async fn shadow(State(app): State<Arc<App>>) -> Response {
-    json(&ShadowResponse { window_seconds: WINDOW.as_secs(), diffs: app.shadows.worst.list() })
+pub async fn shadow<R: Retriever>(State(app): State<Arc<R>>) -> Response {
+    json(&ShadowResponse { window_seconds: WINDOW.as_secs(), diffs: app.shadow_diffs().list() })
 }

@@ -12,10 +12,11 @@ use futures_util::future::join_all;
 use tokio::time::{Instant, sleep};
 
 use super::client::Outgoing;
-use super::fleet::{Fleet, Pin};
+use super::fleet::Fleet;
 use super::offering::Offering;
 use super::split::Split;
 use sterling_core::error::{Error, Result};
+use sterling_core::request::Which;
 use sterling_snapshot::rollout::{Canary, CanaryRun, ShadowRun, StopRequest, TrafficNow};
 
 /// How often canaries are judged.
@@ -39,7 +40,7 @@ impl Fleet {
     /// # Errors
     /// As [`Fleet::get`] of the version that answers.
     pub fn unpinned(&self, name: &str) -> Result<UnpinnedOffering> {
-        let active = self.get(name, Pin::Active)?;
+        let active = self.get(name, Which::Active)?;
         self.of_model(name, |model| {
             let Split { canary, shadow, .. } = &model.split;
             Ok(UnpinnedOffering { active, canary: canary.clone(), shadow: shadow.clone() })

@@ -27,7 +27,7 @@ use super::tls::Connector;
 use crate::gather::{self, Gathered, Said, Sharded as _};
 use sterling_core::error::{Error, Result};
 use sterling_core::locks::locked;
-use sterling_core::request::{Embed, Rank, Retrieve};
+use sterling_core::request::{Embed, Rank, Retrieve, Which};
 use sterling_core::units::ItemId;
 use sterling_snapshot::rollout::TrafficTarget;
 
@@ -80,17 +80,6 @@ impl Model {
     pub(super) fn active(&self) -> Option<&Arc<Offering>> {
         self.versions.get(self.active?)
     }
-}
-
-/// Which version a request is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pin<'a> {
-    /// The one that answers.
-    Active,
-    /// This one.
-    Version(u64),
-    /// The one that a label points to.
-    Label(&'a str),
 }
 
 /// A version of a model, as it is listed.
@@ -386,14 +375,14 @@ impl Fleet {
     ///
     /// # Errors
     /// `NotFound` where there is none of that name, `NotReady` where not every shard has it.
-    pub fn get(&self, name: &str, pin: Pin<'_>) -> Result<Arc<Offering>> {
+    pub fn get(&self, name: &str, pin: Which<'_>) -> Result<Arc<Offering>> {
         let least = self.options.min_replicas;
         self.of_model(name, |model| match pin {
-            Pin::Active => model
+            Which::Active => model
                 .active()
                 .cloned()
                 .ok_or_else(|| Error::not_ready(format!("no version of which every shard has {least} servers"))),
-            Pin::Version(version) => {
+            Which::Version(version) => {
                 let of_number = || model.versions.iter().filter(|served| served.edition.version == version);
                 let is_active =
                     |served: &Arc<Offering>| model.active.is_some_and(|n| Arc::ptr_eq(&model.versions[n], served));
@@ -403,7 +392,7 @@ impl Fleet {
                     None => Error::not_found(format!("version {version} is in the memory of no server")),
                 })
             }
-            Pin::Label(label) => {
+            Which::Label(label) => {
                 let of_label = labelled(model.versions.iter().map(|served| &served.edition), least, label);
                 of_label.and_then(|n| model.versions.get(n)).cloned().ok_or_else(|| {
                     Error::not_found(format!("label `{label}` points to no version that every shard has"))
@@ -434,7 +423,7 @@ impl Fleet {
     pub async fn work(
         &self,
         name: &str,
-        (chosen, pin): (Arc<Offering>, Pin<'_>),
+        (chosen, pin): (Arc<Offering>, Which<'_>),
         work: Errand,
         terms: Conditions,
     ) -> Result<(Arc<Offering>, Gathered<Beside>)> {
@@ -466,7 +455,13 @@ impl Fleet {
     }
 
     /// The version that a request is for after one was gone: another one, or the same at other servers.
-    async fn other(&self, name: &str, pin: Pin<'_>, gone: &Arc<Offering>, deadline: Instant) -> Option<Arc<Offering>> {
+    async fn other(
+        &self,
+        name: &str,
+        pin: Which<'_>,
+        gone: &Arc<Offering>,
+        deadline: Instant,
+    ) -> Option<Arc<Offering>> {
         let looked = self.looked.notified();
         self.wanted.notify_one();
         let left = deadline.saturating_duration_since(Instant::now());
@@ -481,7 +476,7 @@ impl Fleet {
     pub async fn embed(
         &self,
         name: &str,
-        (chosen, pin): (Arc<Offering>, Pin<'_>),
+        (chosen, pin): (Arc<Offering>, Which<'_>),
         embed: Embed,
         terms: Conditions,
     ) -> Result<(Arc<Offering>, Said<Beside>)> {
@@ -504,7 +499,7 @@ impl Fleet {
     /// `NotFound` where its shard does not hold it.
     pub async fn item(&self, name: &str, item: ItemId, terms: Conditions) -> Result<(Arc<Offering>, String, u64)> {
         let _place = self.place()?;
-        let served = self.get(name, Pin::Active)?;
+        let served = self.get(name, Which::Active)?;
         let asking = self.asking(&served, terms);
         let (reply, ..) = asking.reply(asking.home(item), &asking.write(Asked::Item(item))).await?;
         let position = reply.view.position;
@@ -524,7 +519,7 @@ impl Fleet {
     pub async fn told(
         &self,
         name: &str,
-        pin: Pin<'_>,
+        pin: Which<'_>,
         terms: Conditions,
     ) -> Result<(Arc<Offering>, Vec<Result<String>>)> {
         let served = self.get(name, pin)?;

@@ -30,7 +30,7 @@ mod updates;
 
 pub use asking::{Beside, Conditions};
 pub use canaries::UnpinnedOffering;
-pub use fleet::{Errand, Fleet, Listed, Pin};
+pub use fleet::{Errand, Fleet, Listed};
 pub use offering::Offering;
 pub use options::Options;
 pub use peers::{PeerOptions, Peers};

@@ -12,14 +12,14 @@ use tokio::sync::SemaphorePermit;
 use tokio::time::{Instant, timeout_at};
 
 use super::client::{Client, Failed, Outgoing};
-use super::fleet::{Fleet, Pin};
+use super::fleet::Fleet;
 use super::inquiry::Home;
 use super::offering::Offering;
 use super::protocol::{Holdings, Keeping};
 use crate::gather::is_absence;
 use sterling_core::error::{Error, Kind, Result};
 use sterling_core::locks::locked;
-use sterling_core::request::Origin;
+use sterling_core::request::{Origin, Which};
 use sterling_core::units::ItemId;
 use sterling_snapshot::shard_of;
 
@@ -63,7 +63,7 @@ impl Fleet {
     /// # Errors
     /// As [`Fleet::get`]; `Overloaded` where too many requests are worked on.
     pub fn shards(&self, model: &str) -> Result<ShardServers<'_>> {
-        let (_place, served) = (self.place()?, self.get(model, Pin::Active)?);
+        let (_place, served) = (self.place()?, self.get(model, Which::Active)?);
         Ok(ShardServers { fleet: self, model: model.into(), served, writes: false, _place })
     }
 

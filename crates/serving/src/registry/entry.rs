@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use super::loaded::{Loaded, Refused, Which};
+use super::loaded::{Loaded, Refused};
 use super::split::{CanaryVersion, ShadowVersion};
 use sterling_core::error::{Error, Result};
+use sterling_core::request::Which;
 use sterling_snapshot::rollout::TrafficTarget;
 use sterling_snapshot::{Stamp, Wish};
 

@@ -66,17 +66,6 @@ impl<T> Loaded<T> {
     }
 }
 
-/// Which version of a model is meant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Which<'a> {
-    /// The active one.
-    Active,
-    /// The one of this number.
-    Version(u64),
-    /// The one that a label points to.
-    Label(&'a str),
-}
-
 /// Why a version was not taken in.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {

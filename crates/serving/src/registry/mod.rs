@@ -30,8 +30,9 @@ mod split;
 mod tests;
 mod traffic;
 
-pub use loaded::{Loaded, Refused, VersionState, Which};
+pub use loaded::{Loaded, Refused, VersionState};
 pub use loader::{Declared, Loader, Snapshots};
 pub use registry::{Options, Registry, Warm};
 pub use split::{CanaryVersion, ShadowVersion};
+pub use sterling_core::request::Which;
 pub use traffic::Unpinned;

@@ -8,13 +8,14 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 
 use super::entry::{Entry, listed};
-use super::loaded::{Loaded, VersionState, Which};
+use super::loaded::{Loaded, VersionState};
 use super::loader::Loader;
 use super::memory::Memory;
 use super::permits::Permits;
 use crate::view::Live;
 use sterling_core::error::{Error, Result};
 use sterling_core::locks::locked;
+use sterling_core::request::Which;
 use sterling_kernels::priority::Background;
 use sterling_snapshot::{Store, check_name};
 

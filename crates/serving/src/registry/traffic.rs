@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use super::entry::Entry;
-use super::loaded::{Loaded, Which};
+use super::loaded::Loaded;
 use super::registry::Registry;
 use super::split::{CanaryVersion, ShadowVersion};
 use crate::view::Live;
 use sterling_core::error::{Error, Result};
+use sterling_core::request::Which;
 use sterling_snapshot::Wish;
 use sterling_snapshot::rollout::{Canary, Stopped, Traffic, TrafficNow, rolled_back};
 

@@ -17,7 +17,8 @@ use tower::ServiceExt as _;
 use super::*;
 use crate::http::connections::Peer;
 use crate::http::table::{self, Matched, TABLE};
-use crate::http::{App, Options, RouterApp, Traces, routed, router};
+use crate::http::verb::Verb;
+use crate::http::{App, Options, RouterApp, Traces, router, routes};
 use crate::route::{self, Fleet};
 use sterling_serving::engine::{self, Engine, Passes};
 use sterling_serving::registry::{self, Registry, Snapshots};
@@ -68,7 +69,7 @@ impl Edge {
         let access = AccessControl::open(&AccessOptions { keys, admin_listen: None, audit_log: None }).unwrap();
         let servers = route::Options { servers: vec!["127.0.0.1:1".into()], ..route::Options::default() };
         let app = RouterApp::new(Fleet::open(servers).unwrap(), access, Traces::default(), &Options::default());
-        Edge { router: routed::routes(Arc::new(app)), ..self }
+        Edge { router: routes::of_router(Arc::new(app)), ..self }
     }
 
     fn send(&self, request: Request<Body>) -> (StatusCode, HeaderMap, String) {
@@ -136,9 +137,9 @@ fn check_roles(edge: &Edge) {
 #[test]
 fn what_changes_something_takes_more_than_reading() {
     for route in &TABLE {
-        let is_pass = ["retrieve", "rank", "embed", "pass", "rows", "infer"].contains(&route.call);
+        let is_pass = route.verb.is_pass() || route.verb == Verb::Rows;
         // What others asked for is for administrators.
-        let reads = (route.method == Method::GET || is_pass) && !["slow", "shadow"].contains(&route.call);
+        let reads = (route.method == Method::GET || is_pass) && ![Verb::Slow, Verb::Shadow].contains(&route.verb);
         assert_eq!(reads, route.role <= Role::Read, "{} {}", route.method, route.path);
         assert_eq!(route.path.contains("{model}"), route.reach == Reach::Model, "{}", route.path);
         let Matched::Call(found, _) = table::find(&route.method, &path_of(route)) else { panic!("{}", route.path) };

@@ -60,7 +60,7 @@ impl Host for RouterApp {
         &self.entrance
     }
 
-    fn admits(&self, _flow: &dyn Fn() -> Flow, _body: &[u8]) -> Result<()> {
+    fn admits(&self, _flow: &dyn Fn() -> Flow, _body: Option<&[u8]>) -> Result<()> {
         self.fleet.admits()
     }
 }

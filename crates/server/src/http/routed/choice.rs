@@ -2,34 +2,64 @@
 
 use std::sync::Arc;
 
-use axum::extract::Request;
+use axum::http::request::Parts;
+use tokio::time::Instant;
 
 use super::super::call_id::CallId;
 use super::super::choice::{BesideActive, Choice, Chosen, key_in_header};
-use super::super::parameters::parameter;
+use super::super::parameters::{min_coverage, parameter};
+use super::super::paths::Target;
+use super::super::position::positions;
 use super::app::RouterApp;
-use crate::route::{Offering, Pin, UnpinnedOffering};
+use crate::route::{Offering, UnpinnedOffering};
 use sterling_core::error::Result;
+use sterling_core::request::Which;
 
 /// What may answer.
 pub(super) type RoutedChoice = Choice<Arc<Offering>, Arc<Offering>>;
 /// What answers.
 pub(super) type RoutedChosen = Chosen<Arc<Offering>, Arc<Offering>>;
 
-/// What may answer a call.
-///
-/// # Errors
-/// As [`Fleet::get`](crate::route::Fleet::get).
-pub(super) fn choice(app: &RouterApp, model: &str, pin: Pin<'_>, request: &Request) -> Result<RoutedChoice> {
-    if pin != Pin::Active {
-        return Ok(Choice::only(app.fleet().get(model, pin)?));
+/// The versions that may answer a call, and what the call says beside its body.
+pub(in crate::http) struct Versions {
+    pub(super) choice: RoutedChoice,
+    pub(super) call: RoutedCall,
+}
+
+/// What a call says beside its body.
+pub(super) struct RoutedCall {
+    pub(super) target: Target,
+    pub(super) arrived: Instant,
+    /// The share of the items that an answer must cover.
+    pub(super) at_least: f64,
+    /// The positions that are to be seen.
+    pub(super) seen: Option<Arc<[u64]>>,
+}
+
+impl Versions {
+    /// The versions that may answer a call.
+    ///
+    /// # Errors
+    /// As [`Fleet::get`](crate::route::Fleet::get); `Invalid` for wrong parameters.
+    pub(super) fn of(app: &RouterApp, target: &Target, head: &Parts) -> Result<Self> {
+        let choice = choice(app, target, head)?;
+        let seen = positions(&head.uri, "min_position", choice.version().shards())?.map(Arc::from);
+        let at_least = min_coverage(&head.uri)?.unwrap_or(app.fleet().options().min_coverage);
+        Ok(Versions { choice, call: RoutedCall { target: target.clone(), arrived: Instant::now(), at_least, seen } })
+    }
+}
+
+fn choice(app: &RouterApp, target: &Target, head: &Parts) -> Result<RoutedChoice> {
+    let (model, which) = (&*target.model, target.which());
+    if which != Which::Active {
+        return Ok(Choice::only(app.fleet().get(model, which)?));
     }
     let UnpinnedOffering { active, canary, shadow } = app.fleet().unpinned(model)?;
     // Positions are of the shards of the version that answers.
-    let has_positions = parameter::<String>(request.uri(), "min_position", "one list")?.is_some();
+    let has_positions = parameter::<String>(&head.uri, "min_position", "one list")?.is_some();
     let canary =
         canary.filter(|(run, version)| run.share() > 0.0 && (!has_positions || version.shards() == active.shards()));
-    let canary = canary.map(|(run, version)| BesideActive { key: key_in_header(run.sticky(), request), run, version });
-    let id = if shadow.is_some() { CallId::of(request) } else { String::new() };
+    let canary = canary.map(|(run, version)| BesideActive { key: key_in_header(run.sticky(), head), run, version });
+    let id = if shadow.is_some() { CallId::of(&head.extensions) } else { String::new() };
     Ok(Choice::only(active).beside(canary, shadow, id))
 }

@@ -9,9 +9,9 @@ use super::super::watched::Watched;
 use super::app::RouterApp;
 use super::choice::RoutedChosen;
 use super::sizes::bytes;
-use crate::route::{Conditions, Errand, Offering, Pin};
+use crate::route::{Conditions, Errand, Offering};
 use sterling_core::error::{Error, Result};
-use sterling_core::request::{Answer, Content, Explain, Priority, Ranked, Request, Retrieve, StepReport};
+use sterling_core::request::{Answer, Content, Explain, Priority, Ranked, Request, Retrieve, StepReport, Which};
 use sterling_serving::quota::Flow;
 
 /// What is to follow an answer.
@@ -96,7 +96,7 @@ async fn asked_aside(app: &RouterApp, model: &str, served: Arc<Offering>, work: 
     let deadline = tokio::time::Instant::now() + TIMEOUT;
     let memory = app.bodies.hold_answer(Flow::default(), bytes(&work))?;
     let terms = Conditions { priority: Priority::Batch, memory: Some(memory), ..Conditions::until(deadline) };
-    let pin = Pin::Version(served.version());
+    let pin = Which::Version(served.version());
     let (_, gathered) = app.fleet().work(model, (served, pin), work, terms).await?;
     Ok(gathered.ranked())
 }

@@ -5,15 +5,16 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::app::RouterApp;
-use crate::route::{Conditions, Pin};
+use crate::route::Conditions;
 use sterling_api::{MissingShard, ModelInfo, Problem};
 use sterling_core::error::{Error, Result};
+use sterling_core::request::Which;
 
 /// What a version is, of all shards together, or of those that can say it.
 ///
 /// # Errors
 /// As [`Fleet::told`](crate::route::Fleet::told); that of a shard where none can.
-pub(super) async fn info(app: &RouterApp, model: &str, pin: Pin<'_>) -> Result<ModelInfo> {
+pub(super) async fn info(app: &RouterApp, model: &str, pin: Which<'_>) -> Result<ModelInfo> {
     let deadline = Instant::now() + Duration::from_millis(app.fleet().options().timeout_ms);
     let terms = Conditions { min_coverage: 0.0, ..Conditions::until(deadline) };
     let (served, told) = app.fleet().told(model, pin, terms).await?;

@@ -1,11 +1,11 @@
 //! Updates through a router: each item goes to the shard that it belongs to, and what the shards say becomes one answer.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
-use axum::extract::{Request, State};
+use axum::extract::Request;
 use axum::http::HeaderValue;
+use axum::http::request::Parts;
 use axum::response::{IntoResponse as _, Response};
 use futures_util::future::join_all;
 use serde::Serialize;
@@ -15,11 +15,10 @@ use tokio::time::Instant;
 use super::super::answer::{Outcome, Refusal, json, problem};
 use super::super::call_id::CallId;
 use super::super::items::{ITEMS_SENT, Said};
-use super::super::paths::Names;
 use super::super::position::positions;
 use super::super::sent::Sent;
 use super::app::RouterApp;
-use super::calls::{summed, told};
+use super::passes::{summed, told};
 use crate::route::{ShardCall, ShardFailure, ShardServers};
 use sterling_api::{
     DeleteRequest, DeleteResponse, FailedShard, PositionResponse, Problem, ShardPosition, UpdateResponse,
@@ -32,12 +31,8 @@ use sterling_core::units::ItemId;
 const WRITTEN: Duration = Duration::from_secs(12);
 const JSON: &str = "application/json";
 
-/// `items:upsert`
-pub(super) async fn upsert(
-    State(app): State<Arc<RouterApp>>,
-    Names(model): Names<String>,
-    request: Request,
-) -> Outcome {
+/// Puts each item at the shard that it belongs to.
+pub(super) async fn upsert(app: &RouterApp, model: String, request: Request) -> Outcome {
     let shards = app.fleet().writable(&model)?;
     let calls = Calls::of(&model, "upsert", (&request, &ITEMS_SENT), shards.count())?;
     let (count, sent, mut memory) = (shards.count(), calls.said.sent, app.bodies.memory());
@@ -66,12 +61,8 @@ pub(super) async fn upsert(
     Ok(said.reply(|failed| UpdateResponse { failed, ..made }))
 }
 
-/// `items:delete`
-pub(super) async fn delete(
-    State(app): State<Arc<RouterApp>>,
-    Names(model): Names<String>,
-    request: Request,
-) -> Outcome {
+/// Deletes items at the shards that they belong to.
+pub(super) async fn delete(app: &RouterApp, model: String, request: Request) -> Outcome {
     let shards = app.fleet().writable(&model)?;
     let calls = Calls::of(&model, "delete", (&request, &[]), shards.count())?;
     let body = app.bodies.read(request).await?;
@@ -107,15 +98,11 @@ pub(super) async fn delete(
     Ok(said.reply(|failed| DeleteResponse { failed, ..made }))
 }
 
-/// `items:position`
-pub(super) async fn position(
-    State(app): State<Arc<RouterApp>>,
-    Names(model): Names<String>,
-    request: Request,
-) -> Outcome {
-    let shards = app.fleet().shards(&model)?;
-    let seen = positions(request.uri(), "min_position", shards.count())?;
-    let origin = CallId::origin(&request);
+/// How far updates are seen at every shard.
+pub(super) async fn position(app: &RouterApp, model: &str, head: &Parts) -> Result<PositionResponse> {
+    let shards = app.fleet().shards(model)?;
+    let seen = positions(&head.uri, "min_position", shards.count())?;
+    let origin = CallId::origin(&head.extensions);
     let part = |shard: usize| {
         let seen = seen.as_ref().map(|seen| format!("?min_position={}", seen[shard])).unwrap_or_default();
         let call = ShardCall {
@@ -129,18 +116,18 @@ pub(super) async fn position(
     };
     let said: Answers<PositionResponse> = ask(&shards, (0..shards.count()).map(part)).await;
     if let Some((failed, error)) = said.failed.into_iter().next() {
-        return Err(error.within(format_args!("shard {}", failed.shard)).into());
+        return Err(error.within(format_args!("shard {}", failed.shard)));
     }
     let of_shards: Vec<ShardPosition> =
         said.answers.iter().map(|(shard, _, answer)| of_shard(*shard, answer)).collect();
     let (position, positions) = summed(of_shards.iter().map(|shard| shard.position).collect());
-    Ok(json(&PositionResponse {
-        served: sterling_api::Served { position, positions, ..told(&model, shards.served()) },
+    Ok(PositionResponse {
+        served: sterling_api::Served { position, positions, ..told(model, shards.served()) },
         durable: of_shards.iter().map(|shard| shard.durable).min().unwrap_or(0),
         items: of_shards.iter().map(|shard| shard.items).sum(),
         fresh_items: of_shards.iter().map(|shard| shard.fresh_items).sum(),
         shards: if of_shards.len() > 1 { of_shards } else { Vec::new() },
-    }))
+    })
 }
 
 fn of_shard(shard: usize, answer: &PositionResponse) -> ShardPosition {
@@ -170,7 +157,7 @@ impl Calls {
         Ok(Calls {
             path: format!("/v1/models/{model}/items:{verb}"),
             said: Said::of(request, others)?,
-            origin: CallId::origin(request),
+            origin: CallId::origin(request.extensions()),
             expected: positions(uri, "if_position", shards)?,
             seen: positions(uri, "min_position", shards)?,
         })

@@ -10,9 +10,9 @@ use super::app::RouterApp;
 use super::info::info;
 use crate::gather::Gathered;
 use crate::route::protocol::ViewPosition;
-use crate::route::{Beside, Conditions, Offering, Pin};
+use crate::route::{Beside, Conditions, Offering};
 use sterling_core::error::{Error, Kind, Result};
-use sterling_core::request::Retrieve;
+use sterling_core::request::{Retrieve, Which};
 
 /// A page that is asked for.
 pub(super) struct RoutedPage {
@@ -40,7 +40,7 @@ impl RoutedPage {
             let candidates = match request.candidates {
                 Some(candidates) => candidates,
                 None => {
-                    let info = info(app, model, Pin::Version(version.version())).await?;
+                    let info = info(app, model, Which::Version(version.version())).await?;
                     if !info.queries.is_empty() {
                         return Err(of_several_queries());
                     }
@@ -52,10 +52,13 @@ impl RoutedPage {
             (cursor, version)
         } else {
             let cursor = Cursor::read(text)?;
-            let version = app.fleet().get(model, Pin::Version(cursor.version)).map_err(|error| match error.kind() {
-                Kind::NotFound => gone(format!("version {} is in the memory of no server any more", cursor.version)),
-                _ => error,
-            })?;
+            let version =
+                app.fleet().get(model, Which::Version(cursor.version)).map_err(|error| match error.kind() {
+                    Kind::NotFound => {
+                        gone(format!("version {} is in the memory of no server any more", cursor.version))
+                    }
+                    _ => error,
+                })?;
             cursor.check(asked(model, version.digest(), request)?)?;
             let (views, shards) = (cursor.views.len(), version.shards());
             if views != shards {

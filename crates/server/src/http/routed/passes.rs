@@ -1,49 +1,33 @@
-//! The calls of a router, one function each.
+//! Retrievals, rankings and embeddings of a router: the shards are asked, and their answers merged.
 
-use std::collections::BTreeMap;
 use std::mem::take;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Extension;
-use axum::extract::{Request, State};
 use axum::http::{HeaderName, HeaderValue};
 use axum::response::Response;
 use futures_util::stream::{self, StreamExt as _};
 use tokio::time::Instant;
 
-use super::super::access::Caller;
-use super::super::answer::{Outcome, Refusal, Share, Timing, json, problem, reply};
+use super::super::answer::{Outcome, Share, Timing, json, problem, reply};
 use super::super::app::Host as _;
-use super::super::call_id::CallId;
+use super::super::call::{Call, Parsed};
 use super::super::choice::Asker;
 use super::super::cursor;
-use super::super::flow::flow_of;
 use super::super::form::Form;
-use super::super::parameters::min_coverage;
-use super::super::passes::{charge, retrievals, sent_beside_json};
-use super::super::paths::{Names, PathNames};
-use super::super::position::positions;
+use super::super::verb::Verb;
 use super::super::watched::{self, Watched};
-use super::super::worst::WINDOW;
 use super::app::RouterApp;
-use super::choice::{RoutedChosen, choice};
+use super::choice::{RoutedCall, RoutedChosen, Versions};
 use super::explain::explain;
 use super::following::Following;
-use super::info::info;
 use super::pages::RoutedPage;
 use super::sizes::{bytes, held};
 use crate::gather::Gathered;
-use crate::route::{Beside, Conditions, Errand, Offering, Pin};
-use sterling_api::{
-    Entry, HeldShard, InferenceReady, ItemResponse, LabelList, MissingShard, ModelList, Problem, Reply, Retrievals,
-    Served, ShadowResponse, Shape, ShardsResponse, SlowResponse, UnavailableModel, VersionInfo, VersionList,
-    WrittenRows, traffic_info,
-};
+use crate::route::{Beside, Conditions, Errand, Offering};
+use sterling_api::{Entry, MissingShard, Reply, Retrievals, Served, Shape, WrittenRows};
 use sterling_core::error::{Error, Kind, Result};
-use sterling_core::logging::printable;
-use sterling_core::request::{Answer, Origin, Retrieve};
-use sterling_core::units::ItemId;
+use sterling_core::request::{Answer, Embed, Origin, Retrieve, Which};
 use sterling_serving::engine::Terms;
 use sterling_serving::quota::Flow;
 use sterling_snapshot::rollout::Side;
@@ -52,93 +36,6 @@ use sterling_snapshot::rollout::Side;
 const AT_ONCE: usize = 16;
 /// Says how much of the items an answer covers that does not cover all.
 const COVERAGE: HeaderName = HeaderName::from_static("sterling-coverage");
-/// `:retrieve`, `:rank` or `:embed` of the version that answers.
-pub(super) async fn of_active(
-    State(app): State<Arc<RouterApp>>,
-    Names(model): Names<String>,
-    request: Request,
-) -> Outcome {
-    dispatch(&app, (&model, Pin::Active), request).await
-}
-
-/// The same of the version that the path names.
-pub(super) async fn of_version(
-    State(app): State<Arc<RouterApp>>,
-    Names((model, version)): Names<(String, u64)>,
-    request: Request,
-) -> Outcome {
-    dispatch(&app, (&model, Pin::Version(version)), request).await
-}
-
-/// The same of the version that a label points to.
-pub(super) async fn of_label(
-    State(app): State<Arc<RouterApp>>,
-    Names((model, label)): Names<(String, String)>,
-    request: Request,
-) -> Outcome {
-    dispatch(&app, (&model, Pin::Label(&label)), request).await
-}
-
-/// `/v1/models/{model}`
-pub(super) async fn model(State(app): State<Arc<RouterApp>>, Names(model): Names<String>) -> Outcome {
-    Ok(json(&info(&app, &model, Pin::Active).await?))
-}
-
-/// `/v1/models/{model}/versions/{version}`
-pub(super) async fn version(
-    State(app): State<Arc<RouterApp>>,
-    Names((model, version)): Names<(String, u64)>,
-) -> Outcome {
-    Ok(json(&info(&app, &model, Pin::Version(version)).await?))
-}
-
-async fn dispatch(app: &Arc<RouterApp>, (model, pin): (&str, Pin<'_>), request: Request) -> Outcome {
-    let verb = request.extensions().get::<PathNames>().map_or("", PathNames::call);
-    // What does not exist need not be read.
-    let choice = choice(app, model, pin, &request)?;
-    let seen = positions(request.uri(), "min_position", choice.version().shards())?.map(Arc::from);
-    let (arrived, at_least) =
-        (Instant::now(), min_coverage(request.uri())?.unwrap_or(app.fleet().options().min_coverage));
-    let (caller, flow) = (request.extensions().get::<Caller>().cloned(), flow_of(&request));
-    let origin = CallId::origin(&request);
-    let call = Call { app, model, pin, arrived, at_least, seen: &seen, flow, origin: &origin };
-    let form = Form::of(&request);
-    let (sent, body) = app.bodies.read_sent(request, sent_beside_json(verb)).await?;
-    let memory = app.bodies.memory();
-    match verb {
-        "retrieve" => match app.asides.prepare(body, move |body| retrievals(sent, body, memory)).await? {
-            Retrievals::One(retrieve, terms, shape) => {
-                let chosen = choice.of(&Asker::User(&retrieve.user));
-                match shape.cursor {
-                    Some(_) => call.page(retrieve, chosen.version, (terms, shape), form).await,
-                    None => call.one(Errand::Retrieve(retrieve), chosen, (terms, shape), form).await,
-                }
-            }
-            Retrievals::Many(requests) => {
-                charge(caller.as_ref(), requests.len());
-                call.many(requests, choice.of(&Asker::Several), form).await
-            }
-        },
-        "rank" => {
-            let (rank, terms, shape) = app.asides.prepare(body, sterling_api::rank).await?;
-            let chosen = choice.of(&Asker::User(&rank.user));
-            call.one(Errand::Rank(Box::new(rank)), chosen, (terms, shape), form).await
-        }
-        _ => {
-            let (embed, terms) = app.asides.prepare(body, sterling_api::embed).await?;
-            let RoutedChosen { version, watched, .. } = choice.of(&Asker::Features(&embed.features));
-            let said = app.fleet().embed(model, (version.clone(), pin), embed, call.terms(terms)).await;
-            let watched = ended(watched, said.as_ref().map(|(served, _)| served.is_same(&version)));
-            let (served, said) = said?;
-            let told = Served { position: said.beside.view.position, ..told(model, &served) };
-            let answer = Answer { content: said.content, degraded_rows: said.degraded_rows, explain: None };
-            let mut response = json(&sterling_api::embedding(told, answer)?);
-            watched::tell(watched.as_ref(), &mut response);
-            Ok(response)
-        }
-    }
-}
-
 /// Takes note of how a request ended that was watched: with an answer of the version that was chosen for it, or not. One that went to another version, for
 /// its own was gone from a shard, says nothing of either, and is watched no more.
 fn ended(watched: Option<Watched>, end: std::result::Result<bool, &Error>) -> Option<Watched> {
@@ -160,12 +57,75 @@ fn nothing(model: &str) -> Served {
 /// One of a list of retrievals.
 type Asked = (Retrieve, Terms, Shape);
 
+/// The requests of a body, ready to run.
+pub(in crate::http) struct RoutedReady {
+    call: RoutedCall,
+    work: Work,
+}
+
+enum Work {
+    One(Errand, RoutedChosen, Terms, Shape),
+    Page(Box<Retrieve>, RoutedChosen, Terms, Shape),
+    Many(Vec<Result<Asked>>, RoutedChosen),
+    Embed(Embed, RoutedChosen, Terms),
+}
+
+impl RoutedReady {
+    /// Chooses the version of each request.
+    pub(super) fn new(versions: Versions, parsed: Parsed) -> Self {
+        let Versions { choice, call } = versions;
+        let work = match parsed {
+            Parsed::Retrieve(Retrievals::One(retrieve, terms, shape)) => {
+                let chosen = choice.of(&Asker::User(&retrieve.user));
+                match shape.cursor {
+                    Some(_) => Work::Page(retrieve, chosen, terms, shape),
+                    None => Work::One(Errand::Retrieve(retrieve), chosen, terms, shape),
+                }
+            }
+            Parsed::Retrieve(Retrievals::Many(requests)) => Work::Many(requests, choice.of(&Asker::Several)),
+            Parsed::Rank(rank, terms, shape) => {
+                let chosen = choice.of(&Asker::User(&rank.user));
+                Work::One(Errand::Rank(Box::new(rank)), chosen, terms, shape)
+            }
+            Parsed::Embed(embed, terms) => {
+                let chosen = choice.of(&Asker::Features(&embed.features));
+                Work::Embed(embed, chosen, terms)
+            }
+        };
+        RoutedReady { call, work }
+    }
+
+    /// Asks the shards, and answers the call.
+    pub(super) async fn run(self, app: &Arc<RouterApp>, by: Call) -> Outcome {
+        let RoutedReady { call: RoutedCall { target, arrived, at_least, seen }, work } = self;
+        let (flow, origin, form) = (by.flow, by.origin, by.form);
+        let call = UnderWay {
+            app,
+            model: &target.model,
+            pin: target.which(),
+            arrived,
+            at_least,
+            seen: &seen,
+            flow,
+            origin: &origin,
+        };
+        match work {
+            Work::One(errand, chosen, terms, shape) => call.one(errand, chosen, (terms, shape), form).await,
+            Work::Page(retrieve, chosen, terms, shape) => {
+                call.page(retrieve, chosen.version, (terms, shape), form).await
+            }
+            Work::Many(requests, chosen) => call.many(requests, chosen, form).await,
+            Work::Embed(embed, chosen, terms) => call.embed(embed, chosen, terms).await,
+        }
+    }
+}
+
 /// A call under way.
 #[derive(Clone, Copy)]
-struct Call<'a> {
+struct UnderWay<'a> {
     app: &'a Arc<RouterApp>,
     model: &'a str,
-    pin: Pin<'a>,
+    pin: Which<'a>,
     arrived: Instant,
     at_least: f64,
     /// The positions that are to be seen.
@@ -175,7 +135,19 @@ struct Call<'a> {
     origin: &'a Origin,
 }
 
-impl Call<'_> {
+impl UnderWay<'_> {
+    async fn embed(&self, embed: Embed, chosen: RoutedChosen, terms: Terms) -> Outcome {
+        let RoutedChosen { version, watched, .. } = chosen;
+        let said = self.app.fleet().embed(self.model, (version.clone(), self.pin), embed, self.terms(terms)).await;
+        let watched = ended(watched, said.as_ref().map(|(served, _)| served.is_same(&version)));
+        let (served, said) = said?;
+        let told = Served { position: said.beside.view.position, ..told(self.model, &served) };
+        let answer = Answer { content: said.content, degraded_rows: said.degraded_rows, explain: None };
+        let mut response = json(&sterling_api::embedding(told, answer)?);
+        watched::tell(watched.as_ref(), &mut response);
+        Ok(response)
+    }
+
     fn terms(&self, terms: Terms) -> Conditions {
         let timeout = terms.timeout.unwrap_or(Duration::from_millis(self.app.fleet().options().timeout_ms));
         Conditions {
@@ -220,7 +192,7 @@ impl Call<'_> {
         let page = RoutedPage::of((self.app, self.model), version, &mut retrieve, text).await?;
         let work = Errand::Retrieve(retrieve);
         let share = self.app.bodies.hold_answer(self.flow, bytes(&work))?;
-        let pinned = (page.version.clone(), Pin::Version(page.version.version()));
+        let pinned = (page.version.clone(), Which::Version(page.version.version()));
         let (told, entry) =
             self.entry(pinned, work, (page.terms(self.terms(terms)), &shape, &share), Some(&page)).await?;
         let timing = Timing::of(entry.steps());
@@ -253,7 +225,7 @@ impl Call<'_> {
             return Err(error.into());
         }
         let failures = &self.app.entrance().failures;
-        results.iter().for_each(|result| failures.ended_in_list("retrieve", result.as_ref().err()));
+        results.iter().for_each(|result| failures.ended_in_list(Verb::Retrieve, result.as_ref().err()));
         // What is said of all is said of the one that covers least.
         let mut of_all = told(self.model, &version);
         let mut entries = Vec::with_capacity(results.len());
@@ -281,7 +253,7 @@ impl Call<'_> {
     fn in_place_of(&self, version: &Offering, watched: Option<&Watched>) -> Result<Option<Arc<Offering>>> {
         let fleet = self.app.fleet();
         let stays = watched.is_some_and(|watched| watched.side() == Side::Canary)
-            && fleet.get(self.model, Pin::Version(version.version())).is_ok_and(|served| served.is_same(version));
+            && fleet.get(self.model, Which::Version(version.version())).is_ok_and(|served| served.is_same(version));
         let by_now = fleet.get(self.model, self.pin)?;
         Ok((!stays && !by_now.is_same(version)).then_some(by_now))
     }
@@ -292,7 +264,7 @@ impl Call<'_> {
         version: &Arc<Offering>,
         share: &Share,
     ) -> Vec<Result<(Served, Entry)>> {
-        let pin = Pin::Version(version.version());
+        let pin = Which::Version(version.version());
         let copies: Vec<Result<Asked>> =
             requests.iter().map(|request| request.as_ref().cloned().map_err(Error::again)).collect();
         let calls = copies.into_iter().map(|request| async move {
@@ -307,7 +279,7 @@ impl Call<'_> {
     /// Asks the shards, and makes what they say ready to be written.
     async fn entry(
         &self,
-        version: (Arc<Offering>, Pin<'_>),
+        version: (Arc<Offering>, Which<'_>),
         work: Errand,
         (terms, shape, share): (Conditions, &Shape, &Share),
         page: Option<&RoutedPage>,
@@ -373,113 +345,4 @@ fn covering(coverage: f64, mut response: Response) -> Response {
         response.headers_mut().insert(COVERAGE, value);
     }
     response
-}
-
-/// `/v1/models`
-pub(super) async fn models(State(app): State<Arc<RouterApp>>, Extension(caller): Extension<Caller>) -> Outcome {
-    let (mut models, mut unavailable) = (Vec::new(), Vec::new());
-    for name in app.fleet().models().into_iter().filter(|model| caller.may_see(model)) {
-        let told = match app.fleet().answers(&name) {
-            Ok(()) => info(&app, &name, Pin::Active).await,
-            Err(error) => Err(error),
-        };
-        match told {
-            Ok(info) => models.push(info),
-            Err(error) => {
-                let Problem { code, detail: reason, .. } = problem(&error);
-                unavailable.push(UnavailableModel { name, code, reason });
-            }
-        }
-    }
-    Ok(json(&ModelList { models, unavailable }))
-}
-
-/// `/v1/models/{model}/versions`
-pub(super) async fn versions(State(app): State<Arc<RouterApp>>, Names(model): Names<String>) -> Outcome {
-    let listed = app.fleet().versions(&model)?;
-    let versions = listed.into_iter().map(|listed| VersionInfo {
-        version: listed.version,
-        published: true,
-        active: listed.is_active,
-        loaded: listed.is_whole,
-        labels: listed.labels,
-        digest: Some(listed.digest),
-        refused: (!listed.is_whole).then(|| "not every shard has enough servers with it".into()),
-        attempts: None,
-        retry_in_ms: None,
-    });
-    Ok(json(&VersionList { versions: versions.collect(), model, desired: None }))
-}
-
-/// `/v1/models/{model}/labels`
-pub(super) async fn labels(State(app): State<Arc<RouterApp>>, Names(model): Names<String>) -> Outcome {
-    let listed = app.fleet().versions(&model)?;
-    let names = listed.iter().flat_map(|listed| &listed.labels);
-    let pointed =
-        names.filter_map(|label| Some((label.clone(), app.fleet().get(&model, Pin::Label(label)).ok()?.version())));
-    let labels: BTreeMap<String, u64> = pointed.collect();
-    Ok(json(&LabelList { model, labels }))
-}
-
-/// `/v1/models/{model}/shards`
-pub(super) async fn shards(State(app): State<Arc<RouterApp>>, Names(model): Names<String>) -> Outcome {
-    let served = app.fleet().get(&model, Pin::Active)?;
-    let held = (0..).zip(served.held()).map(|(shard, (items, servers))| HeldShard { shard, items, servers });
-    let shards: Vec<HeldShard> = held.collect();
-    let there: usize = shards.iter().filter(|held| held.servers > 0).map(|held| held.items).sum();
-    let coverage = there as f64 / served.items().max(1) as f64;
-    Ok(json(&ShardsResponse { served: Served { coverage, ..told(&model, &served) }, shards }))
-}
-
-/// `/v1/models/{model}/items/{id}`
-pub(super) async fn item(
-    State(app): State<Arc<RouterApp>>,
-    Names((model, id)): Names<(String, i64)>,
-    request: Request,
-) -> Outcome {
-    let deadline = Instant::now() + Duration::from_millis(app.fleet().options().timeout_ms);
-    let shards = app.fleet().get(&model, Pin::Active)?.shards();
-    let positions = positions(request.uri(), "min_position", shards)?.map(Arc::from);
-    let terms = Conditions { positions, origin: CallId::origin(&request), ..Conditions::until(deadline) };
-    let (served, attributes, position) = app.fleet().item(&model, ItemId(id), terms).await?;
-    let attributes = serde_json::from_str(&attributes)
-        .map_err(|e| Error::unavailable(format!("a shard says what this router does not understand: {e}")))?;
-    Ok(json(&ItemResponse { served: Served { position, ..told(&model, &served) }, id, attributes }))
-}
-
-/// `/v1/debug/slow`
-pub(super) async fn slow(State(app): State<Arc<RouterApp>>) -> Response {
-    json(&SlowResponse { window_seconds: WINDOW.as_secs(), calls: app.entrance().slow.list() })
-}
-
-/// `/v1/models/{model}/traffic`
-pub(super) async fn traffic(State(app): State<Arc<RouterApp>>, Names(model): Names<String>) -> Outcome {
-    let now = app.fleet().traffic(&model)?;
-    Ok(json(&traffic_info(model, now)))
-}
-
-/// `/v1/debug/shadow`
-pub(super) async fn shadow(State(app): State<Arc<RouterApp>>) -> Response {
-    json(&ShadowResponse { window_seconds: WINDOW.as_secs(), diffs: app.shadows.worst.list() })
-}
-
-/// `/v2/health/ready`
-pub(super) async fn inference_ready(State(app): State<Arc<RouterApp>>) -> Outcome {
-    app.ready()?;
-    Ok(json(&InferenceReady::server()))
-}
-
-/// `/readyz`
-pub(super) async fn ready(
-    State(app): State<Arc<RouterApp>>,
-    Extension(caller): Extension<Caller>,
-) -> Result<String, Refusal> {
-    let ready = app.ready();
-    if !caller.may_see_all() {
-        return ready.map(|()| "ok\n".to_owned()).map_err(|_| Error::not_ready("the router is not ready").into());
-    }
-    ready?;
-    let warnings = app.fleet().troubles().into_iter().chain(app.entrance().warnings());
-    let warnings: String = warnings.map(|warning| format!("warning: {}\n", printable(&warning))).collect();
-    Ok(format!("ok\n{warnings}"))
 }

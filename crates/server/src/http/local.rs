@@ -1,0 +1,425 @@
+//! Calls that are answered by the models in this process.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::Extension;
+use axum::extract::Request;
+use axum::http::request::Parts;
+use axum::response::IntoResponse as _;
+use futures_util::future::join_all;
+
+use super::access::Caller;
+use super::answer::{Outcome, Share, Timing, json, problem, reply};
+use super::app::App;
+use super::asides::Asides;
+use super::audit::{self, Again};
+use super::bodies::Bodies;
+use super::call::{Call, Parsed};
+use super::choice::{Asker, Choice, Chosen, Version};
+use super::cursor;
+use super::form::Form;
+use super::items;
+use super::pages::Page;
+use super::paths::Target;
+use super::position::seen;
+use super::retriever::Retriever;
+use super::shadow::{Given, Mirrored, asked_aside};
+use super::slow::Passed;
+use super::verb::Verb;
+use super::watched::{self, Watched};
+use super::worst::Worst;
+use sterling_api::{
+    DesiredState, Entry, HeldShard, ItemResponse, LabelList, ModelInfo, ModelList, PositionResponse, Reply, Retrievals,
+    Served, ShadowDiff, Shape, ShardsResponse, TrafficResponse, VersionInfo, VersionList, Widths, traffic_info,
+};
+use sterling_core::error::{Error, Kind, Result};
+use sterling_core::request::{Answer, Request as Ask, Retrieve, Which};
+use sterling_core::units::ItemId;
+use sterling_serving::engine::Terms;
+use sterling_serving::pass::{self, Cost, Prepared};
+use sterling_serving::registry::{Loaded, Registry, VersionState};
+use sterling_serving::view::View;
+use sterling_snapshot::Wish;
+
+/// The requests of a body, ready to run.
+pub(super) enum LocalReady {
+    /// One retrieval or ranking.
+    One(Box<Single>),
+    /// A list of retrievals, all of one version.
+    Many(Chosen, Vec<Ready>),
+    /// An embedding.
+    Embed(Box<Single>),
+}
+
+impl Retriever for App {
+    const NAME: &'static str = "server";
+    type Choice = Choice;
+    type Ready = LocalReady;
+
+    fn bodies(&self) -> &Bodies {
+        &self.bodies
+    }
+
+    fn asides(&self) -> &Asides {
+        &self.asides
+    }
+
+    fn shadow_diffs(&self) -> &Worst<ShadowDiff> {
+        &self.shadows.worst
+    }
+
+    async fn choose(self: &Arc<Self>, target: &Target, head: &Parts) -> Result<Choice> {
+        match target.which() {
+            Which::Active => Choice::unpinned(self, self.registry.unpinned(&target.model)?, head).await,
+            pinned => Choice::pinned(self, self.registry.get(&target.model, pinned)?, &head.uri).await,
+        }
+    }
+
+    fn prepare(self: &Arc<Self>, choice: Choice, parsed: Parsed, _: &Call) -> Result<LocalReady> {
+        match parsed {
+            Parsed::Retrieve(Retrievals::One(request, terms, shape)) => {
+                let chosen = choice.of(&Asker::User(&request.user));
+                let single = retrieval(self, chosen, *request, (terms, shape))?;
+                Ok(LocalReady::One(Box::new(single)))
+            }
+            Parsed::Retrieve(Retrievals::Many(requests)) => {
+                let chosen = choice.of(&Asker::Several);
+                chosen.version.check_coverage(self)?;
+                let prepared = prepared_each(&chosen.version.view, requests)?;
+                Ok(LocalReady::Many(chosen, prepared))
+            }
+            Parsed::Rank(request, terms, shape) => {
+                let Chosen { version, watched, shadow } = choice.of(&Asker::User(&request.user));
+                let mirrored = self.shadows.mirrored(shadow, || Ask::Rank(request.clone()));
+                let single = asked(self, version, watched, (Ask::Rank(request), terms, shape))?;
+                Ok(LocalReady::One(Box::new(Single { mirrored, ..single })))
+            }
+            Parsed::Embed(request, terms) => {
+                let Chosen { version, watched, .. } = choice.of(&Asker::Features(&request.features));
+                let single = asked(self, version, watched, (Ask::Embed(request), terms, Shape::default()))?;
+                Ok(LocalReady::Embed(Box::new(single)))
+            }
+        }
+    }
+
+    async fn run(self: &Arc<Self>, ready: LocalReady, call: Call) -> Outcome {
+        match ready {
+            LocalReady::One(single) => one(self, *single, call).await,
+            LocalReady::Many(chosen, prepared) => many(self, chosen, prepared, call).await,
+            LocalReady::Embed(single) => embed(self, *single, call).await,
+        }
+    }
+
+    async fn models(self: &Arc<Self>, caller: Caller) -> ModelList {
+        let models = self.registry.list();
+        let visible = models.iter().filter(|model| caller.may_see(model.name()));
+        ModelList { models: visible.map(|model| self.described(model)).collect(), unavailable: Vec::new() }
+    }
+
+    async fn info(self: &Arc<Self>, model: &str, which: Which<'_>) -> Result<ModelInfo> {
+        Ok(self.described(&*self.registry.get(model, which)?))
+    }
+
+    async fn versions(self: &Arc<Self>, model: String) -> Result<VersionList> {
+        let registry = self.registry.clone();
+        self.store_reads.read(move || version_list(&registry, model)).await
+    }
+
+    fn labels(&self, model: String) -> Result<LabelList> {
+        Ok(LabelList { labels: self.registry.labels(&model)?, model })
+    }
+
+    fn shards(&self, model: &str) -> Result<ShardsResponse> {
+        let loaded = self.registry.get(model, Which::Active)?;
+        let view = loaded.view();
+        let shard = view.main().manifest.shard.map_or(0, |part| part.shard);
+        let held = HeldShard { shard, items: view.items(), servers: 1 };
+        Ok(ShardsResponse { served: self.served(&loaded, &view), shards: vec![held] })
+    }
+
+    fn traffic(&self, model: String) -> Result<TrafficResponse> {
+        let now = self.registry.traffic(&model)?;
+        Ok(traffic_info(model, now))
+    }
+
+    async fn item(self: &Arc<Self>, model: &str, id: ItemId, head: &Parts) -> Result<ItemResponse> {
+        let loaded = self.registry.get(model, Which::Active)?;
+        let view = seen(self, &loaded, &head.uri).await?;
+        let slot = view.slot(id).ok_or_else(|| {
+            Error::not_found(format!("model `{model}` holds no item {} at position {}", id.0, view.position()))
+        })?;
+        let attributes = sterling_api::attributes(&view, slot);
+        Ok(ItemResponse { served: self.served(&loaded, &view), id: id.0, attributes })
+    }
+
+    async fn position(self: &Arc<Self>, model: &str, head: &Parts) -> Result<PositionResponse> {
+        let loaded = self.registry.get(model, Which::Active)?;
+        let durable = self.feed(&loaded)?.last();
+        let view = seen(self, &loaded, &head.uri).await?;
+        let (items, fresh_items) = (view.items(), view.fresh_items());
+        Ok(PositionResponse { served: self.served(&loaded, &view), durable, items, fresh_items, shards: Vec::new() })
+    }
+
+    async fn upsert(self: &Arc<Self>, model: String, request: Request) -> Outcome {
+        items::upserted_here(self, model, request).await
+    }
+
+    async fn delete(self: &Arc<Self>, model: String, request: Request) -> Outcome {
+        items::deleted_here(self, model, request).await
+    }
+
+    fn ready(&self) -> Result<()> {
+        App::ready(self)
+    }
+
+    fn report(&self) -> Vec<String> {
+        let device = format!("device: {}", self.engine.backend().device());
+        // Whoever may read may ask this: the log has the folders.
+        let told = |warning: &String| format!("warning: {}", sterling_api::without_folders(warning));
+        std::iter::once(device).chain(self.warnings().iter().map(told)).collect()
+    }
+}
+
+impl Call {
+    fn terms(&self, terms: Terms) -> Terms {
+        Terms { flow: self.flow, ..terms }
+    }
+
+    /// Sets memory aside for answers of this cost, and for what writing them takes beside.
+    fn hold_answer(&self, app: &App, cost: Cost, widths: Widths) -> Result<Share> {
+        let written = match self.form {
+            Form::Json => widths.as_text(cost.items),
+            Form::Arrow(_) => widths.as_arrow(cost.items),
+        };
+        app.bodies.hold_answer(self.flow, cost.answer_bytes.saturating_add(written))
+    }
+}
+
+/// The largest values of the columns that a request asks for.
+pub(super) fn widths(prepared: &Prepared) -> Result<Widths> {
+    let (view, tasks) = (prepared.view(), prepared.view().main().package.spec.tasks.len());
+    Widths::of(&view.columns(), prepared.columns(), tasks)
+}
+
+/// One request, ready to run.
+pub(super) struct Single {
+    prepared: Prepared,
+    terms: Terms,
+    shape: Shape,
+    /// What answers it.
+    model: Arc<Loaded>,
+    /// Where its answer is to be audited.
+    again: Option<Box<Again>>,
+    /// Where its answer is to be a page.
+    page: Option<Page>,
+    /// Where it was chosen what answers it.
+    watched: Option<Watched>,
+    /// Where a shadow is to be asked as well.
+    mirrored: Option<Box<Mirrored>>,
+}
+
+/// A request that was made ready, or what is wrong with it.
+pub(super) type Ready = Result<(Prepared, Terms, Shape)>;
+
+/// Each of a list of retrievals made ready.
+///
+/// # Errors
+/// `TooCostly` for what all of them cost together.
+pub(super) fn prepared_each(
+    view: &Arc<View>,
+    requests: impl IntoIterator<Item = Result<(Retrieve, Terms, Shape)>>,
+) -> Result<Vec<Ready>> {
+    let mut cost = Cost::default();
+    let mut asked = Vec::new();
+    for request in requests {
+        let prepared = request.and_then(|(request, terms, shape)| {
+            cursor::alone(shape.cursor.as_ref())?;
+            Ok((pass::prepare(view, Ask::Retrieve(request))?, terms, shape))
+        });
+        if let Ok((prepared, ..)) = &prepared {
+            // What is too much already need not be added up to its end.
+            cost = cost.plus(prepared.cost());
+            cost.check("the requests of the body")?;
+        }
+        asked.push(prepared);
+    }
+    Ok(asked)
+}
+
+/// One retrieval made ready, over the view that its cursor names where it has one.
+fn retrieval(app: &App, chosen: Chosen, mut request: Retrieve, (terms, shape): (Terms, Shape)) -> Result<Single> {
+    let Chosen { version, watched, shadow } = chosen;
+    let of =
+        |cursor: &String| Page::of((&app.registry, &app.pages), (&version.model, &version.view), &mut request, cursor);
+    let page = shape.cursor.as_ref().map(of).transpose()?;
+    let Some(page) = page else {
+        let turn = app.audit.turn(watched.as_ref().map_or(1.0, Watched::audited_times));
+        let again = Again::of(turn, &version.view, &request, watched.as_ref()).map(Box::new);
+        let mirrored = app.shadows.mirrored(shadow, || Ask::Retrieve(request.clone()));
+        let single = asked(app, version, watched, (Ask::Retrieve(request), terms, shape))?;
+        return Ok(Single { again, mirrored, ..single });
+    };
+    let pinned = Version { model: page.model.clone(), view: page.view.clone(), ..version };
+    let single = asked(app, pinned, None, (Ask::Retrieve(request), terms, shape))?;
+    Ok(Single { page: Some(page), ..single })
+}
+
+/// A request made ready over what answers it.
+fn asked(
+    app: &App,
+    version: Version,
+    watched: Option<Watched>,
+    (ask, terms, shape): (Ask, Terms, Shape),
+) -> Result<Single> {
+    version.check_coverage(app)?;
+    let Version { model, view, .. } = version;
+    let prepared = pass::prepare(&view, ask).inspect_err(|error| {
+        if let Some(watched) = &watched {
+            watched.ended(Some(error));
+        }
+    })?;
+    Ok(Single { prepared, terms, shape, model, again: None, page: None, watched, mirrored: None })
+}
+
+/// Answers each of a list of retrievals, with the share of memory that the answers take.
+///
+/// # Errors
+/// `Overloaded` where none of them was taken in.
+pub(super) async fn side_by_side(
+    app: &Arc<App>,
+    told: &Served,
+    prepared: Vec<Ready>,
+    (call, watched): (&Call, Option<&Watched>),
+) -> Result<(Vec<Result<Entry>>, Share, Passed)> {
+    let (mut cost, mut widest) = (Cost::default(), Widths::default());
+    for (prepared, ..) in prepared.iter().flatten() {
+        (cost, widest) = (cost.plus(prepared.cost()), widest.or(widths(prepared)?));
+    }
+    let share = call.hold_answer(app, cost, widest)?;
+    let calls = prepared.into_iter().map(|prepared| async {
+        let entry = entry(app, prepared, call, &share).await;
+        if let Some(watched) = watched {
+            watched.ended(entry.as_ref().err());
+        }
+        entry
+    });
+    let (count, begun) = (calls.len(), Instant::now());
+    let mut results = join_all(calls).await;
+    // Where nothing was taken in, the whole call was refused, and load balancers must see it.
+    let is_refused = |r: &Result<Entry>| r.as_ref().is_err_and(|e| e.kind() == Kind::Overloaded);
+    if results.iter().all(is_refused)
+        && let Some(Err(error)) = results.pop()
+    {
+        return Err(error);
+    }
+    let passed = Passed { requests: count, engine: begun.elapsed(), ..Passed::of(told) };
+    Ok((results, share, passed))
+}
+
+/// Answers one of a list of retrievals.
+async fn entry(app: &App, prepared: Ready, call: &Call, share: &Share) -> Result<Entry> {
+    let (prepared, terms, shape) = prepared?;
+    let (columns, view) = (prepared.columns().to_vec(), prepared.view().clone());
+    let prepared = prepared.asked_for(call.origin.clone());
+    items(app.engine.submit(prepared, call.terms(terms)).await?, (&view, &columns), &shape, share)
+}
+
+/// Has an answer held against those that it is to be held against, once it was given.
+fn compare(
+    app: &Arc<App>,
+    version: u64,
+    answer: &Answer,
+    (again, mirrored): (Option<Box<Again>>, Option<Box<Mirrored>>),
+) {
+    if let Some(again) = again {
+        let (app, served) = (app.clone(), audit::ids(answer));
+        tokio::spawn(async move { again.run(&app.engine, &served).await });
+    }
+    if let Some((mirrored, given)) = mirrored.zip(Given::of(version, answer)) {
+        let app = app.clone();
+        tokio::spawn(async move {
+            let ask = |loaded, request| asked_aside(&app.engine, loaded, request);
+            mirrored.run(ask, &app.shadows.worst, given).await
+        });
+    }
+}
+
+/// Makes the items of an answer ready to be written.
+fn items(answer: Answer, (view, columns): (&View, &[String]), shape: &Shape, share: &Share) -> Result<Entry> {
+    let tasks = view.main().package.spec.tasks.iter().map(|task| task.name.as_str());
+    let entry = Entry::items(answer, tasks, view.columns(), columns)?;
+    if shape.is_table { entry.as_table(share) } else { Ok(entry) }
+}
+
+async fn one(app: &Arc<App>, single: Single, call: Call) -> Outcome {
+    let Single { prepared, terms, shape, model, again, page, watched, mirrored } = single;
+    let share = call.hold_answer(app, prepared.cost(), widths(&prepared)?)?;
+    let told = app.served(&model, prepared.view());
+    let (columns, view) = (prepared.columns().to_vec(), prepared.view().clone());
+    let begun = Instant::now();
+    let (prepared, is_asked) = prepared.asked_for(call.origin.clone()).explained();
+    let answer = app.engine.answer(prepared, call.terms(terms)).await;
+    if let Some(watched) = &watched {
+        watched.ended(answer.as_ref().err());
+    }
+    let mut answer = answer?;
+    compare(app, model.version(), &answer, (again, mirrored));
+    let explain = if is_asked { answer.explain.clone() } else { answer.explain.take() };
+    let passed = Passed { engine: begun.elapsed(), explain: explain.map(Box::new), ..Passed::of(&told) };
+    let cursor = page.as_ref().map(|page| page.cut(&mut answer)).transpose()?.flatten();
+    if let Some(page) = page.filter(|_| cursor.is_some()) {
+        app.pages.keep(&app.registry, &page);
+    }
+    let entry = items(answer, (&view, &columns), &shape, &share)?.with_cursor(cursor);
+    let timing = Timing::of(entry.steps());
+    let mut response = (Extension(passed), reply(Reply::one(told, entry), timing, share, call.form)?).into_response();
+    watched::tell(watched.as_ref(), &mut response);
+    Ok(response)
+}
+
+async fn many(app: &Arc<App>, Chosen { version, watched, .. }: Chosen, prepared: Vec<Ready>, call: Call) -> Outcome {
+    let told = app.served(&version.model, &version.view);
+    let (results, share, passed) = side_by_side(app, &told, prepared, (&call, watched.as_ref())).await?;
+    results.iter().for_each(|r| app.entrance.failures.ended_in_list(Verb::Retrieve, r.as_ref().err()));
+    let entries = results.into_iter().map(|r| r.unwrap_or_else(|e| problem(&e).into())).collect();
+    let answer = reply(Reply::many(told, entries), Timing::default(), share, call.form)?;
+    let mut response = (Extension(passed), answer).into_response();
+    watched::tell(watched.as_ref(), &mut response);
+    Ok(response)
+}
+
+async fn embed(app: &Arc<App>, single: Single, call: Call) -> Outcome {
+    let Single { prepared, terms, model, watched, .. } = single;
+    let told = app.served(&model, prepared.view());
+    let begun = Instant::now();
+    let answer = app.engine.answer(prepared.asked_for(call.origin.clone()), call.terms(terms)).await;
+    if let Some(watched) = &watched {
+        watched.ended(answer.as_ref().err());
+    }
+    let passed = Passed { engine: begun.elapsed(), ..Passed::of(&told) };
+    let mut response = (Extension(passed), json(&sterling_api::embedding(told, answer?)?)).into_response();
+    watched::tell(watched.as_ref(), &mut response);
+    Ok(response)
+}
+
+/// What there is of a model, for which the store is read.
+pub(super) fn version_list(registry: &Registry, model: String) -> Result<VersionList> {
+    let told = |v: VersionState| VersionInfo {
+        version: v.version,
+        published: v.published,
+        active: v.active,
+        loaded: v.loaded,
+        labels: v.labels,
+        digest: v.digest,
+        attempts: v.refused.as_ref().map(|refused| refused.attempts),
+        retry_in_ms: v.refused.as_ref().and_then(|refused| Some(refused.retry_in?.as_millis() as u64)),
+        refused: v.refused.map(|refused| sterling_api::without_places(&refused.reason)),
+    };
+    let versions = registry.versions(&model)?.into_iter().map(told).collect();
+    let desired = registry.desired(&model).map(|(wish, stands)| {
+        let Wish { revision, version, labels, .. } = wish;
+        DesiredState { revision, version, stands, labels }
+    });
+    Ok(VersionList { model, versions, desired })
+}
