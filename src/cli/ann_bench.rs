@@ -556,17 +556,11 @@ impl Searcher {
         let Probed { probes, ending, by_codes, by_int8 } = subject.probing(run.asked, k0, plan.pass_rate())?;
         let query = |n: usize| search::Query {
             vector: queries.row(n),
+            search: search::SearchPlan { k: run.k, k0, by_codes, by_int8, probes, ..search::SearchPlan::default() },
             plan: &plan,
             beside: &[],
             excluded: &[],
-            k: run.k,
-            k0,
-            selected: None,
-            by_codes,
-            by_int8,
-            probes,
             ending,
-            exact: false,
         };
         let queries: Vec<search::Query<'_>> = (0..queries.rows()).map(query).collect();
         self.results.slots.resize(queries.len(), Vec::new());

@@ -570,8 +570,11 @@ fn every_metric_of_an_alert_is_recorded() {
         .collect();
     assert!(named.len() > 5);
     let mut grep = std::process::Command::new("grep");
-    let output =
-        grep.args(["-rhoE", "\"sterling_[a-z_]+\"", "src"]).current_dir(crate::support::root()).output().unwrap();
+    let output = grep
+        .args(["-rhoE", "\"sterling_[a-z_]+\"", "crates", "src"])
+        .current_dir(crate::support::root())
+        .output()
+        .unwrap();
     let recorded = String::from_utf8(output.stdout).unwrap();
     for name in named {
         // A histogram is asked for by its buckets.

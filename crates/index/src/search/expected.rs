@@ -87,7 +87,7 @@ impl<'a> Catalogue<'a> {
     pub fn expected(&self, query: &Query<'a>) -> Expected {
         let walked = Walked::of(self, query);
         let mut expected = self.expected_by_rows(query);
-        if query.exact || walked.parts.is_empty() {
+        if query.search.exact || walked.parts.is_empty() {
             return expected;
         }
         let lists = self.main().index.lists();
@@ -102,20 +102,20 @@ impl<'a> Catalogue<'a> {
             expected.add(&self.expected_filtered(query, &walked, &shares));
             return expected;
         }
-        let probed = query.probes.clamp(1, lists);
+        let probed = query.search.probes.clamp(1, lists);
         let mut found = 0.0;
         for share in &shares {
             // Those that are gone are scored too.
             let whole =
-                Share { passing: 1.0, ..*share }.scanned(probed as f64 / lists as f64, query.by_codes.is_some());
+                Share { passing: 1.0, ..*share }.scanned(probed as f64 / lists as f64, query.search.by_codes.is_some());
             found += whole.items * share.passing;
             expected.add(&whole);
         }
-        if query.by_codes.is_some() {
-            expected.rows += (self.room_unfiltered(query) - query.k0) as f64;
+        if query.search.by_codes.is_some() {
+            expected.rows += (self.room_unfiltered(query) - query.search.k0) as f64;
         }
         expected.lists += lists as f64;
-        if found.min(self.room_unfiltered(query) as f64) < query.k as f64 && probed < lists {
+        if found.min(self.room_unfiltered(query) as f64) < query.search.k as f64 && probed < lists {
             expected.add(&self.expected_filtered(query, &walked, &shares));
         }
         expected
@@ -131,7 +131,7 @@ impl<'a> Catalogue<'a> {
                     let rows = slots.len() as f64;
                     expected.add(&Expected { items: rows, survivors: rows, rows, ..Expected::default() });
                 }
-                Route::All | Route::Words if query.exact => expected.add(&Expected {
+                Route::All | Route::Words if query.search.exact => expected.add(&Expected {
                     items,
                     survivors: items * plan.passing(part.filter).items * plan.holding() * part.live(),
                     exact_rows: items,
@@ -156,7 +156,7 @@ impl<'a> Catalogue<'a> {
         let (mut expected, mut next) = (Expected::default(), Round::first(self, query));
         loop {
             let Round { room, selected: most, is_checked } = next;
-            let enough = walked.enough(query, &probing, room).max(query.k);
+            let enough = walked.enough(query, &probing, room).max(query.search.k);
             let in_lists = match is_checked {
                 true => probing.most(lists),
                 false => probing.expected_lists(lists, survivors_a_list, holding, enough),
@@ -164,7 +164,7 @@ impl<'a> Catalogue<'a> {
             let looked_at = in_lists as f64 / lists as f64;
             let mut round = Expected { lists: lists as f64, ..Expected::default() };
             for share in shares {
-                let of_part = share.scanned(looked_at, query.by_codes.is_some());
+                let of_part = share.scanned(looked_at, query.search.by_codes.is_some());
                 round.filter_ns += of_part.items * share.plan.words_ns();
                 round.add(&of_part);
             }
@@ -174,8 +174,8 @@ impl<'a> Catalogue<'a> {
                 let looked_up = if is_checked { round.survivors } else { selected };
                 round.filter_ns += looked_up * passes_ns;
             }
-            if query.by_codes.is_some() {
-                round.rows += selected - selected.min(query.k0 as f64);
+            if query.search.by_codes.is_some() {
+                round.rows += selected - selected.min(query.search.k0 as f64);
             }
             expected.add(&round);
             let hold = selected * held / survivors.max(f64::MIN_POSITIVE) * HOLDING_DOUBT;

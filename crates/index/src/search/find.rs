@@ -80,7 +80,7 @@ impl<'a> Walked<'a> {
     /// Survivors that a filtered search does with, which selects `room` of them by int8 scores.
     pub(super) fn enough(&self, query: &Query<'_>, probing: &Probing<'_>, room: usize) -> usize {
         // Of survivors that are no "maybes" none drops out again.
-        if probing.ending.is_some() && self.is_exact() { query.k0 } else { room }
+        if probing.ending.is_some() && self.is_exact() { query.search.k0 } else { room }
     }
 
     /// The estimated share of their items that pass.
@@ -117,7 +117,7 @@ impl<'a> Catalogue<'a> {
         scratch.candidates.clear();
         scratch.scored.clear();
         let walked = Walked::of(self, query);
-        if query.exact || walked.parts.is_empty() {
+        if query.search.exact || walked.parts.is_empty() {
             return self.find_by_rows(query, scratch, times);
         }
         let mut counters = match walked.parts.len() < self.parts.len() {
@@ -142,7 +142,7 @@ impl<'a> Catalogue<'a> {
         let counters = self.find_unfiltered(query, walked, together, scratch, times);
         // Without a filter the first P lists do, unless they hold too few: then the pass probes on, as with one.
         let has_probed_all = counters.lists == self.main().index.lists() as u64;
-        let enough = scratch.candidates.len() + scratch.scored.len() >= query.k || has_probed_all;
+        let enough = scratch.candidates.len() + scratch.scored.len() >= query.search.k || has_probed_all;
         // Where more of the selected were gone than there was room for, words keep them from being selected.
         let crowded_out = walked.parts.iter().any(|part| part.gone.is_some())
             && counters.survivors > self.room_unfiltered(query) as u64
@@ -165,7 +165,7 @@ impl<'a> Catalogue<'a> {
                     let eligible: Vec<Slot> = slots.iter().copied().filter(|&slot| is_there(slot)).collect();
                     counters.add(&part.member().search_slots(query.vector, &eligible, selector));
                 }
-                Route::All | Route::Words if query.exact => {
+                Route::All | Route::Words if query.search.exact => {
                     let eligible = |slot| is_there(slot) && plan.passes(slot);
                     counters.add(&part.member().search_exact(query.vector, eligible, selector));
                     counters.lists = self.main().index.lists() as u64;
@@ -263,9 +263,9 @@ impl<'a> Catalogue<'a> {
             true => (self.probes_max, query.ending),
             false => (self.main().index.lists(), None),
         };
-        let by_codes = query.by_codes.is_some();
-        let (pass_rate, least) = (walked.pass_rate(), query.k);
-        Probing { pass_rate, ending, least, by_codes, ..Probing::of(query.probes, probes_max) }
+        let by_codes = query.search.by_codes.is_some();
+        let (pass_rate, least) = (walked.pass_rate(), query.search.k);
+        Probing { pass_rate, ending, least, by_codes, ..Probing::of(query.search.probes, probes_max) }
     }
 
     /// Step 7: what is selected, less what is excluded or gone or only seemed to pass.

@@ -60,34 +60,40 @@ pub struct CataloguePart<'a> {
     pub first_slot: u32,
 }
 
-/// What one query asks.
+/// How one query is searched. The pass decides it once per request; every device reads it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SearchPlan {
+    /// Number of results, K: a query that finds fewer probes on.
+    pub k: usize,
+    /// Number of candidates, K0.
+    pub k0: usize,
+    /// Number of items to select, all of which are scored and returned, in place of K0: a shard selects for a caller that merges.
+    pub selected: Option<usize>,
+    /// Number of inverted lists to probe, nprobe.
+    pub probes: usize,
+    /// Scans every item in f32 in place of probing.
+    pub exact: bool,
+    /// Number of items that first-pass codes select, R, if these are scanned in place of int8 rows.
+    pub by_codes: Option<usize>,
+    /// Least number of items that int8 scores select.
+    pub by_int8: usize,
+}
+
+/// One query with the items that are eligible for it.
 #[derive(Clone, Copy, Debug)]
 pub struct Query<'a> {
     /// `[D]`
     pub vector: &'a [f32],
+    /// How it is searched.
+    pub search: SearchPlan,
     /// Which items of the first part are eligible.
     pub plan: &'a Plan,
     /// The same for each further part.
     pub beside: &'a [Plan],
     /// Slots that are not, ascending.
     pub excluded: &'a [Slot],
-    /// Results, K: a query that finds fewer probes on.
-    pub k: usize,
-    /// Candidates, K0.
-    pub k0: usize,
-    /// How many are selected, all of which are scored and kept, where another number than K0 takes: whoever asks merges them with
-    /// what others found.
-    pub selected: Option<usize>,
-    /// Lists, P.
-    pub probes: usize,
     /// When a search with a filter ends, where its probes were measured.
     pub ending: Option<ivf::Ending<'a>>,
-    /// Looks at every item in f32 in place of probing.
-    pub exact: bool,
-    /// How many are selected by the first pass's codes, R, where those are scanned in place of int8 rows.
-    pub by_codes: Option<usize>,
-    /// How many are selected by int8 scores at least, where as many as usual lose some of the best.
-    pub by_int8: usize,
 }
 
 /// What a query found.
@@ -184,20 +190,22 @@ impl<'a> Query<'a> {
 
     /// Candidates that are selected by int8 scores.
     fn room(&self, catalogue: &Catalogue<'_>) -> usize {
-        self.selected.unwrap_or_else(|| catalogue.main().index.rows().selected(self.k0).max(self.by_int8))
+        self.search
+            .selected
+            .unwrap_or_else(|| catalogue.main().index.rows().selected(self.search.k0).max(self.search.by_int8))
     }
 
     /// Candidates that are selected at first: by the first pass's codes, or else by int8 scores.
     fn room_at_first(&self, catalogue: &Catalogue<'_>) -> usize {
-        match (self.selected, self.by_codes) {
-            (None, Some(selected)) => selected.max(self.k0),
+        match (self.search.selected, self.search.by_codes) {
+            (None, Some(selected)) => selected.max(self.search.k0),
             _ => self.room(catalogue),
         }
     }
 
     /// Candidates that are kept.
     fn kept(&self) -> usize {
-        self.selected.unwrap_or(self.k0)
+        self.search.selected.unwrap_or(self.search.k0)
     }
 
     fn is_excluded(&self, slot: Slot) -> bool {

@@ -12,7 +12,7 @@ impl Catalogue<'_> {
     pub(super) fn settle(&self, query: &Query<'_>, scratch: &mut Scratch, times: &mut Times) -> u64 {
         let Scratch { candidates, scored, selected, .. } = &mut *scratch;
         selected.clear();
-        if let Some(most) = query.selected {
+        if let Some(most) = query.search.selected {
             selected.extend(candidates.iter().chain(&*scored));
             if !candidates.is_empty() && !scored.is_empty() {
                 self.keep_best(most, selected);
@@ -37,7 +37,7 @@ impl Catalogue<'_> {
         } else if !scored.is_empty() {
             candidates.append(scored);
             // Which of them are selected was decided by other scores.
-            let kept = if query.selected.is_some() { candidates.len() } else { query.k0 };
+            let kept = if query.search.selected.is_some() { candidates.len() } else { query.search.k0 };
             self.keep_best(kept, candidates);
         }
         rescored
@@ -45,7 +45,7 @@ impl Catalogue<'_> {
 
     /// True where nothing comes of the order of int8 scores: rows decide, and nobody asks for what was selected.
     pub(super) fn ranks_by_rows(&self, query: &Query<'_>) -> bool {
-        query.selected.is_none() && !matches!(self.main().index.rows(), WideRows::None)
+        query.search.selected.is_none() && !matches!(self.main().index.rows(), WideRows::None)
     }
 
     /// Keeps the best `k` of candidates, best first; of equal scores those of the lowest ids.

@@ -199,17 +199,18 @@ fn what_is_expected_of_a_search_is_what_it_looks_at() {
             let probes = [4, 12][number / 3 % 2];
             let query = |vector| Query {
                 vector,
+                search: SearchPlan {
+                    k: k0,
+                    k0,
+                    by_codes: None,
+                    probes,
+                    exact: number % 17 == 16,
+                    ..SearchPlan::default()
+                },
                 plan: &plan,
                 beside: &[],
                 excluded: &[],
-                k: k0,
-                k0,
-                selected: None,
-                by_codes: None,
-                by_int8: 0,
-                probes,
                 ending,
-                exact: number % 17 == 16,
             };
             let queries: Vec<Query<'_>> = shop.queries.chunks_exact(DIMENSION).map(query).collect();
             let mut mean = Mean(Vec::new());
@@ -282,17 +283,11 @@ fn where_codes_select_all_answers_are_those_of_int8_rows() {
             for (probes, excluded) in [(3, &[][..]), (90, &excluded[..])] {
                 let query = |vector, k0: usize, by_codes| Query {
                     vector,
+                    search: SearchPlan { k: 10, k0, by_codes, probes, ..SearchPlan::default() },
                     plan: &plan,
                     beside: &plans,
                     excluded,
-                    k: 10,
-                    k0,
-                    selected: None,
-                    by_codes,
-                    by_int8: 0,
-                    probes,
                     ending: None,
-                    exact: false,
                 };
                 let vectors: Vec<&[f32]> = shop.queries.chunks_exact(DIMENSION).collect();
                 let mut ask = |k0, by_codes: &dyn Fn(usize) -> Option<usize>, together: usize| {
@@ -335,17 +330,11 @@ fn few_selected_by_codes_are_near_and_eligible() {
     let excluded: Vec<Slot> = (0..500).map(|n| Slot(n * 2)).collect();
     let query = |vector, by_codes, exact| Query {
         vector,
+        search: SearchPlan { k: 20, k0: 20, by_codes, probes: 160, exact, ..SearchPlan::default() },
         plan: &plan,
         beside: &[],
         excluded: &excluded,
-        k: 20,
-        k0: 20,
-        selected: None,
-        by_codes,
-        by_int8: 0,
-        probes: 160,
         ending: None,
-        exact,
     };
     let (mut hits, mut wanted) = (0, 0);
     for vector in shop.queries.chunks_exact(DIMENSION) {
@@ -420,17 +409,11 @@ fn as_many_are_found_as_are_wanted_and_eligible() {
             let probes = [1, 4, 12, 40][dice.roll(4)];
             let query = |vector| Query {
                 vector,
+                search: SearchPlan { k, k0, by_codes, probes, ..SearchPlan::default() },
                 plan: &plan,
                 beside,
                 excluded: &excluded,
-                k,
-                k0,
-                selected: None,
-                by_codes,
-                by_int8: 0,
-                probes,
                 ending,
-                exact: false,
             };
             let queries: Vec<Query<'_>> = shop.queries.chunks_exact(DIMENSION).map(query).collect();
             let mut found = All::default();

@@ -19,12 +19,12 @@ impl Catalogue<'_> {
         for (n, query) in queries.iter().enumerate() {
             let room = self.room_unfiltered(query);
             let has_all = (0..self.parts.len()).all(|part| matches!(query.plan_of(part).route(), Route::All));
-            if !query.exact && has_all && room <= left {
+            if !query.search.exact && has_all && room <= left {
                 left -= room;
                 taken.push((n, room));
             }
         }
-        let probes = taken.iter().map(|(n, _)| queries[*n].probes).sum();
+        let probes = taken.iter().map(|(n, _)| queries[*n].search.probes).sum();
         if taken.len() < 2 || !self.main().index.shares_lists(probes) {
             return found;
         }
@@ -38,7 +38,10 @@ impl Catalogue<'_> {
             .map(|((n, room), selector)| {
                 self.begin(selector, *room);
                 let query = &queries[*n];
-                Search { by_codes: query.by_codes.is_some(), ..Search::new(query.vector, query.probes, selector) }
+                Search {
+                    by_codes: query.search.by_codes.is_some(),
+                    ..Search::new(query.vector, query.search.probes, selector)
+                }
             })
             .collect();
         let members: Vec<Member<'_>> = self.parts.iter().map(|part| part.member()).collect();

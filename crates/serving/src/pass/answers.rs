@@ -106,7 +106,7 @@ impl Answering<'_> {
         let Some(queries) = queries else { return Ok(None) };
         let mut trace = std::mem::take(&mut progress.trace);
         let ahead = match selection.ahead {
-            Some(k) => self.ahead(asked, &mut trace, found.candidates, (search.k0[n], k))?,
+            Some(k) => self.ahead(asked, &mut trace, found.candidates, (search.queries[n].k0, k))?,
             None => None,
         };
         let explain = asked.prepared.reading.explain;
@@ -120,9 +120,10 @@ impl Answering<'_> {
         let mut by_slot: Vec<(Slot, f32)> = found.candidates.iter().map(|&(score, slot)| (slot, score)).collect();
         by_slot.sort_unstable_by_key(|(slot, _)| *slot);
         let score = |slot: Slot| by_slot.binary_search_by_key(&slot, |(slot, _)| *slot).ok().map(|at| by_slot[at].1);
+        let own = search.queries[n].selected.unwrap_or_default();
         let mut selected = Selected {
             // Fewer than there is room for are all that held.
-            is_all: found.selected.len() < selection.own[n] || found.counters.survivors <= selection.own[n] as u64,
+            is_all: found.selected.len() < own || found.counters.survivors <= own as u64,
             may_go_further: search.may_go_further(self.view, selection, found.counters.lists),
             selected: selection.selected[n],
             candidates: selection.candidates[n],

@@ -51,7 +51,7 @@ pub(super) fn of(view: &View, prepared: &Prepared) -> Cost {
     let row = rows as f64 * ROW_NS_A_NUMBER;
     work_ns += candidates as f64 * (CANDIDATE_NS + row);
     let valued = match &prepared.task {
-        Task::Select { search, selection } => selection.ahead.map_or(0, |_| search.k0.iter().sum()),
+        Task::Select { search, selection } => selection.ahead.map_or(0, |_| search.candidates()),
         _ => candidates,
     };
     work_ns += view.overarch().map_or(0, |o| o.work(valued)) as f64 * MULTIPLY_ADD_NS;

@@ -95,24 +95,16 @@ fn search<'a>(
     let (mut queries, mut asked_by) = (Vec::new(), Vec::new());
     for (n, (asked, search)) in requests.iter().enumerate() {
         queries.extend(queries_of(answers.view, asked, search));
-        asked_by.extend((0..search.k0.len()).map(|query| (n, query)));
+        asked_by.extend((0..search.queries.len()).map(|query| (n, query)));
     }
-    let progress = requests.iter().map(|(asked, search)| InProgress::new(asked, search.k0.len())).collect();
+    let progress = requests.iter().map(|(asked, search)| InProgress::new(asked, search.queries.len())).collect();
     catalogue.search(&queries, scratch, &mut Searching { requests, asked_by, progress, answers });
 }
 
 /// What a search asks, of each query of the user.
 fn queries_of<'a>(view: &'a View, asked: &'a Asked<'_>, search: &'a Search) -> impl Iterator<Item = search::Query<'a>> {
-    let selected = |n: usize| match &asked.prepared.task {
-        Task::Select { selection, .. } => Some(selection.own[n]),
-        _ => None,
-    };
     let vectors = asked.vector.chunks_exact(view.dimension());
-    vectors.zip(search.queries(view)).enumerate().map(move |(n, (vector, query))| search::Query {
-        vector,
-        selected: selected(n),
-        ..query
-    })
+    vectors.zip(search.queries(view)).map(|(vector, query)| search::Query { vector, ..query })
 }
 
 /// Gives what each query of a search found to the answer of its request.

@@ -17,6 +17,7 @@ use sterling_core::request::{
 };
 use sterling_core::units::{ItemId, Slot};
 use sterling_graph::tower::Readable;
+use sterling_index::search::SearchPlan;
 use sterling_index::search::likely;
 use sterling_snapshot::model::{QuerySpec, UserInput};
 use sterling_snapshot::{Calibration, Wanted};
@@ -144,21 +145,28 @@ fn selection(view: &View, select: &Select) -> Result<Task> {
     let search = search(view, request)?;
     let shards = view.main().manifest.shard.map_or(1, |part| part.shards);
     let rows = view.main().index.rows();
-    let by_int8 = |k0: usize| rows.selected(k0).max(search.by_int8);
-    let of_query = |&k0: &usize| search.by_codes.map_or_else(|| by_int8(k0), |selected| selected.max(k0));
-    let selected: Vec<usize> = search.k0.iter().map(of_query).collect();
+    let of_query = |query: &SearchPlan| match query.by_codes {
+        Some(selected) => selected.max(query.k0),
+        None => rows.selected(query.k0).max(query.by_int8),
+    };
+    let selected: Vec<usize> = search.queries.iter().map(of_query).collect();
     let share = |k: usize| if all { k } else { likely(k, shards) };
     let selection = Selection {
-        own: selected.iter().map(|&k| share(k)).collect(),
-        candidates: search.k0.clone(),
+        candidates: search.queries.iter().map(|query| query.k0).collect(),
         selected,
         further,
         ahead: if ahead && !all && !further { results_ahead(view, &search, shards) } else { None },
     };
     // Too few in the lists of one shard may be enough in those of all.
     let k = if further { request.k } else { 0 };
-    let least = search.least.iter().map(|&least| least.min(k)).collect();
-    let search = Search { k0: search.k0.iter().map(|&k0| share(k0)).collect(), k, least, ..search };
+    let own = |(query, &selected): (&SearchPlan, &usize)| SearchPlan {
+        k: query.k.min(k),
+        k0: share(query.k0),
+        selected: Some(share(selected)),
+        ..*query
+    };
+    let queries = search.queries.iter().zip(&selection.selected).map(own).collect();
+    let search = Search { k, queries, ..search };
     Ok(Task::Select { search, selection })
 }
 
@@ -166,7 +174,7 @@ fn selection(view: &View, select: &Select) -> Result<Task> {
 /// are likely to be among the best, and their part of those that turn out to be no candidates.
 fn results_ahead(view: &View, search: &Search, shards: u32) -> Option<usize> {
     // What several queries find is merged once it is known which of it counts.
-    let &[k0] = &search.k0[..] else { return None };
+    let &[SearchPlan { k0, .. }] = &search.queries[..] else { return None };
     let valued = likely(k0, shards);
     let of_one = valued as f64 * f64::from(shards) / k0 as f64;
     let is_worth = view.overarch().is_none() || of_one <= VALUED_MOST;
@@ -222,22 +230,17 @@ fn search(view: &View, request: &Retrieve) -> Result<Search> {
     let (probes, left) = probes(view, request, most, pass_rate);
     let (by_codes, by_int8) = if request.exact { (None, 0) } else { selected(view, request, most, pass_rate) };
     // A page of many results may ask for more than one of several queries has candidates.
-    let least = k0.iter().map(|&k0| match queries.len() {
-        0 => request.k,
-        _ => request.k.min(k0),
-    });
-    Ok(Search {
-        k: request.k,
-        least: least.collect(),
+    let of_query = |k0: usize| SearchPlan {
+        k: if queries.is_empty() { request.k } else { request.k.min(k0) },
         k0,
-        probes,
-        left,
+        selected: None,
+        probes: probes.probes,
         exact: request.exact,
         by_codes,
         by_int8,
-        planned,
-        excluded,
-    })
+    };
+    let queries = k0.into_iter().map(of_query).collect();
+    Ok(Search { k: request.k, queries, probes, left, planned, excluded })
 }
 
 /// The request's number of lists, else what its recall or the recipe's takes, else the recipe's number; and what a search

@@ -11,7 +11,7 @@ use sterling_core::units::{ItemId, Slot};
 use sterling_graph::tower::{FeatureRow, Pooled};
 use sterling_index::filter::{Plan, Route};
 use sterling_index::ivf;
-use sterling_index::search;
+use sterling_index::search::{self, SearchPlan};
 
 /// What a request costs.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -141,10 +141,8 @@ pub(super) enum Task {
 pub(super) struct Selection {
     /// K0 of all shards.
     pub(super) candidates: Vec<usize>,
-    /// What all shards together select.
+    /// What all shards together select; what this one does stands in its plans.
     pub(super) selected: Vec<usize>,
-    /// What this one does.
-    pub(super) own: Vec<usize>,
     /// True where it probes on as long as it finds too few.
     pub(super) further: bool,
     /// Where it ranks ahead, the results that it tells of its share of K0.
@@ -165,18 +163,12 @@ impl Task {
 #[derive(Debug)]
 pub(super) struct Search {
     pub(super) k: usize,
-    /// Candidates of each query of the user; of one query alone, where the model has no several.
-    pub(super) k0: Vec<usize>,
-    /// Items that each query looks for in further lists where its own hold fewer: `k`, or its candidates where these are fewer.
-    pub(super) least: Vec<usize>,
+    /// How each query of the user is searched; one, where the model has no several.
+    pub(super) queries: Vec<SearchPlan>,
+    /// How many lists are probed, and why.
     pub(super) probes: Probes,
     /// What the search may leave ahead where it has a filter, as a share of K0; none where its probes were not measured.
     pub(super) left: Option<f64>,
-    pub(super) exact: bool,
-    /// How many the first pass's codes select, where these are worth their while.
-    pub(super) by_codes: Option<usize>,
-    /// How many int8 scores select at least.
-    pub(super) by_int8: usize,
     pub(super) planned: Arc<Planned>,
     /// Ascending.
     pub(super) excluded: Vec<Slot>,
@@ -185,25 +177,29 @@ pub(super) struct Search {
 impl Search {
     /// What is searched for, of each query of the user: all but its vector.
     pub(super) fn queries<'a>(&'a self, view: &'a View) -> impl Iterator<Item = search::Query<'a>> {
-        self.k0.iter().zip(&self.least).map(|(&k0, &least)| search::Query {
+        self.queries.iter().map(|&search| search::Query {
             vector: &[],
-            selected: None,
+            search,
             plan: &self.planned.plan,
             beside: &self.planned.beside,
             excluded: &self.excluded,
-            k: least,
-            k0,
-            probes: self.probes.probes,
             ending: self.ending(view),
-            exact: self.exact,
-            by_codes: self.by_codes,
-            by_int8: self.by_int8,
         })
+    }
+
+    /// Candidates of all queries together.
+    pub(super) fn candidates(&self) -> usize {
+        self.queries.iter().map(|query| query.k0).sum()
+    }
+
+    /// True where every item is looked at: all queries of a user are searched alike.
+    pub(super) fn is_exact(&self) -> bool {
+        self.queries.iter().any(|query| query.exact)
     }
 
     /// How it finds eligible items, as an explanation says it.
     pub(super) fn route(&self) -> &'static str {
-        match (self.exact, self.planned.plan.route()) {
+        match (self.is_exact(), self.planned.plan.route()) {
             (_, Route::Nothing) => "none",
             (true, _) => "exact",
             (_, Route::All) => "all",
@@ -214,7 +210,7 @@ impl Search {
 
     /// How many lists were to be probed and why, where it goes by lists.
     pub(super) fn told_probes(&self) -> Option<Probes> {
-        let by_lists = matches!(self.planned.plan.route(), Route::All | Route::Words) && !self.exact;
+        let by_lists = matches!(self.planned.plan.route(), Route::All | Route::Words) && !self.is_exact();
         by_lists.then_some(self.probes)
     }
 
@@ -227,7 +223,7 @@ impl Search {
         let has_lists = by_lists(&self.planned.plan)
             || segments.zip(&self.planned.beside).any(|(of, plan)| of == lists && by_lists(plan));
         let most = main.recipe.serving.probes_max_of(lists).max(self.probes.probes.min(lists));
-        !selection.further && !self.exact && has_lists && probed < most as u64
+        !selection.further && !self.is_exact() && has_lists && probed < most as u64
     }
 
     /// When a search with a filter ends, where its probes were measured.
@@ -270,10 +266,10 @@ impl Prepared {
     /// Candidates that it reranks at most, K0, of all queries together.
     pub(super) fn candidates(&self) -> usize {
         match &self.task {
-            Task::Retrieve(search) => search.k0.iter().sum(),
+            Task::Retrieve(search) => search.candidates(),
             Task::Rank { slots, .. } => slots.len(),
             Task::Embed { .. } => 0,
-            Task::Select { selection, .. } => selection.own.iter().sum(),
+            Task::Select { search, .. } => search.queries.iter().filter_map(|query| query.selected).sum(),
             Task::Rerank { candidates, .. } => candidates.iter().map(Vec::len).sum(),
         }
     }

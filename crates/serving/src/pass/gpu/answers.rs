@@ -109,7 +109,7 @@ fn explain((all, of_queries): (&LookedAt, &[LookedAt]), prepared: &Prepared, con
         scanned: items,
         survivors,
         candidates,
-        note: search.by_codes.map(|_| INT8_FOR_CODES.into()),
+        note: search.queries[0].by_codes.map(|_| INT8_FOR_CODES.into()),
         ..explain
     }
 }

@@ -10,6 +10,7 @@ use sterling_cuda::ops::ROWS_MAX;
 use sterling_cuda::ops::scan::Collection;
 use sterling_cuda::ops::top::bucket;
 use sterling_index::filter::{Plan, Route};
+use sterling_index::search::SearchPlan;
 use sterling_snapshot::Snapshot;
 
 /// What requests of a batch see, on the host and on a device.
@@ -68,10 +69,7 @@ pub(super) struct OneQuery<'a> {
 #[derive(Clone, Copy)]
 pub(super) struct Searched<'a> {
     pub(super) search: &'a Search,
-    /// Candidates, K0.
-    pub(super) k0: usize,
-    /// As [`Search::least`].
-    pub(super) least: usize,
+    pub(super) query: &'a SearchPlan,
     /// Those that are selected by int8 scores.
     pub(super) selected: usize,
     /// Those that are kept: K0, or all that are selected, where those of other shards may be better.
@@ -87,12 +85,12 @@ impl<'a> OneQuery<'a> {
     /// What it searches for; none where the request names its slots itself.
     pub(super) fn searched(self, snapshot: &Snapshot) -> Option<Searched<'a>> {
         let search = self.task.search()?;
-        let k0 = search.k0[self.n];
-        let (selected, kept) = match self.task {
-            Task::Select { selection, .. } => (selection.own[self.n], selection.own[self.n]),
-            _ => (snapshot.index.rows().selected(k0).max(search.by_int8), k0),
+        let query = &search.queries[self.n];
+        let (selected, kept) = match query.selected {
+            Some(selected) => (selected, selected),
+            None => (snapshot.index.rows().selected(query.k0).max(query.by_int8), query.k0),
         };
-        Some(Searched { search, k0, least: search.least[self.n], selected, kept })
+        Some(Searched { search, query, selected, kept })
     }
 }
 
@@ -192,8 +190,8 @@ impl Group {
     fn of(seen: &[SeenView<'_>], task: &Task, n: usize) -> Group {
         let (way, room, candidates, reranked) = match task {
             Task::Embed { .. } => (Way::Nothing, 0, 0, 0),
-            Task::Select { search, selection } => {
-                let most = selection.own.iter().copied().max().unwrap_or(0);
+            Task::Select { search, .. } => {
+                let most = search.queries.iter().filter_map(|query| query.selected).max().unwrap_or(0);
                 let (way, room, candidates) = Group::of_search(seen, search, most);
                 (way, room, candidates, 0)
             }
@@ -203,9 +201,9 @@ impl Group {
             }
             Task::Rank { slots, .. } => (Way::Named, slots.len(), slots.len(), slots.len()),
             Task::Retrieve(search) => {
-                let most = search.k0.iter().copied().max().unwrap_or(0);
+                let most = search.queries.iter().map(|query| query.k0).max().unwrap_or(0);
                 let (way, room, candidates) = Group::of_search(seen, search, most);
-                (way, room, candidates, search.k0.iter().map(|&k0| k0.min(candidates)).sum())
+                (way, room, candidates, search.queries.iter().map(|query| query.k0.min(candidates)).sum())
             }
         };
         let [room, candidates, reranked] = [room, candidates, reranked].map(bucket);
@@ -237,7 +235,7 @@ impl Group {
             (Way::Nothing, 0, 0)
         } else if all_alike(|route| matches!(route, Route::Nothing | Route::Slots(_))) {
             (Way::Named, named, k0.min(named))
-        } else if search.exact || matches!(plans[0].route(), Route::Nothing | Route::Slots(_)) {
+        } else if search.is_exact() || matches!(plans[0].route(), Route::Nothing | Route::Slots(_)) {
             (Way::Exact, named.min(scanned(index.lists.lists())), k0)
         } else {
             let at_least = index.items_at_least(lists).saturating_sub(beside.gone_at_most(lists));

@@ -322,7 +322,7 @@ impl<'a> Searches<'a> {
         let lists = resident.index.lists.lists();
         let wanted = self.each(|of_query| of_query.selected as u32)?;
         let collected = self.collection(group.room, &wanted)?;
-        let probes = self.each(|of_query| of_query.search.probes.probes.clamp(1, lists) as u32)?;
+        let probes = self.each(|of_query| of_query.query.probes.clamp(1, lists) as u32)?;
         let (order, _) = resident.index.best_lists(device, &collected, &probes)?;
         let of = Order::first(&order.slots, &order.counts, order.stride);
         let all: usize = probes.iter().map(|&p| p as usize).sum();
@@ -389,15 +389,15 @@ impl<'a> Searches<'a> {
 
     /// When a search with words ends.
     fn filtered(&self, of_query: &Searched<'a>) -> FilteredSearch<'_> {
-        let (main, Searched { search, k0, selected, .. }) = (self.seen.view.main(), *of_query);
+        let (main, Searched { search, query, selected, .. }) = (self.seen.view.main(), *of_query);
         let (plan, ending) = (&search.planned.plan, search.ending(self.seen.view));
         let probes_max = most_lists(main, search);
         // Without a filter the first lists do, unless they hold too few.
-        let suffices = matches!(plan.route(), Route::All).then_some((search.probes.probes, of_query.least));
+        let suffices = matches!(plan.route(), Route::All).then_some((query.probes, query.k));
         // What an exact plan lets through stays.
         let is_sure = ending.is_some() && plans_of(search).iter().all(|plan| plan.is_exact());
-        let enough = if is_sure { k0 } else { selected };
-        let of = Probing::of(search.probes.probes, probes_max);
+        let enough = if is_sure { query.k0 } else { selected };
+        let of = Probing::of(query.probes, probes_max);
         let probing = Probing { pass_rate: self.pass_rate(search), ending, least: search.k, ..of };
         FilteredSearch { probing, enough, suffices }
     }

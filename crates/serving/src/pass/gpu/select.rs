@@ -44,13 +44,13 @@ fn selected(
     (row, query): (usize, usize),
     (search, selection): (&Search, &Selection),
 ) -> (Selected, LookedAt) {
-    let view = seen[0].view;
+    let (view, own) = (seen[0].view, search.queries[query].selected.unwrap_or_default());
     let id = |of: &Candidate| view.id(seen[of.device].beside.of_device(of.slot));
     let mut all = candidates_of(found, row);
     // What one device has found is in order.
     if found.len() > 1 {
         all.sort_by(|a, b| Reverse(a.keys[0]).cmp(&Reverse(b.keys[0])).then_with(|| id(a).cmp(&id(b))));
-        all.truncate(selection.own[query]);
+        all.truncate(own);
     }
     let looked_at = LookedAt::sum(found.iter().map(|found| &found.looked_at[row]));
     let scores = |of: usize| all.iter().map(|candidate| number(candidate.keys[of])).collect();
@@ -58,7 +58,7 @@ fn selected(
         ids: all.iter().map(id).collect(),
         codes: scores(0),
         scores: scores(1),
-        is_all: all.len() < selection.own[query] || looked_at.survivors <= selection.own[query] as u64,
+        is_all: all.len() < own || looked_at.survivors <= own as u64,
         may_go_further: search.may_go_further(view, selection, looked_at.lists),
         selected: selection.selected[query],
         candidates: selection.candidates[query],

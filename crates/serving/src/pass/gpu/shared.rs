@@ -68,7 +68,7 @@ fn choose(found: &[HostFound], seen: &[SeenView<'_>], (n, query): (usize, &OneQu
     if let Some(searched) = searched.filter(|_| found.iter().any(|found| found.wide.is_some())) {
         keep(&mut all, searched.selected, seen, |candidate| candidate.keys[0]);
     }
-    let most = searched.map_or(all.len(), |searched| searched.k0);
+    let most = searched.map_or(all.len(), |searched| searched.query.k0);
     keep(&mut all, most, seen, |candidate| candidate.keys[1]);
     let of_device = |device: usize| all.iter().filter(move |candidate| candidate.device == device);
     let own = |device: usize| of_device(device).map(|candidate| (candidate.keys[1], candidate.slot)).collect();
