@@ -57,6 +57,8 @@ cargo fmt --check
 cargo clippy --locked --workspace --all-targets --features full -- -D warnings
 # The other side of each feature.
 cargo clippy --locked --workspace --no-default-features -- -D warnings
+# The libraries that are used alone, each without the features that the server switches on.
+cargo clippy --locked -p sterling-storage -p sterling-index -p sterling-embedding -p sterling-graph -- -D warnings
 # What the integration tests ask and are answered is held against the API's description by those in Python.
 rm -rf target/exchanges
 TEST_EXCHANGES=$PWD/target/exchanges cargo test --locked --workspace --features full

@@ -8,13 +8,16 @@
 //! Imports go one way: types of ids and rows, `spec` and `place`, then [`tiers`], [`table`], [`shard`], [`lookup`]; [`device`] has
 //! tables in the memory of a GPU, [`HotTables`] those of which only the rows that are asked for often are there.
 
+#[cfg(feature = "cuda")]
 pub mod device;
 pub mod format;
+#[cfg(feature = "cuda")]
 mod hot;
 pub mod jagged;
 pub mod keyed;
 pub mod lookup;
 pub mod place;
+#[cfg(feature = "planner")]
 pub mod planner;
 mod report;
 pub mod shard;
@@ -25,7 +28,9 @@ mod tests;
 pub mod tiers;
 mod vocabulary;
 
+#[cfg(feature = "cuda")]
 pub use device::DeviceTables;
+#[cfg(feature = "cuda")]
 pub use hot::{HostBags, HotCounters, HotTables, HotTurn};
 pub use jagged::{Feature, JaggedTensor, KeyedJaggedTensor};
 pub use keyed::KeyedTensor;

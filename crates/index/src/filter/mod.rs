@@ -7,7 +7,6 @@
 mod changed;
 pub mod index;
 pub mod language;
-mod lower;
 mod plan;
 mod program;
 mod question;
