@@ -6,7 +6,7 @@
 
 mod changed;
 pub mod index;
-pub mod language;
+mod language;
 mod plan;
 mod program;
 mod question;
