@@ -1,12 +1,11 @@
 //! Retrieval in this process.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard};
 
 use super::Snapshot;
 use sterling_api::{Explain, Item, Retrieved, cell};
 use sterling_core::error::{Error, Result};
-use sterling_core::locks::locked;
 use sterling_core::request::{Content, Rank, Request, Retrieve};
 use sterling_graph::tower::Threads;
 use sterling_serving::pass::{self, Cpu};
@@ -23,7 +22,7 @@ pub struct Retriever {
 impl Retriever {
     /// A retriever over a snapshot, whose graphs run on one thread.
     pub fn new(snapshot: &Snapshot) -> Self {
-        Retriever { snapshot: snapshot.clone(), cpu: Mutex::new(Cpu::new(Threads::new(1))) }
+        Retriever { snapshot: snapshot.clone(), cpu: Mutex::new(cpu()) }
     }
 
     /// Returns the best items of a user, as `:retrieve` answers.
@@ -42,10 +41,20 @@ impl Retriever {
         self.run(Request::Rank(request.clone()), &request.reading.columns)
     }
 
+    /// The pass, with new memory where the last one panicked.
+    fn cpu(&self) -> MutexGuard<'_, Cpu> {
+        self.cpu.lock().unwrap_or_else(|poisoned| {
+            self.cpu.clear_poison();
+            let mut held = poisoned.into_inner();
+            *held = cpu();
+            held
+        })
+    }
+
     fn run(&self, request: Request, columns: &[String]) -> Result<Retrieved> {
         let view = self.snapshot.view();
         let prepared = pass::prepare(view, request)?;
-        let mut answers = pass::run(&mut *locked(&self.cpu), &[prepared], None);
+        let mut answers = pass::run(&mut *self.cpu(), &[prepared], None);
         let answer = answers.pop().unwrap_or_else(|| Err(Error::internal("the pass returned no answer")))?;
         let Content::Items(ranked) = answer.content else {
             return Err(Error::internal("the pass returned no items"));
@@ -75,4 +84,9 @@ impl Retriever {
             ..Retrieved::default()
         })
     }
+}
+
+/// A pass whose graphs run on one thread.
+fn cpu() -> Cpu {
+    Cpu::new(Threads::new(1))
 }
