@@ -57,12 +57,18 @@ cargo fmt --check
 cargo clippy --locked --workspace --all-targets --features full -- -D warnings
 # The other side of each feature.
 cargo clippy --locked --workspace --no-default-features -- -D warnings
+# The libraries that are used alone, each without the features that the server switches on.
+cargo clippy --locked -p sterling-storage -p sterling-index -p sterling-embedding -p sterling-graph -- -D warnings
 # What the integration tests ask and are answered is held against the API's description by those in Python.
 rm -rf target/exchanges
 TEST_EXCHANGES=$PWD/target/exchanges cargo test --locked --workspace --features full
+# Each crate as it would be published, with all that it names.
+cargo package --locked --workspace --no-verify --allow-dirty --quiet
 RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --quiet --features full
 scripts/test_python.sh
 if [ "${1:-}" = --all ]; then
     scripts/test_sanitized.sh
+    # Builds each package from its own files alone.
+    cargo package --locked --workspace --allow-dirty --quiet
     STERLING_BATCHES=20000 cargo test --locked --features full --test gpu -- --nocapture random_batches
 fi

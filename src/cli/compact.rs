@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::journals;
 use super::output::say;
 use super::store::StoreArgs;
 use sterling_api::MergeResponse;
@@ -12,6 +11,7 @@ use sterling_core::error::{Error, Result};
 use sterling_publish::compact::{self, Compactor};
 use sterling_publish::warmup;
 use sterling_server::config::{Config, Flags};
+use sterling_server::startup;
 use sterling_serving::fresh::{Merged, Updating};
 use sterling_serving::registry::{self, Registry, Snapshots};
 use sterling_snapshot::sandbox::{Apart, Trials};
@@ -70,7 +70,7 @@ fn has_journal(updates: &Path, model: &str, shard: Option<u32>) -> bool {
 
 /// Merges here, where no server does.
 fn merge(store: &StoreArgs, updates: &Path, (model, shard): (&str, Option<u32>)) -> Result<Merged> {
-    if !journals::are_streams(updates) && !has_journal(updates, model, shard) {
+    if !startup::are_streams(updates) && !has_journal(updates, model, shard) {
         let shard = shard.map_or(String::new(), |shard| format!("shard {shard} of "));
         return Err(Error::not_found(format!(
             "updates: {} has no journal of {shard}model `{model}`",
@@ -78,12 +78,12 @@ fn merge(store: &StoreArgs, updates: &Path, (model, shard): (&str, Option<u32>))
         )));
     }
     let store = match shard {
-        Some(shard) => journals::folding(updates, store.existing()?.of_shard(shard)),
+        Some(shard) => startup::with_folds(updates, store.existing()?.of_shard(shard)),
         None => store.existing()?,
     };
     // Streams have the prefix and the credentials that the environment says, as for a server.
     let streams = Config::read(None, &Flags::default())?.streams;
-    let feeds = Arc::new(journals::open(updates, &streams, &store)?);
+    let feeds = Arc::new(startup::open_updates(updates, &streams, &store)?);
     let snapshots =
         Snapshots { placement: Placement::whole(), trials: Trials::Apart(Apart::of_this_program()?), recorded: 0 };
     let loader = Updating { snapshots, feeds: Some(feeds.clone()), in_place: true };

@@ -10,7 +10,6 @@ use serde::Deserialize;
 
 use super::output::say;
 use super::publish::publish;
-use super::serve::Server;
 use super::store::local_path;
 use sterling_api::FeatureValue;
 use sterling_core::error::{Error, Result};
@@ -21,6 +20,7 @@ use sterling_index::columns::Cell;
 use sterling_publish::Publish;
 use sterling_server::config::Config;
 use sterling_server::http;
+use sterling_server::startup::Server;
 use sterling_serving::pass::{self, Cpu};
 use sterling_serving::registry::Which;
 use sterling_serving::view::View;
@@ -65,13 +65,13 @@ impl Demo {
         let package = self.package()?;
         std::fs::create_dir_all(&self.store).map_err(|e| Error::io(self.store.display(), e))?;
         let config = Config { store: self.store.clone(), listen: self.listen, ..Config::default() };
-        let server = Server::bind(&config)?;
+        let trials = Trials::Apart(Apart::of_this_program()?);
+        let server = Server::bind(&config, trials.clone())?;
         let store = Store::new(&self.store);
         let name = match sterling_publish::published(&store, &package)? {
             Some((name, _)) => name,
             None => {
                 let package = Some(package.clone());
-                let trials = Trials::Apart(Apart::of_this_program()?);
                 let what = Publish { package, trials, ..Publish::default() };
                 let (name, version) = publish(&store, &what)?;
                 let manifest = store.manifest(&name, version)?;
@@ -83,8 +83,8 @@ impl Demo {
                 name
             }
         };
-        server.app.registry.refresh();
-        let model = server.app.registry.get(&name, Which::Active)?;
+        server.registry().refresh();
+        let model = server.registry().get(&name, Which::Active)?;
         for line in samples(&package)? {
             show(&model.view(), &line)?;
         }

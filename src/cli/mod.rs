@@ -14,7 +14,6 @@ mod compact;
 mod demo;
 mod doctor;
 mod inspect;
-mod journals;
 mod kernels;
 mod key;
 mod output;

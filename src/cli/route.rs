@@ -7,11 +7,11 @@ use std::sync::Arc;
 use tokio::net::TcpListener;
 
 use super::output::announce;
-use super::serve::stop_signals;
 use sterling_core::error::{Error, Result};
 use sterling_server::config::{RouterConfig, RouterFlags, ServerFlags};
 use sterling_server::http::{self, AccessControl, RouterApp, Traces};
 use sterling_server::route::Fleet;
+use sterling_server::startup::stop_signals;
 
 /// Arguments of `sterling route`.
 #[derive(Debug, clap::Args)]

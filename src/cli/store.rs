@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 
 use clap::builder::{PathBufValueParser, TypedValueParser};
 
-use sterling_core::error::{Error, Result};
+use sterling_core::error::Result;
+use sterling_server::startup::check_folder;
 use sterling_snapshot::{CacheOptions, Store};
 use sterling_storage::objects;
 
@@ -65,14 +66,4 @@ pub(super) fn local_path() -> impl TypedValueParser<Value = PathBuf> {
         true => Err("a URL, expected a file or folder of this machine; buckets are for --store alone"),
         false => Ok(path),
     })
-}
-
-/// Refuses a folder that is not there: most often a typing error, and an empty store would never get ready.
-pub(super) fn check_folder(store: &Path) -> Result<()> {
-    match std::fs::metadata(store) {
-        _ if objects::is_url(store) => Ok(()),
-        Ok(found) if found.is_dir() => Ok(()),
-        Ok(_) => Err(Error::invalid(format!("store {}: expected a folder", store.display()))),
-        Err(e) => Err(Error::io(format!("store {}", store.display()), e)),
-    }
 }

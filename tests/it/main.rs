@@ -13,6 +13,7 @@ mod connections;
 mod contract;
 mod debian;
 mod edge;
+mod examples;
 mod faiss;
 mod feed;
 mod filters;

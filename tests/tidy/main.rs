@@ -5,6 +5,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 mod imports;
 mod source;
@@ -94,6 +95,29 @@ fn the_architecture_page_names_every_crate_with_its_dependencies() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
+/// A user of the index or of the embedding layer alone compiles no GPU crate and no HTTP crate. JSON comes with the header of
+/// safetensors files.
+#[test]
+fn index_embedding_and_graph_build_without_gpu_and_http_crates() {
+    const UNWANTED: [&str; 9] =
+        ["sterling-cuda", "cudarc", "redis", "hyper", "http", "reqwest", "axum", "ureq", "object_store"];
+    for name in ["sterling-index", "sterling-embedding", "sterling-graph"] {
+        let dependencies = |depth: &str| -> BTreeSet<String> {
+            let mut tree = Command::new(env!("CARGO"));
+            tree.args(["tree", "--offline", "--locked", "--no-default-features", "-e", "normal", "--prefix", "none"]);
+            let output = tree.args(["-p", name, "--depth", depth]).current_dir(root()).output().unwrap();
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            let lines = String::from_utf8(output.stdout).unwrap();
+            lines.lines().filter_map(|line| line.split(' ').next()).map(str::to_owned).collect()
+        };
+        let all = dependencies("100");
+        assert!(all.contains("safetensors"), "{name}: {all:?}");
+        let wrong: Vec<&&str> = UNWANTED.iter().filter(|unwanted| all.contains(**unwanted)).collect();
+        assert!(wrong.is_empty(), "{name} depends on {wrong:?}");
+        assert!(!dependencies("1").contains("serde_json"), "{name} depends on serde_json itself");
+    }
+}
+
 #[test]
 fn unsafe_lives_in_two_crates_and_says_why() {
     let mut wrong = Vec::new();
@@ -151,7 +175,7 @@ fn every_tensor_of_a_snapshot_is_in_the_format_page() {
     let mut missing = Vec::new();
     for (path, text) in sources() {
         let code = text.split("#[cfg(test)]").next().unwrap();
-        for call in code.split(".add_owned(").skip(1) {
+        for call in [".add_owned(", ".add_json("].iter().flat_map(|call| code.split(call).skip(1)) {
             let name = call.trim_start().trim_start_matches("format!(");
             let Some(name) = name.strip_prefix('"').and_then(|name| name.split('"').next()) else { continue };
             let name = name.replace("{number}", "N");

@@ -278,7 +278,7 @@ pub fn divided(body: &[u8], lines: bool, shards: usize) -> Result<(Vec<PlacedIte
 }
 
 /// Places of items in a call, and a body that holds them.
-pub type PlacedItems = (Vec<usize>, Vec<u8>);
+pub(crate) type PlacedItems = (Vec<usize>, Vec<u8>);
 
 /// The JSON of each item of an upsert.
 fn texts(body: &[u8], lines: bool) -> Result<Vec<&[u8]>> {

@@ -2,9 +2,26 @@
 //! other module knows JSON of requests or answers.
 //!
 //! `values` reads feature values and bounded lists, `body` whole bodies, of the types of `request`; `entry` is what an answer says of items,
-//! `reply` writes it in the types of `response`, a piece at a time; `arrow` reads and writes streams of Arrow; `items` is of updates; `browse` tells of what a catalogue holds, `info` of models and versions; `traffic` of the share that each has of requests; `problem` of errors.
+//! `reply` writes it in the types of `response`, a piece at a time; `arrow` reads and writes streams of Arrow; `items` is of updates; `browse` tells of what a catalogue holds, `info` of models and versions; `traffic` of the share that each has of requests; `problem` of errors; `asking` writes bodies for clients.
+//!
+//! ```
+//! use sterling_api::{Retrievals, retrievals, retrieve_body};
+//! use sterling_core::request::{Retrieve, User};
+//!
+//! let request = Retrieve { k: 3, filter: "lang:en".into(), ..Retrieve::of(User::Vector(vec![0.5, -1.0])) };
+//! let body = retrieve_body(&request)?.to_string();
+//! let Retrievals::One(read, ..) = retrievals(body.as_bytes())? else { unreachable!("one request was written") };
+//! assert_eq!(*read, request);
+//!
+//! let wrong = retrievals(br#"{"vector": [1, 2], "k": 0}"#).unwrap_err();
+//! assert!(wrong.to_string().contains("`k`: got 0, expected 1 to 100000"), "{wrong}");
+//! # Ok::<(), sterling_core::error::Error>(())
+//! ```
+
+#![cfg_attr(not(test), deny(unreachable_pub))]
 
 mod arrow;
+mod asking;
 mod body;
 mod browse;
 mod entry;
@@ -24,6 +41,7 @@ mod vector_form;
 mod written;
 
 pub use arrow::{ARROW_STREAM, ArrowReply, arrow_divided, arrow_retrievals, arrow_upserts};
+pub use asking::{rank_body, retrieve_body};
 pub use body::{Retrievals, embed, object, rank, retrievals};
 pub use browse::{
     ColumnResponse, ColumnValue, FileInfo, FindRequest, FindResponse, FoundItem, HeldShard, IndexResponse,

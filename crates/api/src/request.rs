@@ -24,7 +24,7 @@ pub(super) type FeatureValues = Named<Option<FeatureValue>, FEATURES_MAX>;
 #[derive(serde::Deserialize, ToSchema)]
 #[serde(remote = "request::OnDegraded", rename_all = "snake_case")]
 #[schema(as = OnDegraded)]
-pub enum OnDegradedName {
+pub(crate) enum OnDegradedName {
     /// Answer with a problem.
     Fail,
     /// Go on with each table's default row, zeros, and say so in the reply.
@@ -35,7 +35,7 @@ pub enum OnDegradedName {
 #[derive(serde::Deserialize, ToSchema)]
 #[serde(remote = "request::Priority", rename_all = "snake_case")]
 #[schema(as = Priority)]
-pub enum PriorityName {
+pub(crate) enum PriorityName {
     /// Somebody is waiting.
     Interactive,
     /// Takes what interactive requests leave.
@@ -46,7 +46,7 @@ pub enum PriorityName {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[schema(as = Format)]
-pub enum FormatName {
+pub(crate) enum FormatName {
     /// One after the other, in `items`.
     #[default]
     Items,

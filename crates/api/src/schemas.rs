@@ -42,7 +42,7 @@ pub enum RetrievedOneOrMany {
 #[derive(utoipa::ToSchema, serde::Serialize)]
 #[serde(untagged)]
 #[expect(dead_code, reason = "a schema of the document, never a value")]
-pub enum TextOrInteger {
+pub(crate) enum TextOrInteger {
     /// Of a column of texts.
     Text(String),
     /// Of a column of integers.

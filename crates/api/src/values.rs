@@ -17,7 +17,7 @@ use sterling_core::request::Values;
 
 /// A list of at most `MOST` entries.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct List<T, const MOST: usize>(pub Vec<T>);
+pub(crate) struct List<T, const MOST: usize>(pub Vec<T>);
 
 impl<'de, T: Deserialize<'de>, const MOST: usize> Deserialize<'de> for List<T, MOST> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -50,7 +50,7 @@ fn too_many<E: de::Error>(most: usize) -> E {
 
 /// A number that is finite as an f32.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Finite(pub f32);
+pub(crate) struct Finite(pub f32);
 
 impl<'de> Deserialize<'de> for Finite {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -70,7 +70,7 @@ fn finite<E: de::Error>(x: f64) -> Result<f32, E> {
 
 /// Numbers of a vector, at most `MOST` of them: a list, or a text that has them as little-endian 32-bit numbers in base64.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Vector<const MOST: usize>(pub Vec<f32>);
+pub(crate) struct Vector<const MOST: usize>(pub Vec<f32>);
 
 impl<'de, const MOST: usize> Deserialize<'de> for Vector<MOST> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {

@@ -7,7 +7,7 @@ use utoipa::{PartialSchema, ToSchema};
 use sterling_core::limits::DIMENSION_MAX;
 
 /// A vector: its numbers, or these as little-endian 32-bit numbers in base64. `values::Vector` reads both.
-pub struct VectorForm;
+pub(crate) struct VectorForm;
 
 impl PartialSchema for VectorForm {
     fn schema() -> RefOr<Schema> {

@@ -7,6 +7,18 @@
 //!    rows. So many chunks are under way at most, which bounds the memory.
 //! 4. A row that is wrong is a problem with its reason in a file of its own; it stops nobody. Rows in are rows out and problems.
 //! 5. When all units are done and no more rows have a problem than the job allows, `_SUCCESS.json` has the counts.
+//!
+//! ```
+//! use sterling_batch::{Questions, Task};
+//!
+//! // What all rows of a job share; a row says who asks.
+//! let questions = Questions::parse(Task::Retrieve, r#"{"k": 50, "filter": "lang:en"}"#)?;
+//! assert_eq!(questions.canonical(), r#"{"filter":"lang:en","k":50}"#);
+//! assert!(Questions::parse(Task::Retrieve, r#"{"vector": [1, 2]}"#).is_err());
+//! # Ok::<(), sterling_core::error::Error>(())
+//! ```
+
+#![cfg_attr(not(test), deny(unreachable_pub))]
 
 mod counts;
 mod job;

@@ -14,6 +14,17 @@
 //!
 //! The generator is one thread, and one more that keeps the time. Where it could not keep its schedule, or had no
 //! connection to send on, the load was another than the one asked for: the run is void and says so.
+//!
+//! ```
+//! use sterling_bench::{Sweep, grid};
+//!
+//! let sweeps = [Sweep::parse("k=10,100")?, Sweep::parse("recall=0.9,0.98")?];
+//! assert_eq!(grid(&sweeps)?.len(), 4);
+//! assert!(Sweep::parse("k=ten").is_err());
+//! # Ok::<(), sterling_core::error::Error>(())
+//! ```
+
+#![cfg_attr(not(test), deny(unreachable_pub))]
 
 mod answer;
 mod bootstrap;

@@ -1,5 +1,23 @@
 //! What every other crate of Sterling needs: the [`error`] type, [`units`] of ids and slots, [`limits`], [`tensor`] shapes and the
 //! [`request`] types that the edge reads and the pass answers.
+//!
+//! ```
+//! use sterling_core::error::{Error, Kind};
+//! use sterling_core::request::{Retrieve, User};
+//! use sterling_core::units::ItemId;
+//!
+//! let request = Retrieve {
+//!     filter: "section:python".into(),
+//!     exclude: vec![ItemId(7)],
+//!     ..Retrieve::of(User::Vector(vec![0.5; 16]))
+//! };
+//! assert_eq!((request.k, request.recall), (20, None));
+//!
+//! let error = Error::invalid("field `k`: got 0, expected 1 to 100000").within("requests[3]");
+//! assert_eq!((error.kind(), error.kind().is_retryable()), (Kind::Invalid, false));
+//! ```
+
+#![cfg_attr(not(test), deny(unreachable_pub))]
 
 pub mod blocking;
 pub mod clock;

@@ -18,7 +18,7 @@ use sterling_core::error::{Error, Result};
 const CAPABILITY_MIN: (i32, i32) = (8, 0);
 
 /// A card with the kernels compiled for it.
-pub struct Card {
+pub(crate) struct Card {
     name: String,
     context: sys::CUcontext,
     stream: sys::CUstream,
@@ -56,7 +56,7 @@ impl Card {
     ///
     /// # Errors
     /// `Unavailable` without a driver.
-    pub fn count() -> Result<usize> {
+    pub(crate) fn count() -> Result<usize> {
         // SAFETY: looks for the library by its name; loading the driver runs its initialisers alone.
         if !unsafe { sys::is_culib_present() } {
             return Err(Error::unavailable("no NVIDIA driver: libcuda.so was not found"));
@@ -74,7 +74,7 @@ impl Card {
     /// # Errors
     /// `Unavailable` without a driver, NVRTC or such a card; `Unsupported` for a card that is too old; `Internal` where a kernel does
     /// not compile.
-    pub fn open(number: usize) -> Result<Self> {
+    pub(crate) fn open(number: usize) -> Result<Self> {
         let count = Card::count()?;
         compiler::version()?;
         let number = i32::try_from(number).ok().filter(|_| number < count).ok_or_else(|| {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use sterling_core::error::{Error, Result};
 
 /// Blocks that keep a multiprocessor busy, with as many again that wait for their turn.
-pub const BLOCKS_A_PROCESSOR: usize = 16;
+pub(crate) const BLOCKS_A_PROCESSOR: usize = 16;
 
 /// What a launch moves and computes at most, as far as the host knows: lists are taken to be of mean length, and all that is
 /// collected to be read again.

@@ -7,16 +7,26 @@
 //!
 //! Kernels are CUDA C++ that NVRTC compiles at run time for the card ([`sources`]), and g++ for the emulation. What they compute is
 //! what the loops of [`sterling_kernels::cpu`] compute.
+//!
+//! ```
+//! use sterling_cuda::Choice;
+//!
+//! let choice: Choice = "cpu".parse()?;
+//! assert_eq!(choice.open()?.to_string(), "cpu");
+//! # Ok::<(), sterling_core::error::Error>(())
+//! ```
+
+#![cfg_attr(not(test), deny(unreachable_pub))]
 
 mod arena;
 #[cfg(feature = "cuda")]
-pub mod card;
+mod card;
 pub mod choice;
 #[cfg(feature = "cuda")]
 pub mod compiler;
 pub mod cubins;
 pub mod cut;
-pub mod driver;
+mod driver;
 pub mod emulated;
 mod lane;
 mod lane_bytes;

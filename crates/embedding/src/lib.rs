@@ -2,34 +2,62 @@
 //!
 //! Names and meanings are TorchRec's (<https://github.com/meta-pytorch/torchrec>): a [`KeyedJaggedTensor`] carries the ids of
 //! all features of a batch, an [`EmbeddingBagCollection`] turns them into one [`KeyedTensor`], an [`EmbeddingCollection`] into
-//! one [`JaggedTensor`] of rows a feature ([`lookup`]). A [`Table`] is in one piece or cut into shards ([`shard`]), each with a
+//! one [`JaggedTensor`] of rows a feature (`lookup`). A [`Table`] is in one piece or cut into shards ([`shard`]), each with a
 //! source of its own ([`tiers`]); [`place`] says as plain data which shard lies where. Where the shards lie changes no answer.
 //!
-//! Imports go one way: types of ids and rows, `spec` and `place`, then [`tiers`], [`table`], [`shard`], [`lookup`]; [`device`] has
-//! tables in the memory of a GPU, [`HotTables`] those of which only the rows that are asked for often are there.
+//! Imports go one way: types of ids and rows, `spec` and `place`, then [`tiers`], `table`, [`shard`], `lookup`; `device` has
+//! tables in the memory of a GPU, `HotTables` those of which only the rows that are asked for often are there.
+//!
+//! ```
+//! use std::sync::Arc;
+//! use sterling_embedding::{
+//!     BagConfig, EmbeddingBagCollection, KeyedJaggedTensor, Lookup, Pooling, RowFormat, Table, Unseen,
+//! };
+//!
+//! let rows: Vec<f32> = (0..100).flat_map(|row| [row as f32, 1.0]).collect();
+//! let table = Table::from_f32("products", 2, &rows, RowFormat::F32, Unseen::Zero)?;
+//! let bags = [BagConfig { feature: "viewed".into(), table: "products".into(), pooling: Pooling::Sum }];
+//! let collection = EmbeddingBagCollection::new(vec![Arc::new(table)], &bags)?;
+//!
+//! // Two examples: ids 3 and 4, and none.
+//! let ids = KeyedJaggedTensor::from_lengths(["viewed"], vec![3, 4], &[2, 0], None)?;
+//! let (pooled, _) = collection.lookup(&ids, &Lookup::default())?;
+//! assert_eq!(pooled.row("viewed", 0), Some(&[7.0, 2.0][..]));
+//! assert_eq!(pooled.row("viewed", 1), Some(&[0.0, 0.0][..]));
+//! # Ok::<(), sterling_core::error::Error>(())
+//! ```
 
+#![cfg_attr(not(test), deny(unreachable_pub))]
+
+#[cfg(feature = "cuda")]
 pub mod device;
 pub mod format;
+#[cfg(feature = "cuda")]
 mod hot;
-pub mod jagged;
+mod jagged;
 pub mod keyed;
-pub mod lookup;
+mod lookup;
 pub mod place;
+#[cfg(feature = "planner")]
 pub mod planner;
 mod report;
 pub mod shard;
 mod spec;
-pub mod table;
+mod table;
 #[cfg(test)]
 mod tests;
 pub mod tiers;
 mod vocabulary;
 
+#[cfg(feature = "cuda")]
 pub use device::DeviceTables;
+#[cfg(feature = "cuda")]
 pub use hot::{HostBags, HotCounters, HotTables, HotTurn};
 pub use jagged::{Feature, JaggedTensor, KeyedJaggedTensor};
 pub use keyed::KeyedTensor;
-pub use lookup::{BagConfig, EmbeddingBagCollection, EmbeddingCollection, Pooling, SequenceConfig, StartedBags};
+pub use lookup::{
+    BagConfig, EmbeddingBagCollection, EmbeddingCollection, Pooling, Sequence, SequenceConfig, StartedBags,
+};
 pub use report::{Lookup, LookupReport, OnDegraded, TableCounts};
 pub use spec::{TableSpec, Unseen};
 pub use sterling_kernels::cpu::pool::RowFormat;

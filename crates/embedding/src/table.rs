@@ -3,22 +3,22 @@
 //! A table in one piece is one shard; a cut one is several rectangles (rows x columns), each with a [`Source`] of its own in whatever
 //! tier. The sharding types differ only in which rectangles there are.
 
+#[cfg(feature = "redis")]
+mod on_cluster;
+
 use std::ops::Range;
 use std::sync::Arc;
-
-use safetensors::Dtype;
 
 use super::format::{encode_row, encode_rows};
 use super::place::{CardShare, Sharding};
 use super::spec::{TableSpec, Unseen};
-use super::tiers::remote::{Cluster, LoadProgress, LoadReport, RemoteOptions, RemoteTable, RowSet, TableShape, load};
 use super::tiers::slices::Slice;
 use super::tiers::{RowSource, Source};
 use super::vocabulary::Vocabulary;
 use sterling_core::error::{Error, Result};
 use sterling_kernels::buffer::Buffer;
 use sterling_kernels::cpu::pool::{RowFormat, Rows};
-use sterling_storage::files::{TensorFile, Tensors};
+use sterling_storage::files::{Dtype, TensorFile, Tensors};
 
 /// One rectangle of a table.
 #[derive(Clone, Debug)]
@@ -75,20 +75,6 @@ impl Table {
     /// `Invalid` where the source's rows are others than the table's.
     pub fn fetched(spec: TableSpec, source: Arc<dyn RowSource>) -> Result<Self> {
         Table::in_one_piece(spec, Source::Fetched(source))
-    }
-
-    /// A table whose rows are fetched from a cluster that they were [loaded](Table::load) to.
-    ///
-    /// # Errors
-    /// As [`RemoteTable::open`], and where the specification is none.
-    pub fn on_cluster(
-        cluster: &Arc<Cluster>,
-        named: &RowSet,
-        spec: TableSpec,
-        options: &RemoteOptions,
-    ) -> Result<Self> {
-        let source = RemoteTable::open(cluster, named, &TableShape::of(&spec)?, options)?;
-        Table::fetched(spec, Arc::new(source))
     }
 
     fn in_one_piece(spec: TableSpec, source: Source) -> Result<Self> {
@@ -360,25 +346,6 @@ impl Table {
         let elsewhere =
             || Error::unsupported(format!("table `{}`: its rows are not in this host's memory", self.name()));
         self.host_bytes().map(|bytes| &**bytes).ok_or_else(elsewhere)
-    }
-
-    /// Brings its rows to a cluster; see [`load`].
-    ///
-    /// # Errors
-    /// As there, and where the rows are fetched themselves.
-    pub fn load(
-        &self,
-        cluster: &Arc<Cluster>,
-        named: &RowSet,
-        progress: impl FnMut(LoadProgress),
-    ) -> Result<LoadReport> {
-        let bytes = self.bytes().map_err(|e| e.within(named))?;
-        let shape = TableShape::of(&self.spec)?;
-        let copy = |rows: Range<u64>, out: &mut [u8]| {
-            out.copy_from_slice(&bytes[rows.start as usize * shape.row_bytes..][..out.len()]);
-            Ok(())
-        };
-        load(cluster, named, &shape, copy, progress)
     }
 
     /// [`TableSpec::resolve`].

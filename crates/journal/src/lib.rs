@@ -7,6 +7,26 @@
 //! [`Log`] keeps the records in files of this machine (`format` says how, `log` writes them, `scan` reads them). A stream of
 //! NATS JetStream keeps those of many machines (`nats`, in builds with the feature of the name). An append may be slow, is
 //! acknowledged by a call back, and may be made to depend on the position that the journal is at.
+//!
+//! ```
+//! use std::sync::mpsc::channel;
+//! use std::time::Duration;
+//! use sterling_journal::{Append, Journal, Log, LogOptions};
+//!
+//! let folder = tempfile::tempdir()?;
+//! let log = Log::open(folder.path(), LogOptions::default())?;
+//! let (told, durable) = channel();
+//! let append = Append { records: vec![b"one".to_vec(), b"two".to_vec()], expected: Some(0) };
+//! log.append(append, Box::new(move |positions| told.send(positions).unwrap()));
+//! assert_eq!(durable.recv()??, 1..3);
+//!
+//! let mut follower = log.follow(1)?;
+//! let record = follower.next(Duration::from_secs(1))?.unwrap();
+//! assert_eq!((record.position, record.payload), (2, b"two".to_vec()));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+#![cfg_attr(not(test), deny(unreachable_pub))]
 
 mod disk;
 mod follow;

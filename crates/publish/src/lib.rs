@@ -20,6 +20,22 @@
 //!
 //! [`merge`] makes a version of one that is served and its updates, by the last of these steps, and of a shard another one of its
 //! version (`fold`).
+//!
+//! ```
+//! use sterling_publish::{Publish, publish};
+//! use sterling_snapshot::Store;
+//!
+//! let folder = tempfile::tempdir()?;
+//! let items = folder.path().join("items.jsonl");
+//! std::fs::write(&items, "{\"id\": 1, \"embedding\": [1, 0]}\n{\"id\": 2, \"embedding\": [0, 1]}\n")?;
+//! let store = Store::new(folder.path().join("store"));
+//! let what = Publish { name: Some("pair".into()), items: Some(items), ..Publish::default() };
+//! let (model, version) = publish(&store, &what, &|_stage, _done, _total| {})?;
+//! assert_eq!((model.as_str(), version, store.manifest("pair", 1)?.items), ("pair", 1, 2));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+#![cfg_attr(not(test), deny(unreachable_pub))]
 
 mod budget;
 pub mod calibrate;

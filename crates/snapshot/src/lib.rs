@@ -19,6 +19,25 @@
 //! A version that was cut into shards holds a folder of such files for each, and `shards.json` that names them (`shards`).
 //!
 //! The format is described for other readers in `docs/FORMAT.md`.
+//!
+//! ```
+//! use sterling_snapshot::{Recipe, Store};
+//!
+//! let recipe = Recipe::parse("[serving]\nrecall = 0.9\n[index]\nlists = 256\n")?;
+//! assert_eq!((recipe.serving.recall, recipe.index.lists), (0.9, 256));
+//!
+//! let folder = tempfile::tempdir()?;
+//! let store = Store::new(folder.path());
+//! let version = store.publish("catalogue", |folder, version| {
+//!     assert_eq!(version, 1);
+//!     let path = folder.join("manifest.json");
+//!     std::fs::write(&path, "{}").map_err(|e| sterling_core::error::Error::io(path.display(), e))
+//! })?;
+//! assert_eq!((store.versions("catalogue")?, version), (vec![1], 1));
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+#![cfg_attr(not(test), deny(unreachable_pub))]
 
 mod calibration;
 pub mod candidates;

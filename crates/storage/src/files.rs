@@ -19,13 +19,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bytemuck::Pod;
-use safetensors::{Dtype, SafeTensors};
+use safetensors::SafeTensors;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use sterling_core::blocking::may_block;
 use sterling_core::error::{Error, Result};
 use sterling_kernels::buffer::Buffer;
 use sterling_kernels::map::{self, Map};
 
 pub use checksum::{Checksum, Hashed};
+pub use safetensors::Dtype;
 pub use unchanged::Unchanged;
 
 /// Where the data of a tensor file starts: a cache line, so that a 64-byte load never straddles two.
@@ -111,6 +114,15 @@ impl<'a> TensorFile<'a> {
     /// As [`TensorFile::add`].
     pub fn add_owned<T: Element>(&mut self, name: impl Into<String>, shape: &[usize], values: Vec<T>) -> Result<()> {
         self.push::<T>(name.into(), shape, values.len(), Numbers::Given(Box::new(values)))
+    }
+
+    /// Adds a tensor of bytes that hold `value` as JSON ([`Tensors::json`]).
+    ///
+    /// # Errors
+    /// As [`TensorFile::add`]; `Internal` where the value cannot be JSON.
+    pub fn add_json<T: Serialize>(&mut self, name: &str, value: &T) -> Result<()> {
+        let text = serde_json::to_vec(value).map_err(|e| Error::internal(format!("tensor `{name}`: {e}")))?;
+        self.add_owned(name, &[text.len()], text)
     }
 
     /// Adds a tensor whose values will be put into their place ([`TensorFile::write_filled`]); until then they are zeros.
@@ -432,6 +444,15 @@ impl Tensors {
         let buffer = Buffer::mapped(self.map.clone(), place.start, len)
             .map_err(|e| e.within(format!("{}: tensor `{tensor}`", self.name)))?;
         Ok((buffer, place.shape.clone()))
+    }
+
+    /// The value of a tensor that [`TensorFile::add_json`] added.
+    ///
+    /// # Errors
+    /// As [`Tensors::get`]; `Corrupt` where its bytes are not such a value.
+    pub fn json<T: DeserializeOwned>(&self, tensor: &str) -> Result<T> {
+        let (text, _) = self.get::<u8>(tensor, 1)?;
+        serde_json::from_slice(&text).map_err(|e| Error::corrupt(format!("tensor `{tensor}`: {e}")))
     }
 
     /// A one-dimensional tensor of a known length.

@@ -4,6 +4,13 @@
 //! servers can be added up. What is recorded waits in memory until it is sorted into them: at each reading, and several
 //! times a second by the server ([`sort_in`]), whether or not anybody reads.
 //! `catalogue` lists all of them, and `docs/METRICS.md` for those who read them.
+//!
+//! ```
+//! metrics::with_local_recorder(&metrics::NoopRecorder, || metrics::counter!("sterling_example_total").increment(1));
+//! assert!(sterling_telemetry::now().ends_with('Z'));
+//! ```
+
+#![cfg_attr(not(test), deny(unreachable_pub))]
 
 mod catalogue;
 mod process;

@@ -38,7 +38,7 @@ const CELL_BYTES: usize = 128;
 const TEXT_BYTES: usize = 32;
 
 /// Takes memory for what a body becomes, so many bytes more, or refuses it.
-pub type Hold<'a> = &'a mut dyn FnMut(usize) -> Result<()>;
+pub(crate) type Hold<'a> = &'a mut dyn FnMut(usize) -> Result<()>;
 
 /// A stream whose schema has been read.
 #[derive(Debug)]

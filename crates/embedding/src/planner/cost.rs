@@ -94,7 +94,7 @@ pub(super) struct Machine {
 }
 
 impl Machine {
-    pub fn new(topology: &Topology, batch: u32) -> Machine {
+    pub(crate) fn new(topology: &Topology, batch: u32) -> Machine {
         let mut devices = Vec::new();
         let latency = topology.network.as_ref().map_or(0.0, |n| n.latency_us);
         for (at, host) in topology.hosts.iter().enumerate() {
@@ -154,12 +154,12 @@ impl Machine {
     }
 
     /// The device index of the cluster.
-    pub fn cluster(&self) -> Option<usize> {
+    pub(crate) fn cluster(&self) -> Option<usize> {
         self.remote.map(|_| self.devices.len() - 1)
     }
 
     /// The memory that holds all rows of what `device` keeps in `tier`.
-    pub fn backing(&self, tier: Tier, device: usize) -> Option<usize> {
+    pub(crate) fn backing(&self, tier: Tier, device: usize) -> Option<usize> {
         match tier {
             Tier::Hbm | Tier::Host => None,
             Tier::HbmCached => Some(self.devices[device].host),
@@ -168,7 +168,7 @@ impl Machine {
     }
 
     /// Bytes of the cache of a piece.
-    pub fn cache_bytes(&self, table: &TableWorkload, piece: &Piece, keeping: &Keeping) -> u64 {
+    pub(crate) fn cache_bytes(&self, table: &TableWorkload, piece: &Piece, keeping: &Keeping) -> u64 {
         if !keeping.tier.is_cached() {
             return 0;
         }
@@ -177,7 +177,7 @@ impl Machine {
     }
 
     /// What one piece, kept so, asks of the devices. The first charge is that of the device that answers.
-    pub fn charges(&self, table: &TableWorkload, piece: &Piece, keeping: &Keeping) -> Vec<Charge> {
+    pub(crate) fn charges(&self, table: &TableWorkload, piece: &Piece, keeping: &Keeping) -> Vec<Charge> {
         let device = &self.devices[keeping.device];
         let row_bytes = row_bytes(table, piece);
         let rows = piece.rows[1] - piece.rows[0];

@@ -8,6 +8,7 @@
 
 pub mod access;
 pub mod calibrate;
+#[cfg(feature = "cuda")]
 pub mod calibrate_gpu;
 mod cost;
 mod enumerate;
@@ -15,6 +16,8 @@ mod explain;
 pub mod plan;
 pub mod report;
 mod search;
+#[cfg(feature = "redis")]
+mod survey;
 #[cfg(test)]
 mod tests;
 pub mod topology;

@@ -152,30 +152,30 @@ pub(super) struct Load {
 }
 
 impl Load {
-    pub fn new(device: &Device) -> Load {
+    pub(crate) fn new(device: &Device) -> Load {
         let (capacity_bytes, once_us) = (device.capacity_bytes, device.once_us);
         Load { capacity_bytes, once_us, bytes: 0, micros: 0.0, users: [0; LATENCIES] }
     }
 
     /// Microseconds a batch.
-    pub fn total(&self) -> f64 {
+    pub(crate) fn total(&self) -> f64 {
         let once = (0..LATENCIES).filter(|l| self.users[*l] > 0).map(|l| self.once_us[l]);
         self.micros + once.sum::<f64>()
     }
 
     /// The total with a charge more.
-    pub fn with(&self, charge: &Charge) -> f64 {
+    pub(crate) fn with(&self, charge: &Charge) -> f64 {
         let new = (0..LATENCIES).filter(|l| self.users[*l] == 0 && charge.uses >> l & 1 == 1).map(|l| self.once_us[l]);
         self.total() + charge.micros + new.sum::<f64>()
     }
 
-    pub fn add(&mut self, charge: &Charge) {
+    pub(crate) fn add(&mut self, charge: &Charge) {
         self.bytes += charge.bytes;
         self.micros += charge.micros;
         (0..LATENCIES).filter(|l| charge.uses >> l & 1 == 1).for_each(|l| self.users[l] += 1);
     }
 
-    pub fn remove(&mut self, charge: &Charge) {
+    pub(crate) fn remove(&mut self, charge: &Charge) {
         self.bytes -= charge.bytes;
         self.micros -= charge.micros;
         (0..LATENCIES).filter(|l| charge.uses >> l & 1 == 1).for_each(|l| self.users[l] -= 1);

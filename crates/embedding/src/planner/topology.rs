@@ -7,9 +7,9 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use crate::tiers::remote::Survey;
 use sterling_core::error::{Error, Result};
 use sterling_core::limits::names_server;
+#[cfg(feature = "cuda")]
 use sterling_cuda::Device;
 use sterling_kernels::memory::installed_bytes;
 
@@ -19,12 +19,7 @@ pub const HOSTS_MAX: usize = 1024;
 pub const GPUS_MAX: usize = 4096;
 /// Most servers of a host.
 const SERVERS_MAX: usize = 256;
-/// Bytes that primaries store for a byte of rows, the larger of the two that were measured (`docs/REMOTE.md`).
-const REMOTE_OVERHEAD: f64 = 1.08;
-/// Rows that one node answers in a second, and what it sends, as measured on two shared cores; a topology file may say better.
-const REMOTE_ROWS_PER_S: f64 = 400_000.0;
-const REMOTE_BANDWIDTH_GB_S: f64 = 1.0;
-const GIB: f64 = (1u64 << 30) as f64;
+pub(super) const GIB: f64 = (1u64 << 30) as f64;
 
 /// A host and its memory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -92,21 +87,6 @@ pub struct Remote {
     pub rows_per_s: f64,
     /// What one node sends.
     pub bandwidth_gb_s: f64,
-}
-
-impl From<Survey> for Remote {
-    /// What the cluster does not say of itself is as measured.
-    fn from(survey: Survey) -> Self {
-        Remote {
-            name: "cluster".into(),
-            nodes: survey.primaries,
-            node_gib: (survey.node_bytes as f64 / GIB * 1000.0).floor() / 1000.0,
-            overhead: REMOTE_OVERHEAD,
-            round_trip_us: (survey.round_trip.as_secs_f64() * 1e7).round() / 10.0,
-            rows_per_s: REMOTE_ROWS_PER_S,
-            bandwidth_gb_s: REMOTE_BANDWIDTH_GB_S,
-        }
-    }
 }
 
 /// What joins the hosts.
@@ -235,6 +215,7 @@ impl Topology {
     ///
     /// # Errors
     /// [`sterling_core::error::Kind::Unavailable`] where a card does not answer.
+    #[cfg(feature = "cuda")]
     pub fn with_cards(mut self, cards: &[Device]) -> Result<Topology> {
         for card in cards {
             let (_, bytes) = card.memory()?;

@@ -6,6 +6,7 @@
 pub mod breaker;
 pub mod cache;
 pub(super) mod places;
+#[cfg(feature = "redis")]
 pub mod remote;
 pub mod slices;
 

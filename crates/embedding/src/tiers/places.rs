@@ -70,6 +70,7 @@ impl Places {
     }
 
     /// How many there are.
+    #[cfg(feature = "cuda")]
     pub(crate) fn most(&self) -> usize {
         self.most
     }

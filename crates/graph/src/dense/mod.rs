@@ -14,6 +14,7 @@
 
 mod chains;
 mod collapse;
+#[cfg(feature = "cuda")]
 mod device;
 mod equal;
 mod exec;
@@ -29,6 +30,7 @@ mod text;
 
 use std::ops::Range;
 
+#[cfg(feature = "cuda")]
 pub use device::{DeviceOutputs, DeviceProgram, DeviceRows};
 pub use exec::Scratch;
 pub use import::{Given, Made, Size};

@@ -205,11 +205,13 @@ impl Tower {
     }
 
     /// The graph as a program, where it is one.
+    #[cfg(feature = "cuda")]
     pub(super) fn program(&self) -> Option<&RowProgram> {
         self.runs.program()
     }
 
     /// The tensors that the graph reads, by their places among all, in the order of its inputs.
+    #[cfg(feature = "cuda")]
     pub(super) fn inputs(&self) -> &[usize] {
         &self.inputs
     }

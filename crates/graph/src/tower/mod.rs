@@ -5,6 +5,7 @@
 //! reranker over candidates ([`OverArch`]), which bring what `reads` finds that it reads; `part` is what it says of an item whoever
 //! asks ([`ItemPart`]).
 
+#[cfg(feature = "cuda")]
 mod device;
 mod features;
 mod graph;
@@ -18,6 +19,7 @@ mod spec;
 mod tensors;
 mod threads;
 
+#[cfg(feature = "cuda")]
 pub use device::{DeviceMade, DeviceTower};
 pub use features::{RUN_ROWS, Tower, TowerOutput};
 pub use graph::{Graph, Input, Runs, shown};

@@ -82,6 +82,7 @@ impl FeatureTensor {
     }
 
     /// Where its numbers come from.
+    #[cfg(feature = "cuda")]
     pub(super) fn holds(&self) -> &Holds {
         &self.holds
     }

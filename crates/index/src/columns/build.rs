@@ -122,8 +122,7 @@ pub fn encode(columns: &[ItemColumn], order: &[u32], file: &mut TensorFile<'_>) 
         };
         declared.push(Declared { name: column.name.clone(), kind, filter: column.filter });
     }
-    let text = serde_json::to_vec(&declared).map_err(|e| Error::internal(format!("columns: {e}")))?;
-    file.add_owned("columns", &[text.len()], text)
+    file.add_json("columns", &declared)
 }
 
 /// The distinct values, sorted, and the rank of each value.

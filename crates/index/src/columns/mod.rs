@@ -15,6 +15,7 @@
 mod build;
 mod cell;
 mod containing;
+#[cfg(feature = "cuda")]
 mod device;
 mod likeness;
 mod operator;
@@ -26,6 +27,7 @@ mod view;
 pub use build::{ItemColumn, ItemValues, encode, text_bytes, values_end};
 pub use cell::Cell;
 pub use containing::Contains;
+#[cfg(feature = "cuda")]
 pub use device::DeviceColumns;
 pub use likeness::likeness;
 pub use operator::{Operator, Threshold};

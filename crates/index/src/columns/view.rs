@@ -114,9 +114,7 @@ impl Columns {
     /// # Errors
     /// `Corrupt` with the tensor where something is missing, out of range or out of order.
     pub fn open(tensors: &Tensors, slots: usize) -> Result<Self> {
-        let (text, _) = tensors.get::<u8>("columns", 1)?;
-        let declared: Vec<Declared> =
-            serde_json::from_slice(&text).map_err(|e| Error::corrupt(format!("tensor `columns`: {e}")))?;
+        let declared: Vec<Declared> = tensors.json("columns")?;
         let mut terms = 0;
         let mut columns = Vec::with_capacity(declared.len());
         for (number, declared) in declared.into_iter().enumerate() {

@@ -6,8 +6,7 @@
 
 mod changed;
 pub mod index;
-pub mod language;
-mod lower;
+mod language;
 mod plan;
 mod program;
 mod question;

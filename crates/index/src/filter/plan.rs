@@ -10,20 +10,21 @@
 //!    term, or by the words of all lists, where a sample lets expect few and words are cheap.
 //! 5. Where values have changed since the index was built, all of this tells of the others alone ([`Plan::with_changes`]).
 
+#[cfg(feature = "cuda")]
+mod lower;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::changed::Changed;
 use super::index::Index;
 use super::language::Canonical;
-use super::lower;
 use super::program::Program;
 use super::question::{Node, Question, resolve};
 use super::sample::{PassingShares, Sample};
 use crate::columns::{Columns, Comparison, Overlay, bits};
 use sterling_core::error::Result;
 use sterling_core::units::{ListId, Slot};
-use sterling_cuda::ops::words::{CHECK_STACK_MAX, WordProgram};
 
 /// So many items that posting lists hold may always be searched one by one.
 const POSTED_MIN: usize = 256;
@@ -255,24 +256,6 @@ impl Plan {
         self.program.is_exact()
     }
 
-    /// The plan as a program of a device, whose words are the truth: what planes only suspect it looks up.
-    pub fn lower(&self) -> WordProgram {
-        let mut program = lower::words(&self.program);
-        if !self.is_exact() || self.program.has_postings() {
-            lower::checks(&self.root, &self.columns, &mut program);
-        }
-        program
-    }
-
-    /// Whether a device can evaluate [`Plan::lower`].
-    ///
-    /// # Errors
-    /// As [`WordProgram::check`].
-    pub fn check_lowered(&self) -> Result<()> {
-        // No stack is higher than parts nest in parts, with a run more for posting lists and for what is live.
-        if nesting(&self.root).max(self.program.depth) + 2 <= CHECK_STACK_MAX { Ok(()) } else { self.lower().check() }
-    }
-
     /// What [`Plan::words`] is thought to take, in nanoseconds of one core for each item.
     pub fn words_ns(&self) -> f64 {
         self.program.item_ns()
@@ -401,14 +384,6 @@ fn compared(number: usize, comparison: &Comparison, columns: &Columns, index: &I
     let sampled = (0..slots).step_by((slots / 1024).max(1) as usize);
     let held = sampled.clone().filter(|&s| column.compares(comparison, Slot(s))).count();
     held as f64 / sampled.count().max(1) as f64 * index.items() as f64
-}
-
-/// How deep parts nest in parts.
-fn nesting(node: &Node) -> usize {
-    match node {
-        Node::All | Node::Nothing | Node::Literal { .. } => 1,
-        Node::And(parts) | Node::Or(parts) => 1 + parts.iter().map(nesting).max().unwrap_or(0),
-    }
 }
 
 /// How many questions a filter may ask one item.

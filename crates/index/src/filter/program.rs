@@ -39,9 +39,23 @@ pub(super) enum Step {
     /// ORs a plane.
     Add { plane: usize },
     /// Pushes the items of a posting list, of the term whose Bloom positions these are.
-    PushPosted { posting: usize, hash: TermHash },
+    PushPosted {
+        posting: usize,
+        #[cfg_attr(
+            not(feature = "cuda"),
+            expect(dead_code, reason = "a GPU has Bloom planes in place of posting lists")
+        )]
+        hash: TermHash,
+    },
     /// ORs them.
-    AddPosted { posting: usize, hash: TermHash },
+    AddPosted {
+        posting: usize,
+        #[cfg_attr(
+            not(feature = "cuda"),
+            expect(dead_code, reason = "a GPU has Bloom planes in place of posting lists")
+        )]
+        hash: TermHash,
+    },
     /// ANDs all other items.
     DropPosted { posting: usize },
     /// ANDs the planes of a term's Bloom positions.
@@ -115,13 +129,6 @@ impl Program {
     /// True where the words are the truth and not only an upper bound.
     pub(super) fn is_exact(&self) -> bool {
         self.exact
-    }
-
-    /// True where a posting list answers a part of it.
-    pub(super) fn has_postings(&self) -> bool {
-        let is_posted =
-            |step: &Step| matches!(step, Step::PushPosted { .. } | Step::AddPosted { .. } | Step::DropPosted { .. });
-        self.steps.iter().any(is_posted)
     }
 
     /// What evaluating it is thought to take, in nanoseconds of one core for each item.

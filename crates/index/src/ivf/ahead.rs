@@ -61,16 +61,6 @@ impl Margins {
         Margins { slope, halvings: shares.map(|above| margins[above - 1]).collect() }
     }
 
-    /// What of the centroid's score an item may be expected to have.
-    pub(super) fn slope(&self) -> f32 {
-        self.slope
-    }
-
-    /// How far items score above that, rising.
-    pub(super) fn halvings(&self) -> &[f32] {
-        &self.halvings
-    }
-
     /// What is wrong with margins that come from a file.
     ///
     /// # Errors
@@ -87,6 +77,20 @@ impl Margins {
     /// The shares of items with larger margins, of margins that fall.
     fn shares(&self) -> Shares<'_> {
         Shares { halvings: &self.halvings, place: self.halvings.len() }
+    }
+}
+
+/// What a GPU reads of them.
+#[cfg(feature = "cuda")]
+impl Margins {
+    /// What of the centroid's score an item may be expected to have.
+    pub(super) fn slope(&self) -> f32 {
+        self.slope
+    }
+
+    /// How far items score above that, rising.
+    pub(super) fn halvings(&self) -> &[f32] {
+        &self.halvings
     }
 }
 

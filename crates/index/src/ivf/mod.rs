@@ -24,6 +24,7 @@ mod assign;
 mod batch;
 mod build;
 mod coded;
+#[cfg(feature = "cuda")]
 mod device;
 mod encode;
 mod filtered;
@@ -49,6 +50,7 @@ pub use assign::Assigner;
 pub use batch::{BatchScratch, Search};
 pub use build::{Built, Lists, build, from_lists, list_offsets, steps};
 pub use coded::CodedRow;
+#[cfg(feature = "cuda")]
 pub use device::{BesideLists, DeviceIndex, EligibleParts, FilteredSearch, LiveParts, Until};
 pub use filtered::{MemberWords, Words};
 pub use first_pass::{CodeChoice, CodeKind, CodeShape, FirstPass, IndexExtent, Rates};

@@ -34,7 +34,7 @@ fn inverse(scale: f32) -> f32 {
 
 /// A query in codes, kept between calls so that nothing is allocated.
 #[derive(Clone, Debug, Default)]
-pub struct Quantized {
+pub(crate) struct Quantized {
     high: Vec<i8>,
     low: Vec<i8>,
     scale: f32,
@@ -43,7 +43,7 @@ pub struct Quantized {
 
 impl Quantized {
     /// Takes the codes of `vector` `[D]`.
-    pub fn set(&mut self, vector: &[f32]) {
+    pub(crate) fn set(&mut self, vector: &[f32]) {
         let most = (127 * LOW) as f32;
         self.scale = scale(vector, most);
         let inverse = inverse(self.scale);
@@ -61,7 +61,7 @@ impl Quantized {
     }
 
     /// The query as kernels take it.
-    pub fn view(&self) -> Int8Query<'_> {
+    pub(crate) fn view(&self) -> Int8Query<'_> {
         Int8Query { rows: [&self.high, &self.low], corrections: self.corrections, scale: self.scale }
     }
 }

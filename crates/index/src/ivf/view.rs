@@ -2,7 +2,6 @@
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
-use safetensors::Dtype;
 
 use super::first_pass::ItemCodes;
 use super::own::{OwnLayout, OwnLists, RankedLists};
@@ -14,7 +13,7 @@ use sterling_kernels::buffer::Buffer;
 use sterling_kernels::cpu::Kernels;
 use sterling_kernels::cpu::kernels::{BLOCK, Blocks, CodeBlocks};
 use sterling_kernels::cpu::pool::{RowFormat, Rows};
-use sterling_storage::files::Tensors;
+use sterling_storage::files::{Dtype, Tensors};
 
 /// What the numbers of vectors are to be.
 pub(super) const EXPECTED: &str = "finite numbers between -2^56 and 2^56";

@@ -7,12 +7,13 @@
 //!
 //! The grammar, with examples that a test runs, is in `docs/VALUE_MODEL.md`.
 
+#[cfg(feature = "cuda")]
+mod lower;
 mod parser;
 
 use std::collections::BTreeMap;
 
 use sterling_core::error::{Error, Result};
-use sterling_cuda::ops::worth::ValueStep;
 
 /// Candidates evaluated at a time: a chunk of each stack place fits the first-level cache.
 const CHUNK: usize = 256;
@@ -112,19 +113,6 @@ impl Program {
     /// The inputs that the expression reads, in the order in which [`Program::evaluate`] takes them.
     pub fn inputs(&self) -> &[String] {
         &self.inputs
-    }
-
-    /// The program as a device runs it.
-    pub fn lower(&self) -> Vec<ValueStep> {
-        let lowered = |step: &Step| match step {
-            Step::Number(x) => (0, x.to_bits()),
-            Step::Input(n) => (1, *n as u32),
-            Step::Constant(n) => (2, *n as u32),
-            Step::Unary(f) => (3 + *f as u32, 0),
-            Step::Binary(f) => (9 + *f as u32, 0),
-            Step::Choose => (22, 0),
-        };
-        self.steps.iter().map(lowered).map(|(operation, operand)| ValueStep { operation, operand }).collect()
     }
 
     /// Numbers that stand on the stack at most.

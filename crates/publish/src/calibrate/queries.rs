@@ -163,7 +163,7 @@ fn bell(random: u64) -> f32 {
 }
 
 /// `most` numbers below `count`, evenly spread.
-pub fn spread(count: usize, most: usize) -> impl Iterator<Item = usize> {
+pub(crate) fn spread(count: usize, most: usize) -> impl Iterator<Item = usize> {
     let taken = count.min(most);
     (0..taken).map(move |n| n * count / taken)
 }

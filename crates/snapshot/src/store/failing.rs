@@ -5,7 +5,7 @@ use std::fmt;
 use super::*;
 
 /// Is told of each call, and makes it fail.
-pub type Fail = dyn Fn(&'static str) -> Result<()> + Send + Sync;
+pub(super) type Fail = dyn Fn(&'static str) -> Result<()> + Send + Sync;
 
 struct Failing {
     shelf: Arc<dyn Shelf>,

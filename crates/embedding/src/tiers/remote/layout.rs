@@ -21,9 +21,9 @@ use crate::spec::TableSpec;
 use sterling_core::error::{Error, Result};
 
 /// Slots of a Redis or Valkey Cluster.
-pub const SLOTS: usize = 16_384;
+pub(super) const SLOTS: usize = 16_384;
 /// Widest row, in bytes.
-pub const ROW_BYTES_MAX: usize = 128 * 1024;
+pub(super) const ROW_BYTES_MAX: usize = 128 * 1024;
 
 pub(super) const CHECK_BYTES: usize = 4;
 pub(super) const DIGEST_BYTES: usize = 8;

@@ -1,6 +1,6 @@
 //! Rows in the memory of other machines: a Redis or Valkey Cluster, behind a bounded cache of this host.
 //!
-//! The cluster replicates, fails over and moves slots; this module says where a row lies ([`layout`]), brings rows there
+//! The cluster replicates, fails over and moves slots; this module says where a row lies (`layout`), brings rows there
 //! ([`load()`], [`delete`]) and reads them ([`RemoteTable`]). A read goes through these steps:
 //!
 //! 1. Rows that the table does not have are [`RowState::Unknown`] at once; rows in the [cache](super::cache) are copied.
@@ -14,7 +14,7 @@
 
 mod cluster;
 mod flight;
-pub mod layout;
+mod layout;
 mod load;
 mod manifest;
 mod memory;

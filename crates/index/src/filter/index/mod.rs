@@ -16,12 +16,14 @@
 //! Source: the signature layout of SilverTorch (arXiv 2511.14881), with exact planes and posting lists beside it.
 
 mod build;
+#[cfg(feature = "cuda")]
 mod device;
 mod hash;
 mod numbers;
 mod view;
 
 pub use build::{Options, encode};
+#[cfg(feature = "cuda")]
 pub use device::{DeviceLiveItems, DevicePlanes};
 pub(super) use view::Held;
 pub use view::Index;

@@ -154,21 +154,6 @@ impl Index {
         (0..self.lists()).map(|l| self.words(ListId(l as u32))).max().unwrap_or(0)
     }
 
-    /// Where each list starts in an exact plane, in words, and the length of a plane.
-    pub(super) fn list_firsts(&self) -> &[u32] {
-        &self.firsts
-    }
-
-    /// The Bloom planes, where those of each list start, their widths and the positions of a term.
-    pub(super) fn bloom_planes(&self) -> (&[u64], &[u64], &[u32], u32) {
-        (&self.bloom, &self.starts, &self.widths, self.hashes)
-    }
-
-    /// The exact planes, and how many of them are those of terms.
-    pub(super) fn all_planes(&self) -> (&[u64], usize) {
-        (&self.planes, self.exact.len())
-    }
-
     /// Bytes of planes and posting lists.
     pub fn bytes(&self) -> usize {
         self.planes.bytes() + self.bloom.bytes() + self.posting_slots.bytes()
@@ -191,12 +176,6 @@ impl Index {
     /// The first slot of each word of a plane.
     pub fn word_slots(&self) -> impl ExactSizeIterator<Item = Slot> + '_ {
         self.word_slots.iter().copied()
-    }
-
-    /// The word of a plane in which the item of a slot has its bit.
-    pub(super) fn word_of(&self, slot: Slot) -> u32 {
-        let list = self.list_offsets.partition_point(|&offset| offset <= slot.0).saturating_sub(1);
-        self.firsts[list] + (slot.0 - self.list_offsets[list]) / 64
     }
 
     /// Clears the bits of `excluded` slots, ascending, in the words of a list.
@@ -325,6 +304,31 @@ impl Index {
             let plane = &self.bloom[start + hash.position(n, width) * out.len()..][..out.len()];
             out.iter_mut().zip(plane).for_each(|(o, p)| *o &= p);
         }
+    }
+}
+
+/// What a GPU copies of the planes.
+#[cfg(feature = "cuda")]
+impl Index {
+    /// Where each list starts in an exact plane, in words, and the length of a plane.
+    pub(super) fn list_firsts(&self) -> &[u32] {
+        &self.firsts
+    }
+
+    /// The Bloom planes, where those of each list start, their widths and the positions of a term.
+    pub(super) fn bloom_planes(&self) -> (&[u64], &[u64], &[u32], u32) {
+        (&self.bloom, &self.starts, &self.widths, self.hashes)
+    }
+
+    /// The exact planes, and how many of them are those of terms.
+    pub(super) fn all_planes(&self) -> (&[u64], usize) {
+        (&self.planes, self.exact.len())
+    }
+
+    /// The word of a plane in which the item of a slot has its bit.
+    pub(super) fn word_of(&self, slot: Slot) -> u32 {
+        let list = self.list_offsets.partition_point(|&offset| offset <= slot.0).saturating_sub(1);
+        self.firsts[list] + (slot.0 - self.list_offsets[list]) / 64
     }
 }
 

@@ -167,16 +167,16 @@ impl<'a> Rows<'a> {
 
 /// The formats as numbers that a kernel can be compiled for.
 pub(super) mod formats {
-    pub const F32: usize = 0;
-    pub const F16: usize = 1;
-    pub const BF16: usize = 2;
-    pub const INT8: usize = 3;
-    pub const INT4: usize = 4;
+    pub(crate) const F32: usize = 0;
+    pub(crate) const F16: usize = 1;
+    pub(crate) const BF16: usize = 2;
+    pub(crate) const INT8: usize = 3;
+    pub(crate) const INT4: usize = 4;
     #[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
-    pub const INT2: usize = 5;
+    pub(crate) const INT2: usize = 5;
     #[cfg_attr(not(any(target_arch = "x86_64", target_arch = "aarch64")), allow(dead_code))]
-    pub const BITS: [usize; 6] = [32, 16, 16, 8, 4, 2];
-    pub const HEAD: usize = super::QUANTISED_HEAD_BYTES;
+    pub(crate) const BITS: [usize; 6] = [32, 16, 16, 8, 4, 2];
+    pub(crate) const HEAD: usize = super::QUANTISED_HEAD_BYTES;
 }
 
 /// Decodes one stored row into f32.

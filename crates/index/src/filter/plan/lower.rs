@@ -1,19 +1,41 @@
 //! From a plan to the program of a device: the same steps in the form that kernels read.
 
-use super::index::{Run, TermHash};
-use super::program::{Program, Step};
-use super::question::{Node, Question};
+use super::Plan;
 use crate::columns::{Columns, Comparison};
-use sterling_cuda::ops::words::{FilterStep, NO_PLANE, Operation, WordProgram};
+use crate::filter::index::{Run, TermHash};
+use crate::filter::program::{Program, Step};
+use crate::filter::question::{Node, Question};
+use sterling_core::error::Result;
+use sterling_cuda::ops::words::{CHECK_STACK_MAX, FilterStep, NO_PLANE, Operation, WordProgram};
 
 /// The comparison of a step that stands for ranges of codes.
 const RANGES: u32 = 6;
 
+impl Plan {
+    /// The plan as a program of a device, whose words are the truth: what planes only suspect it looks up.
+    pub fn lower(&self) -> WordProgram {
+        let mut program = words(&self.program);
+        if !self.is_exact() || has_postings(&self.program) {
+            checks(&self.root, &self.columns, &mut program);
+        }
+        program
+    }
+
+    /// Whether a device can evaluate [`Plan::lower`].
+    ///
+    /// # Errors
+    /// As [`WordProgram::check`].
+    pub fn check_lowered(&self) -> Result<()> {
+        // No stack is higher than parts nest in parts, with a run more for posting lists and for what is live.
+        if nesting(&self.root).max(self.program.depth) + 2 <= CHECK_STACK_MAX { Ok(()) } else { self.lower().check() }
+    }
+}
+
 /// The steps over words. Posting lists are not on the device: Bloom planes suspect the items of those that are asked for, and those of
 /// which none is to be pass.
-pub(super) fn words(program: &Program) -> WordProgram {
+fn words(program: &Program) -> WordProgram {
     // A run more, where a posting list is added.
-    let depth = program.depth + usize::from(program.has_postings());
+    let depth = program.depth + usize::from(has_postings(program));
     let mut lowered = WordProgram { depth, ..WordProgram::default() };
     for step in &program.steps {
         let step = match step {
@@ -57,7 +79,7 @@ fn of_plane(operation: Operation, plane: usize, negated: bool) -> FilterStep {
     FilterStep { plane: plane as u32, is_negated: u32::from(negated), ..FilterStep::plain(operation) }
 }
 
-/// A run of number planes, counted from the first of them: [`super::index::DevicePlanes`] knows where that is.
+/// A run of number planes, counted from the first of them: [`crate::filter::index::DevicePlanes`] knows where that is.
 fn pair(run: &Run) -> [u32; 2] {
     [run.plane as u32, run.before.map_or(NO_PLANE, |before| before as u32)]
 }
@@ -74,7 +96,7 @@ fn compares(operation: Operation, column: usize, comparison: &Comparison, negate
 }
 
 /// Adds what an item must hold to pass.
-pub(super) fn checks(root: &Node, columns: &Columns, to: &mut WordProgram) {
+fn checks(root: &Node, columns: &Columns, to: &mut WordProgram) {
     let joined = |parts: &[Node], operation, to: &mut WordProgram| {
         for (n, part) in parts.iter().enumerate() {
             checks(part, columns, to);
@@ -105,4 +127,19 @@ pub(super) fn checks(root: &Node, columns: &Columns, to: &mut WordProgram) {
             });
         }
     }
+}
+
+/// How deep parts nest in parts.
+fn nesting(node: &Node) -> usize {
+    match node {
+        Node::All | Node::Nothing | Node::Literal { .. } => 1,
+        Node::And(parts) | Node::Or(parts) => 1 + parts.iter().map(nesting).max().unwrap_or(0),
+    }
+}
+
+/// True where a posting list answers a part of the program.
+fn has_postings(program: &Program) -> bool {
+    let is_posted =
+        |step: &Step| matches!(step, Step::PushPosted { .. } | Step::AddPosted { .. } | Step::DropPosted { .. });
+    program.steps.iter().any(is_posted)
 }

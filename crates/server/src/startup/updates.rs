@@ -12,7 +12,7 @@ use sterling_storage::objects;
 const FOLDS: &str = ".folded";
 
 /// Whether updates are kept in streams of a cluster, and in no folder.
-pub(super) fn are_streams(updates: &Path) -> bool {
+pub fn are_streams(updates: &Path) -> bool {
     ["nats://", "tls://"].iter().any(|scheme| updates.to_string_lossy().starts_with(scheme))
 }
 
@@ -39,7 +39,7 @@ pub(super) fn check(updates: &Path) -> Result<()> {
 /// # Errors
 /// `Unavailable` where no server of the cluster answers; `Unsupported` where this build has no streams, or the brokers do not keep
 /// to what the options ask for.
-pub(super) fn open(updates: &Path, options: &StreamOptions, store: &Store) -> Result<Feeds> {
+pub fn open_updates(updates: &Path, options: &StreamOptions, store: &Store) -> Result<Feeds> {
     match are_streams(updates) {
         true => streams(updates.to_string_lossy().into_owned(), options.clone(), store.root()),
         false => Ok(Feeds::new(Logs::below(updates))),
@@ -48,7 +48,7 @@ pub(super) fn open(updates: &Path, options: &StreamOptions, store: &Store) -> Re
 
 /// The store of a shard, with the folder where its updates are folded in: in that of the journals, for folds are what these let go of;
 /// of streams in that of the store, for all servers that share it follow the same ones.
-pub(super) fn folding(updates: &Path, store: Store) -> Store {
+pub fn with_folds(updates: &Path, store: Store) -> Store {
     let folder = if are_streams(updates) { store.root().to_owned() } else { updates.to_owned() };
     store.with_folds(folder.join(FOLDS))
 }

@@ -1,0 +1,25 @@
+//! A cluster of a topology, as a running one describes itself.
+
+use super::topology::{GIB, Remote};
+use crate::tiers::remote::Survey;
+
+/// Bytes that primaries store for a byte of rows, the larger of the two that were measured (`docs/REMOTE.md`).
+const REMOTE_OVERHEAD: f64 = 1.08;
+/// Rows that one node answers in a second, and what it sends, as measured on two shared cores; a topology file may say better.
+const REMOTE_ROWS_PER_S: f64 = 400_000.0;
+const REMOTE_BANDWIDTH_GB_S: f64 = 1.0;
+
+impl From<Survey> for Remote {
+    /// What the cluster does not say of itself is as measured.
+    fn from(survey: Survey) -> Self {
+        Remote {
+            name: "cluster".into(),
+            nodes: survey.primaries,
+            node_gib: (survey.node_bytes as f64 / GIB * 1000.0).floor() / 1000.0,
+            overhead: REMOTE_OVERHEAD,
+            round_trip_us: (survey.round_trip.as_secs_f64() * 1e7).round() / 10.0,
+            rows_per_s: REMOTE_ROWS_PER_S,
+            bandwidth_gb_s: REMOTE_BANDWIDTH_GB_S,
+        }
+    }
+}

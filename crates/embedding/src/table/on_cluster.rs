@@ -1,0 +1,44 @@
+//! Tables whose rows lie on a Redis or Valkey Cluster.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::Table;
+use crate::spec::TableSpec;
+use crate::tiers::remote::{Cluster, LoadProgress, LoadReport, RemoteOptions, RemoteTable, RowSet, TableShape, load};
+use sterling_core::error::Result;
+
+impl Table {
+    /// A table whose rows are fetched from a cluster that they were [loaded](Table::load) to.
+    ///
+    /// # Errors
+    /// As [`RemoteTable::open`], and where the specification is none.
+    pub fn on_cluster(
+        cluster: &Arc<Cluster>,
+        named: &RowSet,
+        spec: TableSpec,
+        options: &RemoteOptions,
+    ) -> Result<Self> {
+        let source = RemoteTable::open(cluster, named, &TableShape::of(&spec)?, options)?;
+        Table::fetched(spec, Arc::new(source))
+    }
+
+    /// Brings its rows to a cluster; see [`load`].
+    ///
+    /// # Errors
+    /// As there, and where the rows are fetched themselves.
+    pub fn load(
+        &self,
+        cluster: &Arc<Cluster>,
+        named: &RowSet,
+        progress: impl FnMut(LoadProgress),
+    ) -> Result<LoadReport> {
+        let bytes = self.bytes().map_err(|e| e.within(named))?;
+        let shape = TableShape::of(&self.spec)?;
+        let copy = |rows: Range<u64>, out: &mut [u8]| {
+            out.copy_from_slice(&bytes[rows.start as usize * shape.row_bytes..][..out.len()]);
+            Ok(())
+        };
+        load(cluster, named, &shape, copy, progress)
+    }
+}

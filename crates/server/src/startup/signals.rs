@@ -1,0 +1,43 @@
+//! Signals that end a server or a router.
+
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+use crate::http::Stop;
+use sterling_core::error::{Error, Result};
+
+/// Tells the server of each signal: of SIGTERM and SIGHUP, which orchestrators and a closed terminal send, and of SIGINT, at
+/// which somebody waits. Needs a runtime of tokio.
+///
+/// # Errors
+/// `Io` where the system refuses a handler.
+pub fn stop_signals() -> Result<UnboundedReceiver<Stop>> {
+    let (told, stops) = unbounded_channel();
+    for (kind, stop) in [
+        (SignalKind::terminate(), Stop::Drain),
+        (SignalKind::hangup(), Stop::Drain),
+        (SignalKind::interrupt(), Stop::Now),
+    ] {
+        if kind == SignalKind::hangup() && ignores_hangups() {
+            continue;
+        }
+        let mut signals = signal(kind).map_err(|e| Error::io("signal handlers", e))?;
+        let told = told.clone();
+        tokio::spawn(async move {
+            while signals.recv().await.is_some() && told.send(stop).is_ok() {
+                tracing::info!(
+                    signal = kind.as_raw_value(),
+                    "stopping: what has begun is answered first, a second signal ends at once"
+                );
+            }
+        });
+    }
+    Ok(stops)
+}
+
+/// True where the process was started to outlive its terminal, as `nohup` does.
+fn ignores_hangups() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask & 1 == 1)
+}

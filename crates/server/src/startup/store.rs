@@ -1,0 +1,105 @@
+//! The store of a server that starts.
+
+use std::path::Path;
+use std::sync::mpsc::sync_channel;
+use std::time::Duration;
+
+use super::updates::{self, with_folds};
+use crate::config::Config;
+use sterling_core::error::{Error, Kind, Result};
+use sterling_snapshot::Store;
+use sterling_storage::objects;
+
+/// How long the start of a server waits for a store that it could do without, as what it serves was fetched before.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// The store as a server of this configuration sees it, which has not been accessed yet.
+///
+/// # Errors
+/// `NotFound` or `Invalid` with the folder of the store or of the updates.
+pub fn store(config: &Config) -> Result<Store> {
+    check_folder(&config.store)?;
+    config.updates.as_deref().map_or(Ok(()), updates::check)?;
+    let store = Store::open(&config.store, &config.cache)?;
+    Ok(match config.shard {
+        Some(shard) => store.of_shard(shard),
+        None => store,
+    })
+}
+
+/// The store of a server that starts. One that does not keep publishers apart is refused; one that does not answer is waited for
+/// where nothing was fetched before.
+fn asked(config: &Config) -> Result<Store> {
+    let store = store(config)?;
+    let asked = {
+        let store = store.clone();
+        move || -> Result<()> {
+            prove(&store)?;
+            // Where it does not answer, what was fetched before is what there is.
+            let _ = store.renew();
+            Ok(())
+        }
+    };
+    if !store.has_copies(config.model.as_deref()) {
+        asked()?;
+        return Ok(store);
+    }
+    let (tell, told) = sync_channel(1);
+    let ask = move || {
+        let answer = asked();
+        if let Err(error) = &answer {
+            tracing::error!(%error, "the store must not be published to");
+        }
+        // A server that serves what was fetched waits no more.
+        let _ = tell.send(answer);
+    };
+    std::thread::Builder::new().name("store".into()).spawn(ask).map_err(|e| Error::io("a thread", e))?;
+    match told.recv_timeout(PATIENCE) {
+        Ok(answer) => answer?,
+        Err(_) => {
+            tracing::warn!(store = store.name(), "the store has not answered yet: what was fetched before is served")
+        }
+    }
+    Ok(store)
+}
+
+/// Rejects a store whose conditional writes do not keep publishers apart. A store that does not answer passes.
+///
+/// # Errors
+/// As [`Store::prove`].
+pub fn prove(store: &Store) -> Result<()> {
+    match store.prove() {
+        Err(e) if e.kind() == Kind::Unavailable => {
+            tracing::warn!(error = %e, "the store does not answer yet");
+            Ok(())
+        }
+        other => other,
+    }
+}
+
+/// The store as a server sees it: as it is now, with the folds of its shard.
+pub(super) fn open(config: &Config) -> Result<Store> {
+    let store = asked(config)?;
+    let store = match (&config.updates, config.shard) {
+        (Some(updates), Some(_)) => with_folds(updates, store),
+        _ => store,
+    };
+    if let Some(model) = config.model.as_deref().filter(|m| store.versions(m).map_or(true, |v| v.is_empty())) {
+        let what = config.shard.map_or("version".into(), |shard| format!("version with a shard {shard}"));
+        tracing::warn!("model `{model}` has no {what} in {} yet, waiting for one", config.store.display());
+    }
+    Ok(store)
+}
+
+/// Rejects a store whose folder does not exist: most often a typing error, and an empty store would never get ready.
+///
+/// # Errors
+/// `NotFound` or `Io` with the folder; `Invalid` for a file.
+pub fn check_folder(store: &Path) -> Result<()> {
+    match std::fs::metadata(store) {
+        _ if objects::is_url(store) => Ok(()),
+        Ok(found) if found.is_dir() => Ok(()),
+        Ok(_) => Err(Error::invalid(format!("store {}: expected a folder", store.display()))),
+        Err(e) => Err(Error::io(format!("store {}", store.display()), e)),
+    }
+}

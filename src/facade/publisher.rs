@@ -1,0 +1,89 @@
+//! Publishing from a program.
+
+use std::path::{Path, PathBuf};
+
+use sterling_core::error::Result;
+use sterling_publish::{Publish, Vectors, publish};
+use sterling_snapshot::{CacheOptions, Recipe, Store};
+
+/// Publishes versions of a model to a store, as `sterling publish` does.
+///
+/// A model comes from a package (graphs, tables, `model.toml`), or consists of vectors alone and has a name.
+///
+/// ```no_run
+/// use sterling::Publisher;
+///
+/// let published = Publisher::new("store").package("models/debian").publish()?;
+/// println!("{} version {}", published.model, published.version);
+/// # Ok::<(), sterling::error::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Publisher {
+    store: PathBuf,
+    what: Publish,
+}
+
+/// A version in a store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Published {
+    /// Name of the model.
+    pub model: String,
+    /// Number of the version, from 1 up.
+    pub version: u64,
+}
+
+impl Publisher {
+    /// A publisher to a folder, or to a bucket such as `s3://models/search` (feature `object-store`).
+    pub fn new(store: impl Into<PathBuf>) -> Self {
+        Publisher { store: store.into(), what: Publish::default() }
+    }
+
+    /// Publishes the model of this package folder (`models/README.md`).
+    pub fn package(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.what.package = Some(folder.into());
+        self
+    }
+
+    /// Names a model that has no package: a catalogue of vectors.
+    pub fn name(mut self, model: impl Into<String>) -> Self {
+        self.what.name = Some(model.into());
+        self
+    }
+
+    /// Reads ids and attributes of items from this file of Parquet or JSON lines, in place of the package's own.
+    pub fn items(mut self, file: impl Into<PathBuf>) -> Self {
+        self.what.items = Some(file.into());
+        self
+    }
+
+    /// Reads the vectors of items from this `.npy` matrix, one row per item.
+    pub fn vectors(mut self, file: impl Into<PathBuf>) -> Self {
+        self.what.vectors = Some(Vectors::Npy(file.into()));
+        self
+    }
+
+    /// Builds the index by this recipe (`indexes/README.md`).
+    pub fn recipe(mut self, recipe: Recipe) -> Self {
+        self.what.recipe = recipe;
+        self
+    }
+
+    /// Calibrates recall with these queries: a `.npy` matrix, or a `:retrieve` body per line.
+    pub fn queries(mut self, file: impl Into<PathBuf>) -> Self {
+        self.what.queries = Some(file.into());
+        self
+    }
+
+    /// Publishes a version. The graphs of the package run in this process first: publish packages of others with the program, which
+    /// runs them in a sandbox.
+    ///
+    /// # Errors
+    /// What is wrong with the package, the recipe or the items, with the place. The store is then as it was.
+    pub fn publish(&self) -> Result<Published> {
+        let store = Store::open(Path::new(&self.store), &CacheOptions::default())?;
+        store.renew()?;
+        let (model, version) = publish(&store, &self.what, &|_, _, _| {})?;
+        Ok(Published { model, version })
+    }
+}

@@ -1,0 +1,86 @@
+//! A server inside a program.
+
+use std::net::SocketAddr;
+use std::thread::JoinHandle;
+
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
+
+use sterling_core::error::{Error, Result};
+use sterling_server::config::Config;
+use sterling_server::http::Stop;
+use sterling_server::startup;
+use sterling_snapshot::sandbox::Trials;
+
+/// A server that answers over HTTP from a store until it is stopped or dropped, as `sterling serve` does.
+///
+/// New versions are loaded as they are published. Graphs that were not validated when they were published run in this process;
+/// serve stores of others with the program, which runs them in a sandbox. Signals stay with the caller.
+#[derive(Debug)]
+pub struct Server {
+    url: String,
+    address: SocketAddr,
+    stop: UnboundedSender<Stop>,
+    thread: Option<JoinHandle<Result<()>>>,
+}
+
+impl Server {
+    /// Starts a server and returns when the newest versions of the store are loaded. Port 0 of `listen` is any free port. It blocks:
+    /// tasks of a runtime call it through `spawn_blocking`.
+    ///
+    /// ```no_run
+    /// use sterling::{Config, Server};
+    ///
+    /// let config = Config { store: "store".into(), listen: ([127, 0, 0, 1], 0).into(), ..Config::default() };
+    /// let server = Server::start(&config)?;
+    /// println!("answers on {}", server.url());
+    /// server.stop()?;
+    /// # Ok::<(), sterling::error::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// `Io` with an address in use; what is wrong with the configuration or the store. A version that cannot be loaded is none:
+    /// the server says so where it is asked for it.
+    pub fn start(config: &Config) -> Result<Self> {
+        let server = startup::Server::bind(config, Trials::Here)?;
+        let address = server.address()?;
+        let url = format!("{}://{address}", server.scheme());
+        server.registry().refresh();
+        let (stop, stops) = unbounded_channel();
+        let thread = std::thread::Builder::new().name("sterling".into()).spawn(move || server.run_until(stops));
+        let thread = Some(thread.map_err(|e| Error::io("the thread of the server", e))?);
+        Ok(Server { url, address, stop, thread })
+    }
+
+    /// The URL that it answers on, such as `http://127.0.0.1:8080`.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// The address that it answers on.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Stops it: requests that have begun are answered first, new ones are not accepted.
+    ///
+    /// # Errors
+    /// What ended it before.
+    pub fn stop(mut self) -> Result<()> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Result<()> {
+        // One that has ended already receives nothing.
+        let _ = self.stop.send(Stop::Now);
+        let ended = self.thread.take().map(JoinHandle::join);
+        ended.unwrap_or(Ok(Ok(()))).unwrap_or_else(|_| Err(Error::internal("the thread of the server panicked")))
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Err(error) = self.end() {
+            tracing::error!(%error, "the server ended with an error");
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! A published version in the memory of this process.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use sterling_core::error::{Error, Result};
+use sterling_serving::view::View;
+use sterling_snapshot::sandbox::Trials;
+use sterling_snapshot::{CacheOptions, Manifest, Placement, Store};
+
+/// A published version, loaded and verified. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Snapshot {
+    view: Arc<View>,
+}
+
+impl Snapshot {
+    /// Loads the newest version of a model from a store: a folder, or a bucket (feature `object-store`).
+    ///
+    /// # Errors
+    /// `NotFound` without a version; as [`Snapshot::load`].
+    pub fn open(store: impl AsRef<Path>, model: &str) -> Result<Self> {
+        let store = Store::open(store.as_ref(), &CacheOptions::default())?;
+        store.renew()?;
+        let missing = || Error::not_found(format!("model `{model}`: {} holds no version of it", store.name()));
+        let version = store.versions(model)?.pop().ok_or_else(missing)?;
+        // Kept on this machine's disks until it is in memory.
+        let held = store.bring(model, version)?;
+        Snapshot::load(held.folder())
+    }
+
+    /// Loads the version in a folder. Graphs that were not validated when it was published run in this process first.
+    ///
+    /// # Errors
+    /// `NotFound` without a manifest; `Corrupt` or `Unsupported` with the file and the reason.
+    pub fn load(folder: impl AsRef<Path>) -> Result<Self> {
+        let folder = folder.as_ref();
+        if !Manifest::read(folder)?.is_tried() {
+            Trials::Here.run(folder)?;
+        }
+        let snapshot = sterling_snapshot::Snapshot::load(folder, &Placement::default())?;
+        Ok(Snapshot { view: Arc::new(View::new(Arc::new(snapshot))) })
+    }
+
+    /// Name of the model.
+    pub fn model(&self) -> &str {
+        &self.view.main().manifest.name
+    }
+
+    /// Number of the version.
+    pub fn version(&self) -> u64 {
+        self.view.main().manifest.version
+    }
+
+    /// Number of items.
+    pub fn items(&self) -> usize {
+        self.view.items()
+    }
+
+    /// The read view that [`crate::serving::pass`] takes, for whatever this type does not offer.
+    pub fn view(&self) -> &Arc<View> {
+        &self.view
+    }
+}
