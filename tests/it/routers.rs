@@ -210,8 +210,7 @@ fn flip_and_strike(rounds: usize) {
                 });
             }
             fleet.mend(struck);
-            // So long that both routers have looked at it.
-            std::thread::sleep(Duration::from_millis(600));
+            routers.iter().for_each(|router| router.wait_for_polls("servers"));
             let wrong = seen.wrong.lock().unwrap();
             assert!(wrong.is_empty(), "round {round}, {how} of server {struck}: {wrong:#?}");
         }
