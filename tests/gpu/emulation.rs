@@ -108,6 +108,7 @@ impl Random {
 
 /// The same tests under sanitizers: what leaves an array by a byte, reads a misaligned number or overflows ends them.
 #[test]
+#[ignore = "long: runs the suite again under sanitizers"]
 fn nothing_leaves_its_memory() {
     if std::env::var_os(LIBRARY).is_some() {
         return;

@@ -376,6 +376,7 @@ fn publishers_side_by_side_get_a_version_each() {
 }
 
 #[test]
+#[ignore = "long: kills publishers again and again"]
 fn a_publication_killed_at_any_moment_leaves_the_old_or_the_new_version() {
     let kills = std::env::var("KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(10);
     let folder = tempfile::tempdir().unwrap();
@@ -443,6 +444,7 @@ fn a_full_disk_leaves_the_store_as_it_was() {
 }
 
 #[test]
+#[ignore = "long: soak"]
 fn a_thousand_activations_leave_nothing_behind() {
     let activations: usize = std::env::var("ACTIVATIONS").ok().and_then(|n| n.parse().ok()).unwrap_or(600);
     let store = tempfile::tempdir().unwrap();
