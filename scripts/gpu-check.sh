@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# One command on a machine with a card and no Rust: `scripts/gpu-check.sh TESTS [CARD]`.
-# TESTS is the program that `cargo test --release --test gpu --no-run` names, built elsewhere; it needs this checkout for its models.
+# One command on a machine with a card and no Rust: `scripts/gpu-check.sh TESTS BENCH [CARD]`.
+# TESTS is the program that `cargo test --release --test gpu --no-run` names, BENCH that of `cargo bench --bench gpu_floors --no-run`, both built
+# elsewhere; they need this checkout for its models.
 # First the suite, a process a test, so that a card that one has lost answers the next one; then compute-sanitizer where it is, then a table: the
 # figures of docs/GPU.md, kernels against their floors, whole passes, and PyTorch and Faiss where they are.
 #
@@ -12,7 +13,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tests=${1:?the test program}
-card=${2:-cuda:0}
+bench=${2:?the benchmark program}
+card=${3:-cuda:0}
 python=${PYTHON:-python3}
 parts=" ${PARTS:-suite sanitizers figures floors peers} "
 jobs=${JOBS:-8}
@@ -56,14 +58,14 @@ if [[ $parts = *" suite "* ]]; then
     echo "== kernels, launches and whole passes on $card"
     # One opens the card first, so that kernels are compiled once.
     timeout 120 "$tests" --test-threads 1 --exact scan::lists_are_scored_and_scanned_as_on_the_cpu
-    each_test 'nothing_leaves_its_memory|floors' timeout 300 || failed=1
+    each_test nothing_leaves_its_memory timeout 300 || failed=1
 fi
 if [[ $parts = *" sanitizers "* ]]; then
     if [ "$card" != emulated ] && command -v compute-sanitizer >/dev/null; then
         for tool in ${TOOLS:-memcheck racecheck synccheck}; do
             echo "== $tool"
             # Rates that are measured under it are none.
-            each_test 'nothing_leaves_its_memory|whole_pass|floors|two_hundred|calibrate' \
+            each_test 'nothing_leaves_its_memory|whole_pass|two_hundred|calibrate' \
                 timeout 300 compute-sanitizer --tool "$tool" --error-exitcode 1 || failed=1
         done
     else
@@ -72,11 +74,11 @@ if [[ $parts = *" sanitizers "* ]]; then
 fi
 if [[ $parts = *" figures "* ]]; then
     echo "== figures on $card, $(date -u +%F)"
-    "$tests" --nocapture --exact figures::floors_of_the_figures | grep '^|'
+    "$bench" figures | grep '^|'
 fi
 if [[ $parts = *" floors "* ]]; then
     echo "== floors on $card, $(date -u +%F)"
-    "$tests" --nocapture --exact floors::floors | grep -v '^test \|^running\|^$'
+    "$bench" floors | grep -v '^$'
 fi
 if [[ $parts = *" peers "* ]]; then
     if "$python" -c 'import torch' 2>/dev/null; then

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Search by lists in Faiss, in the table of scripts/gpu-check.sh: IVF over int8 rows and over single ones, of as many lists, probes and
-results as `tests/gpu/floors.rs` has; on a card also by cuVS, where Faiss was built with it.
+results as `benches/gpu_floors.rs` has; on a card also by cuVS, where Faiss was built with it.
 
     scripts/gpu_faiss.py ITEMS[,ITEMS…] [--device cuda|cpu]
 

@@ -3,6 +3,6 @@
 # whether what they were told is durable is there, once.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-STERLING_TEST_KILLS=1000 STERLING_TEST_MERGE_KILLS=1000 cargo test --release --locked --test it -- --nocapture --exact \
+STERLING_TEST_KILLS=1000 STERLING_TEST_MERGE_KILLS=1000 cargo test --release --locked --test it -- --include-ignored --nocapture --exact \
     journal::nothing_that_was_acknowledged_is_lost_by_kill_9 \
     chaos::nothing_is_lost_or_twice_when_a_server_is_killed_in_merges_and_publications

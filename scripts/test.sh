@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Installs what the tests need and runs all of them: formatting, lints, unit, integration and documentation tests.
-# With --all also what takes an hour: the tests under AddressSanitizer, and 20,000 random batches on the emulated GPU.
+# Installs what the tests need and runs the short lane: formatting, lints, unit, integration and documentation tests, and the smoke tests in Python.
+# With --all also the long lane, which takes hours: the tests marked `#[ignore = "long: …"]`, large random sweeps, fault tables in full, loom,
+# sanitizers, and all tests in Python. CONTRIBUTING.md says what is in which.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -53,6 +54,7 @@ if need_image; then
     exit 1
 fi
 
+all=$([ "${1:-}" = --all ] && echo --all || true)
 cargo fmt --check
 cargo clippy --locked --workspace --all-targets --features full -- -D warnings
 # The other side of each feature.
@@ -61,14 +63,18 @@ cargo clippy --locked --workspace --no-default-features -- -D warnings
 cargo clippy --locked -p sterling-storage -p sterling-index -p sterling-embedding -p sterling-graph -- -D warnings
 # What the integration tests ask and are answered is held against the API's description by those in Python.
 rm -rf target/exchanges
-TEST_EXCHANGES=$PWD/target/exchanges cargo test --locked --workspace --features full
-# Each crate as it would be published, with all that it names.
-cargo package --locked --workspace --no-verify --allow-dirty --quiet
-RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --quiet --features full
-scripts/test_python.sh
-if [ "${1:-}" = --all ]; then
-    scripts/test_sanitized.sh
-    # Builds each package from its own files alone.
-    cargo package --locked --workspace --allow-dirty --quiet
-    STERLING_BATCHES=20000 cargo test --locked --features full --test gpu -- --nocapture random_batches
+export TEST_EXCHANGES=$PWD/target/exchanges
+if [ "$all" ]; then
+    export STERLING_TEST_FAULTS=1 STERLING_BATCHES=20000 STERLING_RANDOM_GRAPHS=2000
 fi
+cargo test --locked --workspace --lib --bins --tests --examples --features full -- ${all:+--include-ignored}
+cargo test --locked --workspace --doc --features full
+RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --quiet --features full
+# Each crate as it would be published, with all that it names; in the long lane built from its own files alone.
+packaged() { cargo package --locked --workspace --allow-dirty --quiet "$@"; }
+if [ "$all" ]; then packaged; else packaged --no-verify; fi
+if [ "$all" ]; then
+    scripts/test_sanitized.sh
+    scripts/test_loom.sh
+fi
+scripts/test_python.sh $all

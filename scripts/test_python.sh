@@ -1,12 +1,17 @@
 #!/usr/bin/env bash
 # The tests that are written in Python, in an environment of their own under target/: those of the Python package, of which the ones that need
-# PyTorch are skipped where it is not in that environment, those of what lies under deploy/, the tasks of docs/TASKS.md, those of stores in buckets, and
-# those of the console in Chromium, whose pictures lie in target/console. NVRTC compiles the kernels of GPUs, whose resources are held against
-# docs/KERNELS.md.
-# PYTHON names another interpreter to make the environment with. What of the package needs neither PyTorch nor Ray is also run on the lowest and the highest
-# Python that it is for, each in an environment of its own, where they are here: on PATH or under pyenv.
+# PyTorch are skipped where it is not in that environment, those of what lies under deploy/, the tasks of docs/TASKS.md, and of stores in buckets and of the
+# console in Chromium those that are marked `smoke`. PYTHON names another interpreter to make the environment with. Arguments after `--all` go to pytest.
+# With --all first also all of stores and of the console, whose pictures lie in target/console. NVRTC compiles the kernels of GPUs, whose resources are held
+# against docs/KERNELS.md. What of the package needs neither PyTorch nor Ray is also run on the lowest and the highest Python that it is for, each in an
+# environment of its own, where they are here: on PATH or under pyenv.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+marked=(-m smoke) all=
+if [ "${1:-}" = --all ]; then
+    marked=() all=yes
+    shift
+fi
 
 client=(numpy xxhash pytest safetensors httpx pyarrow pandas langchain-core haystack-ai)
 environment=target/python
@@ -19,13 +24,13 @@ fi
 cargo test --locked --workspace --quiet --features full --no-run
 # The version of which docs/KERNELS.md says what it makes: 90 MB to fetch.
 nvrtc=target/nvrtc nvrtc_version=13.0.88
-if ! { "$nvrtc/bin/pip" show nvidia-cuda-nvrtc | grep -x "Version: $nvrtc_version"; } >/dev/null 2>&1; then
+if [ "$all" ] && ! { "$nvrtc/bin/pip" show nvidia-cuda-nvrtc | grep -x "Version: $nvrtc_version"; } >/dev/null 2>&1; then
     if ! { "${PYTHON:-python3}" -m venv "$nvrtc" && "$nvrtc/bin/pip" install -q --disable-pip-version-check --no-deps "nvidia-cuda-nvrtc==$nvrtc_version"; }; then
         echo "nvidia-cuda-nvrtc could not be installed by pip: the kernels of GPUs are not compiled for any" >&2
         rm -rf "$nvrtc"
     fi
 fi
-if [ -d "$nvrtc" ]; then
+if [ "$all" ] && [ -d "$nvrtc" ]; then
     "$nvrtc/bin/python" scripts/compile_kernels.py "$nvrtc"
 fi
 # Stores in buckets take longer than all others together, and wait more than they compute: beside them, and told when they have ended.
@@ -33,12 +38,12 @@ said=$PWD/$environment/beside.log
 (
     cd tests/stores
     azurite=../../target/azurite
-    if [ ! -e "$azurite/node_modules/.bin/azurite-blob" ]; then
+    if [ "$all" ] && [ ! -e "$azurite/node_modules/.bin/azurite-blob" ]; then
         if ! { command -v npm && npm install --silent --no-audit --no-fund --prefix "$azurite" azurite@3; } >/dev/null; then
             echo "Azurite could not be installed by npm: buckets of Azure are not tested" >&2
         fi
     fi
-    PYTHONPATH=../../python "../../$environment/bin/python" -m pytest -q -p no:cacheprovider
+    PYTHONPATH=../../python "../../$environment/bin/python" -m pytest -q -p no:cacheprovider "${marked[@]}"
 ) >"$said" 2>&1 &
 beside=$!
 finish() {
@@ -50,7 +55,7 @@ finish() {
 trap finish EXIT
 cd python
 PYTHONPATH=. "../$environment/bin/python" -m pytest -q -p no:cacheprovider "$@"
-for version in 3.11 3.13; do
+for version in ${all:+3.11 3.13}; do
     if "../$environment/bin/python" --version | grep -q "^Python $version\."; then
         continue
     fi
@@ -77,4 +82,4 @@ PYTHONPATH=../../python "../../$environment/bin/python" -m pytest -q -p no:cache
 cd ../tasks
 "../../$environment/bin/python" -m pytest -q -p no:cacheprovider
 cd ../console
-PYTHONPATH=../../python "../../$environment/bin/python" -m pytest -q -p no:cacheprovider
+PYTHONPATH=../../python "../../$environment/bin/python" -m pytest -q -p no:cacheprovider "${marked[@]}"

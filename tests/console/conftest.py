@@ -32,6 +32,10 @@ def shelf(folder: pathlib.Path) -> pathlib.Path:
     return path
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "smoke: in the short lane of scripts/test.sh; the others are in that of --all")
+
+
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> collections.abc.Iterator[sterling.Server]:
     """A server that takes updates, with `books` in two versions and the tests' `tiny` package."""

@@ -93,6 +93,7 @@ def console(chromium: webdriver.Chrome, server: sterling.Server) -> Console:
 VECTOR = [0.5, -1, 0.25, 0, 1, -0.5, 0.75, 0.125]
 
 
+@pytest.mark.smoke
 def test_a_query_shows_what_the_api_answers(console: Console, server: sterling.Server) -> None:
     console.open(model="books").vector(str(VECTOR))
     console.filter("genre:crime AND pages > 100")
@@ -180,6 +181,7 @@ def test_the_exact_answer_stands_beside(console: Console) -> None:
     console.picture("beside")
 
 
+@pytest.mark.smoke
 def test_versions_are_switched_and_labelled(console: Console, server: sterling.Server) -> None:
     def active() -> int:
         return next(v["version"] for v in server.get("/v1/models/books/versions")["versions"] if v["active"])
@@ -423,6 +425,7 @@ def test_markup_in_items_is_text(console: Console) -> None:
     assert not console.all("img") and console.driver.title == "Sterling"
 
 
+@pytest.mark.smoke
 def test_no_page_logs_an_error_or_asks_another_host(console: Console) -> None:
     for page in PAGES:
         console.open(page, model="books")

@@ -8,10 +8,10 @@
 mod bags;
 mod batches;
 mod calibrate;
+mod composed;
+mod demand;
 mod emulation;
 mod faults;
-mod figures;
-mod floors;
 mod hot;
 mod lanes;
 mod launches;

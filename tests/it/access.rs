@@ -32,7 +32,7 @@ fn serve(store: &Path, options: &str) -> Server {
     let config = store.join("sterling.toml");
     std::fs::write(&config, options).unwrap();
     let mut command = sterling();
-    command.env("STERLING_HTTP__DRAIN_MS", "0");
+    command.env("STERLING_HTTP__DRAIN_MS", "0").env("STERLING_REFRESH_MS", "100");
     command.args(["serve", "--listen", "127.0.0.1:0", "--store"]).arg(store).arg("--config").arg(config);
     Server::spawn(&mut command)
 }
@@ -50,7 +50,7 @@ fn ask(address: &str, key: &str, method: &str, path: &str, body: &str) -> (u16, 
 #[test]
 fn keys_are_made_used_rotated_and_taken_away_without_a_restart() {
     let (store, file) = guarded();
-    let reader = key(&file, &["reader", "--model", "vectors"]);
+    let (reader, watcher) = (key(&file, &["reader", "--model", "vectors"]), key(&file, &["watcher"]));
     let server = serve(store.path(), &format!("[access]\nkeys = {file:?}"));
     server.wait_ready();
     let query = json!({"vector": [1, 0], "k": 3}).to_string();
@@ -69,10 +69,13 @@ fn keys_are_made_used_rotated_and_taken_away_without_a_restart() {
     assert_eq!(retrieve(&reader), 200);
     let text = std::fs::read_to_string(&file).unwrap();
     std::fs::write(&file, "[[key]]\nname = \"broken").unwrap();
-    std::thread::sleep(Duration::from_millis(1500));
+    until("the broken file is read", || {
+        let (_, _, metrics) = ask(&server.address, &watcher, "GET", "/metrics", "");
+        metrics.as_str().is_some_and(|text| text.contains("sterling_key_reloads_total{outcome=\"failed\"} 1"))
+    });
     assert_eq!((retrieve(&reader), retrieve(&second)), (200, 200), "a broken file changes nothing");
     let entries: Vec<&str> = text.split("[[key]]").collect();
-    std::fs::write(&file, format!("[[key]]{}", entries[2])).unwrap();
+    std::fs::write(&file, format!("[[key]]{}", entries[3])).unwrap();
     until("the old key is gone", || retrieve(&reader) == 401);
     assert_eq!(retrieve(&second), 200);
     assert!(!text.contains(&reader) && !text.contains(&second));
@@ -154,7 +157,7 @@ fn administrators_come_in_by_their_own_address() {
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     std::fs::write(&config, format!("[access]\nkeys = {file:?}\nadmin_listen = \"127.0.0.1:{port}\"")).unwrap();
     let mut command = sterling();
-    command.env("STERLING_HTTP__DRAIN_MS", "0");
+    command.env("STERLING_HTTP__DRAIN_MS", "0").env("STERLING_REFRESH_MS", "100");
     command.args(["serve", "--listen", "127.0.0.1:0", "--store"]).arg(store.path()).arg("--config").arg(config);
     let server = Server::spawn(&mut command);
     server.wait_ready();
@@ -177,7 +180,7 @@ fn a_crowd_at_the_main_address_locks_no_administrator_out() {
     let options = format!("[http]\nconnections = 4\n[access]\nadmin_listen = \"127.0.0.1:{port}\"");
     std::fs::write(&config, options).unwrap();
     let mut command = sterling();
-    command.env("STERLING_HTTP__DRAIN_MS", "0");
+    command.env("STERLING_HTTP__DRAIN_MS", "0").env("STERLING_REFRESH_MS", "100");
     command.args(["serve", "--listen", "127.0.0.1:0", "--store"]).arg(store.path()).arg("--config").arg(config);
     let server = Server::spawn(&mut command);
     server.wait_ready();

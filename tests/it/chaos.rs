@@ -234,6 +234,7 @@ fn kill_again_and_again(rounds: u64, shards: Option<u32>) {
 }
 
 #[test]
+#[ignore = "long: kills servers again and again"]
 fn nothing_is_lost_or_twice_when_a_server_is_killed_in_merges_and_publications() {
     // A thousand take long: `scripts/kill_journal.sh`.
     let kills = std::env::var("STERLING_TEST_MERGE_KILLS").ok().and_then(|count| count.parse().ok());
@@ -241,6 +242,7 @@ fn nothing_is_lost_or_twice_when_a_server_is_killed_in_merges_and_publications()
 }
 
 #[test]
+#[ignore = "long: kills servers again and again"]
 fn nothing_is_lost_or_twice_when_the_server_of_a_shard_is_killed_in_merges_and_publications() {
     let kills = std::env::var("STERLING_TEST_MERGE_KILLS").ok().and_then(|count| count.parse().ok());
     kill_again_and_again(kills.unwrap_or(8), Some(1));
@@ -319,6 +321,7 @@ fn lose_power(rounds: u64) {
 }
 
 #[test]
+#[ignore = "long: needs root and loop devices, `scripts/power_loss.sh`"]
 fn nothing_that_was_acknowledged_is_lost_when_the_power_goes() {
     // Needs root and loop devices: `scripts/power_loss.sh`. Every prefix of a log is tried in `crates/journal/src/tests.rs`.
     let Some(rounds) = std::env::var("STERLING_TEST_POWER_LOSSES").ok().and_then(|count| count.parse().ok()) else {

@@ -79,6 +79,7 @@ fn kill_again_and_again(rounds: u64) {
 }
 
 #[test]
+#[ignore = "long: kills writers again and again"]
 fn nothing_that_was_acknowledged_is_lost_by_kill_9() {
     // A thousand take minutes: `scripts/kill_journal.sh`.
     let kills = std::env::var("STERLING_TEST_KILLS").ok().and_then(|count| count.parse().ok());

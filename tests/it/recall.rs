@@ -11,7 +11,7 @@ use sterling::serving::view::{Attribute, View};
 use sterling::snapshot::{Calibration, Manifest, Placement, Recipe, Snapshot, Store};
 use sterling::units::ItemId;
 
-use crate::support::{Server, put, retrieve, run, sterling};
+use crate::support::{Server, put, retrieve, run, sterling, until};
 
 /// Filters that know nothing of the embedding, by about how many pass.
 pub const FILTERS: [(f64, &[&str]); 4] = [
@@ -577,12 +577,9 @@ fn a_server_records_queries_where_it_is_told_to_and_they_calibrate() {
         run(&["calibrate", "drawn", "--store", store, "--queries", path.to_str().unwrap(), "--version", "1"]);
     assert_eq!(code, 0, "{errors}");
     // The server takes it in by itself, and the version keeps its digest.
-    let calibrated = (0..200).find_map(|_| {
-        std::thread::sleep(std::time::Duration::from_millis(100));
-        let now = server.get_json("/v1/models/drawn");
-        (now["calibration"]["digest"] != before["calibration"]["digest"]).then_some(now)
-    });
-    let now = calibrated.expect("the server never took in the calibration");
+    let current = || server.get_json("/v1/models/drawn");
+    until("the calibration", || current()["calibration"]["digest"] != before["calibration"]["digest"]);
+    let now = current();
     assert_eq!(now["digest"], before["digest"]);
     assert_eq!(now["calibration"]["source"], "recorded.jsonl");
     assert!(said.contains(now["calibration"]["digest"].as_str().unwrap()), "{said}");

@@ -381,7 +381,8 @@ fn a_lost_shard_is_said_and_nothing_is_made_up_for_it() {
     assert!(status == 200 && page.contains("page-shards"), "the console is there");
     assert_eq!(router.get("/openapi.json").0, 200);
     // Long after it is known to be lost, the others answer on, and tell what they cover.
-    std::thread::sleep(Duration::from_millis(1500));
+    until("it is known to be lost", || router.metric("sterling_route_servers{state=\"silent\"}") == Some(1.0));
+    router.wait_for_polls("servers");
     assert_eq!(router.ask(part, &body)["missing"][0]["shard"], 1);
     let address = servers[1].address.clone();
     servers[1] = serve_at(store.path(), "1", &address);
@@ -404,8 +405,11 @@ fn a_network_that_cuts_or_swallows_costs_the_shard_behind_it_and_nobody_waits_fo
     // Swallowed: connections stand, and nothing comes; cut: they end, and new ones end at once. Known of late, then long known.
     for fault in [Wire::swallow, Wire::cut] {
         fault(&wire);
-        for pause in [0, 800] {
-            std::thread::sleep(Duration::from_millis(pause));
+        for is_known in [false, true] {
+            if is_known {
+                until("it is known", || router.metric("sterling_route_servers{state=\"silent\"}") == Some(1.0));
+                router.wait_for_polls("servers");
+            }
             let start = Instant::now();
             let answer = router.ask(part, &body);
             assert_eq!(answer["coverage"].as_f64(), Some(own as f64 / 700.0), "{answer}");
@@ -526,7 +530,7 @@ fn a_version_answers_when_every_shard_has_it() {
     assert_eq!(version(), 1);
     assert_eq!(put(folder.path(), &what).unwrap(), 2);
     until("one shard has the second", || servers[0].get_json("/v1/models/vectors")["version"] == 2);
-    std::thread::sleep(Duration::from_millis(500));
+    router.wait_for_polls("servers");
     assert_eq!(version(), 1, "one shard of two has the second");
     assert_eq!(router.post("/v1/models/vectors/versions/2:retrieve", &body).0, 503);
     copy("2");

@@ -464,7 +464,7 @@ fn routers_show_their_key_to_shards_that_ask_for_one() {
     // Without one it sees no server.
     for wrong in ["", "stk_wrong"] {
         let outside = router(wrong, None);
-        std::thread::sleep(std::time::Duration::from_millis(400));
+        outside.wait_for_polls("servers");
         assert_eq!(outside.get("/readyz").0, 503);
         assert_eq!(outside.post(retrieve, &query).0, 503);
     }

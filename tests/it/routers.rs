@@ -210,8 +210,7 @@ fn flip_and_strike(rounds: usize) {
                 });
             }
             fleet.mend(struck);
-            // So long that both routers have looked at it.
-            std::thread::sleep(Duration::from_millis(600));
+            routers.iter().for_each(|router| router.wait_for_polls("servers"));
             let wrong = seen.wrong.lock().unwrap();
             assert!(wrong.is_empty(), "round {round}, {how} of server {struck}: {wrong:#?}");
         }
@@ -229,6 +228,7 @@ fn flip_and_strike(rounds: usize) {
 }
 
 #[test]
+#[ignore = "long: kills servers again and again"]
 fn every_answer_is_of_one_version_while_versions_flip_and_servers_are_killed_and_stopped() {
     // Two hundred, with networks that are cut: `scripts/chaos_shards.py`.
     flip_and_strike(6);

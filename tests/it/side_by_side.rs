@@ -261,6 +261,7 @@ fn matrix(path: &Path, rows: usize) {
 }
 
 #[test]
+#[ignore = "long: kills workers again and again"]
 fn workers_side_by_side_and_killed_ones_make_what_one_does() {
     let catalogue = Catalogue::lines(&[1500; 5]);
     let expected = catalogue.publish("whole", &[]);
@@ -768,6 +769,7 @@ fn shards_of_packages_and_of_queries_are_those_of_the_whole() {
 }
 
 #[test]
+#[ignore = "long: kills workers again and again"]
 fn shards_cut_by_workers_that_are_doubled_and_killed_are_those_of_one() {
     let catalogue = Catalogue::lines(&[1500; 2]);
     let expected = catalogue.published("3", &[]);

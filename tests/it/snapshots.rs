@@ -119,7 +119,7 @@ fn a_new_version_is_taken_in_a_broken_one_is_refused_and_rolling_back_works() {
     assert_eq!(back["version"], 1);
     assert_eq!(ids(&server.ask(path, &request)), [39]);
     // Looking at the store again does not undo what an operator decided.
-    std::thread::sleep(Duration::from_millis(1500));
+    server.wait_for_polls("store");
     assert_eq!(ids(&server.ask(path, &request)), [39]);
 }
 
@@ -180,10 +180,10 @@ fn copies_take_nothing_over_and_what_is_copied_in_is_taken_once_whole() {
         let name = file.file_name().unwrap().to_owned();
         let bytes = std::fs::read(&file).unwrap();
         std::fs::write(to.join(&name), &bytes[..bytes.len() / 2]).unwrap();
-        std::thread::sleep(Duration::from_millis(300));
+        server.wait_for_polls("store");
         std::fs::write(to.join(&name), bytes).unwrap();
         if name == "manifest.json" {
-            std::thread::sleep(Duration::from_millis(1500));
+            server.wait_for_polls("store");
         }
     }
     until("version 2", || server.ask(path, &request)["version"] == 2);
@@ -210,7 +210,7 @@ fn a_number_that_comes_back_with_other_bytes_is_loaded_anew() {
 
     // A store that was removed and made anew counts from one.
     std::fs::remove_dir_all(store.path().join("vectors")).unwrap();
-    std::thread::sleep(Duration::from_millis(1200));
+    server.wait_for_polls("store");
     assert_eq!(ids(&server.ask(path, &request)), [239], "a store that vanishes takes nothing away");
     assert_eq!(put(store.path(), &vectors(store.path(), &catalogue(300))).unwrap(), 1);
     until("the new store", || ids(&server.ask(path, &request)) == [339]);
@@ -229,7 +229,7 @@ fn a_store_that_vanishes_and_returns_changes_nothing() {
     }
     let server = Server::start(&store.path().join("here"));
     std::fs::rename(store.path().join("here"), store.path().join("away")).unwrap();
-    std::thread::sleep(Duration::from_millis(1200));
+    server.wait_for_polls("store");
     assert_eq!((ids(&server.ask(path, &request)), server.get("/readyz").0), (vec![139], 200));
     assert_eq!(server.ask("/v1/models/vectors/versions/2:activate", "")["version"], 2);
     std::fs::rename(store.path().join("away"), store.path().join("here")).unwrap();
@@ -376,6 +376,7 @@ fn publishers_side_by_side_get_a_version_each() {
 }
 
 #[test]
+#[ignore = "long: kills publishers again and again"]
 fn a_publication_killed_at_any_moment_leaves_the_old_or_the_new_version() {
     let kills = std::env::var("KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(10);
     let folder = tempfile::tempdir().unwrap();
@@ -443,6 +444,7 @@ fn a_full_disk_leaves_the_store_as_it_was() {
 }
 
 #[test]
+#[ignore = "long: soak"]
 fn a_thousand_activations_leave_nothing_behind() {
     let activations: usize = std::env::var("ACTIVATIONS").ok().and_then(|n| n.parse().ok()).unwrap_or(600);
     let store = tempfile::tempdir().unwrap();

@@ -132,7 +132,7 @@ impl Server {
     /// A server with more arguments.
     pub fn start_with(store: &Path, arguments: &[&str]) -> Self {
         let mut command = sterling();
-        command.env("STERLING_HTTP__DRAIN_MS", "0");
+        command.env("STERLING_HTTP__DRAIN_MS", "0").env("STERLING_REFRESH_MS", "100");
         let server =
             Self::spawn(command.args(["serve", "--listen", "127.0.0.1:0", "--store"]).arg(store).args(arguments));
         server.wait_ready();
@@ -178,6 +178,14 @@ impl Server {
     pub fn metric(&self, series: &str) -> Option<f64> {
         let metrics = self.get("/metrics").1;
         metrics.lines().find_map(|line| line.strip_prefix(series)?.trim().parse().ok())
+    }
+
+    /// Waits until the server has polled the store, or the router its servers, after this call: the poll that may be under way counts first, and what a
+    /// poll starts may end after it.
+    pub fn wait_for_polls(&self, source: &str) {
+        let polls = || self.metric(&format!("sterling_polls_total{{source=\"{source}\"}}")).unwrap_or(0.0);
+        let before = polls();
+        until("three polls", || polls() >= before + 3.0);
     }
 
     /// What `/readyz` warns of, but for requests that failed in the last two minutes, of which it warns when all is well again.

@@ -140,6 +140,13 @@ pub fn get_before_it_expired(server: &Server, path: &str) -> (u16, String) {
     (head.split(' ').nth(1).unwrap().parse().unwrap(), text.to_owned())
 }
 
+/// Waits until the server has read its certificates in vain for the nth time.
+fn wait_for_failed_reload(server: &Server, nth: u32) {
+    let metrics = "GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
+    let failed = format!("sterling_certificate_reloads_total{{outcome=\"failed\"}} {nth}");
+    until("a failed reload", || ask(&mut connect(server, None), metrics).is_ok_and(|answer| answer.contains(&failed)));
+}
+
 const READY: &str = "GET /readyz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
 
 fn is_ready(server: &Server) -> bool {
@@ -187,12 +194,12 @@ fn a_certificate_is_changed_without_a_restart() {
     let first = shown(&server);
     // What does not fit together changes nothing.
     std::fs::copy(golden("server-2.pem"), folder.path().join("tls.pem")).unwrap();
-    std::thread::sleep(Duration::from_millis(1500));
+    wait_for_failed_reload(&server, 1);
     assert_eq!(shown(&server), first);
     show(folder.path(), "server-2");
     until("the new certificate", || shown(&server) != first);
     std::fs::remove_file(folder.path().join("tls.key")).unwrap();
-    std::thread::sleep(Duration::from_millis(1500));
+    wait_for_failed_reload(&server, 2);
     assert!(is_ready(&server));
 }
 
@@ -330,7 +337,7 @@ fn routers_ask_servers_by_tls_and_know_them_by_their_authority() {
         [(&guarded, "localhost", &ca), (&plain, "localhost", &other), (&plain, "localhost", &String::new())]
     {
         let (_folder, router) = routed(server, host, options);
-        std::thread::sleep(Duration::from_millis(500));
+        router.wait_for_polls("servers");
         assert_eq!((router.get("/readyz").0, answers(&router)), (503, None), "{options}");
     }
     // What cannot be is said at the start.

@@ -183,6 +183,10 @@ class Google(Bucket):
         return re.findall(r"<Key>models/([^<]+)</Key>", self.ask("GET", "?prefix=models/").decode())
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "smoke: in the short lane of scripts/test.sh; the others are in that of --all")
+
+
 @pytest.fixture(scope="session")
 def moto_port() -> collections.abc.Iterator[int]:
     with moto() as port:

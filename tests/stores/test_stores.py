@@ -26,6 +26,13 @@ def version(server: sterling.Server, label: str = "") -> int:
     return server.post(f"/v1/models/vectors{label}:retrieve", {"vector": [1, 0, 0], "k": 1})["version"]
 
 
+def polls(server: sterling.Server) -> int:
+    """How often the server has polled the store."""
+    found = re.search(r'^sterling_polls_total{source="store"} (\d+)', text(server, "/metrics"), re.M)
+    assert found
+    return int(found[1])
+
+
 def readyz(server: sterling.Server) -> str:
     return text(server, "/readyz")
 
@@ -37,6 +44,7 @@ def text(server: sterling.Server, path: str) -> str:
     return connection.getresponse().read().decode()
 
 
+@pytest.mark.smoke
 def test_what_is_published_to_a_bucket_is_served_from_it(bucket: Bucket) -> None:
     assert "published vectors version 1" in bucket.publish()
     assert {"vectors/.given", "vectors/1/manifest.json", "vectors/1/index.safetensors"} <= set(bucket.keys())
@@ -56,7 +64,8 @@ def test_what_is_published_to_a_bucket_is_served_from_it(bucket: Bucket) -> None
             assert version(other) == 1
         # An operator of one server decides there, until something else is wished.
         server.post("/v1/models/vectors/versions/2:activate", {})
-        time.sleep(0.6)
+        before = polls(server)
+        wait_for("three polls of the store", lambda: polls(server) >= before + 3)
         assert version(server) == 2
         assert "the newest version" in bucket.run("activate", "vectors", "newest", "--store", bucket.url)
         wait_for("version 3", lambda: version(server) == 3)
@@ -125,6 +134,7 @@ def test_a_large_object_is_written_in_parts(bucket: Bucket) -> None:
     assert "every checksum holds" in bucket.run("inspect", f"{bucket.url}/vectors/1", cache="inspector")
 
 
+@pytest.mark.smoke
 def test_plain_http_is_refused_where_nobody_allowed_it(bucket: Bucket) -> None:
     bucket.environment = {name: value for name, value in bucket.environment.items() if not name.endswith("ALLOW_HTTP")}
     bucket.run("inspect", bucket.url, expect=1)

@@ -115,6 +115,12 @@ const METRICS: &[Metric] = &[
         Fixed("direction", &["back", "forward"]),
         "times that the clock of the machine was set by 2 s or more",
     ),
+    metric(
+        "sterling_polls_total",
+        Counter,
+        Fixed("source", &["store", "servers"]),
+        "completed polls: of the store for new versions, by a router of its servers",
+    ),
     metric("sterling_audit_log_failures_total", Counter, Labels::None, "lines that the audit log lacks"),
     metric(
         "sterling_traces_lost_total",

@@ -176,6 +176,7 @@ fn of_several_that_expect_a_position_one_is_right() {
 }
 
 #[test]
+#[ignore = "long: kills a broker again and again"]
 fn nothing_that_was_acknowledged_is_lost_or_twice_when_the_broker_is_killed() {
     let mut broker = Broker::start();
     let journals: Vec<Box<dyn Journal>> = (0..2).map(|_| open(broker.url())).collect();

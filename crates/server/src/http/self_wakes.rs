@@ -6,10 +6,17 @@
 
 use std::pin::Pin;
 use std::sync::Arc;
+#[cfg(not(loom))]
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 
+#[cfg(not(loom))]
 use futures_util::task::AtomicWaker;
+#[cfg(loom)]
+use loom::{
+    future::AtomicWaker,
+    sync::atomic::{AtomicU8, Ordering},
+};
 
 /// Waits: whoever wakes it tells the runtime.
 const WAITS: u8 = 0;
@@ -58,7 +65,10 @@ impl<F: Future> Future for SelfWaking<F> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
         let this = &mut *self;
+        #[cfg(not(loom))]
         this.wakes.runtime.register(cx.waker());
+        #[cfg(loom)]
+        this.wakes.runtime.register_by_ref(cx.waker());
         for _ in 0..POLLS_MAX {
             // What those did who have woken it is seen from here on.
             this.wakes.state.swap(RUNS, Ordering::AcqRel);
@@ -73,7 +83,7 @@ impl<F: Future> Future for SelfWaking<F> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     #![allow(clippy::unwrap_used)]
     use std::future::poll_fn;

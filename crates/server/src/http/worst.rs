@@ -47,7 +47,8 @@ impl<T: Clone> Worst<T> {
     }
 
     fn note_at(&self, now: u64, badness: u64, tell: impl FnOnce() -> T) {
-        if badness <= self.floor.load(Ordering::Relaxed) && now < self.end.load(Ordering::Relaxed) {
+        // The end first: with that of a new window comes its floor, not that of the one before.
+        if now < self.end.load(Ordering::Acquire) && badness <= self.floor.load(Ordering::Relaxed) {
             return;
         }
         let told = tell();
@@ -70,7 +71,7 @@ impl<T: Clone> Worst<T> {
         let last = std::mem::take(&mut windows.now);
         windows.before = if now < end + length { last } else { Vec::new() };
         self.floor.store(0, Ordering::Relaxed);
-        self.end.store(now + length, Ordering::Relaxed);
+        self.end.store(now + length, Ordering::Release);
     }
 
     /// What is kept of both windows, worst first.

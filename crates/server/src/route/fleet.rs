@@ -180,6 +180,7 @@ impl Fleet {
         }
         self.decide();
         self.measure();
+        metrics::counter!("sterling_polls_total", "source" => "servers").increment(1);
         self.has_looked.store(true, Ordering::Relaxed);
         self.looked.notify_waiters();
     }

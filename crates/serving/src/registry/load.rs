@@ -84,6 +84,7 @@ impl<T: Send + Sync> Registry<T> {
                         tracing::warn!(error = %e, "no thread for a load; it is tried again");
                     }
                 }
+                metrics::counter!("sterling_polls_total", "source" => "store").increment(1);
                 drop(registry);
                 std::thread::sleep(every);
             }

@@ -1,0 +1,5 @@
+#!/usr/bin/env bash
+# Runs the models of tests/loom in every order of their steps; building loom takes half a minute, in a folder of its own.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom cargo test --locked --release -p sterling-loom "$@"

@@ -1,0 +1,47 @@
+//! What launches say that they move and compute.
+
+use sterling::cuda::Demand;
+use sterling::cuda::ops::steps::RowsOf;
+use sterling::kernels::cpu::dense::Form;
+
+use crate::composed::{Asked, Catalogue, DIMENSION, Layers};
+use crate::emulation::{Random, emulated};
+
+/// What launches say that they compute is about what kernels do, as the emulation counts it, where lists and candidates are as many as the
+/// host takes them to be.
+#[test]
+fn launches_compute_what_they_say() {
+    let driver = emulated();
+    let device = sterling::cuda::Device::over(driver.clone());
+    let of = Catalogue::in_lists(&device, 64 * 64, 64).unwrap();
+    let layers = Layers::new(&device, Form::Pairs).unwrap();
+    let vectors = Random::new(2).numbers(20 * DIMENSION);
+    for (probes, filters, batch) in [(16, 0, 3), (64, 0, 20)] {
+        let asked = Asked { probes, k0: 128, k: 50, filters, layers: Some(&layers) };
+        let [said_before, did_before] = driver.demand();
+        of.pass(&device, &vectors[..batch * DIMENSION], &asked).unwrap();
+        let [said, did] = driver.demand();
+        type Kind = fn(&Demand) -> u64;
+        // Of single precision it is not said what bins of scores take.
+        let kinds: [(Kind, &str, f64); 4] = [
+            (|t| t.dp4a, "dp4a", 1.0),
+            (|t| t.tensor_int8, "bytes by tensor cores", 1.0),
+            (|t| t.tensor_bf16, "bf16 by tensor cores", 1.0),
+            (|t| t.single, "single precision", 2.0),
+        ];
+        for (kind, what, more) in kinds {
+            let (said, did) = (kind(&said) - kind(&said_before), kind(&did) - kind(&did_before));
+            let is_near = did as f64 <= more * said as f64 && said as f64 <= 1.3 * did as f64;
+            assert!(is_near, "{what}, {probes} probes: {said} said, {did} counted");
+            assert!(did > 0 || (probes < 64 && what == "bytes by tensor cores"), "{what} is not among them");
+        }
+    }
+    let (single, count) = (Layers::new(&device, Form::Single).unwrap(), 130);
+    let input = device.zeros(2 * count * 256).unwrap();
+    let counts = device.copy(&[count as u32; 2]).unwrap();
+    let [said_before, did_before] = driver.demand();
+    single.run(&device, RowsOf { counts: &counts, most: count }, &input).unwrap();
+    let [said, did] = driver.demand();
+    assert!(did.tensor_tf32 > did_before.tensor_tf32);
+    assert_eq!(said.tensor_tf32 - said_before.tensor_tf32, did.tensor_tf32 - did_before.tensor_tf32);
+}
