@@ -7,7 +7,7 @@
 use sterling::index::columns::{self, Columns, ItemColumn, ItemValues};
 use sterling::index::filter::{self, Plan};
 use sterling::index::ivf;
-use sterling::index::search::{Catalogue, CataloguePart, Found, Query, Scratch, Sink};
+use sterling::index::search::{Catalogue, CataloguePart, Found, Query, Scratch, SearchPlan, Sink};
 use sterling::storage::files::TensorFile;
 use sterling::storage::rows::RowStore;
 
@@ -46,20 +46,8 @@ pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
     let vector = &vectors(1);
     for (expression, exact) in [("group:0", true), ("group:0", false), ("group:1 OR group:3", false)] {
         let plan = Plan::new(&filter::parse(expression)?.canonical(), &columns, &filter, index.slots_max())?;
-        let query = Query {
-            vector,
-            plan: &plan,
-            beside: &[],
-            excluded: &[],
-            k: K,
-            k0: K,
-            selected: None,
-            probes: 16,
-            ending: None,
-            exact,
-            by_codes: None,
-            by_int8: 0,
-        };
+        let search = SearchPlan { k: K, k0: K, probes: 16, exact, ..SearchPlan::default() };
+        let query = Query { vector, search, plan: &plan, beside: &[], excluded: &[], ending: None };
         let mut best = Best(Vec::new());
         catalogue.search(&[query], &mut Scratch::default(), &mut best);
         let found: Vec<(f32, u32)> = best.0.iter().map(|&(score, slot)| (score, built.order[slot])).collect();
