@@ -38,7 +38,7 @@ each_test() {
     all=$("$tests" --list 2>/dev/null | sed -n 's/: test$//p' | grep -vE "$without")
     printf '%s\n' "$all" | xargs -P "$jobs" -I{} sh -c '
         log=$0/$(echo {} | tr -c "a-z0-9\n" -)
-        "$@" --test-threads 1 --exact {} >"$log" 2>&1 && rm "$log" || echo "exit status $?" >>"$log"' "$logs" "$@" "$tests" || true
+        "$@" --include-ignored --test-threads 1 --exact {} >"$log" 2>&1 && rm "$log" || echo "exit status $?" >>"$log"' "$logs" "$@" "$tests" || true
     for log in "$logs"/*; do
         [ -f "$log" ] || continue
         if grep -q 'terminated before first instrumented API call' "$log"; then

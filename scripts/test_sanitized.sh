@@ -12,4 +12,4 @@ fi
 export RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=address -Copt-level=1"
 # What threads keep to the end of the process is no leak; g++ compiles the kernels without this runtime, and tests them with its own elsewhere.
 export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=0}
-cargo test --locked --target "$target" --workspace --features full --lib --test gpu -- --skip nothing_leaves_its_memory "$@"
+cargo test --locked --target "$target" --workspace --features full --lib --test gpu -- --include-ignored --skip nothing_leaves_its_memory "$@"

@@ -351,6 +351,7 @@ fn whole_pass_goes_back_to_a_device_that_is_found_again() {
 
 /// Wide vectors and deep filters find the same on every kind of device, by another way where a block has too little shared memory.
 #[test]
+#[ignore = "long: every kind of device"]
 fn whole_pass_of_wide_vectors_runs_on_every_device() {
     let folder = tempfile::tempdir().unwrap();
     for dimension in [3136, 5200, 8192] {

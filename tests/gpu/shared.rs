@@ -115,6 +115,7 @@ fn whole_pass_on_several_cards_cuts_candidates_as_one_does() {
 
 /// A reranker, user towers, sequences, rows looked up by values of items.
 #[test]
+#[ignore = "long: whole models on several devices"]
 fn whole_pass_of_the_zoo_on_several_cards_answers_as_on_one() {
     let store = tempfile::tempdir().unwrap();
     for name in ZOO {
@@ -133,6 +134,7 @@ fn whole_pass_of_the_zoo_on_several_cards_answers_as_on_one() {
 }
 
 #[test]
+#[ignore = "long: whole models on several devices"]
 fn whole_pass_of_debian_on_several_cards_answers_as_on_one() {
     let view = debian();
     let users = heldout(211);

@@ -112,6 +112,7 @@ impl Served {
 
 /// The version before stays in memory, and may answer again.
 #[test]
+#[ignore = "long: soak"]
 fn whole_pass_of_a_version_that_does_not_fit_beside_another_comes_when_that_is_asked_no_more() {
     let folder = tempfile::tempdir().unwrap();
     let views = versions(folder.path(), &[9000, 8000, 9500]);
@@ -164,6 +165,7 @@ fn whole_pass_of_a_version_comes_when_another_is_gone() {
 
 /// Versions alike in what they are asked do not take turns, and one that never fits takes nobody's place.
 #[test]
+#[ignore = "long: soak"]
 fn whole_pass_of_a_version_keeps_its_place() {
     let folder = tempfile::tempdir().unwrap();
     let views = versions(folder.path(), &[9000, 8900, 17_000]);
@@ -214,6 +216,7 @@ fn whole_pass_answers_while_versions_take_turns() {
 
 /// A card that is lost while the next version comes: the CPU answers both.
 #[test]
+#[ignore = "long: soak"]
 fn whole_pass_of_versions_goes_on_where_the_card_is_lost_between_them() {
     let folder = tempfile::tempdir().unwrap();
     let (mut served, views, card) = Served::first_of_two(folder.path());

@@ -145,7 +145,8 @@ fn a_second_signal_ends_at_once_and_a_hangup_drains() {
         BufReader::new(&half).read_line(&mut told).unwrap();
         assert!(told.starts_with("HTTP/1.1 100"), "{told}");
         server.signal(first);
-        until("it drains", || server.get("/readyz").0 == 503);
+        let readyz = format!("http://{}/readyz", server.address);
+        until("it takes no new calls", || agent().get(&readyz).call().map_or(true, |answer| answer.status() == 503));
         assert!(server.is_running(), "{first}: it waits for the body");
         server.signal("TERM");
         assert_eq!(server.wait(), Some(1), "{first}");

@@ -342,6 +342,7 @@ fn many(folder: &Path, store: &Path) -> Vec<String> {
 }
 
 #[test]
+#[ignore = "long: soak"]
 fn publishers_side_by_side_get_a_version_each() {
     let folder = tempfile::tempdir().unwrap();
     let store = folder.path().join("store");
