@@ -5,6 +5,6 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 count=${1:-100000}
-STERLING_TEST_OPERATIONS=$count STERLING_TEST_ANSWERS=$count cargo test --release --locked --test it -- --include-ignored --nocapture --exact \
+STERLING_TEST_OPERATIONS=$count STERLING_TEST_ANSWERS=$count cargo test --release --locked --test it -- --nocapture --exact \
     fresh::many_operations_are_those_of_a_plain_map \
     served_model::every_answer_of_a_server_is_that_of_a_plain_map_at_its_position

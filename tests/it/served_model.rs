@@ -441,7 +441,6 @@ impl Client<'_> {
 }
 
 #[test]
-#[ignore = "long: random updates over HTTP, with kills"]
 fn every_answer_of_a_server_is_that_of_a_plain_map_at_its_position() {
     // A hundred thousand answers take minutes: `scripts/fresh_model.sh`.
     let answers: Option<u64> = std::env::var("STERLING_TEST_ANSWERS").ok().and_then(|count| count.parse().ok());
