@@ -67,8 +67,8 @@ if [ "$all" ]; then
 fi
 cargo test --locked --workspace --lib --bins --tests --examples --features full -- ${all:+--include-ignored}
 cargo test --locked --workspace --doc --features full
-RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --quiet --features full
 if [ "$all" ]; then
+    RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-deps --quiet --features full
     scripts/test_sanitized.sh
     scripts/test_loom.sh
 fi
