@@ -318,6 +318,7 @@ fn answers_that_nobody_reads_stay_within_the_memory_of_a_server() {
 }
 
 #[test]
+#[ignore = "long: soak"]
 fn a_caller_is_answered_beside_the_storm_of_another() {
     let store = published();
     let file = store.path().join("keys.toml").to_str().unwrap().to_owned();
