@@ -44,7 +44,7 @@ pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
 
 /// A unit vector that depends on the id alone.
 fn embedding(id: i64) -> Vec<f32> {
-    let numbers: Vec<f32> = (0..DIMENSION).map(|n| (id as f32 * (0.37 + 0.113 * n as f32)).sin()).collect();
+    let numbers: Vec<f32> = (0..DIMENSION).map(|n| ((id + 1) as f32 * (0.37 + 0.113 * n as f32)).sin()).collect();
     let length = numbers.iter().map(|x| x * x).sum::<f32>().sqrt();
     numbers.iter().map(|x| x / length).collect()
 }

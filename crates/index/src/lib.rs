@@ -29,7 +29,7 @@
 //! use sterling_index::{filter, value};
 //!
 //! let filter = filter::parse("year >= 2020 AND NOT (lang:de OR lang:fr)")?.canonical();
-//! assert_eq!(filter.to_string(), "year >= 2020 AND NOT lang:de AND NOT lang:fr");
+//! assert_eq!(filter.to_string(), "NOT lang:de AND NOT lang:fr AND year >= 2020");
 //!
 //! let constants = [("w".to_owned(), 3.0)].into();
 //! let program = value::Program::compile("click + w * buy", &["click", "buy"], &constants)?;

@@ -20,14 +20,14 @@
 //! # Ok::<(), sterling_core::error::Error>(())
 //! ```
 //!
-//! Memory that requests share is held by quota, of which no caller can take all:
+//! Memory that requests share is held by quota:
 //!
 //! ```
 //! use sterling_serving::quota::{Flow, Quota};
 //!
 //! let quota = Quota::new("bodies", 1_000);
 //! let held = quota.hold(Flow::of_key("shop"), 900)?;
-//! assert!(quota.hold(Flow::of_key("shop"), 90).is_err());
+//! assert!(quota.hold(Flow::of_key("books"), 200).is_err());
 //! drop(held);
 //! assert_eq!(quota.held_bytes(), 0);
 //! # Ok::<(), sterling_core::error::Error>(())
