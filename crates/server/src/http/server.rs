@@ -35,6 +35,7 @@ use super::self_wakes::SelfWaking;
 use super::socket::Socket;
 use super::streams::{Stream, StreamTasks, Streamed};
 use super::tls::Tls;
+use super::writers::Writers;
 use sterling_core::error::{Error, Result};
 
 /// How often connections and the clock are looked at.
@@ -127,7 +128,8 @@ pub(super) async fn answer_all(
     let Sockets { main, admin, tls } = sockets;
     watch_files(&host, tls.as_ref())?;
     let handshake = Duration::from_millis(options.header_ms);
-    let edge = Edge { router, host: host.clone(), tls, handshake, connections, closing };
+    let writers = Writers::start()?;
+    let edge = Edge { router, host: host.clone(), tls, handshake, connections, writers, closing };
     let connections = &edge.connections;
     let at_admin = async {
         match &admin {
@@ -193,6 +195,7 @@ struct Edge {
     /// How long a handshake may take.
     handshake: Duration,
     connections: Arc<Connections>,
+    writers: Arc<Writers>,
     /// True once connections are to end after their answers.
     closing: watch::Sender<bool>,
 }
@@ -320,13 +323,13 @@ async fn answer(
         let socket = socket(stream);
         let service = service_fn(|request: axum::http::Request<hyper::body::Incoming>| {
             let request = Inbound::of(connection.begin(request), Some(connection.clone()));
-            let (router, connection) = (edge.router.clone(), connection.clone());
+            let (router, connection, writers) = (edge.router.clone(), connection.clone(), edge.writers.clone());
             async move {
                 let mut response = router.oneshot(request).await.unwrap_or_else(|never| match never {});
                 if connection.is_unread() {
                     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
                 }
-                Ok::<_, Infallible>(Answered::of(response, connection))
+                Ok::<_, Infallible>(Answered::of(writers.long(response), connection))
             }
         });
         let served = http1::Builder::new().max_buf_size(BUFFER_BYTES).serve_connection(socket, service);
@@ -335,15 +338,16 @@ async fn answer(
     let streams = connection.multiplex();
     let socket = socket(stream);
     let mut builder = http2::Builder::new(StreamTasks(streams.clone()));
-    let (all, router) = (Arc::new(open), edge.router);
+    let (all, router, writers) = (Arc::new(open), edge.router, edge.writers);
     let open = all.clone();
     let service = service_fn(move |request: axum::http::Request<hyper::body::Incoming>| {
         let (turn, request) = (all.turn(), all.connection.marked(request));
-        let (router, stream) = (router.clone(), turn.map(|turn| Stream::begin(streams.clone(), turn)));
+        let (router, writers) = (router.clone(), writers.clone());
+        let stream = turn.map(|turn| Stream::begin(streams.clone(), turn));
         async move {
             let Some(stream) = stream else { return Ok(crowded().map(Streamed::refused)) };
             let response = router.oneshot(Inbound::of(request, None)).await.unwrap_or_else(|never| match never {});
-            Ok::<_, Infallible>(Streamed::of(response, stream))
+            Ok::<_, Infallible>(Streamed::of(writers.long(response), stream))
         }
     });
     builder
