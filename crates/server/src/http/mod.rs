@@ -70,7 +70,7 @@ pub use address::{address, read_address};
 pub use app::App;
 pub use openapi::document as openapi;
 pub use options::Options;
-pub use routed::{RouterApp, route};
+pub use routed::{RouterApp, listen_once_looked, route};
 pub use routes::router;
 pub use server::{Sockets, Stop, listen, serve};
 pub use tls::{Tls, TlsOptions};

@@ -48,7 +48,7 @@ const FIRST_REQUEST: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(50);
 /// Connections that may wait to be accepted, where the system allows so many (`net.core.somaxconn`). The client of one more
 /// hears nothing, and its system asks again a second later, then after two more: by then most answers are too late.
-const BACKLOG: u32 = 16_384;
+pub(super) const BACKLOG: u32 = 16_384;
 /// Bytes of a connection's buffers: of a header at most, and of replies that wait for their reader.
 const BUFFER_BYTES: usize = 64 << 10;
 /// How a connection of HTTP/2 begins.
@@ -78,11 +78,16 @@ pub enum Stop {
 /// # Errors
 /// What the system says of the address.
 pub fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
+    bind(address)?.listen(BACKLOG)
+}
+
+/// Takes an address, in a runtime; connections to it are refused until the socket listens.
+pub(super) fn bind(address: SocketAddr) -> std::io::Result<TcpSocket> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     // The address of a server that has just ended can be had at once.
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
-    socket.listen(BACKLOG)
+    Ok(socket)
 }
 
 /// The sockets to answer on.

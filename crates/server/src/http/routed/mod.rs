@@ -15,21 +15,41 @@ mod items;
 mod pages;
 mod sizes;
 
+use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::Method;
 use axum::response::{IntoResponse as _, Response};
+use tokio::net::TcpListener;
 use tokio::sync::mpsc;
+use tokio::time::timeout;
 
 pub use self::app::RouterApp;
 use super::answer::Refusal;
 use super::options::Options;
 use super::routes::{guarded, missing};
-use super::server::{Sockets, Stop, answer_all};
+use super::server::{BACKLOG, Sockets, Stop, answer_all, bind};
 use super::table::{Matched, run};
 use sterling_core::error::{Error, Result};
+
+/// How long a router that starts may look at its servers before it listens.
+const FIRST_LOOK_MAX: Duration = Duration::from_secs(3);
+
+/// Opens the socket of a router once it has looked at its servers, in a runtime. Clients that go by refused connections ask another router
+/// meanwhile; a router that listened before would answer them 503. If the servers do not answer in time, it listens all the same.
+///
+/// # Errors
+/// `Io` with what the system says of the address, which is taken before the look.
+pub async fn listen_once_looked(address: SocketAddr, app: &RouterApp) -> Result<TcpListener> {
+    let error = |e| Error::io(format!("address {address}"), e);
+    let socket = bind(address).map_err(error)?;
+    // A look that is cut short here is one that the router makes again.
+    let _ = timeout(FIRST_LOOK_MAX, app.fleet().look()).await;
+    socket.listen(BACKLOG).map_err(error)
+}
 
 /// Answers requests by asking shards until `stops` says so, as [`serve`](super::serve) does.
 ///
