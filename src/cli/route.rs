@@ -4,8 +4,6 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use tokio::net::TcpListener;
-
 use super::output::announce;
 use sterling_core::error::{Error, Result};
 use sterling_server::config::{RouterConfig, RouterFlags, ServerFlags};
@@ -45,10 +43,9 @@ impl Route {
         let threads = tokio::runtime::Builder::new_multi_thread().enable_all().build();
         let runtime = threads.map_err(|e| Error::io("the threads of the router", e))?;
         let ended = runtime.block_on(async {
-            let listener = TcpListener::bind(config.listen).await;
-            let listener = listener.map_err(|e| Error::io(format!("address {}", config.listen), e))?;
-            let address = listener.local_addr().map_err(|e| Error::io("the listening socket", e))?;
             let stops = stop_signals()?;
+            let listener = http::listen_once_looked(config.listen, &app).await?;
+            let address = listener.local_addr().map_err(|e| Error::io("the listening socket", e))?;
             announce(self.log_json, format_args!("listening on http://{address}"))?;
             http::route(listener.into(), app, &config.http, stops).await
         });

@@ -35,7 +35,7 @@ pub fn route<'a>(servers: impl IntoIterator<Item = &'a str>) -> Server {
     router
 }
 
-/// A router that looks at its servers every so many milliseconds, and may not have done so yet.
+/// A router that looks at its servers every so many milliseconds.
 pub fn route_looking_every<'a>(refresh_ms: u32, servers: impl IntoIterator<Item = &'a str>) -> Server {
     let mut command = sterling();
     command.env("STERLING_HTTP__DRAIN_MS", "0").env("STERLING_ROUTE__REFRESH_MS", refresh_ms.to_string());
@@ -282,6 +282,28 @@ fn until(what: &str, mut is_so: impl FnMut() -> bool) {
         assert!(start.elapsed() < Duration::from_secs(60), "never: {what}");
         std::thread::sleep(Duration::from_millis(30));
     }
+}
+
+#[test]
+fn a_router_listens_once_it_has_looked_and_does_not_wait_for_servers_that_hang() {
+    let (_store, servers) = serve_shards(2);
+    let addresses = || servers.iter().map(|server| server.address.as_str());
+    let body = json!({"vector": [1, 0.5, -0.25, 0.1], "k": 5, "timeout_ms": 20_000});
+    for _ in 0..5 {
+        let router = route_looking_every(60_000, addresses());
+        let answer = router.ask("/v1/models/vectors:retrieve", &body);
+        assert_eq!((&answer["coverage"], crate::support::ids(&answer).len()), (&json!(1.0), 5));
+    }
+    // Its connections are made by the system, and nobody reads what they ask.
+    let hangs = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let hanging = hangs.local_addr().unwrap().to_string();
+    let start = Instant::now();
+    let router = route_looking_every(60_000, addresses().chain([hanging.as_str()]));
+    assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    assert_eq!(router.ask("/v1/models/vectors:retrieve", &body)["coverage"], 1.0);
+    // The address is taken before the look.
+    let taken = crate::support::run(&["route", "--listen", &router.address, "--server", &hanging]);
+    assert!(taken.0 != 0 && taken.2.contains(&router.address), "{taken:?}");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //! retrieve and write. No retrieval fails, and no acknowledged update is lost.
 //!
 //! Callers do what `docs/OPERATING.md` and `docs/ROUTE.md` say that they must: a load balancer goes by `/readyz`, a refused connection goes to the next router,
-//! and an update that is answered with 503 or 504 is sent again.
+//! and an update that is answered with 503 or 504 is sent again. One caller has no load balancer and goes by refused connections alone.
 
 // The count of the requests, for those who run it.
 #![allow(clippy::print_stdout)]
@@ -157,12 +157,12 @@ impl Callers {
         }
     }
 
-    /// Sends a call to a router that is ready, over a connection of its own; where that is refused, to the next one.
-    fn call(&self, path: &str, body: &Value) -> Result<(u16, Value), String> {
+    /// Sends a call to a router over a connection of its own; if that is refused, to the next one. With a load balancer only to those that are ready.
+    fn call(&self, is_balanced: bool, path: &str, body: &Value) -> Result<(u16, Value), String> {
         let first = self.turn.fetch_add(1, Ordering::Relaxed) as usize;
-        let mut ready: Vec<usize> = (first..first + ROUTERS).map(|n| n % ROUTERS).collect();
-        ready.retain(|n| self.ready[*n].load(Ordering::Relaxed));
-        for n in ready {
+        let mut routers: Vec<usize> = (first..first + ROUTERS).map(|n| n % ROUTERS).collect();
+        routers.retain(|n| !is_balanced || self.ready[*n].load(Ordering::Relaxed));
+        for n in routers {
             match agent().post(format!("http://{}{path}", self.addresses[n])).send(body.to_string()) {
                 Err(ureq::Error::Io(error)) if error.kind() == ErrorKind::ConnectionRefused => {}
                 Err(error) => return Err(error.to_string()),
@@ -176,11 +176,11 @@ impl Callers {
     }
 
     /// Retrieves all published items, again and again; nothing is retried.
-    fn retrieve(&self) {
+    fn retrieve(&self, is_balanced: bool) {
         let body = json!({"vector": [1, 1], "k": COUNT, "filter": "n < 1", "exact": true, "timeout_ms": 20_000});
         while self.go_on() {
             let start = Instant::now();
-            match self.call(RETRIEVE, &body) {
+            match self.call(is_balanced, RETRIEVE, &body) {
                 Ok((200, answer)) if answer["coverage"] == 1.0 && ids(&answer).len() == COUNT as usize => {
                     self.answered.fetch_add(1, Ordering::Relaxed);
                 }
@@ -199,7 +199,7 @@ impl Callers {
                 if !self.go_on() {
                     return;
                 }
-                match self.call(UPSERT, &body) {
+                match self.call(true, UPSERT, &body) {
                     Ok((200, answer)) => {
                         self.acknowledged.lock().unwrap().extend(put);
                         *self.last.lock().unwrap() = answer;
@@ -244,7 +244,10 @@ fn a_rolling_restart_of_servers_routers_and_broker_loses_no_request() {
     std::thread::scope(|scope| {
         let _stop = Stop(&callers.ends);
         scope.spawn(|| callers.balance());
-        (0..3).for_each(|_| drop(scope.spawn(|| callers.retrieve())));
+        for is_balanced in [true, true, false] {
+            let callers = &callers;
+            scope.spawn(move || callers.retrieve(is_balanced));
+        }
         scope.spawn(|| callers.write());
         callers.are_well(&fleet, "before anything");
         for n in 0..SHARDS * REPLICAS {

@@ -31,8 +31,13 @@ const MODEL: &str = "m";
 const ITEMS: i64 = 40;
 /// How long what is to come by itself may take.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long cases are run in the ordinary suite; all of them with `STERLING_TEST_FAULTS` set.
+/// How long cases are run in the ordinary suite. With `STERLING_TEST_FAULTS=1` all of them are, with `K/N` the K-th of N parts of them.
 const TIME: Duration = Duration::from_secs(5);
+/// How long is waited between looks at most; each wait doubles the one before. A server looks once a second: looks that follow one
+/// another at once are one case to a fault.
+const LOOK_MAX: Duration = Duration::from_millis(64);
+/// Cases that are run side by side: most of their time they wait for what followed a journal before.
+const TOGETHER: usize = 8;
 /// Cases that are run at least.
 const CASES_MIN: usize = 16;
 
@@ -267,17 +272,18 @@ impl<'a> Script<'a> {
 
     /// Does something again and again, looking at the store as a server does, until it comes to something.
     fn until<R>(&self, what: &str, mut done: impl FnMut() -> Option<R>) -> R {
-        let start = Instant::now();
+        let (start, mut wait) = (Instant::now(), Duration::from_millis(1));
         loop {
             if let Some(Some(result)) = caught(&mut done) {
                 return result;
             }
             let told = self.server.as_ref().map(|server| {
                 let _ = caught(|| server.registry.refresh());
-                (server.registry.troubles(), server.registry.versions(MODEL))
+                caught(|| (server.registry.troubles(), server.registry.versions(MODEL)))
             });
             assert!(start.elapsed() < PATIENCE, "{what} did not come: {told:?}");
-            std::thread::sleep(Duration::from_millis(1));
+            std::thread::sleep(wait);
+            wait = (wait * 2).min(LOOK_MAX);
         }
     }
 
@@ -520,10 +526,13 @@ fn gcd(a: usize, b: usize) -> usize {
 fn one_failure_at_any_call_is_over_with_it() {
     let begun = Instant::now();
     let (calls, starts) = run(usize::MAX, Failure::Panic);
-    let is_whole = std::env::var_os("STERLING_TEST_FAULTS").is_some();
     let cases = cases(&calls);
     let distinct: BTreeSet<(usize, usize)> = cases.iter().map(|(at, f)| (*at, place(*f))).collect();
     assert_eq!(distinct.len(), calls.len() * FAILURES.len());
+    let whole = std::env::var("STERLING_TEST_FAULTS").ok();
+    let (part, parts) = whole.as_deref().and_then(|whole| whole.split_once('/')).unwrap_or(("1", "1"));
+    let (part, parts): (usize, usize) = (part.parse().unwrap(), parts.parse().unwrap());
+    let cases: Vec<(usize, Failure)> = cases.into_iter().skip(part - 1).step_by(parts).collect();
     let next = AtomicUsize::new(0);
     let met = Mutex::new(BTreeMap::<&str, usize>::new());
     let work = || {
@@ -534,20 +543,45 @@ fn one_failure_at_any_call_is_over_with_it() {
             assert!(begins <= starts + 1, "{failure:?} at call {at}, {call}: {begins} starts");
             let mut met = met.lock().unwrap();
             *met.entry(call).or_default() += 1;
-            if !is_whole && met.values().sum::<usize>() >= CASES_MIN && begun.elapsed() > TIME {
+            if whole.is_none() && met.values().sum::<usize>() >= CASES_MIN && begun.elapsed() > TIME {
                 return;
             }
         }
     };
     std::thread::scope(|scope| {
-        // A start waits for what followed the journal before: several go on meanwhile.
-        let workers: Vec<_> = (0..4).map(|_| scope.spawn(work)).collect();
+        let workers: Vec<_> = (0..TOGETHER).map(|_| scope.spawn(work)).collect();
         workers.into_iter().for_each(|worker| worker.join().unwrap());
     });
     let met = met.into_inner().unwrap();
     let done: usize = met.values().sum();
     eprintln!("{done} failures of {}, at {} calls, in {:?}: {met:?}", cases.len(), calls.len(), begun.elapsed());
     assert!(done >= CASES_MIN, "{done}");
+}
+
+#[test]
+fn a_look_that_fails_at_a_start_leaves_no_refusal() {
+    let folder = folder();
+    let faults = Faults::new(usize::MAX, Failure::Code(Errno::IO));
+    let mut script = Script::new(folder.path(), faults.clone());
+    let first = script.publish();
+    script.start();
+    script.update(&[100], &[]);
+    script.activate(first);
+    // The updates behind the first version are released: it cannot be loaded any more, and what was merged from it stands for it.
+    for id in 101..105 {
+        script.update(&[id, 1, 2, 3], &[]);
+        script.merge();
+    }
+    for call in 0..12 {
+        let at = faults.asked() + call;
+        faults.at.store(at, SeqCst);
+        script.start();
+        script.see();
+        let versions = script.server().registry.versions(MODEL).unwrap();
+        let refused: Vec<_> = versions.iter().flat_map(|version| &version.refused).collect();
+        let failed = faults.asked.lock().unwrap().get(at).copied();
+        assert!(refused.iter().all(|refused| refused.retry_in.is_some()), "{failed:?} at call {call}: {refused:?}");
+    }
 }
 
 #[test]

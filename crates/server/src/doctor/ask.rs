@@ -272,7 +272,7 @@ fn models(store: &Store) -> Result<BTreeMap<String, ModelSeen>> {
         };
         // A version that cannot be read is one of those that servers refuse, and say so.
         let versions = told.into_iter().filter_map(|version| digest(version).ok()).collect();
-        let stands = wish.version.map(|version| store.successor(&name, version));
+        let stands = wish.version.map(|version| store.successor(&name, version, &whole));
         let traffic = wish.traffic.told();
         Ok((name, ModelSeen { versions, wished: wish.version, stands, labels: wish.labels, traffic }))
     };

@@ -83,13 +83,15 @@ async fn guard(State(host): State<Arc<dyn Host>>, mut request: Request, next: Ne
         _ => Ok(()),
     };
     request.extensions_mut().insert(matched);
-    request.extensions_mut().insert(flow(&caller, peer.map(|peer| peer.address.ip())));
+    let flow = flow(&caller, peer.map(|peer| peer.address.ip()));
+    request.extensions_mut().insert(flow);
     request.extensions_mut().insert(caller.clone());
     let mut response = match known {
         Ok(()) => next.run(request).await,
         Err(unknown) => Refusal::from(unknown).into_response(),
     };
     response.extensions_mut().insert(caller);
+    response.extensions_mut().insert(flow);
     if let Some(change) = change {
         change.ended(response.status().as_u16()).await;
     }

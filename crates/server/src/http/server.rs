@@ -23,6 +23,7 @@ use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{mpsc, watch};
+use tokio::time::timeout;
 use tower::ServiceExt as _;
 
 use super::access::Door;
@@ -37,6 +38,7 @@ use super::self_wakes::SelfWaking;
 use super::socket::Socket;
 use super::streams::{Stream, StreamTasks, Streamed};
 use super::tls::Tls;
+use super::writers::Writers;
 use sterling_core::error::{Error, Result};
 
 /// How often connections and the clock are looked at.
@@ -50,6 +52,8 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// Connections that may wait to be accepted, where the system allows so many (`net.core.somaxconn`). The client of one more
 /// hears nothing, and its system asks again a second later, then after two more: by then most answers are too late.
 const BACKLOG: u32 = 16_384;
+/// How long a router that starts may look at its servers before it listens.
+const FIRST_LOOK_MAX: Duration = Duration::from_secs(3);
 /// Bytes of a connection's buffers: of a header at most, and of replies that wait for their reader.
 const BUFFER_BYTES: usize = 64 << 10;
 /// How a connection of HTTP/2 begins.
@@ -79,11 +83,16 @@ pub enum Stop {
 /// # Errors
 /// What the system says of the address.
 pub fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
+    bind(address)?.listen(BACKLOG)
+}
+
+/// Takes an address, in a runtime; connections to it are refused until the socket listens.
+fn bind(address: SocketAddr) -> std::io::Result<TcpSocket> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
     // The address of a server that has just ended can be had at once.
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
-    socket.listen(BACKLOG)
+    Ok(socket)
 }
 
 /// The sockets to answer on.
@@ -117,6 +126,19 @@ pub async fn serve(
     answer_all(sockets, (app, router), options, stops).await
 }
 
+/// Opens the socket of a router once it has looked at its servers, in a runtime. Clients that go by refused connections ask another router
+/// meanwhile; a router that listened before would answer them 503. If the servers do not answer in time, it listens all the same.
+///
+/// # Errors
+/// `Io` with what the system says of the address, which is taken before the look.
+pub async fn listen_once_looked(address: SocketAddr, app: &RouterApp) -> Result<TcpListener> {
+    let error = |e| Error::io(format!("address {address}"), e);
+    let socket = bind(address).map_err(error)?;
+    // A look that is cut short here is one that the router makes again.
+    let _ = timeout(FIRST_LOOK_MAX, app.fleet().look()).await;
+    socket.listen(BACKLOG).map_err(error)
+}
+
 /// Answers requests by asking shards until `stops` says so, as [`serve`] does.
 ///
 /// # Errors
@@ -147,7 +169,8 @@ async fn answer_all(
     let Sockets { main, admin, tls } = sockets;
     watch_files(&host, tls.as_ref())?;
     let handshake = Duration::from_millis(options.header_ms);
-    let edge = Edge { router, host: host.clone(), tls, handshake, connections, closing };
+    let writers = Writers::start()?;
+    let edge = Edge { router, host: host.clone(), tls, handshake, connections, writers, closing };
     let connections = &edge.connections;
     let at_admin = async {
         match &admin {
@@ -213,6 +236,7 @@ struct Edge {
     /// How long a handshake may take.
     handshake: Duration,
     connections: Arc<Connections>,
+    writers: Arc<Writers>,
     /// True once connections are to end after their answers.
     closing: watch::Sender<bool>,
 }
@@ -340,13 +364,13 @@ async fn answer(
         let socket = socket(stream);
         let service = service_fn(|request: axum::http::Request<hyper::body::Incoming>| {
             let request = Inbound::of(connection.begin(request), Some(connection.clone()));
-            let (router, connection) = (edge.router.clone(), connection.clone());
+            let (router, connection, writers) = (edge.router.clone(), connection.clone(), edge.writers.clone());
             async move {
                 let mut response = router.oneshot(request).await.unwrap_or_else(|never| match never {});
                 if connection.is_unread() {
                     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
                 }
-                Ok::<_, Infallible>(Answered::of(response, connection))
+                Ok::<_, Infallible>(Answered::of(writers.long(response), connection))
             }
         });
         let served = http1::Builder::new().max_buf_size(BUFFER_BYTES).serve_connection(socket, service);
@@ -355,15 +379,16 @@ async fn answer(
     let streams = connection.multiplex();
     let socket = socket(stream);
     let mut builder = http2::Builder::new(StreamTasks(streams.clone()));
-    let (all, router) = (Arc::new(open), edge.router);
+    let (all, router, writers) = (Arc::new(open), edge.router, edge.writers);
     let open = all.clone();
     let service = service_fn(move |request: axum::http::Request<hyper::body::Incoming>| {
         let (turn, request) = (all.turn(), all.connection.marked(request));
-        let (router, stream) = (router.clone(), turn.map(|turn| Stream::begin(streams.clone(), turn)));
+        let (router, writers) = (router.clone(), writers.clone());
+        let stream = turn.map(|turn| Stream::begin(streams.clone(), turn));
         async move {
             let Some(stream) = stream else { return Ok(crowded().map(Streamed::refused)) };
             let response = router.oneshot(Inbound::of(request, None)).await.unwrap_or_else(|never| match never {});
-            Ok::<_, Infallible>(Streamed::of(response, stream))
+            Ok::<_, Infallible>(Streamed::of(writers.long(response), stream))
         }
     });
     builder

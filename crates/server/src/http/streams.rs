@@ -53,7 +53,7 @@ struct Under {
 /// A request under way.
 #[derive(Debug, Default)]
 struct Open {
-    /// The age of the connection, in milliseconds, at which its answer last moved; nothing before there is one.
+    /// The age of the connection, in milliseconds, at which its answer last moved; nothing before there is one, and while a part of it is made.
     moved: Option<u64>,
     /// What answers it, until it is ended.
     task: Option<AbortHandle>,
@@ -151,9 +151,17 @@ impl Stream {
     /// Takes in that the answer has begun, or that a part of it goes out.
     fn moved(&self) {
         self.is_answered.store(true, Ordering::Relaxed);
-        let age = self.all.age();
+        self.moved_at(Some(self.all.age()));
+    }
+
+    /// Takes in that the next part of the answer is being made, which is no fault of its reader.
+    fn waits(&self) {
+        self.moved_at(None);
+    }
+
+    fn moved_at(&self, age: Option<u64>) {
         if let Some(open) = self.all.under().open.get_mut(&self.number) {
-            open.moved = Some(age);
+            open.moved = age;
         }
     }
 }
@@ -249,7 +257,11 @@ impl HttpBody for Streamed {
                     None => Poll::Ready(None),
                 };
             }
-            other => return other,
+            Poll::Pending => {
+                self.stream.iter().for_each(|stream| stream.waits());
+                return Poll::Pending;
+            }
+            Poll::Ready(Some(Err(error))) => return Poll::Ready(Some(Err(error))),
         };
         let Some(stream) = self.stream.clone() else { return Poll::Ready(Some(Ok(frame))) };
         stream.moved();
@@ -328,6 +340,12 @@ mod tests {
             tokio::task::yield_now().await;
         }
         assert_eq!(all.under().open.len(), 39, "its neighbours go on");
+        // A part of an answer that is not made yet keeps nobody waiting but its reader.
+        moved(3, 4000);
+        unread[1].waits();
+        assert!(all.end_stalled(&options()));
+        assert!(all.under().open[&3].task.is_some());
+        unread[1].moved();
         // What answers it has ended, and yet it stays: only the connection can end.
         moved(2, 4000);
         all.under().open.get_mut(&2).unwrap().task = None;

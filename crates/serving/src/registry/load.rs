@@ -218,11 +218,8 @@ impl<T: Send + Sync> Registry<T> {
         match entry.wish.version {
             Some(wished) if !entry.is_wish_done => {
                 let why = Why::Wished(entry.wish.revision);
-                due.extend(seen(&self.store.successor(name, wished)).map(|(version, stamp)| Due {
-                    version,
-                    stamp,
-                    why,
-                }));
+                let stands = self.store.successor(name, wished, published);
+                due.extend(seen(&stands).map(|(version, stamp)| Due { version, stamp, why }));
             }
             None if self.options.follow || entry.active.is_none() => {
                 let newest = published.iter().rev().filter_map(seen);
@@ -296,6 +293,10 @@ impl<T: Send + Sync> Registry<T> {
             if is_to_answer {
                 entry.activate(due.version);
                 entry.is_wish_done = true;
+                // What stands for the wished version answers. A look that could not read it tried the wished one, whose updates may be released.
+                if let Some(wished) = entry.wish.version {
+                    entry.refused.remove(&wished);
+                }
             }
             if let Why::Labelled(label) = &due.why
                 && entry.wish.labels.get(label) == Some(&due.version)

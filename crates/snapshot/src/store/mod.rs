@@ -370,9 +370,9 @@ impl Store {
         self.shelf().stamp(self.unit(model, version))
     }
 
-    /// The newest version that stands for this one: itself, or one that was merged from it and later updates.
-    pub fn successor(&self, model: &str, version: u64) -> u64 {
-        let mut later = self.versions(model).unwrap_or_default().into_iter().rev().take_while(|later| *later > version);
+    /// The newest of the published versions (ascending) that stands for this one: itself, or one that was merged from it and later updates.
+    pub fn successor(&self, model: &str, version: u64, published: &[u64]) -> u64 {
+        let mut later = published.iter().copied().rev().take_while(|later| *later > version);
         later.find(|later| self.stands_for(model, *later, version)).unwrap_or(version)
     }
 
