@@ -205,6 +205,8 @@ fn nothing_is_left_undone_or_ignored() {
     let mut wrong = Vec::new();
     for folder in ["src", "crates", "tests", "benches", "python"] {
         for (path, text) in files(folder, &[".rs", ".py"]) {
+            // Tests of the long lane say so.
+            let text = text.replace(&[&marks[2], " = \"long: "].concat(), "");
             wrong.extend(marks.iter().filter(|m| text.contains(*m)).map(|m| format!("{path}: {m}")));
         }
     }
