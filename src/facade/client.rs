@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use ureq::http::Response;
-use ureq::{Agent, Body};
+use ureq::{Agent, Body, RequestBuilder};
 
 use sterling_api::{ModelList, Problem, RetrieveResponse, rank_body, retrieve_body};
 use sterling_core::error::{Error, Kind, Result};
@@ -57,11 +57,7 @@ impl Client {
     /// # Errors
     /// As [`Client::call`].
     pub fn models(&self) -> Result<ModelList> {
-        let mut request = self.agent.get(format!("{}/v1/models", self.url));
-        if let Some(authorization) = &self.authorization {
-            request = request.header("authorization", authorization);
-        }
-        self.read(request.call())
+        self.read(self.authorized(self.agent.get(format!("{}/v1/models", self.url))).call())
     }
 
     /// Returns the best items of a user.
@@ -86,11 +82,15 @@ impl Client {
     /// The problem that the server reports; `Unavailable` where it cannot be reached; `Corrupt` for an answer of another shape.
     pub fn call<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T> {
         let body = serde_json::to_vec(body).map_err(|e| Error::invalid(format!("the body is not JSON: {e}")))?;
-        let mut request = self.agent.post(format!("{}{path}", self.url)).header("content-type", "application/json");
-        if let Some(authorization) = &self.authorization {
-            request = request.header("authorization", authorization);
+        let request = self.agent.post(format!("{}{path}", self.url)).header("content-type", "application/json");
+        self.read(self.authorized(request).send(&body[..]))
+    }
+
+    fn authorized<B>(&self, request: RequestBuilder<B>) -> RequestBuilder<B> {
+        match &self.authorization {
+            Some(authorization) => request.header("authorization", authorization),
+            None => request,
         }
-        self.read(request.send(&body[..]))
     }
 
     fn read<T: DeserializeOwned>(&self, answer: std::result::Result<Response<Body>, ureq::Error>) -> Result<T> {
