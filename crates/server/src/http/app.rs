@@ -1,6 +1,6 @@
 //! What all calls share: the models, the workers, the budget for bodies; and what connections see of that.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -263,24 +263,6 @@ impl App {
         let labels = labels.into_iter().filter(|(_, version)| *version == model.version()).map(|(label, _)| label);
         let (labels, memory_bytes) = (labels.collect(), model.memory_bytes());
         ModelInfo { labels, memory_bytes, ..sterling_api::model_info(model.view().main()) }
-    }
-
-    pub(super) fn ready(&self) -> Result<()> {
-        if self.entrance.draining.load(Ordering::Relaxed) {
-            return Err(Error::not_ready("the server is shutting down"));
-        }
-        self.registry.ready()?;
-        if self.engine.able_workers() == 0 {
-            let count = self.engine.workers();
-            return Err(Error::not_ready(format!(
-                "all {count} workers have ended or hang in requests that nobody waits for: the server must be restarted"
-            )));
-        }
-        match self.registry.list().iter().find_map(|model| Some((model.name().to_owned(), model.content().stalled()?)))
-        {
-            Some((name, why)) => Err(Error::not_ready(format!("model `{name}` follows its updates no more: {why}"))),
-            None => Ok(()),
-        }
     }
 }
 

@@ -8,7 +8,6 @@ use super::call_id::CallId;
 use super::flow::flow_of;
 use super::form::Form;
 use super::sent::Sent;
-use super::verb::Verb;
 use sterling_api::{Retrievals, Shape};
 use sterling_core::error::Result;
 use sterling_core::request::{Embed, Origin, Rank};
@@ -47,22 +46,24 @@ pub(super) enum Parsed {
 }
 
 impl Parsed {
-    /// Parses a body, which is JSON or written as `sent` says.
-    pub(super) fn of(verb: Verb, sent: Sent, body: &[u8], mut memory: BodyMemory) -> Result<Self> {
-        Ok(match (verb, sent) {
-            (Verb::Rank, _) => {
-                let (rank, terms, shape) = sterling_api::rank(body)?;
-                Parsed::Rank(rank, terms, shape)
-            }
-            (Verb::Embed, _) => {
-                let (embed, terms) = sterling_api::embed(body)?;
-                Parsed::Embed(embed, terms)
-            }
-            (_, Sent::Arrow) => {
-                Parsed::Retrieve(sterling_api::arrow_retrievals(body, &mut |bytes| memory.hold(bytes))?)
-            }
-            _ => Parsed::Retrieve(sterling_api::retrievals(body)?),
-        })
+    /// Parses the body of `:retrieve`, in JSON or Arrow.
+    pub(super) fn retrieve(sent: Sent, body: &[u8], mut memory: BodyMemory) -> Result<Self> {
+        Ok(Parsed::Retrieve(match sent {
+            Sent::Arrow => sterling_api::arrow_retrievals(body, &mut |bytes| memory.hold(bytes))?,
+            _ => sterling_api::retrievals(body)?,
+        }))
+    }
+
+    /// Parses the body of `:rank`.
+    pub(super) fn rank(_: Sent, body: &[u8], _: BodyMemory) -> Result<Self> {
+        let (rank, terms, shape) = sterling_api::rank(body)?;
+        Ok(Parsed::Rank(rank, terms, shape))
+    }
+
+    /// Parses the body of `:embed`.
+    pub(super) fn embed(_: Sent, body: &[u8], _: BodyMemory) -> Result<Self> {
+        let (embed, terms) = sterling_api::embed(body)?;
+        Ok(Parsed::Embed(embed, terms))
     }
 }
 

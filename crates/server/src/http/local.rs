@@ -1,6 +1,7 @@
 //! Calls that are answered by the models in this process.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use axum::Extension;
@@ -76,7 +77,7 @@ impl Retriever for App {
         }
     }
 
-    fn prepare(self: &Arc<Self>, choice: Choice, parsed: Parsed, _: &Call) -> Result<LocalReady> {
+    fn prepare(&self, choice: Choice, parsed: Parsed) -> Result<LocalReady> {
         match parsed {
             Parsed::Retrieve(Retrievals::One(request, terms, shape)) => {
                 let chosen = choice.of(&Asker::User(&request.user));
@@ -170,7 +171,21 @@ impl Retriever for App {
     }
 
     fn ready(&self) -> Result<()> {
-        App::ready(self)
+        if self.entrance.draining.load(Ordering::Relaxed) {
+            return Err(Error::not_ready("the server is shutting down"));
+        }
+        self.registry.ready()?;
+        if self.engine.able_workers() == 0 {
+            let count = self.engine.workers();
+            return Err(Error::not_ready(format!(
+                "all {count} workers have ended or hang in requests that nobody waits for: the server must be restarted"
+            )));
+        }
+        match self.registry.list().iter().find_map(|model| Some((model.name().to_owned(), model.content().stalled()?)))
+        {
+            Some((name, why)) => Err(Error::not_ready(format!("model `{name}` follows its updates no more: {why}"))),
+            None => Ok(()),
+        }
     }
 
     fn report(&self) -> Vec<String> {

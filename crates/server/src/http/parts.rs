@@ -19,6 +19,7 @@ use super::flow::flow_of;
 use super::pages::position_of;
 use super::paths::Names;
 use super::position::reached;
+use super::retriever::Retriever as _;
 use crate::route::protocol::{
     ANY_VIEW, Asked, Holding, Holdings, Keeping, MEDIA_TYPE, POSITION_HEADER, PassReply, Replied, TIMEOUT_HEADER,
     VIEW_HEADER, ViewPosition, Wished, read_call, write,

@@ -5,15 +5,16 @@ use std::sync::Arc;
 use axum::extract::{Request, State};
 
 use super::answer::Outcome;
+use super::bodies::BodyMemory;
 use super::call::{Call, Parsed, charge};
 use super::paths::Target;
 use super::retriever::Retriever;
 use super::sent::Sent;
-use super::verb::Verb;
 use sterling_api::{
     EmbedRequest, EmbedResponse, Problem, RankRequest, Retrievals, RetrieveOneOrMany, RetrieveResponse,
     RetrievedOneOrMany,
 };
+use sterling_core::error::Result;
 
 /// Retrieve items for one request, or for each of a list of requests.
 #[utoipa::path(post, path = "/v1/models/{model}:retrieve", tag = "pass", params(("model" = String, Path, description = "The model's name"),
@@ -23,7 +24,7 @@ use sterling_api::{
     request_body(content((inline(RetrieveOneOrMany) = "application/json"), (Vec<u8> = "application/vnd.apache.arrow.stream"))),
     responses((status = 200, content((inline(RetrievedOneOrMany) = "application/json"), (Vec<u8> = "application/vnd.apache.arrow.stream"))), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn retrieve<R: Retriever>(State(app): State<Arc<R>>, target: Target, request: Request) -> Outcome {
-    answer(app, Verb::Retrieve, target, request).await
+    answer(app, target, request, &[Sent::Arrow], Parsed::retrieve).await
 }
 
 /// Score the items that the request names.
@@ -34,7 +35,7 @@ pub async fn retrieve<R: Retriever>(State(app): State<Arc<R>>, target: Target, r
     request_body = RankRequest,
     responses((status = 200, content((RetrieveResponse = "application/json"), (Vec<u8> = "application/vnd.apache.arrow.stream"))), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn rank<R: Retriever>(State(app): State<Arc<R>>, target: Target, request: Request) -> Outcome {
-    answer(app, Verb::Rank, target, request).await
+    answer(app, target, request, &[], Parsed::rank).await
 }
 
 /// The query embedding of a user's features.
@@ -43,26 +44,32 @@ pub async fn rank<R: Retriever>(State(app): State<Arc<R>>, target: Target, reque
     request_body = EmbedRequest,
     responses((status = 200, body = EmbedResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn embed<R: Retriever>(State(app): State<Arc<R>>, target: Target, request: Request) -> Outcome {
-    answer(app, Verb::Embed, target, request).await
+    answer(app, target, request, &[], Parsed::embed).await
 }
 
-async fn answer<R: Retriever>(app: Arc<R>, verb: Verb, target: Target, request: Request) -> Outcome {
+/// Answers a call whose body is JSON or one of `others`, and is parsed by `parse`.
+async fn answer<R: Retriever>(
+    app: Arc<R>,
+    target: Target,
+    request: Request,
+    others: &[Sent],
+    parse: fn(Sent, &[u8], BodyMemory) -> Result<Parsed>,
+) -> Outcome {
     let (head, body) = request.into_parts();
     let call = Call::of(&head);
     // What no body could change need not be read; what the gate could not see ends here.
     app.admits(&|| call.flow, None)?;
     let choice = app.choose(&target, &head).await?;
-    let others: &[Sent] = if verb == Verb::Retrieve { &[Sent::Arrow] } else { &[] };
     let (sent, body) = app.bodies().read_sent(Request::from_parts(head, body), others).await?;
     // Parsing costs far more than this, and most of what is read under overload is refused.
     app.admits(&|| call.flow, Some(&body))?;
     let (shared, memory) = (app.clone(), app.bodies().memory());
     let prepare = move |body: &[u8]| {
-        let parsed = Parsed::of(verb, sent, body, memory)?;
+        let parsed = parse(sent, body, memory)?;
         if let Parsed::Retrieve(Retrievals::Many(requests)) = &parsed {
             charge(call.caller.as_ref(), requests.len());
         }
-        Ok((shared.prepare(choice, parsed, &call)?, call))
+        Ok((shared.prepare(choice, parsed)?, call))
     };
     let (ready, call) = app.asides().prepare(body, prepare).await?;
     app.run(ready, call).await

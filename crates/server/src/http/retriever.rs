@@ -47,7 +47,7 @@ pub(super) trait Retriever: Host + Sized {
     fn choose(self: &Arc<Self>, target: &Target, head: &Parts) -> impl Future<Output = Result<Self::Choice>> + Send;
 
     /// Makes the requests of a body ready to run. Computes, and does not wait.
-    fn prepare(self: &Arc<Self>, choice: Self::Choice, parsed: Parsed, call: &Call) -> Result<Self::Ready>;
+    fn prepare(&self, choice: Self::Choice, parsed: Parsed) -> Result<Self::Ready>;
 
     /// Runs the requests, and answers the call.
     fn run(self: &Arc<Self>, ready: Self::Ready, call: Call) -> impl Future<Output = Outcome> + Send;

@@ -1,7 +1,6 @@
 //! What the calls of a router share.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use super::super::access::AccessControl;
 use super::super::app::{Entrance, Host};
@@ -12,7 +11,7 @@ use super::super::options::Options;
 use super::super::shadow::Shadows;
 use super::super::traces::Traces;
 use crate::route::Fleet;
-use sterling_core::error::{Error, Result};
+use sterling_core::error::Result;
 use sterling_serving::quota::Flow;
 
 /// The shards, behind an edge.
@@ -45,13 +44,6 @@ impl RouterApp {
     /// The shards.
     pub fn fleet(&self) -> &Arc<Fleet> {
         &self.fleet
-    }
-
-    pub(super) fn ready(&self) -> Result<()> {
-        match self.entrance.draining.load(Ordering::Relaxed) {
-            true => Err(Error::not_ready("the router is shutting down")),
-            false => self.fleet.ready(),
-        }
     }
 }
 

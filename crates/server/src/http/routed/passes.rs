@@ -97,18 +97,10 @@ impl RoutedReady {
 
     /// Asks the shards, and answers the call.
     pub(super) async fn run(self, app: &Arc<RouterApp>, by: Call) -> Outcome {
-        let RoutedReady { call: RoutedCall { target, arrived, at_least, seen }, work } = self;
-        let (flow, origin, form) = (by.flow, by.origin, by.form);
-        let call = UnderWay {
-            app,
-            model: &target.model,
-            pin: target.which(),
-            arrived,
-            at_least,
-            seen: &seen,
-            flow,
-            origin: &origin,
-        };
+        let RoutedReady { call, work } = self;
+        let Call { flow, origin, form, .. } = by;
+        let (model, pin) = (&*call.target.model, call.target.which());
+        let call = UnderWay { app, model, pin, call: &call, flow, origin: &origin };
         match work {
             Work::One(errand, chosen, terms, shape) => call.one(errand, chosen, (terms, shape), form).await,
             Work::Page(retrieve, chosen, terms, shape) => {
@@ -126,10 +118,7 @@ struct UnderWay<'a> {
     app: &'a Arc<RouterApp>,
     model: &'a str,
     pin: Which<'a>,
-    arrived: Instant,
-    at_least: f64,
-    /// The positions that are to be seen.
-    seen: &'a Option<Arc<[u64]>>,
+    call: &'a RoutedCall,
     flow: Flow,
     /// What shards are asked for.
     origin: &'a Origin,
@@ -151,10 +140,10 @@ impl UnderWay<'_> {
     fn terms(&self, terms: Terms) -> Conditions {
         let timeout = terms.timeout.unwrap_or(Duration::from_millis(self.app.fleet().options().timeout_ms));
         Conditions {
-            deadline: self.arrived + timeout,
+            deadline: self.call.arrived + timeout,
             priority: terms.priority,
-            min_coverage: self.at_least,
-            positions: self.seen.clone(),
+            min_coverage: self.call.at_least,
+            positions: self.call.seen.clone(),
             views: None,
             memory: None,
             origin: self.origin.clone(),

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use axum::extract::Request;
@@ -54,7 +55,7 @@ impl Retriever for RouterApp {
         Versions::of(self, target, head)
     }
 
-    fn prepare(self: &Arc<Self>, versions: Versions, parsed: Parsed, _: &Call) -> Result<RoutedReady> {
+    fn prepare(&self, versions: Versions, parsed: Parsed) -> Result<RoutedReady> {
         Ok(RoutedReady::new(versions, parsed))
     }
 
@@ -147,7 +148,10 @@ impl Retriever for RouterApp {
     }
 
     fn ready(&self) -> Result<()> {
-        RouterApp::ready(self)
+        if self.entrance().draining.load(Ordering::Relaxed) {
+            return Err(Error::not_ready("the router is shutting down"));
+        }
+        self.fleet().ready()
     }
 
     fn report(&self) -> Vec<String> {
