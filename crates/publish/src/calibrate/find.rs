@@ -14,10 +14,10 @@ const MARGINS: usize = 4096;
 /// How many the first pass's codes are asked for: one of them may be the item that the query was made of.
 pub(super) const CODED: usize = SELECTED_MAX + 1;
 
-/// Slots whose rows are scored together.
-const ROWS_AT_ONCE: usize = 1024;
-/// How many of these pass between two looks at whether others need the processor.
-const BREATH_ROWS: usize = 64 * ROWS_AT_ONCE;
+/// Queries that are found together: each list is read from memory once for all of them. Each takes up to 2 MB for what it selects.
+pub(super) const TOGETHER: usize = 4;
+/// How many rows are scored between two looks at whether others need the processor.
+const BREATH_ROWS: usize = 65_536;
 
 /// How many int8 rows are asked for of the best `k`, one of which may be the item that the query was made of.
 pub(super) fn selected(k: usize) -> usize {
@@ -72,102 +72,118 @@ impl FoundIn {
     }
 }
 
+/// A query, and what it has found so far.
+#[derive(Default)]
+struct Finding {
+    int8: ivf::Int8Scores,
+    /// Of each share, the best by the widest rows that are kept.
+    best: Vec<Selector>,
+    /// The same by int8 rows, where these are not the widest.
+    by_int8: Vec<Selector>,
+}
+
 /// The memory of one thread.
 #[derive(Default)]
 pub(super) struct Finder {
     scratch: ivf::Scratch,
-    selector: Selector,
+    by_codes: Selector,
+    findings: Vec<Finding>,
+    /// The slots of a list, and their scores by rows.
     slots: Vec<u32>,
-    products: Vec<f32>,
+    scores: Vec<f32>,
 }
 
 impl Finder {
-    /// Finds the best `k` of each share for a query; nothing of shares of which none are wanted.
+    /// Finds the best `k` of each share for up to [`TOGETHER`] queries, each with its own draws of the shares; nothing of shares of which
+    /// none are wanted. Every item is scored once per query, whatever the number of shares that it is in.
     pub(super) fn find(
         &mut self,
         measured: &Measured<'_>,
-        query: &[f32],
-        (shares, k): (&[&Share], &[usize]),
-        found: &mut [FoundIn],
+        queries: &[&[f32]],
+        shares: &[Vec<&Share>],
+        k: &[usize],
+        found: &mut [Vec<FoundIn>],
     ) {
         let index = measured.index;
-        for (n, (share, found)) in shares.iter().zip(found).enumerate() {
-            found.clear();
-            if k[n] == 0 {
-                continue;
+        let has_rows = !matches!(index.rows(), WideRows::None);
+        self.findings.resize_with(queries.len().max(self.findings.len()), Finding::default);
+        for (finding, query) in self.findings.iter_mut().zip(queries) {
+            finding.int8.set(index, query);
+            finding.best.resize_with(k.len(), Selector::new);
+            finding.by_int8.resize_with(k.len(), Selector::new);
+            let selectors = finding.best.iter_mut().zip(&mut finding.by_int8);
+            for ((best, by_int8), &k) in selectors.zip(k).filter(|(_, k)| **k > 0) {
+                best.reset(k + 1);
+                by_int8.reset(if has_rows { selected(k) } else { 0 });
             }
-            let probing = Probing { may_read_rows: false, ..Probing::of(index.lists(), index.lists()) };
-            match index.rows() {
-                WideRows::None => self.search(measured, query, (share, probing, k[n] + 1), &mut found.best),
-                _ => {
-                    self.search_rows(measured, query, (share, k[n] + 1), &mut found.best);
-                    self.search(measured, query, (share, probing, selected(k[n])), &mut found.int8);
+        }
+        self.scan(measured, queries, shares, k);
+        for (n, (query, shares)) in queries.iter().zip(shares).enumerate() {
+            for (share, found) in found[n].iter_mut().enumerate() {
+                found.clear();
+                if k[share] == 0 {
+                    continue;
                 }
-            }
-            breathe();
-            if is_coded(n) && index.has_first_pass() {
-                let by_codes = Probing { by_codes: true, ..probing };
-                self.search(measured, query, (share, by_codes, CODED), &mut found.coded);
+                take(measured, &mut self.findings[n].best[share], &mut found.best);
+                take(measured, &mut self.findings[n].by_int8[share], &mut found.int8);
+                breathe();
+                if is_coded(share) && index.has_first_pass() {
+                    self.search_codes(measured, query, shares[share], &mut found.coded);
+                }
             }
         }
     }
 
-    /// Selects so many of a share by their widest rows, all of which are read.
-    fn search_rows(
-        &mut self,
-        measured: &Measured<'_>,
-        query: &[f32],
-        (share, most): (&Share, usize),
-        found: &mut Vec<Scored>,
-    ) {
-        let Finder { selector, slots, products, .. } = self;
+    /// Scores the items of all lists, list by list, and offers each score to the shares that the item is in.
+    fn scan(&mut self, measured: &Measured<'_>, queries: &[&[f32]], shares: &[Vec<&Share>], k: &[usize]) {
+        let Finder { findings, slots, scores, .. } = self;
         let index = measured.index;
-        selector.reset(most);
-        let mut score = |slots: &mut Vec<u32>| {
-            products.resize(slots.len(), 0.0);
-            index.products(query, slots, products);
-            selector.offer(products, slots, 0);
-            slots.clear();
-        };
-        slots.clear();
+        let has_rows = !matches!(index.rows(), WideRows::None);
         let mut read = 0;
         for list in (0..index.lists()).map(|list| ListId(list as u32)) {
             let (first, length) = (index.list_offsets()[list.index()], index.list_lengths()[list.index()]);
-            let passes = |n: &u32| share.passes(list, *n);
-            slots.extend((0..length).filter(passes).map(|n| first + n));
-            if slots.len() >= ROWS_AT_ONCE {
-                read += slots.len();
-                score(slots);
+            slots.clear();
+            slots.extend(first..first + length);
+            scores.resize(slots.len(), 0.0);
+            for ((finding, query), shares) in findings.iter_mut().zip(queries).zip(shares) {
+                let Finding { int8, best, by_int8 } = finding;
+                let int8 = int8.of_list(index, list);
+                let wanted = shares.iter().enumerate().filter(|(share, _)| k[*share] > 0);
+                if has_rows {
+                    index.products(query, slots, scores);
+                    for (n, share) in wanted {
+                        share.offer(list, scores, slots, &mut best[n]);
+                        share.offer(list, int8, slots, &mut by_int8[n]);
+                    }
+                } else {
+                    wanted.for_each(|(n, share)| share.offer(list, int8, slots, &mut best[n]));
+                }
             }
+            read += slots.len() * queries.len();
             if read >= BREATH_ROWS {
                 read = 0;
                 breathe();
             }
         }
-        score(slots);
-        self.take(measured, found);
     }
 
-    /// Takes what was selected, by slots in the whole.
-    fn take(&mut self, measured: &Measured<'_>, found: &mut Vec<Scored>) {
-        let keys = self.selector.finish().iter().map(|&key| unkey(key));
-        found.extend(keys.map(|(score, slot)| Scored { score, place: measured.place(slot.0) }));
-    }
-
-    /// Selects so many of a share by int8 rows or codes.
-    fn search(
-        &mut self,
-        measured: &Measured<'_>,
-        query: &[f32],
-        (share, probing, most): (&Share, Probing<'_>, usize),
-        found: &mut Vec<Scored>,
-    ) {
-        self.selector.reset(most);
+    /// Selects the best of a share by codes.
+    fn search_codes(&mut self, measured: &Measured<'_>, query: &[f32], share: &Share, found: &mut Vec<Scored>) {
+        let Finder { scratch, by_codes, .. } = self;
+        let lists = measured.index.lists();
+        let probing = Probing { may_read_rows: false, by_codes: true, ..Probing::of(lists, lists) };
+        by_codes.reset(CODED);
         let mut fill = |list: ListId, out: &mut [u64]| out.copy_from_slice(share.words_of(list));
         let words: Option<Words<'_>> = if share.words.is_empty() { None } else { Some(&mut fill) };
-        measured.index.search(query, probing, words, &mut self.selector, most, &mut self.scratch);
-        self.take(measured, found);
+        measured.index.search(query, probing, words, by_codes, CODED, scratch);
+        take(measured, by_codes, found);
     }
+}
+
+/// Takes the best that a selector holds, by slots in the whole.
+fn take(measured: &Measured<'_>, selector: &mut Selector, found: &mut Vec<Scored>) {
+    let keys = selector.finish().iter().map(|&key| unkey(key));
+    found.extend(keys.map(|(score, slot)| Scored { score, place: measured.place(slot.0) }));
 }
 
 /// A sample of the items of the whole for the `n`-th query, those that the index holds: slots in the whole, rising, each with the item's
@@ -187,4 +203,80 @@ pub(super) fn drawn(filled: &super::measured::Filled<'_>, seed: u64, n: usize) -
     let mut drawn: Vec<u32> = (0..MARGINS as u64).map(draw).collect();
     drawn.sort_unstable();
     drawn
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::super::measure::{DRAWS, of_query, shares};
+    use super::*;
+    use sterling_core::tensor::Matrix;
+    use sterling_index::ivf::{Options, Rescore, RowSurvey};
+    use sterling_storage::rows::RowStore;
+
+    /// The best `most` of a share by a score per slot.
+    fn best(index: &ivf::Index, share: &Share, most: usize, score: impl Fn(u32) -> f32) -> Vec<u32> {
+        let mut scored = Vec::new();
+        for list in (0..index.lists() as u32).map(ListId) {
+            let (first, length) = (index.list_offsets()[list.index()], index.list_lengths()[list.index()]);
+            let passes =
+                |n: &u32| share.words.is_empty() || share.words_of(list)[*n as usize / 64] >> (n % 64) & 1 == 1;
+            scored.extend((0..length).filter(passes).map(|n| key(score(first + n), Slot(first + n))));
+        }
+        scored.sort_unstable_by(|a, b| b.cmp(a));
+        scored.into_iter().take(most).map(|key| unkey(key).1.0).collect()
+    }
+
+    #[test]
+    fn queries_find_together_what_a_plain_scan_finds_for_each_of_them() {
+        const WIDTH: usize = 12;
+        let number = |n| random(3, n) as f32 / u64::MAX as f32 - 0.5;
+        let rows: Vec<f32> = (0..2000 * WIDTH as u64).map(number).collect();
+        let store = RowStore::from(Matrix::new(&rows, WIDTH).unwrap());
+        for rescore in [Rescore::F16, Rescore::None] {
+            let options = Options { lists: 25, iterations: 3, rescore, ..Options::default() };
+            let built = ivf::build(&store, &RowSurvey::of(&store).unwrap(), &options, &|_| ()).unwrap();
+            let index = ivf::Index::open(&built.in_memory(&store, "index").unwrap()).unwrap();
+            let measured = Measured::whole(&index);
+            let (draws, k) = (shares(&measured, 7), [100, 50, 10, 1, 0]);
+            let vectors: Vec<Vec<f32>> = (0..TOGETHER as u64 * 2 + 1)
+                .map(|q| (0..WIDTH as u64).map(|n| number(q << 32 | n)).collect())
+                .collect();
+            let numbers: Vec<usize> = (0..vectors.len()).collect();
+            let mut finder = Finder::default();
+            let mut found = vec![vec![FoundIn::default(); PASS_RATES.len()]; TOGETHER];
+            for together in numbers.chunks(TOGETHER) {
+                let queries: Vec<&[f32]> = together.iter().map(|&n| vectors[n].as_slice()).collect();
+                let of_queries: Vec<_> = together.iter().map(|&n| of_query(&draws, n)).collect();
+                finder.find(&measured, &queries, &of_queries, &k, &mut found);
+                for ((found, query), shares) in found.iter().zip(&queries).zip(&of_queries) {
+                    let mut int8 = vec![0.0; index.slots()];
+                    let mut scores = ivf::Int8Scores::default();
+                    scores.set(&index, query);
+                    for list in (0..index.lists() as u32).map(ListId) {
+                        let of_list = scores.of_list(&index, list);
+                        let first = index.list_offsets()[list.index()] as usize;
+                        int8[first..first + of_list.len()].copy_from_slice(of_list);
+                    }
+                    let places = |found: &[Scored]| found.iter().map(|scored| scored.place).collect::<Vec<_>>();
+                    for (n, (found, share)) in found.iter().zip(shares).enumerate().filter(|(n, _)| k[*n] > 0) {
+                        let by_int8 = |slot: u32| int8[slot as usize];
+                        match rescore {
+                            Rescore::None => {
+                                assert_eq!(places(&found.best), best(&index, share, k[n] + 1, by_int8));
+                                assert!(found.int8.is_empty());
+                            }
+                            _ => {
+                                let by_rows = |slot: u32| index.product(query, Slot(slot));
+                                assert_eq!(places(&found.best), best(&index, share, k[n] + 1, by_rows));
+                                assert_eq!(places(&found.int8), best(&index, share, selected(k[n]), by_int8));
+                            }
+                        }
+                    }
+                    assert!(found[4].best.is_empty(), "nothing is wanted of the last share");
+                }
+            }
+            assert_eq!(draws[0].len() as u64, DRAWS);
+        }
+    }
 }

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rayon::prelude::*;
 
-use super::find::{CODED, Finder, FoundIn, Scored, selected};
+use super::find::{CODED, Finder, FoundIn, Scored, TOGETHER, selected};
 use super::measure::{Counting, DRAWS, of_query, samples, shares};
 use super::measured::{Layout, Measured};
 use super::queries::Queries;
@@ -72,15 +72,17 @@ pub(super) fn write(
     progress(0, total);
     file.write_filled(path, |places| {
         let asked: Vec<usize> = (0..total).collect();
-        for asked in asked.chunks(rayon::current_num_threads()) {
-            let find = |&n: &usize| {
-                let mut found = vec![FoundIn::default(); rates];
-                let query = &queries.vectors[n];
-                Finder::default().find(measured, query, (&of_query(&shares, n), &k), &mut found);
-                progress(done.fetch_add(1, Ordering::Relaxed) + 1, total);
-                (n, found)
+        for asked in asked.chunks(rayon::current_num_threads() * TOGETHER) {
+            let find = |together: &[usize]| {
+                let mut found = vec![vec![FoundIn::default(); rates]; together.len()];
+                let vectors: Vec<&[f32]> = together.iter().map(|&n| queries.vectors[n].as_slice()).collect();
+                let of_queries: Vec<_> = together.iter().map(|&n| of_query(&shares, n)).collect();
+                Finder::default().find(measured, &vectors, &of_queries, &k, &mut found);
+                progress(done.fetch_add(together.len(), Ordering::Relaxed) + together.len(), total);
+                found
             };
-            for (n, found) in asked.par_iter().map(find).collect::<Vec<_>>() {
+            let found: Vec<_> = asked.par_chunks(TOGETHER).flat_map_iter(find).collect();
+            for (&n, found) in asked.iter().zip(&found) {
                 for (rate, found) in found.iter().enumerate() {
                     let at = n * rates + rate;
                     let orders =
@@ -216,15 +218,17 @@ pub(super) fn counted(
     let samples: Vec<_> = (0..queries.vectors.len()).map(sample).collect();
     let counting = Counting::of(index, layout, passing.clone(), &queries.vectors, &samples);
     let finder = || {
-        |n: usize, shares: &mut [FoundIn]| {
-            for (rate, (share, &k)) in shares.iter_mut().zip(&counting.k).enumerate() {
-                share.clear();
-                for found in &found {
-                    found.best.add(n * PASS_RATES.len() + rate, &mut share.best);
-                    found.int8.add(n * PASS_RATES.len() + rate, &mut share.int8);
-                    found.coded.add(n * PASS_RATES.len() + rate, &mut share.coded);
+        |asked: &[usize], of_queries: &mut [Vec<FoundIn>]| {
+            for (&n, shares) in asked.iter().zip(of_queries) {
+                for (rate, (share, &k)) in shares.iter_mut().zip(&counting.k).enumerate() {
+                    share.clear();
+                    for found in &found {
+                        found.best.add(n * PASS_RATES.len() + rate, &mut share.best);
+                        found.int8.add(n * PASS_RATES.len() + rate, &mut share.int8);
+                        found.coded.add(n * PASS_RATES.len() + rate, &mut share.coded);
+                    }
+                    share.keep_best(k);
                 }
-                share.keep_best(k);
             }
         }
     };

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use rayon::prelude::*;
 
 use super::depth::{AllDepths, Depths, ScanTimes};
-use super::find::{Finder, FoundIn, Scored, drawn, is_coded, sample, selected};
+use super::find::{Finder, FoundIn, Scored, TOGETHER, drawn, is_coded, sample, selected};
 use super::measured::{Layout, Measured};
 use super::queries::Queries;
 use super::share::{PASS_RATES, Passing, Share, random};
@@ -41,8 +41,10 @@ pub fn measure(
     let finder = || {
         let mut finder = Finder::default();
         let (shares, measured, k) = (&shares, &measured, &counting.k);
-        move |n: usize, found: &mut [FoundIn]| {
-            finder.find(measured, &queries.vectors[n], (&of_query(shares, n), k), found);
+        move |asked: &[usize], found: &mut [Vec<FoundIn>]| {
+            let vectors: Vec<&[f32]> = asked.iter().map(|&n| queries.vectors[n].as_slice()).collect();
+            let of_queries: Vec<_> = asked.iter().map(|&n| of_query(shares, n)).collect();
+            finder.find(measured, &vectors, &of_queries, k, found);
         }
     };
     counting.calibration(queries, finder, progress)
@@ -107,8 +109,8 @@ impl<'a> Counting<'a> {
         Counting { index, layout, passing, margins, k }
     }
 
-    /// Counts what all queries find, each thread by a finder of its own, which is told the number of a query.
-    pub(super) fn calibration<F: FnMut(usize, &mut [FoundIn])>(
+    /// Counts what all queries find, each thread by a finder of its own, which gets the numbers of up to [`TOGETHER`] queries.
+    pub(super) fn calibration<F: FnMut(&[usize], &mut [Vec<FoundIn>])>(
         &self,
         queries: &Queries,
         finder: impl Fn() -> F + Sync,
@@ -119,15 +121,18 @@ impl<'a> Counting<'a> {
         let done = AtomicUsize::new(0);
         let asked: Vec<usize> = (0..total).collect();
         let part = |asked: &[usize]| {
-            let (mut find, mut found) = (finder(), vec![FoundIn::default(); PASS_RATES.len()]);
+            let mut find = finder();
+            let mut found = vec![vec![FoundIn::default(); PASS_RATES.len()]; TOGETHER];
             let mut tallies = tallies(self.layout.lists(), &self.passing, &queries.strata);
             let (mut counter, mut depths) = (Counter::default(), self.depths(&tallies));
-            for &n in asked {
-                find(n, &mut found);
-                let (query, made_of, stratum) = (&queries.vectors[n], queries.made_of[n], queries.stratum(n));
-                let asked = Asked { n, query, made_of, stratum };
-                counter.add(self, &asked, &found, &mut tallies, &mut depths);
-                progress(done.fetch_add(1, Ordering::Relaxed) + 1, total);
+            for together in asked.chunks(TOGETHER) {
+                find(together, &mut found);
+                for (&n, found) in together.iter().zip(&found) {
+                    let (query, made_of, stratum) = (&queries.vectors[n], queries.made_of[n], queries.stratum(n));
+                    let asked = Asked { n, query, made_of, stratum };
+                    counter.add(self, &asked, found, &mut tallies, &mut depths);
+                    progress(done.fetch_add(1, Ordering::Relaxed) + 1, total);
+                }
             }
             (tallies, depths)
         };

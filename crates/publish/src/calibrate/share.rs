@@ -1,7 +1,8 @@
 //! Items that a filter lets pass which knows nothing of the embedding: drawn by a hash of their slots.
 
 use super::measured::Measured;
-use sterling_core::units::ListId;
+use sterling_core::units::{ListId, Slot};
+use sterling_index::topk::Selector;
 
 /// Shares of the items that are drawn.
 pub(super) const PASS_RATES: [f64; 5] = [1.0, 0.5, 0.1, 0.01, 0.001];
@@ -38,9 +39,20 @@ impl Share {
         &self.words[self.offsets[list.index()]..self.offsets[list.index() + 1]]
     }
 
-    /// Whether the `n`-th item of a list passes.
-    pub(super) fn passes(&self, list: ListId, n: u32) -> bool {
-        self.words.is_empty() || self.words_of(list)[n as usize / 64] >> (n % 64) & 1 == 1
+    /// Offers the items of a list that pass, by the scores and slots of all its items.
+    pub(super) fn offer(&self, list: ListId, scores: &[f32], slots: &[u32], selector: &mut Selector) {
+        if self.words.is_empty() {
+            selector.offer(scores, slots, 0);
+            return;
+        }
+        for (word, (scores, slots)) in self.words_of(list).iter().zip(scores.chunks(64).zip(slots.chunks(64))) {
+            let mut left = *word;
+            while left != 0 {
+                let n = left.trailing_zeros() as usize;
+                selector.push(scores[n], Slot(slots[n]));
+                left &= left - 1;
+            }
+        }
     }
 
     /// Draws a share of the items of an index, by their slots in the whole.
