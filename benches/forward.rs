@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Map, Value, json};
 use sterling::api::{Retrievals, retrievals};
 use sterling::graph::tower::Threads;
-use sterling::publish::{Publish, publish};
+use sterling::publish::{Plan, publish};
 use sterling::request::{Answer, Content, Explain, Request, Rerank, Retrieve};
 use sterling::server::http::App;
 use sterling::serving::engine::{Engine, Options, Passes};
@@ -118,7 +118,7 @@ fn main() {
     }
     let folder = tempfile::tempdir().unwrap();
     let store = Store::new(folder.path());
-    let what = Publish { package: Some(package), ..Publish::default() };
+    let what = Plan::of_package(package);
     let start = Instant::now();
     publish(&store, &what, &|_, _, _| {}).unwrap();
     println!("publish: {:.2} s", start.elapsed().as_secs_f64());

@@ -17,7 +17,7 @@ use sterling_core::request::{Content, Request, Retrieve, User};
 use sterling_core::units::{ItemId, Slot};
 use sterling_graph::tower::Threads;
 use sterling_index::columns::Cell;
-use sterling_publish::Publish;
+use sterling_publish::Plan;
 use sterling_server::config::Config;
 use sterling_server::http;
 use sterling_server::startup::Server;
@@ -71,9 +71,8 @@ impl Demo {
         let name = match sterling_publish::published(&store, &package)? {
             Some((name, _)) => name,
             None => {
-                let package = Some(package.clone());
-                let what = Publish { package, trials, ..Publish::default() };
-                let (name, version) = publish(&store, &what)?;
+                let plan = Plan { trials, ..Plan::of_package(&package) };
+                let (name, version) = publish(&store, &plan)?;
                 let manifest = store.manifest(&name, version)?;
                 say(format_args!(
                     "published {name} version {version}: {} items, {:.1} s",

@@ -8,7 +8,7 @@ use super::store::local_path;
 use sterling_batch::jobs;
 use sterling_core::error::Result;
 use sterling_publish::parts::{self, Assigning, Cutting, Embedding, PartCounts};
-use sterling_publish::{Progress, Publish, Vectors};
+use sterling_publish::{Plan, Progress, Source};
 use sterling_snapshot::sandbox::{Apart, Trials};
 
 /// Arguments of `sterling parts`.
@@ -107,17 +107,13 @@ impl Parts {
         sterling_telemetry::start_logs(false);
         match self.step {
             Step::Embed(step) => {
-                let what = Publish {
-                    package: step.package,
-                    name: step.name,
-                    items: step.items,
-                    vectors: step.vectors.map(Vectors::Npy),
+                let plan = Plan {
                     recipe: recipe(step.index.as_deref())?,
                     memory_bytes: step.memory,
                     trials: Trials::Apart(Apart::of_this_program()?),
-                    ..Publish::default()
+                    ..Plan::new(Source::of(step.package, step.name, step.items, step.vectors)?)
                 };
-                let worker = Embedding::open(&step.out, &what)?;
+                let worker = Embedding::open(&step.out, &plan)?;
                 step.which.run(("file", "embedded"), worker.units(), |unit, progress| worker.embed(unit, progress))
             }
             Step::Train(step) => {

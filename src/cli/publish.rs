@@ -10,7 +10,7 @@ use super::output::say;
 use super::store::{StoreArgs, local_path};
 use sterling_core::error::{Error, Kind, Result};
 use sterling_embedding::tiers::remote::{Cluster, ClusterOptions};
-use sterling_publish::{Stage, Vectors};
+use sterling_publish::{Output, Plan, Remote, Source, Stage};
 use sterling_snapshot::sandbox::{Apart, Trials};
 use sterling_snapshot::{CALIBRATION_FILE, Calibration, Manifest, PARTS_FILE, Recipe, Store};
 
@@ -58,7 +58,7 @@ pub(super) struct Publish {
     store: StoreArgs,
     /// Also bring rows of embedding tables to the Redis or Valkey Cluster of this node, such as redis://10.0.0.1:6379; several
     /// nodes may be given
-    #[arg(long, value_name = "URL")]
+    #[arg(long, value_name = "URL", conflicts_with = "shards")]
     remote: Vec<String>,
     /// A table whose rows are brought there; all that the user tower reads where none is given
     #[arg(long, value_name = "TABLE", requires = "remote")]
@@ -68,34 +68,42 @@ pub(super) struct Publish {
 impl Publish {
     pub(super) fn run(self) -> Result<()> {
         sterling_telemetry::start_logs(false);
-        let given = match &self.parts {
-            Some(parts) => sterling_publish::parts::publication(parts)?,
-            None => sterling_publish::Publish {
-                package: self.package,
-                name: self.name,
-                items: self.items,
-                vectors: self.vectors.map(Vectors::Npy).or(self.faiss.map(Vectors::Faiss)),
-                recipe: recipe(self.index.as_deref())?,
-                ..sterling_publish::Publish::default()
-            },
+        let plan = match (&self.parts, self.faiss, self.name) {
+            (Some(parts), ..) => sterling_publish::parts::publication(parts)?,
+            (None, Some(index), Some(name)) => {
+                let source = Source::Faiss { name, index, items: self.items };
+                Plan { recipe: recipe(self.index.as_deref())?, ..Plan::new(source) }
+            }
+            (None, _, name) => {
+                let source = Source::of(self.package, name, self.items, self.vectors)?;
+                Plan { recipe: recipe(self.index.as_deref())?, ..Plan::new(source) }
+            }
         };
-        let what = sterling_publish::Publish {
+        let remote = match self.remote.is_empty() {
+            true => None,
+            false => Some(Remote { cluster: connect(self.remote)?, tables: self.remote_table }),
+        };
+        let output = match (self.shards, &self.position[..]) {
+            (Some(count), _) => Output::Shards { count, positions: self.position },
+            (None, [] | [_]) => Output::Whole { position: self.position.first().copied().unwrap_or(0), remote },
+            (None, several) => {
+                return Err(Error::invalid(format!("position: got {}, expected one", several.len())));
+            }
+        };
+        let plan = Plan {
             queries: self.queries,
-            positions: self.position,
-            shards: self.shards,
-            remote: match self.remote.is_empty() {
-                true => None,
-                false => Some(sterling_publish::Remote { cluster: connect(self.remote)?, tables: self.remote_table }),
-            },
+            output,
             trials: Trials::Apart(Apart::of_this_program()?),
             memory_bytes: self.memory,
-            ..given
+            ..plan
         };
         let store = self.store.open()?;
-        let (name, version) = publish(&store, &what)?;
-        let told = match what.shards {
-            Some(_) => tell_shards(&store, &name, version).and_then(|()| calibrated(&store, &name, version)),
-            None => tell_version(&store, &name, version),
+        let (name, version) = publish(&store, &plan)?;
+        let told = match plan.output {
+            Output::Shards { .. } => {
+                tell_shards(&store, &name, version).and_then(|()| calibrated(&store, &name, version))
+            }
+            Output::Whole { .. } => tell_version(&store, &name, version),
         };
         match told {
             // The publication stands, whatever becomes of the read.
@@ -189,8 +197,8 @@ pub(super) fn connect(nodes: Vec<String>) -> Result<Arc<Cluster>> {
 }
 
 /// Publishes with a progress bar on stderr.
-pub(super) fn publish(store: &Store, what: &sterling_publish::Publish) -> Result<(String, u64)> {
-    shown(|progress| sterling_publish::publish(store, what, progress))
+pub(super) fn publish(store: &Store, plan: &Plan) -> Result<(String, u64)> {
+    shown(|progress| sterling_publish::publish(store, plan, progress))
 }
 
 /// Does something with a progress bar on stderr.

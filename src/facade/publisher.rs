@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use sterling_core::error::Result;
-use sterling_publish::{Publish, Vectors, publish};
+use sterling_publish::{Plan, Source, publish};
 use sterling_snapshot::{CacheOptions, Recipe, Store};
 
 /// Publishes versions of a model to a store, as `sterling publish` does.
@@ -20,7 +20,12 @@ use sterling_snapshot::{CacheOptions, Recipe, Store};
 #[derive(Clone, Debug)]
 pub struct Publisher {
     store: PathBuf,
-    what: Publish,
+    package: Option<PathBuf>,
+    name: Option<String>,
+    items: Option<PathBuf>,
+    vectors: Option<PathBuf>,
+    recipe: Recipe,
+    queries: Option<PathBuf>,
 }
 
 /// A version in a store.
@@ -36,42 +41,50 @@ pub struct Published {
 impl Publisher {
     /// A publisher to a folder, or to a bucket such as `s3://models/search` (feature `object-store`).
     pub fn new(store: impl Into<PathBuf>) -> Self {
-        Publisher { store: store.into(), what: Publish::default() }
+        Publisher {
+            store: store.into(),
+            package: None,
+            name: None,
+            items: None,
+            vectors: None,
+            recipe: Recipe::default(),
+            queries: None,
+        }
     }
 
     /// Publishes the model of this package folder (`models/README.md`).
     pub fn package(mut self, folder: impl Into<PathBuf>) -> Self {
-        self.what.package = Some(folder.into());
+        self.package = Some(folder.into());
         self
     }
 
     /// Names a model that has no package: a catalogue of vectors.
     pub fn name(mut self, model: impl Into<String>) -> Self {
-        self.what.name = Some(model.into());
+        self.name = Some(model.into());
         self
     }
 
     /// Reads ids and attributes of items from this file of Parquet or JSON lines, in place of the package's own.
     pub fn items(mut self, file: impl Into<PathBuf>) -> Self {
-        self.what.items = Some(file.into());
+        self.items = Some(file.into());
         self
     }
 
     /// Reads the vectors of items from this `.npy` matrix, one row per item.
     pub fn vectors(mut self, file: impl Into<PathBuf>) -> Self {
-        self.what.vectors = Some(Vectors::Npy(file.into()));
+        self.vectors = Some(file.into());
         self
     }
 
     /// Builds the index by this recipe (`indexes/README.md`).
     pub fn recipe(mut self, recipe: Recipe) -> Self {
-        self.what.recipe = recipe;
+        self.recipe = recipe;
         self
     }
 
     /// Calibrates recall with these queries: a `.npy` matrix, or a `:retrieve` body per line.
     pub fn queries(mut self, file: impl Into<PathBuf>) -> Self {
-        self.what.queries = Some(file.into());
+        self.queries = Some(file.into());
         self
     }
 
@@ -81,9 +94,12 @@ impl Publisher {
     /// # Errors
     /// What is wrong with the package, the recipe or the items, with the place. The store is then as it was.
     pub fn publish(&self) -> Result<Published> {
+        let Publisher { package, name, items, vectors, .. } = self.clone();
+        let source = Source::of(package, name, items, vectors)?;
+        let plan = Plan { recipe: self.recipe.clone(), queries: self.queries.clone(), ..Plan::new(source) };
         let store = Store::open(Path::new(&self.store), &CacheOptions::default())?;
         store.renew()?;
-        let (model, version) = publish(&store, &self.what, &|_, _, _| {})?;
+        let (model, version) = publish(&store, &plan, &|_, _, _| {})?;
         Ok(Published { model, version })
     }
 }

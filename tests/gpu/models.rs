@@ -8,7 +8,7 @@ use sterling::cuda::Device;
 use sterling::embedding::Table;
 use sterling::graph::tower::Threads;
 use sterling::index::ivf::Rescore;
-use sterling::publish::{Publish, publish, published};
+use sterling::publish::{Plan, Source, publish, published};
 use sterling::serving::pass::{Cuda, Residents};
 use sterling::serving::view::View;
 use sterling::snapshot::{PartFormat, Placement, PlacementOptions, Recipe, Snapshot, Store};
@@ -26,7 +26,7 @@ pub fn zoo(store: &Path, name: &str) -> Arc<View> {
     recipe.index.rescore = Rescore::F32;
     let store = Store::new(store);
     let items = Some(package.join("items.jsonl"));
-    let what = Publish { package: Some(package), items, recipe, ..Publish::default() };
+    let what = Plan { recipe, ..Plan::new(Source::Package { folder: package, items, vectors: None }) };
     let (name, version) = publish(&store, &what, &|_, _, _| {}).unwrap();
     view_of(&store, &name, version)
 }
@@ -169,7 +169,7 @@ fn whole_pass_reads_what_is_kept_of_items() {
     for format in [PartFormat::None, PartFormat::F32, PartFormat::F16, PartFormat::Int8] {
         let store = Store::new(folder.path().join(format!("{format:?}")));
         let items = Some(package.join("items.jsonl"));
-        let mut what = Publish { package: Some(package.clone()), items, ..Publish::default() };
+        let mut what = Plan::new(Source::Package { folder: package.clone(), items, vectors: None });
         what.recipe.reranking.item_part = format;
         let (name, version) = publish(&store, &what, &|_, _, _| {}).unwrap();
         let view = view_of(&store, &name, version);
@@ -189,9 +189,9 @@ fn whole_pass_of_the_demo_answers_as_on_the_cpu() {
     let store = Store::new(Path::new(env!("CARGO_TARGET_TMPDIR")).join("card-demo"));
     std::fs::create_dir_all(store.root()).unwrap();
     let package = root().join("models/debian");
-    let (name, version) = published(&store, &package).unwrap().unwrap_or_else(|| {
-        publish(&store, &Publish { package: Some(package), ..Publish::default() }, &|_, _, _| {}).unwrap()
-    });
+    let (name, version) = published(&store, &package)
+        .unwrap()
+        .unwrap_or_else(|| publish(&store, &Plan::of_package(package), &|_, _, _| {}).unwrap());
     let view = view_of(&store, &name, version);
     let reranker = view.main().package.overarch.as_ref().unwrap();
     assert!(reranker.user().len() > 1 && reranker.rows().len() > 1, "it reads the history, and rows looked up by id");

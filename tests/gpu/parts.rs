@@ -9,7 +9,7 @@ use sterling::cuda::Devices;
 use sterling::error::Result;
 use sterling::graph::tower::Threads;
 use sterling::index::ivf::Rescore;
-use sterling::publish::{Publish, publish};
+use sterling::publish::{Output, Plan, publish};
 use sterling::request::{
     Answer, Content, Embed, EmbeddedUser, Ranked, Reading, Request, Rerank, Retrieve, Select, Selected, User,
 };
@@ -284,8 +284,8 @@ fn whole_pass_of_shards_on_cards_answers_as_the_whole_on_one() {
         let mut recipe = Recipe::default();
         (recipe.index.rescore, recipe.index.lists) = (rescore, 40);
         let store = Store::new(folder.path().join(format!("cut-{shards}")));
-        let (path, name) = (folder.path().join("items.jsonl"), Some("vectors".into()));
-        let what = Publish { name, items: Some(path), recipe, shards: Some(shards), ..Publish::default() };
+        let path = folder.path().join("items.jsonl");
+        let what = Plan { recipe, output: Output::shards(shards), ..Plan::of_vectors("vectors", path) };
         let (name, version) = publish(&store, &what, &|_, _, _| {}).unwrap();
         let folder = store.folder(&name, version);
         let load = |shard| Snapshot::load(&shard_folder(&folder, shard), &Placement::whole()).unwrap();

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use sterling::graph::tower::Threads;
 use sterling::index::ivf::Rescore;
-use sterling::publish::{Publish, publish};
+use sterling::publish::{Plan, Source, publish};
 use sterling::request::{Answer, Content, QueryReport, Rank, Reading, Request, Rerank, User};
 use sterling::serving::pass::{self, Cpu, Cuda, Pass, Prepared, Residents};
 use sterling::serving::view::View;
@@ -72,7 +72,7 @@ fn several(folder: &Path, merge: &str, rescore: Rescore) -> Arc<View> {
     (recipe.index.rescore, recipe.index.lists) = (rescore, 20);
     let store = Store::new(package.join("store"));
     let items = Some(package.join("items.jsonl"));
-    let what = Publish { package: Some(package), items, recipe, ..Publish::default() };
+    let what = Plan { recipe, ..Plan::new(Source::Package { folder: package, items, vectors: None }) };
     let (name, version) = publish(&store, &what, &|_, _, _| {}).unwrap();
     view_of(&store, &name, version)
 }

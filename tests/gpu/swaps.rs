@@ -12,7 +12,7 @@ use sterling::cuda::emulated::Emulated;
 use sterling::cuda::{Devices, Driver};
 use sterling::graph::tower::Threads;
 use sterling::index::ivf::Rescore;
-use sterling::publish::{Publish, publish};
+use sterling::publish::{Plan, publish};
 use sterling::request::Content;
 use sterling::serving::pass::{self, Cuda, Residents};
 use sterling::serving::view::View;
@@ -34,7 +34,7 @@ fn versions(folder: &Path, items: &[usize]) -> Vec<Arc<View>> {
             |id: usize| json!({"id": n as i64 * IDS + id as i64, "embedding": random.numbers(DIMENSION)}).to_string();
         let path = folder.join("items.jsonl");
         std::fs::write(&path, (0..items).map(line).collect::<Vec<String>>().join("\n")).unwrap();
-        let mut what = Publish { name: Some("plain".into()), items: Some(path), ..Publish::default() };
+        let mut what = Plan::of_vectors("plain", path);
         (what.recipe.index.rescore, what.recipe.index.lists) = (Rescore::F32, 40);
         let store = Store::new(folder);
         let (name, version) = publish(&store, &what, &|_, _, _| {}).unwrap();

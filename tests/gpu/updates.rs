@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use sterling::cuda::Device;
 use sterling::graph::tower::Threads;
 use sterling::index::ivf::Rescore;
-use sterling::publish::{Publish, publish};
+use sterling::publish::{Plan, Source, publish};
 use sterling::request::{Answer, Content};
 use sterling::serving::fresh::{Fresh, Put, Update};
 use sterling::serving::pass::{self, Cpu, Cuda, Residents};
@@ -110,14 +110,14 @@ fn catalogue_in(lists: usize, folder: &Path, items: usize, rescore: Rescore, pac
     }
     let path = folder.join("items.jsonl");
     std::fs::write(&path, lines.join("\n")).unwrap();
-    let mut what = Publish { items: Some(path), ..Publish::default() };
+    let source = match package {
+        Some(_) => Source::Package { folder: write_package(folder), items: Some(path), vectors: None },
+        None => Source::Vectors { name: "plain".into(), items: path, vectors: None },
+    };
+    let mut what = Plan::new(source);
     (what.recipe.index.rescore, what.recipe.index.lists) = (rescore, lists);
-    match package {
-        Some(format) => {
-            what.recipe.reranking.item_part = format;
-            what.package = Some(write_package(folder));
-        }
-        None => what.name = Some("plain".into()),
+    if let Some(format) = package {
+        what.recipe.reranking.item_part = format;
     }
     let store = Store::new(folder.join(format!("{rescore:?}-{package:?}")));
     let (name, version) = publish(&store, &what, &|_, _, _| {}).unwrap();

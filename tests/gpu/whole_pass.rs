@@ -10,7 +10,7 @@ use sterling::cuda::Device;
 use sterling::error::Kind;
 use sterling::graph::tower::Threads;
 use sterling::index::ivf::Rescore;
-use sterling::publish::{Publish, publish, published};
+use sterling::publish::{Plan, publish, published};
 use sterling::request::{Answer, Content, Embed, Features, Rank, Reading, Request, Values};
 use sterling::serving::pass::{self, Cpu, Cuda, Pass, Prepared, Residents};
 use sterling::serving::view::View;
@@ -60,9 +60,9 @@ fn published_and_loaded() -> Arc<View> {
     let (folder, beside) = (Path::new(env!("CARGO_TARGET_TMPDIR")), tempfile::tempdir().unwrap());
     let (store, package) = (Store::new(folder.join("card-store")), package(beside.path()));
     std::fs::create_dir_all(store.root()).unwrap();
-    let (name, version) = published(&store, &package).unwrap().unwrap_or_else(|| {
-        publish(&store, &Publish { package: Some(package), ..Publish::default() }, &|_, _, _| {}).unwrap()
-    });
+    let (name, version) = published(&store, &package)
+        .unwrap()
+        .unwrap_or_else(|| publish(&store, &Plan::of_package(package), &|_, _, _| {}).unwrap());
     view_of(&store, &name, version)
 }
 
@@ -262,7 +262,7 @@ pub fn vectors(folder: &Path, items: usize, dimension: usize, rescore: Rescore) 
     let mut recipe = Recipe::default();
     (recipe.index.rescore, recipe.index.lists) = (rescore, 40.min(items));
     let store = Store::new(folder.join(format!("{rescore:?}")));
-    let what = Publish { name: Some("vectors".into()), items: Some(path), recipe, ..Publish::default() };
+    let what = Plan { recipe, ..Plan::of_vectors("vectors", path) };
     let (name, version) = publish(&store, &what, &|_, _, _| {}).unwrap();
     view_of(&store, &name, version)
 }
@@ -343,8 +343,7 @@ fn whole_pass_takes_the_memory_of_its_parts() {
         let mut recipe = Recipe::default();
         (recipe.index.rescore, recipe.index.lists) = (rescore, 20);
         let store = Store::new(folder.path().join(format!("{rescore:?}")));
-        let items = Some(path.clone());
-        let what = Publish { name: Some("plain".into()), items, recipe, ..Publish::default() };
+        let what = Plan { recipe, ..Plan::of_vectors("plain", path.clone()) };
         let (name, version) = publish(&store, &what, &|_, _, _| {}).unwrap();
         let view = view_of(&store, &name, version);
         let index = &view.main().index;

@@ -2,7 +2,7 @@
 
 use sterling::error::Kind;
 use sterling::index::ivf::Rescore;
-use sterling::publish::Vectors;
+use sterling::publish::{Plan, Source};
 
 use crate::support::{Server, ids, put, vectors};
 
@@ -41,7 +41,7 @@ fn bad_item_files_are_refused_with_the_place() {
 #[test]
 fn vectors_beside_the_file_must_fit_it() {
     let store = tempfile::tempdir().unwrap();
-    let mut what = vectors(store.path(), "{\"id\": 1}\n{\"id\": 2}\n");
+    let what = vectors(store.path(), "{\"id\": 1}\n{\"id\": 2}\n");
     let npy = store.path().join("v.npy");
     let header = |shape: &str| {
         let mut text = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': ({shape}), }}");
@@ -55,7 +55,8 @@ fn vectors_beside_the_file_must_fit_it() {
         bytes
     };
     let numbers = |values: &[f32]| values.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
-    what.vectors = Some(Vectors::Npy(npy.clone()));
+    let items = what.source.item_file().unwrap();
+    let what = Plan::new(Source::Vectors { name: "vectors".into(), items, vectors: Some(npy.clone()) });
     for (bytes, expected) in [
         ([header("3, 2"), numbers(&[1.0; 6])].concat(), "3 vectors, expected one for each of the 2 items"),
         ([header("2, 2"), numbers(&[1.0; 3])].concat(), "v.npy"),

@@ -11,10 +11,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use sterling::publish::Publish;
+use sterling::publish::Plan;
 
 use crate::fresh::Random;
-use crate::support::{Server, put, sterling, vectors};
+use crate::support::{Server, output, put, sterling, vectors};
 
 const ITEMS: &str = "/v1/models/vectors/items";
 /// Items below stay for ever and have only their attributes changed.
@@ -62,7 +62,7 @@ fn lines(items: &BTreeMap<i64, i64>) -> String {
 /// A catalogue in `folder`, whole or cut, and what it holds.
 fn begin(folder: &Path, shards: Option<u32>) -> Written {
     let items: BTreeMap<i64, i64> = (0..STAYING).map(|id| (id, 0)).collect();
-    put(&folder.join("store"), &Publish { shards, ..vectors(folder, &lines(&items)) }).unwrap();
+    put(&folder.join("store"), &Plan { output: output(shards), ..vectors(folder, &lines(&items)) }).unwrap();
     Written { items, ..Written::default() }
 }
 

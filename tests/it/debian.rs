@@ -7,12 +7,11 @@ use std::sync::{Arc, Mutex, Weak};
 use serde_json::{Value, json};
 
 use sterling::index::ivf;
-use sterling::publish::Publish;
 use sterling::snapshot::Wanted;
 use sterling::units::{ItemId, Slot};
 
 use crate::recall::view;
-use crate::support::{Server, ids, json as read, put, root, sterling, text, vectors};
+use crate::support::{Server, ids, json as read, put, renamed, root, sterling, text, vectors};
 
 const RETRIEVE: &str = "/v1/models/debian:retrieve";
 
@@ -29,7 +28,7 @@ pub fn server() -> Arc<Server> {
     let item = text(root().join("README.md")).lines().find(|l| l.starts_with("{\"id\"")).unwrap().to_owned();
     let folder = tempfile::tempdir().unwrap();
     if !store.join("shop").exists() {
-        put(&store, &Publish { name: Some("shop".into()), ..vectors(folder.path(), &item) }).unwrap();
+        put(&store, &renamed(vectors(folder.path(), &item), "shop")).unwrap();
     }
     let mut demo = sterling();
     // A debug build on a busy machine takes its time.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use sterling::error::Kind;
 use sterling::index::ivf::{Rescore, Scratch};
-use sterling::publish::{Publish, Vectors};
+use sterling::publish::{Plan, Source};
 use sterling::serving::view::View;
 use sterling::snapshot::items::faiss::IndexFile;
 use sterling::snapshot::{Manifest, Placement, Recipe, Snapshot};
@@ -41,9 +41,13 @@ fn rounding(a: &[f32], b: &[f32]) -> f64 {
     half(a) * sum(b) + half(b) * sum(a) + a.len() as f64 * half(a) * half(b) + 1e-5
 }
 
-pub fn import(index: &Path, recipe: Recipe) -> Publish {
-    let vectors = Some(Vectors::Faiss(index.to_owned()));
-    Publish { name: Some("imported".into()), vectors, recipe, ..Publish::default() }
+pub fn import(index: &Path, recipe: Recipe) -> Plan {
+    with_items(index, None, recipe)
+}
+
+fn with_items(index: &Path, items: Option<PathBuf>, recipe: Recipe) -> Plan {
+    let source = Source::Faiss { name: "imported".into(), index: index.to_owned(), items };
+    Plan { recipe, ..Plan::new(source) }
 }
 
 fn loaded(index: &Path, rescore: Rescore) -> Snapshot {
@@ -246,7 +250,7 @@ fn what_does_not_go_together_is_refused_by_name() {
         ([&known[..], &[99_999]].concat(), "items.jsonl: id 99999 is not in ".to_owned()),
     ] {
         std::fs::write(&items, lines(&ids)).unwrap();
-        let what = Publish { items: Some(items.clone()), ..import(&index, Recipe::default()) };
+        let what = with_items(&index, Some(items.clone()), Recipe::default());
         let error = put(&store, &what).unwrap_err();
         assert_eq!(error.kind(), Kind::Invalid);
         assert!(error.to_string().contains(&expected) && error.to_string().contains("sparse_direct.index"), "{error}");
@@ -263,9 +267,6 @@ fn what_does_not_go_together_is_refused_by_name() {
     let recipe = Recipe::parse("[index]\nlists = 5").unwrap();
     let error = put(&store, &import(&index, recipe)).unwrap_err().to_string();
     assert!(error.contains("index.lists: got 5, expected none: the lists are those of "), "{error}");
-    let package = Some(crate::support::tiny_package());
-    let error = put(&store, &Publish { package, name: None, ..import(&index, Recipe::default()) }).unwrap_err();
-    assert!(error.to_string().contains("makes an embedding-only model, got a package"), "{error}");
     assert!(!store.exists(), "something was published");
 
     let [index, items, store] = [&index, &items, &store].map(|p| p.to_str().unwrap());

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use sterling::index::columns::Operator;
 use sterling::index::filter::{Expr, Leaf, Test, parse};
 use sterling::limits::{FILTER_BYTES_MAX, FILTER_DEPTH_MAX, FILTER_LEAVES_MAX};
-use sterling::publish::{Publish, publish};
+use sterling::publish::{Plan, publish};
 use sterling::request::{Explain, Ranked};
 use sterling::serving::view::View;
 use sterling::snapshot::{Placement, Recipe, Snapshot, Store};
@@ -47,7 +47,7 @@ fn snapshot(items: &[Value], recipe: &str) -> Arc<View> {
     std::fs::write(&path, lines.join("\n")).unwrap();
     let store = Store::new(folder.path().join("store"));
     let recipe = Recipe::parse(recipe).unwrap();
-    let what = Publish { name: Some("test".into()), items: Some(path), recipe, ..Publish::default() };
+    let what = Plan { recipe, ..Plan::of_vectors("test", path) };
     let (name, version) = publish(&store, &what, &|_, _, _| {}).unwrap();
     let snapshot = Snapshot::load(&store.folder(&name, version), &Placement::whole()).unwrap();
     Arc::new(View::new(Arc::new(snapshot)))

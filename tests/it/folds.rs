@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use sterling::journal::{Logs, Topic};
-use sterling::publish::{Publish, merge};
+use sterling::publish::{Output, Plan, Source, merge};
 use sterling::serving::fresh::{Feeds, Update, Updating};
 use sterling::serving::registry::{Options, Registry, Snapshots, Which};
 use sterling::snapshot::{Store, shard_of};
@@ -181,12 +181,11 @@ fn a_publication_takes_over_from_merged_shards_and_a_roll_back_goes_back_to_them
         .collect();
     let (seen, whole) = write(&cut, 6000);
     let mut what = shards::catalogue(cut.folder.path(), sterling::index::ivf::Rescore::F16);
-    what.shards = Some(3);
-    what.positions = positions;
+    what.output = Output::Shards { count: 3, positions };
     // No item of the first catalogue: only what is published now, and what comes after the positions.
     let path = cut.folder.path().join("again.jsonl");
     std::fs::write(&path, (5000..5700).map(|id| format!("{}\n", item(id))).collect::<String>()).unwrap();
-    what.items = Some(path);
+    what.source = Source::Vectors { name: "vectors".into(), items: path, vectors: None };
     assert_eq!(put(cut.folder.path(), &what).unwrap(), 3);
     // A router answers with no more items than the version was published with: a fifth of them at a time.
     let of_price = |price: i64| {
@@ -296,7 +295,7 @@ impl Held {
     }
 
     fn publish(folder: &Path) {
-        let what = Publish { shards: Some(2), ..shards::catalogue(folder, sterling::index::ivf::Rescore::F16) };
+        let what = Plan { output: Output::shards(2), ..shards::catalogue(folder, sterling::index::ivf::Rescore::F16) };
         put(folder, &what).unwrap();
     }
 
@@ -344,7 +343,7 @@ fn a_merged_shard_is_no_news_and_stands_for_the_bytes_that_it_was_made_of_alone(
     // Another catalogue under the same number, as of a store that was set up anew, has nothing to do with it.
     std::fs::remove_dir_all(held.folder.path().join("vectors")).unwrap();
     let mut what = shards::catalogue(held.folder.path(), sterling::index::ivf::Rescore::F32);
-    what.shards = Some(2);
+    what.output = Output::shards(2);
     put(held.folder.path(), &what).unwrap();
     put(held.folder.path(), &what).unwrap();
     assert_eq!(held.store.folded("vectors", 2).unwrap(), None);

@@ -13,7 +13,7 @@ use sterling::serving::view::{Attribute, Category, View};
 use sterling::snapshot::{Placement, Snapshot, Store};
 use sterling::units::ItemId;
 
-use crate::support::{put, retrieve, vectors};
+use crate::support::{output, put, retrieve, vectors};
 
 pub const DIMENSION: usize = 6;
 const LANGUAGES: [&str; 6] = ["en", "fr", "de", "fi", "zu", "eo"];
@@ -240,7 +240,7 @@ pub fn publish(
     let mut what = vectors(folder, &lines);
     what.recipe.index.lists = 9;
     what.recipe.index.rescore = rescore;
-    what.shards = shards;
+    what.output = output(shards);
     put(store.root(), &what).unwrap()
 }
 

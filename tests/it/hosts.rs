@@ -16,6 +16,7 @@ use sterling::embedding::{
 };
 use sterling::error::Kind;
 use sterling::kernels::cpu::pool::RowFormat;
+use sterling::publish::Plan;
 use sterling::server::route::{PeerOptions, Peers};
 use sterling::snapshot::{Placement, PlacementOptions, Snapshot};
 
@@ -454,7 +455,7 @@ fn rows_of_another_version_are_never_taken() {
     // Other rows: refused until the other host has them too, and the version before goes on.
     let mut changed = tiny();
     let package = tempfile::tempdir().unwrap();
-    changed.package = Some(turned_package(package.path()));
+    changed.source = Plan::of_package(turned_package(package.path())).source;
     put(pair.stores[0].path(), &changed).unwrap();
     let third = |server: &Server| {
         let versions = server.get_json("/v1/models/tiny/versions");

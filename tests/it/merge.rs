@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use sterling::error::Kind;
 use sterling::journal::{Journal, Log, LogOptions, Logs, Topic};
 use sterling::publish::compact::{Compactor, release};
-use sterling::publish::{Publish, merge};
+use sterling::publish::{Output, Plan, merge};
 use sterling::server::http;
 use sterling::serving::engine::{self, Engine, Passes};
 use sterling::serving::fresh::{CallAnswer, Put, RefusedUpdate, Update, Wrong};
@@ -320,7 +320,7 @@ fn a_publication_takes_over_from_merges_and_loses_no_update() {
     assert_eq!(server.ask(&format!("{ITEMS}:merge"), "")["version"], 2);
     set(3, 3);
     let lines: String = (0..20).map(|id| line(id, i64::from(id == 1))).collect();
-    let what = Publish { positions: vec![1], ..vectors(folder.path(), &lines) };
+    let what = Plan { output: Output::at(1), ..vectors(folder.path(), &lines) };
     assert_eq!(put(&folder.path().join("store"), &what).unwrap(), 3);
     server.ask("/v1/models/vectors/versions/3:activate", json!({}));
     let (answer, items) = state(&server, 3);
@@ -406,7 +406,7 @@ fn the_journal_lets_go_of_what_versions_hold_and_keeps_what_one_may_need() {
     put(store.root(), &vectors(folder.path(), &line(1, 1))).unwrap();
     let refused = registry.load("vectors", version + 1).unwrap_err().to_string();
     assert!(refused.contains("was released"), "{refused}");
-    let late = Publish { positions: vec![200], ..vectors(folder.path(), &line(1, 1)) };
+    let late = Plan { output: Output::at(200), ..vectors(folder.path(), &line(1, 1)) };
     put(store.root(), &late).unwrap();
     registry.load("vectors", version + 2).unwrap();
     release(&registry, &store, &feeds, "vectors").unwrap();

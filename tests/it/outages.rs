@@ -12,11 +12,11 @@ use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use sterling::publish::Publish;
+use sterling::publish::{Output, Plan};
 
 use crate::network::Wire;
 use crate::route::{route, route_looking_every, serve_at, serve_shard};
-use crate::support::{Server, agent, catalogue, put, root, run, sterling, text, until, vectors};
+use crate::support::{Server, agent, catalogue, put, renamed, root, run, sterling, text, until, vectors};
 use crate::{hosts, remote, remote_faults};
 
 const RETRIEVE: &str = "/v1/models/vectors:retrieve";
@@ -312,7 +312,7 @@ fn answers(server: &Server) {
 fn two_shards() -> (tempfile::TempDir, [Server; 2]) {
     let store = tempfile::tempdir().unwrap();
     let lines: String = (0..60).map(|n| format!("{{\"id\": {n}, \"embedding\": [1, {n}]}}\n")).collect();
-    put(store.path(), &Publish { shards: Some(2), ..vectors(store.path(), &lines) }).unwrap();
+    put(store.path(), &Plan { output: Output::shards(2), ..vectors(store.path(), &lines) }).unwrap();
     let servers = [0, 1].map(|shard| serve_shard(store.path(), shard));
     (store, servers)
 }
@@ -340,7 +340,7 @@ fn model_gone() -> Scene {
     let (store, [first, second]) = two_shards();
     let other = tempfile::tempdir().unwrap();
     let what = vectors(other.path(), "{\"id\": 1, \"embedding\": [1, 0]}\n");
-    put(other.path(), &Publish { name: Some("other".into()), ..what }).unwrap();
+    put(other.path(), &renamed(what, "other")).unwrap();
     let third = Server::start(other.path());
     let router = route([&first, &second, &third].map(|server| server.address.as_str()));
     until("both answer", || {

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use rten_onnx::onnx::{AttributeProto, AttributeType};
-use sterling::publish::Publish;
+use sterling::publish::Plan;
 use sterling::serving::view::View;
 use sterling::snapshot::{Placement, Snapshot, Store};
 use sterling::storage::files::TensorFile;
@@ -104,12 +104,8 @@ impl Made {
         self
     }
 
-    pub fn publication(&self) -> Publish {
-        let mut what = Publish {
-            package: Some(self.folder.path().into()),
-            items: Some(self.path("items.jsonl")),
-            ..Publish::default()
-        };
+    pub fn publication(&self) -> Plan {
+        let mut what = Plan::of_package(self.folder.path());
         what.recipe.index.rescore = sterling::index::ivf::Rescore::F32;
         what
     }

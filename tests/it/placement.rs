@@ -15,7 +15,7 @@ use sterling::embedding::{BagConfig, EmbeddingBagCollection, KeyedJaggedTensor, 
 use sterling::error::Kind;
 use sterling::graph::tower::Threads;
 use sterling::kernels::cpu::pool::RowFormat;
-use sterling::publish::{Publish, Remote, Stage};
+use sterling::publish::{Output, Plan, Remote, Stage};
 use sterling::request::Ranked;
 use sterling::serving::view::View;
 use sterling::snapshot::model::{Decisions, Package};
@@ -341,7 +341,8 @@ fn published_rows_are_served_from_a_cluster_and_taken_out_of_it() {
     // Another store, or a publication that broke off before its folder had its name, brings other rows under the same number.
     let elsewhere = tempfile::tempdir().unwrap();
     let cluster = Cluster::connect(ClusterOptions::new(redis.seeds())).unwrap();
-    let mut other = Publish { remote: Some(Remote { cluster, tables: Vec::new() }), ..tiny() };
+    let mut other =
+        Plan { output: Output::Whole { position: 0, remote: Some(Remote { cluster, tables: Vec::new() }) }, ..tiny() };
     other.recipe.tables = [("packages".to_owned(), RowFormat::Int8)].into();
     put(elsewhere.path(), &other).unwrap();
     let (_, listed, _) = run(&["remote", &seed]);
@@ -409,7 +410,8 @@ fn primaries_without_replicas_are_not_waited_for_and_the_load_is_part_of_the_tim
     let redis = RedisCluster::start_one();
     let store = tempfile::tempdir().unwrap();
     let cluster = Cluster::connect(ClusterOptions::new(redis.seeds())).unwrap();
-    let what = Publish { remote: Some(Remote { cluster, tables: Vec::new() }), ..tiny() };
+    let what =
+        Plan { output: Output::Whole { position: 0, remote: Some(Remote { cluster, tables: Vec::new() }) }, ..tiny() };
     // A load takes as long as whoever watches it keeps it waiting.
     let (pause, waited) = (Duration::from_millis(400), AtomicBool::new(false));
     let slow = |stage: Stage, _: usize, _: usize| {

@@ -5,13 +5,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use sterling::publish::{Publish, Vectors, merge};
+use sterling::publish::{Plan, Source, merge};
 use sterling::serving::fresh::{Fresh, Put, Update};
 use sterling::serving::view::{Attribute, View};
 use sterling::snapshot::{Calibration, Manifest, Placement, Recipe, Snapshot, Store};
 use sterling::units::ItemId;
 
-use crate::support::{Server, put, retrieve, run, sterling, until};
+use crate::support::{Server, output, put, retrieve, run, sterling, until};
 
 /// Filters that know nothing of the embedding, by about how many pass.
 pub const FILTERS: [(f64, &[&str]); 4] = [
@@ -86,9 +86,8 @@ fn published(store: &Path, rows: &[Vec<f32>], recipe: Recipe) -> Arc<View> {
     std::fs::write(&items, lines).unwrap();
     let vectors = store.join("vectors.npy");
     std::fs::write(&vectors, npy(rows)).unwrap();
-    let (items, vectors) = (Some(items), Some(Vectors::Npy(vectors)));
-    let name = Some("drawn".to_owned());
-    let version = put(&store.join("store"), &Publish { name, items, vectors, recipe, ..Publish::default() }).unwrap();
+    let source = Source::Vectors { name: "drawn".into(), items, vectors: Some(vectors) };
+    let version = put(&store.join("store"), &Plan { recipe, ..Plan::new(source) }).unwrap();
     view(&store.join(format!("store/drawn/{version}")))
 }
 
@@ -178,7 +177,7 @@ fn a_filter_that_goes_against_the_order_of_the_lists_loses_little() {
     };
     let items = folder.path().join("items.jsonl");
     std::fs::write(&items, rows.iter().enumerate().map(line).collect::<String>()).unwrap();
-    let what = Publish { name: Some("drawn".into()), items: Some(items), ..Publish::default() };
+    let what = Plan::of_vectors("drawn", items);
     let version = put(folder.path(), &what).unwrap();
     let view = view(&folder.path().join(format!("drawn/{version}")));
     for (asked, from) in [(1, -1), (-1, 1), (1, 1)] {
@@ -273,13 +272,9 @@ fn queries_of_a_file_are_read_or_refused_with_the_line() {
     std::fs::write(path("queries.npy"), npy(&drawn.queries())).unwrap();
     let lines: String = (0..600).map(|n| format!("{{\"id\": {n}}}\n")).collect();
     std::fs::write(path("items.jsonl"), lines).unwrap();
-    let what = |queries: &str| Publish {
-        name: Some("drawn".into()),
-        items: Some(path("items.jsonl")),
-        vectors: Some(Vectors::Npy(path("vectors.npy"))),
-        queries: Some(path(queries)),
-        ..Publish::default()
-    };
+    let source =
+        Source::Vectors { name: "drawn".into(), items: path("items.jsonl"), vectors: Some(path("vectors.npy")) };
+    let what = |queries: &str| Plan { queries: Some(path(queries)), ..Plan::new(source.clone()) };
     let version = put(folder.path(), &what("queries.npy")).unwrap();
     let view = view(&folder.path().join(format!("drawn/{version}")));
     let calibration = view.main().calibration.as_ref().unwrap();
@@ -314,14 +309,9 @@ fn a_version_without_queries_inherits_those_of_the_version_before() {
     let items: String = (0..600).map(|n| format!("{{\"id\": {n}}}\n")).collect();
     std::fs::write(path("items.jsonl"), items).unwrap();
     let calibrated = |queries: Option<&str>, shards| {
-        let what = Publish {
-            name: Some("drawn".into()),
-            items: Some(path("items.jsonl")),
-            vectors: Some(Vectors::Npy(path("vectors.npy"))),
-            queries: queries.map(path),
-            shards,
-            ..Publish::default()
-        };
+        let source =
+            Source::Vectors { name: "drawn".into(), items: path("items.jsonl"), vectors: Some(path("vectors.npy")) };
+        let what = Plan { queries: queries.map(path), output: output(shards), ..Plan::new(source) };
         let version = put(folder.path(), &what).unwrap();
         let whole = folder.path().join(format!("drawn/{version}"));
         let of_version = if shards.is_some() { sterling::snapshot::shard_folder(&whole, 0) } else { whole };

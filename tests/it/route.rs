@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use sterling::publish::Publish;
+use sterling::publish::{Output, Plan};
 use sterling::snapshot::shard_of;
 use sterling::units::ItemId;
 
@@ -50,7 +50,7 @@ pub fn route_looking_every<'a>(refresh_ms: u32, servers: impl IntoIterator<Item 
 fn serve_shards(shards: u32) -> (tempfile::TempDir, Vec<Server>) {
     let store = tempfile::tempdir().unwrap();
     let whole = shards::catalogue(store.path(), sterling::index::ivf::Rescore::F16);
-    put(store.path(), &Publish { shards: Some(shards), ..whole }).unwrap();
+    put(store.path(), &Plan { output: Output::shards(shards), ..whole }).unwrap();
     let servers = (0..shards).map(|shard| serve_shard(store.path(), shard)).collect();
     (store, servers)
 }
@@ -65,12 +65,12 @@ struct Both {
 }
 
 impl Both {
-    fn new(what: &Publish, shards: u32) -> Self {
+    fn new(what: &Plan, shards: u32) -> Self {
         let folder = tempfile::tempdir().unwrap();
         put(folder.path(), what).unwrap();
         let one = Server::start(folder.path());
         let model = one.get_json("/v1/models")["models"][0]["name"].as_str().unwrap().to_owned();
-        put(folder.path(), &Publish { shards: Some(shards), ..what.clone() }).unwrap();
+        put(folder.path(), &Plan { output: Output::shards(shards), ..what.clone() }).unwrap();
         let shards: Vec<Server> = (0..shards).map(|shard| serve_shard(folder.path(), shard)).collect();
         let router = route(shards.iter().map(|server| server.address.as_str()));
         Both { _folder: folder, one, shards, router, model }
@@ -535,7 +535,8 @@ fn a_replica_that_comes_back_is_asked_in_place_of_one_that_hangs() {
 #[test]
 fn a_version_answers_when_every_shard_has_it() {
     let folder = tempfile::tempdir().unwrap();
-    let what = Publish { shards: Some(2), ..shards::catalogue(folder.path(), sterling::index::ivf::Rescore::None) };
+    let what =
+        Plan { output: Output::shards(2), ..shards::catalogue(folder.path(), sterling::index::ivf::Rescore::None) };
     assert_eq!(put(folder.path(), &what).unwrap(), 1);
     // The second shard lies in a store of its own, to which versions come later.
     let other = tempfile::tempdir().unwrap();

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use sterling::publish::Publish;
+use sterling::publish::{Output, Plan};
 use sterling::snapshot::rollout::{Place, seed};
 use tempfile::TempDir;
 
@@ -29,7 +29,7 @@ fn told(store: &Path, arguments: &[&str]) {
 fn publish_from(store: &Path, first: i64, attributes: &str) {
     let line = |n: usize| format!("{{\"id\": {}, \"embedding\": [1, {}]{attributes}}}\n", first + n as i64, n + 1);
     let lines: String = (0..ITEMS).map(line).collect();
-    put(store, &Publish { shards: Some(2), ..vectors(store, &lines) }).unwrap();
+    put(store, &Plan { output: Output::shards(2), ..vectors(store, &lines) }).unwrap();
 }
 
 /// Two versions in two shards, whose ids differ, of which the first answers. Items of the first alone have a title.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use arrow_array::types::Float32Type;
 use arrow_array::{ArrayRef, FixedSizeListArray, Int64Array, StringArray};
 use serde_json::{Value, json};
-use sterling::publish::Publish;
+use sterling::publish::{Output, Plan};
 use sterling::snapshot::shard_of;
 use sterling::units::ItemId;
 
@@ -44,7 +44,7 @@ impl Cut {
         put(folder.path(), &what).unwrap();
         let text = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
         let one = Server::start_with(folder.path(), &["--updates", &text("one")]);
-        put(folder.path(), &Publish { shards: Some(3), ..what }).unwrap();
+        put(folder.path(), &Plan { output: Output::shards(3), ..what }).unwrap();
         let shard = |n: u32| serve(folder.path(), n, &text(&format!("of-{n}")), "127.0.0.1:0");
         let shards: Vec<Server> = (0..3).map(shard).collect();
         let router = route(shards.iter().map(|server| server.address.as_str()));
@@ -396,7 +396,8 @@ fn shards_of_several_servers_with_journals_of_their_own_are_not_written_to() {
 #[test]
 fn routers_show_their_key_to_shards_that_ask_for_one() {
     let folder = tempfile::tempdir().unwrap();
-    let what = Publish { shards: Some(2), ..shards::catalogue(folder.path(), sterling::index::ivf::Rescore::F16) };
+    let what =
+        Plan { output: Output::shards(2), ..shards::catalogue(folder.path(), sterling::index::ivf::Rescore::F16) };
     put(folder.path(), &what).unwrap();
     let file = folder.path().join("keys.toml").to_str().unwrap().to_owned();
     let key = |arguments: &[&str]| {
@@ -483,16 +484,17 @@ fn a_publication_at_a_position_of_each_shard_takes_over_from_there() {
     let positions: Vec<u64> = exported["positions"].as_array().unwrap().iter().map(|p| p.as_u64().unwrap()).collect();
     let mut what = shards::catalogue(cut.folder.path(), sterling::index::ivf::Rescore::F16);
     let lines: String = (5000..5019).map(|id| format!("{}\n", item(id))).collect();
-    let mut file = std::fs::read_to_string(what.items.as_ref().unwrap()).unwrap();
+    let items = what.source.item_file().unwrap();
+    let mut file = std::fs::read_to_string(&items).unwrap();
     file.push('\n');
     file.push_str(&lines);
-    std::fs::write(what.items.as_ref().unwrap(), file).unwrap();
-    what.shards = Some(3);
-    let wrong = Publish { positions: vec![7], ..what.clone() };
+    std::fs::write(&items, file).unwrap();
+    let at = |positions: &[u64]| Output::Shards { count: 3, positions: positions.into() };
+    let wrong = Plan { output: at(&[7]), ..what.clone() };
     assert!(put(cut.folder.path(), &wrong).unwrap_err().to_string().contains("expected 3"));
-    let wrong = Publish { positions: vec![1, 2], ..what.clone() };
+    let wrong = Plan { output: at(&[1, 2]), ..what.clone() };
     assert!(put(cut.folder.path(), &wrong).unwrap_err().to_string().contains("got 2, expected 3"));
-    what.positions = positions;
+    what.output = at(&positions);
     let version = put(cut.folder.path(), &what).unwrap();
     until("it answers", || {
         cut.router.get_json("/v1/models/vectors/versions").to_string().contains(&format!("\"version\":{version}")) && {

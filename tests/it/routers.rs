@@ -9,7 +9,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use sterling::publish::Publish;
+use sterling::publish::{Output, Plan};
 
 use crate::route::{route, serve_at};
 use crate::support::{Server, agent, put, vectors};
@@ -39,7 +39,7 @@ impl Seen {
     }
 }
 
-fn publication(folder: &Path, first: i64) -> Publish {
+fn publication(folder: &Path, first: i64) -> Plan {
     let line = |n: i64| {
         let x = ((n * 37) % 101) as f64 * 0.06;
         json!({"id": first + n, "embedding": [x.sin(), x.cos(), (n % 7) as f64 - 3.0, 1], "attributes": {"n": n}})
@@ -47,7 +47,7 @@ fn publication(folder: &Path, first: i64) -> Publish {
     };
     let mut what = vectors(folder, &(0..COUNT).map(line).collect::<Vec<_>>().join("\n"));
     what.recipe.index.lists = 6;
-    Publish { shards: Some(SHARDS as u32), ..what }
+    Plan { output: Output::shards(SHARDS as u32), ..what }
 }
 
 /// Asks on and on, and holds each answer against the version that it names.

@@ -8,7 +8,7 @@ use sterling::api::{Retrievals, retrievals};
 use sterling::error::{Error, Kind, Result};
 use sterling::graph::tower::Threads;
 use sterling::index::ivf::Rescore;
-use sterling::publish::Publish;
+use sterling::publish::{Output, Plan};
 use sterling::request::{Answer, Content, Embed, Rank, Ranked, Request, Retrieve, Select, User};
 use sterling::server::gather::{Said, Sharded, embed, rank, retrieve};
 use sterling::serving::pass::{self, Cpu};
@@ -131,15 +131,15 @@ fn in_rounds(shards: InProcess<'_>, request: &Retrieve) -> (Vec<Row>, usize) {
 }
 
 /// The shards of what is published so, loaded.
-pub fn cut(store: &Path, what: &Publish, shards: u32) -> Vec<Arc<View>> {
-    let what = Publish { shards: Some(shards), ..what.clone() };
+pub fn cut(store: &Path, what: &Plan, shards: u32) -> Vec<Arc<View>> {
+    let what = Plan { output: Output::shards(shards), ..what.clone() };
     let version = put(store, &what).unwrap();
     let name = Store::new(store).cut_models().unwrap().pop().unwrap();
     let folder = Store::new(store).folder(&name, version);
     (0..shards).map(|shard| view(&shard_folder(&folder, shard))).collect()
 }
 
-pub fn whole(store: &Path, what: &Publish) -> Arc<View> {
+pub fn whole(store: &Path, what: &Plan) -> Arc<View> {
     let version = put(store, what).unwrap();
     let name = Store::new(store).models().unwrap().pop().unwrap();
     view(&Store::new(store).folder(&name, version))
@@ -175,7 +175,7 @@ fn lines(count: i64) -> String {
     (0..count).map(line).collect::<Vec<_>>().join("\n")
 }
 
-pub fn catalogue(folder: &Path, rescore: Rescore) -> Publish {
+pub fn catalogue(folder: &Path, rescore: Rescore) -> Plan {
     let mut what = vectors(folder, &lines(700));
     what.recipe.index.lists = 12;
     what.recipe.index.rescore = rescore;
@@ -478,7 +478,7 @@ fn without_lost_shards_the_others_answer_as_if_there_were_no_more() {
 #[test]
 fn a_cut_version_is_whole_or_refused() {
     let store = tempfile::tempdir().unwrap();
-    let what = Publish { shards: Some(3), ..catalogue(store.path(), Rescore::F16) };
+    let what = Plan { output: Output::shards(3), ..catalogue(store.path(), Rescore::F16) };
     assert_eq!(put(store.path(), &what).unwrap(), 1);
     let folder = Store::new(store.path()).folder("vectors", 1);
     let mut names: Vec<String> =
@@ -508,7 +508,8 @@ fn a_cut_version_is_whole_or_refused() {
 
     for (shards, expected) in [(0, "expected 1 to 1024"), (1025, "expected 1 to 1024"), (1000, "expected fewer shards")]
     {
-        let error = put(store.path(), &Publish { shards: Some(shards), ..what.clone() }).unwrap_err().to_string();
+        let error =
+            put(store.path(), &Plan { output: Output::shards(shards), ..what.clone() }).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     }
     assert!(Store::new(store.path()).versions("vectors").unwrap().is_empty(), "a cut version is none of the whole");

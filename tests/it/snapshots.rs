@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use sterling::error::Kind;
-use sterling::publish::Publish;
+use sterling::publish::Plan;
 use sterling::snapshot::{Manifest, Placement, Snapshot, Store};
 use sterling::storage::files::{TensorFile, Tensors};
 
@@ -287,7 +287,7 @@ fn updates_are_embedded_as_before_when_a_table_of_items_is_cut_off_or_overwritte
         let folder = tempfile::tempdir().unwrap();
         let package = with_a_table_of_items(folder.path());
         let (store, updates) = (folder.path().join("store"), folder.path().join("updates"));
-        put(&store, &Publish { package: Some(package), ..tiny() }).unwrap();
+        put(&store, &Plan { source: Plan::of_package(package).source, ..tiny() }).unwrap();
         let mut server = Server::start_with(&store, &["--updates", updates.to_str().unwrap()]);
         let similarity = |server: &Server, id: i64| {
             let item = json!({"id": id, "attributes": {"section": "games", "popularity": 1.0, "title": "t"}});

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{self, Child, Command, Stdio};
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use sterling::api::{Retrievals, Shape, retrievals};
 use sterling::embedding::RowFormat;
 use sterling::graph::tower::Threads;
 use sterling::index::ivf::Rescore;
-use sterling::publish::{Publish, publish};
+use sterling::publish::{Output, Plan, Source, publish};
 use sterling::request::{Answer, Content, Explain, Ranked, Request, Retrieve};
 use sterling::serving::engine::Terms;
 use sterling::serving::pass::{self, Cpu};
@@ -39,23 +39,33 @@ pub fn json(path: impl AsRef<Path>) -> Value {
 }
 
 /// A publication of the tiny package, with rows as wide as those of the Python that computed its answers.
-pub fn tiny() -> Publish {
+pub fn tiny() -> Plan {
     let mut recipe = Recipe::default();
     recipe.index.rescore = Rescore::F32;
-    let items = Some(tiny_package().join("items.jsonl"));
-    Publish { package: Some(tiny_package()), items, recipe, ..Publish::default() }
+    Plan { recipe, ..Plan::of_package(tiny_package()) }
+}
+
+/// The same publication of another embedding-only model.
+pub fn renamed(plan: Plan, name: &str) -> Plan {
+    let Source::Vectors { items, vectors, .. } = plan.source else { panic!("{plan:?} has no name") };
+    Plan { source: Source::Vectors { name: name.into(), items, vectors }, ..plan }
+}
+
+/// A version of all items, or in shards.
+pub fn output(shards: Option<u32>) -> Output {
+    shards.map_or_else(Output::default, Output::shards)
 }
 
 /// Publishes without progress and returns the version.
-pub fn put(store: &Path, what: &Publish) -> sterling::error::Result<u64> {
+pub fn put(store: &Path, what: &Plan) -> sterling::error::Result<u64> {
     publish(&Store::new(store), what, &|_, _, _| {}).map(|(_, version)| version)
 }
 
 /// An embedding-only publication of a JSON lines text, whose file lies in `folder`.
-pub fn vectors(folder: &Path, lines: &str) -> Publish {
+pub fn vectors(folder: &Path, lines: &str) -> Plan {
     let path = folder.join("items.jsonl");
     std::fs::write(&path, lines).unwrap();
-    Publish { name: Some("vectors".into()), items: Some(path), ..Publish::default() }
+    Plan::of_vectors("vectors", path)
 }
 
 /// Eight numbers between -1 and 1 that have nothing to do with one another: the same for the same `n`.
@@ -71,7 +81,7 @@ pub fn scattered(n: u32) -> Vec<f64> {
 pub fn two_recalls(shards: Option<u32>) -> TempDir {
     let store = tempfile::tempdir().unwrap();
     let lines: String = (0..1000).map(|n| format!("{{\"id\": {n}, \"embedding\": {:?}}}\n", scattered(n))).collect();
-    let mut publication = Publish { shards, ..vectors(store.path(), &lines) };
+    let mut publication = Plan { output: output(shards), ..vectors(store.path(), &lines) };
     publication.recipe.index.rescore = Rescore::F32;
     publication.recipe.index.lists = 32;
     put(store.path(), &publication).unwrap();
@@ -111,7 +121,7 @@ pub fn sterling() -> Command {
 
 /// Runs the program to its end: exit code, stdout, stderr.
 pub fn run(arguments: &[&str]) -> (i32, String, String) {
-    let Output { status, stdout, stderr } = sterling().args(arguments).output().unwrap();
+    let process::Output { status, stdout, stderr } = sterling().args(arguments).output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     (status.code().unwrap_or(-1), text(stdout), text(stderr))
 }

@@ -5,7 +5,7 @@ use std::net::TcpListener;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use sterling::publish::Publish;
+use sterling::publish::{Output, Plan};
 
 use crate::support::{Server, agent, put, run, sterling, tiny, vectors};
 
@@ -177,7 +177,7 @@ fn a_collector_gets_the_calls_that_are_recorded_with_their_steps() {
 fn a_trace_and_an_id_go_through_the_router_to_its_shards() {
     let store = tempfile::tempdir().unwrap();
     let lines: String = (0..20).map(|n| format!("{{\"id\": {n}, \"embedding\": [1, {n}]}}\n")).collect();
-    put(store.path(), &Publish { shards: Some(2), ..vectors(store.path(), &lines) }).unwrap();
+    put(store.path(), &Plan { output: Output::shards(2), ..vectors(store.path(), &lines) }).unwrap();
     let (url, told) = collector();
     let start = |arguments: &[&str]| {
         let mut command = sterling();

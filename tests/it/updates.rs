@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use serde_json::{Value, json};
-use sterling::publish::Publish;
+use sterling::publish::{Output, Plan};
 
 use crate::onnx::Onnx;
 use crate::packages::Made;
@@ -352,13 +352,13 @@ fn a_publication_at_a_position_takes_over_from_there() {
     server.ask(&format!("{ITEMS}:delete"), json!({"ids": [1]}));
     upsert(&server, json!([{"id": 2, "set": {"year": 7}}]));
     // The catalogue says that item 1 is back, and knows of the first update: the second alone is applied to it.
-    let what = Publish { positions: vec![1], ..vectors(folder.path(), LINES) };
+    let what = Plan { output: Output::at(1), ..vectors(folder.path(), LINES) };
     put(&folder.path().join("store"), &what).unwrap();
     server.ask("/v1/models/vectors/versions/2:activate", json!({}));
     assert_eq!(all(&server, 2), [1, 2, 3]);
     assert_eq!(server.get_json(&format!("{ITEMS}/2"))["attributes"]["year"], 7);
     // One that claims what was never written is refused.
-    put(&folder.path().join("store"), &Publish { positions: vec![99], ..what }).unwrap();
+    put(&folder.path().join("store"), &Plan { output: Output::at(99), ..what }).unwrap();
     let (status, _) = server.post("/v1/models/vectors/versions/3:activate", json!({}));
     assert_ne!(status, 200);
     assert_eq!(all(&server, 2), [1, 2, 3]);

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use sterling::error::Kind;
-use sterling::publish::Publish;
+use sterling::publish::Plan;
 use sterling::snapshot::Manifest;
 use sterling::storage::files::Checksum;
 use tempfile::TempDir;
@@ -19,14 +19,14 @@ fn request(k: usize) -> Value {
 }
 
 /// The tiny package with a warm-up of these lines.
-fn package(lines: &[String]) -> (TempDir, Publish) {
+fn package(lines: &[String]) -> (TempDir, Plan) {
     let folder = tempfile::tempdir().unwrap();
     for entry in fs::read_dir(tiny_package()).unwrap() {
         let entry = entry.unwrap();
         fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
     }
     fs::write(folder.path().join("warmup.jsonl"), lines.join("\n")).unwrap();
-    let what = Publish { package: Some(folder.path().into()), ..tiny() };
+    let what = Plan { source: Plan::of_package(folder.path()).source, ..tiny() };
     (folder, what)
 }
 

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use serde_json::{Value, json};
 use sterling::index::ivf::Rescore;
-use sterling::publish::Publish;
+use sterling::publish::{Plan, Source};
 use sterling::snapshot::Recipe;
 
 use crate::support::{Server, json as read, put, root};
@@ -28,7 +28,10 @@ fn the_zoo_answers_as_pytorch_does() {
     recipe.index.rescore = Rescore::F32;
     for (_, package) in &packages {
         let items = Some(package.join("items.jsonl"));
-        let what = Publish { package: Some(package.clone()), items, recipe: recipe.clone(), ..Publish::default() };
+        let what = Plan {
+            recipe: recipe.clone(),
+            ..Plan::new(Source::Package { folder: package.clone(), items, vectors: None })
+        };
         put(store.path(), &what).unwrap_or_else(|e| panic!("{}: {e}", package.display()));
     }
     for (name, package) in &packages {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::budget::{self, Budget, Held};
 use super::embed::{self, Embedded, embed};
-use super::request::{Progress, Publish, Stage, Vectors};
+use super::plan::{Plan, Progress, Source, Stage};
 use sterling_core::error::{Error, Result};
 use sterling_core::units::ItemId;
 use sterling_index::columns::{self, ItemColumn, ItemValues};
@@ -41,7 +41,7 @@ pub(super) struct Arranged {
 
 /// What items are arranged for.
 pub(super) struct Arranging<'a> {
-    pub(super) what: &'a Publish,
+    pub(super) plan: &'a Plan,
     pub(super) package: Option<&'a Package>,
     pub(super) spec: &'a ModelSpec,
     /// Where the version, or the shard, is to lie.
@@ -52,15 +52,15 @@ pub(super) struct Arranging<'a> {
 
 /// Reads what is published and gives each item its vector; those that memory is not to hold lie in a file in `folder`.
 pub(super) fn read(
-    what: &Publish,
+    plan: &Plan,
     package: Option<&Package>,
     budget: Budget,
     folder: &Path,
     progress: &Progress<'_>,
 ) -> Result<Catalogue> {
     let spill = budget.spill(folder);
-    let path = item_path(what)?;
-    let (mut items, lists) = read_items(what, &path, &spill)?;
+    let path = plan.source.item_file()?;
+    let (mut items, lists) = read_items(plan, &path, &spill)?;
     progress(Stage::Reading, 1, 1);
     embed::check_sources(package, |name| items.has(name))?;
     let embedded = embed(package, &mut items, &spill, progress)?;
@@ -69,37 +69,14 @@ pub(super) fn read(
 }
 
 /// Where the items in a file and their vectors came from, with how long it took left open.
-pub(super) fn provenance(items: &Path, what: &Publish) -> Provenance {
-    let vectors = what.vectors.as_ref().map(Vectors::path).filter(|file| *file != items);
+pub(super) fn provenance(items: &Path, plan: &Plan) -> Provenance {
+    let vectors = plan.source.vectors().filter(|file| *file != items);
     Provenance {
         program: PROGRAM.into(),
         items_file: file_name(items),
         vectors_file: vectors.map(file_name),
-        seed: what.recipe.index.seed,
+        seed: plan.recipe.index.seed,
         seconds: 0.0,
-    }
-}
-
-/// What the items of a package are called: the first that is there.
-const ITEM_FILES: [&str; 2] = ["items.parquet", "items.jsonl"];
-
-/// Where the items of a publication are.
-pub(super) fn item_path(what: &Publish) -> Result<PathBuf> {
-    match (&what.items, &what.package, &what.vectors) {
-        (Some(path), _, _) | (None, None, Some(Vectors::Faiss(path))) => Ok(path.clone()),
-        (None, Some(package), _) => {
-            let mut paths = ITEM_FILES.iter().map(|name| package.join(name));
-            paths.find(|path| path.exists()).ok_or_else(|| {
-                let [one, other] = ITEM_FILES;
-                let folder = package.display();
-                Error::not_found(format!(
-                    "items: neither `{one}` nor `{other}` is in {folder}, expected one or an item file"
-                ))
-            })
-        }
-        (None, None, _) => {
-            Err(Error::invalid("items: expected an item file or an index of Faiss for an embedding-only model"))
-        }
     }
 }
 
@@ -111,8 +88,8 @@ impl Catalogue {
 
     /// Puts the items into slots, and keeps the columns that the model declares.
     pub(super) fn arrange(mut self, arranging: &Arranging<'_>, progress: &Progress<'_>) -> Result<Arranged> {
-        let &Arranging { what, package, spec, folder, of_shards } = arranging;
-        let Recipe { index: options, filter, .. } = &what.recipe;
+        let &Arranging { plan, package, spec, folder, of_shards } = arranging;
+        let Recipe { index: options, filter, .. } = &plan.recipe;
         let within = |e: Error| e.within(self.path.display());
         let columns = keep(spec, &mut self.items).map_err(within)?;
         // Vectors that only the item tower has read.
@@ -130,16 +107,16 @@ impl Catalogue {
             None => ivf::Sizes::of(&survey, options)?,
         };
         progress(Stage::Sized(sizes), 0, 1);
-        let plan = self.budget.plan(package, held(&columns, &kept, filter), &sizes)?;
-        progress(Stage::Planned(plan), 0, 1);
-        let disk_bytes = match (of_shards, what.shards) {
-            (Some(shards), _) => plan.disk_bytes / u64::from(shards),
+        let memory = self.budget.plan(package, held(&columns, &kept, filter), &sizes)?;
+        progress(Stage::Planned(memory), 0, 1);
+        let disk_bytes = match (of_shards, plan.output.count()) {
+            (Some(shards), _) => memory.disk_bytes / u64::from(shards),
             // The whole lies beside its shards until these are there.
-            (None, Some(_)) => plan.disk_bytes * 2,
-            (None, None) => plan.disk_bytes,
+            (None, Some(_)) => memory.disk_bytes * 2,
+            (None, None) => memory.disk_bytes,
         };
         budget::check_disk(folder, disk_bytes)?;
-        let vectors = match (plan.bucket_bytes, of_shards) {
+        let vectors = match (memory.bucket_bytes, of_shards) {
             (None, None) => vectors.fetched(&Spill::never()),
             // Of a shard no others are in memory.
             _ => vectors.spilled(&self.spill),
@@ -156,7 +133,7 @@ impl Catalogue {
         };
         built.sort_lists(&alike);
         let embedded = Embedded { vectors, kept };
-        let bucket_bytes = plan.bucket_bytes.unwrap_or(u64::MAX);
+        let bucket_bytes = memory.bucket_bytes.unwrap_or(u64::MAX);
         Ok(Arranged { ids: self.items.ids, columns, built, embedded, bucket_bytes })
     }
 }
@@ -197,22 +174,18 @@ fn held(columns: &[ItemColumn], kept: &[u8], filter: &filter::Options) -> Held {
 }
 
 /// The items, and the lists that they lie in where they came with some.
-fn read_items(what: &Publish, path: &Path, spill: &Spill) -> Result<(Items, Option<ivf::Lists>)> {
-    let Some(Vectors::Faiss(index)) = &what.vectors else {
-        return Ok((Items::read_spilling(path, what.vectors.as_ref().map(Vectors::path), spill)?, None));
+fn read_items(plan: &Plan, path: &Path, spill: &Spill) -> Result<(Items, Option<ivf::Lists>)> {
+    let Source::Faiss { index, items, .. } = &plan.source else {
+        return Ok((Items::read_spilling(path, plan.source.vectors(), spill)?, None));
     };
-    if what.package.is_some() {
-        let index = index.display();
-        return Err(Error::invalid(format!("{index}: an index of Faiss makes an embedding-only model, got a package")));
-    }
-    if what.recipe.index.lists != 0 {
+    if plan.recipe.index.lists != 0 {
         return Err(Error::invalid(format!(
             "index.lists: got {}, expected none: the lists are those of {}",
-            what.recipe.index.lists,
+            plan.recipe.index.lists,
             index.display()
         )));
     }
-    let (items, lists) = Items::read_faiss(index, what.items.as_deref())?;
+    let (items, lists) = Items::read_faiss(index, items.as_deref())?;
     Ok((items, Some(lists)))
 }
 
@@ -251,27 +224,4 @@ fn keep(spec: &ModelSpec, items: &mut Items) -> Result<Vec<ItemColumn>> {
 
 fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned()
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-    use sterling_core::error::Kind;
-
-    #[test]
-    fn the_items_of_a_package_are_found_by_either_name() {
-        let folder = tempfile::tempdir().unwrap();
-        let what = Publish { package: Some(folder.path().into()), ..Publish::default() };
-        let refused = item_path(&what).unwrap_err();
-        assert_eq!(refused.kind(), Kind::NotFound);
-        assert!(ITEM_FILES.iter().all(|name| refused.to_string().contains(name)), "{refused}");
-        // In turn, so that the last one is taken where both are there.
-        for name in ["items.jsonl", "items.parquet"] {
-            std::fs::write(folder.path().join(name), "").unwrap();
-            assert_eq!(item_path(&what).unwrap(), folder.path().join(name));
-        }
-        let given = PathBuf::from("other.jsonl");
-        assert_eq!(item_path(&Publish { items: Some(given.clone()), ..what }).unwrap(), given);
-    }
 }

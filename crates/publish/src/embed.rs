@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::request::{Progress, Stage};
+use super::plan::{Progress, Stage};
 use sterling_core::error::{Error, Result};
 use sterling_core::request::{Features, Values};
 use sterling_core::tensor::Matrix;

@@ -22,15 +22,14 @@
 //! version (`fold`).
 //!
 //! ```
-//! use sterling_publish::{Publish, publish};
+//! use sterling_publish::{Plan, publish};
 //! use sterling_snapshot::Store;
 //!
 //! let folder = tempfile::tempdir()?;
 //! let items = folder.path().join("items.jsonl");
 //! std::fs::write(&items, "{\"id\": 1, \"embedding\": [1, 0]}\n{\"id\": 2, \"embedding\": [0, 1]}\n")?;
 //! let store = Store::new(folder.path().join("store"));
-//! let what = Publish { name: Some("pair".into()), items: Some(items), ..Publish::default() };
-//! let (model, version) = publish(&store, &what, &|_stage, _done, _total| {})?;
+//! let (model, version) = publish(&store, &Plan::of_vectors("pair", items), &|_stage, _done, _total| {})?;
 //! assert_eq!((model.as_str(), version, store.manifest("pair", 1)?.items), ("pair", 1, 2));
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
@@ -47,9 +46,9 @@ mod gathered;
 mod making;
 mod merge;
 pub mod parts;
+mod plan;
 mod precision;
 mod remote;
-mod request;
 mod serving;
 mod shards;
 mod tables;
@@ -72,80 +71,88 @@ use sterling_storage::files::{self, Checksum};
 pub use budget::MemoryPlan;
 pub use gathered::MergedVersion;
 pub use merge::{MERGE_STEPS, merge};
+pub use plan::{Output, Plan, Progress, Source, Stage};
 pub use remote::{Remote, load_published, prune};
-pub use request::{Progress, Publish, Stage, Vectors};
 
 /// Publishes a version and returns the model's name and the version's number.
 ///
 /// # Errors
 /// What is wrong with the package, the recipe or the items, with the place. The store is then as it was.
-pub fn publish(store: &Store, what: &Publish, progress: &Progress<'_>) -> Result<(String, u64)> {
-    publish_within(store, what, Budget::of(what.memory_bytes), progress)
+pub fn publish(store: &Store, plan: &Plan, progress: &Progress<'_>) -> Result<(String, u64)> {
+    publish_within(store, plan, Budget::of(plan.memory_bytes), progress)
 }
 
-fn publish_within(store: &Store, what: &Publish, budget: Budget, progress: &Progress<'_>) -> Result<(String, u64)> {
+fn publish_within(store: &Store, plan: &Plan, budget: Budget, progress: &Progress<'_>) -> Result<(String, u64)> {
     let start = Instant::now();
-    what.check()?;
-    if let Some(folder) = &what.package {
+    plan.output.check()?;
+    if let Some(folder) = plan.source.package() {
         progress(Stage::Trying, 0, 1);
-        what.trials.run(folder)?;
+        plan.trials.run(folder)?;
     }
     progress(Stage::Reading, 0, 1);
-    let package = what.package.as_deref().map(Package::open).transpose()?;
-    if let (Some(parts), Some(shards)) = (&what.parts, what.shards)
-        && let Some(cut) = parts::cut_shards(parts, what, package.as_ref(), shards)?
-    {
-        return assembled(store, what, package.as_ref(), &cut, (start, progress));
-    }
-    let catalogue = match &what.parts {
-        Some(parts) => parts::gather(parts, what, package.as_ref(), budget, store.root(), progress)?,
-        None => catalogue::read(what, package.as_ref(), budget, store.root(), progress)?,
+    let package = plan.source.package().map(Package::open).transpose()?;
+    let catalogue = match (&plan.source, plan.output.count()) {
+        (Source::Parts { folder, .. }, shards) => {
+            if let Some(cut) =
+                shards.map(|n| parts::cut_shards(folder, plan, package.as_ref(), n)).transpose()?.flatten()
+            {
+                return assembled(store, plan, package.as_ref(), &cut, start, progress);
+            }
+            parts::gather(folder, plan, package.as_ref(), budget, store.root(), progress)?
+        }
+        _ => catalogue::read(plan, package.as_ref(), budget, store.root(), progress)?,
     };
-    let (spec, tables) = tables::described(what, package.as_ref(), catalogue.dimension())?;
-    let provenance = catalogue::provenance(&catalogue.path, what);
-    let arranging = Arranging { what, package: package.as_ref(), spec: &spec, folder: store.root(), of_shards: None };
+    let (spec, tables) = tables::described(plan, package.as_ref(), catalogue.dimension())?;
+    let provenance = catalogue::provenance(&catalogue.path, plan);
+    let arranging = Arranging { plan, package: package.as_ref(), spec: &spec, folder: store.root(), of_shards: None };
     let arranged = catalogue.arrange(&arranging, progress)?;
     let files =
-        write::Version { package: package.as_ref(), spec: &spec, tables: &tables, recipe: &what.recipe, version: None };
-    let has_queries = calibrate::source(what.queries.as_deref(), what.package.as_deref()).is_some();
-    // What is wrong with an earlier version keeps none from being published.
-    let inherited = if has_queries { Ok(None) } else { calibrate::Inherited::of(store, &spec.name) };
-    let inherited = inherited.unwrap_or_else(|error| {
-        tracing::warn!(%error, "the queries of the last version cannot be read");
-        None
-    });
-    let making = making::Making { what, files, provenance, inherited, start, progress };
+        write::Version { package: package.as_ref(), spec: &spec, tables: &tables, recipe: &plan.recipe, version: None };
+    let inherited = inherited(store, plan, &spec.name);
+    let making = making::Making { plan, files, provenance, inherited, start, progress };
     let mut loaded = Vec::new();
     let published = store.publish(&spec.name, |folder, version| {
-        if let Some(shards) = what.shards {
+        if let Some(shards) = plan.output.count() {
             return shards::cut(&making, &arranged, folder, version, shards);
         }
         let mut manifest = making.whole(&arranged, folder, version)?;
-        if let Some(remote) = &what.remote {
-            let told = |done, total| progress(Stage::Loading, done, total);
-            loaded = remote::load(remote, &spec, &manifest, &tables, &told)?;
+        if let Some(remote) = plan.output.remote() {
+            let report = |done, total| progress(Stage::Loading, done, total);
+            loaded = remote::load(remote, &spec, &manifest, &tables, &report)?;
             manifest.provenance.seconds = start.elapsed().as_secs_f64();
         }
         manifest.write(folder)
     });
-    if let (Err(_), Some(remote)) = (&published, &what.remote) {
+    if let (Err(_), Some(remote)) = (&published, plan.output.remote()) {
         remote::unload(remote, &loaded);
     }
     Ok((spec.name.clone(), published?))
 }
 
+/// The queries of the model's last version, for a plan without queries. A last version that cannot be read prevents no publication.
+fn inherited(store: &Store, plan: &Plan, model: &str) -> Option<calibrate::Inherited> {
+    if calibrate::source(plan.queries.as_deref(), plan.source.package()).is_some() {
+        return None;
+    }
+    calibrate::Inherited::of(store, model).unwrap_or_else(|error| {
+        tracing::warn!(%error, "the queries of the last version cannot be read");
+        None
+    })
+}
+
 /// Publishes shards that were put together before.
 fn assembled(
     store: &Store,
-    what: &Publish,
+    plan: &Plan,
     package: Option<&Package>,
     cut: &CutShards,
-    (start, progress): (Instant, &Progress<'_>),
+    start: Instant,
+    progress: &Progress<'_>,
 ) -> Result<(String, u64)> {
-    let (spec, tables) = tables::described(what, package, cut.dimension)?;
-    let files = write::Version { package, spec: &spec, tables: &tables, recipe: &what.recipe, version: None };
-    let provenance = catalogue::provenance(&cut.items_file, what);
-    let making = making::Making { what, files, provenance, inherited: None, start, progress };
+    let (spec, tables) = tables::described(plan, package, cut.dimension)?;
+    let files = write::Version { package, spec: &spec, tables: &tables, recipe: &plan.recipe, version: None };
+    let provenance = catalogue::provenance(&cut.items_file, plan);
+    let making = making::Making { plan, files, provenance, inherited: None, start, progress };
     let version = store.publish(&spec.name, |folder, version| shards::assemble(&making, cut, folder, version))?;
     Ok((spec.name.clone(), version))
 }

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use super::calibrate::{self, Inherited, Queries};
 use super::catalogue::Arranged;
-use super::request::{Progress, Publish, Stage};
+use super::plan::{Plan, Progress, Stage};
 use super::{precision, serving, warm, write};
 use sterling_core::error::{Error, Result};
 use sterling_index::ivf;
@@ -19,7 +19,7 @@ use sterling_storage::files::Checksum;
 
 /// What becomes a version.
 pub(super) struct Making<'a> {
-    pub(super) what: &'a Publish,
+    pub(super) plan: &'a Plan,
     pub(super) files: write::Version<'a>,
     pub(super) provenance: Provenance,
     /// Queries of the version before, where this one comes without any.
@@ -31,11 +31,11 @@ pub(super) struct Making<'a> {
 impl Making<'_> {
     /// Writes the version into `folder`, calibrates and tries it; it is whole but for its manifest, which is returned.
     pub(super) fn whole(&self, arranged: &Arranged, folder: &Path, version: u64) -> Result<Manifest> {
-        let Making { what, files: version_files, progress, .. } = self;
+        let Making { plan, files: version_files, progress, .. } = self;
         let package = version_files.package;
         let mut files = version_files.write(arranged, folder, progress)?;
         let decisions = match package {
-            Some(package) => serving::prepare(package, folder, &what.recipe, &mut files)?,
+            Some(package) => serving::prepare(package, folder, &plan.recipe, &mut files)?,
             None => Decisions::default(),
         };
         keep(self.calibrate(arranged, folder, &mut files)?, folder, &mut files)?;
@@ -48,10 +48,10 @@ impl Making<'_> {
         };
         let mut manifest = self.manifest(version, extent, files, decisions)?;
         if let Some(package) = package {
-            manifest.decisions.precision = precision::decide(package, folder, &manifest, !what.recipe.is_coarse())?;
+            manifest.decisions.precision = precision::decide(package, folder, &manifest, !plan.recipe.is_coarse())?;
             manifest.graphs = Some(graphs(package, &manifest.decisions)?);
         }
-        warm::answer(folder, &mut manifest, !what.recipe.is_coarse())?;
+        warm::answer(folder, &mut manifest, !plan.recipe.is_coarse())?;
         Ok(manifest)
     }
 
@@ -62,10 +62,10 @@ impl Making<'_> {
         folder: &Path,
         files: &mut BTreeMap<String, Checksum>,
     ) -> Result<Option<(Calibration, Queries)>> {
-        let Making { what, files: version_files, inherited, progress, .. } = self;
+        let Making { plan, files: version_files, inherited, progress, .. } = self;
         let told = |done, total| progress(Stage::Calibrating, done, total);
-        let calibrate = |queries: Option<&Path>| calibrate::version(folder, queries, &what.recipe, &told);
-        let measured = match (calibrate::source(what.queries.as_deref(), what.package.as_deref()), inherited) {
+        let calibrate = |queries: Option<&Path>| calibrate::version(folder, queries, &plan.recipe, &told);
+        let measured = match (calibrate::source(plan.queries.as_deref(), plan.source.package()), inherited) {
             (Some(source), _) => {
                 let measured = calibrate(Some(&source))?;
                 files.extend(calibrate::keep_requests(&source, folder)?.map(|sum| (REQUESTS_FILE.into(), sum)));
@@ -94,10 +94,10 @@ impl Making<'_> {
             (None, None) => calibrate(None)?,
         };
         if let Some((calibration, queries)) = &measured {
-            warn(calibration, queries, (version_files.package, &what.recipe));
-            if what.recipe.index.rescore == ivf::Rescore::None {
+            warn(calibration, queries, (version_files.package, &plan.recipe));
+            if plan.recipe.index.rescore == ivf::Rescore::None {
                 let found = calibrate::kept_share(arranged, queries)?;
-                if found < what.recipe.serving.recall {
+                if found < plan.recipe.serving.recall {
                     tracing::warn!(
                         found,
                         "no rows are kept that rescore (index.rescore = \"none\"), and int8 rows find {found:.3} of the best of a sample: \
@@ -127,7 +127,7 @@ impl Making<'_> {
             items,
             slots,
             lists,
-            position: self.what.position_of(0),
+            position: self.plan.output.position(0),
             shard: None,
             merged: None,
             folded: None,

@@ -15,7 +15,7 @@ use std::path::Path;
 use super::catalogue::Arranged;
 use super::making::{self, Extent, Making};
 use super::parts::{CutShards, PartShard};
-use super::request::Stage;
+use super::plan::Stage;
 use super::{calibrate, serving};
 use sterling_core::error::{Error, Result};
 use sterling_index::ivf::Built;
@@ -58,7 +58,7 @@ pub(super) fn assemble(making: &Making<'_>, cut: &CutShards, folder: &Path, vers
     if let Some((calibration, queries)) = &measured {
         making::warn(calibration, queries, (making.files.package, making.files.recipe));
     }
-    if let Some(source) = calibrate::source(making.what.queries.as_deref(), making.what.package.as_deref()) {
+    if let Some(source) = calibrate::source(making.plan.queries.as_deref(), making.plan.source.package()) {
         files.extend(calibrate::keep_requests(&source, &whole_folder)?.map(|sum| (REQUESTS_FILE.into(), sum)));
     }
     making::keep(measured, &whole_folder, &mut files)?;
@@ -148,7 +148,7 @@ impl Whole<'_> {
             items,
             slots,
             shard: Some(ShardOf { shard, shards: self.shards, items: self.manifest.items }),
-            position: making.what.position_of(shard),
+            position: making.plan.output.position(shard),
             files,
             decisions,
             ..self.manifest.clone()

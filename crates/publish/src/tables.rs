@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::request::Publish;
+use super::plan::Plan;
 use sterling_core::error::{Error, Result};
 use sterling_embedding::{RowFormat, Table};
 use sterling_snapshot::model::{ModelSpec, Package};
@@ -34,12 +34,12 @@ fn converted(package: &Package, formats: &BTreeMap<String, RowFormat>) -> Result
 
 /// `model.toml` of what is published, whose items have vectors of this width, and its tables.
 pub(super) fn described(
-    what: &Publish,
+    plan: &Plan,
     package: Option<&Package>,
     dimension: usize,
 ) -> Result<(ModelSpec, Vec<Arc<Table>>)> {
-    match (package, &what.name) {
-        (Some(package), _) => converted(package, &what.recipe.tables),
+    match (package, plan.source.name()) {
+        (Some(package), _) => converted(package, &plan.recipe.tables),
         (None, Some(name)) => Ok((ModelSpec::embedding_only(name, dimension), Vec::new())),
         (None, None) => Err(Error::invalid("name: expected one for an embedding-only model")),
     }

@@ -36,7 +36,7 @@ fn files(store: &Store, (name, version): &(String, u64)) -> Vec<(String, Checksu
 }
 
 /// Publishes from memory and from the disk in several numbers of passes, and holds all against each other.
-fn check(what: &Publish, dimension: u64) {
+fn check(what: &Plan, dimension: u64) {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::new(folder.path().join("store"));
     let place = |e: Error| -> Error { e.within(format!("{what:?}")) };
@@ -88,8 +88,8 @@ fn matrix(path: &Path, descr: &str, shape: [usize; 2], bytes: &[u8]) {
     fs::write(path, [b"\x93NUMPY\x01\x00", &length[..], text.as_bytes(), b"\n", bytes].concat()).unwrap();
 }
 
-fn named(items: PathBuf) -> Publish {
-    Publish { name: Some("m".into()), items: Some(items), ..Publish::default() }
+fn named(items: PathBuf) -> Plan {
+    Plan::of_vectors("m", items)
 }
 
 #[test]
@@ -101,7 +101,10 @@ fn lines_with_filters_and_columns_are_published_alike() {
         (201, 8, 9, Rescore::Bf16, Some(3)),
         (40, 5, 1, Rescore::None, Some(1)),
     ] {
-        let mut what = Publish { shards, ..named(items(folder.path(), count, dimension)) };
+        let mut what = Plan {
+            output: shards.map_or_else(Output::default, Output::shards),
+            ..named(items(folder.path(), count, dimension))
+        };
         (what.recipe.index.lists, what.recipe.index.rescore) = (lists, rescore);
         check(&what, dimension as u64);
     }
@@ -121,15 +124,18 @@ fn matrices_beside_the_items_are_published_alike() {
         ("<f2", bytemuck::cast_slice(&halves)),
         ("<f8", bytemuck::cast_slice(&doubles)),
     ];
+    let beside = |items: &PathBuf| {
+        Plan::new(Source::Vectors { name: "m".into(), items: items.clone(), vectors: Some(path.clone()) })
+    };
     for (descr, bytes) in bytes {
         matrix(&path, descr, [200, 6], bytes);
-        check(&Publish { vectors: Some(Vectors::Npy(path.clone())), ..named(lines.clone()) }, 6);
+        check(&beside(&lines), 6);
     }
     // A number that half precision does not hold, in the last row.
     let mut large = numbers;
     large[200 * 6 - 1] = 1e6;
     matrix(&path, "<f4", [200, 6], bytemuck::cast_slice(&large));
-    check(&Publish { vectors: Some(Vectors::Npy(path)), ..named(lines) }, 6);
+    check(&beside(&lines), 6);
 }
 
 #[test]
@@ -137,13 +143,12 @@ fn files_of_every_kind_and_towers_are_published_alike() {
     for file in ["lines.jsonl.gz", "pandas-zstd.parquet", "spark"] {
         check(&named(golden("items").join(file)), 1);
     }
-    let faiss = Vectors::Faiss(golden("faiss/sq8_ip.index"));
-    check(&Publish { name: Some("m".into()), vectors: Some(faiss), ..Publish::default() }, 24);
+    let faiss = Source::Faiss { name: "m".into(), index: golden("faiss/sq8_ip.index"), items: None };
+    check(&Plan::new(faiss), 24);
     let mut recipe = Recipe::default();
     recipe.index.rescore = Rescore::F32;
     let package = golden("tiny");
-    let items = Some(package.join("items.jsonl"));
-    check(&Publish { package: Some(package), items, recipe, ..Publish::default() }, 4);
+    check(&Plan { recipe, ..Plan::of_package(package) }, 4);
 }
 
 #[test]
@@ -176,12 +181,12 @@ fn tensors_that_are_kept_by_item_are_those_of_memory() {
 #[test]
 fn columns_that_memory_is_not_to_hold_are_refused_while_they_are_read() {
     let folder = tempfile::tempdir().unwrap();
-    let what = Publish { memory_bytes: Some(100_000), ..named(items(folder.path(), 1000, 4)) };
+    let what = Plan { memory_bytes: Some(100_000), ..named(items(folder.path(), 1000, 4)) };
     let error = publish(&Store::new(folder.path().join("store")), &what, &|_, _, _| ()).unwrap_err();
     assert_eq!(error.kind(), sterling_core::error::Kind::NoSpace);
     assert!(error.to_string().contains("ids and columns take more than"), "{error}");
     // Few enough, and still less memory than the program takes.
-    let what = Publish { memory_bytes: Some(1 << 20), ..what };
+    let what = Plan { memory_bytes: Some(1 << 20), ..what };
     let error = publish(&Store::new(folder.path().join("store")), &what, &|_, _, _| ()).unwrap_err();
     assert!(error.to_string().contains("memory: 1000 items take at least 0.1"), "{error}");
     assert!(!folder.path().join("store").exists(), "nothing is made of what is refused");

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::catalogue::Arranged;
-use super::request::{Progress, Stage};
+use super::plan::{Progress, Stage};
 use super::tables;
 use sterling_core::error::{Error, Result};
 use sterling_core::units::NO_ITEM;

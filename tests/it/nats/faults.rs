@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::{Broker, ask, message, send};
 use crate::network::Wire;
-use crate::support::{Server, ids, put, sterling, until, vectors};
+use crate::support::{Server, ids, put, renamed, sterling, until, vectors};
 
 const ITEMS: &str = "/v1/models/vectors/items";
 
@@ -56,7 +56,7 @@ fn publish(folder: &tempfile::TempDir, name: &str) {
     let lines: String = (0..30)
         .map(|id| format!("{{\"id\": {id}, \"embedding\": [{id}, 1], \"attributes\": {{\"n\": 0}}}}\n"))
         .collect();
-    let model = sterling::publish::Publish { name: Some(name.into()), ..vectors(folder.path(), &lines) };
+    let model = renamed(vectors(folder.path(), &lines), name);
     put(&folder.path().join("store"), &model).unwrap();
 }
 

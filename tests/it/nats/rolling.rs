@@ -16,7 +16,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use sterling::publish::Publish;
+use sterling::publish::{Output, Plan};
 use tempfile::TempDir;
 
 use super::{Broker, Stop};
@@ -47,7 +47,7 @@ impl Fleet {
         let lines: String = (0..COUNT)
             .map(|id| format!("{{\"id\": {id}, \"embedding\": [{id}, 1], \"attributes\": {{\"n\": 0}}}}\n"))
             .collect();
-        put(store.path(), &Publish { shards: Some(SHARDS as u32), ..vectors(store.path(), &lines) }).unwrap();
+        put(store.path(), &Plan { output: Output::shards(SHARDS as u32), ..vectors(store.path(), &lines) }).unwrap();
         let mut fleet = Fleet { store, broker, servers: Vec::new(), routers: Vec::new() };
         for n in 0..SHARDS * REPLICAS {
             let server = fleet.start_server(n, "127.0.0.1:0");

@@ -1,7 +1,7 @@
 //! Updates through a router over shards of several servers, all of which follow the stream of their shard.
 
 use serde_json::{Value, json};
-use sterling::publish::Publish;
+use sterling::publish::{Output, Plan};
 use sterling::snapshot::shard_of;
 use sterling::units::ItemId;
 
@@ -17,7 +17,8 @@ const ITEMS: &str = "/v1/models/vectors/items";
 fn all_servers_of_a_shard_have_what_a_router_gave_one_of_them() {
     let broker = Broker::start();
     let folder = tempfile::tempdir().unwrap();
-    let what = Publish { shards: Some(2), ..shards::catalogue(folder.path(), sterling::index::ivf::Rescore::F16) };
+    let what =
+        Plan { output: Output::shards(2), ..shards::catalogue(folder.path(), sterling::index::ivf::Rescore::F16) };
     put(folder.path(), &what).unwrap();
     let start = |shard: u32| serve(folder.path(), shard, &broker.url(), "127.0.0.1:0");
     let mut servers: Vec<(u32, Server)> = [0, 0, 1, 1].map(|shard| (shard, start(shard))).into();

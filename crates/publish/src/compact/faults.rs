@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 
 use super::{Compactor, Options};
-use crate::Publish;
+use crate::Plan;
 use sterling_core::error::{Error, Result};
 use sterling_index::ivf::Rescore;
 use sterling_journal::{
@@ -225,7 +225,7 @@ fn published() -> PathBuf {
         let items = folder.path().join("items.jsonl");
         let line = |id: i64| format!("{{\"id\": {id}, \"embedding\": [{id}, 1], \"attributes\": {{\"n\": {id}}}}}\n");
         std::fs::write(&items, (0..ITEMS).map(line).collect::<String>()).unwrap();
-        let mut what = Publish { name: Some(MODEL.into()), items: Some(items), ..Publish::default() };
+        let mut what = Plan::of_vectors(MODEL, items);
         what.recipe.index.rescore = Rescore::F32;
         crate::publish(&Store::new(folder.path().join("store")), &what, &|_, _, _| {}).unwrap();
         folder

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use super::super::budget::Budget;
 use super::super::catalogue::{Arranged, Arranging};
-use super::super::request::{Progress, Publish, Stage};
+use super::super::plan::{Output, Plan, Progress, Stage};
 use super::super::{calibrate, serving, tables, write};
 use super::gather::{gather, publication};
 use super::piece::{self, Made, Piece};
@@ -30,14 +30,14 @@ struct Cut {
 
 impl Cut {
     /// The shards of a publication whose parts are all assigned.
-    fn of(root: &Path, what: &Publish, package: Option<&Package>, shards: u32) -> Result<Self> {
+    fn of(root: &Path, plan: &Plan, package: Option<&Package>, shards: u32) -> Result<Self> {
         let job = JobFolder::<PartTerms>::begun(root)?;
-        job.check_terms(&PartTerms::of(what, package, job.asked().vectors.clone())?)?;
+        job.check_terms(&PartTerms::of(plan, package, job.asked().vectors.clone())?)?;
         let parts = job.parts(false)?;
         let (trained, _) = centroids(&job, &parts)?;
         let lists = assigned(&job, &parts, &trained, false)?;
         let lists = lists.iter().map(Piece::digest).collect::<Result<Vec<_>>>()?;
-        let queries = calibrate::source(what.queries.as_deref(), what.package.as_deref());
+        let queries = calibrate::source(plan.queries.as_deref(), plan.source.package());
         let queries = queries.map(|file| Checksum::of_file(&file)).transpose()?;
         let of = serde_json::to_string(&(trained.digest()?, lists, queries, shards));
         Ok(Cut { job, shards, of: of.map_err(|e| Error::internal(format!("job: {e}")))? })
@@ -60,22 +60,22 @@ fn shard_name(shard: u32, shards: u32) -> String {
 /// A worker that puts shards together.
 pub struct Cutting {
     cut: Cut,
-    what: Publish,
+    plan: Plan,
     package: Option<Package>,
 }
 
 impl Cutting {
-    /// A worker for a job all of whose units are assigned: it makes some of so many `shards`. `queries` are those of [`Publish`].
+    /// A worker for a job all of whose units are assigned: it makes some of so many `shards`. `queries` are those of [`Plan`].
     ///
     /// # Errors
     /// `NotFound` with what is to be done before; `Unsupported` for a package that must answer requests before it is published;
     /// `Corrupt` with the file that is damaged.
     pub fn open(root: &Path, shards: u32, queries: Option<PathBuf>, memory_bytes: Option<u64>) -> Result<Self> {
-        let what = Publish { shards: Some(shards), queries, memory_bytes, ..publication(root)? };
-        what.check()?;
-        let package = what.package.as_deref().map(Package::open).transpose()?;
+        let plan = Plan { output: Output::shards(shards), queries, memory_bytes, ..publication(root)? };
+        plan.output.check()?;
+        let package = plan.source.package().map(Package::open).transpose()?;
         check_silent(package.as_ref())?;
-        Ok(Cutting { cut: Cut::of(root, &what, package.as_ref(), shards)?, what, package })
+        Ok(Cutting { cut: Cut::of(root, &plan, package.as_ref(), shards)?, plan, package })
     }
 
     /// How many units there are: shards.
@@ -99,15 +99,15 @@ impl Cutting {
         if piece::is_there::<PartShard>(&path, &of)? {
             return Ok(None);
         }
-        let Cutting { cut, what, package } = self;
+        let Cutting { cut, plan, package } = self;
         let (root, package) = (cut.job.root(), package.as_ref());
         progress(Stage::Reading, 0, 1);
-        let catalogue = gather(root, what, package, Budget::of(what.memory_bytes), root, progress)?;
-        let (spec, tables) = tables::described(what, package, catalogue.dimension())?;
+        let catalogue = gather(root, plan, package, Budget::of(plan.memory_bytes), root, progress)?;
+        let (spec, tables) = tables::described(plan, package, catalogue.dimension())?;
         let of_shards = Some(cut.shards);
-        let arranging = Arranging { what, package, spec: &spec, folder: root, of_shards };
+        let arranging = Arranging { plan, package, spec: &spec, folder: root, of_shards };
         let arranged = catalogue.arrange(&arranging, progress)?;
-        let files = write::Version { package, spec: &spec, tables: &tables, recipe: &what.recipe, version: None };
+        let files = write::Version { package, spec: &spec, tables: &tables, recipe: &plan.recipe, version: None };
         let mut items = 0;
         let make = |folder: &Path| {
             let made = self.write((&files, &arranged), shard, folder, progress)?;
@@ -132,12 +132,11 @@ impl Cutting {
         files.insert(INDEX_FILE.into(), arranged.write_index(folder, &built)?);
         progress(Stage::Writing, 2, 2);
         let decisions = match version.package {
-            Some(package) => serving::prepare(package, folder, &self.what.recipe, &mut files)?,
+            Some(package) => serving::prepare(package, folder, &self.plan.recipe, &mut files)?,
             None => Decisions::default(),
         };
         let told = |done, total| progress(Stage::Calibrating, done, total);
-        let (queries, own) = (self.what.queries.as_deref(), self.what.package.as_deref());
-        let source = calibrate::source(queries, own);
+        let source = calibrate::source(self.plan.queries.as_deref(), self.plan.source.package());
         let found = calibrate::shard(folder, (&built, arranged), (source.as_deref(), version), &told)?;
         files.extend(found.map(|sum| (calibrate::FINDINGS_FILE.to_owned(), sum)));
         files::sync_folder(folder).map_err(|e| Error::io(folder.display(), e))?;
@@ -183,14 +182,14 @@ pub(crate) struct CutShard {
 /// `NotFound` with those that are missing; `Corrupt` with the one that follows from something else, or whose files are not what they were.
 pub(crate) fn cut_shards(
     root: &Path,
-    what: &Publish,
+    plan: &Plan,
     package: Option<&Package>,
     shards: u32,
 ) -> Result<Option<CutShards>> {
     if !(0..shards).any(|shard| root.join(shard_name(shard, shards)).exists()) {
         return Ok(None);
     }
-    let cut = Cut::of(root, what, package, shards)?;
+    let cut = Cut::of(root, plan, package, shards)?;
     let (mut found, mut missing) = (Vec::with_capacity(shards as usize), Vec::new());
     for shard in 0..shards {
         let folder = cut.folder(shard);

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use super::super::budget::Budget;
 use super::super::catalogue::Catalogue;
 use super::super::embed::Embedded;
-use super::super::request::{Progress, Publish, Stage, Vectors};
+use super::super::plan::{Plan, Progress, Source, Stage};
 use super::kinds::check_sources;
 use super::steps::{centroids, lists, surveyed, vectors};
 use super::terms::{ITEMS, KEPT, PartFolders as _, PartTerms, TRAINED};
@@ -21,31 +21,25 @@ use sterling_snapshot::model::Package;
 ///
 /// # Errors
 /// `NotFound` where none was begun there; `Corrupt` or `Io`.
-pub fn publication(root: &Path) -> Result<Publish> {
+pub fn publication(root: &Path) -> Result<Plan> {
     let job = JobFolder::<PartTerms>::begun(root)?;
     let PartTerms { package, name, items, vectors, recipe, .. } = job.asked().clone();
-    Ok(Publish {
-        package,
-        name,
-        items: Some(items),
-        vectors: vectors.map(|file| Vectors::Npy(file.path)),
-        recipe: Recipe::parse(&recipe)?,
-        parts: Some(root.into()),
-        ..Publish::default()
-    })
+    let of = Source::of(package, name, Some(items), vectors.map(|file| file.path))?;
+    let source = Source::Parts { folder: root.into(), of: Box::new(of) };
+    Ok(Plan { recipe: Recipe::parse(&recipe)?, ..Plan::new(source) })
 }
 
 /// The catalogue of all parts in a folder. What memory is not to hold stays there.
 pub(crate) fn gather(
     root: &Path,
-    what: &Publish,
+    plan: &Plan,
     package: Option<&Package>,
     budget: Budget,
     folder: &Path,
     progress: &Progress<'_>,
 ) -> Result<Catalogue> {
     let job = JobFolder::<PartTerms>::begun(root)?;
-    job.check_terms(&PartTerms::of(what, package, job.asked().vectors.clone())?)?;
+    job.check_terms(&PartTerms::of(plan, package, job.asked().vectors.clone())?)?;
     let parts = job.parts(true)?;
     let (trained, rows) = centroids(&job, &parts)?;
     let of_rows = lists(&job, &parts, &trained)?;

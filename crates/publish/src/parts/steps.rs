@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::super::budget::Budget;
 use super::super::embed::{Embedded, embed};
-use super::super::request::{Progress, Publish, Stage, Vectors};
+use super::super::plan::{Plan, Progress, Stage};
 use super::kinds::{check_vectors, kinds};
 use super::piece::{self, Made, Piece};
 use super::terms::{
@@ -44,16 +44,16 @@ impl Embedding {
     ///
     /// # Errors
     /// What is wrong with the package; as [`JobFolder::open`].
-    pub fn open(root: &Path, what: &Publish) -> Result<Self> {
-        if let Some(folder) = &what.package {
-            what.trials.run(folder)?;
+    pub fn open(root: &Path, plan: &Plan) -> Result<Self> {
+        if let Some(folder) = plan.source.package() {
+            plan.trials.run(folder)?;
         }
-        let package = what.package.as_deref().map(Package::open).transpose()?;
-        let vectors = what.vectors.as_ref().map(Vectors::path).map(VectorFile::now).transpose()?;
-        let terms = PartTerms::of(what, package.as_ref(), vectors)?;
+        let package = plan.source.package().map(Package::open).transpose()?;
+        let vectors = plan.source.vectors().map(VectorFile::now).transpose()?;
+        let terms = PartTerms::of(plan, package.as_ref(), vectors)?;
         let items = vec![terms.items.clone()];
         let job = JobFolder::open(root, terms, items)?;
-        Ok(Embedding { job, package, spill: Budget::of(what.memory_bytes).spill(root) })
+        Ok(Embedding { job, package, spill: Budget::of(plan.memory_bytes).spill(root) })
     }
 
     /// How many units there are.

@@ -8,8 +8,7 @@ use std::time::UNIX_EPOCH;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
-use super::super::catalogue::item_path;
-use super::super::request::{Publish, Vectors};
+use super::super::plan::{Plan, Source};
 use super::piece::Piece;
 use sterling_batch::jobs::{JobFolder, Purpose};
 use sterling_core::error::{Error, Kind, Result};
@@ -62,8 +61,8 @@ impl VectorFile {
 
 impl PartTerms {
     /// The terms of a publication, with vectors from a file as it was.
-    pub(super) fn of(what: &Publish, package: Option<&Package>, vectors: Option<VectorFile>) -> Result<Self> {
-        if let Some(Vectors::Faiss(index)) = &what.vectors {
+    pub(super) fn of(plan: &Plan, package: Option<&Package>, vectors: Option<VectorFile>) -> Result<Self> {
+        if let Source::Faiss { index, .. } = &plan.source {
             let index = index.display();
             return Err(Error::unsupported(format!(
                 "{index}: items of an index of Faiss have lists, expected item files"
@@ -75,12 +74,12 @@ impl PartTerms {
         let told: String = files.iter().map(|(sum, name)| format!("{name} {} {}\n", sum.bytes, sum.xxh3)).collect();
         Ok(PartTerms {
             program: PROGRAM.into(),
-            package: what.package.clone(),
+            package: plan.source.package().map(Path::to_owned),
             package_files: Checksum::of(told.as_bytes()).xxh3,
-            name: what.name.clone(),
-            items: item_path(what)?,
+            name: plan.source.name().map(str::to_owned),
+            items: plan.source.item_file()?,
             vectors,
-            recipe: what.recipe.to_toml()?,
+            recipe: plan.recipe.to_toml()?,
         })
     }
 }
