@@ -171,7 +171,7 @@ fn links_and_named_paths_of_the_documents_exist() {
 
 #[test]
 fn every_tensor_of_a_snapshot_is_in_the_format_page() {
-    let page = fs::read_to_string(root().join("docs/FORMAT.md")).unwrap();
+    let page = fs::read_to_string(root().join("docs/reference/formats.md")).unwrap();
     let mut missing = Vec::new();
     for (path, text) in sources() {
         let code = text.split("#[cfg(test)]").next().unwrap();
@@ -184,7 +184,7 @@ fn every_tensor_of_a_snapshot_is_in_the_format_page() {
             }
         }
     }
-    assert!(missing.is_empty(), "docs/FORMAT.md does not name:\n{}", missing.join("\n"));
+    assert!(missing.is_empty(), "docs/reference/formats.md does not name:\n{}", missing.join("\n"));
 }
 
 #[test]
