@@ -16,10 +16,9 @@ PAGE = Path(__file__).resolve().parent.parent / "docs/reference/cli.md"
 WIDTH = 118
 HEAD = """# Command line
 
-This page lists every command of `sterling` with its options. `scripts/cli_reference.py target/release/sterling` writes it from `--help`.
-
-Every option of `serve` and `route` is also a key of the [configuration](configuration.md).
-Exit codes: 0 success, 1 failure, 2 invalid arguments.
+This page lists the commands of `sterling` with their options. `scripts/cli_reference.py target/release/sterling` writes
+it from the `--help` of a build with all features. [Configuration](configuration.md) lists the keys and environment
+variables of `serve` and `route`.
 
 """
 
