@@ -24,7 +24,7 @@ PROGRAM = pathlib.Path(os.environ.get("STERLING", ROOT / "target/debug/sterling"
 KUBERNETES = "1.32"
 RULES = [rule for group in yaml.safe_load((DEPLOY / "alerts.yml").read_text())["groups"] for rule in group["rules"]]
 BOARD = json.loads((DEPLOY / "grafana.json").read_text())
-RUNBOOK = (ROOT / "docs/RUNBOOK.md").read_text()
+RUNBOOK = (ROOT / "docs/guide/runbook.md").read_text()
 # What outages look like to Prometheus, and the alerts that they raise.
 OUTAGES = pathlib.Path(__file__).parent / "alerts_test.yml"
 # What PromQL has of its own.
