@@ -64,7 +64,8 @@ class Page:
 
     @property
     def words(self) -> int:
-        return len(self.text.split())
+        """Number of words; table borders and dashes are none."""
+        return sum(1 for word in self.text.split() if any(c.isalnum() for c in word))
 
     def sentences(self) -> list[tuple[int, str]]:
         return [(line, s) for line, block in self.blocks for s in sentences(prose(block))]
