@@ -78,7 +78,7 @@ fn files_of_a_folder_form_no_cycle() {
 
 #[test]
 fn the_architecture_page_names_every_crate_with_its_dependencies() {
-    let page = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
+    let page = fs::read_to_string(root().join("docs/internals/architecture.md")).unwrap();
     let mut wrong = Vec::new();
     for (folder, _) in crates().iter().filter(|(folder, _)| folder != ".") {
         let name = folder.strip_prefix("crates/").unwrap();
