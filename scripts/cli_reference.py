@@ -40,7 +40,7 @@ def wrapped(text: str) -> str:
     lines = []
     for line in text.splitlines():
         option = re.match(r"\s+(?:-\S.*?|<\S+>.*?|\[\S+\].*?|[a-z][\w-]*)\s{2,}(?=\S)", line)
-        indent = " " * (option.end() if option else 0)
+        indent = " " * (option.end() if option else len(line) - len(line.lstrip()))
         lines += textwrap.wrap(line, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) or [""]
     return "\n".join(lines)
 

@@ -1,5 +1,5 @@
-//! Whether an item passes a filter, by what `docs/reference/filter-language.md` says and the values that the API tells of the item: a reading of its own, so
-//! that the server's planes, postings and plans are held against something else.
+//! Checks whether an item passes a filter (`docs/reference/filter-language.md`), by the column values that the API returns. It shares
+//! no code with the planes, posting lists and plans of the index, so that the server is checked against an independent implementation.
 
 use serde_json::{Map, Value};
 

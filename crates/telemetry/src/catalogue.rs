@@ -147,7 +147,7 @@ const METRICS: &[Metric] = &[
         "sterling_refused_total",
         Counter,
         Fixed("reason", &["deadline", "expired", "queue", "memory", "closing"]),
-        "rejected requests: deadline not achievable, deadline expired in the queue, queue full, memory full, shutdown",
+        "requests rejected by load shedding: deadline not achievable, deadline expired in the queue, queue full, memory full, shutdown",
     ),
     metric("sterling_dropped_total", Counter, Labels::None, "requests whose client disconnected before the answer"),
     metric("sterling_lost_workers_total", Counter, Labels::None, "workers that hung and were abandoned"),
