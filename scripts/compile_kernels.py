@@ -4,7 +4,7 @@
     scripts/compile_kernels.py NVRTC [--write]
 
 NVRTC is a folder that holds libnvrtc.so.13, as the package nvidia-cuda-nvrtc 13.0.88 unpacks it. It fails on an error, on a spill or a
-stack frame, of which no kernel has any, and where the table in docs/KERNELS.md is another one; --write writes it.
+stack frame, of which no kernel has any, and where the table in crates/cuda/src/kernels/registers.txt is another one; --write writes it.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 KERNELS = ROOT / "crates/cuda/src/kernels"
-TABLE = ROOT / "docs/KERNELS.md"
+TABLE = ROOT / "crates/cuda/src/kernels/registers.txt"
 ARCHITECTURES = ["sm_80", "sm_90", "sm_100"]
 FILES = ["scan.cu", "topk.cu", "merge.cu", "ahead.cu", "pool.cu", "filter.cu", "rows.cu", "dense.cu", "products.cu", "value.cu"]
 HEADERS = ["platform.cuh", "scan.cuh", "digits.cuh", "dense.cuh"]
@@ -88,7 +88,7 @@ def main():
         head = page.split("| kernel |")[0]
         TABLE.write_text(head + table + "\n")
     elif table not in page:
-        wrong.append(f"docs/KERNELS.md holds another table; with --write it becomes:\n{table}")
+        wrong.append(f"crates/cuda/src/kernels/registers.txt holds another table; with --write it becomes:\n{table}")
     if wrong:
         sys.exit("\n".join(wrong))
 

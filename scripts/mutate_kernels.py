@@ -5,8 +5,8 @@
     scripts/mutate_kernels.py target/debug/deps/gpu-… [--only FILE …] [--every N] [--part I/N] [--sample SEED] [--minutes M]
 
 Each mutant is compiled for the host and run through the tests that launch the kernels of its file, under up to three orders of
-threads, and under sanitizers. Prints a line each as it goes, survivors last. A survivor that docs/MUTANTS.md explains (by its file, its line's text and the
-change) is known; others end the script with 1. All take hours: --every takes
+threads, and under sanitizers. Prints a line each as it goes, survivors last. A survivor with a row in tests/gpu/known_mutants.txt (its file, its line's text and the
+change) is explained; others end the script with 1. All take hours: --every takes
 all barriers and each N-th of the other changes, --part one of N shares; --sample takes them in an order that SEED draws, and --minutes ends
 the run after so many: what ran by then is a sample of all.
 """
@@ -24,7 +24,7 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 KERNELS = ROOT / "crates/cuda/src/kernels"
-KNOWN = ROOT / "docs/MUTANTS.md"
+KNOWN = ROOT / "tests/gpu/known_mutants.txt"
 # Files, and the tests that launch their kernels: those that fail soonest first.
 TESTS = {
     "topk.cu": ["top::"],

@@ -55,6 +55,8 @@ if need_image; then
 fi
 
 all=$([ "${1:-}" = --all ] && echo --all || true)
+"${PYTHON:-python3}" scripts/check_docs.py
+scripts/build_docs.sh --no-rust
 cargo fmt --check
 cargo clippy --locked --workspace --all-targets --features full -- -D warnings
 # The other side of each feature.

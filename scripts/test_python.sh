@@ -22,6 +22,7 @@ if ! "$environment/bin/python" -c "import pytest, selenium, kubernetes_validate,
 fi
 # The program as it was built for the tests in Rust: their crates ask for more of those that they share, and without them all would be built again.
 cargo test --locked --workspace --quiet --features full --no-run
+"${PYTHON:-python3}" scripts/cli_reference.py target/debug/sterling --check
 # The version of which docs/KERNELS.md says what it makes: 90 MB to fetch.
 nvrtc=target/nvrtc nvrtc_version=13.0.88
 if [ "$all" ] && ! { "$nvrtc/bin/pip" show nvidia-cuda-nvrtc | grep -x "Version: $nvrtc_version"; } >/dev/null 2>&1; then

@@ -42,63 +42,64 @@ const CHEAPEST_STEP: f64 = 1.03;
 /// Most results of a filtered query: as far as the exact answers of filters go.
 const FILTERED_MOST: usize = 1000;
 
-/// What to measure.
+/// Arguments of `sterling ann-bench`.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct AnnBench {
-    /// Vectors of the items, `.npy` `[N, D]`.
+    /// Item vectors, `.npy` `[N, D]`.
     #[arg(long)]
     items: PathBuf,
-    /// Vectors of the queries, `.npy` `[Q, D]`.
+    /// Query vectors, `.npy` `[Q, D]`.
     #[arg(long)]
     queries: PathBuf,
-    /// Exact answers, `.npy` `[Q, at least K]`, best first, -1 past the last.
+    /// Exact answers, `.npy` `[Q, at least K]`, best first, padded with -1.
     #[arg(long)]
     truth: PathBuf,
-    /// Lists; 0 chooses.
+    /// Number of inverted lists; 0: automatic.
     #[arg(long, default_value_t = 0)]
     lists: usize,
-    /// Probed lists.
+    /// Numbers of probed lists (nprobe).
     #[arg(long, value_delimiter = ',', default_value = "8,32")]
     probes: Vec<usize>,
-    /// Recalls that choose the probed lists, besides those of --probes.
+    /// Target recalls, in addition to --probes.
     #[arg(long, value_delimiter = ',')]
     recall: Vec<f64>,
-    /// Queries to calibrate with, `.npy` `[Q, D]`; items with noise where it is not given.
+    /// Calibration queries, `.npy` `[Q, D]`; default: items with noise.
     #[arg(long, requires = "recall")]
     calibrate_queries: Option<PathBuf>,
-    /// Also measure the fewest lists that reach each recall for the queries measured: their mean, and under a filter the
-    /// worst of them within 0.05.
+    /// Also measure the fewest lists that reach each recall for these queries: on average, and under a filter for the
+    /// worst query within 0.05.
     #[arg(long, requires = "recall")]
     cheapest: bool,
-    /// Results.
+    /// Number of results (K).
     #[arg(long, value_delimiter = ',', default_value = "100,1000")]
     k: Vec<usize>,
-    /// Threads of searches; the build takes all.
+    /// Search threads; the build uses all cores.
     #[arg(long, default_value_t = 1)]
     threads: usize,
-    /// Queries searched at once.
+    /// Queries per batch.
     #[arg(long, default_value_t = 1)]
     batch: usize,
-    /// Queries used; 0 takes all.
+    /// Number of queries; 0: all.
     #[arg(long, default_value_t = 200)]
     queries_count: usize,
-    /// Rows that rescore: none, bf16, f16 or f32.
+    /// Type of the rescoring rows: none, bf16, f16 or f32.
     #[arg(long, default_value = "none", value_parser = rescore)]
     rescore: Rescore,
-    /// Codes for a first pass: none, pq4, rabitq or auto, which take rows that rescore.
+    /// First-pass codes: none, pq4, rabitq or auto; they need rescoring rows.
     #[arg(long, default_value = "none", value_parser = codes)]
     codes: CodeKind,
-    /// Subspaces of these codes, a multiple of 8; 0 chooses.
+    /// Subspaces of the codes, a multiple of 8; 0: automatic.
     #[arg(long, default_value_t = 0, requires = "codes")]
     subspaces: usize,
-    /// How many the codes select where --probes says how many lists are probed, a number or so many times the results (`1.5x`); 0
-    /// scans int8 rows.
+    /// Candidates that the codes select with --probes: a number, or a multiple of the results (`1.5x`); 0 scans int8
+    /// rows.
     #[arg(long, value_delimiter = ',', default_value = "0", requires = "codes", value_parser = selected)]
     selected: Vec<Selected>,
-    /// Attributes of the items, integers, `.npy` `[N, F]`; the columns are features f0, f1, ...
+    /// Integer attributes of the items, `.npy` `[N, F]`; the columns are features f0, f1, ...
     #[arg(long, requires = "filters")]
     attributes: Option<PathBuf>,
-    /// Filters, `{"NAME": {"expression": "f0:1"}}`; the exact answers of each lie beside the truth as `truth_NAME.npy`.
+    /// Filters, `{"NAME": {"expression": "f0:1"}}`; exact answers are read from `truth_NAME.npy` in the folder of
+    /// --truth.
     #[arg(long, requires = "attributes")]
     filters: Option<PathBuf>,
     /// Seed of the build.

@@ -12,12 +12,12 @@ use sterling_publish::calibrate;
 /// Arguments of `sterling calibrate`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Calibrate {
-    /// The model
+    /// Name of the model
     name: String,
-    /// The version; the newest where it is not given
+    /// Version; default: the newest
     #[arg(long)]
     version: Option<u64>,
-    /// Queries like those that will be asked: vectors as .npy, or a `:retrieve` body a line; else items with some noise
+    /// Representative queries: vectors as .npy, or one `:retrieve` body per line; default: items with noise
     #[arg(long, value_name = "FILE")]
     queries: Option<PathBuf>,
     #[command(flatten)]

@@ -20,18 +20,18 @@ use sterling_snapshot::{Placement, check_name};
 /// Arguments of `sterling compact`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Compact {
-    /// The model
+    /// Name of the model
     model: String,
-    /// The server that takes its updates, such as http://127.0.0.1:8080: it merges them and goes on with the new version
+    /// Server that accepts the updates, such as http://127.0.0.1:8080; it merges them and activates the new version
     #[arg(long, value_name = "URL", required_unless_present = "updates", conflicts_with_all = ["store", "updates"])]
     server: Option<String>,
-    /// A key of the server with the role `admin`, where it asks for one
+    /// Access key of the server, with the role `admin`
     #[arg(long, env = "STERLING_KEY", hide_env_values = true)]
     key: Option<String>,
-    /// The folder of the journals, where no server has it open
+    /// Folder of the journals, if no server has it open
     #[arg(long, value_name = "DIR")]
     updates: Option<PathBuf>,
-    /// Of versions that were published with --shards, merge this one, from 0 up
+    /// Shard to merge, of versions published with --shards, from 0
     #[arg(long, value_name = "N", requires = "updates")]
     shard: Option<u32>,
     #[command(flatten)]

@@ -38,13 +38,13 @@ const SHOWN: [&str; 3] = ["git", "gnome-music", "jupyter-notebook"];
 /// Arguments of `sterling demo`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Demo {
-    /// The model package; without it the one that was installed with the program, or that of the clone that it was built in
+    /// Model package; default: the installed one, or that of the source tree
     #[arg(long)]
     package: Option<PathBuf>,
-    /// Where the model is published
+    /// Store of published versions
     #[arg(long, default_value = "store", value_parser = local_path())]
     store: PathBuf,
-    /// The address to answer on
+    /// Address to listen on
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:8080", value_parser = http::address)]
     listen: SocketAddr,
 }

@@ -16,34 +16,36 @@ use sterling_server::route::ServersTls;
 /// Arguments of `sterling doctor`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Doctor {
-    /// A server, or a name that stands for several, as https://HOST:PORT to insist on TLS, http://HOST:PORT to do without; may be given again and again
+    /// Server, or a name with several addresses; https://HOST:PORT requires TLS, http://HOST:PORT disables it;
+    /// repeatable
     #[arg(long, value_name = "HOST:PORT")]
     server: Vec<String>,
-    /// A router, or a name that stands for several
+    /// Router, or a name with several addresses
     #[arg(long, value_name = "HOST:PORT")]
     router: Vec<String>,
-    /// A store that they belong to
+    /// Store of the servers
     #[arg(long)]
     store: Vec<PathBuf>,
-    /// The configuration file of a router, for its servers and their key
+    /// Configuration file of a router, for its servers and their key
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Authorities as PEM by which servers and routers are known: they are asked by TLS
+    /// PEM file of the authorities of servers and routers; enables TLS
     #[arg(long, value_name = "FILE")]
     ca: Option<PathBuf>,
-    /// A certificate for those who ask for one, as PEM
+    /// PEM file of a client certificate
     #[arg(long, value_name = "FILE", requires = "certificate_key")]
     certificate: Option<PathBuf>,
-    /// Its private key, as PEM
+    /// PEM file of its private key
     #[arg(long, value_name = "FILE", requires = "certificate")]
     certificate_key: Option<PathBuf>,
-    /// A key of the role `read` for all models, where servers and routers ask for one. Without TLS it is sent to this machine alone, and to http://HOST:PORT
+    /// Access key with the role `read` for all models. Without TLS it is only sent to this machine and to
+    /// http://HOST:PORT
     #[arg(long, env = "STERLING_KEY", hide_env_values = true)]
     key: Option<String>,
-    /// Updates that a replica may be behind
+    /// Maximum lag of a replica, in updates
     #[arg(long, value_name = "N", default_value_t = 1000)]
     lag: u64,
-    /// Print what was seen and what is wrong as one JSON object
+    /// Print observations and problems as one JSON object
     #[arg(long)]
     json: bool,
 }

@@ -18,7 +18,7 @@ use sterling_storage::objects;
 /// Arguments of `sterling inspect`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Inspect {
-    /// A store (a folder or a bucket), a snapshot (STORE/NAME/VERSION) or a model package
+    /// Store (a folder or a bucket), snapshot (STORE/NAME/VERSION) or model package
     #[arg(default_value = "store")]
     folder: PathBuf,
 }

@@ -13,13 +13,13 @@ use sterling_kernels::cpu;
 
 #[derive(Debug, clap::Args)]
 pub(super) struct Kernels {
-    /// Compile them, so that a server on a card finds them ready; needs libnvrtc.so.13, and no card.
+    /// Compile the GPU kernels ahead of time; needs libnvrtc.so.13, but no GPU.
     #[arg(long)]
     compile: bool,
-    /// An architecture to compile for, as sm_90; may be given several times.
+    /// GPU architecture to compile for, such as sm_90; repeatable.
     #[arg(long, value_name = "SM", default_values_t = ["sm_80".to_owned(), "sm_90".to_owned(), "sm_100".to_owned()])]
     arch: Vec<String>,
-    /// Where compiled kernels are kept; the user's cache by default.
+    /// Folder of compiled kernels; default: the user's cache.
     #[arg(long, env = "STERLING_KERNELS", value_name = "FOLDER", value_parser = local_path())]
     folder: Option<PathBuf>,
 }

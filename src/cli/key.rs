@@ -13,27 +13,27 @@ use sterling_server::http::{NewKey, Role, check_keys, new_key};
 /// Arguments of `sterling key`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Key {
-    /// Whose key it is: the name in logs and in the file
+    /// Name of the key's owner, in logs and in the file
     name: String,
-    /// What it may do
+    /// Permissions of the key
     #[arg(long, default_value = "read")]
     role: KeyRole,
-    /// A model that it is for; several may be given [default: all]
+    /// Model that the key may use; repeatable [default: all]
     #[arg(long)]
     model: Vec<String>,
-    /// Append the entry to this file, which a server reads again by itself, and print the key alone
+    /// Append the entry to this file, which servers reload automatically, and print only the key
     #[arg(long, value_name = "FILE", value_parser = local_path())]
     file: Option<PathBuf>,
 }
 
-/// The roles that keys have.
+/// Roles of access keys.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum KeyRole {
-    /// Retrievals, and all else that changes nothing
+    /// Retrievals and all other calls that change nothing
     Read,
-    /// Changes of items too
+    /// Also changes of items
     Write,
-    /// Versions, labels and merges too
+    /// Also versions, labels and merges
     Admin,
 }
 

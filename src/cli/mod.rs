@@ -46,47 +46,47 @@ struct Cli {
 
 #[derive(Debug, clap::Subcommand)]
 enum Command {
-    /// Publish the model in models/debian where it is not yet, show what it answers, and serve it.
+    /// Publish the example model, print an answer, and serve it.
     Demo(demo::Demo),
-    /// Turn a model package, an index recipe and items into a version in the store.
+    /// Publish a version from a model package, an index recipe and items.
     Publish(publish::Publish),
-    /// Embed, assign and cut the items of a publication in parts, on several machines side by side.
+    /// Publish with several machines: embed, assign and shard items in parallel units.
     Parts(parts::Parts),
-    /// Measure again how many lists of a published version a recall takes, with queries like those that are asked.
+    /// Recalibrate a published version with representative queries: measure the lists that each target recall needs.
     Calibrate(calibrate::Calibrate),
-    /// Merge the updates of a model into a version of their own, by a server or in its place.
+    /// Merge the updates of a model into a new version (compaction), on a server or offline.
     Compact(compact::Compact),
-    /// Say which version of a model answers, at all servers of a store.
+    /// Set the desired version of a model on all servers of a store, or roll back to one.
     Activate(wish::Activate),
-    /// Let a label point to a version of a model, at all servers of a store.
+    /// Point a label to a version of a model on all servers of a store.
     Label(wish::Label),
-    /// Let a version answer a share of a model's requests, and none once it falls behind, at all servers of a store.
+    /// Route a share of a model's requests to a canary version with automatic rollback, on all servers of a store.
     Canary(traffic::Canary),
-    /// Ask a version a share of a model's requests as well, and compare its answers, at all servers of a store.
+    /// Copy a share of a model's requests to a shadow version and compare its answers, on all servers of a store.
     Shadow(traffic::Shadow),
-    /// Answer over HTTP from the store's newest versions.
+    /// Serve the versions of a store over HTTP.
     Serve(serve::Serve),
-    /// Answer over HTTP from the servers of all shards of a version, as one server of the whole would.
+    /// Route requests to the servers of all shards over HTTP (scatter-gather).
     Route(route::Route),
-    /// Ask servers, routers and stores what they have, and say what is wrong.
+    /// Diagnose servers, routers and stores.
     Doctor(doctor::Doctor),
-    /// Score files of users: a Parquet file of recommendations for each, resumable at any moment.
+    /// Batch inference: score files of users into Parquet files, resumable.
     Score(score::Score),
-    /// Measure the item index alone on `.npy` files, a JSON line a measurement.
+    /// Benchmark the vector index alone on `.npy` files, one JSON line per measurement.
     AnnBench(ann_bench::AnnBench),
-    /// Put load on a running server, an open loop at a set rate, and report what became of it.
+    /// Load generator: send requests to a server at a rate (open loop) and report latency, goodput and recall.
     Bench(bench::Bench),
-    /// Show what a store, a snapshot or a model package holds.
+    /// Print the content of a store, a snapshot or a model package.
     Inspect(inspect::Inspect),
-    /// Decide where embedding tables lie: tiers, sharding and devices, with the reasons.
+    /// Plan the placement of embedding tables: tiers, sharding types and devices, with reasons.
     Plan(plan::Plan),
-    /// Show which kernels run on this machine's processor, and those of GPUs, or compile the latter ahead of time.
+    /// Print the CPU and GPU kernels of this machine, or compile GPU kernels ahead of time.
     Kernels(kernels::Kernels),
-    /// Make a key for calls of a server, and the entry of its file of keys.
+    /// Create an access key and its entry in the key file.
     Key(key::Key),
-    /// Show whose rows a Redis or Valkey Cluster holds, check, load and remove them.
+    /// List, verify, load and delete table rows on a Redis or Valkey Cluster.
     Remote(remote::Remote),
-    /// Run the graphs of a package or version within bounds of memory and time, as `publish` and `serve` have it done.
+    /// Run the graphs of a package or version in a sandbox with limits of memory and time, for `publish` and `serve`.
     #[command(hide = true)]
     Trial(trial::Trial),
 }

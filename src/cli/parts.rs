@@ -20,37 +20,38 @@ pub(super) struct Parts {
 
 #[derive(Debug, clap::Subcommand)]
 enum Step {
-    /// First: read item files and give their items vectors, each file a unit.
+    /// Step 1: embed the items of each file; one file is one unit.
     Embed(Embed),
-    /// Then, once: train the centroids on a sample of all units.
+    /// Step 2, once: train the centroids on a sample of all units.
     Train(Train),
-    /// Then: find the list of each item, unit by unit; `publish --parts` makes the version.
+    /// Step 3: assign each item to a list, unit by unit; then `publish --parts`.
     Assign(Assign),
-    /// At last, of a version in shards: put them together, each shard a unit; `publish --parts --shards` then only names them.
+    /// Step 4, for shards: build each shard as one unit; then `publish --parts --shards`.
     Cut(Cut),
 }
 
 #[derive(Debug, clap::Args)]
 struct Embed {
-    /// The model package, as for `publish`; without it, --name publishes an embedding-only model
+    /// Model package, as for `publish`; without it, --name publishes an embedding-only model
     #[arg(required_unless_present = "name", conflicts_with = "name", value_parser = local_path())]
     package: Option<PathBuf>,
-    /// The name of an embedding-only model
+    /// Name of an embedding-only model
     #[arg(long)]
     name: Option<String>,
-    /// Items, a folder of Parquet files or JSON lines, each of which is a unit; the package's items.parquet or items.jsonl where it is not given
+    /// Items: a folder of Parquet or JSON-lines files, one unit each; default: items.parquet or items.jsonl of the
+    /// package
     #[arg(long, value_parser = local_path())]
     items: Option<PathBuf>,
-    /// Vectors of the items of all files, one row an item, as .npy
+    /// Item vectors of all files, one row per item, as .npy
     #[arg(long, value_parser = local_path())]
     vectors: Option<PathBuf>,
-    /// The index recipe; indexes/default.toml holds what is used where it is not given
+    /// Index recipe; default: the values of indexes/default.toml
     #[arg(long, value_parser = local_path())]
     index: Option<PathBuf>,
-    /// Memory that it may take for the vectors and columns of a file, such as 6GiB; most of what is free where it is not given
+    /// Memory for vectors and columns of a file, such as 6GiB; default: most of the free memory
     #[arg(long, value_name = "SIZE", value_parser = size)]
     memory: Option<u64>,
-    /// The folder of the parts, which all workers see
+    /// Folder of the parts, shared by all workers
     #[arg(long, value_name = "DIR", value_parser = local_path())]
     out: PathBuf,
     #[command(flatten)]
@@ -59,14 +60,14 @@ struct Embed {
 
 #[derive(Debug, clap::Args)]
 struct Train {
-    /// The folder of the parts
+    /// Folder of the parts
     #[arg(value_parser = local_path())]
     parts: PathBuf,
 }
 
 #[derive(Debug, clap::Args)]
 struct Assign {
-    /// The folder of the parts
+    /// Folder of the parts
     #[arg(value_parser = local_path())]
     parts: PathBuf,
     #[command(flatten)]
@@ -75,29 +76,29 @@ struct Assign {
 
 #[derive(Debug, clap::Args)]
 struct Cut {
-    /// The folder of the parts
+    /// Folder of the parts
     #[arg(value_parser = local_path())]
     parts: PathBuf,
-    /// How many shards the version has
+    /// Number of shards
     #[arg(long, value_name = "S")]
     shards: u32,
-    /// Queries that tell how many lists a recall takes, as for `publish`, which is given the same
+    /// Calibration queries, the same as for `publish`
     #[arg(long, value_name = "FILE", value_parser = local_path())]
     queries: Option<PathBuf>,
-    /// Memory that it may take, such as 6GiB; most of what is free where it is not given
+    /// Memory limit, such as 6GiB; default: most of the free memory
     #[arg(long, value_name = "SIZE", value_parser = size)]
     memory: Option<u64>,
     #[command(flatten)]
     which: Which,
 }
 
-/// Which units a worker does.
+/// Units that a worker processes.
 #[derive(Debug, clap::Args)]
 struct Which {
-    /// Do only the unit of this number, from 0 up: what one of several workers does
+    /// Process only this unit, from 0; for one of several workers
     #[arg(long, value_name = "N", conflicts_with = "units")]
     unit: Option<usize>,
-    /// Read the numbers of units from standard input, and answer each with a line on standard output: the worker of an engine
+    /// Read unit numbers from standard input and answer each with a line on standard output, as a worker of an engine
     #[arg(long, value_name = "-", value_parser = ["-"])]
     units: Option<String>,
 }

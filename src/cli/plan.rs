@@ -23,40 +23,42 @@ const CALIBRATION_BYTES: usize = 1 << 30;
 /// Arguments of `sterling plan`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Plan {
-    /// A snapshot (STORE/NAME/VERSION) or model package whose tables are planned
+    /// Snapshot (STORE/NAME/VERSION) or model package whose tables are planned
     #[arg(conflicts_with = "workload")]
     model: Option<PathBuf>,
-    /// A TOML file of tables, instead of a model
+    /// TOML file of tables, instead of a model
     #[arg(long)]
     workload: Option<PathBuf>,
-    /// A TOML file of hosts, GPUs and cluster [default: this machine]
+    /// TOML file of hosts, GPUs and cluster [default: this machine]
     #[arg(long)]
     topology: Option<PathBuf>,
-    /// A node of a Redis or Valkey Cluster that rows may lie on: asked for its memory; several may be given
+    /// Node of a Redis or Valkey Cluster for rows, queried for its memory; repeatable
     #[arg(long, value_name = "URL")]
     remote: Vec<String>,
-    /// Recorded requests, one JSON object a line: pooling and skew are measured in them
+    /// Recorded requests, one JSON object per line, for pooling factor and access skew
     #[arg(long)]
     sample: Option<PathBuf>,
-    /// Let tables lie in this tier only (hbm, hbm_cached, host, remote); several may be given
+    /// Allow only this tier (hbm, hbm_cached, host, remote); repeatable
     #[arg(long, value_name = "TIER")]
     tier: Vec<Tier>,
-    /// Let tables be cut in this way only (table_wise, data_parallel, column_wise, row_wise, table_row_wise, grid); several may be given
+    /// Allow only this sharding type (table_wise, data_parallel, column_wise, row_wise, table_row_wise, grid);
+    /// repeatable
     #[arg(long, value_name = "TYPE")]
     sharding: Vec<Sharding>,
-    /// Requests that one host answers together
+    /// Requests per batch of a host
     #[arg(long)]
     batch: Option<u32>,
-    /// Requests that all hosts together must answer in a second
+    /// Requests per second of all hosts together
     #[arg(long)]
     requests_per_s: Option<f64>,
-    /// Cards of this machine that tables may lie on: cuda:N, cuda:0,cuda:1, cuda:all, or auto for a card where one works
+    /// GPUs of this machine for tables: cuda:N, cuda:0,cuda:1, cuda:all, or auto for a GPU if one works
     #[arg(long, default_value = "cpu")]
     device: Choice,
-    /// Measure what rows, bytes and calls cost on this machine and its cards (--device), and take that for every host and GPU
+    /// Measure the cost of rows, bytes and calls on this machine and its GPUs (--device), and use it for every host and
+    /// GPU
     #[arg(long)]
     calibrate: bool,
-    /// Write the topology that was used
+    /// Write the topology to this file
     #[arg(long, value_name = "FILE", value_parser = local_path())]
     write_topology: Option<PathBuf>,
     /// Print the plan as JSON

@@ -17,50 +17,50 @@ use sterling_snapshot::{CALIBRATION_FILE, Calibration, Manifest, PARTS_FILE, Rec
 /// Arguments of `sterling publish`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Publish {
-    /// The model package, a folder with a model.toml; without it, --name and --items or --faiss publish an embedding-only
+    /// Model package, a folder with a model.toml; without it, --name and --items or --faiss publish an embedding-only
     /// model
     #[arg(required_unless_present_any = ["name", "parts"], conflicts_with = "name", value_parser = local_path())]
     package: Option<PathBuf>,
-    /// The name of an embedding-only model
+    /// Name of an embedding-only model
     #[arg(long)]
     name: Option<String>,
-    /// Items, as Parquet or JSON lines; the package's items.parquet or items.jsonl where it is not given
+    /// Items, as Parquet or JSON lines; default: items.parquet or items.jsonl of the package
     #[arg(long, value_parser = local_path())]
     items: Option<PathBuf>,
-    /// Vectors of the items, one row an item, as .npy
+    /// Item vectors, one row per item, as .npy
     #[arg(long, value_parser = local_path())]
     vectors: Option<PathBuf>,
-    /// An IVF index that Faiss wrote: its items keep their lists; --items then adds attributes by id
+    /// Faiss IVF index, whose lists are retained; --items then adds attributes by id
     #[arg(long, requires = "name", conflicts_with = "vectors", value_parser = local_path())]
     faiss: Option<PathBuf>,
-    /// The index recipe; indexes/default.toml holds what is used where it is not given
+    /// Index recipe; default: the values of indexes/default.toml
     #[arg(long, value_parser = local_path())]
     index: Option<PathBuf>,
-    /// Items that `sterling parts` has embedded and assigned there, in place of the package, the items and the recipe (docs/SHARDS.md)
+    /// Folder of items embedded and assigned by `sterling parts`, instead of package, items and recipe
+    /// (docs/guide/shards.md)
     #[arg(long, value_name = "DIR", conflicts_with_all = ["package", "name", "items", "vectors", "faiss", "index"], value_parser = local_path())]
     parts: Option<PathBuf>,
-    /// Queries that tell how many lists a recall takes: vectors as .npy, or a `:retrieve` body a line; the package's
-    /// queries.jsonl where it is not given, else items with some noise
+    /// Calibration queries: vectors as .npy, or one `:retrieve` body per line; default: queries.jsonl of the package,
+    /// else items with noise
     #[arg(long, value_name = "FILE", value_parser = local_path())]
     queries: Option<PathBuf>,
-    /// The items contain the updates up to this position; the server applies those after it (docs/UPDATES.md). With --shards one for each
-    /// of them, with commas
+    /// Sequence number of the last update contained in the items; the server applies later ones
+    /// (docs/guide/updates.md). With --shards one per shard, comma-separated
     #[arg(long, value_name = "N", value_delimiter = ',')]
     position: Vec<u64>,
-    /// Train once, and cut the version into so many document shards by the ids of its items (docs/SHARDS.md)
+    /// Number of document shards, by item id; trained once (docs/guide/shards.md)
     #[arg(long, value_name = "S")]
     shards: Option<u32>,
-    /// Memory that it may take, such as 6GiB or 800MB; where it does not hold the vectors, they are read from the disk as often as it takes
-    /// (docs/ITEMS.md). Most of what is free where it is not given
+    /// Memory limit, such as 6GiB or 800MB; vectors beyond it are read from disk repeatedly (docs/guide/items.md).
+    /// Default: most of the free memory
     #[arg(long, value_name = "SIZE", value_parser = size)]
     memory: Option<u64>,
     #[command(flatten)]
     store: StoreArgs,
-    /// Also bring rows of embedding tables to the Redis or Valkey Cluster of this node, such as redis://10.0.0.1:6379; several
-    /// nodes may be given
+    /// Also upload table rows to the Redis or Valkey Cluster of this node, such as redis://10.0.0.1:6379; repeatable
     #[arg(long, value_name = "URL", conflicts_with = "shards")]
     remote: Vec<String>,
-    /// A table whose rows are brought there; all that the user tower reads where none is given
+    /// Table to upload; repeatable; default: all tables that the user tower reads
     #[arg(long, value_name = "TABLE", requires = "remote")]
     remote_table: Vec<String>,
 }

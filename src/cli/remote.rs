@@ -14,23 +14,23 @@ use sterling_publish::{Stage, load_published, prune};
 /// Arguments of `sterling remote`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Remote {
-    /// A node of the cluster, such as redis://10.0.0.1:6379; several may be given
+    /// Node of the cluster, such as redis://10.0.0.1:6379; repeatable
     #[arg(required = true)]
     nodes: Vec<String>,
-    /// Count the rows that cannot be read: a row of every chunk is read, where the list reads one of each partition. Some are an error
+    /// Count unreadable rows by reading one row per chunk, instead of one per partition; any unreadable row is an error
     #[arg(long)]
     verify: bool,
-    /// Bring the rows of a published version there, or back to where they were lost
+    /// Upload the rows of a published version, or restore lost ones
     #[arg(long, value_name = "STORE/MODEL/VERSION", conflicts_with = "verify")]
     load: Option<PathBuf>,
-    /// With --load, a table whose rows are brought there; all that the user tower reads where none is given
+    /// With --load: table to upload; repeatable; default: all tables that the user tower reads
     #[arg(long, value_name = "TABLE", requires = "load")]
     table: Vec<String>,
-    /// Remove the rows that no version of this store has, of the models in it; several stores may be given, and all that share the
-    /// cluster have to be. Rows that were loaded within the last hour stay
+    /// Delete rows of this store's models that no version uses; give all stores that share the cluster. Rows loaded
+    /// within the last hour stay
     #[arg(long, value_name = "STORE", conflicts_with_all = ["verify", "load"])]
     prune: Vec<PathBuf>,
-    /// Remove rows of a model by their name in the list, whoever has them; servers that have them open see degraded rows from then on
+    /// Delete rows of a model by their name in the list, even if in use; servers that use them then see degraded rows
     #[arg(long, value_name = "MODEL/ROWS", conflicts_with_all = ["verify", "load", "prune"])]
     delete: Option<String>,
 }

@@ -14,13 +14,13 @@ use sterling_server::startup::stop_signals;
 /// Arguments of `sterling route`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Route {
-    /// A server of some shard, or a name that stands for several; may be given again and again
+    /// Server of a shard, or a name with several addresses; repeatable
     #[arg(long, value_name = "HOST:PORT")]
     server: Vec<String>,
-    /// The address to answer on [default: 127.0.0.1:8090]
+    /// Address to listen on [default: 127.0.0.1:8090]
     #[arg(long, value_name = "HOST:PORT", value_parser = http::address)]
     listen: Option<SocketAddr>,
-    /// A configuration file; STERLING_* variables and flags override it
+    /// Configuration file; STERLING_* variables and flags override it
     #[arg(long)]
     config: Option<PathBuf>,
     /// Log as JSON lines

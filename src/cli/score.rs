@@ -19,36 +19,38 @@ use sterling_snapshot::{Manifest, Placement, Store};
 /// Arguments of `sterling score`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Score {
-    /// The model, or one version of it, as NAME@VERSION; the newest one where none is named
+    /// Model, or a version as NAME@VERSION; default: the newest
     #[arg(long)]
     model: String,
-    /// Files of users, or folders of such, JSON lines or Parquet: an `id` and the fields of a `:retrieve` body each (docs/SCORE.md)
+    /// Files or folders of users, JSON lines or Parquet: an `id` and the fields of a `:retrieve` body each
+    /// (docs/guide/offline-scoring.md)
     #[arg(long = "in", value_name = "PATH", required = true, num_args = 1.., value_parser = local_path())]
     inputs: Vec<PathBuf>,
-    /// Where the recommendations go: a Parquet file for each file of users
+    /// Output folder: one Parquet file per file of users
     #[arg(long, value_name = "DIR", value_parser = local_path())]
     out: PathBuf,
-    /// Fields that rows get that do not say, as a JSON object such as {"k": 50, "columns": ["name"]}
+    /// Default fields of rows, as a JSON object such as {"k": 50, "columns": ["name"]}
     #[arg(long, value_name = "JSON", default_value = "{}")]
     request: String,
-    /// Score the items that each row names, fields of a `:rank` body, in place of retrieving
+    /// Rank the items of each row (fields of a `:rank` body) instead of retrieving
     #[arg(long, conflicts_with = "items")]
     rank: bool,
-    /// Rows are items, as `publish` reads them: make the vectors that the item tower makes of them
+    /// Rows are items, as for `publish`: write the vectors of the item tower
     #[arg(long)]
     items: bool,
     #[command(flatten)]
     store: StoreArgs,
-    /// Rows that may have a problem, as a number or a share such as 0.5%; with more the job ends with exit code 2 and without _SUCCESS.json
+    /// Tolerated invalid rows, as a number or a share such as 0.5%; with more, the job fails with exit code 2 and
+    /// without _SUCCESS.json
     #[arg(long, value_name = "N", default_value = "0")]
     max_problems: ProblemLimit,
-    /// Threads that run passes; one a core where it is not given
+    /// Threads; default: one per core
     #[arg(long)]
     threads: Option<usize>,
-    /// Score only the file of this number, from 0 up: what one of several workers does
+    /// Score only this file, by number from 0; for one of several workers
     #[arg(long, value_name = "N", conflicts_with = "units")]
     unit: Option<usize>,
-    /// Read the numbers of files from standard input, and answer each with a line on standard output: the worker of an engine
+    /// Read file numbers from standard input and answer each with a line on standard output, as a worker of an engine
     #[arg(long, value_name = "-", value_parser = ["-"])]
     units: Option<String>,
 }

@@ -18,44 +18,44 @@ const PROGRAM_MB: u64 = 512;
 /// Arguments of `sterling serve`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Serve {
-    /// Where versions are published: a folder, or a bucket such as s3://models/search [default: store]
+    /// Store of published versions: a folder, or a bucket such as s3://models/search [default: store]
     #[arg(long)]
     store: Option<PathBuf>,
-    /// The folder that versions of a bucket are fetched to [default: ~/.cache/sterling]
+    /// Folder for local copies of versions from a bucket [default: ~/.cache/sterling]
     #[arg(long, value_name = "DIR")]
     cache: Option<PathBuf>,
-    /// Take updates of items, and keep their journals in this folder, or in streams of these servers (nats://HOST:PORT,...)
+    /// Accept item updates; their journals are in this folder, or in streams of these servers (nats://HOST:PORT,...)
     #[arg(long, value_name = "DIR")]
     updates: Option<PathBuf>,
-    /// The address to answer on [default: 127.0.0.1:8080]
+    /// Address to listen on [default: 127.0.0.1:8080]
     #[arg(long, value_name = "HOST:PORT", value_parser = http::address)]
     listen: Option<SocketAddr>,
-    /// Serve this model only
+    /// Serve only this model
     #[arg(long)]
     model: Option<String>,
-    /// Of versions that were published with --shards, serve this one, from 0 up
+    /// Shard to serve, of versions published with --shards, from 0
     #[arg(long, value_name = "N")]
     shard: Option<u32>,
-    /// A configuration file; STERLING_* variables and flags override it
+    /// Configuration file; STERLING_* variables and flags override it
     #[arg(long)]
     config: Option<PathBuf>,
-    /// Place embedding tables along this plan, as `sterling plan --json` prints it
+    /// Placement of embedding tables, printed by `sterling plan --json`
     #[arg(long, value_name = "FILE")]
     plan: Option<PathBuf>,
-    /// Plan where embedding tables lie at each load, for the machines in this TOML file
+    /// Plan the placement of embedding tables at each load, for the machines in this TOML file
     #[arg(long, value_name = "FILE", conflicts_with = "plan")]
     topology: Option<PathBuf>,
-    /// Of a plan or topology over several hosts, be this one
+    /// Name of this host in a plan or topology of several hosts
     #[arg(long, value_name = "NAME")]
     host: Option<String>,
-    /// A node of the Redis or Valkey Cluster that holds rows of tables; several may be given
+    /// Node of the Redis or Valkey Cluster with table rows; repeatable
     #[arg(long, value_name = "URL")]
     remote: Vec<String>,
-    /// What passes run on: cpu, cuda:N for the card of number N, cuda:0,cuda:1 or cuda:all for cards that share the items, or auto for
-    /// a card where one works [default: auto]
+    /// Device: cpu, cuda:N, cuda:0,cuda:1 or cuda:all for several GPUs that share the items, or auto for a GPU if one
+    /// works [default: auto]
     #[arg(long)]
     device: Option<String>,
-    /// Look at all that a start needs, say what is wrong, and start nothing
+    /// Check everything that a start needs, print the errors, and exit
     #[arg(long)]
     check: bool,
     /// Log as JSON lines

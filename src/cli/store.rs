@@ -12,10 +12,10 @@ use sterling_storage::objects;
 /// Arguments of all commands that use a store.
 #[derive(Clone, Debug, clap::Args)]
 pub(super) struct StoreArgs {
-    /// Where versions are published: a folder, or a bucket such as s3://models/search (docs/STORE.md)
+    /// Store of published versions: a folder, or a bucket such as s3://models/search (docs/guide/versions.md)
     #[arg(long, default_value = "store")]
     pub(super) store: PathBuf,
-    /// The folder that versions of a bucket are fetched to [default: ~/.cache/sterling]
+    /// Folder for local copies of versions from a bucket [default: ~/.cache/sterling]
     #[arg(long, value_name = "DIR", env = "STERLING_CACHE__FOLDER")]
     cache: Option<PathBuf>,
 }

@@ -11,22 +11,22 @@ use sterling_snapshot::rollout::{self, CanaryMargins, Sticky, Traffic};
 pub(super) struct Canary {
     #[command(flatten)]
     part: Part,
-    /// What a request's key is: user, header:NAME, feature:NAME or request
+    /// Request key: user, header:NAME, feature:NAME or request
     #[arg(long, value_name = "KEY", default_value = "user")]
     sticky: Sticky,
-    /// Leave it its share where it falls behind
+    /// Disable automatic rollback
     #[arg(long)]
     no_rollback: bool,
-    /// By how much the share of its requests that fail may be greater
+    /// Tolerated increase of the share of failed requests
     #[arg(long, value_name = "SHARE", default_value_t = CanaryMargins::default().errors)]
     errors: f64,
-    /// How many times as long its answers may take
+    /// Tolerated latency, as a multiple
     #[arg(long, value_name = "TIMES", default_value_t = CanaryMargins::default().latency)]
     latency: f64,
-    /// By how much its audited recall may be lower
+    /// Tolerated loss of audited recall
     #[arg(long, value_name = "SHARE", default_value_t = CanaryMargins::default().recall)]
     recall: f64,
-    /// Seconds that are looked back on
+    /// Evaluation window in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     window: u64,
 }
@@ -36,22 +36,22 @@ pub(super) struct Canary {
 pub(super) struct Shadow {
     #[command(flatten)]
     part: Part,
-    /// At most so many a second, of each server or router
+    /// Maximum number of copies per second and server or router
     #[arg(long, value_name = "N", default_value_t = 10.0)]
     per_second: f64,
 }
 
-/// Which version takes part, and in how much.
+/// Version that takes part in the traffic, and its share.
 #[derive(Debug, clap::Args)]
 struct Part {
-    /// The model
+    /// Name of the model
     model: String,
-    /// The version, or a label of the store; what is wished is shown where none is given
+    /// Version, or label of the store; without it, the desired state is printed
     version: Option<Chosen>,
-    /// Of the requests that pin no version, this share, 0 to 1
+    /// Share of the requests that pin no version, 0 to 1
     #[arg(long, requires = "version")]
     share: Option<f64>,
-    /// Let no version take this part any more
+    /// End this canary or shadow
     #[arg(long, conflicts_with = "version")]
     remove: bool,
     #[command(flatten)]

@@ -9,12 +9,12 @@ use sterling_snapshot::sandbox::{Bounds, answer};
 /// Arguments of `sterling trial`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Trial {
-    /// A model package or a version
+    /// Model package or version
     folder: PathBuf,
-    /// Most memory, beside that of the files
+    /// Memory limit, in addition to the files
     #[arg(long)]
     memory_bytes: u64,
-    /// Most time of a processor
+    /// CPU time limit
     #[arg(long)]
     cpu_seconds: u64,
 }

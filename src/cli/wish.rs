@@ -8,12 +8,12 @@ use sterling_snapshot::{Wish, check_name};
 /// Arguments of `sterling activate`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Activate {
-    /// The model
+    /// Name of the model
     model: String,
-    /// The version that answers requests that pin none, or `newest` for whichever was published last; what is wished is shown
-    /// where none is given
+    /// Version that answers requests without a pinned version, or `newest` for the last published one; without it, the
+    /// desired state is printed
     version: Option<Choice>,
-    /// Change it only where this version is the wished one, or `newest`: else say what is and do nothing
+    /// Change the state only if this version, or `newest`, is the current desired version
     #[arg(long, value_name = "VERSION", requires = "version")]
     expect: Option<Choice>,
     #[command(flatten)]
@@ -23,14 +23,14 @@ pub(super) struct Activate {
 /// Arguments of `sterling label`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Label {
-    /// The model
+    /// Name of the model
     model: String,
-    /// The label
+    /// Name of the label
     label: String,
-    /// The version that it points to
+    /// Version of the label
     #[arg(required_unless_present = "remove", conflicts_with = "remove")]
     version: Option<u64>,
-    /// Take the label away
+    /// Remove the label
     #[arg(long)]
     remove: bool,
     #[command(flatten)]

@@ -24,7 +24,7 @@ PROGRAM = pathlib.Path(os.environ.get("STERLING", ROOT / "target/debug/sterling"
 KUBERNETES = "1.32"
 RULES = [rule for group in yaml.safe_load((DEPLOY / "alerts.yml").read_text())["groups"] for rule in group["rules"]]
 BOARD = json.loads((DEPLOY / "grafana.json").read_text())
-RUNBOOK = (ROOT / "docs/RUNBOOK.md").read_text()
+RUNBOOK = (ROOT / "docs/guide/runbook.md").read_text()
 # What outages look like to Prometheus, and the alerts that they raise.
 OUTAGES = pathlib.Path(__file__).parent / "alerts_test.yml"
 # What PromQL has of its own.
@@ -211,7 +211,7 @@ def test_every_alert_is_raised_by_some_outage() -> None:
 
 
 def test_the_dashboard_shows_metrics_that_are_there(scraped: str) -> None:
-    page = (ROOT / "docs/METRICS.md").read_text()
+    page = (ROOT / "docs/reference/metrics.md").read_text()
     expressions = [target["expr"] for panel in BOARD["panels"] for target in panel["targets"]]
     expressions += [variable["query"] for variable in BOARD["templating"]["list"] if variable["type"] == "query"]
     assert len(expressions) > 24
@@ -452,7 +452,7 @@ def test_the_compose_file_closes_what_it_starts(tmp_path: pathlib.Path) -> None:
     server = compose["services"]["sterling"]
     assert server["read_only"] and server["cap_drop"] == ["ALL"] and "privileged" not in server
     assert {argument for argument in server["command"] if argument.startswith("--")} <= flags()
-    keys = {path for path in (ROOT / "docs/CONFIG.md").read_text().split("`") if re.fullmatch(r"[a-z_]+", path)}
+    keys = {path for path in (ROOT / "docs/reference/configuration.md").read_text().split("`") if re.fullmatch(r"[a-z_]+", path)}
     for name in server["environment"]:
         section, _, key = name.removeprefix("STERLING_").lower().partition("__")
         assert key in keys, name

@@ -206,7 +206,7 @@ fn calls_of(document: &str) -> Vec<(String, String)> {
 #[test]
 fn the_calls_in_the_documents_work_as_printed() {
     let server = server();
-    for document in ["README.md", "docs/API.md"] {
+    for document in ["README.md", "docs/reference/http.md", "docs/guide/first-search.md", "docs/guide/filters.md"] {
         let calls = calls_of(document);
         assert!(!calls.is_empty());
         for (path, body) in calls {

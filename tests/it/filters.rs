@@ -1,4 +1,4 @@
-//! The filter language and its promise through the whole pass: the examples of docs/FILTERS.md, and random filters over random
+//! The filter language and its promise through the whole pass: the examples of docs/reference/filter-language.md, and random filters over random
 //! catalogues against a naive reading of the items.
 
 use std::collections::BTreeSet;
@@ -17,7 +17,7 @@ use sterling::snapshot::{Placement, Recipe, Snapshot, Store};
 
 use crate::support::retrieve;
 
-const PAGE: &str = include_str!("../../docs/FILTERS.md");
+const PAGE: &str = include_str!("../../docs/reference/filter-language.md");
 const QUERY: [f32; 4] = [0.4, -0.3, 0.8, 0.2];
 
 /// Ways of building the index that answer the same filters differently.

@@ -1,6 +1,6 @@
 //! Outages as an operator sees them: `/readyz`, `sterling doctor`, a metric, and the alert that looks at it. None is silent, and none is "ok".
 //!
-//! That the alerts fire is for `tests/deploy/alerts_test.yml`. `docs/RUNBOOK.md` has the table that operators read; it is held against this one.
+//! That the alerts fire is for `tests/deploy/alerts_test.yml`. `docs/guide/runbook.md` has the table that operators read; it is held against this one.
 
 // The count of the outages, for those who run them.
 #![allow(clippy::print_stdout)]
@@ -26,7 +26,7 @@ static FIRED: LazyLock<String> = LazyLock::new(|| text(root().join("tests/deploy
 
 /// An outage, and what is to be seen of it.
 struct Outage {
-    /// As `docs/RUNBOOK.md` names it.
+    /// As `docs/guide/runbook.md` names it.
     name: &'static str,
     begin: fn() -> Scene,
     /// Status of `/readyz`.
@@ -42,7 +42,7 @@ type Shown = (&'static str, fn(f64) -> bool, &'static str);
 
 const OUTAGES: &[Outage] = &[
     Outage {
-        name: "shard gone",
+        name: "shard down",
         begin: shard_gone,
         status: 503,
         said: "shard 1 of 2",
@@ -53,7 +53,7 @@ const OUTAGES: &[Outage] = &[
         ],
     },
     Outage {
-        name: "model gone, others answer",
+        name: "model down, others answer",
         begin: model_gone,
         status: 200,
         said: "requests of it fail: shard 0 of 1",
@@ -85,7 +85,7 @@ const OUTAGES: &[Outage] = &[
         )],
     },
     Outage {
-        name: "peer host gone",
+        name: "peer host down",
         begin: peer_host_gone,
         status: 200,
         said: "gives no rows: ",
@@ -96,7 +96,7 @@ const OUTAGES: &[Outage] = &[
         ],
     },
     Outage {
-        name: "store gone",
+        name: "store unavailable",
         begin: store_gone,
         status: 200,
         said: "the store's folder cannot be read",
@@ -104,7 +104,7 @@ const OUTAGES: &[Outage] = &[
     },
     #[cfg(feature = "nats")]
     Outage {
-        name: "broker gone",
+        name: "broker down",
         begin: broker_gone,
         status: 200,
         said: "has not answered for",
@@ -275,7 +275,7 @@ fn every_outage_is_shown_by_readyz_doctor_a_metric_and_an_alert() {
 
 #[test]
 fn the_runbook_has_a_line_for_each_outage() {
-    let page = text(root().join("docs/RUNBOOK.md"));
+    let page = text(root().join("docs/guide/runbook.md"));
     let table = page.split("## Outages and how they show").nth(1).unwrap().split("\n## ").next().unwrap();
     let lines: Vec<&str> = table.lines().filter(|line| line.starts_with("| ")).skip(1).collect();
     for Outage { name, said, metrics, .. } in OUTAGES {

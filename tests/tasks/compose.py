@@ -1,4 +1,4 @@
-"""As much of `docker compose` as docs/TASKS.md needs, where there is no Docker: `run --rm`, `up -d` and `down` of the services whose image is Sterling's.
+"""As much of `docker compose` as docs/guide/tasks.md needs, where there is no Docker: `run --rm`, `up -d` and `down` of the services whose image is Sterling's.
 
 A service gets a root of its own in namespaces of the user: the system's programs, the program under test in the place of the image's entry point, its
 volumes and files, `/tmp` where it asks for it, nothing else, and read-only where it says so. The network is that of the machine: the service listens on the host's port itself.

@@ -1,4 +1,4 @@
-"""The session of a shell that types what docs/TASKS.md says."""
+"""The session of a shell that types what docs/guide/tasks.md says."""
 
 import os
 import pathlib

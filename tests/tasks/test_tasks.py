@@ -1,4 +1,4 @@
-"""Types what docs/TASKS.md says, block after block, in an empty folder, and holds what comes out against the page.
+"""Types what docs/guide/tasks.md says, block after block, in an empty folder, and holds what comes out against the page.
 
 Nothing is changed but two port numbers, for they may be taken. `docker` is `compose.py` beside this file, which starts the services that are Sterling's in
 a root of their own, with the command, environment, files and ports of the compose file. Task 6 runs where PyTorch is in the environment of the tests
@@ -12,7 +12,7 @@ import sysconfig
 import pytest
 from conftest import ROOT, Shell, Task, tasks
 
-TASKS = tasks((ROOT / "docs/TASKS.md").read_text())
+TASKS = tasks((ROOT / "docs/guide/tasks.md").read_text())
 
 
 def has_torch() -> bool:

@@ -78,7 +78,7 @@ fn files_of_a_folder_form_no_cycle() {
 
 #[test]
 fn the_architecture_page_names_every_crate_with_its_dependencies() {
-    let page = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
+    let page = fs::read_to_string(root().join("docs/internals/architecture.md")).unwrap();
     let mut wrong = Vec::new();
     for (folder, _) in crates().iter().filter(|(folder, _)| folder != ".") {
         let name = folder.strip_prefix("crates/").unwrap();
@@ -171,7 +171,7 @@ fn links_and_named_paths_of_the_documents_exist() {
 
 #[test]
 fn every_tensor_of_a_snapshot_is_in_the_format_page() {
-    let page = fs::read_to_string(root().join("docs/FORMAT.md")).unwrap();
+    let page = fs::read_to_string(root().join("docs/reference/formats.md")).unwrap();
     let mut missing = Vec::new();
     for (path, text) in sources() {
         let code = text.split("#[cfg(test)]").next().unwrap();
@@ -184,7 +184,7 @@ fn every_tensor_of_a_snapshot_is_in_the_format_page() {
             }
         }
     }
-    assert!(missing.is_empty(), "docs/FORMAT.md does not name:\n{}", missing.join("\n"));
+    assert!(missing.is_empty(), "docs/reference/formats.md does not name:\n{}", missing.join("\n"));
 }
 
 #[test]

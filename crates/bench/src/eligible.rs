@@ -1,5 +1,5 @@
-//! Whether an item passes a filter, by what `docs/FILTERS.md` says and the values that the API tells of the item: a reading of its own, so
-//! that the server's planes, postings and plans are held against something else.
+//! Checks whether an item passes a filter (`docs/reference/filter-language.md`), by the column values that the API returns. It shares
+//! no code with the planes, posting lists and plans of the index, so that the server is checked against an independent implementation.
 
 use serde_json::{Map, Value};
 
@@ -90,7 +90,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
 
-    const PAGE: &str = include_str!("../../../docs/FILTERS.md");
+    const PAGE: &str = include_str!("../../../docs/reference/filter-language.md");
 
     fn block<'a>(marker: &str) -> Vec<&'a str> {
         let blocks = PAGE.split("```").skip(1).step_by(2);

@@ -7,9 +7,9 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Arrivals {
-    /// Independently of each other, as those of many users do.
+    /// Independent arrivals, as of many users.
     Poisson,
-    /// At equal distances.
+    /// Equal intervals.
     Constant,
 }
 

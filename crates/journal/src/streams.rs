@@ -12,20 +12,20 @@ const REPLICAS_MAX: usize = 5;
 /// Longest prefix of streams, in bytes.
 const PREFIX_BYTES_MAX: usize = 64;
 
-/// What streams of updates must keep to, in builds that have them (feature `nats`, part of `full`).
+/// Update streams on NATS JetStream, in builds with the feature `nats` (part of `full`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct StreamOptions {
-    /// Copies that a stream must keep of each message; one that is made gets so many, 1 to 5.
+    /// Copies that a stream must keep of each message, and number of copies of a new stream, 1 to 5.
     pub replicas: usize,
-    /// Monitors of the brokers, `http://HOST:8222` each: at the start every one must say that its broker syncs what it
-    /// acknowledges. Without any nobody looks, which is warned of.
+    /// Monitoring addresses of the brokers, `http://HOST:8222` each. At startup every broker must report that it
+    /// syncs acknowledged messages. Without any, the server warns and does not check.
     pub monitors: Vec<String>,
-    /// What the names of streams (`PREFIX-MODEL`) and their subjects (`PREFIX.MODEL`) begin with, so that two installations can share
+    /// Prefix of stream names (`PREFIX-MODEL`) and subjects (`PREFIX.MODEL`), so that installations can share
     /// brokers.
     pub prefix: String,
-    /// A file that says who this server is: `USER:PASSWORD`, a token, the seed of an nkey, or what `nsc generate creds` writes. It is
-    /// read at every connection, and stands before what the addresses hold.
+    /// Credentials file: `USER:PASSWORD`, a token, an nkey seed, or the output of `nsc generate creds`. It is
+    /// read at every connection and takes precedence over the addresses.
     #[schema(value_type = Option<String>)]
     pub credentials: Option<PathBuf>,
 }

@@ -34,53 +34,53 @@ use sterling_snapshot::{CacheOptions, PlacementOptions, check_name};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// Where snapshots are published: a folder, or a bucket, as `s3://bucket/prefix` (`docs/STORE.md`).
+    /// Store of published versions: a folder, or a bucket such as `s3://bucket/prefix`.
     #[schema(value_type = String)]
     pub store: PathBuf,
-    /// Where versions of a bucket are fetched to.
+    /// Local copies of versions from a bucket.
     pub cache: CacheOptions,
-    /// Where updates of items are kept, a journal a model: a folder, or the servers of a NATS cluster (`nats://` or `tls://`,
-    /// separated by commas). Without it the server takes none.
+    /// Folder of the update journals, one per model, or the servers of a NATS cluster (`nats://` or `tls://`,
+    /// comma-separated). Without it the server accepts no updates.
     #[schema(value_type = Option<String>)]
     pub updates: Option<PathBuf>,
-    /// The address to answer on, or a name and a port, such as `localhost:8080`.
+    /// Address to listen on, or a name and a port, such as `localhost:8080`.
     #[serde(deserialize_with = "http::read_address")]
     #[schema(value_type = String)]
     pub listen: SocketAddr,
-    /// The one model to serve.
+    /// The only model to serve; without it, all models of the store.
     pub model: Option<String>,
-    /// Of versions that were cut into shards, the one to serve; without it, versions that were not cut.
+    /// Shard to serve of sharded versions; without it, unsharded versions.
     pub shard: Option<u32>,
-    /// What passes run on: `cpu`, `cuda:N`, several cards that share the items (`cuda:0,cuda:1`, or `cuda:all`), or `auto`, card 0 where it works and else the CPU.
+    /// Device of the forward pass: `cpu`, `cuda:N`, several GPUs that share the items (`cuda:0,cuda:1` or
+    /// `cuda:all`), or `auto`: GPU 0 if it works, else the CPU.
     pub device: String,
-    /// Milliseconds between two looks at the store.
+    /// Interval between two polls of the store, in milliseconds.
     pub refresh_ms: u64,
-    /// True where the newest published version is activated by itself.
+    /// Whether the server activates the desired version of the store, or else the newest one, automatically.
     pub follow: bool,
-    /// Megabytes (2^20 bytes) of memory that loaded versions may take together; 0: most of what is free at the
-    /// start.
+    /// Memory for all loaded versions, in MiB; 0: most of the memory that is free at startup.
     pub memory_mb: u64,
-    /// Query embeddings that are kept of each version in memory, for `GET /v1/models/{model}/queries`; 0 for none.
+    /// Number of query embeddings recorded per version in memory, for `GET /v1/models/{model}/queries`; 0: none.
     pub recorded_queries: usize,
-    /// The share of retrievals that are run again exactly, beside their answers, to tell the recall of what is served; 0 for none.
+    /// Share of retrievals that run again exactly after their answer, to measure recall; 0: none.
     pub audit_share: f64,
-    /// Who may do what.
+    /// Access keys and audit log.
     pub access: http::AccessOptions,
     /// TLS in front of HTTP, in builds that have it (feature `tls`, part of `full`).
     pub tls: http::TlsOptions,
-    /// Where traces go.
+    /// Export of traces.
     pub traces: http::TraceOptions,
-    /// Where embedding tables lie.
+    /// Placement of embedding tables.
     pub tables: PlacementOptions,
-    /// How servers of other hosts are asked for rows of tables.
+    /// Requests for table rows to the servers of other hosts.
     pub peers: PeerOptions,
     /// Queue and workers.
     pub engine: engine::Options,
-    /// Bounds of connections, bodies and of the shutdown.
+    /// Limits of connections, bodies and shutdown.
     pub http: http::Options,
-    /// When updates are merged into a version.
+    /// Automatic merges of updates into a new version.
     pub merge: compact::Options,
-    /// What streams of updates must keep to.
+    /// Update streams on NATS JetStream.
     pub streams: StreamOptions,
 }
 

@@ -24,22 +24,22 @@ use sterling_embedding::tiers;
 use sterling_embedding::tiers::remote::{Cluster, ClusterOptions, RemoteOptions, RowSet};
 use sterling_embedding::tiers::slices::{Neighbours, PeerHost, PeerSlice, SliceName};
 
-/// How tables are placed at load. Without a plan, a topology or a cluster they lie whole in memory.
+/// Placement of embedding tables at load. Without plan, topology and cluster, they are completely in host memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct PlacementOptions {
-    /// A plan as `sterling plan --json` prints it; tables that it does not name lie whole in memory.
+    /// Plan printed by `sterling plan --json`; tables that it does not name are completely in host memory.
     #[schema(value_type = Option<String>)]
     pub plan: Option<PathBuf>,
-    /// The machines to plan for at each load, where there is no plan; this machine and the cluster where there is none either.
+    /// Topology to plan for at each load, if there is no plan; without it, this machine and the cluster.
     #[schema(value_type = Option<String>)]
     pub topology: Option<PathBuf>,
-    /// Which host of the plan or the topology this server is, where there are several: it holds that host's rows, and asks the servers
-    /// of the others for theirs.
+    /// Name of this server's host in a plan or topology of several hosts: the server holds that host's rows and
+    /// requests other rows from their servers.
     pub host: Option<String>,
-    /// Nodes of the cluster, such as `redis://10.0.0.1:6379`; any of them finds the others.
+    /// Nodes of the Redis or Valkey Cluster, such as `redis://10.0.0.1:6379`; one node finds the others.
     pub remote: Vec<String>,
-    /// Milliseconds after which a row of the cluster or of another server is degraded, where the request has longer.
+    /// Timeout for rows of the cluster or of another server, in milliseconds; rows that miss it are degraded.
     pub timeout_ms: u64,
 }
 

@@ -20,86 +20,87 @@ const CHECK_MAX: u64 = 10_000;
 /// Arguments of `sterling bench`.
 #[derive(Clone, Debug, clap::Args, Serialize)]
 pub(crate) struct Bench {
-    /// The server
+    /// Address of the server
     #[arg(default_value = "http://127.0.0.1:8080")]
     pub(super) url: String,
-    /// A key of the server, where it asks for one
+    /// Access key of the server
     #[arg(long, env = "STERLING_KEY", hide_env_values = true)]
     #[serde(skip)]
     pub(super) key: Option<String>,
-    /// Bodies of requests, one a line, sent in a random order; without it random vectors
+    /// Request bodies, one per line, sent in random order; default: random vectors
     #[arg(long, value_name = "FILE")]
     pub(super) requests: Option<PathBuf>,
-    /// Requests with the times at which they came, a line each, sent at these times again
+    /// Recorded requests with their times, one per line, replayed at these times
     #[arg(long, value_name = "FILE", conflicts_with_all = ["requests", "rate", "arrivals", "seconds", "find_peak"])]
     pub(super) recording: Option<PathBuf>,
-    /// How many times as fast as they came
+    /// Speed of the replay relative to the recording
     #[arg(long, default_value_t = 1.0, requires = "recording")]
     pub(super) speed: f64,
-    /// The model; without it the first one that is served
+    /// Model; default: the first one
     #[arg(long)]
     pub(super) model: Option<String>,
-    /// What is asked of it
+    /// Call
     #[arg(long, default_value = "retrieve", value_parser = ["retrieve", "rank", "embed"])]
     pub(super) call: String,
-    /// Requests a second, whatever becomes of them; where the search for the peak begins
+    /// Requests per second (open loop); start rate of --find-peak
     #[arg(long, default_value_t = 100.0)]
     pub(super) rate: f64,
-    /// How they follow one another
+    /// Distribution of arrival times
     #[arg(long, value_enum, default_value_t = Arrivals::Poisson)]
     pub(super) arrivals: Arrivals,
-    /// How long requests are sent, 10 seconds; a recording is sent to its end
+    /// Duration in seconds; default: 10, or the complete recording
     #[arg(long)]
     pub(super) seconds: Option<f64>,
-    /// Most connections that ask at a time
+    /// Maximum number of concurrent connections
     #[arg(long, default_value_t = 4096)]
     pub(super) connections: usize,
-    /// The time-out put into each request that names none; a later answer is none
+    /// Timeout of requests without one; later answers do not count as goodput
     #[arg(long, default_value_t = 1000)]
     pub(super) timeout_ms: u64,
-    /// Requests of a second kind, reported apart
+    /// Second class of requests, reported separately
     #[arg(long, value_name = "FILE", requires = "beside_rate")]
     pub(super) beside: Option<PathBuf>,
-    /// Of them in a second
+    /// Requests per second of the second class
     #[arg(long, requires = "beside")]
     pub(super) beside_rate: Option<f64>,
-    /// Further connections that ask nothing
+    /// Additional connections without requests
     #[arg(long, default_value_t = 0)]
     pub(super) idle_connections: usize,
-    /// Further connections that ask for 1,000 results and read the answer at 1 KiB a second
+    /// Additional connections that request 1,000 results and read them at 1 KiB per second
     #[arg(long, default_value_t = 0)]
     pub(super) slow_readers: usize,
-    /// Raise the rate until fewer than 99 % are answered in time, or the bound is broken, then halve the gap
+    /// Increase the rate until fewer than 99 % are answered in time, or the bound is violated, then bisect
     #[arg(long, conflicts_with = "peer")]
     pub(super) find_peak: bool,
-    /// The latency that a quantile of all requests must keep to: what a run shows of it is told in MLPerf's terms
+    /// Latency bound for a quantile of the requests, reported in MLPerf's terms
     #[arg(long, value_name = "MS")]
     pub(super) bound_ms: Option<f64>,
-    /// The share of requests that must keep to the bound
+    /// Share of the requests that must meet the bound
     #[arg(long, default_value_t = 0.99, requires = "bound_ms")]
     pub(super) quantile: f64,
-    /// So many of the answers that were timed are asked for again, exactly, after the run: their recall, and whether they kept to their filters
+    /// Number of timed answers that are compared with exact answers after the run: recall, and items that fail their
+    /// filter
     #[arg(long, default_value_t = 0, value_name = "ANSWERS")]
     pub(super) check: usize,
-    /// What varies from run to run, such as `k=10,100,1000`; several are a grid
+    /// Swept key, such as `k=10,100,1000`; several form a grid
     #[arg(long, value_name = "KEY=VALUE,...")]
     pub(super) sweep: Vec<String>,
-    /// A JSON object of filters by name, for `--sweep filter=NAME,...`
+    /// JSON object of filters by name, for `--sweep filter=NAME,...`
     #[arg(long, value_name = "FILE", requires = "sweep")]
     pub(super) filters: Option<PathBuf>,
-    /// A second server, measured in turns with the first one
+    /// Second server, interleaved with the first one
     #[arg(long, value_name = "URL")]
     pub(super) peer: Option<String>,
-    /// Runs of each server and setting: 3 with a peer, else 1
+    /// Runs per server and setting; default: 3 with a peer, else 1
     #[arg(long)]
     pub(super) rounds: Option<usize>,
-    /// Of arrivals, orders and vectors
+    /// Seed of arrivals, orders and vectors
     #[arg(long, default_value_t = 1)]
     pub(super) seed: u64,
-    /// Print JSON, a line a run
+    /// Print JSON, one line per run
     #[arg(long)]
     pub(super) json: bool,
-    /// A folder for a report in JSON and its charts in SVG
+    /// Folder for a JSON report and SVG charts
     #[arg(long, value_name = "FOLDER")]
     pub(super) report: Option<PathBuf>,
 }

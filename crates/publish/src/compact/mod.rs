@@ -25,14 +25,14 @@ const OVERDUE: f64 = 2.0;
 /// An item of a new kind counts as so many: searches scan more for it, and its list was made of few.
 const STRAY_COUNTS: f64 = 5.0;
 
-/// When updates are merged, and what that may take.
+/// Automatic merges of updates into a new version (compaction).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Options {
-    /// Updates are merged where items beside a snapshot and items of it that are gone come to this share of its items, or where a
-    /// start would read 1,000,000 updates or 128 MiB of the journal; 0: only when somebody asks.
+    /// Delta items plus deleted items, as a share of the snapshot, at which updates are merged; also at 1,000,000
+    /// updates or 128 MiB of journal to replay. 0: only on request.
     pub share: f64,
-    /// The share of the machine's cores that a merge runs on, at the lowest priority; one core at least.
+    /// Share of the machine's cores that a merge uses at the lowest priority; at least one core.
     pub cores: f64,
 }
 

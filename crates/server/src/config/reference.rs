@@ -1,26 +1,60 @@
-//! `docs/CONFIG.md`, written from the types of the configuration: their documentation, their defaults.
+//! `docs/reference/configuration.md`, written from the types of the configuration: their documentation, their defaults.
 
 #![allow(clippy::unwrap_used)]
 
 use std::fmt::Write as _;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use utoipa::PartialSchema;
 
-use super::{Config, PeerOptions, PlacementOptions, StreamOptions, compact, engine, http};
+use super::{CacheOptions, Config, PeerOptions, PlacementOptions, StreamOptions, compact, engine, http, route};
 
 const HEAD: &str = "# Configuration
 
-Written from the code: `STERLING_BLESS=1 cargo test -p sterling-server config::` writes it again.
+This page lists the configuration keys of `sterling serve` and `sterling route`. It is written from the code:
+`STERLING_BLESS=1 cargo test -p sterling-server config::` regenerates it.
 
-`sterling serve` takes its defaults, then one TOML file (`--config`), then variables of the environment, then flags; the later ones go before. A variable is
-`STERLING_` and the key in capitals, with two underscores between section and key: `STERLING_ENGINE__QUEUE=64`. Lists are TOML: `STERLING_TABLES__REMOTE='[\"redis://a:6379\"]'`.
-A variable that nearly names a key is an error: one of a section that has no such key, one that is a key but for its underscores, a value that is no UTF-8. Others that begin with `STERLING_` are passed
-over with a warning, for orchestrators set some. A key that is unknown in the file is an error.
-`sterling serve --check` says what is wrong with a configuration without a start.
+Later sources take precedence:
 
-Beside these, `STERLING_LOG` sets what is logged (`info`, `sterling=debug,info`), and `--log-json` how; `STERLING_KERNEL` chooses the kernels of the CPU, for tests.
+1. defaults;
+2. one TOML file (`--config`);
+3. environment variables: `STERLING_` and the key in capitals, with two underscores between section and key, such as
+   `STERLING_ENGINE__QUEUE=64`; lists are TOML: `STERLING_TABLES__REMOTE='[\"redis://a:6379\"]'`;
+4. flags.
+
+An unknown key in the file is an error. So is a variable that resembles a key: a known section with an unknown key, a
+key with other underscores, or a value that is not UTF-8. Other `STERLING_` variables are ignored with a warning,
+because orchestrators set some. `sterling serve --check` reports the errors of a configuration without starting.
+
+`STERLING_LOG` sets the log level (`info`, `sterling=debug,info`), and `--log-json` the JSON format. `STERLING_KERNEL`
+selects the CPU kernels, for tests. An empty default means unset. Sizes in MiB are multiples of 2^20 bytes.
 ";
+
+const ROUTE_HEAD: &str = "
+## `[route]`
+
+Servers behind a router. `sterling route` also reads `listen` (default `127.0.0.1:8090`), `[access]` without
+`admin_listen`, `[http]` and `[traces]`.
+";
+
+/// Keys of `[route]` with their meanings.
+const ROUTE: [(&str, &str); 9] = [
+    (
+        "servers",
+        "Servers of all shards, each as `HOST:PORT`; a name stands for all of its addresses. Each server reports its shard.",
+    ),
+    ("refresh_ms", "Interval between two polls of the servers and their names, in milliseconds."),
+    ("min_replicas", "Number of servers that each shard of a version needs before the version answers."),
+    ("min_coverage", "Default for the share of the items that an answer must cover."),
+    ("timeout_ms", "Default deadline of requests, in milliseconds."),
+    ("requests", "Maximum number of concurrent requests."),
+    ("audit_share", "Share of retrievals that run again exactly after their answer, to measure recall; 0: none."),
+    ("key", "Access key that the servers need; empty if they need none."),
+    (
+        "tls",
+        "TLS to the servers: `ca`, their authorities as PEM (without it plain HTTP); `certificate` and `key` of the router, if servers set `tls.client_ca`.",
+    ),
+];
 
 /// The documentation of a type or field on one line, as a cell of a table.
 fn said(of: &Value) -> String {
@@ -47,6 +81,7 @@ fn schema<T: PartialSchema>() -> Value {
 
 fn page() -> String {
     let sections = [
+        ("cache", schema::<CacheOptions>()),
         ("access", schema::<http::AccessOptions>()),
         ("tls", schema::<http::TlsOptions>()),
         ("traces", schema::<http::TraceOptions>()),
@@ -70,12 +105,18 @@ fn page() -> String {
         write!(page, "\n## `[{section}]`\n\n{}\n", said(of)).unwrap();
         rows(&mut page, own, defaults);
     }
+    page.push_str(ROUTE_HEAD);
+    let meanings: Map<String, Value> =
+        ROUTE.iter().map(|(key, meaning)| ((*key).to_owned(), json!({"description": meaning}))).collect();
+    let defaults = serde_json::to_value(route::Options::default()).unwrap();
+    assert!(meanings.keys().eq(defaults.as_object().unwrap().keys()), "route: a key that is not described");
+    rows(&mut page, &meanings, &defaults);
     page
 }
 
 #[test]
 fn the_page_lists_every_key_as_the_code_has_it() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/CONFIG.md");
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/configuration.md");
     let made = page();
     if std::env::var_os("STERLING_BLESS").is_some() {
         std::fs::write(path, &made).unwrap();

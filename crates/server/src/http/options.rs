@@ -10,26 +10,26 @@ use sterling_core::error::{Error, Result};
 /// Most connections where `connections` does not say.
 const CONNECTIONS_DEFAULT_MAX: usize = 16_384;
 
-/// What a client may hold, and for how long.
+/// Limits of connections, bodies and shutdown.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Options {
-    /// Connections that may be open; 0 means as many as the descriptors of the process allow, up to 16,384. At the
-    /// limit the one that has been idle for longest is closed.
+    /// Maximum number of open connections; 0: the descriptor limit of the process, at most 16,384. At the limit,
+    /// the connection that is idle for longest is closed.
     pub connections: usize,
-    /// How long a request may take from its first byte to the end of its header, in milliseconds.
+    /// Time from the first byte of a request to the end of its header, in milliseconds.
     pub header_ms: u64,
-    /// How long a connection may be idle between two requests, in milliseconds.
+    /// Idle time of a connection between two requests, in milliseconds.
     pub idle_ms: u64,
-    /// How long a body may take to arrive, in milliseconds.
+    /// Time for a complete body, in milliseconds.
     pub body_ms: u64,
-    /// Longest pause of a client that sends a body or reads a reply, in milliseconds.
+    /// Longest pause of a client that sends a body or reads an answer, in milliseconds.
     pub stall_ms: u64,
-    /// Memory for the bodies of all requests, read and parsed, in MiB.
+    /// Memory for request bodies, read and parsed, in MiB; answers have the same budget again.
     pub bodies_mb: usize,
-    /// How long `/readyz` says 503 before the socket closes after a SIGTERM, in milliseconds.
+    /// Time from SIGTERM, when `/readyz` starts to return 503, until the socket closes, in milliseconds.
     pub drain_ms: u64,
-    /// How long running work may take to end after that, in milliseconds.
+    /// Time for running requests to finish after that, in milliseconds.
     pub stop_ms: u64,
 }
 

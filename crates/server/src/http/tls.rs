@@ -16,17 +16,19 @@ mod none;
 #[cfg(not(feature = "tls"))]
 pub use none::Tls;
 
-/// The certificate of the server, and whose certificates clients must have. The files are read again when they change.
+/// TLS of the server and its clients, in builds with the feature `tls` (part of `full`). The files are reloaded
+/// on change.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct TlsOptions {
-    /// The server's certificate and those between it and its authority, as PEM; without it the server speaks plain HTTP.
+    /// PEM file of the server's certificate chain; without it the server speaks plain HTTP.
     #[schema(value_type = Option<String>)]
     pub certificate: Option<PathBuf>,
-    /// The certificate's private key, as PEM.
+    /// PEM file of the certificate's private key.
     #[schema(value_type = Option<String>)]
     pub key: Option<PathBuf>,
-    /// Authorities as PEM, of one of which every client must have a certificate; without it clients need none.
+    /// PEM file of authorities, one of which must have signed the certificate of each client; without it clients
+    /// need none.
     #[schema(value_type = Option<String>)]
     pub client_ca: Option<PathBuf>,
 }

@@ -31,13 +31,14 @@ const SERVER: u8 = 2;
 const INTERNAL: u8 = 1;
 const FAILED: u8 = 2;
 
-/// Where traces go, and which calls are traced.
+/// Export of OpenTelemetry traces.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct TraceOptions {
-    /// A collector that takes OTLP over HTTP, such as `http://127.0.0.1:4318`; without it nothing is sent.
+    /// Collector of OTLP over HTTP, such as `http://127.0.0.1:4318`; without it, no traces are exported.
     pub collector: Option<String>,
-    /// The share of the calls without a `traceparent` that is traced; those with one are as their callers say.
+    /// Share of the calls without a `traceparent` that are traced; other calls follow the flag of their
+    /// `traceparent`.
     pub share: f64,
 }
 

@@ -27,15 +27,16 @@ use sterling_embedding::tiers::{Fetched, Pending, RowSource, RowState};
 /// Threads that send and receive.
 const THREADS: usize = 2;
 
-/// How the servers of other hosts are asked for rows of tables.
+/// Requests for table rows to the servers of other hosts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct PeerOptions {
-    /// The key that they ask for, of role `read`; empty where they ask for none.
+    /// Access key for those servers, with the role `read`; empty if they need none.
     pub key: String,
-    /// Milliseconds that a version waits for the other hosts to have it too, before it is refused and tried again.
+    /// Time that a version waits for the other hosts to load it too, in milliseconds; then the load is rejected
+    /// and retried.
     pub wait_ms: u64,
-    /// TLS to them: `ca`, `certificate` and `key`, as `[route.tls]` of a router.
+    /// TLS to those servers: `ca`, `certificate` and `key`, as in `route.tls`.
     #[schema(value_type = Object)]
     pub tls: ServersTls,
 }

@@ -8,22 +8,22 @@ use utoipa::ToSchema;
 use sterling_core::error::{Error, Result};
 use sterling_core::limits::TIMEOUT_MS_MAX;
 
-/// How much may wait, how much is taken together, how much may be held.
+/// Queue, batches, workers and memory of requests.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Options {
-    /// Requests that may wait; beyond it they are refused. The deadline of a request is most often the narrower bound.
+    /// Maximum number of waiting requests; further ones are rejected. Usually the deadline rejects earlier.
     pub queue: usize,
-    /// Most requests that a worker takes together.
+    /// Maximum number of requests per batch of a worker.
     pub batch: usize,
-    /// Worker threads, and with them all the CPU that passes use; 0 means one a core.
+    /// Number of worker threads, which is the CPU that passes use; 0: one per core.
     pub workers: usize,
-    /// Time-out of requests that do not name one, in milliseconds.
+    /// Default deadline of requests, in milliseconds.
     pub timeout_ms: u64,
-    /// Requests whose cost says that they take longer than this, in milliseconds, never hold all workers: one stays free
-    /// for the others. With a single worker there is none to spare, and the others wait.
+    /// Cost estimate above which a request is expensive, in milliseconds. Expensive requests never occupy all
+    /// workers, unless there is only one.
     pub dear_ms: u64,
-    /// Most memory that all requests may hold between them, from when they are taken in until they are answered, in megabytes of 2^20 bytes.
+    /// Memory of all requests from acceptance to answer, in MiB.
     pub memory_mb: u64,
 }
 

@@ -24,14 +24,14 @@ pub(super) const FETCHING: &str = ".fetching-";
 const GONE: &str = ".gone-";
 const ORIGIN: &str = ".origin";
 
-/// Where versions of a store in a bucket are fetched to.
+/// Local copies of versions from a bucket.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct CacheOptions {
-    /// The folder; where there is none, `sterling` in the folder of caches that `XDG_CACHE_HOME` names, else in `~/.cache`.
+    /// Folder of the copies; without it, `sterling` in `$XDG_CACHE_HOME`, else in `~/.cache`.
     #[schema(value_type = Option<String>)]
     pub folder: Option<PathBuf>,
-    /// Megabytes (2^20 bytes) that versions may take there together; 0: 7/8 of what the disk has free beside them.
+    /// Disk space for the copies, in MiB; 0: 7/8 of the disk space that other files leave free.
     pub limit_mb: u64,
 }
 

@@ -8,18 +8,20 @@ use utoipa::ToSchema;
 
 use crate::http::address::read_any_address;
 
-/// Who may do what, and where that is written down (`docs/SECURITY.md`).
+/// Access keys and audit log.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct AccessOptions {
-    /// The file of keys that `sterling key` wrote, read again when it changes; without it everybody who reaches the server may do everything.
+    /// File of access keys, written by `sterling key` and reloaded on change. Without it, every client may make
+    /// every call.
     #[schema(value_type = Option<String>)]
     pub keys: Option<PathBuf>,
-    /// An address of their own for calls that take the role `admin`: the main one then has none of them.
+    /// Separate address for calls of the role `admin`; the main address then does not answer them.
     #[serde(deserialize_with = "read_any_address")]
     #[schema(value_type = Option<String>)]
     pub admin_listen: Option<SocketAddr>,
-    /// The file that calls which change something are appended to, a JSON line each; without it they go to the log alone.
+    /// File to which calls that change something are appended, one JSON line each. Without it they only appear in
+    /// the log.
     #[schema(value_type = Option<String>)]
     pub audit_log: Option<PathBuf>,
 }

@@ -207,12 +207,12 @@ fn an_unknown_parameter_is_refused_by_name_and_the_others_are_those_of_the_descr
 
 #[test]
 fn the_page_on_security_lists_every_call_with_its_role() {
-    let page = include_str!("../../../../../docs/SECURITY.md");
+    let page = include_str!("../../../../../docs/guide/security.md");
     for route in &TABLE {
         let row = format!("| `{} {}` | {} |", route.method, route.path.replace("*}", "}"), route.role.name());
-        assert!(page.contains(&row), "docs/SECURITY.md lacks: {row}");
+        assert!(page.contains(&row), "docs/guide/security.md lacks: {row}");
     }
-    assert_eq!(page.matches("\n| `").count(), TABLE.len(), "docs/SECURITY.md lists a call that is none");
+    assert_eq!(page.matches("\n| `").count(), TABLE.len(), "docs/guide/security.md lists a call that is none");
 }
 
 #[test]
