@@ -3,7 +3,7 @@
 //! is a program in f32 beside what is kept by item.
 //!
 //! `cargo bench --bench dense` prints a table; `python python/bench_dense.py` takes turns with ONNX Runtime and prints the one of
-//! docs/BENCHMARKS.md: with `--turns`, a line of input names a case, and the microseconds of a round of it come back.
+//! docs/benchmarks/pass.md: with `--turns`, a line of input names a case, and the microseconds of a round of it come back.
 //! `STERLING_KERNEL` chooses the instruction set.
 //!
 //! The bound: multiply-adds. A candidate takes 46,176 of them as the graph is written down and 21,600 once it is collapsed, a

@@ -1,6 +1,6 @@
 //! The eligibility index: how often a Bloom plane says "maybe" wrongly, and what a leaf of a filter costs.
 //!
-//! `cargo bench --bench filter` prints the two tables of `docs/FILTERS.md`. Times are medians of several runs on one thread.
+//! `cargo bench --bench filter` prints the two tables of `docs/benchmarks/filters.md`. Times are medians of several runs on one thread.
 
 #![allow(clippy::unwrap_used)]
 

@@ -2,8 +2,8 @@
 //!
 //! `cargo bench --bench fleet`. Time is simulated, so that the figures depend on the seed alone and not on the machine. The rules of the router are the real
 //! ones (`sterling::server::route::choice`); what is made up is what they meet: servers with one queue and several workers, service times of a log-normal
-//! distribution, and what goes wrong. The times are those of passes on the machine of the benchmarks: of 4 shards of the Debian model (docs/ROUTE.md), and of a
-//! search of a million vectors (docs/RECALL.md), with the spread of the former.
+//! distribution, and what goes wrong. The times are those of passes on the machine of the benchmarks: of 4 shards of the Debian model (docs/guide/router.md), and of a
+//! search of a million vectors (docs/benchmarks/recall.md), with the spread of the former.
 //!
 //! A request without a reranker asks every shard once; one with a reranker asks one shard for the user, then all for candidates, then
 //! all for results, or, where they rank ahead, for both at once. Each round ends with its slowest shard, so with S shards the median of

@@ -1,6 +1,6 @@
 //! The whole pass on the Debian model: latency of a request in the process and over HTTP, and where it goes.
 //!
-//! `cargo bench --bench forward` prints the tables of docs/BENCHMARKS.md. Requests are the held-out users of the package, one after the
+//! `cargo bench --bench forward` prints the tables of docs/benchmarks/pass.md. Requests are the held-out users of the package, one after the
 //! other from one client; every user is asked once to warm up and then `ROUNDS` times.
 //!
 //! With `--turns FOLDER` a published version is opened; a line of input is then the number of a user, and what the reranker takes for

@@ -1,4 +1,4 @@
-//! How far kernels are from what memory allows, and the figures of `docs/GPU.md`, on the card that `STERLING_TEST_DEVICE` names, by
+//! How far kernels are from what memory allows, and the figures of `docs/benchmarks/gpu.md`, on the card that `STERLING_TEST_DEVICE` names, by
 //! `scripts/gpu-check.sh`; on the emulation over few items, where times mean nothing.
 //!
 //! `cargo bench --bench gpu_floors -- floors` makes the table of kernels, `figures` that of whole passes, and `once` asks for each figure a few

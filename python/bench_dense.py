@@ -1,5 +1,5 @@
 """A reranker and the Debian model's user tower beside ONNX Runtime and, where it is installed, OpenVINO in bf16, one thread, in turns:
-prints the table of docs/BENCHMARKS.md.
+prints the table of docs/benchmarks/pass.md.
 
     cargo bench --bench dense --no-run
     pip install onnxruntime numpy openvino

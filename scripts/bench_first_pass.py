@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""First-pass codes against int8 rows alone and against other libraries, on real vectors: table and curves of docs/CODES.md.
+"""First-pass codes against int8 rows alone and against other libraries, on real vectors: table and curves of docs/benchmarks/quantization.md.
 
     python scripts/real_vectors.py words words.npy
     python scripts/bench_first_pass.py --sterling target/release/sterling --vectors words.npy [--peers faiss-sq8,faiss-pq,scann,hnswlib,svs]
@@ -10,7 +10,7 @@ median of the rounds counts. What is told for each number of results and each re
 (ours alone), and last the recall that a request asks for by name. `int8 beside CODES` scans int8 rows in the index that has the codes. --folder keeps data and the indexes of peers, which --build makes without measuring anything; besides it gets
 `curves.csv`, every setting with its median, and `curves.svg`, of each side the settings that nothing is both faster and better than.
 With --filters it measures instead what a request by recall costs in an index with codes and in one without: K = 100 to 10,000, and K = 1,000 behind filters that
-a half, a tenth, a hundredth and a thousandth of the items pass, whatever their vectors: the table *Behind filters* of docs/CODES.md.
+a half, a tenth, a hundredth and a thousandth of the items pass, whatever their vectors: the table *Behind filters* of docs/benchmarks/quantization.md.
 Needs numpy, and of faiss-cpu, scann, hnswlib and scalable-vs those that --peers names.
 """
 import argparse, csv, json, math, os, pathlib, statistics, subprocess, time

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Whether answers of any form keep within the advised memory: STERLING=... [SECONDS=120] [ITEMS=100000] [CONNECTIONS=48] [SEED=1] scripts/bench_memory.py
 
-A server of the memory that `sterling serve --check` advises and a router of what docs/OPERATING.md says, each in a control group that has
+A server of the memory that `sterling serve --check` advises and a router of what docs/guide/operate.md says, each in a control group that has
 no more, as root. A caller asks both for answers of all forms at random: JSON, columns, Arrow, tensors, pages, lists, rankings, items by
 text and values of columns; of every number of results up to the limit, with columns of 0 to 64 kB an item; compressed or not; read at once,
 slowly, or left in the midst. Neither process may be killed or come to the advice, and the p99 of another caller's small requests at the

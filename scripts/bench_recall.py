@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Recall that was asked for against recall that was found, and what it costs: the table of docs/RECALL.md.
+"""Recall that was asked for against recall that was found, and what it costs: the table of docs/benchmarks/recall.md.
 
     python scripts/bench_recall.py --sterling target/release/sterling --items 100000 --items 1000000 [--peer OLD/sterling]
 

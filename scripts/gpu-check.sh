@@ -3,7 +3,7 @@
 # TESTS is the program that `cargo test --release --test gpu --no-run` names, BENCH that of `cargo bench --bench gpu_floors --no-run`, both built
 # elsewhere; they need this checkout for its models.
 # First the suite, a process a test, so that a card that one has lost answers the next one; then compute-sanitizer where it is, then a table: the
-# figures of docs/GPU.md, kernels against their floors, whole passes, and PyTorch and Faiss where they are.
+# figures of docs/benchmarks/gpu.md, kernels against their floors, whole passes, and PyTorch and Faiss where they are.
 #
 #   STERLING_FLOORS=1000000,10000000   how many items the table is of
 #   PARTS="suite sanitizers figures floors peers"   what is done

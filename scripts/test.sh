@@ -41,7 +41,7 @@ if need_chromium; then
     exit 1
 fi
 if need_typed; then
-    echo "curl or openssl is missing and could not be installed: the tasks of docs/TASKS.md type them" >&2
+    echo "curl or openssl is missing and could not be installed: the tasks of docs/guide/tasks.md type them" >&2
     exit 1
 fi
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # The tests that are written in Python, in an environment of their own under target/: those of the Python package, of which the ones that need
-# PyTorch are skipped where it is not in that environment, those of what lies under deploy/, the tasks of docs/TASKS.md, and of stores in buckets and of the
+# PyTorch are skipped where it is not in that environment, those of what lies under deploy/, the tasks of docs/guide/tasks.md, and of stores in buckets and of the
 # console in Chromium those that are marked `smoke`. PYTHON names another interpreter to make the environment with. Arguments after `--all` go to pytest.
 # With --all first also all of stores and of the console, whose pictures lie in target/console. NVRTC compiles the kernels of GPUs, whose resources are held
-# against docs/KERNELS.md. What of the package needs neither PyTorch nor Ray is also run on the lowest and the highest Python that it is for, each in an
+# against crates/cuda/src/kernels/registers.txt. What of the package needs neither PyTorch nor Ray is also run on the lowest and the highest Python that it is for, each in an
 # environment of its own, where they are here: on PATH or under pyenv.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -23,7 +23,7 @@ fi
 # The program as it was built for the tests in Rust: their crates ask for more of those that they share, and without them all would be built again.
 cargo test --locked --workspace --quiet --features full --no-run
 "${PYTHON:-python3}" scripts/cli_reference.py target/debug/sterling --check
-# The version of which docs/KERNELS.md says what it makes: 90 MB to fetch.
+# The version whose output crates/cuda/src/kernels/registers.txt records: 90 MB to fetch.
 nvrtc=target/nvrtc nvrtc_version=13.0.88
 if [ "$all" ] && ! { "$nvrtc/bin/pip" show nvidia-cuda-nvrtc | grep -x "Version: $nvrtc_version"; } >/dev/null 2>&1; then
     if ! { "${PYTHON:-python3}" -m venv "$nvrtc" && "$nvrtc/bin/pip" install -q --disable-pip-version-check --no-deps "nvidia-cuda-nvrtc==$nvrtc_version"; }; then

@@ -41,7 +41,7 @@
 //!
 //! `examples/` has a program for each use. Everything below these types is in crates of its own, which are modules here and can be
 //! used alone: the index ([`index`]), the embedding tables ([`embedding`]), ONNX graphs ([`graph`]), CPU kernels ([`kernels`]),
-//! the write-ahead log ([`journal`]) and the rest of the table in `ARCHITECTURE.md`.
+//! the write-ahead log ([`journal`]) and the rest of the table in `docs/internals/architecture.md`.
 //!
 //! | letter | meaning | letter | meaning |
 //! |---|---|---|---|

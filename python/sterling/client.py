@@ -142,7 +142,7 @@ class Client:
         sticky: str | None = None,
         **fields: Any,
     ) -> Ranked:
-        """The best ``k`` items for a user's features or a query vector; ``fields`` are those of ``docs/API.md``: ``filter``, ``exclude``,
+        """The best ``k`` items for a user's features or a query vector; ``fields`` are those of ``docs/reference/http.md``: ``filter``, ``exclude``,
         ``columns``, ``candidates``, ``constants``, ``timeout_ms`` and others. Beside a canary requests of one ``sticky`` key are answered by one version."""
         return self._items(f"{_named(model)}:retrieve", _user(features, vector) | {"k": k} | fields, sticky)
 
@@ -248,7 +248,7 @@ class Client:
         return np.asarray(answer.json()["embedding"], np.float32)
 
     def traffic(self, model: str) -> dict[str, Any]:
-        """The canary and the shadow of a model, and what this server has seen of them; ``docs/API.md`` has the fields."""
+        """The canary and the shadow of a model, and what this server has seen of them; ``docs/reference/http.md`` has the fields."""
         return self._call("GET", f"{_named(model)}/traffic").json()
 
     def set_traffic(

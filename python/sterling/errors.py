@@ -31,7 +31,7 @@ class ConnectionFailed(SterlingError, ConnectionError):
 class RequestError(SterlingError):
     """The server answered with a problem.
 
-    ``status`` is HTTP's, ``code`` and ``retryable`` are the problem's (``docs/API.md``), ``retry_after`` the seconds that the
+    ``status`` is HTTP's, ``code`` and ``retryable`` are the problem's (``docs/reference/http.md``), ``retry_after`` the seconds that the
     server asks to wait, where it says so. ``problem`` is all that it said.
     """
 

@@ -97,7 +97,7 @@ def export(
     ``queries``, ``merge``
         Where ``query`` is ``[Q, Tq, D]``: its rows, and how their candidates become one list.
     ``tasks``, ``value``, ``constants``
-        Names along the last axis of ``logits``, the expression that orders results (``docs/VALUE_MODEL.md``) and its constants.
+        Names along the last axis of ``logits``, the expression that orders results (``docs/reference/value-model.md``) and its constants.
     ``samples``, ``items``
         Real users' features as requests bring them, and items as rows with an ``id``. Items are written as ``items.jsonl``. Samples are
         written as ``queries.jsonl``, from which ``sterling publish`` takes up to 256 to measure recall with: give some hundred, and none of users
@@ -517,7 +517,7 @@ def _without_empty(tree: dict[str, Any]) -> dict[str, Any]:
 
 
 def item_line(row: Mapping[str, Any]) -> str:
-    """An item as a line of an item file (``docs/ITEMS.md``).
+    """An item as a line of an item file (``docs/guide/items.md``).
 
     >>> item_line({"id": 7, "embedding": [0.5, 1.0], "brand": "acme"})
     '{"id":7,"embedding":[0.5,1.0],"attributes":{"brand":"acme"}}'

@@ -14,7 +14,7 @@ from .client import Client
 class SterlingRetriever:
     """The best items of a query's embedding as documents: ``content`` is the column of their text, the other ``columns`` are their ``meta``.
 
-    ``fields`` are those of a retrieval (``docs/API.md``): ``filter``, ``candidates``, ``constants`` and others.
+    ``fields`` are those of a retrieval (``docs/reference/http.md``): ``filter``, ``candidates``, ``constants`` and others.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ class SterlingRetriever(BaseRetriever):
     """The best items of a query as documents: ``content`` is the column of their text; id, scores and the other ``columns`` are their metadata.
 
     ``encode`` makes of a query either a vector (an array or a list of numbers, such as LangChain's ``Embeddings.embed_query`` gives) or the user's features by name. ``fields`` are
-    those of a retrieval (``docs/API.md``): ``filter``, ``candidates``, ``constants`` and others.
+    those of a retrieval (``docs/reference/http.md``): ``filter``, ``candidates``, ``constants`` and others.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)

@@ -52,7 +52,7 @@ class Published:
 def publish(package: Path, store: Path, *, items: Path | None = None, index: Path | None = None, program: Path | None = None) -> Published:
     """Publishes a model package with its items and returns the version.
 
-    ``items`` is an item file (``docs/ITEMS.md``); without it the package's ``items.parquet`` or ``items.jsonl`` is taken. ``index`` is an
+    ``items`` is an item file (``docs/guide/items.md``); without it the package's ``items.parquet`` or ``items.jsonl`` is taken. ``index`` is an
     index recipe. Raises `ProgramError` with what the program said.
     """
     package, store = pathlib.Path(package), os.fspath(store)

@@ -35,7 +35,7 @@ def command(
     task: str = "retrieve",
     max_problems: int | str = 0,
 ) -> list[str]:
-    """The arguments of ``sterling score`` for a job (``docs/SCORE.md``); paths become absolute, for workers run in other folders.
+    """The arguments of ``sterling score`` for a job (``docs/guide/offline-scoring.md``); paths become absolute, for workers run in other folders.
     ``max_problems`` rows of the job may have a problem: a number, or a share such as ``"0.5%"``.
 
     Raises `ValueError` without inputs, for URLs in the place of paths, or for another ``task`` than ``retrieve``, ``rank`` and ``items``.

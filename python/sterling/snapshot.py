@@ -1,4 +1,4 @@
-"""Published versions as NumPy arrays (``docs/FORMAT.md``).
+"""Published versions as NumPy arrays (``docs/reference/formats.md``).
 
 Arrays are read-only views of the mapped files, so that opening costs nothing but the check of the digests, which reads every byte
 once. NumPy has no bfloat16: tensors of it are widened to float32, which is exact.
@@ -259,7 +259,7 @@ def _quantised(format: str | None) -> dict[str, str]:
 
 
 def decoded(stored: np.ndarray, format: str) -> np.ndarray:
-    """Rows in ``int8``, ``int4`` or ``int2`` (``docs/SPARSE.md``) as f32.
+    """Rows in ``int8``, ``int4`` or ``int2`` (``docs/reference/formats.md``) as f32.
 
     >>> row = np.concatenate([np.array([0.5, -1.0], "<f2").view("u1"), np.array([0, 2, 4], "u1")])
     >>> decoded(row[None], "int8")

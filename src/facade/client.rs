@@ -76,7 +76,7 @@ impl Client {
         self.call(&format!("/v1/models/{model}:rank"), &rank_body(request)?)
     }
 
-    /// Posts any other call (`docs/API.md`) and reads its answer, whose types are in [`crate::api`].
+    /// Posts any other call (`docs/reference/http.md`) and reads its answer, whose types are in [`crate::api`].
     ///
     /// # Errors
     /// The problem that the server reports; `Unavailable` where it cannot be reached; `Corrupt` for an answer of another shape.

@@ -442,7 +442,7 @@ PHONE = {"offline": False, "latency": 150, "downloadThroughput": 1_638_400 / 8, 
 
 @pytest.mark.parametrize("machine", ["this machine", "a slow phone"])
 def test_the_first_paint_takes_one_document_and_nothing_else(console: Console, machine: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """How long it takes is printed (docs/BENCHMARKS.md). What decides it is asserted: bytes, requests before it, what blocks it."""
+    """How long it takes is printed (docs/benchmarks/http.md). What decides it is asserted: bytes, requests before it, what blocks it."""
     driver, paints = console.driver, []
     driver.execute_cdp_cmd("Network.enable", {})
     if machine == "a slow phone":

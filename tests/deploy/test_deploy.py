@@ -134,7 +134,7 @@ def test_every_alert_has_its_section_and_every_section_its_alert() -> None:
     names = [rule["alert"] for rule in RULES]
     assert re.findall(r"^## (\w+)$", RUNBOOK, re.M) == names
     for rule in RULES:
-        assert rule["annotations"]["runbook"] == f"docs/RUNBOOK.md#{rule['alert'].lower()}"
+        assert rule["annotations"]["runbook"] == f"docs/guide/runbook.md#{rule['alert'].lower()}"
 
 
 @pytest.mark.skipif(not shutil.which("promtool"), reason="no promtool")

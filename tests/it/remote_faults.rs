@@ -60,7 +60,7 @@ pub struct Bed {
 }
 
 const USER: &str = "rows";
-/// The user of the server, who may do what docs/REMOTE.md says that it needs.
+/// The user of the server, who may do what docs/guide/remote-tables.md says that it needs.
 const ACL: [&str; 14] = [
     "ACL",
     "SETUSER",

@@ -297,7 +297,7 @@ fn every_fate_of_unseen_ids_is_kept_and_counted() {
 }
 
 proptest! {
-    /// What a number loses in a format stays below the bounds that docs/SPARSE.md states.
+    /// What a number loses in a format stays below the bounds that docs/reference/formats.md states.
     #[test]
     fn formats_keep_their_stated_error(
         unit in prop::collection::vec(-1f32..1.0, 8),

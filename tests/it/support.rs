@@ -338,7 +338,7 @@ pub fn ids(answer: &Value) -> Vec<i64> {
     answer["items"].as_array().unwrap().iter().map(|i| i["id"].as_i64().unwrap()).collect()
 }
 
-/// What a number of a row loses at most, as docs/SPARSE.md states it; `stored` is the row in the format.
+/// What a number of a row loses at most, as docs/reference/formats.md states it; `stored` is the row in the format.
 pub fn loses(format: RowFormat, x: f32, row: &[f32], stored: &[u8]) -> f32 {
     let (least, most) = row.iter().fold((f32::MAX, f32::MIN), |(lo, hi), &x| (lo.min(x), hi.max(x)));
     let scale = half::f16::from_le_bytes([stored[0], stored[1]]).to_f32();

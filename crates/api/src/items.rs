@@ -66,7 +66,7 @@ pub struct DeleteRequest {
     /// The items.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ids: Option<Vec<i64>>,
-    /// In their place: which items; see `docs/FILTERS.md`.
+    /// In their place: which items; see `docs/reference/filter-language.md`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub filter: Option<String>,
     /// True where nothing is to be deleted, but only counted.

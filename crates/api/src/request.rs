@@ -76,7 +76,7 @@ pub struct RetrieveRequest {
     #[serde(default)]
     #[schema(value_type = Option<VectorForm>)]
     vector: Option<Vector<DIMENSION_MAX>>,
-    /// Which items are eligible; see `docs/FILTERS.md`.
+    /// Which items are eligible; see `docs/reference/filter-language.md`.
     #[serde(default, deserialize_with = "nullable")]
     #[schema(value_type = Option<String>)]
     filter: String,

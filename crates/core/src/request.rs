@@ -150,7 +150,7 @@ pub enum Which<'a> {
 pub struct Retrieve {
     /// Who asks.
     pub user: User,
-    /// Which items are eligible; see `docs/FILTERS.md`. Empty means all.
+    /// Which items are eligible; see `docs/reference/filter-language.md`. Empty means all.
     pub filter: String,
     /// Items that are not to be returned.
     #[serde(with = "packed::numbers")]

@@ -1,6 +1,6 @@
 //! The configuration of `sterling serve`, and of `sterling route` ([`RouterConfig`]): defaults, then one TOML file, then `STERLING_*`, then flags.
 //!
-//! `docs/CONFIG.md` lists every key; it is written from the types here (`reference`).
+//! `docs/reference/configuration.md` lists every key; it is written from the types here (`reference`).
 //!
 //! A variable joins the path by two underscores: `STERLING_ENGINE__QUEUE=64`. One that nearly names a key is an error. Other variables that begin with `STERLING_`
 //! are passed over with a warning: an orchestrator sets some, as Kubernetes does for a service called `sterling`.

@@ -18,7 +18,7 @@
 //!
 //! A version that was cut into shards holds a folder of such files for each, and `shards.json` that names them (`shards`).
 //!
-//! The format is described for other readers in `docs/FORMAT.md`.
+//! The format is described for other readers in `docs/reference/formats.md`.
 //!
 //! ```
 //! use sterling_snapshot::{Recipe, Store};

@@ -3,7 +3,7 @@
 //! Times are in seconds, sizes in bytes. Histograms have fixed buckets (`SECONDS`, `COUNTS`), so that those of several
 //! servers can be added up. What is recorded waits in memory until it is sorted into them: at each reading, and several
 //! times a second by the server ([`sort_in`]), whether or not anybody reads.
-//! `catalogue` lists all of them, and `docs/METRICS.md` for those who read them.
+//! `catalogue` lists all of them, and `docs/reference/metrics.md` for those who read them.
 //!
 //! ```
 //! metrics::with_local_recorder(&metrics::NoopRecorder, || metrics::counter!("sterling_example_total").increment(1));

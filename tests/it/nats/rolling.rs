@@ -1,7 +1,7 @@
 //! A rolling restart under load: every server, then every router, then the broker, each stopped and started at its address while callers
 //! retrieve and write. No retrieval fails, and no acknowledged update is lost.
 //!
-//! Callers do what `docs/OPERATING.md` and `docs/ROUTE.md` say that they must: a load balancer goes by `/readyz`, a refused connection goes to the next router,
+//! Callers do what `docs/guide/operate.md` and `docs/guide/router.md` say that they must: a load balancer goes by `/readyz`, a refused connection goes to the next router,
 //! and an update that is answered with 503 or 504 is sent again. One caller has no load balancer and goes by refused connections alone.
 
 // The count of the requests, for those who run it.

@@ -4,7 +4,7 @@
 //! allowed) go in, a [`PlacementPlan`] comes out, with what each table and device was estimated to cost and why. `enumerate`
 //! lists every placement that a table's constraints allow, `cost` estimates each (bytes, microseconds), `search` picks
 //! one for each table so that the slowest device is as fast as possible and none overflows. The constants of a topology are
-//! measured by [`calibrate`] and [`calibrate_gpu`]. The grammar of the two TOML files and the formulas stand in `docs/PLANNER.md`.
+//! measured by [`calibrate`] and [`calibrate_gpu`]. The grammar of the two TOML files and the formulas stand in `docs/reference/planner.md`.
 
 pub mod access;
 pub mod calibrate;

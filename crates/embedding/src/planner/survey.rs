@@ -3,7 +3,7 @@
 use super::topology::{GIB, Remote};
 use crate::tiers::remote::Survey;
 
-/// Bytes that primaries store for a byte of rows, the larger of the two that were measured (`docs/REMOTE.md`).
+/// Bytes that primaries store for a byte of rows, the larger of the two that were measured (`docs/guide/remote-tables.md`).
 const REMOTE_OVERHEAD: f64 = 1.08;
 /// Rows that one node answers in a second, and what it sends, as measured on two shared cores; a topology file may say better.
 const REMOTE_ROWS_PER_S: f64 = 400_000.0;

@@ -331,7 +331,7 @@ fn several_hosts(random: &mut Random) -> (Topology, TableWorkload) {
     (Topology { hosts, gpus: Vec::new(), remote: Some(cluster), network: Some(network) }, table)
 }
 
-/// Microseconds of the slowest device, by the formulas of `docs/PLANNER.md` written out for one way; none where it does not fit.
+/// Microseconds of the slowest device, by the formulas of `docs/reference/planner.md` written out for one way; none where it does not fit.
 fn by_hand(topology: &Topology, table: &TableWorkload, batch: u32, way: Way) -> Option<f64> {
     let (hosts, host) = (topology.hosts.len() as f64, &topology.hosts[0]);
     let (network, cluster) = (topology.network.as_ref().unwrap(), topology.remote.as_ref().unwrap());

@@ -1,6 +1,6 @@
 //! The machines that tables can lie on: hosts with DRAM, their GPUs, a remote cluster, and what joins them.
 //!
-//! A topology is read from TOML (the grammar is in `docs/PLANNER.md`), or taken from the machine the program runs on. Each constant is a
+//! A topology is read from TOML (the grammar is in `docs/reference/planner.md`), or taken from the machine the program runs on. Each constant is a
 //! measurable quantity with its unit last: `_gib` is 2^30 bytes, `_gb_s` is 10^9 bytes a second, which is one byte a nanosecond.
 
 use std::collections::BTreeSet;

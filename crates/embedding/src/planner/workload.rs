@@ -147,7 +147,7 @@ fn format_default() -> RowFormat {
 }
 
 impl Workload {
-    /// Reads the tables; the grammar is in `docs/PLANNER.md`.
+    /// Reads the tables; the grammar is in `docs/reference/planner.md`.
     ///
     /// ```
     /// use sterling_embedding::planner::workload::Workload;

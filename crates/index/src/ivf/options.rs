@@ -7,7 +7,7 @@ use sterling_core::error::{Error, Result};
 use sterling_core::limits;
 use sterling_kernels::cpu::kernels::BLOCK;
 
-/// Lists for the square root of the items: with more, queries lose on centroids what they save on items (`docs/INDEX.md`).
+/// Lists for the square root of the items: with more, queries lose on centroids what they save on items (`docs/internals/index.md`).
 const LISTS_PER_ROOT: f64 = 4.0;
 /// The same where codes are scanned: an item costs less then, and a centroid what it did.
 const CODED_LISTS_PER_ROOT: f64 = 2.0;

@@ -5,7 +5,7 @@
 //! cache, never through a tree for each item. Comparisons are 1 or 0. A result that is not a number ranks last: it becomes
 //! the lowest f32, and infinities become the largest and lowest ones, so that every value can be written as JSON.
 //!
-//! The grammar, with examples that a test runs, is in `docs/VALUE_MODEL.md`.
+//! The grammar, with examples that a test runs, is in `docs/reference/value-model.md`.
 
 #[cfg(feature = "cuda")]
 mod lower;

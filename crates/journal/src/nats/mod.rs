@@ -23,7 +23,7 @@
 //! **Streams that are lost.** How far a stream came is noted outside of it (`mark`). A stream that is gone or ends before the note is
 //! not begun again: a start is refused, and a server that runs refuses updates, until the stream is back or begins after all that was seen.
 //!
-//! What is acknowledged is as durable as the stream: `docs/UPDATES.md` says which settings of the broker that takes. Records are
+//! What is acknowledged is as durable as the stream: `docs/guide/updates.md` says which settings of the broker that takes. Records are
 //! released by the stream's own limits.
 
 mod credentials;

@@ -2,7 +2,7 @@
 //!
 //! The model counts what each step touches (what a search does, `search::Expected`) and multiplies by nanoseconds of one core of a
 //! server of 2023; the engine scales it by what it measures. It need not be exact: it orders requests, adds them up and bounds them.
-//! Constants are those of `docs/BENCHMARKS.md` (steps of the Debian model) and `docs/INDEX.md` (probed items).
+//! Constants are those of `docs/benchmarks/pass.md` (steps of the Debian model) and `docs/internals/index.md` (probed items).
 
 use super::work::{Cost, Prepared, Search, Task};
 use crate::view::View;

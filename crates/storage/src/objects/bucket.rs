@@ -1,6 +1,6 @@
 //! Buckets of S3, Google Cloud Storage and Azure, by the crate `object_store`.
 //!
-//! Credentials, region and endpoint come from the environment, as the tools of each have them (`docs/STORE.md`). Calls run on
+//! Credentials, region and endpoint come from the environment, as the tools of each have them (`docs/guide/versions.md`). Calls run on
 //! two threads of the bucket's own; who asks waits. The crate repeats nothing: each call here does, where a repetition does no
 //! harm, and signs it anew. A read goes on at the byte where it broke off, an upload at the part.
 

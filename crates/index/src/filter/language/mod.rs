@@ -3,7 +3,7 @@
 //! A superset of SilverTorch's expression syntax. Text becomes tokens (`lexer`), tokens an [`Expr`] (`parser`), and that
 //! its canonical form ([`Expr::canonical`]): NOT pushed to the leaves, nested AND and OR flattened, parts sorted and
 //! deduplicated, so that equal filters are equal values. Nothing here knows a catalogue; a plan resolves the leaves.
-//! The grammar, with examples that a test runs, is in `docs/FILTERS.md`.
+//! The grammar, with examples that a test runs, is in `docs/reference/filter-language.md`.
 
 mod canonical;
 mod date;

@@ -1,7 +1,7 @@
 //! Which codes a recipe gets that leaves the choice: those by which a search is reckoned to take the least time.
 //!
 //! A search of K results scans about so many lists, by int8 rows or by codes, and scores what these select by rows. The
-//! constants are figures of `docs/CODES.md`; what is chosen is tried once more where the version is calibrated, which
+//! constants are figures of `docs/benchmarks/quantization.md`; what is chosen is tried once more where the version is calibrated, which
 //! takes codes for no K and no recall that they make slower.
 
 use super::options::{CodeKind, CodeShape, FirstPass};
