@@ -101,7 +101,9 @@ pub struct FailedShard {
     pub reason: String,
     /// True where the same may be tried again.
     pub retryable: bool,
-    /// True where it may have been done all the same.
+    /// True if the updates may have been applied: the connection broke after the call was sent.
+    pub may_be_applied: bool,
+    /// Deprecated name of `may_be_applied`, for this release alone.
     pub may_be_done: bool,
 }
 

@@ -390,10 +390,16 @@ const METRICS: &[Metric] = &[
         "hedged requests: calls that a router also sent to another replica",
     ),
     metric(
-        "sterling_route_again_total",
+        "sterling_route_requeries_total",
         Counter,
         Model,
         "shards that a router queried again because their part of the answer was not proven complete",
+    ),
+    metric(
+        "sterling_route_again_total",
+        Counter,
+        Model,
+        "deprecated name of `sterling_route_requeries_total`, for this release alone",
     ),
     metric("sterling_route_partial_total", Counter, Model, "answers of a router that did not cover all items"),
     metric(

@@ -95,7 +95,7 @@ pub(super) struct Hand {
 impl<B: Backend> Shared<B> {
     pub(super) fn new(backend: B, options: &Options, workers: usize) -> Self {
         let started = Instant::now();
-        let dear = Duration::from_millis(options.dear_ms);
+        let dear = Duration::from_millis(options.expensive_request_ms);
         let bounds = Bounds { waiting: options.queue, batch: options.batch, workers, dear };
         Shared {
             backend,

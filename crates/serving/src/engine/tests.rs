@@ -734,7 +734,9 @@ fn options_that_cannot_work_are_named() {
     assert!(wrong(Options { batch: 5000, ..Options::default() }).contains("engine.batch: got 5000"));
     assert!(wrong(Options { workers: 1025, ..Options::default() }).contains("engine.workers: got 1025"));
     assert!(wrong(Options { timeout_ms: 0, ..Options::default() }).contains("engine.timeout_ms: got 0"));
-    assert!(wrong(Options { dear_ms: 0, ..Options::default() }).contains("engine.dear_ms: got 0"));
+    assert!(
+        wrong(Options { expensive_request_ms: 0, ..Options::default() }).contains("engine.expensive_request_ms: got 0")
+    );
     assert!(wrong(Options { memory_mb: 0, ..Options::default() }).contains("engine.memory_mb: got 0"));
     assert!(Options::default().check().is_ok());
 }
