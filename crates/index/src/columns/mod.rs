@@ -1,9 +1,10 @@
-//! Item columns of a snapshot: what a filter asks about, what a value model reads and what a reply shows.
+//! Item columns of a snapshot: filters and value models read them, and answers return them.
 //!
 //! Columns arrive in the order of the item file ([`ItemColumn`]), are encoded in slot order ([`encode`]) and are read
-//! from the mapped file ([`Columns`]). A category column is dictionary-encoded: its distinct values are sorted, a value's
-//! rank is its *code*, and the codes of each slot stand in compressed sparse rows. Sorted dictionaries make a comparison of
-//! an integer column a range of codes. Every (filterable category, code) pair is one [`sterling_core::units::TermId`], dense over the snapshot.
+//! from the mapped file ([`Columns`]). A category column is dictionary-encoded: its distinct values are sorted, the
+//! rank of a value is its *code*, and the codes per slot are stored as compressed sparse rows. Because dictionaries are
+//! sorted, a comparison on an integer column is a range of codes. Every (filterable category, code) pair is one
+//! [`sterling_core::units::TermId`], dense within the snapshot.
 //!
 //! | tensor (`c3` = column 3) | holds |
 //! |---|---|
