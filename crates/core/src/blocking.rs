@@ -1,9 +1,9 @@
-//! Guards against blocking calls on async worker threads. A blocked disk or network call there would stall every
-//! connection that the thread serves.
+//! Guards against blocking calls on async worker threads. A blocked disk or network call there would stall every connection that
+//! the thread serves.
 
-/// Marks a function that may wait for a disk, the network, a process or another thread. In builds with debug
-/// assertions, such as tests, it aborts the process if the current thread is driving async tasks. A panic would not do:
-/// it would end as the error of one request or of one task, which no test may check.
+/// Marks a function that may wait for a disk, the network, a process or another thread. In builds with debug assertions, such as
+/// tests, it aborts the process if the current thread is driving async tasks. A panic would not do: it would end as the error of
+/// one request or of one task, which no test may check.
 #[track_caller]
 pub fn may_block() {
     #[cfg(debug_assertions)]
@@ -12,12 +12,12 @@ pub fn may_block() {
     }
 }
 
-/// Returns true if this thread drives tasks of an async runtime, so that blocking it would stall them. Returns false
-/// inside `spawn_blocking` and `block_in_place`: the runtime moves the tasks to another thread before these.
+/// Returns true if this thread drives tasks of an async runtime, so that blocking it would stall them. Returns false inside
+/// `spawn_blocking` and `block_in_place`: the runtime moves the tasks to another thread before these.
 #[cfg(debug_assertions)]
 fn drives_tasks() -> bool {
-    // Only tokio knows: its blocking calls panic on such a thread before they wait. The value is already sent, so this
-    // call never waits.
+    // Only tokio knows: its blocking calls panic on such a thread before they wait. The value is already sent, so this call never
+    // waits.
     let (tell, told) = tokio::sync::oneshot::channel();
     let _ = tell.send(());
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| told.blocking_recv())).is_err()

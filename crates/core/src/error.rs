@@ -1,7 +1,7 @@
 //! The error type of all crates: a [`Kind`] for programs, a message for people, a source for logs.
 //!
-//! Modules of features convert their errors into [`Error`], which depends on none of them. The HTTP layer maps [`Kind`]
-//! to a status and the command line maps it to an exit code, each in one table.
+//! Modules of features convert their errors into [`Error`], which depends on none of them. The HTTP layer maps [`Kind`] to a
+//! status and the command line maps it to an exit code, each in one table.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -76,8 +76,8 @@ impl Kind {
         matches!(self, Kind::Overloaded | Kind::DeadlineExceeded | Kind::NotReady | Kind::Unavailable | Kind::Partial)
     }
 
-    /// Returns true for failures that may resolve over time. A version that failed to load with such an error is tried
-    /// again, although its folder did not change.
+    /// Returns true for failures that may resolve over time. A version that failed to load with such an error is tried again,
+    /// although its folder did not change.
     pub fn is_transient(self) -> bool {
         match self {
             Kind::Unavailable
@@ -207,8 +207,8 @@ impl StdError for Error {
     }
 }
 
-/// Displays a number in at most 24 characters that parse back to the same number. Very large and very small numbers get
-/// an exponent: without one, 1e300 has 301 digits.
+/// Displays a number in at most 24 characters that parse back to the same number. Very large and very small numbers get an
+/// exponent: without one, 1e300 has 301 digits.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ShortNumber(pub f64);
 

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use crate::locks::locked;
 
-/// Replaces control characters by their escapes (`\n`, `\u{1b}`). Text of a client or another server then stays on one
-/// line and cannot send escape sequences to a terminal.
+/// Replaces control characters by their escapes (`\n`, `\u{1b}`). Text of a client or another server then stays on one line and
+/// cannot send escape sequences to a terminal.
 ///
 /// ```
 /// assert_eq!(sterling_core::logging::printable("late\nwarning: \u{1b}[2J"), "late\\nwarning: \\u{1b}[2J");

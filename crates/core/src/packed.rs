@@ -1,7 +1,7 @@
 //! Serde helpers that encode lists of numbers as little-endian bytes, for messages between machines in a binary format.
 //!
-//! Use them as `#[serde(with = "packed::numbers")]`: a list then costs one copy instead of one serializer call per
-//! number. Input is validated before it is used, and takes at most a few times its own size in memory.
+//! Use them as `#[serde(with = "packed::numbers")]`: a list then costs one copy instead of one serializer call per number. Input
+//! is validated before it is used, and takes at most a few times its own size in memory.
 
 use serde::de::{Error as _, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};

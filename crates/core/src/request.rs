@@ -1,8 +1,8 @@
 //! Typed requests and answers: the interface between the serving pass, the engine and their callers.
 //!
-//! Nothing here knows JSON: the crate `server` reads and writes it. An [`Answer`] is columnar, one vector per field, so
-//! that a hundred thousand results take a handful of allocations. Messages between machines use these types as they
-//! are, in a binary format. Slots are left out, because they are valid within one view only.
+//! Nothing here knows JSON: the crate `server` reads and writes it. An [`Answer`] is columnar, one vector per field, so that a
+//! hundred thousand results take a handful of allocations. Messages between machines use these types as they are, in a binary
+//! format. Slots are left out, because they are valid within one view only.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,8 +13,7 @@ use crate::error::{Error, Result};
 use crate::packed;
 use crate::units::{ItemId, Slot};
 
-/// Identifiers that connect log lines and traces to a request. Calls to other processes carry both, and these log them
-/// too.
+/// Identifiers that connect log lines and traces to a request. Calls to other processes carry both, and these log them too.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Origin {
     /// Id of the request (`x-request-id`).
@@ -24,16 +23,16 @@ pub struct Origin {
 }
 
 impl Origin {
-    /// Returns the origin for a call that serves several requests but can name one: the first one with a recorded
-    /// trace, else the first.
+    /// Returns the origin for a call that serves several requests but can name one: the first one with a recorded trace, else the
+    /// first.
     pub fn of_several<'a>(mut origins: impl Iterator<Item = &'a Origin>) -> Self {
         let first = origins.next();
         let recorded = first.into_iter().chain(origins).find(|origin| origin.is_recorded());
         recorded.or(first).cloned().unwrap_or_default()
     }
 
-    /// Returns true if the trace flags have the bit `recorded`. All versions of the header have them as two hexadecimal
-    /// digits at the same offset.
+    /// Returns true if the trace flags have the bit `recorded`. All versions of the header have them as two hexadecimal digits at
+    /// the same offset.
     fn is_recorded(&self) -> bool {
         let flags = self.trace.as_ref().and_then(|trace| u8::from_str_radix(trace.get(53..55)?, 16).ok());
         flags.is_some_and(|flags| flags & 1 == 1)
@@ -60,8 +59,7 @@ pub enum Priority {
     Batch,
 }
 
-/// Values of one feature of a request. The model's feature declares their meaning: integers may be ids, categories or
-/// numbers.
+/// Values of one feature of a request. The model's feature declares their meaning: integers may be ids, categories or numbers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Values {
     /// Integers.
@@ -130,8 +128,8 @@ pub struct EmbeddedUser {
     /// Query embedding, `[D]`; `[Tq, D]` for a model with several queries.
     #[serde(with = "packed::numbers")]
     pub query: Vec<f32>,
-    /// User tensors that the reranker reads, in its input order. An entry is empty if that input is the query itself;
-    /// the list is empty if the reranker reads only the query.
+    /// User tensors that the reranker reads, in its input order. An entry is empty if that input is the query itself; the list is
+    /// empty if the reranker reads only the query.
     #[serde(with = "packed::lists")]
     pub tensors: Vec<Vec<f32>>,
 }
@@ -196,20 +194,18 @@ pub struct Embed {
     pub whole: bool,
 }
 
-/// Selects one shard's items among the best candidates of all shards: steps 3 to 8 of a retrieval. An unsharded version
-/// is its own only shard.
+/// Selects one shard's items among the best candidates of all shards: steps 3 to 8 of a retrieval. An unsharded version is its
+/// own only shard.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Select {
     /// The retrieval, the same for all shards.
     pub retrieve: Retrieve,
-    /// Requests the number of items that is certain to suffice for the merge, instead of the number that most likely
-    /// suffices.
+    /// Requests the number of items that is certain to suffice for the merge, instead of the number that most likely suffices.
     pub all: bool,
-    /// Probes more lists if the shard finds too few items: the lists that all shards were to probe hold fewer items
-    /// than results.
+    /// Probes more lists if the shard finds too few items: the lists that all shards were to probe hold fewer items than results.
     pub further: bool,
-    /// Also ranks the selected items in the same call if that is likely to pay off ([`RankedAhead`]). If most of them
-    /// remain candidates of all shards, no [`Rerank`] call is needed.
+    /// Also ranks the selected items in the same call if that is likely to pay off ([`RankedAhead`]). If most of them remain
+    /// candidates of all shards, no [`Rerank`] call is needed.
     pub ahead: bool,
 }
 
@@ -306,8 +302,8 @@ pub struct Probes {
 pub struct Explain {
     /// The steps in their order.
     pub steps: Vec<StepReport>,
-    /// How eligible items were found: `all`, `none`, `few`, `words` (filter bitmaps) or `exact`; `""` if the request
-    /// has no search.
+    /// How eligible items were found: `all`, `none`, `few`, `words` (filter bitmaps) or `exact`; `""` if the request has no
+    /// search.
     pub route: &'static str,
     /// The filter in canonical form.
     pub filter: String,
@@ -327,11 +323,10 @@ pub struct Explain {
     pub returned: u64,
     /// Name of the CPU kernels in use.
     pub kernel: &'static str,
-    /// Deviation of the GPU from the request, and its reason: the CPU answered instead, or another row format was
-    /// scanned.
+    /// Deviation of the GPU from the request, and its reason: the CPU answered instead, or another row format was scanned.
     pub note: Option<String>,
-    /// One report per query if the user has several. The numbers above are then sums, and `candidates` counts the
-    /// merged candidates.
+    /// One report per query if the user has several. The numbers above are then sums, and `candidates` counts the merged
+    /// candidates.
     pub queries: Vec<QueryReport>,
 }
 
@@ -404,16 +399,15 @@ pub struct ShardSelected {
     pub ahead: Option<RankedAhead>,
 }
 
-/// A shard's ranking of its own candidates, computed in the call that selects them (steps 9 to 11). At that time it is
-/// not known which of them are candidates of all shards.
+/// A shard's ranking of its own candidates, computed in the call that selects them (steps 9 to 11). At that time it is not known
+/// which of them are candidates of all shards.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RankedAhead {
     /// The best items by value, best first.
     pub ranked: Ranked,
     /// True if `ranked` holds all items that were scored.
     pub is_all: bool,
-    /// Last candidate that was scored. Exactly the candidates with better retrieval scores were scored too (ties by
-    /// id).
+    /// Last candidate that was scored. Exactly the candidates with better retrieval scores were scored too (ties by id).
     pub last: (ItemId, f32),
 }
 
@@ -423,15 +417,14 @@ pub struct Selected {
     /// Ids of the items.
     #[serde(with = "packed::numbers")]
     pub ids: Vec<ItemId>,
-    /// Scores that the selection used: of the quantized vectors, or of the rows if there was no first pass. Ties are
-    /// ordered by id.
+    /// Scores that the selection used: of the quantized vectors, or of the rows if there was no first pass. Ties are ordered by
+    /// id.
     #[serde(with = "packed::numbers")]
     pub codes: Vec<f32>,
     /// Retrieval scores of the items.
     #[serde(with = "packed::numbers")]
     pub scores: Vec<f32>,
-    /// True if these are all items that the shard examined. Otherwise every omitted item scores worse than the last one
-    /// here.
+    /// True if these are all items that the shard examined. Otherwise every omitted item scores worse than the last one here.
     pub is_all: bool,
     /// True if the shard could find more items by probing more lists.
     pub may_go_further: bool,

@@ -44,8 +44,8 @@ unit! {
     ItemId(i64)
 }
 unit! {
-    /// Index of an item in the snapshot's arrays. Items of an inverted list are consecutive, and every list starts at a
-    /// multiple of 16, so some slots hold no item.
+    /// Index of an item in the snapshot's arrays. Items of an inverted list are consecutive, and every list starts at a multiple
+    /// of 16, so some slots hold no item.
     Slot(u32)
 }
 unit! {

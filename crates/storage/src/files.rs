@@ -1,12 +1,12 @@
-//! Atomic files: a reader sees a complete file or none. Tensors are stored as `.safetensors`, written under a temporary
-//! name and renamed.
+//! Atomic files: a reader sees a complete file or none. Tensors are stored as `.safetensors`, written under a temporary name and
+//! renamed.
 //!
 //! A [`TensorFile`] collects named tensors and writes them in the safetensors format
-//! (<https://github.com/huggingface/safetensors#format>): 8 bytes of header length, a JSON header, then the data. The
-//! header is padded with spaces so that the data starts at a multiple of 64 bytes. Tensors whose length is such a
-//! multiple come first and are all aligned to a cache line. The others follow by falling element size, so that each is
-//! aligned to its elements. A tensor that is computed in chunks is reserved first and written into the file later
-//! ([`Places`]). [`Tensors`] maps such a file and returns typed views.
+//! (<https://github.com/huggingface/safetensors#format>): 8 bytes of header length, a JSON header, then the data. The header is
+//! padded with spaces so that the data starts at a multiple of 64 bytes. Tensors whose length is such a multiple come first and
+//! are all aligned to a cache line. The others follow by falling element size, so that each is aligned to its elements. A tensor
+//! that is computed in chunks is reserved first and written into the file later ([`Places`]). [`Tensors`] maps such a file and
+//! returns typed views.
 
 mod checksum;
 mod unchanged;
@@ -164,8 +164,7 @@ impl<'a> TensorFile<'a> {
         })
     }
 
-    /// Writes the file and calls `fill` to write the values of reserved tensors. The file is read again for its
-    /// checksum.
+    /// Writes the file and calls `fill` to write the values of reserved tensors. The file is read again for its checksum.
     ///
     /// # Errors
     /// `Io` with the path; errors of `fill`. No file remains in either case.
@@ -289,8 +288,8 @@ pub fn read(path: &Path) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Replaces a file atomically: temporary name, sync, rename, sync of the folder. A reader sees either the old file or
-/// the complete new one.
+/// Replaces a file atomically: temporary name, sync, rename, sync of the folder. A reader sees either the old file or the
+/// complete new one.
 ///
 /// # Errors
 /// `Io` with the path; the temporary file is removed.
@@ -312,8 +311,7 @@ fn replace<T>(path: &Path, make: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
     may_block();
     let temporary = temporary(path);
     let renamed = |made| {
-        // Opened before the rename: after it, running out of file descriptors must not turn a completed write into an
-        // error.
+        // Opened before the rename: after it, running out of file descriptors must not turn a completed write into an error.
         let folder = path.parent().map(open_folder).transpose()?;
         fs::rename(&temporary, path)?;
         folder.map_or(Ok(()), |folder| folder.sync_all()).map(|()| made)
@@ -324,8 +322,8 @@ fn replace<T>(path: &Path, make: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
     })
 }
 
-/// Returns a temporary name beside `path`. No other writer has it, not even one on another machine or in another
-/// container, and readers of folders skip it.
+/// Returns a temporary name beside `path`. No other writer has it, not even one on another machine or in another container, and
+/// readers of folders skip it.
 pub fn temporary(path: &Path) -> PathBuf {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     path.with_file_name(format!(".{name}.tmp-{:016x}", RandomState::new().hash_one(std::process::id())))
@@ -428,8 +426,8 @@ impl Tensors {
         self.places.get(tensor).ok_or_else(|| Error::corrupt(format!("{}: tensor `{tensor}` is missing", self.name)))
     }
 
-    /// Returns a tensor of the given type and number of dimensions, with its shape. It is not copied if it is aligned,
-    /// as all tensors written by [`TensorFile`] are.
+    /// Returns a tensor of the given type and number of dimensions, with its shape. It is not copied if it is aligned, as all
+    /// tensors written by [`TensorFile`] are.
     ///
     /// # Errors
     /// `Corrupt` if the name, the type or the number of dimensions differs.

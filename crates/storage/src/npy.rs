@@ -1,8 +1,8 @@
 //! Reader and writer of matrices in NumPy's `.npy` format.
 //!
-//! The format (NumPy Enhancement Proposal 1): `\x93NUMPY`, two version bytes, the header length as u16 (version 1) or
-//! u32, the header as a Python dictionary of `descr`, `fortran_order` and `shape`, then the numbers. Only little-endian
-//! two-dimensional arrays in C order are supported; all others are rejected with an error that names the difference.
+//! The format (NumPy Enhancement Proposal 1): `\x93NUMPY`, two version bytes, the header length as u16 (version 1) or u32, the
+//! header as a Python dictionary of `descr`, `fortran_order` and `shape`, then the numbers. Only little-endian two-dimensional
+//! arrays in C order are supported; all others are rejected with an error that names the difference.
 
 use std::path::Path;
 

@@ -1,8 +1,8 @@
 //! Matrices of f32 that may be larger than memory: borrowed, owned, or in a file that is read sequentially in chunks.
 //!
-//! A file is either a user's (`.npy`) or a *spill*: rows that arrived one after the other and exceeded the memory
-//! budget ([`RowWriter`]). A spill file is unlinked right after its creation, so its space is freed when the process
-//! ends, even after a crash.
+//! A file is either a user's (`.npy`) or a *spill*: rows that arrived one after the other and exceeded the memory budget
+//! ([`RowWriter`]). A spill file is unlinked right after its creation, so its space is freed when the process ends, even after a
+//! crash.
 
 use std::borrow::Cow;
 use std::fs::{self, File};
@@ -250,8 +250,8 @@ impl RowStore<'_> {
         }
     }
 
-    /// Passes all rows to `told` in order: at once if they are in memory, else in chunks. Its arguments are the number
-    /// of the first row of the chunk, and the chunk.
+    /// Passes all rows to `told` in order: at once if they are in memory, else in chunks. Its arguments are the number of the
+    /// first row of the chunk, and the chunk.
     ///
     /// # Errors
     /// As [`RowStore::read`]; errors of `told`.

@@ -1,8 +1,7 @@
 //! Catalogue of all metrics: name, kind, labels and meaning.
 //!
-//! Counters with known label values are exported as 0 from the start, and those of a model from its first load. A
-//! counter that appears only with its first increment shows no increase, so an alert on it would miss the first
-//! failure.
+//! Counters with known label values are exported as 0 from the start, and those of a model from its first load. A counter that
+//! appears only with its first increment shows no increase, so an alert on it would miss the first failure.
 
 use std::collections::BTreeSet;
 use std::sync::{PoisonError, RwLock};

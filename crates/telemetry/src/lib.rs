@@ -1,9 +1,9 @@
 //! Logs to stderr and the metrics of `/metrics`.
 //!
-//! Times are in seconds, sizes in bytes. Histograms have fixed buckets (`SECONDS`, `COUNTS`), so those of several
-//! servers can be summed. Recorded values are buffered until they are sorted into buckets. That happens at each scrape,
-//! and the server also does it several times per second ([`sort_in`]), so memory stays bounded without a scraper.
-//! `catalogue` lists all metrics in code, `docs/reference/metrics.md` for readers.
+//! Times are in seconds, sizes in bytes. Histograms have fixed buckets (`SECONDS`, `COUNTS`), so those of several servers can be
+//! summed. Recorded values are buffered until they are sorted into buckets. That happens at each scrape, and the server also does
+//! it several times per second ([`sort_in`]), so memory stays bounded without a scraper. `catalogue` lists all metrics in code,
+//! `docs/reference/metrics.md` for readers.
 //!
 //! ```
 //! metrics::with_local_recorder(&metrics::NoopRecorder, || metrics::counter!("sterling_example_total").increment(1));
@@ -43,8 +43,8 @@ const COUNTS: [f64; 11] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 1
 /// Default log filter, used if `STERLING_LOG` is not set.
 const FILTER: &str = "info";
 
-/// Sends logs to stderr, filtered by `STERLING_LOG` (levels, and levels per target), as JSON if `json` is set. An
-/// invalid filter is ignored with a warning. Later calls have no effect.
+/// Sends logs to stderr, filtered by `STERLING_LOG` (levels, and levels per target), as JSON if `json` is set. An invalid filter
+/// is ignored with a warning. Later calls have no effect.
 pub fn start_logs(json: bool) {
     let asked = std::env::var("STERLING_LOG").unwrap_or_default();
     let (filter, wrong) = match filter(&asked) {
@@ -80,8 +80,8 @@ fn filter(text: &str) -> std::result::Result<Targets, String> {
     }
 }
 
-/// Formats the message and fields of an event on one line of the text log. Clients control some of the fields (names,
-/// reasons). A line break in them could forge a log line, and an escape sequence would reach the operator's terminal.
+/// Formats the message and fields of an event on one line of the text log. Clients control some of the fields (names, reasons). A
+/// line break in them could forge a log line, and an escape sequence would reach the operator's terminal.
 struct OneLine(DefaultFields);
 
 impl<'w> FormatFields<'w> for OneLine {

@@ -18,8 +18,7 @@ pub(super) fn begin() {
     metrics::gauge!("sterling_build_info", "version" => version, "architecture" => architecture).set(1.0);
 }
 
-/// Renders the current process metrics in the Prometheus text format. Values that the system does not report are left
-/// out.
+/// Renders the current process metrics in the Prometheus text format. Values that the system does not report are left out.
 pub fn process() -> String {
     let cpu = clock_gettime(ClockId::ProcessCPUTime);
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();

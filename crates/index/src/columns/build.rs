@@ -38,8 +38,7 @@ pub enum ItemValues {
     Floats(Vec<f64>),
 }
 
-/// Memory of a heap-allocated text in addition to its characters: the `String` (24 bytes) and the rounding of the
-/// allocator.
+/// Memory of a heap-allocated text in addition to its characters: the `String` (24 bytes) and the rounding of the allocator.
 const TEXT_BYTES: usize = 24 + 16;
 
 /// Returns the memory of a text of a column, in bytes.

@@ -1,14 +1,14 @@
 //! Ordering of items within a list by their filterable attributes.
 //!
-//! Any order of items within a list is valid. With items of equal attributes next to each other, the items that pass a
-//! filter share blocks, so a scan reads fewer blocks.
+//! Any order of items within a list is valid. With items of equal attributes next to each other, the items that pass a filter
+//! share blocks, so a scan reads fewer blocks.
 
 use super::build::{ItemColumn, ItemValues, dictionary};
 use sterling_core::error::{Error, Result};
 
 /// Returns a sort key per item; items with equal attributes get equal keys. The columns named in `first` are the most
-/// significant, in that order. If it is empty, the filterable category columns are used, those with the fewest distinct
-/// values first. An item with several values counts by its most frequent one.
+/// significant, in that order. If it is empty, the filterable category columns are used, those with the fewest distinct values
+/// first. An item with several values counts by its most frequent one.
 ///
 /// # Errors
 /// `Invalid` if a name is not such a column.

@@ -1,7 +1,7 @@
 //! Overlay of values that were updated after the columns were written.
 //!
-//! Columns are immutable. Updated values are stored per column and slot in an overlay that readers consult first. A
-//! column without updates adds no cost to a filter.
+//! Columns are immutable. Updated values are stored per column and slot in an overlay that readers consult first. A column
+//! without updates adds no cost to a filter.
 
 use std::sync::Arc;
 
@@ -188,8 +188,7 @@ impl Overlay {
         self.columns.get(column).is_none_or(|column| column.is_single)
     }
 
-    /// Returns the length of the largest values that a slot has, or ever had, in the column, as [`Cell::bytes`] counts
-    /// it.
+    /// Returns the length of the largest values that a slot has, or ever had, in the column, as [`Cell::bytes`] counts it.
     pub fn cell_bytes(&self, column: usize) -> usize {
         self.columns.get(column).map_or(0, |column| column.cell_bytes)
     }
@@ -199,8 +198,7 @@ impl Overlay {
         self.columns.get(column)?.values.get(slot)
     }
 
-    /// Returns the slots with updated values in a column among the 64 slots from `word * 64` on, as a bitmap, and these
-    /// values.
+    /// Returns the slots with updated values in a column among the 64 slots from `word * 64` on, as a bitmap, and these values.
     pub fn word(&self, column: usize, word: usize) -> (u64, &[Value]) {
         self.columns.get(column).map_or((0, &[]), |column| column.values.word(word))
     }

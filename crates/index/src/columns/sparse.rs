@@ -1,6 +1,6 @@
-//! Persistent sparse map from slots to values. Each page covers 64 slots and stores a bitmap with only the present
-//! values, in slot order (Bagwell, "Ideal Hash Trees", 2001). Clones share pages until one of them changes
-//! (copy-on-write), so readers keep their version while a writer goes on. A change copies one page and its node.
+//! Persistent sparse map from slots to values. Each page covers 64 slots and stores a bitmap with only the present values, in
+//! slot order (Bagwell, "Ideal Hash Trees", 2001). Clones share pages until one of them changes (copy-on-write), so readers keep
+//! their version while a writer goes on. A change copies one page and its node.
 
 use std::sync::Arc;
 

@@ -80,8 +80,8 @@ pub enum Comparison {
 }
 
 impl Comparison {
-    /// Returns whether the comparison holds for all or for no values between two places ([`Column::place`]); `None` if
-    /// it depends on the value.
+    /// Returns whether the comparison holds for all or for no values between two places ([`Column::place`]); `None` if it depends
+    /// on the value.
     pub fn over(&self, first: f64, last: f64) -> Option<bool> {
         let (all, any) = match self {
             Comparison::Codes(ranges) => {
@@ -441,8 +441,8 @@ impl Column {
         })
     }
 
-    /// Returns the test for one of some values ([`Column::term`]) that applies to values of an overlay, which may be
-    /// missing in the dictionary.
+    /// Returns the test for one of some values ([`Column::term`]) that applies to values of an overlay, which may be missing in
+    /// the dictionary.
     ///
     /// # Errors
     /// As [`Column::term`].
@@ -478,8 +478,7 @@ impl Column {
         }
     }
 
-    /// Evaluates the comparison on 64 slots from `first` on. Only the slots of the bitmap `asked` are evaluated and
-    /// returned.
+    /// Evaluates the comparison on 64 slots from `first` on. Only the slots of the bitmap `asked` are evaluated and returned.
     pub(crate) fn holding(&self, comparison: &Comparison, first: Slot, asked: u64) -> u64 {
         let (Comparison::Float(operator, number), Values::Floats(values)) = (comparison, &self.values) else {
             return asked_one_by_one(asked, |bit| self.compares(comparison, Slot(first.0 + bit)));
@@ -496,8 +495,8 @@ impl Column {
         }
     }
 
-    /// Returns the position of the slot's value on the axis of comparisons: the number itself, or the code of an
-    /// integer (of the first one if there are several). `None` if missing.
+    /// Returns the position of the slot's value on the axis of comparisons: the number itself, or the code of an integer (of the
+    /// first one if there are several). `None` if missing.
     pub fn place(&self, slot: Slot) -> Option<f64> {
         match &self.values {
             Values::Floats(values) => values.get(slot.index()).copied().filter(|v| !v.is_nan()),
@@ -537,8 +536,8 @@ impl Column {
         }
     }
 
-    /// Returns one f32 per slot, as rerankers and value models read the column: the number, or the smallest of several
-    /// integers; 0 if missing. `None` for texts.
+    /// Returns one f32 per slot, as rerankers and value models read the column: the number, or the smallest of several integers;
+    /// 0 if missing. `None` for texts.
     pub fn numbers(&self) -> Option<Vec<f32>> {
         match &self.values {
             Values::Texts { .. } => None,

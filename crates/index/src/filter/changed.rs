@@ -1,8 +1,8 @@
 //! Filter evaluation for items whose values were updated after the index was built.
 //!
-//! The planes still hold the old values of such an item. It is therefore evaluated again with its current values: per
-//! list when the filter bitmap of the list is computed, so that a search pays only for the lists it probes; or all at
-//! once if the filter resolves to slots.
+//! The planes still hold the old values of such an item. It is therefore evaluated again with its current values: per list when
+//! the filter bitmap of the list is computed, so that a search pays only for the lists it probes; or all at once if the filter
+//! resolves to slots.
 
 use std::sync::Arc;
 

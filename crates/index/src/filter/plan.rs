@@ -2,15 +2,14 @@
 //!
 //! 1. Leaves are resolved against the columns: names to columns, values to terms or ranges of codes, unknown values to
 //!    "no item".
-//! 2. The tree with negations at its leaves is compiled to a program over planes and posting lists (`program`), whose
-//!    result is an upper bound. A positive leaf is exact or uses Bloom planes. A negated leaf is exact if possible and
-//!    passes every item otherwise.
-//! 3. The share of passing items is estimated from the counts of terms, as if terms were independent. They are not, so
-//!    the cost estimate of a search also uses a sample (`sample`).
-//! 4. If few items pass, they are found exactly before any list is scanned ([`Route::Slots`]): through the posting list
-//!    of a rare term, or by the filter bitmaps of all lists, if a sample predicts few items and bitmaps are cheap.
-//! 5. If values were updated since the index was built, all of this covers only the other items
-//!    ([`Plan::with_changes`]).
+//! 2. The tree with negations at its leaves is compiled to a program over planes and posting lists (`program`), whose result is
+//!    an upper bound. A positive leaf is exact or uses Bloom planes. A negated leaf is exact if possible and passes every item
+//!    otherwise.
+//! 3. The share of passing items is estimated from the counts of terms, as if terms were independent. They are not, so the cost
+//!    estimate of a search also uses a sample (`sample`).
+//! 4. If few items pass, they are found exactly before any list is scanned ([`Route::Slots`]): through the posting list of a rare
+//!    term, or by the filter bitmaps of all lists, if a sample predicts few items and bitmaps are cheap.
+//! 5. If values were updated since the index was built, all of this covers only the other items ([`Plan::with_changes`]).
 
 #[cfg(feature = "cuda")]
 mod lower;
@@ -104,8 +103,8 @@ impl Scratch {
 }
 
 impl Plan {
-    /// Plans a filter for the columns and the index of a snapshot. Up to `slots_max` items are searched one by one
-    /// instead of in the lists.
+    /// Plans a filter for the columns and the index of a snapshot. Up to `slots_max` items are searched one by one instead of in
+    /// the lists.
     ///
     /// # Errors
     /// `Invalid` with the offset of the term, for unknown columns and tests that a column does not support.
@@ -291,12 +290,11 @@ impl Plan {
         }
     }
 
-    /// Computes the filter bitmap of one list: bit `i` of `out` (`[W]`, `W` = [`Index::words`]) is set for every item
-    /// `i` of the list that passes. If the plan is not exact, it is also set for some others. Bits past the list's
-    /// items are 0.
+    /// Computes the filter bitmap of one list: bit `i` of `out` (`[W]`, `W` = [`Index::words`]) is set for every item `i` of the
+    /// list that passes. If the plan is not exact, it is also set for some others. Bits past the list's items are 0.
     ///
-    /// Lists that are visited in order are evaluated many at a time, which speeds up sweeps over all lists. With a
-    /// cache ([`Scratch::keep`]), lists are copied from the second time on.
+    /// Lists that are visited in order are evaluated many at a time, which speeds up sweeps over all lists. With a cache
+    /// ([`Scratch::keep`]), lists are copied from the second time on.
     pub fn words(&self, index: &Index, list: ListId, scratch: &mut Scratch, out: &mut [u64]) {
         self.words_of_planes(index, list, scratch, out);
         if let Some(changed) = &self.changed {
@@ -400,8 +398,7 @@ fn questions(node: &Node) -> usize {
     }
 }
 
-/// Returns the number of posting-list slots that include all eligible ones; `None` if posting lists do not cover the
-/// filter.
+/// Returns the number of posting-list slots that include all eligible ones; `None` if posting lists do not cover the filter.
 fn walk(node: &Node, index: &Index) -> Option<usize> {
     match node {
         Node::Nothing => Some(0),

@@ -57,8 +57,8 @@ pub(super) enum Node {
     Or(Vec<Node>),
 }
 
-/// Resolves the leaves of a filter. Parts that are always true or always false are simplified away, and equalities with
-/// several values of one column are merged into one leaf, as if the filter had used `IN`.
+/// Resolves the leaves of a filter. Parts that are always true or always false are simplified away, and equalities with several
+/// values of one column are merged into one leaf, as if the filter had used `IN`.
 pub(super) fn resolve(filter: &Canonical, columns: &Columns, index: &Index) -> Result<Node> {
     let all = |parts: &[Canonical]| parts.iter().map(|p| resolve(p, columns, index)).collect::<Result<Vec<_>>>();
     Ok(match filter {
@@ -99,8 +99,7 @@ pub(super) fn resolve(filter: &Canonical, columns: &Columns, index: &Index) -> R
     })
 }
 
-/// Converts an equality with an integer to a test for its term, unless the term has only Bloom planes: comparisons are
-/// exact.
+/// Converts an equality with an integer to a test for its term, unless the term has only Bloom planes: comparisons are exact.
 fn as_terms(question: Question, leaf: &Leaf, columns: &Columns, index: &Index) -> Question {
     if let Question::Compares { column, comparison: Comparison::Codes([codes, _]) } = &question
         && matches!(leaf.test, Test::Compares(Operator::Equal, _))
@@ -114,8 +113,8 @@ fn as_terms(question: Question, leaf: &Leaf, columns: &Columns, index: &Index) -
 
 /// Merges the parts of an OR that test for terms of one column, and those of an AND that test for their absence.
 ///
-/// If no item has two values of a column, `x != 1 AND x != 2` equals `x != 1 AND NOT x:2`, and
-/// `NOT x != 1 OR NOT x != 2` equals `NOT x != 1 OR x:2`. Only one comparison remains.
+/// If no item has two values of a column, `x != 1 AND x != 2` equals `x != 1 AND NOT x:2`, and `NOT x != 1 OR NOT x != 2` equals
+/// `NOT x != 1 OR x:2`. Only one comparison remains.
 fn join(parts: &mut Vec<Node>, is_and: bool, columns: &Columns, index: &Index) {
     let (mut terms_of, mut has_compared) = (BTreeMap::<usize, Vec<TermId>>::new(), BTreeSet::new());
     parts.retain(|part| match part {

@@ -6,14 +6,13 @@ use std::path::{Path, PathBuf};
 
 use sterling_core::error::{Error, Kind, Result};
 
-/// State of files before they are read. Afterwards [`Unchanged::check`] reports whether the data may mix old and new
-/// content.
+/// State of files before they are read. Afterwards [`Unchanged::check`] reports whether the data may mix old and new content.
 #[derive(Debug)]
 #[must_use]
 pub struct Unchanged(Vec<(PathBuf, Identity)>);
 
-/// Device, inode, length and modification time of a file. For a pipe only device and inode, because reading a pipe
-/// changes the rest.
+/// Device, inode, length and modification time of a file. For a pipe only device and inode, because reading a pipe changes the
+/// rest.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Identity {
     device: u64,

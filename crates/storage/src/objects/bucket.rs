@@ -1,9 +1,9 @@
 //! Buckets of S3, Google Cloud Storage and Azure, through the crate `object_store`.
 //!
 //! Credentials, region and endpoint come from the environment variables that each provider's tools use
-//! (`docs/guide/versions.md`). Calls run on two threads of the bucket while the caller blocks. Retries of
-//! `object_store` are disabled: this module retries calls that are safe to repeat, and signs each retry again. An
-//! interrupted read resumes at the byte where it stopped, an upload at the part.
+//! (`docs/guide/versions.md`). Calls run on two threads of the bucket while the caller blocks. Retries of `object_store` are
+//! disabled: this module retries calls that are safe to repeat, and signs each retry again. An interrupted read resumes at the
+//! byte where it stopped, an upload at the part.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -58,8 +58,7 @@ const SMALL: Duration = Duration::from_secs(15);
 const LARGE: Duration = Duration::from_secs(180);
 /// Backoff: delay before the first retry, and maximum delay.
 const WAIT: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
-/// Variable that allows a Google endpoint without TLS, like `AWS_ALLOW_HTTP` and `AZURE_ALLOW_HTTP` of the other
-/// providers.
+/// Variable that allows a Google endpoint without TLS, like `AWS_ALLOW_HTTP` and `AZURE_ALLOW_HTTP` of the other providers.
 const GOOGLE_ALLOW_HTTP: &str = "GOOGLE_ALLOW_HTTP";
 
 /// Operations that a bucket needs of `object_store`.
@@ -79,8 +78,8 @@ struct Bucket {
     runtime: Option<Runtime>,
 }
 
-/// Opens the bucket of a URL: `s3://bucket/prefix`, `gs://bucket/prefix`, or `az://container/prefix` with its account
-/// in the environment. Sends no request yet.
+/// Opens the bucket of a URL: `s3://bucket/prefix`, `gs://bucket/prefix`, or `az://container/prefix` with its account in the
+/// environment. Sends no request yet.
 ///
 /// # Errors
 /// `Invalid` with the part of the URL or the environment variable that is invalid.
@@ -106,8 +105,8 @@ pub fn open(url: &str) -> Result<Arc<dyn Objects>> {
         "gs" => {
             check("GOOGLE_", |name| GoogleConfigKey::from_str(name).is_ok())?;
             let builder = GoogleCloudStorageBuilder::from_env().with_url(url).with_retry(retry);
-            // By default `object_store` would allow plain HTTP for any endpoint here, because Google's metadata server
-            // for tokens has no TLS.
+            // By default `object_store` would allow plain HTTP for any endpoint here, because Google's metadata server for tokens
+            // has no TLS.
             let may = std::env::var(GOOGLE_ALLOW_HTTP).unwrap_or_else(|_| "false".into());
             let builder = builder.with_config(GoogleConfigKey::Client(ClientConfigKey::AllowHttp), may);
             Arc::new(builder.with_http_connector(Transport).build().map_err(wrong)?)
@@ -125,8 +124,8 @@ pub fn open(url: &str) -> Result<Arc<dyn Objects>> {
     Ok(Arc::new(Bucket { url: url.into(), prefix, store, strays: AtomicUsize::new(0), runtime }))
 }
 
-/// Rejects values of provider variables that no request could carry, such as a line break after a secret, or an
-/// endpoint that a template left empty.
+/// Rejects values of provider variables that no request could carry, such as a line break after a secret, or an endpoint that a
+/// template left empty.
 fn check_environment(named: &str, is_setting: fn(&str) -> bool) -> std::result::Result<(), String> {
     for (name, value) in std::env::vars_os() {
         let Some(name) = name.to_str().filter(|name| name.starts_with(named)) else { continue };
@@ -160,8 +159,8 @@ impl Drop for Bucket {
     }
 }
 
-/// Returns true if a retry may succeed: for all unclassified errors of `object_store`, except those that the service
-/// attributes to the caller.
+/// Returns true if a retry may succeed: for all unclassified errors of `object_store`, except those that the service attributes
+/// to the caller.
 fn is_passing(error: &object_store::Error) -> bool {
     let object_store::Error::Generic { .. } = error else { return false };
     let text = error.to_string();

@@ -1,10 +1,10 @@
 //! Objects in a bucket, the storage of versions that several machines share.
 //!
-//! [`Objects`] is the interface of a bucket: it lists, reads, writes and removes complete objects, and writes can be
-//! conditional. [`open`] opens buckets of S3 (and compatible services), Google Cloud Storage and Azure (feature
-//! `object-store`). [`prove`] rejects a bucket that accepts conditional writes without enforcing the condition.
-//! [`Health`] schedules retries of a bucket that does not answer. Calls that are safe to repeat are retried;
-//! [`replace`] also retries conditional writes whose answer was lost.
+//! [`Objects`] is the interface of a bucket: it lists, reads, writes and removes complete objects, and writes can be conditional.
+//! [`open`] opens buckets of S3 (and compatible services), Google Cloud Storage and Azure (feature `object-store`). [`prove`]
+//! rejects a bucket that accepts conditional writes without enforcing the condition. [`Health`] schedules retries of a bucket
+//! that does not answer. Calls that are safe to repeat are retried; [`replace`] also retries conditional writes whose answer was
+//! lost.
 
 use std::fmt;
 use std::ops::Range;
@@ -49,8 +49,8 @@ pub struct Tag {
 }
 
 impl Tag {
-    /// Hashes the entity tag, or length and time without one, so the number changes with the content. Ignores the weak
-    /// prefix (`W/"..."`), because some stores report the same tag as weak in one answer and strong in another.
+    /// Hashes the entity tag, or length and time without one, so the number changes with the content. Ignores the weak prefix
+    /// (`W/"..."`), because some stores report the same tag as weak in one answer and strong in another.
     pub fn mark(&self) -> u64 {
         let text = match &self.e_tag {
             Some(e_tag) => e_tag.trim_start_matches("W/").to_owned(),
@@ -76,15 +76,15 @@ pub enum Over {
     This(Tag),
 }
 
-/// A bucket, or its objects under a prefix. Keys are names separated by `/`, without one at either end. Calls block
-/// while bytes move, are retried after transient failures, and may come from any thread.
+/// A bucket, or its objects under a prefix. Keys are names separated by `/`, without one at either end. Calls block while bytes
+/// move, are retried after transient failures, and may come from any thread.
 ///
 /// # Errors
-/// All calls return `Unavailable` if the bucket does not answer or does not know the caller, and `Io` if the caller
-/// lacks the right.
+/// All calls return `Unavailable` if the bucket does not answer or does not know the caller, and `Io` if the caller lacks the
+/// right.
 pub trait Objects: fmt::Debug + Send + Sync {
-    /// Lists all objects whose keys begin with `under` and `/`, or all objects if it is empty. Objects whose keys are
-    /// not valid paths are skipped.
+    /// Lists all objects whose keys begin with `under` and `/`, or all objects if it is empty. Objects whose keys are not valid
+    /// paths are skipped.
     ///
     /// # Errors
     /// As all calls.
@@ -111,8 +111,8 @@ pub trait Objects: fmt::Debug + Send + Sync {
     /// Writes an object. A conditional write is tried once; [`replace`] retries it.
     ///
     /// # Errors
-    /// `Conflict` if the condition does not hold, which may also follow a write whose answer was lost; `Unavailable` if
-    /// the object may have been written; `Unsupported` if the bucket reports no tag that a condition could use.
+    /// `Conflict` if the condition does not hold, which may also follow a write whose answer was lost; `Unavailable` if the
+    /// object may have been written; `Unsupported` if the bucket reports no tag that a condition could use.
     fn put(&self, key: &str, bytes: Vec<u8>, over: &Over) -> Result<Tag>;
 
     /// Uploads a file, in parts if it is large.

@@ -1,6 +1,5 @@
-//! Probe that verifies that a bucket enforces conditional writes. Some S3-compatible services ignore conditions. Two
-//! publishers of one version would then both succeed, and of two concurrent activations one would silently overwrite
-//! the other.
+//! Probe that verifies that a bucket enforces conditional writes. Some S3-compatible services ignore conditions. Two publishers
+//! of one version would then both succeed, and of two concurrent activations one would silently overwrite the other.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -16,8 +15,8 @@ pub enum Proof {
     ReadOnly,
 }
 
-/// Creates an object with a random key twice, and replaces it twice on condition of its first state. The second attempt
-/// of each must fail. Removes the object afterwards.
+/// Creates an object with a random key twice, and replaces it twice on condition of its first state. The second attempt of each
+/// must fail. Removes the object afterwards.
 ///
 /// # Errors
 /// `Unsupported` with the condition that was ignored; `Unavailable`.

@@ -14,9 +14,9 @@ const MISSES: u32 = 3;
 /// Backoff between retries: first delay and maximum. The read-back between two writes has its own.
 const WAIT: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
-/// Writes an object conditionally, with a definite outcome. If an answer is lost or reports a failed condition, the
-/// stored object is read back and compared. No other writer may write the same bytes, so they must contain a nonce or a
-/// number assigned to this writer.
+/// Writes an object conditionally, with a definite outcome. If an answer is lost or reports a failed condition, the stored object
+/// is read back and compared. No other writer may write the same bytes, so they must contain a nonce or a number assigned to this
+/// writer.
 ///
 /// # Errors
 /// `Conflict` if another object is stored; `Unavailable` if it is unknown whether the write happened.

@@ -1,7 +1,7 @@
 //! Listed keys that are not valid paths: `a//b`, `..`, control characters.
 //!
-//! Buckets allow such keys, but `object_store` rejects a complete page of a listing because of one. They are renamed in
-//! the page, so that valid objects are found and the others can be counted.
+//! Buckets allow such keys, but `object_store` rejects a complete page of a listing because of one. They are renamed in the page,
+//! so that valid objects are found and the others can be counted.
 
 use hyper::body::Bytes;
 use object_store::path::Path as Key;
@@ -35,8 +35,8 @@ pub(super) fn without_strays(page: Bytes) -> Bytes {
     out.into()
 }
 
-/// Returns true for a key that `object_store` rejects or changes, such as one with a leading `/`. A trailing `/` marks
-/// a folder and is valid.
+/// Returns true for a key that `object_store` rejects or changes, such as one with a leading `/`. A trailing `/` marks a folder
+/// and is valid.
 fn is_stray(key: &str) -> bool {
     Key::parse(key).map_or(true, |parsed| parsed.as_ref() != key.strip_suffix('/').unwrap_or(key))
 }

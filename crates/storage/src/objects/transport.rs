@@ -1,8 +1,8 @@
 //! HTTP transport for buckets: a connection may be slow, but not stalled.
 //!
-//! The crate `object_store` limits the duration of a request, so that a large file never arrives over a slow link. This
-//! client limits the time without progress in either direction instead. It also corrects two kinds of answers that
-//! `object_store` cannot handle: listings with invalid keys, and conflicts that mean "try again".
+//! The crate `object_store` limits the duration of a request, so that a large file never arrives over a slow link. This client
+//! limits the time without progress in either direction instead. It also corrects two kinds of answers that `object_store` cannot
+//! handle: listings with invalid keys, and conflicts that mean "try again".
 
 use std::future::Future;
 use std::pin::Pin;
@@ -198,8 +198,7 @@ impl Clock {
         *state = (Instant::now(), state.1 + bytes as u64);
     }
 
-    /// Returns once there was no progress for this long. After the last byte it also waits for the send buffer to
-    /// drain.
+    /// Returns once there was no progress for this long. After the last byte it also waits for the send buffer to drain.
     async fn silent(&self, silence: Duration) {
         loop {
             let (last, sent) = *locked(&self.state);

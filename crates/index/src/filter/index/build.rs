@@ -40,8 +40,8 @@ pub struct Options {
     pub posting_share_max: f64,
     /// Number of buckets per compared column; 0 disables buckets, so comparisons are evaluated per item.
     pub number_buckets: u32,
-    /// Columns whose equal values are stored together within a list, most significant first. Empty means all
-    /// categories, those with the fewest values first.
+    /// Columns whose equal values are stored together within a list, most significant first. Empty means all categories, those
+    /// with the fewest values first.
     pub together: Vec<String>,
 }
 
@@ -60,9 +60,9 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Returns the width of the Bloom filters of a list whose items have these numbers of terms. It follows the fullest
-    /// item unless that is an outlier: one item would widen the planes of all. The filter of an outlier is almost full,
-    /// so it passes too often and is verified more often.
+    /// Returns the width of the Bloom filters of a list whose items have these numbers of terms. It follows the fullest item
+    /// unless that is an outlier: one item would widen the planes of all. The filter of an outlier is almost full, so it passes
+    /// too often and is verified more often.
     pub fn bloom_bits(&self, terms: &mut [u32]) -> u32 {
         match (terms.iter().copied().max().unwrap_or(0), self.fixed_bits) {
             (0, _) => 0,
@@ -110,8 +110,8 @@ impl Options {
     }
 }
 
-/// Adds the tensors of the index over `columns`. List `l` has the slots `list_offsets[l]..list_offsets[l + 1]`, and its
-/// items are in the first `list_lengths[l]` of them.
+/// Adds the tensors of the index over `columns`. List `l` has the slots `list_offsets[l]..list_offsets[l + 1]`, and its items are
+/// in the first `list_lengths[l]` of them.
 ///
 /// # Errors
 /// `Invalid` for invalid options.
@@ -200,8 +200,8 @@ fn term_counts(columns: &Columns, slots: ListSlots<'_>) -> Vec<u32> {
     counts
 }
 
-/// Builds the posting lists of the `rare` terms. Returns the start of each list, with the total at the end, and the
-/// slots, ascending per term.
+/// Builds the posting lists of the `rare` terms. Returns the start of each list, with the total at the end, and the slots,
+/// ascending per term.
 fn postings(columns: &Columns, slots: ListSlots<'_>, rare: &[u32], counts: &[u32]) -> Result<(Vec<u32>, Vec<u32>)> {
     let starts = posting_starts(rare.iter().map(|&term| counts[term as usize]))?;
     let mut next = starts.clone();
@@ -350,8 +350,7 @@ mod tests {
     #[test]
     fn an_outlier_does_not_widen_the_filters_of_all() {
         let bits = |terms: &[u32]| Options::default().bloom_bits(&mut terms.to_vec());
-        // A tenth of the items have twice as many terms: too many for outliers, so the fullest item determines the
-        // width.
+        // A tenth of the items have twice as many terms: too many for outliers, so the fullest item determines the width.
         let mut terms: Vec<u32> = (0..200).map(|n| if n % 10 == 0 { 60 } else { 30 }).collect();
         assert_eq!([bits(&terms), bits(&[7, 3]), bits(&[0, 0, 5]), bits(&[1000]), bits(&[])], [600, 72, 56, 10_000, 0]);
         terms[77] = 1000;

@@ -14,9 +14,8 @@ const TRIES: usize = 32;
 /// Hashing scheme of an index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::filter) enum Hashing {
-    /// Plain double hashing, as in the first indexes. A step near a half or a third of the range soon returns to its
-    /// start. In a filter of 32 bits such a term has only two or three positions, and a third of the items may match it
-    /// by chance.
+    /// Plain double hashing, as in the first indexes. A step near a half or a third of the range soon returns to its start. In a
+    /// filter of 32 bits such a term has only two or three positions, and a third of the items may match it by chance.
     Plain,
     /// Double hashing with steps whose first multiples stay apart.
     Spaced,

@@ -1,10 +1,10 @@
 //! Buckets of compared columns: exact planes along the axis of a column's values.
 //!
-//! The values of a column are partitioned into buckets of about equal numbers of items; a value that many items share
-//! gets a bucket of its own. Plane `b` of a column holds the items whose value is in buckets `0..=b`. Any range of
-//! buckets is then the difference of two planes, and the last plane holds all items with a value. A comparison is a
-//! range of buckets that pass entirely, and at most two buckets whose items are tested one by one, so it is exact.
-//! (Range-encoded bitmaps: P. O'Neil and D. Quass, *Improved query performance with variant indexes*, SIGMOD 1997.)
+//! The values of a column are partitioned into buckets of about equal numbers of items; a value that many items share gets a
+//! bucket of its own. Plane `b` of a column holds the items whose value is in buckets `0..=b`. Any range of buckets is then the
+//! difference of two planes, and the last plane holds all items with a value. A comparison is a range of buckets that pass
+//! entirely, and at most two buckets whose items are tested one by one, so it is exact. (Range-encoded bitmaps: P. O'Neil and D.
+//! Quass, *Improved query performance with variant indexes*, SIGMOD 1997.)
 
 use crate::columns::{Column, ColumnKind, Comparison, Operator};
 use sterling_core::error::{Error, Result};
@@ -26,8 +26,7 @@ pub(super) struct Buckets {
 }
 
 impl Buckets {
-    /// Partitions a column into about `buckets` buckets; `None` if it is not comparable, or if slots have several
-    /// values.
+    /// Partitions a column into about `buckets` buckets; `None` if it is not comparable, or if slots have several values.
     pub(super) fn of(
         number: usize,
         column: &Column,
@@ -74,8 +73,7 @@ fn bounds(sorted: &[f64], buckets: usize) -> Vec<f64> {
     for n in 1..=buckets {
         let Some(&bound) = (n * sorted.len() / buckets).checked_sub(1).and_then(|at| sorted.get(at)) else { continue };
         if bounds.last() == Some(&bound) {
-            // The value spans an entire quantile: end a bucket at the value before it, so that it gets a bucket of its
-            // own.
+            // The value spans an entire quantile: end a bucket at the value before it, so that it gets a bucket of its own.
             let before = sorted.partition_point(|&v| v < bound).checked_sub(1).map(|at| sorted[at]);
             let place = bounds.len() - 1;
             if let Some(before) = before.filter(|b| place == 0 || bounds[place - 1] < *b) {
@@ -110,8 +108,8 @@ pub(in crate::filter) struct Numbers {
     counts: Buffer<u32>,
 }
 
-/// Range of buckets: the items in `plane` but not in `before`, which is `None` for the first bucket. Planes are counted
-/// from the first number plane of the index.
+/// Range of buckets: the items in `plane` but not in `before`, which is `None` for the first bucket. Planes are counted from the
+/// first number plane of the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::filter) struct Run {
     pub(in crate::filter) plane: usize,
@@ -168,8 +166,7 @@ impl Numbers {
             let count = f64::from(self.counts[plane]);
             answer.items += match (holds, comparison) {
                 (Some(all), _) => count * f64::from(u8::from(all)),
-                // Between one item and all of the bucket have the value: the geometric mean has the smallest expected
-                // error.
+                // Between one item and all of the bucket have the value: the geometric mean has the smallest expected error.
                 (None, Comparison::Float(Operator::Equal, _)) => count.sqrt(),
                 (None, Comparison::Float(Operator::NotEqual, _)) => count - count.sqrt(),
                 (None, _) => 0.5 * count,

@@ -184,8 +184,8 @@ impl Index {
             .for_each(|(word, bit)| words[word] &= !bit);
     }
 
-    /// Returns the items of `slots` (ascending) that are in consecutive lists, each as its word, counted from the first
-    /// of these lists, and its bit.
+    /// Returns the items of `slots` (ascending) that are in consecutive lists, each as its word, counted from the first of these
+    /// lists, and its bit.
     fn within<'a, T>(
         &'a self,
         slots: &'a [T],

@@ -1,5 +1,5 @@
-//! Dates as numbers. A timestamp column holds integers in the unit of its source file, so a filter names the unit of a
-//! date, as in `ms("2024-01-31T12:00:00Z")`.
+//! Dates as numbers. A timestamp column holds integers in the unit of its source file, so a filter names the unit of a date, as
+//! in `ms("2024-01-31T12:00:00Z")`.
 
 const SECONDS_PER_DAY: i64 = 86_400;
 const NANOSECOND_DIGITS: usize = 9;
@@ -25,8 +25,8 @@ impl DateUnit {
         })
     }
 
-    /// Returns the units from 1970-01-01T00:00:00Z to an RFC 3339 date or time as an exact decimal number. A time
-    /// without an offset is UTC; the unit `days` accepts no time. Returns `None` for other texts.
+    /// Returns the units from 1970-01-01T00:00:00Z to an RFC 3339 date or time as an exact decimal number. A time without an
+    /// offset is UTC; the unit `days` accepts no time. Returns `None` for other texts.
     pub(super) fn since_1970(self, text: &str) -> Option<String> {
         let (date, time) = (text.get(..10)?, text.get(10..)?);
         let days = days_since_1970(date)?;
@@ -53,8 +53,8 @@ fn digits(text: &str, count: usize) -> Option<i64> {
     is_number.then(|| text.parse().ok()).flatten()
 }
 
-/// Returns the days since 1970-01-01 in the Gregorian calendar. Years start in March, so that the leap day is the last
-/// day of a year.
+/// Returns the days since 1970-01-01 in the Gregorian calendar. Years start in March, so that the leap day is the last day of a
+/// year.
 fn days_since_1970(date: &str) -> Option<i64> {
     let mut parts = date.split('-');
     let mut part = |count| digits(parts.next()?, count);

@@ -1,5 +1,4 @@
-//! Recursive-descent parser with limits on length, leaves and depth. Precedence: NOT binds tighter than AND, AND
-//! tighter than OR.
+//! Recursive-descent parser with limits on length, leaves and depth. Precedence: NOT binds tighter than AND, AND tighter than OR.
 
 use super::date::DateUnit;
 use super::expr::{Expr, Leaf, Test};
