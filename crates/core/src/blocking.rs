@@ -1,5 +1,4 @@
-//! Guards against blocking calls on async worker threads. A blocked disk or network call there would stall every connection that
-//! the thread serves.
+//! Guards against blocking calls on async worker threads: a blocked call there would stall every connection of the thread.
 
 /// Marks a function that may wait for a disk, the network, a process or another thread. In builds with debug assertions, such as
 /// tests, it aborts the process if the current thread is driving async tasks. A panic would not do: it would end as the error of
@@ -16,8 +15,7 @@ pub fn may_block() {
 /// `spawn_blocking` and `block_in_place`: the runtime moves the tasks to another thread before these.
 #[cfg(debug_assertions)]
 fn drives_tasks() -> bool {
-    // Only tokio knows: its blocking calls panic on such a thread before they wait. The value is already sent, so this call never
-    // waits.
+    // Only tokio knows: its blocking calls panic on such a thread before they wait. The value is sent already, so nothing waits.
     let (tell, told) = tokio::sync::oneshot::channel();
     let _ = tell.send(());
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| told.blocking_recv())).is_err()

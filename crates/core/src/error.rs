@@ -76,8 +76,7 @@ impl Kind {
         matches!(self, Kind::Overloaded | Kind::DeadlineExceeded | Kind::NotReady | Kind::Unavailable | Kind::Partial)
     }
 
-    /// Returns true for failures that may resolve over time. A version that failed to load with such an error is tried again,
-    /// although its folder did not change.
+    /// Returns true for failures that may resolve over time: such a version is loaded again even if its folder stays the same.
     pub fn is_transient(self) -> bool {
         match self {
             Kind::Unavailable
@@ -174,7 +173,7 @@ impl Error {
         self
     }
 
-    /// Copies the error for another caller. The copy has no source, because sources cannot be cloned.
+    /// Copies the error for another caller, without its source, because sources cannot be cloned.
     pub fn again(&self) -> Error {
         Error { message: self.message.clone(), source: None, ..*self }
     }
@@ -207,8 +206,7 @@ impl StdError for Error {
     }
 }
 
-/// Displays a number in at most 24 characters that parse back to the same number. Very large and very small numbers get an
-/// exponent: without one, 1e300 has 301 digits.
+/// Displays a number in at most 24 characters that parse back to it: with an exponent if it is far from 1 (1e300 has 301 digits).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ShortNumber(pub f64);
 

@@ -1,5 +1,5 @@
-//! Types that every crate of Sterling uses: [`error`], [`units`] of ids and slots, [`limits`], [`tensor`] shapes, and the
-//! [`request`] types that the HTTP layer parses and the serving pass answers.
+//! Types that every crate of Sterling uses: [`error`], [`units`] of ids and slots, [`limits`], [`tensor`] shapes. The HTTP layer
+//! parses the [`request`] types and the serving pass answers them.
 //!
 //! ```
 //! use sterling_core::error::{Error, Kind};

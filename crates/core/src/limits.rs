@@ -1,5 +1,5 @@
-//! Upper bounds of requests, models and catalogues. Relations that must hold between them are checked at compile time. Bounds
-//! that concern a single module are defined in that module.
+//! Upper bounds of requests, models and catalogues; relations between them are checked at compile time. Bounds of a single module
+//! are defined in that module.
 
 use std::ops::RangeInclusive;
 
@@ -51,11 +51,9 @@ pub const FILTER_DEPTH_MAX: usize = 64;
 pub const VALUE_BYTES_MAX: usize = 64 * 1024;
 /// Maximum nesting depth of a value-model expression.
 pub const VALUE_DEPTH_MAX: usize = 64;
-/// Maximum number of items in the delta, or the number of items of the snapshot if that is larger. Beyond it updates are rejected
-/// until a version is published.
+/// Maximum items of the delta, or the snapshot's number if larger; beyond it updates are rejected until a version is published.
 pub const FRESH_ITEMS: usize = 100_000;
-/// Maximum memory of the delta in bytes, or the size of the snapshot's files if that is larger. Beyond it updates are rejected
-/// until a version is published.
+/// Maximum bytes of the delta, or of the snapshot's files if larger; beyond it updates are rejected until a version is published.
 pub const FRESH_BYTES: u64 = 1 << 30;
 /// Maximum size of the attributes of an upserted item, in bytes as kept in memory.
 pub const ATTRIBUTE_BYTES_MAX: usize = 64 << 10;

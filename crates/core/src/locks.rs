@@ -2,8 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Locks a mutex even if a thread panicked while it held the lock. Use it only for state that is consistent between any two
-/// statements of the critical section.
+/// Locks a mutex even if a thread panicked under the lock. Only for state that is consistent between any two statements under it.
 pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -23,16 +23,15 @@ pub struct Origin {
 }
 
 impl Origin {
-    /// Returns the origin for a call that serves several requests but can name one: the first one with a recorded trace, else the
-    /// first.
+    /// Returns the origin for a call that serves several requests: the first one with a recorded trace, else the first.
     pub fn of_several<'a>(mut origins: impl Iterator<Item = &'a Origin>) -> Self {
         let first = origins.next();
         let recorded = first.into_iter().chain(origins).find(|origin| origin.is_recorded());
         recorded.or(first).cloned().unwrap_or_default()
     }
 
-    /// Returns true if the trace flags have the bit `recorded`. All versions of the header have them as two hexadecimal digits at
-    /// the same offset.
+    /// Returns true if the trace flags have the bit `recorded`: two hexadecimal digits, at one offset in all versions of the
+    /// header.
     fn is_recorded(&self) -> bool {
         let flags = self.trace.as_ref().and_then(|trace| u8::from_str_radix(trace.get(53..55)?, 16).ok());
         flags.is_some_and(|flags| flags & 1 == 1)
@@ -194,8 +193,7 @@ pub struct Embed {
     pub whole: bool,
 }
 
-/// Selects one shard's items among the best candidates of all shards: steps 3 to 8 of a retrieval. An unsharded version is its
-/// own only shard.
+/// Selects one shard's items among the best candidates of all shards: steps 3 to 8. An unsharded version is its only shard.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Select {
     /// The retrieval, the same for all shards.
@@ -302,8 +300,7 @@ pub struct Probes {
 pub struct Explain {
     /// The steps in their order.
     pub steps: Vec<StepReport>,
-    /// How eligible items were found: `all`, `none`, `few`, `words` (filter bitmaps) or `exact`; `""` if the request has no
-    /// search.
+    /// How eligible items were found: `all`, `none`, `few`, `words` (filter bitmaps) or `exact`; `""` without a search.
     pub route: &'static str,
     /// The filter in canonical form.
     pub filter: String,
@@ -325,8 +322,7 @@ pub struct Explain {
     pub kernel: &'static str,
     /// Deviation of the GPU from the request, and its reason: the CPU answered instead, or another row format was scanned.
     pub note: Option<String>,
-    /// One report per query if the user has several. The numbers above are then sums, and `candidates` counts the merged
-    /// candidates.
+    /// One report per query if the user has several. The numbers above are then sums; `candidates` counts the merged ones.
     pub queries: Vec<QueryReport>,
 }
 
@@ -417,8 +413,7 @@ pub struct Selected {
     /// Ids of the items.
     #[serde(with = "packed::numbers")]
     pub ids: Vec<ItemId>,
-    /// Scores that the selection used: of the quantized vectors, or of the rows if there was no first pass. Ties are ordered by
-    /// id.
+    /// Scores that selected the items: of the quantized vectors, or of the rows if these were read directly. Ties by id.
     #[serde(with = "packed::numbers")]
     pub codes: Vec<f32>,
     /// Retrieval scores of the items.

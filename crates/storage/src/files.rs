@@ -1,5 +1,4 @@
-//! Atomic files: a reader sees a complete file or none. Tensors are stored as `.safetensors`, written under a temporary name and
-//! renamed.
+//! Atomic files: a reader sees a complete file or none. Tensors are stored as `.safetensors` (temporary name, then rename).
 //!
 //! A [`TensorFile`] collects named tensors and writes them in the safetensors format
 //! (<https://github.com/huggingface/safetensors#format>): 8 bytes of header length, a JSON header, then the data. The header is
@@ -288,8 +287,7 @@ pub fn read(path: &Path) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Replaces a file atomically: temporary name, sync, rename, sync of the folder. A reader sees either the old file or the
-/// complete new one.
+/// Replaces a file atomically (temporary name, sync, rename, sync of the folder): a reader sees the old file or the new one.
 ///
 /// # Errors
 /// `Io` with the path; the temporary file is removed.
@@ -322,8 +320,7 @@ fn replace<T>(path: &Path, make: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
     })
 }
 
-/// Returns a temporary name beside `path`. No other writer has it, not even one on another machine or in another container, and
-/// readers of folders skip it.
+/// Returns a temporary name next to `path` that is unique across machines and containers, and that readers of folders skip.
 pub fn temporary(path: &Path) -> PathBuf {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     path.with_file_name(format!(".{name}.tmp-{:016x}", RandomState::new().hash_one(std::process::id())))

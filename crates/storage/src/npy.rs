@@ -16,7 +16,6 @@ const HEADER_BYTES_MAX: usize = 1 << 16;
 /// Bytes per read, so that the file and the converted numbers are not both in memory.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// Header of a file.
 struct Header {
     descr: String,
     rows: usize,

@@ -1,8 +1,7 @@
 //! Matrices of f32 that may be larger than memory: borrowed, owned, or in a file that is read sequentially in chunks.
 //!
-//! A file is either a user's (`.npy`) or a *spill*: rows that arrived one after the other and exceeded the memory budget
-//! ([`RowWriter`]). A spill file is unlinked right after its creation, so its space is freed when the process ends, even after a
-//! crash.
+//! A file is either a user's (`.npy`) or a *spill*: rows that exceeded the memory budget ([`RowWriter`]). A spill file is
+//! unlinked right after its creation, so its space is freed when the process ends, even after a crash.
 
 use std::borrow::Cow;
 use std::fs::{self, File};
@@ -76,7 +75,6 @@ struct NumberFile {
 }
 
 impl NumberFile {
-    /// Reads numbers from index `first` on.
     fn read(&self, first: usize, to: &mut [f32]) -> Result<()> {
         match self.format {
             NumberFormat::F32 => {

@@ -17,7 +17,6 @@ enum Behaves {
 }
 use Behaves::{Counter, Gauge, Histogram};
 
-/// Labels of a metric.
 #[derive(Clone, Copy, Debug)]
 enum Labels {
     /// No labels.
@@ -33,7 +32,6 @@ enum Labels {
 }
 use Labels::{Fixed, Model, ModelOutcome, Open};
 
-/// Name, kind, labels and help text of a metric.
 struct Metric {
     name: &'static str,
     behaves: Behaves,

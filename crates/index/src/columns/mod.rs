@@ -2,9 +2,8 @@
 //!
 //! Columns arrive in the order of the item file ([`ItemColumn`]), are encoded in slot order ([`encode`]) and are read from the
 //! mapped file ([`Columns`]). A category column is dictionary-encoded: its distinct values are sorted, the rank of a value is its
-//! *code*, and the codes per slot are stored as compressed sparse rows. Because dictionaries are sorted, a comparison on an
-//! integer column is a range of codes. Every (filterable category, code) pair is one [`sterling_core::units::TermId`], dense
-//! within the snapshot.
+//! *code*, and the codes per slot are compressed sparse rows. Because dictionaries are sorted, a comparison on integers is a
+//! range of codes. Every (filterable category, code) pair is one [`sterling_core::units::TermId`], dense within the snapshot.
 //!
 //! | tensor (`c3` = column 3) | holds |
 //! |---|---|

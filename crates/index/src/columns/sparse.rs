@@ -35,7 +35,6 @@ impl<T> Default for Sparse<T> {
 }
 
 impl<T> Sparse<T> {
-    /// Returns the number of slots with a value.
     pub(super) fn len(&self) -> usize {
         self.len
     }
@@ -53,7 +52,6 @@ impl<T> Sparse<T> {
         nodes.flat_map(|(n, node)| (0..PAGES).filter(|&page| node[page].is_some()).map(move |page| n * PAGES + page))
     }
 
-    /// Returns the value of a slot.
     pub(super) fn get(&self, slot: Slot) -> Option<&T> {
         let (filled, values) = self.word(slot.index() / SLOTS);
         let bit = slot.index() % SLOTS;
@@ -82,7 +80,6 @@ impl<T: Clone> Sparse<T> {
         None
     }
 
-    /// Removes and returns the value of a slot.
     pub(super) fn remove(&mut self, slot: Slot) -> Option<T> {
         // Checked first, because `make_mut` copies shared nodes even if there is nothing to remove.
         self.get(slot)?;

@@ -80,8 +80,7 @@ pub enum Comparison {
 }
 
 impl Comparison {
-    /// Returns whether the comparison holds for all or for no values between two places ([`Column::place`]); `None` if it depends
-    /// on the value.
+    /// Returns whether the comparison holds for all or no values between two places ([`Column::place`]); `None` if it depends.
     pub fn over(&self, first: f64, last: f64) -> Option<bool> {
         let (all, any) = match self {
             Comparison::Codes(ranges) => {
@@ -424,7 +423,6 @@ impl Column {
         }
     }
 
-    /// Parses the number of a comparison.
     fn compared_number(&self, text: &str) -> Result<f64> {
         self.check_filterable()?;
         let name = self.name();
@@ -434,15 +432,13 @@ impl Column {
             .ok_or_else(|| Error::invalid(format!("got `{text}`, expected a number to compare `{name}` with")))
     }
 
-    /// Parses an integer value of a filter.
     fn integer(&self, text: &str) -> Result<i64> {
         text.parse().map_err(|_| {
             Error::invalid(format!("column `{}` holds integers: got `{text}`, expected an integer", self.name()))
         })
     }
 
-    /// Returns the test for one of some values ([`Column::term`]) that applies to values of an overlay, which may be missing in
-    /// the dictionary.
+    /// Returns the test for one of some values ([`Column::term`]) on values of an overlay, which the dictionary may not have.
     ///
     /// # Errors
     /// As [`Column::term`].
@@ -536,8 +532,8 @@ impl Column {
         }
     }
 
-    /// Returns one f32 per slot, as rerankers and value models read the column: the number, or the smallest of several integers;
-    /// 0 if missing. `None` for texts.
+    /// Returns one f32 per slot, as rerankers and value models read it: the number, or the smallest of several integers; 0 if
+    /// missing. `None` for texts.
     pub fn numbers(&self) -> Option<Vec<f32>> {
         match &self.values {
             Values::Texts { .. } => None,

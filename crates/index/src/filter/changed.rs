@@ -1,8 +1,8 @@
 //! Filter evaluation for items whose values were updated after the index was built.
 //!
-//! The planes still hold the old values of such an item. It is therefore evaluated again with its current values: per list when
-//! the filter bitmap of the list is computed, so that a search pays only for the lists it probes; or all at once if the filter
-//! resolves to slots.
+//! The planes still hold the old values of such an item, so it is evaluated again with its current values. That happens per list
+//! when the filter bitmap of the list is computed, so a search pays only for the lists it probes. If the filter resolves to
+//! slots, all updated items are evaluated at once.
 
 use std::sync::Arc;
 
@@ -79,7 +79,6 @@ impl Changed {
         }
     }
 
-    /// Returns true if the item was updated.
     pub(super) fn contains(&self, slot: Slot) -> bool {
         self.filled(slot.index() / SLOTS as usize) >> (slot.0 % SLOTS) & 1 == 1
     }

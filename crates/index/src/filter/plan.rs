@@ -1,14 +1,13 @@
 //! Filter plan for one snapshot: chooses how to find the eligible items.
 //!
-//! 1. Leaves are resolved against the columns: names to columns, values to terms or ranges of codes, unknown values to
-//!    "no item".
+//! 1. Leaves are resolved against the columns: names to columns, values to terms or ranges of codes, unknown values to "none".
 //! 2. The tree with negations at its leaves is compiled to a program over planes and posting lists (`program`), whose result is
 //!    an upper bound. A positive leaf is exact or uses Bloom planes. A negated leaf is exact if possible and passes every item
 //!    otherwise.
 //! 3. The share of passing items is estimated from the counts of terms, as if terms were independent. They are not, so the cost
 //!    estimate of a search also uses a sample (`sample`).
-//! 4. If few items pass, they are found exactly before any list is scanned ([`Route::Slots`]): through the posting list of a rare
-//!    term, or by the filter bitmaps of all lists, if a sample predicts few items and bitmaps are cheap.
+//! 4. If few items pass, they are found exactly before any list is scanned ([`Route::Slots`]). They come from the posting list of
+//!    a rare term, or from the filter bitmaps of all lists if a sample predicts few items and bitmaps are cheap.
 //! 5. If values were updated since the index was built, all of this covers only the other items ([`Plan::with_changes`]).
 
 #[cfg(feature = "cuda")]
@@ -103,8 +102,7 @@ impl Scratch {
 }
 
 impl Plan {
-    /// Plans a filter for the columns and the index of a snapshot. Up to `slots_max` items are searched one by one instead of in
-    /// the lists.
+    /// Plans a filter for the columns and the index of a snapshot. Up to `slots_max` items are searched one by one, not in lists.
     ///
     /// # Errors
     /// `Invalid` with the offset of the term, for unknown columns and tests that a column does not support.
@@ -239,8 +237,7 @@ impl Plan {
         self.pass_rate
     }
 
-    /// Returns the shares of items and lists that pass by the bitmaps, from a sample: counts of terms do not show their
-    /// correlations.
+    /// Returns the shares of items and lists that pass, from a sample: counts of terms do not show their correlations.
     pub fn passing(&self, index: &Index) -> PassingShares {
         match self.route {
             Route::All => PassingShares { items: 1.0, lists: 1.0 },

@@ -1,9 +1,9 @@
 //! Postfix program of a plan, and its evaluation over consecutive lists.
 //!
 //! The stack holds bitmaps of consecutive lists. A leaf usually does not push: it narrows the bitmap on top (`Keep`,
-//! `DropPosted`, `Bloom`, `Number`, `Compare`). A conjunction of leaves is then a chain of flat loops over one bitmap, and the
-//! leaves that test single items see only the items that cheaper leaves left. Every bitmap on the stack is 0 outside of the
-//! items, which makes negation safe.
+//! `DropPosted`, `Bloom`, `Number`, `Compare`). A conjunction of leaves is then a chain of flat loops over one bitmap, and leaves
+//! that test single items see only the items that cheaper leaves left. Every bitmap is 0 outside of the items, so negation is
+//! safe.
 //!
 //! A posting list has few items, so its bitmap is built from zeros and pushed.
 
@@ -223,8 +223,7 @@ impl Looked<'_> {
         if self.negated { asked & !holding } else { holding }
     }
 
-    /// ANDs the comparison into the words from `first` on. Buckets in `sure` pass entirely; items of the `unsure` ones are
-    /// tested.
+    /// ANDs the comparison into the words from `first` on. Buckets in `sure` pass entirely; items of `unsure` are tested.
     fn narrow_through(&self, index: &Index, sure: &[Run], unsure: &[Run], first: usize, run: &mut [u64]) {
         let flip = if self.negated { u64::MAX } else { 0 };
         let (mut passing, mut open) = ([0; BUCKET_WORDS], [0; BUCKET_WORDS]);
@@ -304,7 +303,6 @@ impl Compiler<'_> {
         }
     }
 
-    /// Pushes the items that have a term.
     fn push_one(&mut self, term: TermId) {
         match self.index.held(term) {
             Held::Plane(plane) => self.emit(Step::Push { plane, negated: false }),
@@ -348,8 +346,7 @@ impl Compiler<'_> {
         };
         match (self.terms(question), question) {
             (Some(terms), _) if *negated => {
-                // Every term must be absent. Terms with only Bloom planes do not narrow the bitmap; candidates are verified
-                // later.
+                // Every term must be absent. Terms with only Bloom planes do not narrow the bitmap; verification handles them.
                 for term in terms {
                     match self.index.held(term) {
                         Held::Plane(plane) => self.emit(Step::Keep { plane, negated: true }),

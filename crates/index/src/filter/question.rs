@@ -57,8 +57,8 @@ pub(super) enum Node {
     Or(Vec<Node>),
 }
 
-/// Resolves the leaves of a filter. Parts that are always true or always false are simplified away, and equalities with several
-/// values of one column are merged into one leaf, as if the filter had used `IN`.
+/// Resolves the leaves of a filter. Parts that are always true or always false are removed. Equalities with several values of one
+/// column become one leaf, as if the filter had used `IN`.
 pub(super) fn resolve(filter: &Canonical, columns: &Columns, index: &Index) -> Result<Node> {
     let all = |parts: &[Canonical]| parts.iter().map(|p| resolve(p, columns, index)).collect::<Result<Vec<_>>>();
     Ok(match filter {

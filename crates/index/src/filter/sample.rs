@@ -1,9 +1,7 @@
-//! Sample of a filter: evaluates some lists to estimate how many items pass the filter bitmap, and how many of those pass the
-//! filter.
+//! Sample of a filter: estimates how many items pass the filter bitmap, and how many of those pass the filter.
 //!
 //! Counts of terms do not show correlations: two terms with half of the items each may share all of them or none. The cost of a
-//! search depends on it, so a few evenly spaced lists are evaluated during planning. The sample affects estimates only, never
-//! results.
+//! search depends on it, so planning evaluates a few evenly spaced lists. The sample never affects results.
 
 use std::ops::RangeInclusive;
 
@@ -81,8 +79,7 @@ impl Sample {
         sample
     }
 
-    /// Returns the shares that pass. `expected` is the share estimated from term counts; it is used if the sample is too small
-    /// for it.
+    /// Returns the shares that pass; `expected`, from term counts, is used if the sample is too small for it.
     pub(super) fn passing(&self, expected: f64, items_a_list: f64) -> PassingShares {
         if self.passing == 0 && expected * (self.items as f64) < EXPECTED_MIN {
             return PassingShares { items: expected, lists: 1.0 - (1.0 - expected).powf(items_a_list) };

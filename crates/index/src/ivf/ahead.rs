@@ -102,8 +102,7 @@ struct Shares<'a> {
 }
 
 impl Shares<'_> {
-    /// Returns the share of items with a larger residual. Beyond the largest quantile it extrapolates at the last rate of
-    /// decrease.
+    /// Returns the share of items with a larger residual; beyond the largest quantile it extrapolates the last decrease.
     fn above(&mut self, margin: f32) -> f64 {
         while self.place > 0 && self.halvings[self.place - 1] > margin {
             self.place -= 1;
@@ -151,15 +150,14 @@ pub struct Ending<'a> {
 }
 
 impl Ending<'_> {
-    /// Returns the rank among the best `k0` so far whose score unscanned lists must beat: at exactly the recall target, this is
+    /// Returns the rank among the best `k0` so far whose score unscanned lists must beat. At exactly the recall target, this is
     /// the score of the true K0-th best item.
     pub(super) fn found(&self, k0: usize) -> usize {
         ((k0 as f64 * self.recall).ceil() as usize).max(1)
     }
 
-    /// Returns the number of items better than the previous results that is enough to continue regardless of the estimate: the
-    /// number that the recall target allows to miss. The estimate rests on similar queries, whereas the gain is measured on this
-    /// one.
+    /// Returns the gain that is enough to continue regardless of the estimate: the number of items that the recall target allows
+    /// to miss. The estimate rests on similar queries, whereas the gain is measured on this one.
     pub(super) fn gain_max(&self, k0: usize) -> usize {
         k0.saturating_sub(self.found(k0)).max(1)
     }
@@ -242,8 +240,8 @@ impl Ahead {
     pub fn expected(&self, threshold: f32, seen: Seen, margins: &Margins) -> f64 {
         let density = (seen.passing - seen.survivors as f64).max(0.0) / self.items.max(1) as f64;
         let density = density.min(1.0);
-        // If the filter selects a region and the search is inside of it, the next lists resemble the previous ones, and passing
-        // items score better than others.
+        // If the filter selects a region that the search is in, the next lists resemble the last ones, and passing items score
+        // better.
         let kinship = (seen.lately / density.max(f64::MIN_POSITIVE)).clamp(1.0, KINSHIP_MAX);
         let (mut ahead, mut scanned) = (0.0, 0.0);
         let mut shares = margins.shares();

@@ -26,8 +26,8 @@ const RANKED_MIN: usize = 2048;
 /// Number of own lists per square root of their rows, as in a snapshot, and minimum rows per own list.
 const OWN_PER_ROOT: f64 = 4.0;
 const OWN_ROWS_MIN: usize = 32;
-/// Factor of the raise of an own list's score: multiplied with the distance by which its rows are farther from their centroid
-/// than rows of the index, per dimension. Rows of clusters differ mostly in few dimensions, and in those by more than the mean.
+/// Factor of the raise of an own list's score: multiplied with the excess distance of its rows to their centroid over rows of the
+/// index, divided by √D. Rows of clusters differ mostly in few dimensions, and in those by more than the mean.
 const RAISE: f32 = 4.0;
 
 /// Assigns rows to lists as the build of the index did.

@@ -1,5 +1,4 @@
-//! Index build: trains on a sample, assigns rows in chunks or takes existing lists, and orders rows by list. The tensors are
-//! written by `encode`.
+//! Index build: trains on a sample, assigns rows in chunks or takes existing lists, and orders rows by list.
 
 use rayon::prelude::*;
 
@@ -45,8 +44,8 @@ pub struct Lists {
     pub nearest: bool,
 }
 
-/// Clusters `rows` `[N, D]`. Only one chunk and the training sample are in memory. `progress` receives numbers of assigned rows,
-/// [`steps`] in total.
+/// Clusters `rows` `[N, D]`, with one chunk and the training sample in memory. `progress` receives numbers of assigned rows
+/// ([`steps`]).
 ///
 /// # Errors
 /// `Invalid` for invalid options; as [`RowStore::read`].
@@ -172,8 +171,8 @@ impl Built {
         }
     }
 
-    /// Returns the slot of each item in `whole`, of which this is a [`Built::part`], `[S]`. Entries of slots without an item are
-    /// meaningless.
+    /// Returns the slot of each item in `whole`, of which this is a [`Built::part`], `[S]`; meaningless for slots without an
+    /// item.
     ///
     /// # Panics
     /// If this is not a part of `whole`.

@@ -64,8 +64,7 @@ fn sums(lengths: impl Iterator<Item = u32>) -> Vec<usize> {
 }
 
 impl DeviceIndex {
-    /// Copies this GPU's share of an index, followed by room for `spare` slots (a multiple of a block). Centroids are replicated
-    /// to every GPU.
+    /// Copies this GPU's share of an index, with room for `spare` more slots (a multiple of a block). Centroids are on every GPU.
     ///
     /// # Errors
     /// `Overloaded` if the device has not enough memory.
@@ -144,8 +143,7 @@ impl DeviceIndex {
     /// location: in lists like those of this index, or in own lists.
     ///
     /// # Errors
-    /// `Internal` for an index with other row formats, or if there are not enough slots; `Unavailable` if the GPU does not
-    /// answer.
+    /// `Internal` for an index with other row formats or without enough slots; `Unavailable` if the GPU does not answer.
     pub fn put(&self, device: &Device, (other, cut): (&Index, &ListCut), first: u32) -> Result<BesideLists> {
         let (of, at, groups) = (&self.lists, first as usize, self.lists.groups);
         let (rows, kind) = wide_rows(other);
@@ -206,8 +204,8 @@ impl DeviceIndex {
     }
 
     /// Scans the eligible items of the best lists of each query until the termination criterion of the CPU holds, checked at the
-    /// device's intervals; then scans the lists that are not probed. Returns the number of lists that each query scanned, and
-    /// their items per segment.
+    /// device's intervals; then scans the lists that are not probed. Returns the lists that each query scanned, and their items
+    /// per segment.
     ///
     /// # Errors
     /// As [`DeviceIndex::best_lists`].

@@ -1,8 +1,8 @@
 //! Filtered search: of every list, of the best lists while that pays, or until a calibrated recall is reached.
 //!
 //! A block is read entirely even for one passing item. If few items pass and wide rows are available, the rows are read instead.
-//! When a tenth of the items passes, four fifths of the blocks are touched, which is 1 KB per passing item, while a row in half
-//! precision has 256 bytes.
+//! When a tenth of the items passes, four fifths of the blocks are touched: 1 KB per passing item, but a row in half precision
+//! has 256 bytes.
 //!
 //! With first-pass codes, passing items are always scored by codes, regardless of their number. Items then have the same scores
 //! in a shard, whose lists are shorter. Codes are inexact, and the best of many are partly best by luck, so their scores exceed
@@ -104,7 +104,6 @@ impl<'a, 'w> Filtered<'a, 'w> {
         self.counters
     }
 
-    /// Returns the number of lists, C.
     fn lists(&self) -> usize {
         self.union.lists.lists()
     }

@@ -7,8 +7,7 @@ use sterling_core::error::{Error, Result};
 use sterling_core::limits;
 use sterling_kernels::cpu::kernels::BLOCK;
 
-/// Number of lists per square root of the items: with more, the cost of scoring centroids exceeds the savings on items
-/// (`docs/internals/index.md`).
+/// Lists per square root of the items: with more, centroids cost more than is saved on items (`docs/internals/index.md`).
 const LISTS_PER_ROOT: f64 = 4.0;
 /// The same with first-pass codes: scanning an item costs less, while a centroid costs the same.
 const CODED_LISTS_PER_ROOT: f64 = 2.0;
@@ -43,8 +42,7 @@ impl Rescore {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Options {
-    /// Number of lists, C. 0 means about 4 √N, half of it with first-pass codes, at least 1, and at least 16 items per list on
-    /// average.
+    /// Number of lists, C. 0 means about 4 √N, half of it with first-pass codes, and at least 16 items per list on average.
     pub lists: usize,
     /// Training rows of the centroids, as a multiple of the lists.
     pub sample_per_list: usize,

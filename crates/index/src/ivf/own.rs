@@ -1,6 +1,6 @@
 //! Own lists of a delta index, for rows that do not fit the lists of its snapshot.
 //!
-//! A search scans an own list if its score is at least that of the last snapshot list it scans, so own lists cost nothing for
+//! A search scans an own list if its score is at least that of the last snapshot list it scans. Own lists thus cost nothing for
 //! queries unlike their rows. If the rows of an own list are farther from their centroid than rows of the snapshot are, the
 //! centroid predicts less. Its score is then raised by the expected excess. Few rows use a single list that every search scans.
 

@@ -14,8 +14,7 @@ use sterling_kernels::cpu::kernels::Pick;
 /// Below this pass rate every list is scanned: computing all filter bitmaps costs less than choosing the wrong lists.
 pub(super) const SCAN_ALL_PASS_RATE: f64 = 0.03;
 
-/// A search with calibrated probes checks for the first time after `probes / FIRST_LOOK` lists, because some queries need fewer
-/// lists than most.
+/// A search with calibrated probes first checks after `probes / FIRST_LOOK` lists: some queries need fewer lists than most.
 const FIRST_LOOK: usize = 4;
 /// Without calibration, a search continues in steps of this fraction of the first lists: one half.
 const CHUNKS_PER_PROBES: usize = 2;
@@ -110,8 +109,7 @@ impl Probing<'_> {
         YIELD_SHARE_MIN * k0 as f64 * chunk as f64 / self.probes as f64
     }
 
-    /// Returns the number of lists before the first check: more than `probes` for low pass rates, growing with the inverse square
-    /// root of the rate.
+    /// Returns the lists before the first check: more than `probes` for low pass rates, by the inverse square root of the rate.
     pub(super) fn first(&self, probes: usize, most: usize) -> usize {
         ((probes as f64 / self.pass_rate.max(1e-6).sqrt()) as usize).clamp(probes, most)
     }

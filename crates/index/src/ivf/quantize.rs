@@ -60,7 +60,6 @@ impl Quantized {
         self.corrections = [&self.high, &self.low].map(|row| 128 * row.iter().map(|&c| i32::from(c)).sum::<i32>());
     }
 
-    /// Returns the query in the form that kernels take.
     pub(crate) fn view(&self) -> Int8Query<'_> {
         Int8Query { rows: [&self.high, &self.low], corrections: self.corrections, scale: self.scale }
     }

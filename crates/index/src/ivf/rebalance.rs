@@ -28,8 +28,7 @@ const ROUNDS: usize = 4;
 /// A part with less than one in `LOPSIDED` of a list's rows is too small.
 const LOPSIDED: usize = 8;
 
-/// Builds an index of `rows` `[N, D]` that were in the lists `of_rows` `[N]`, except for the `strays` among them. `nearest` is
-/// [`Lists::nearest`].
+/// Builds an index of `rows` `[N, D]` in the lists `of_rows` `[N]`, except for the `strays` among them; see [`Lists::nearest`].
 ///
 /// # Errors
 /// As [`RowSurvey::of`] and [`from_lists`].
@@ -89,8 +88,8 @@ fn halve_large(rows: Matrix<'_>, lists: &mut Vec<Vec<u32>>, before: usize) {
     }
 }
 
-/// Splits a list into two parts of similar size: by a k-means with two centroids, or at the median between both centroids if one
-/// of them attracts nearly all rows.
+/// Splits a list into two parts of similar size: by a k-means with two centroids, or at the median between both if one attracts
+/// nearly all.
 fn halve(rows: Matrix<'_>, list: &[u32]) -> [Vec<u32>; 2] {
     let (one, other) = halves(rows, list);
     let mut parts = [one, other];

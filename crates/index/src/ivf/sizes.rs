@@ -8,8 +8,7 @@ use super::survey::RowSurvey;
 use sterling_core::error::Result;
 use sterling_kernels::cpu::kernels::BLOCK;
 
-/// Mean padding slots per list beyond half a block, for lists of one item on average; inversely proportional to the list length
-/// (measured).
+/// Mean padding slots beyond half a block, for lists of one item; inversely proportional to the list length (measured).
 const SHORT_LISTS: f64 = 12.0;
 
 /// Origin of the number of lists.

@@ -410,7 +410,7 @@ fn clumps(sizes: &[usize], spread: f32, dimension: usize) -> Vec<f32> {
 
 #[test]
 fn rare_clumps_get_lists_of_their_own() {
-    // With uniform random initial centroids, most of the 31 clumps of 40 rows would be missed beside the one of 9000.
+    // With uniform random initial centroids, most of the 31 clumps of 40 rows would be missed because of the one of 9000.
     let sizes: Vec<usize> = std::iter::once(9000).chain(std::iter::repeat_n(40, 31)).collect();
     let values = clumps(&sizes, 0.05, 16);
     let rows = Matrix::new(&values, 16).unwrap();

@@ -134,7 +134,6 @@ impl<'a> Member<'a> {
         Slot(self.first_slot + slot.0)
     }
 
-    /// Scores the ranked own lists.
     pub(super) fn score_own(
         &self,
         own: &OwnLists,

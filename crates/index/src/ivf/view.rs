@@ -276,7 +276,6 @@ impl Index {
             + self.first_pass.as_ref().map_or(0, ItemCodes::bytes)
     }
 
-    /// Returns the blocks of a list.
     fn blocks(&self, list: ListId) -> Blocks<'_> {
         let (from, to) = (self.list_offsets[list.index()] as usize, self.list_offsets[list.index() + 1] as usize);
         let groups = self.dimension.div_ceil(4);
@@ -375,7 +374,6 @@ impl Index {
         }
     }
 
-    /// Quantizes a query.
     pub(super) fn quantize(&self, vector: &[f32], to: &mut Quantized) {
         debug_assert_eq!(vector.len(), self.dimension);
         to.set(vector);

@@ -1,8 +1,8 @@
 //! Estimate of a search's work before it runs, for cost estimates.
 //!
 //! The estimate follows the steps of the search, with shares of items in place of items. It counts the lists until enough items
-//! pass (all lists if the filter contradicts itself), and another round for more candidates if too many of them are likely to
-//! fail verification. It cannot predict early termination by distance, when further lists yield little.
+//! pass, which are all lists if the filter contradicts itself. It adds another round for more candidates if too many are likely
+//! to fail verification. It cannot predict early termination by distance, when further lists yield little.
 
 use super::find::{Round, Walked};
 use super::{Catalogue, CataloguePart, Query};
@@ -11,8 +11,7 @@ use crate::filter::{Plan, Route};
 /// Items per block; a block is read entirely even for one item.
 const ITEMS_A_BLOCK: f64 = 16.0;
 
-/// Safety factor: a further round, which costs several times as much, is expected if this share of the estimated valid candidates
-/// would not suffice.
+/// Safety factor: a further, several times more expensive round is expected if this share of the valid candidates is too few.
 const HOLDING_DOUBT: f64 = 0.8;
 
 /// Estimated work of a search, over all rounds and segments.
@@ -67,8 +66,7 @@ impl Share<'_> {
         self.part.index.items() as f64 * self.passing
     }
 
-    /// Estimates the work to score the passing items in a share of the probed lists: blocks of int8 rows or codes, or rows if
-    /// that is cheaper.
+    /// Estimates the work to score the passing items in a share of the probed lists: by blocks, or by rows if that is cheaper.
     fn scanned(&self, probed: f64, by_codes: bool) -> Expected {
         let index = self.part.index;
         let items = (index.items() - self.scanned) as f64 * probed + self.scanned as f64;

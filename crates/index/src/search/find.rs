@@ -24,8 +24,8 @@ pub(super) struct Round {
     pub(super) room: usize,
     /// Candidates to select.
     pub(super) selected: usize,
-    /// True if every item that passes the bitmap is verified before it is selected, in all lists; the initial number of
-    /// candidates then suffices.
+    /// True if every item that passes the bitmap is verified before it is selected; the initial number of candidates then
+    /// suffices.
     pub(super) is_checked: bool,
 }
 
@@ -141,20 +141,17 @@ impl<'a> Catalogue<'a> {
             return self.find_filtered(query, walked, scratch, times);
         }
         let counters = self.find_unfiltered(query, walked, together, scratch, times);
-        // Without a filter, the first P lists suffice unless they hold too few items; then the search continues like a filtered
-        // one.
+        // Without a filter, the first P lists suffice unless they hold too few items; then the search continues as with a filter.
         let has_probed_all = counters.lists == self.main().index.lists() as u64;
         let enough = scratch.candidates.len() + scratch.scored.len() >= query.search.k || has_probed_all;
-        // More of the selected items were deleted than expected: repeat with bitmaps, which exclude deleted items before the
-        // selection.
+        // More of the selected items were deleted than expected: repeat with bitmaps, which exclude deleted items beforehand.
         let crowded_out = walked.parts.iter().any(|part| part.gone.is_some())
             && counters.survivors > self.room_unfiltered(query) as u64
             && scratch.candidates.len() < query.room_at_first(self);
         if enough && !crowded_out { counters } else { self.find_filtered(query, walked, scratch, times) }
     }
 
-    /// Fills `scratch.scored` with the best items scored by rows: all items in an exact search, otherwise those from posting
-    /// lists.
+    /// Fills `scratch.scored` with the best items scored by rows: all in an exact search, otherwise those from posting lists.
     fn find_by_rows(&self, query: &Query<'_>, scratch: &mut Scratch, times: &mut Times) -> Counters {
         let start = Instant::now();
         let mut counters = Counters::default();

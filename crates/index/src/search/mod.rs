@@ -1,12 +1,11 @@
 //! Steps 4 to 8 of the pass: finds the best K0 eligible items of each query by retrieval score.
 //!
 //! 1. If the filter resolves to slots, or the search is exact, items are scored by their most precise rows.
-//! 2. Queries without a filter probe their best lists. If there are enough of them to share lists, they do it together, list by
-//!    list.
+//! 2. Queries without a filter probe their best lists, together and list by list if there are enough of them to share lists.
 //! 3. Queries with a filter compute its bitmaps on the probed lists, and probe more lists while too few items pass. Queries with
 //!    the same plan run one after the other and share its bitmaps.
-//! 4. Candidates are verified: excluded items and false positives of Bloom planes are removed. If too many are, more of the
-//!    passing items are examined.
+//! 4. Candidates are verified: excluded items and false positives of Bloom planes are removed. If too many are, more items are
+//!    examined.
 //! 5. Candidates selected by int8 scores are rescored by their wide rows. Somewhat more than K0 are selected for that, so that
 //!    rounding near the cutoff has no effect.
 //!
@@ -184,7 +183,6 @@ struct Together {
 }
 
 impl<'a> Query<'a> {
-    /// Returns the filter plan of a segment.
     fn plan_of(&self, part: usize) -> &'a Plan {
         part.checked_sub(1).map_or(self.plan, |at| &self.beside[at])
     }
@@ -272,7 +270,6 @@ impl<'a> CataloguePart<'a> {
         self.gone.is_some_and(|gone| gone.contains(slot))
     }
 
-    /// Returns the segment as a member of a union.
     fn member(&self) -> Member<'a> {
         Member { index: self.index, first_slot: self.first_slot }
     }

@@ -12,8 +12,8 @@ use sterling_storage::rows::RowStore;
 const DIMENSION: usize = 16;
 const ITEMS: usize = 12_000;
 const CENTRES: usize = 40;
-/// Tolerated factors by which an estimate may be too low or too high, in addition to this share of the items: the nearest lists
-/// differ from the average list, and a further round may depend on a single candidate.
+/// Tolerated factors by which an estimate may be too low or too high, in addition to `SLACK`, a share of the items. The nearest
+/// lists differ from the average list, and a further round may depend on a single candidate.
 const LOW_MAX: f64 = 3.0;
 const HIGH_MAX: f64 = 4.0;
 const SLACK: f64 = 0.02;

@@ -105,8 +105,7 @@ pub fn open(url: &str) -> Result<Arc<dyn Objects>> {
         "gs" => {
             check("GOOGLE_", |name| GoogleConfigKey::from_str(name).is_ok())?;
             let builder = GoogleCloudStorageBuilder::from_env().with_url(url).with_retry(retry);
-            // By default `object_store` would allow plain HTTP for any endpoint here, because Google's metadata server for tokens
-            // has no TLS.
+            // By default `object_store` would allow plain HTTP for any endpoint, because Google's metadata server has no TLS.
             let may = std::env::var(GOOGLE_ALLOW_HTTP).unwrap_or_else(|_| "false".into());
             let builder = builder.with_config(GoogleConfigKey::Client(ClientConfigKey::AllowHttp), may);
             Arc::new(builder.with_http_connector(Transport).build().map_err(wrong)?)
@@ -124,8 +123,7 @@ pub fn open(url: &str) -> Result<Arc<dyn Objects>> {
     Ok(Arc::new(Bucket { url: url.into(), prefix, store, strays: AtomicUsize::new(0), runtime }))
 }
 
-/// Rejects values of provider variables that no request could carry, such as a line break after a secret, or an endpoint that a
-/// template left empty.
+/// Rejects values of provider variables that no request could carry: a line break after a secret, or an empty endpoint.
 fn check_environment(named: &str, is_setting: fn(&str) -> bool) -> std::result::Result<(), String> {
     for (name, value) in std::env::vars_os() {
         let Some(name) = name.to_str().filter(|name| name.starts_with(named)) else { continue };
@@ -159,8 +157,8 @@ impl Drop for Bucket {
     }
 }
 
-/// Returns true if a retry may succeed: for all unclassified errors of `object_store`, except those that the service attributes
-/// to the caller.
+/// Returns true if a retry may succeed: unclassified errors of `object_store`, except those that the service blames on the
+/// caller.
 fn is_passing(error: &object_store::Error) -> bool {
     let object_store::Error::Generic { .. } = error else { return false };
     let text = error.to_string();

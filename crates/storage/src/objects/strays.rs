@@ -35,8 +35,7 @@ pub(super) fn without_strays(page: Bytes) -> Bytes {
     out.into()
 }
 
-/// Returns true for a key that `object_store` rejects or changes, such as one with a leading `/`. A trailing `/` marks a folder
-/// and is valid.
+/// Returns true for a key that `object_store` rejects or changes (a leading `/`). A trailing `/` marks a folder and is valid.
 fn is_stray(key: &str) -> bool {
     Key::parse(key).map_or(true, |parsed| parsed.as_ref() != key.strip_suffix('/').unwrap_or(key))
 }

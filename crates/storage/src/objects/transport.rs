@@ -149,7 +149,6 @@ impl Wire {
     }
 }
 
-/// Error that is a text.
 #[derive(Debug)]
 struct Text(String);
 

@@ -40,8 +40,7 @@ pub struct Options {
     pub posting_share_max: f64,
     /// Number of buckets per compared column; 0 disables buckets, so comparisons are evaluated per item.
     pub number_buckets: u32,
-    /// Columns whose equal values are stored together within a list, most significant first. Empty means all categories, those
-    /// with the fewest values first.
+    /// Columns whose equal values are stored together within a list, most significant first. Empty means all categories.
     pub together: Vec<String>,
 }
 
@@ -191,7 +190,6 @@ impl<'a> ListSlots<'a> {
     }
 }
 
-/// Counts the items per term.
 fn term_counts(columns: &Columns, slots: ListSlots<'_>) -> Vec<u32> {
     let mut counts = vec![0u32; columns.terms()];
     for term in slots.all().flat_map(|slot| columns.slot_terms(slot)) {
@@ -200,8 +198,8 @@ fn term_counts(columns: &Columns, slots: ListSlots<'_>) -> Vec<u32> {
     counts
 }
 
-/// Builds the posting lists of the `rare` terms. Returns the start of each list, with the total at the end, and the slots,
-/// ascending per term.
+/// Builds the posting lists of the `rare` terms: the start of each list, with the total at the end, and the slots, ascending per
+/// term.
 fn postings(columns: &Columns, slots: ListSlots<'_>, rare: &[u32], counts: &[u32]) -> Result<(Vec<u32>, Vec<u32>)> {
     let starts = posting_starts(rare.iter().map(|&term| counts[term as usize]))?;
     let mut next = starts.clone();

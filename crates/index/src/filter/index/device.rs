@@ -76,8 +76,7 @@ impl DevicePlanes {
         words + index.word_lists.bytes() + index.word_slots.bytes() + self.columns.bytes()
     }
 
-    /// Creates filters from the programs of their plans, with room for the passing items. If `live` is given, deleted items never
-    /// pass.
+    /// Creates filters from the programs of their plans. If `live` is given, deleted items never pass.
     ///
     /// # Errors
     /// As [`PlaneIndex::filters`].
@@ -135,8 +134,7 @@ pub struct DeviceLiveItems {
 
 impl DeviceLiveItems {
     /// Derives the live bitmap of this GPU's share from the bitmap of all items, or from the one `before`. It differs at most at
-    /// the slots of `changed` (ascending); `is_gone` returns true for deleted items. Only changed words are uploaded, all others
-    /// are copied on the device.
+    /// the slots of `changed` (ascending); `is_gone` returns true for deleted items. Only changed words are uploaded.
     ///
     /// # Errors
     /// `Overloaded` if the device has not enough memory; as [`place_rows`].

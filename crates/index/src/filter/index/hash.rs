@@ -37,7 +37,6 @@ impl Hashing {
         }
     }
 
-    /// Hashes the key of a term.
     pub(in crate::filter) fn of(self, key: &[u8]) -> TermHash {
         let hash = xxh3_128(key);
         let (start, step) = (hash as u64, (hash >> 64) as u64 | 1);

@@ -87,7 +87,6 @@ fn bounds(sorted: &[f64], buckets: usize) -> Vec<f64> {
     bounds
 }
 
-/// Adds the tensors of the buckets.
 pub(super) fn encode(all: &[Buckets], file: &mut TensorFile<'_>) -> Result<()> {
     let ends: usize = all.iter().map(Buckets::len).sum();
     file.add_owned("number_columns", &[all.len()], all.iter().map(|b| b.column as u32).collect())?;
@@ -150,7 +149,6 @@ impl Numbers {
         Ok(numbers)
     }
 
-    /// Returns the number of planes of all columns.
     pub(super) fn planes(&self) -> usize {
         self.starts[self.starts.len() - 1]
     }

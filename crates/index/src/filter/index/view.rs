@@ -184,8 +184,7 @@ impl Index {
             .for_each(|(word, bit)| words[word] &= !bit);
     }
 
-    /// Returns the items of `slots` (ascending) that are in consecutive lists, each as its word, counted from the first of these
-    /// lists, and its bit.
+    /// Returns the items of `slots` (ascending) in consecutive lists, each as its bit and its word, counted from the first list.
     fn within<'a, T>(
         &'a self,
         slots: &'a [T],
@@ -278,7 +277,6 @@ impl Index {
         posted.map(|(word, bit)| (word, bit & every[word]))
     }
 
-    /// Hashes the key of a term.
     pub(in crate::filter) fn hash(&self, key: &[u8]) -> TermHash {
         self.hashing.of(key)
     }

@@ -1,5 +1,5 @@
-//! Dates as numbers. A timestamp column holds integers in the unit of its source file, so a filter names the unit of a date, as
-//! in `ms("2024-01-31T12:00:00Z")`.
+//! Dates as numbers. A timestamp column holds integers in the unit of its source file, so a filter names the unit:
+//! `ms("2024-01-31T12:00:00Z")`.
 
 const SECONDS_PER_DAY: i64 = 86_400;
 const NANOSECOND_DIGITS: usize = 9;
@@ -13,7 +13,6 @@ pub(super) enum DateUnit {
 }
 
 impl DateUnit {
-    /// Returns the unit with this name.
     pub(super) fn of(name: &str) -> Option<Self> {
         Some(match name {
             "days" => DateUnit::Days,
@@ -53,8 +52,7 @@ fn digits(text: &str, count: usize) -> Option<i64> {
     is_number.then(|| text.parse().ok()).flatten()
 }
 
-/// Returns the days since 1970-01-01 in the Gregorian calendar. Years start in March, so that the leap day is the last day of a
-/// year.
+/// Returns the days since 1970-01-01 in the Gregorian calendar. Years start in March, so that the leap day is their last day.
 fn days_since_1970(date: &str) -> Option<i64> {
     let mut parts = date.split('-');
     let mut part = |count| digits(parts.next()?, count);

@@ -31,8 +31,7 @@ impl Plan {
     }
 }
 
-/// Lowers the bitmap steps. The device has no posting lists. Bloom planes replace positive ones, and negated ones pass every
-/// item.
+/// Lowers the bitmap steps. A device has no posting lists: Bloom planes replace positive ones, negated ones pass every item.
 fn words(program: &Program) -> WordProgram {
     // One more stack entry to add a posting list.
     let depth = program.depth + usize::from(has_postings(program));

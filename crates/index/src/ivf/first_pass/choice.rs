@@ -25,8 +25,8 @@ impl Rates {
     }
 }
 
-/// Typical search at a recall of 0.98, as measured: number of results, probed lists of 4 √N (100,000 and 1,000,000 x 64, words of
-/// GloVe), and candidates to select by 4-bit product codes (words of GloVe).
+/// Typical search as measured at a recall of 0.98: number of results, probed lists of 4 √N, and candidates to select by 4-bit
+/// product codes. Lists were measured on 100,000 and 1,000,000 x 64 and on words of GloVe, codes on words of GloVe.
 struct Typical {
     k: f64,
     lists: f64,

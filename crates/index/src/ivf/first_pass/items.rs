@@ -54,8 +54,7 @@ impl ItemCodes {
         Ok(Some(ItemCodes { coder, codes, factors, lines }))
     }
 
-    /// Returns the blocks of the `items` slots from `first_slot` on, a multiple of 16. The blocks of the slots from `next` on are
-    /// prefetched.
+    /// Returns the blocks of `items` slots from `first_slot` on, a multiple of 16; those from `next` on are prefetched.
     pub(in crate::ivf) fn blocks(&self, first_slot: u32, items: usize, next: Option<u32>) -> CodeBlocks<'_> {
         let from = |slot: u32| slot as usize / BLOCK * self.lines * LINE;
         let bytes = items.div_ceil(BLOCK) * self.lines * LINE;

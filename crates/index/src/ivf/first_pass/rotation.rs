@@ -5,8 +5,8 @@
 //! numbers, the largest power of two up to W. Third, if W is not a power of two, each number of the first half and the one W / 2
 //! after it become their sum and their difference over √2. Each step preserves lengths and angles.
 //!
-//! Source: fast Hadamard transforms with random signs (Ailon & Chazelle 2006), extended to other widths by a step of Kac's walk,
-//! as in RaBitQ.
+//! Source: Hadamard transforms with random signs (Ailon & Chazelle 2006), with a step of Kac's walk for other widths, as in
+//! RaBitQ.
 
 use std::array;
 use std::f32::consts::FRAC_1_SQRT_2;
@@ -102,8 +102,7 @@ fn hadamard(numbers: &mut [f32]) {
     numbers.iter_mut().for_each(|x| *x *= scale);
 }
 
-/// Steps of the transform within 16 numbers. Transposing the 4 x 4 matrix lets the compiler vectorize the steps between
-/// neighbours.
+/// Steps of the transform within 16 numbers. Transposing the 4 x 4 matrix makes the steps between neighbours vectorizable.
 fn of_sixteen(numbers: &mut [f32; 16]) {
     let transposed = |rows: [[f32; 4]; 4]| array::from_fn(|c| array::from_fn(|r| rows[r][c]));
     let rows = array::from_fn(|r| array::from_fn(|c| numbers[4 * r + c]));

@@ -55,14 +55,13 @@ impl Tables {
     }
 }
 
-/// Rounds a number from 0 to 255 to a byte. Adding this constant leaves the integer in the low bits of the mantissa, which
-/// vectorizes.
+/// Rounds a number from 0 to 255 to a byte: adding this constant leaves the integer in the low mantissa bits, which vectorizes.
 fn byte(x: f32) -> u8 {
     (x + 8_388_608.0).to_bits() as u8
 }
 
-/// Computes the products with the values of each subspace, relative to the minimum of the subspace. Returns their widest range
-/// and the sum of the minima.
+/// Computes the products with the values of each subspace, relative to its minimum. Returns their widest range and the sum of the
+/// minima.
 fn of_values(books: &Codebooks, vector: &[f32], products: &mut [[f32; VALUES]]) -> (f32, f32) {
     let (mut range, mut sum) = (0f32, 0f32);
     for (subspace, products) in products.iter_mut().enumerate() {
