@@ -27,7 +27,7 @@ fn ends(caller: &std::panic::Location<'_>) -> ! {
     let trace = std::backtrace::Backtrace::force_capture();
     let _ = writeln!(
         std::io::stderr(),
-        "{caller}: a call that may block, on a thread that drives tasks; expected `spawn_blocking` or a thread of its own\n{trace}"
+        "{caller}: blocking call on an async worker thread; expected `spawn_blocking` or a dedicated thread\n{trace}"
     );
     std::process::abort()
 }

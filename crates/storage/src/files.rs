@@ -530,7 +530,7 @@ mod tests {
         assert!(file.write(&filled).unwrap_err().to_string().contains("reserved and never filled"));
         let failed = file.write_filled(&filled, |_| Err(Error::invalid("no"))).unwrap_err();
         assert!(failed.to_string().contains("b.safetensors: no"), "{failed}");
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing half is left");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "no temporary file remains");
     }
 
     #[test]

@@ -225,7 +225,7 @@ impl RowStore<'_> {
     /// # Panics
     /// If the range exceeds the matrix.
     pub fn read<'s>(&'s self, range: Range<usize>, scratch: &'s mut Vec<f32>) -> Result<Matrix<'s>> {
-        assert!(range.start <= range.end && range.end <= self.rows, "{range:?} leaves {} rows", self.rows);
+        assert!(range.start <= range.end && range.end <= self.rows, "range {range:?} exceeds {} rows", self.rows);
         let numbers = range.start * self.cols..range.end * self.cols;
         match &self.source {
             Source::Memory(values) => Matrix::new(&values[numbers], self.cols),
@@ -486,7 +486,7 @@ mod tests {
         assert!(one.in_memory().is_none() && other.in_memory().is_some());
         assert_eq!(one.all().unwrap(), [1.0, 1.0, 1.0, 1.0, 3.0, 3.0]);
         assert_eq!(other.all().unwrap(), [2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 4.0, 4.0, 4.0, 4.0]);
-        assert!(one.fetched(&spill).unwrap().in_memory().is_none(), "the other has taken it all");
+        assert!(one.fetched(&spill).unwrap().in_memory().is_none(), "the other matrix has used the budget");
     }
 
     #[test]

@@ -247,7 +247,7 @@ impl Index {
         which: [usize; N],
     ) {
         let held = {
-            let some = selectors.get_disjoint_mut(which).expect("each place is named once");
+            let some = selectors.get_disjoint_mut(which).expect("query numbers are distinct");
             let mut number = which.iter();
             let mut lanes =
                 some.map(|s| s.borrow_mut().lane(queries[*number.next().expect("N of them")].view(), blocks.items));

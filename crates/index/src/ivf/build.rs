@@ -184,7 +184,7 @@ impl Built {
             let mut slots = whole.list_offsets[list]..whole.list_offsets[list + 1];
             for (place, row) in places[own.clone()].iter_mut().zip(&self.order[own]) {
                 let found = slots.find(|&slot| whole.order[slot as usize] == *row);
-                *place = found.expect("a part has its items in the order of the whole");
+                *place = found.expect("a part keeps the order of the items of `whole`");
             }
         }
         places

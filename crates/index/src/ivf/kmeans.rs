@@ -162,7 +162,7 @@ impl Sample {
     }
 
     fn rows(&self) -> Matrix<'_> {
-        Matrix::new(&self.values, self.cols).expect("a store's rows are as wide as it says")
+        Matrix::new(&self.values, self.cols).expect("the row width divides the number of values")
     }
 
     fn row(&self, n: u32) -> &[f32] {

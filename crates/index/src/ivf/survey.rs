@@ -125,7 +125,7 @@ impl RowSurvey {
         if let Some((row, most)) = self.beyond_half.filter(|_| fitting != rescore) {
             let item = row + 1;
             tracing::warn!(
-                "index.rescore: f32 instead of f16, which does not hold item {item}, whose largest number is {most:e}"
+                "index.rescore: stored as f32 instead of f16, which cannot represent item {item} (largest number {most:e})"
             );
         }
         fitting

@@ -50,7 +50,7 @@ impl WideRows {
             WideRows::F16(rows) => (RowFormat::F16, bytemuck::cast_slice(rows)),
             WideRows::F32(rows) => (RowFormat::F32, bytemuck::cast_slice(rows)),
         };
-        Some(Rows::new(format, dimension, bytes).expect("one row a slot, as was checked when they were read"))
+        Some(Rows::new(format, dimension, bytes).expect("one row per slot, checked by `Index::open`"))
     }
 }
 

@@ -199,7 +199,7 @@ impl Patience {
         if !is_passing(&error) || self.failures > REPEATS || failing > self.most {
             return Err(error);
         }
-        tracing::debug!(%error, "a call to the store failed and is repeated");
+        tracing::debug!(%error, "call to the store failed, retrying");
         sleep(back_off(WAIT, self.failures)).await;
         Ok(())
     }
@@ -281,7 +281,7 @@ impl Bucket {
             tracing::warn!(
                 store = self.url,
                 strays,
-                "objects are skipped whose keys no path can have: an empty name between two `/`, `.`, `..` or a control character"
+                "skipped objects whose keys are not valid paths: an empty name between two `/`, `.`, `..` or a control character"
             );
         }
     }
