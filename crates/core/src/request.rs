@@ -1,6 +1,6 @@
 //! Typed requests and answers: the interface between the serving pass, the engine and their callers.
 //!
-//! Nothing here knows JSON: the crate `server` reads and writes it. An [`Answer`] is columnar, one vector per field, so that a
+//! Nothing here knows JSON: the crate `api` reads and writes it. An [`Answer`] is columnar, one vector per field, so that a
 //! hundred thousand results take a handful of allocations. Messages between machines use these types as they are, in a binary
 //! format. Slots are left out, because they are valid within one view only.
 

@@ -547,12 +547,12 @@ impl Column {
     }
 }
 
-/// Evaluates a test on each set bit.
+/// Evaluates `holds` on each set bit of `asked`, and returns the bits for which it is true.
 pub(crate) fn asked_one_by_one(asked: u64, holds: impl Fn(u32) -> bool) -> u64 {
     bits(asked).fold(0, |holding, bit| holding | u64::from(holds(bit)) << bit)
 }
 
-/// Evaluates a test on 64 slots: if many bits are set, a branch-free loop over all slots is cheaper.
+/// Evaluates `holds` on 64 values and masks the result with `asked`. A branch-free loop is cheaper if many bits are set.
 fn asked_of(values: &[f64], asked: u64, holds: impl Fn(f64) -> bool) -> u64 {
     match values.first_chunk::<64>() {
         Some(values) if asked.count_ones() > 16 => {

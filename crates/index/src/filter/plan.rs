@@ -135,7 +135,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// Returns the eligible slots if there are few. Otherwise a sample is usually taken for later estimates.
+    /// Returns the eligible slots if there are few. Otherwise a sample is taken for later estimates.
     fn few(&mut self, index: &Index) -> Option<Vec<Slot>> {
         let walked = walk(&self.root, index).filter(|&walked| walked <= self.slots_max.max(POSTED_MIN));
         let sweep_ns = self.words_ns() * index.items() as f64;

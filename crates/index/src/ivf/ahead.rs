@@ -14,8 +14,8 @@ use super::pace::Pace;
 
 /// Number of score ranges (bins) that lists are counted in.
 const BINS: usize = 128;
-/// If the lists scanned last hold more passing items than the unscanned ones do on average, the filter correlates with the
-/// scores. Passing items are then assumed to be that many times likelier to score well, up to this factor.
+/// If passing items are denser in the lists scanned last than in the unscanned ones, the filter correlates with the scores.
+/// Passing items are then assumed to score well more often by the same ratio, up to this factor.
 const KINSHIP_MAX: f64 = 3.0;
 /// Minimum count before a surplus of good passing items over the expected ones matters.
 const FOUND_MIN: f64 = 10.0;

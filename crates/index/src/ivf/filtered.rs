@@ -46,7 +46,7 @@ pub(super) struct FilteredQuery<'a> {
     pub(super) tables: Option<&'a Tables>,
     /// Number of candidates, K0.
     pub(super) k0: usize,
-    /// As in [`Probing`].
+    /// As [`Probing::may_read_rows`].
     pub(super) may_read_rows: bool,
 }
 

@@ -114,15 +114,15 @@ pub struct Found<'a> {
 /// Times of the steps of a search.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Times {
-    /// Step 4.
+    /// Step 4: selection of the lists.
     pub probe: Duration,
-    /// Step 5.
+    /// Step 5: filter bitmaps.
     pub words: Duration,
-    /// Step 6.
+    /// Step 6: scan.
     pub scan: Duration,
-    /// Step 7.
+    /// Step 7: verification.
     pub verify: Duration,
-    /// Step 8.
+    /// Step 8: rescoring.
     pub rescore: Duration,
 }
 

@@ -40,7 +40,8 @@ pub struct Options {
     pub posting_share_max: f64,
     /// Number of buckets per compared column; 0 disables buckets, so comparisons are evaluated per item.
     pub number_buckets: u32,
-    /// Columns whose equal values are stored together within a list, most significant first. Empty means all categories.
+    /// Columns whose equal values are stored together within a list, most significant first. Empty means all categories, those
+    /// with the fewest values first.
     pub together: Vec<String>,
 }
 
@@ -179,7 +180,6 @@ impl<'a> ListSlots<'a> {
         (self.offsets[list]..self.offsets[list] + self.lengths[list]).map(Slot)
     }
 
-    /// Returns the slots of all lists that hold items.
     fn all(self) -> impl Iterator<Item = Slot> + Clone + 'a {
         (0..self.lists()).flat_map(move |list| self.of(list))
     }

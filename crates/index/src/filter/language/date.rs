@@ -8,7 +8,7 @@ const NANOSECOND_DIGITS: usize = 9;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DateUnit {
     Days,
-    /// Seconds divided by this power of ten.
+    /// Unit of `10^-n` seconds.
     Seconds(usize),
 }
 
