@@ -69,7 +69,7 @@ pub enum Values {
     Texts(#[serde(with = "packed::texts")] Vec<String>),
     /// Ids with one weight each.
     Weighted {
-        /// The ids.
+        /// Ids.
         #[serde(with = "packed::numbers")]
         ids: Vec<i64>,
         /// Weights, one per id.

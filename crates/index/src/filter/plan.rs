@@ -44,7 +44,7 @@ const IN_A_ROW_MIN: u32 = 3;
 pub enum Route {
     /// Every item is eligible.
     All,
-    /// No item is.
+    /// No item is eligible.
     Nothing,
     /// Exactly these slots are eligible, ascending; few of them.
     Slots(Vec<Slot>),

@@ -46,11 +46,11 @@ const SIGNS_DIMENSION_MIN: usize = 256;
 /// Alternatives of the choice, with the estimated mean time of typical searches in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CodeChoice {
-    /// By int8 rows.
+    /// Time by int8 rows.
     pub int8_us: u32,
-    /// By 4-bit product codes.
+    /// Time by 4-bit product codes.
     pub pq4_us: u32,
-    /// By sign codes, if vectors are wide enough.
+    /// Time by sign codes, if vectors are wide enough.
     pub rabitq_us: Option<u32>,
 }
 
