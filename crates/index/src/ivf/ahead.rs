@@ -1,11 +1,10 @@
 //! Termination of filtered searches: estimates how many good items the unscanned lists still hold.
 //!
-//! The score of an item is modelled as a share of the score of its list's centroid plus a residual. The share is mostly below 1,
-//! because centroids are normalized and the items of a list are closer to the origin. The residual scales with the length of the
-//! query. The share and the distribution of residuals are measured with sample queries ([`Margins`]). From the score of each
-//! unscanned list follows how many of its passing items are expected to beat the results so far ([`Ahead`]). Auncel (NSDI 2023)
-//! and Quake (OSDI 2025) also stop a search by the expected remainder, but derive it from geometry; here it is measured and
-//! calibrated.
+//! The score of an item is modelled as a share of the score of its list's centroid plus a residual. The share is mostly below 1:
+//! centroids are normalized, and the items of a list are closer to the origin. The residual scales with the length of the query.
+//! The share and the distribution of residuals are measured with sample queries ([`Margins`]). From the score of each unscanned
+//! list follows how many of its passing items are expected to beat the results so far ([`Ahead`]). Auncel (NSDI 2023) and Quake
+//! (OSDI 2025) also stop a search by the expected remainder, but derive it from geometry; here it is measured and calibrated.
 
 use std::ops::RangeInclusive;
 
@@ -18,7 +17,7 @@ const BINS: usize = 128;
 /// If passing items are denser in the lists scanned last than in the unscanned ones, the filter correlates with the scores.
 /// Passing items are then assumed to score well more often by the same ratio, up to this factor.
 const KINSHIP_MAX: f64 = 3.0;
-/// Added to the found and to the expected number of good items before their ratio is taken, so that small counts matter little.
+/// Added to the found and the expected number of good items before their ratio is taken, so small counts matter little.
 const FOUND_MIN: f64 = 10.0;
 /// Valid range of a slope.
 const SLOPES: RangeInclusive<f32> = 0.0..=2.0;
@@ -157,7 +156,7 @@ impl Ending<'_> {
         ((k0 as f64 * self.recall).ceil() as usize).max(1)
     }
 
-    /// Returns the gain that is enough to continue regardless of the estimate: the number of items that the recall target allows
+    /// Returns the gain at which a search continues regardless of the estimate: the number of items that the recall target allows
     /// to miss. The estimate rests on similar queries, whereas the gain is measured on this one.
     pub(super) fn gain_max(&self, k0: usize) -> usize {
         k0.saturating_sub(self.found(k0)).max(1)
