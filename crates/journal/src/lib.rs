@@ -15,9 +15,9 @@
 //!
 //! let folder = tempfile::tempdir()?;
 //! let log = Log::open(folder.path(), LogOptions::default())?;
-//! let (told, durable) = channel();
+//! let (notify, durable) = channel();
 //! let append = Append { records: vec![b"one".to_vec(), b"two".to_vec()], expected: Some(0) };
-//! log.append(append, Box::new(move |positions| told.send(positions).unwrap()));
+//! log.append(append, Box::new(move |positions| notify.send(positions).unwrap()));
 //! assert_eq!(durable.recv()??, 1..3);
 //!
 //! let mut follower = log.follow(1)?;

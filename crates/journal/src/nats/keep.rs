@@ -61,7 +61,7 @@ pub(super) struct Keeper {
     looked: Instant,
     /// True if the last poll showed messages that could not be read.
     is_missing: bool,
-    /// How long a server that is let first has tried, and until when it is.
+    /// Time for which the server that is let first has tried, and the end of that precedence.
     gives_way: Option<(Duration, Instant)>,
 }
 
