@@ -393,7 +393,7 @@ mod tests {
         assert_eq!(ranked(&format!("{}{shared}", nulls(&["features"]))), ranked(""));
         let error = one("{\"vector\": [1], \"priority\": 3}").unwrap_err().to_string();
         assert!(error.contains("`priority`") && error.contains("expected a string"), "{error}");
-        assert!(rank(b"{\"vector\": [1], \"items\": null}").is_err(), "what has no default is asked for");
+        assert!(rank(b"{\"vector\": [1], \"items\": null}").is_err(), "fields without a default are required");
     }
 
     #[test]

@@ -273,7 +273,7 @@ fn recover(folder: &Path, options: &LogOptions, mark: Option<&Mark>) -> Result<(
         return Err(missing(&last.path, next - 1));
     }
     if torn > 0 {
-        tracing::warn!(folder = %folder.display(), bytes = torn, "a crash tore the end of the journal; nobody was told of it");
+        tracing::warn!(folder = %folder.display(), bytes = torn, "truncated a torn record at the end of the journal (it was never acknowledged)");
     }
     let mut tail = options.disk.open(&last.path).map_err(io(&last.path))?;
     // Records that are only in the kernel's page cache after a crash must be synced before new ones follow.
@@ -390,7 +390,7 @@ impl Writer {
             match trouble {
                 Some(why) => tracing::error!(folder = %self.folder.display(), "{why}"),
                 None => {
-                    tracing::info!(folder = %self.folder.display(), "journal: its files are as they should be again")
+                    tracing::info!(folder = %self.folder.display(), "journal: its files are complete again")
                 }
             }
         }
@@ -461,7 +461,7 @@ impl Writer {
 
     fn poisoned(&mut self, what: &str, e: &IoError) -> Error {
         let why = format!("{what} failed: {e}");
-        tracing::error!(folder = %self.folder.display(), "journal: {why}; nothing is appended until it is opened anew");
+        tracing::error!(folder = %self.folder.display(), "journal: {why}; appends are rejected until it is reopened");
         let kind = if is_no_room(e) { Kind::NoSpace } else { Kind::Unavailable };
         let error = Error::new(kind, format!("journal: {why}; the update may be lost or kept"));
         self.shared.change(|state| state.trouble = Some(stopped(&why)));

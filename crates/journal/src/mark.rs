@@ -38,7 +38,7 @@ impl Mark {
             Ok(bytes) => {
                 let noted = read(&bytes);
                 if noted.is_none() {
-                    tracing::warn!(file = %path.display(), "it tells no position of a journal; the records alone say where that ends");
+                    tracing::warn!(file = %path.display(), "the file has no valid position of a journal; the end of the journal is taken from its records");
                 }
                 noted
             }

@@ -158,7 +158,7 @@ fn one_sync_serves_all_who_wait() {
     }
     drop(tell);
     let positions: Vec<u64> = told.iter().map(|range| range.start).collect();
-    assert!(positions.iter().copied().eq(1..=1000), "told in order");
+    assert!(positions.iter().copied().eq(1..=1000), "callbacks in order");
     let syncs = disk.0.load(Ordering::Relaxed);
     assert!(syncs < 100, "{syncs} syncs for a thousand appends");
 }
@@ -221,7 +221,7 @@ fn a_log_begins_where_its_snapshot_ends() {
     assert_eq!((log.last(), append(&log, &[b"a"]).unwrap()), (500, 501..502));
     assert_eq!(log.follow(499).err().unwrap().kind(), Kind::NotFound);
     drop(log);
-    assert_eq!(open(folder.path()).unwrap().last(), 501, "what is there counts");
+    assert_eq!(open(folder.path()).unwrap().last(), 501, "existing records count");
 }
 
 #[test]
@@ -290,7 +290,7 @@ fn sectors_that_were_never_written_are_cut_at_the_end_and_refused_within() {
         put(torn.path(), &files);
         match open(torn.path()) {
             Ok(log) => {
-                assert!(sector + 512 > durable, "a hole at {sector} in what was durable was not seen");
+                assert!(sector + 512 > durable, "a hole at {sector} in durable records was not detected");
                 assert!((10..40).contains(&log.last()), "{sector}: {}", log.last());
                 assert_eq!(read(&log, 0).unwrap().len() as u64, log.last());
             }
@@ -425,7 +425,7 @@ fn every_failed_write_or_sync_loses_nothing_that_was_acknowledged() {
             assert_eq!(error.kind(), expected, "{fault:?} at {at}: {error}");
         }
         if !refused.is_empty() {
-            assert_eq!(refused.len() + acknowledged.len(), 20, "once it has failed it goes on failing");
+            assert_eq!(refused.len() + acknowledged.len(), 20, "the fatal state persists");
         }
         disk.mended.store(1, Ordering::Relaxed);
         let next = append(&log, &[b"mended"]);
@@ -433,14 +433,14 @@ fn every_failed_write_or_sync_loses_nothing_that_was_acknowledged() {
         // written that could be lost.
         let may_mend = refused.iter().all(|e| e.kind() == Kind::NoSpace || e.to_string().contains("no new segment"));
         let must_mend = is_full || refused.is_empty();
-        assert!(if next.is_ok() { may_mend } else { !must_mend }, "{fault:?} at {at}: a full disk alone mends");
+        assert!(if next.is_ok() { may_mend } else { !must_mend }, "{fault:?} at {at}: only a full disk is recoverable");
         if next.is_ok() {
             acknowledged.push((acknowledged.len() as u64 + 1, b"mended".to_vec()));
         }
         drop(log);
         let found = read(&open(folder.path()).unwrap(), 0).unwrap();
         assert_eq!(found[..acknowledged.len()], acknowledged, "{fault:?} at {at}");
-        assert!(found.len() <= acknowledged.len() + 1, "at most the one whose sync failed is there too");
+        assert!(found.len() <= acknowledged.len() + 1, "at most the record whose sync failed is present as well");
     }
 }
 
@@ -555,7 +555,7 @@ fn a_release_that_fails_is_gone_on_with_and_leaves_no_gap() {
     let names: Vec<String> = files(folder.path()).into_keys().collect();
     disk.no_folder_sync.store(true, Ordering::SeqCst);
     assert_eq!(log.release(30).unwrap_err().kind(), Kind::Io);
-    assert_eq!(log.first(), 1, "nothing is let go of before it is gone for good");
+    assert_eq!(log.first(), 1, "a segment is forgotten only after its durable removal");
     log.release(30).unwrap();
     let first = log.first();
     assert!((20..=31).contains(&first), "{first}");
@@ -723,7 +723,7 @@ fn trouble(log: &Log) -> String {
     loop {
         match log.trouble() {
             Some(why) => return why,
-            None => assert!(start.elapsed() < Duration::from_secs(60), "nobody saw it"),
+            None => assert!(start.elapsed() < Duration::from_secs(60), "the fault was not detected"),
         }
         std::thread::sleep(Duration::from_millis(5));
     }

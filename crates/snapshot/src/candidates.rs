@@ -283,7 +283,7 @@ impl CandidateRows {
 
 /// Returns the rows of a table that is completely in host memory.
 fn host(table: &Table) -> Rows<'_> {
-    table.host_rows().expect("whole in this host's memory, as was checked when it was bound")
+    table.host_rows().expect("the table is completely in host memory, as checked when it was bound")
 }
 
 /// Returns feature `n` of `[[overarch.features]]`.

@@ -217,7 +217,7 @@ fn tell_other_graphs(manifest: &Manifest, package: &Package) {
     for (file, runs) in package.graphs() {
         let recorded = manifest.graphs.as_ref().and_then(|graphs| graphs.get(file));
         if let Some(recorded) = recorded.filter(|recorded| **recorded != GraphRecord::from(runs)) {
-            tracing::info!(graph = file, ?recorded, "the graph runs otherwise than when it was published");
+            tracing::info!(graph = file, ?recorded, "the graph runs differently from when it was published");
         }
     }
 }

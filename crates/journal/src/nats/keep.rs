@@ -202,7 +202,7 @@ impl Keeper {
                 tracing::info!(
                     stream = self.remote.name,
                     position = held,
-                    "a version holds what was missed, the stream is followed again"
+                    "a version includes the missed updates; following the stream again"
                 );
                 (self.rung, self.is_missing) = (None, false);
                 self.shared.change(|state| state.join(now, held));
@@ -269,7 +269,7 @@ impl Keeper {
             && commit.first > self.shared.lock().position
         {
             let (stream, position) = (&self.remote.name, commit.first - 1);
-            tracing::warn!(stream, position, "the stream was begun anew after this position, and is followed there");
+            tracing::warn!(stream, position, "the stream was recreated after this position; following the new stream");
             return self.shared.change(|state| state.begin_anew(first, &commit));
         }
         let (sequence, position) = {
@@ -296,7 +296,7 @@ impl Keeper {
             }
         };
         if is_back {
-            tracing::info!(stream = self.remote.name, "the stream is back, and is followed again");
+            tracing::info!(stream = self.remote.name, "the stream is back; following it again");
             self.shared.change(|state| state.away = None);
         } else {
             self.away(format!("its message {last} is not the one that was seen: it was begun anew, or lost updates"));
@@ -391,7 +391,7 @@ impl Keeper {
         };
         // At most one line per second.
         if !is_told {
-            tracing::warn!(stream, message, what, "skipped a message that no journal wrote there");
+            tracing::warn!(stream, message, what, "skipped a message that no journal wrote to the stream");
         }
         metrics::counter!("sterling_stream_skipped_total", "stream" => stream).increment(1);
         self.shared.change(|state| state.skip(what));
@@ -400,7 +400,7 @@ impl Keeper {
     fn away(&self, why: String) {
         self.shared.change(|state| {
             if state.away.is_none() {
-                tracing::error!(stream = self.remote.name, why, "updates are refused until the stream is back");
+                tracing::error!(stream = self.remote.name, why, "updates are rejected until the stream is back");
             }
             (state.lost, state.away) = (None, Some(why));
         });
@@ -411,7 +411,7 @@ impl Keeper {
         self.shared.change(|state| match &mut state.lost {
             Some((_, last)) => *last = why,
             none => {
-                tracing::warn!(stream = self.remote.name, error = %why, "the stream does not answer; answers go on");
+                tracing::warn!(stream = self.remote.name, error = %why, "the stream does not answer; requests are answered without newer updates");
                 *none = Some((Instant::now(), why));
             }
         });
@@ -421,7 +421,7 @@ impl Keeper {
         let why = format!("stream `{}`: {why}", self.remote.name);
         self.shared.change(|state| {
             if state.broken.is_none() {
-                tracing::error!("{why}; it is followed no more");
+                tracing::error!("{why}; stopped following the stream");
                 state.broken = Some(why);
             }
         });

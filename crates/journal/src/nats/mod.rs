@@ -104,7 +104,7 @@ impl Nats {
         options.streams.monitors.iter().try_for_each(|monitor| monitor::check(monitor))?;
         if options.streams.monitors.is_empty() {
             tracing::warn!(
-                "nobody looks whether the brokers sync what they acknowledge: by default they do so every two minutes; `streams.monitors` has them asked"
+                "`streams.monitors` is not set: cannot check that the brokers sync messages before they acknowledge them (by default they sync every two minutes)"
             );
         }
         let runtime = tokio::runtime::Builder::new_multi_thread()

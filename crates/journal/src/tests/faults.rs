@@ -133,7 +133,7 @@ impl<'a> Script<'a> {
             // A process whose start panics is restarted.
             caught(|| Log::open(&self.root.join("log"), options))?.ok()
         };
-        self.log = Some(open().or_else(open).expect("it opens where the disk is well"));
+        self.log = Some(open().or_else(open).expect("a healthy disk opens"));
     }
 
     /// Appends a record: at the second attempt at the latest, or at the first one after a restart if the log requires that.
@@ -143,7 +143,7 @@ impl<'a> Script<'a> {
             let payload = format!("{} {attempt} {}", self.appends, "x".repeat(self.appends as usize % 40)).into_bytes();
             match append(self.log(), &[&payload]) {
                 Ok(range) => {
-                    assert_eq!(self.acknowledged.insert(range.start, payload), None, "a position is given once");
+                    assert_eq!(self.acknowledged.insert(range.start, payload), None, "a position is assigned once");
                     return;
                 }
                 Err(e) => {
@@ -158,7 +158,7 @@ impl<'a> Script<'a> {
                 }
             }
         }
-        panic!("nothing is appended though the disk is well: {:?}", self.log().trouble());
+        panic!("no append succeeds on a healthy disk: {:?}", self.log().trouble());
     }
 
     fn release(&mut self, position: u64) {
@@ -176,7 +176,7 @@ impl<'a> Script<'a> {
             assert_eq!(found.remove(position).as_ref(), Some(payload), "position {position} was acknowledged");
         }
         for (position, payload) in found {
-            assert!(self.uncertain.contains(&payload), "position {position} was refused");
+            assert!(self.uncertain.contains(&payload), "position {position} was rejected");
         }
     }
 
@@ -238,7 +238,7 @@ fn one_failure_at_any_operation_of_the_disk_is_over_with_it() {
                 (Failure::Code(_), "check") => starts == 3 && uncertain == 0,
                 _ => true,
             };
-            assert!(mends, "{case}: {refusals} refused, {uncertain} of them perhaps there, {starts} starts");
+            assert!(mends, "{case}: {refusals} rejected, {uncertain} of them uncertain, {starts} starts");
         }
     }
     eprintln!("{cases} failures, at {operations} operations");

@@ -357,7 +357,7 @@ fn parted(graph: Graph, readable: &[Readable], tasks: usize, decided: &DecidedPa
         Ok(_) => "another program makes them today".to_owned(),
         Err(e) => e.to_string(),
     };
-    tracing::warn!(graph = name, why, "parts of items are not used; publish the model again");
+    tracing::warn!(graph = name, why, "the stored item-side precomputation is not used; publish the model again");
     None
 }
 

@@ -169,7 +169,7 @@ impl CanaryRun {
             active,
             share = self.setting.share,
             reason,
-            "the canary is behind and answers no more"
+            "the canary is worse than the active version and was rolled back on this server"
         );
         self.end();
         counter!("sterling_canary_rollbacks_total", "model" => model.clone(), "outcome" => verdict.behind.name())

@@ -145,7 +145,7 @@ impl Cache {
             }
             let lock = File::options().write(true).open(&entry.lock);
             let Ok(lock) = lock.and_then(|lock| lock.try_lock().map_err(Into::into).map(|()| lock)) else { continue };
-            tracing::info!(folder = %entry.folder.display(), bytes = entry.bytes, "makes room in the cache");
+            tracing::info!(folder = %entry.folder.display(), bytes = entry.bytes, "evicting a version from the cache");
             Cache::discard(&entry.folder)?;
             taken -= entry.bytes;
             drop(lock);

@@ -129,7 +129,7 @@ impl Source<'_> {
         let mut found = self.read(&key, &head, &part)?;
         if found != *sum {
             // The fault may be in the rest of an earlier fetch, or in the transfer.
-            tracing::warn!(key, "the file is not what the manifest says, and is read anew");
+            tracing::warn!(key, "the file differs from the manifest; fetching it again");
             fs::remove_file(&part).map_err(unwritten)?;
             found = self.read(&key, &head, &part)?;
         }
@@ -161,7 +161,7 @@ impl Source<'_> {
                 Ok(()) => break,
                 // Retries immediately as long as there is progress.
                 Err(e) if e.kind() == Kind::Unavailable && to.bytes() > from => {
-                    tracing::warn!(key, at = to.bytes(), error = %e, "the fetch broke off and goes on");
+                    tracing::warn!(key, at = to.bytes(), error = %e, "the fetch was interrupted; resuming");
                 }
                 Err(e) if e.kind() == Kind::Conflict => {
                     return Err(Error::not_ready(format!("{key}: it was replaced meanwhile")));

@@ -123,7 +123,7 @@ impl Shelf for Folder {
         if sight.trouble != trouble {
             match &trouble {
                 Some(why) => {
-                    tracing::warn!(store = self.name(), why, "the store cannot be read, what is loaded is served on")
+                    tracing::warn!(store = self.name(), why, "the store cannot be read; loaded versions keep serving")
                 }
                 None => tracing::info!(store = self.name(), "the store can be read again"),
             }

@@ -96,7 +96,7 @@ impl Store {
     /// Moves the newest checkpoint, which is damaged, aside; returns false if there is none.
     pub(super) fn put_fold_aside(&self, unit: Unit<'_>) -> Result<bool> {
         let Some(Fold { position, folder }) = self.newest_fold(unit)? else { return Ok(false) };
-        tracing::warn!(folder = %folder.display(), "the merged shard is damaged and put aside: what it was merged from stands");
+        tracing::warn!(folder = %folder.display(), "the checkpoint of the shard is damaged; moving it aside and using the previous one");
         let aside = folder.with_file_name(format!("{DAMAGED}{position}"));
         if aside.exists() {
             fs::remove_dir_all(&aside).map_err(|e| Error::io(aside.display(), e))?;

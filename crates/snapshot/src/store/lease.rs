@@ -45,7 +45,7 @@ impl Lease {
                     let begun = Instant::now();
                     match objects.put(&key, Vec::new(), &Over::Anything) {
                         Ok(_) => *locked(&written) = begun,
-                        Err(error) => tracing::warn!(%error, "the publication could not say that it is under way"),
+                        Err(error) => tracing::warn!(%error, "could not renew the lease of the publication"),
                     }
                 }
             }

@@ -423,7 +423,7 @@ impl Shelf for Remote {
         let before = self.health.trouble();
         let looked = self.health.ask(|| {
             self.look()
-                .inspect_err(|error| tracing::warn!(%error, "the store does not answer; what was seen of it stays"))
+                .inspect_err(|error| tracing::warn!(%error, "the store does not answer; its last listing stays in use"))
         });
         if before.is_some() && looked.is_ok() {
             tracing::info!(store = self.url, "the store answers again");
@@ -454,7 +454,7 @@ impl Shelf for Remote {
     fn prove(&self) -> Result<()> {
         prove(&*self.objects).map(|proof| {
             if proof == Proof::ReadOnly {
-                tracing::info!(store = self.url, "takes no writes of this caller, and is read alone");
+                tracing::info!(store = self.url, "the bucket rejects writes of this caller; using it read-only");
             }
         })
     }
@@ -510,7 +510,7 @@ impl Shelf for Remote {
         let folder = self.cache.root().join(unit.path());
         let is_there = Cache::stamp(&folder).is_some() && !self.seen().is_of_cache;
         if is_there {
-            tracing::warn!(folder = %folder.display(), "the copy is damaged and fetched anew");
+            tracing::warn!(folder = %folder.display(), "the cached copy is damaged; fetching it again");
             Cache::discard(&folder)?;
         }
         Ok(is_there)
@@ -557,7 +557,7 @@ impl Shelf for Remote {
             let kept = fs::create_dir_all(self.cache.root().join(model)).map_err(|e| Error::io(copy.display(), e));
             let kept = kept.and_then(|()| files::write_atomic(&copy, |out| out.write_all(bytes)));
             if let Err(error) = kept {
-                tracing::warn!(model, file, %error, "written to the bucket, and not kept here");
+                tracing::warn!(model, file, %error, "written to the bucket, but not cached locally");
             }
         }
         Ok(is_swapped)
@@ -584,7 +584,7 @@ impl Shelf for Remote {
                 if is_cut { Ok(()) } else { self.keep(&seen, unit, &staging.folder) }
             });
             if let Err(error) = kept {
-                tracing::info!(model, version, %error, "published, and not kept here");
+                tracing::info!(model, version, %error, "published, but not cached locally");
             }
         }
         let _ = fs::remove_dir_all(&staging.folder);

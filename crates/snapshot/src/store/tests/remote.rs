@@ -55,7 +55,7 @@ fn what_one_publishes_another_one_fetches_whole() {
     let read = bench.memory.bytes_read.load(SeqCst);
     assert!(read < 100_100, "{read} bytes were read");
     there.bring("m", 3).unwrap();
-    assert_eq!(bench.memory.bytes_read.load(SeqCst), read, "what is there is not read again");
+    assert_eq!(bench.memory.bytes_read.load(SeqCst), read, "cached files are not read again");
     let keys = bench.memory.keys();
     assert!(keys.iter().all(|key| !key.contains(LEASE) && !key.contains(".probe")), "{keys:?}");
     here.remove("m", 2).unwrap();
@@ -234,7 +234,7 @@ fn lists_that_lag_show_an_older_store_and_no_other_one() {
     let old = bench.memory.kept.lock().unwrap().clone();
     *bench.memory.listed.lock().unwrap() = Some(old);
     // A number is used although the listing does not show it.
-    assert!(put(&here, 2).is_err(), "what was uploaded is not seen to be there");
+    assert!(put(&here, 2).is_err(), "the uploaded objects are not visible");
     there.renew().unwrap();
     assert_eq!(there.versions("m").unwrap(), [1]);
     there.bring("m", 1).unwrap();
@@ -264,7 +264,7 @@ fn a_bucket_that_is_down_changes_nothing_and_comes_back() {
     assert_eq!((other.models().unwrap(), other.versions("m").unwrap()), (vec!["m".to_owned()], vec![1]));
     assert_eq!((other.stamp("m", 1), other.seen_wish("m").unwrap()), (stamp, wish));
     assert_eq!(data(&other.bring("m", 1).unwrap()), vec![1; 100_000]);
-    assert!(!other.discard("m", 1).unwrap(), "nothing could be had anew");
+    assert!(!other.discard("m", 1).unwrap(), "no copy could be fetched again");
     bench.memory.is_down.store(false, SeqCst);
     std::thread::sleep(std::time::Duration::from_millis(1100));
     other.renew().unwrap();
