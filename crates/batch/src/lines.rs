@@ -5,7 +5,6 @@ use std::io::BufRead;
 use crate::jobs::next_line;
 use sterling_core::error::{Error, Result};
 
-/// Longest row, in bytes.
 const ROW_BYTES_MAX: usize = 8 << 20;
 
 /// Iterates over the rows of a JSON lines file; skips empty lines.

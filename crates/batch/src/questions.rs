@@ -46,7 +46,6 @@ pub(super) enum Template {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Question {
     Pass(Box<Request>),
-    /// Features of an item.
     Item(Features),
 }
 

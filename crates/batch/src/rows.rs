@@ -15,7 +15,6 @@ use sterling_core::error::{Error, Result};
 use sterling_snapshot::items::{batch_rows, open_parquet, text_of, unreadable};
 use sterling_snapshot::model::Package;
 
-/// Rows of a chunk.
 const CHUNK_ROWS: usize = 64;
 /// Bytes of rows that end a chunk before it has [`CHUNK_ROWS`].
 const CHUNK_BYTES: usize = 1 << 20;

@@ -6,7 +6,6 @@ use std::ops::Range;
 
 use httparse::{EMPTY_HEADER, Header, Response, Status, parse_chunk_size};
 
-/// Maximum headers of a response.
 const HEADERS_MAX: usize = 32;
 /// Buffer bytes that are kept between responses.
 const KEPT_BYTES: usize = 16 << 10;

@@ -29,7 +29,6 @@ const PAUSE: Duration = Duration::from_secs(1);
 pub(super) enum End {
     /// Status of a complete answer.
     Status(u16),
-    /// The connection failed.
     Error,
     /// No answer until long after the deadline.
     NoAnswer,

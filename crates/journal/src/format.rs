@@ -23,7 +23,6 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 /// Format version that is written and read.
 pub(super) const FORMAT: u32 = 1;
-/// Bytes of a segment's header.
 pub(super) const HEADER_BYTES: usize = 32;
 /// Bytes of a record before its payload.
 pub(super) const HEAD_BYTES: usize = 32;

@@ -321,7 +321,6 @@ fn is_no_room(e: &IoError) -> bool {
     matches!(e.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge)
 }
 
-/// State of the writer thread.
 struct Writer {
     folder: PathBuf,
     options: LogOptions,

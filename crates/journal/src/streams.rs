@@ -7,9 +7,7 @@ use utoipa::ToSchema;
 
 use sterling_core::error::{Error, Result};
 
-/// Maximum replicas of a stream.
 const REPLICAS_MAX: usize = 5;
-/// Longest prefix of streams, in bytes.
 const PREFIX_BYTES_MAX: usize = 64;
 
 /// Update streams on NATS JetStream, in builds with the feature `nats` (part of `full`).

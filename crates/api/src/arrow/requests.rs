@@ -69,7 +69,6 @@ struct Rows {
     shared: RetrieveRequest,
     /// Length of the shared JSON.
     shared_bytes: usize,
-    /// Whether a column is a feature.
     has_features: bool,
 }
 

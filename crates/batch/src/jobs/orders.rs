@@ -15,7 +15,6 @@ use serde_json::{Value, json};
 use super::lines::next_line;
 use sterling_core::error::{Error, Result};
 
-/// Longest line of input, in bytes.
 const ORDER_BYTES_MAX: usize = 64;
 
 /// Processes units read from `from` (one number per line, below `units`) until its end, or until `to` is closed. `run` processes

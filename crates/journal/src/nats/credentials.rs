@@ -22,9 +22,7 @@ const SEED: (&str, &str) = ("-----BEGIN USER NKEY SEED-----", "------END USER NK
 pub(super) enum Source {
     /// No credentials.
     Nowhere,
-    /// Addresses of the brokers.
     Addresses(Credentials),
-    /// Credentials file.
     File(PathBuf),
 }
 
@@ -59,7 +57,6 @@ impl Source {
         Ok(found.map_or(Source::Nowhere, Source::Addresses))
     }
 
-    /// Returns the current credentials.
     fn read(&self) -> Result<Option<Credentials>> {
         match self {
             Source::Nowhere => Ok(None),

@@ -178,7 +178,6 @@ fn read(path: &Path, spill: &Spill) -> Result<Items> {
     builder.finish()
 }
 
-/// Reads a single file.
 fn read_alone(path: &Path, mut builder: Builder) -> Result<Items> {
     let before = Unchanged::of([path])?;
     read_file(path, &mut builder).map_err(|e| unreadable_while(&before, e))?;

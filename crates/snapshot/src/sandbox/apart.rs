@@ -29,7 +29,6 @@ const SAID_MAX: u64 = 1 << 20;
 const OUT_OF_TIME: i32 = Signal::XCPU.as_raw();
 /// Seconds of CPU time after which a process that ignores the signal is killed.
 const GRACE_SECONDS: u64 = 5;
-/// Maximum characters of a reason.
 const REASON_CHARS: usize = 2_000;
 
 /// Resource limits of a validation.

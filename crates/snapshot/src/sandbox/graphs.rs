@@ -159,7 +159,6 @@ struct Value {
     is_pair: bool,
 }
 
-/// A graph with its inputs and its output.
 struct Graph {
     builder: Builder,
     inputs: Vec<Value>,

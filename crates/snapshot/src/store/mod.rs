@@ -140,17 +140,14 @@ trait Shelf: Debug + Send + Sync {
     fn bring(&self, unit: Unit<'_>) -> Result<Held>;
     /// Deletes a damaged cached copy of a version; returns whether there was one that can be fetched again.
     fn discard(&self, unit: Unit<'_>) -> Result<bool>;
-    /// Reads a small file of a model.
     fn read(&self, model: &str, file: &str) -> Result<Vec<u8>>;
     /// Reads a small file of a model as of the last listing.
     fn glance(&self, model: &str, file: &str) -> Result<Vec<u8>>;
     /// Writes a small file of a model if its content is still `before` (compare-and-swap); otherwise returns false.
     fn swap(&self, model: &str, file: &str, before: Option<&[u8]>, bytes: &[u8]) -> Result<bool>;
-    /// Publishes a version.
     fn publish(&self, what: &mut Publication<'_>) -> Result<u64>;
     /// Adds files to a published version in this order; `fill` writes them to a folder.
     fn add(&self, unit: Unit<'_>, files: &[&str], fill: &mut dyn FnMut(&Path) -> Result<()>) -> Result<()>;
-    /// Removes a version.
     fn remove(&self, model: &str, version: u64) -> Result<()>;
 }
 

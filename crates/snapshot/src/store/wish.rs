@@ -16,7 +16,6 @@ use sterling_core::error::{Error, Kind, Result};
 pub const WISH_FILE: &str = "wish.json";
 /// Format version of the file.
 const FORMAT: u32 = 1;
-/// Maximum labels per model.
 const LABELS_MAX: usize = 256;
 
 /// Desired state of a model: the active version, labels and the rollout.

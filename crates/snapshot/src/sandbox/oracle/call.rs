@@ -7,7 +7,6 @@ use rten_onnx::onnx::{AttributeProto, NodeProto, TensorProto};
 use super::array::Array;
 use super::stop::Stop;
 
-/// A node that is evaluated.
 pub(super) struct Call<'a> {
     pub(super) node: &'a NodeProto,
     pub(super) inputs: Vec<Option<Rc<Array>>>,
