@@ -6,9 +6,9 @@
 //! positions refer:
 //!
 //! ```text
-//! FOLDS/NAME/shard-N/VERSION/DIGEST/    of the published shard: for other bytes of that number no fold stands
-//!   shards.json                         as it is published
-//!   POSITION/                           a snapshot
+//! FOLDS/NAME/shard-N/VERSION/DIGEST/    digest of the published shard: republished bytes have no checkpoint
+//!   shards.json                         copy of the published file
+//!   POSITION/                           snapshot with the updates up to this position
 //! ```
 //!
 //! The newest checkpoint is used. The one before it is retained, because the journal still has its later updates: if the newest

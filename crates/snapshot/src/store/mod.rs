@@ -451,7 +451,7 @@ fn number(name: &str) -> Option<u64> {
     if is_canonical { name.parse().ok() } else { None }
 }
 
-/// Rejects a model whose name no folder of a store can have, before the name becomes part of a path: `..` and `/` lead out of the store.
+/// Rejects an invalid model name before it becomes part of a path, because `..` and `/` lead out of the store.
 ///
 /// # Errors
 /// `NotFound` with the name and the rule.
