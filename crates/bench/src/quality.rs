@@ -106,7 +106,7 @@ fn summed(compared: &[Compared], asked: usize, seed: u64) -> Quality {
     }
 }
 
-/// A retrieval and its answer; one of a list's if there were several.
+/// A retrieval and its answer; for a list request, one entry of the list.
 struct Timed {
     request: Map<String, Value>,
     version: u64,

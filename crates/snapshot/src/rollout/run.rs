@@ -134,7 +134,8 @@ impl CanaryRun {
         locked(&self.verdict).clone()
     }
 
-    /// Tests the canary if the last test was at least `every` ago; a canary that is worse answers no more requests.
+    /// Tests the canary if the last test was at least `every` ago. With `automatic`, a canary that is worse is stopped on this
+    /// server.
     pub fn judge(&self, every: Duration) {
         let now = self.began.elapsed();
         let judged = Duration::from_micros(self.judged.load(Ordering::Relaxed));
