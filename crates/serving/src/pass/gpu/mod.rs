@@ -3,7 +3,7 @@
 //! [`resident`] holds a snapshot in device memory, or on each of several devices a part of every list, whose results [`shared`]
 //! merges; [`beside`] holds the delta of the snapshot. Requests of a batch are embedded together. They then go through [`search`]
 //! and [`rerank`] in groups that find candidates in the same way, each as large as device memory allows. The CPU executes
-//! whatever a device cannot do or fails at, so that every request is answered. A failing device is paused ([`health`]).
+//! everything that a device cannot do or fails at, so that every request is answered. A failing device is paused ([`health`]).
 //!
 //! | step | on the device |
 //! |---|---|
