@@ -1,4 +1,4 @@
-//! Calibration: measures the number of probed lists (nprobe) per recall, with queries like those that will be asked in
+//! Calibration: measures the number of probed lists (nprobe) per recall, with queries like those of
 //! production.
 //!
 //! A publication calibrates its version; `sterling calibrate` calibrates a published version again with other queries, and stores

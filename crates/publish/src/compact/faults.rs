@@ -394,7 +394,7 @@ impl<'a> Script<'a> {
         assert_eq!(seen, (self.position, self.items.clone()));
     }
 
-    /// Merges, at the latest at the last but one try, and truncates the journal.
+    /// Merges, with at most two retries, and waits until the merged version is active.
     fn merge(&self) -> u64 {
         let Server { compactor, registry, .. } = self.server();
         let merged = || {
