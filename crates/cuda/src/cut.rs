@@ -17,7 +17,7 @@ const WORD: u32 = 64;
 /// Golden ratio: the fractional parts of its multiples are evenly distributed and decide which GPU gets the remainder of a list.
 const GOLDEN: f64 = 0.618_033_988_749_894_9;
 
-/// Share of one GPU in the total, as an interval of [0, 1].
+/// Share of one GPU in the total, as an interval from 0 to 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Share {
     /// Start; 0 for the first GPU.

@@ -26,7 +26,7 @@ pub(super) struct SeenView<'a> {
 /// Method of finding candidates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Way {
-    /// There are none.
+    /// No candidates.
     Nothing,
     /// Known slots, from posting lists or from the request.
     Named,
