@@ -76,7 +76,7 @@ mod tests {
         let cubins = Cubins::new(folder.path());
         let recipe = Compilation::new(&KERNELS[1], "sm_90", &compiler).unwrap();
         let code = cubins.get(&recipe, compile).unwrap();
-        assert!(code.starts_with(b"\x7fELF"), "no code of a card");
+        assert!(code.starts_with(b"\x7fELF"), "no GPU code");
         let kept = cubins.get(&recipe, |_| Err(Error::internal("compiled again"))).unwrap();
         assert_eq!(kept, code);
         let broken = Compilation { text: "__global__ void f() { x }".into(), ..recipe };

@@ -101,7 +101,7 @@ impl Cubins {
         let (head, code) = bytes.split_at_checked(HEAD_BYTES)?;
         let is_it = head == header(recipe, code);
         if !is_it {
-            tracing::warn!(file = %self.place(recipe).display(), "damaged or foreign, compiled anew");
+            tracing::warn!(file = %self.place(recipe).display(), "cached kernel file is damaged or foreign; compiling it again");
         }
         is_it.then(|| code.to_vec())
     }
@@ -138,7 +138,7 @@ impl Cubins {
         }
         let code = compile(recipe)?;
         if let Err(e) = self.write(recipe, &code) {
-            tracing::warn!(error = %e, "compiled kernels are not kept");
+            tracing::warn!(error = %e, "compiled kernels could not be stored in the cache");
         }
         Ok(code)
     }

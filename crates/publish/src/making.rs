@@ -80,7 +80,7 @@ impl Making<'_> {
                         );
                         tracing::warn!(
                             queries = kept.source,
-                            "the publication has no queries, those of the last version calibrate it"
+                            "no calibration queries; using those of the last version"
                         );
                         measured.map(|(calibration, queries)| kept.rename(calibration, queries))
                     }
@@ -101,8 +101,8 @@ impl Making<'_> {
                 if found < plan.recipe.serving.recall {
                     tracing::warn!(
                         found,
-                        "no rows are kept that rescore (index.rescore = \"none\"), and int8 rows find {found:.3} of the best of a sample: \
-                         the recall that is estimated is about what int8 rows find, not about the vectors"
+                        "no rescoring rows are stored (index.rescore = \"none\"), and int8 rows have a recall of {found:.3} on a sample: \
+                         estimated recalls are relative to int8 rows, not to the vectors"
                     );
                 }
             }
@@ -176,8 +176,8 @@ pub(super) fn warn(calibration: &Calibration, queries: &Queries, (package, recip
             candidates = k,
             recall,
             found,
-            "int8 rows lose too many of the best: a recall of {found:.3} is found where {recall} is asked for; \
-             dimensions that are large and alike for all items leave the others little room, expected vectors without them, or first-pass codes"
+            "int8 rows lose too many of the best: a recall of {found:.3} is measured, {recall} is requested; \
+             dimensions that are large and similar for all items leave little resolution for the others: use vectors without them, or first-pass codes"
         );
     }
 }

@@ -86,7 +86,7 @@ fn kept(package: &Package, decisions: &Decisions, written: &Written) -> Result<O
     match parts.stored(decided.format, &written.index, &written.ids) {
         Ok(table) => Ok(Some((parted, table))),
         Err(e) if e.kind() == Kind::Invalid => {
-            tracing::warn!(reason = %e, "nothing of the reranker is kept by item");
+            tracing::warn!(reason = %e, "the item-side part of the reranker is not stored");
             Ok(None)
         }
         Err(e) => Err(e),

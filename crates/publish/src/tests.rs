@@ -189,5 +189,5 @@ fn columns_that_memory_is_not_to_hold_are_refused_while_they_are_read() {
     let what = Plan { memory_bytes: Some(1 << 20), ..what };
     let error = publish(&Store::new(folder.path().join("store")), &what, &|_, _, _| ()).unwrap_err();
     assert!(error.to_string().contains("memory: 1000 items take at least 0.1"), "{error}");
-    assert!(!folder.path().join("store").exists(), "nothing is made of what is refused");
+    assert!(!folder.path().join("store").exists(), "a rejected publication makes nothing");
 }

@@ -195,7 +195,7 @@ fn answer_one(view: &Arc<View>) -> Result<()> {
             }
         };
         if let Err(error) = replay.run(request) {
-            tracing::warn!(%error, "a user without features is not answered");
+            tracing::warn!(%error, "warm-up request of a user without features failed; ignoring it");
         }
     }
     Ok(())

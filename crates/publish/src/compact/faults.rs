@@ -375,7 +375,7 @@ impl<'a> Script<'a> {
 
     /// Waits until the active version shows all acknowledged updates, and compares.
     fn see(&self) {
-        let seen = self.until("what was acknowledged", || {
+        let seen = self.until("acknowledged updates", || {
             let loaded = self.server().registry.get(MODEL, Which::Active).ok()?;
             assert_eq!(loaded.content().stalled(), None);
             let view = loaded.view();
@@ -403,7 +403,7 @@ impl<'a> Script<'a> {
         };
         let merged = caught(merged).flatten().or_else(|| caught(merged).flatten()).or_else(merged).unwrap();
         assert_eq!((merged.position, merged.items), (self.position, self.items.len()));
-        self.until("what was merged", || self.is_active(merged.version).then_some(()));
+        self.until("merged version", || self.is_active(merged.version).then_some(()));
         self.see();
         merged.version
     }

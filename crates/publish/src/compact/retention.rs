@@ -42,7 +42,7 @@ pub fn release(registry: &Registry, store: &Store, feeds: &Feeds, model: &str) -
         let manifest = match store.manifest(model, version) {
             // No server can load it: it is damaged, or its files are being deleted or copied.
             Err(error) if matches!(error.kind(), Kind::Corrupt | Kind::NotFound) => {
-                tracing::warn!(model, version, %error, "the version cannot be read: nothing is kept for it, and it stays");
+                tracing::warn!(model, version, %error, "version cannot be read; no updates are retained for it, and its files stay");
                 continue;
             }
             other => other?,
@@ -51,7 +51,7 @@ pub fn release(registry: &Registry, store: &Store, feeds: &Feeds, model: &str) -
             need(manifest.topic(), manifest.position);
         } else if manifest.merged.is_some() {
             store.remove(model, version)?;
-            tracing::info!(model, version, "removed: later versions have its updates");
+            tracing::info!(model, version, "merged version deleted; later versions contain its updates");
         }
     }
     store.forget_folds(model, oldest)?;

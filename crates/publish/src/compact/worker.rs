@@ -94,7 +94,7 @@ impl Compactor {
                     let times = self.failed.get(name).map_or(0, |(_, times)| *times);
                     let wait = WAIT.0.saturating_mul(1 << times.min(16)).min(WAIT.1);
                     self.failed.insert(name.clone(), (Instant::now() + wait, times + 1));
-                    tracing::warn!(model = name, %error, retry_in = ?wait, "updates are served on, but not merged");
+                    tracing::warn!(model = name, %error, retry_in = ?wait, "merge failed; updates are still served from the delta");
                 }
             }
         }
@@ -104,7 +104,7 @@ impl Compactor {
     fn let_go(&self, registry: &Registry, model: &str) -> bool {
         let released = release(registry, &self.store, &self.feeds, model);
         if let Err(error) = &released {
-            tracing::warn!(model, %error, "the journal is kept longer than it need be");
+            tracing::warn!(model, %error, "journal not truncated; retrying later");
         }
         released.is_ok()
     }
@@ -198,9 +198,9 @@ impl Compactor {
     /// Deletes a merged version that this server cannot load.
     fn take_back(&self, model: &str, version: u64) {
         match self.store.remove(model, version) {
-            Ok(()) => tracing::warn!(model, version, "the merged version is removed, as it cannot be loaded here"),
+            Ok(()) => tracing::warn!(model, version, "merged version deleted, because it cannot be loaded here"),
             Err(error) => {
-                tracing::warn!(model, version, %error, "the merged version cannot be loaded here, nor removed")
+                tracing::warn!(model, version, %error, "merged version can neither be loaded here nor deleted")
             }
         }
     }
@@ -218,7 +218,7 @@ impl Compactor {
                     let much = self.options.is_due(view.drift(), view.stray_share());
                     background = Background::Raised { much };
                     let model = under_way.model;
-                    tracing::info!(model, "a merge found no idle core: it begins anew at a higher priority");
+                    tracing::info!(model, "merge found no idle core; it restarts at a higher priority");
                 }
                 Err(panic) => resume_unwind(panic),
             }

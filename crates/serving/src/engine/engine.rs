@@ -263,12 +263,9 @@ fn hire<B: Backend>(shared: &Arc<Shared<B>>, life: Life) -> Result<()> {
 pub(super) fn replace_lost<B: Backend>(shared: &Arc<Shared<B>>, since: Instant) {
     for life in shared.lose(since, LOST_MAX) {
         shared.meters.lost();
-        tracing::error!(
-            worker = life.number,
-            "a worker hangs in a request that nobody waits for; another takes its place"
-        );
+        tracing::error!(worker = life.number, "worker hangs in an abandoned request; a new worker replaces it");
         if let Err(error) = hire(shared, life) {
-            tracing::error!(worker = life.number, %error, "there is no thread for another worker");
+            tracing::error!(worker = life.number, %error, "no thread for a replacement worker");
         }
     }
 }

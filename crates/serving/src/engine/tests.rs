@@ -49,7 +49,7 @@ impl Gate {
 fn until(holds: impl Fn() -> bool) {
     let started = Instant::now();
     while !holds() {
-        assert!(started.elapsed() < Duration::from_secs(10), "this never came about");
+        assert!(started.elapsed() < Duration::from_secs(10), "the condition did not hold in time");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -241,7 +241,7 @@ fn a_panic_fails_its_request_and_no_other() {
     }
     is_clean(&engine);
     let ran = engine.backend().ran.lock().unwrap().clone();
-    assert_eq!(ran, [1000, 0, 1, 2, 3, 4, 4, 5, 6, 7], "what was answered is not run again");
+    assert_eq!(ran, [1000, 0, 1, 2, 3, 4, 4, 5, 6, 7], "an answered request is not run again");
     assert_eq!(engine.backend().workers_made.load(Ordering::SeqCst), 3, "made again after each panic");
     assert_eq!(wait(engine.submit(work(9), Terms::default())).unwrap(), 9);
 }
@@ -369,7 +369,7 @@ fn a_caller_runs_what_is_short_where_a_worker_is_idle() {
     // A worker answers before it is idle again.
     until(|| ran_here(work(5)));
     assert_eq!(wait(engine.submit(work(6), Terms::default())).unwrap(), 6);
-    assert_ne!(engine.backend().ran_on.lock().unwrap().pop(), Some(here), "whoever submits may leave");
+    assert_ne!(engine.backend().ran_on.lock().unwrap().pop(), Some(here), "a caller of `submit` may leave");
     is_clean(&engine);
     assert_eq!(engine.backend().workers_made.load(Ordering::SeqCst), 1, "callers and worker keep the same");
 }
@@ -723,7 +723,7 @@ fn three_times_too_much_is_answered_or_refused_and_nothing_stays() {
     }
     assert!((50..offered).contains(&answered), "{answered} of {offered} answered");
     is_clean(&engine);
-    assert!(engine.backend().ran.lock().unwrap().len() < offered as usize, "what was refused was not run");
+    assert!(engine.backend().ran.lock().unwrap().len() < offered as usize, "a rejected request was not run");
     assert_eq!(wait(engine.submit(work(7), Terms::default())).unwrap(), 7);
 }
 

@@ -137,7 +137,7 @@ fn guarded<T>(f: impl FnOnce() -> T) -> Option<T> {
         Ok(value) => Some(value),
         Err(panic) => {
             let what = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
-            tracing::error!(panic = what.unwrap_or("no message"), "a request broke the pass");
+            tracing::error!(panic = what.unwrap_or("no message"), "panic while running a request");
             None
         }
     }

@@ -427,7 +427,7 @@ impl Following {
                 }
                 // The present view stays.
                 Err(e) => {
-                    tracing::error!(model = self.name, error = %e, "updates are followed no more");
+                    tracing::error!(model = self.name, error = %e, "updates are no longer applied; the present view stays");
                     shown.upgrade().iter().for_each(|shown| shown.stall(&e));
                     return;
                 }
@@ -514,7 +514,7 @@ impl Following {
         let Misfit { position, error, .. } = &last;
         tracing::warn!(
             model, updates = whole, attributes, position, %error,
-            "updates do not fit this version: they were not applied, or not all of their attributes; position and error are the last one's"
+            "updates do not fit this version and were skipped, completely or in some attributes; position and error are those of the last one"
         );
         self.misfits.whole += whole;
         self.misfits.attributes += attributes;

@@ -82,7 +82,7 @@ impl<T: Send + Sync> Registry<T> {
                     let registry = registry.clone();
                     let update = move || registry.update(&name);
                     if let Err(e) = std::thread::Builder::new().name("load".into()).spawn(update) {
-                        tracing::warn!(error = %e, "no thread for a load; it is tried again");
+                        tracing::warn!(error = %e, "no thread for a load; retrying later");
                     }
                 }
                 metrics::counter!("sterling_polls_total", "source" => "store").increment(1);
@@ -136,14 +136,19 @@ impl<T: Send + Sync> Registry<T> {
                 let is_earlier = |entry: &Entry<T>| wish.revision < entry.wish.revision && entry.wish_unread.is_some();
                 let is_heard = |entry: &Entry<T>| is_known(entry) || is_earlier(entry);
                 if !self.entries.load().get(name).map_or(wish == Wish::default(), is_heard) {
-                    tracing::info!(model = name, revision = wish.revision, wished = wish.told(), "the store wishes");
+                    tracing::info!(
+                        model = name,
+                        revision = wish.revision,
+                        wished = wish.told(),
+                        "desired state changed"
+                    );
                     self.change(name, |entry| entry.hear(wish));
                 }
             }
             Err(error) => {
                 let why = Some(error.to_string());
                 if self.entries.load().get(name).is_none_or(|entry| entry.wish_unread != why) {
-                    tracing::warn!(model = name, %error, "what is wished cannot be read; what was wished stays");
+                    tracing::warn!(model = name, %error, "desired state cannot be read; the last one read stays in effect");
                     self.change(name, |entry| entry.wish_unread = why);
                 }
             }
@@ -491,7 +496,7 @@ impl<T: Send + Sync> Registry<T> {
             let (attempts, broken) = (attempts.saturating_add(1), broken + u32::from(is_broken));
             let wait = self.retry(error.kind(), broken).map(|retry| back_off(retry, attempts));
             let what = Refused { kind: error.kind(), reason: error.to_string(), attempts, retry_in: wait };
-            tracing::error!(model = name, version, %error, attempts, retry_in = ?wait, "refused; what answers goes on");
+            tracing::error!(model = name, version, %error, attempts, retry_in = ?wait, "version rejected; the active version keeps serving");
             let again = wait.map(|wait| Instant::now() + wait);
             entry.refused.insert(version, Refusal { what, stamp, again, broken });
         });

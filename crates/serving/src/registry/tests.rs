@@ -240,7 +240,7 @@ fn a_first_look_takes_the_newest_that_can_be_had() {
     assert_eq!(bed.active("m").0, 2);
     assert_eq!(bed.told.tried("m", 1), 0);
     bed.registry.refresh();
-    assert_eq!(bed.told.tried_in_all(), 3, "what is corrupt stays so while its folder does not change");
+    assert_eq!(bed.told.tried_in_all(), 3, "a corrupt version stays rejected while its folder does not change");
 }
 
 #[test]
@@ -249,7 +249,7 @@ fn a_version_is_its_bytes_and_not_only_its_number() {
     bed.put("m", 1, "one");
     bed.put("m", 2, "two");
     bed.remove("m", 2);
-    assert_eq!(bed.active("m"), is(2, "two"), "what is in memory serves on");
+    assert_eq!(bed.active("m"), is(2, "two"), "the version in memory keeps serving");
     bed.put("m", 2, "three");
     assert_eq!(bed.active("m"), is(2, "three"));
     // A call by an operator sees it too, before any poll.
@@ -497,7 +497,7 @@ fn labels_and_versions_loaded_by_hand_stay() {
     bed.registry.refresh();
     assert_eq!(bed.in_memory("m"), [5], "where nothing answers the newest does");
     bed.put("m", 6, "t6");
-    assert_eq!(bed.active("m").0, 5, "nobody has activated 6");
+    assert_eq!(bed.active("m").0, 5, "version 6 was not activated by an operator");
     for version in 1..=3 {
         bed.registry.load("m", version).unwrap();
     }
@@ -620,7 +620,7 @@ proptest! {
                 let found = bed.answer("m", Which::Version(state.version));
                 prop_assert_eq!(found.is_some(), state.loaded);
                 if let (true, Some((_, text)), Some(now)) = (looked, found, published.get(&state.version)) {
-                    prop_assert_eq!(&text, now, "after a look what is in memory is what is published");
+                    prop_assert_eq!(&text, now, "after a poll the published versions are in memory");
                 }
             }
             prop_assert!(!looked || published.is_empty() || was_active, "something answers once something was seen");

@@ -94,7 +94,7 @@ impl<T: Send + Sync> Registry<T> {
             change(wish);
         };
         let wish = self.store.change_wish(name, before, change)?;
-        tracing::info!(model = name, wished = wish.told(), "the store wishes");
+        tracing::info!(model = name, wished = wish.told(), "desired state written to the store");
         self.change(name, |entry| entry.hear(wish));
         Ok(())
     }
@@ -134,7 +134,7 @@ impl<T: Send + Sync> Registry<T> {
             && let Some(before) = before.filter(|before| *before != version)
             && let Err(error) = self.activate(name, before)
         {
-            tracing::warn!(model = name, version = before, %error, "not activated again, though another version was not activated in the store");
+            tracing::warn!(model = name, version = before, %error, "activation in the store failed, and the previous version could not be reactivated");
         }
         // A plain activation decides for this server alone. Here the store decides, if its desired state is new or already met.
         self.change(name, |entry| {

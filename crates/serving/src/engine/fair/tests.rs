@@ -160,7 +160,7 @@ proptest! {
         }
         prop_assert!(before <= ahead, "{before:?} went before it, {ahead:?} were said to");
         let dearest = callers.iter().map(|(price, _)| us(*price)).sum::<Duration>() * (1 + own as u32);
-        prop_assert!(ahead <= before + dearest * 2, "{ahead:?} were said to go before it, {before:?} did");
+        prop_assert!(ahead <= before + dearest * 2, "{ahead:?} were predicted before it, {before:?} did");
     }
 }
 

@@ -140,7 +140,7 @@ impl Book {
             self.queue.waiting.iter().flat_map(|fair| KINDS.map(|kind| fair.len_of(kind))).collect();
         let Taken { batch, expired } = self.queue.take(worker, self.now);
         for entry in &expired {
-            assert!(self.now > entry.latest_start, "refused although it could be done");
+            assert!(self.now > entry.latest_start, "rejected although it could be done");
             assert_eq!(self.at.insert(entry.job, (At::Gone, entry.ask)).unwrap().0, At::Lane);
         }
         for entry in &batch {
@@ -329,7 +329,7 @@ struct Outcome {
 impl Outcome {
     fn counts(&self) -> String {
         let Outcome { offered, good, late, refused_at_once, refused_later, .. } = self;
-        format!("{good} good, {late} late, {refused_at_once} refused at once and {refused_later} later, of {offered}")
+        format!("{good} good, {late} late, {refused_at_once} rejected at once and {refused_later} later, of {offered}")
     }
 
     fn p99_ms(&self) -> f64 {
@@ -505,7 +505,7 @@ fn cheap_requests_keep_their_time_beside_dear_ones() {
     let beside = Storm { workers: 2, loads, truth: |_| 1.0, seconds: 30.0 }.run();
     assert!(beside[0].offered - beside[0].good < 5, "every cheap one is answered, but for the last");
     let (alone_ms, beside_ms) = (alone[0].p99_ms(), beside[0].p99_ms());
-    assert!(beside_ms < 3.0 * alone_ms, "p99 {beside_ms} ms beside dear ones, {alone_ms} ms alone");
+    assert!(beside_ms < 3.0 * alone_ms, "p99 {beside_ms} ms next to expensive ones, {alone_ms} ms alone");
     // The expensive requests have the other worker to themselves.
     assert!(beside[1].good > 20, "{}", beside[1].good);
 }
@@ -623,7 +623,7 @@ fn a_wrong_pace_mends_itself_though_all_is_refused() {
         assert_eq!(queue.take(0, now).batch.len(), 1);
         queue.finish(0, price, None, now + price);
     }
-    assert!(taken_in > 1500, "{taken_in} of 3000 taken in, pace {}", queue.pace.factor());
+    assert!(taken_in > 1500, "{taken_in} of 3000 accepted, service rate {}", queue.pace.factor());
 }
 
 #[test]

@@ -208,7 +208,7 @@ mod tests {
         let (kept, a, b) = (Versions::default(), named("a"), named("b"));
         let there = Arc::downgrade(&kept.get(&a, || Ok(Arc::new(1))).unwrap());
         assert!(kept.get(&b, no_room).unwrap_err().to_string().contains("no room"));
-        assert!(kept.get(&b, || Ok(Arc::new(2))).is_err(), "it is brought once");
+        assert!(kept.get(&b, || Ok(Arc::new(2))).is_err(), "it is uploaded once");
         assert!(!kept.ask(&b, 1), "it was tried just now");
         assert_eq!(kept.waiting(), [(b.clone(), Kind::Overloaded, "no room".into())]);
 
@@ -221,15 +221,15 @@ mod tests {
         assert!(asked(&kept, &b) >= FAR_MORE);
         let outnumbered = kept.outnumbered(&b);
         assert!(outnumbered.len() == 1 && outnumbered[0].0.ptr_eq(&Arc::downgrade(&a)));
-        assert!(kept.outnumbered(&b).is_empty(), "counted anew");
+        assert!(kept.outnumbered(&b).is_empty(), "counts are reset");
         kept.give_way(&outnumbered[0].0, "it gave way".into());
-        assert_eq!(there.strong_count(), 1, "whoever has it keeps it");
+        assert_eq!(there.strong_count(), 1, "users of the version keep it");
         drop(outnumbered);
         assert_eq!(there.strong_count(), 0);
         kept.tried(&b, Ok(Arc::new(2)));
         assert_eq!(*kept.get(&b, no_room).unwrap(), 2);
         assert!(kept.get(&a, no_room).unwrap_err().to_string().contains("it gave way"));
-        assert!(kept.waiting().is_empty(), "nobody asks for it");
+        assert!(kept.waiting().is_empty(), "no request for it");
         assert!(asked(&kept, &a) > 1);
         kept.tried(&a, no_room());
         assert_eq!(kept.waiting(), [(a.clone(), Kind::Overloaded, "no room".into())]);

@@ -46,7 +46,7 @@ impl BeforeShown for Residents {
     fn before_shown(&self, view: &Arc<View>) {
         if let Err(reason) = self.get_view(view) {
             let (model, position) = (&view.main().manifest.name, view.position());
-            tracing::debug!(%model, position, %reason, "a view is not on the device, the CPU answers");
+            tracing::debug!(%model, position, %reason, "view not on the device; the CPU answers");
         }
     }
 }
@@ -159,7 +159,7 @@ impl Residents {
         self.kept.get(snapshot, || {
             self.copy(snapshot).inspect_err(|reason| {
                 let (model, version) = (&snapshot.manifest.name, snapshot.manifest.version);
-                tracing::warn!(%model, version, %reason, "not on the device, the CPU answers");
+                tracing::warn!(%model, version, %reason, "version not uploaded to the device; the CPU answers");
             })
         })
     }
@@ -188,9 +188,10 @@ impl Residents {
             thread::sleep(Duration::from_millis(1));
         }
         let seconds = |start: Instant| start.elapsed().as_secs_f64();
-        let brought =
-            self.copy(snapshot).inspect_err(|reason| tracing::warn!(%model, version, %reason, "not on the device"))?;
-        tracing::info!(%model, version, seconds = seconds(start), "on the device, which answers from now on");
+        let brought = self
+            .copy(snapshot)
+            .inspect_err(|reason| tracing::warn!(%model, version, %reason, "version not uploaded to the device"))?;
+        tracing::info!(%model, version, seconds = seconds(start), "version uploaded to the device, which answers from now on");
         Ok(brought)
     }
 
@@ -228,7 +229,7 @@ impl Residents {
         let gives_way = |(of, residents): (Weak<Snapshot>, Arc<[Resident]>)| {
             let reason = format!("it gave way to model {model} version {version}, which is asked for more");
             let before = of.upgrade().map(|of| (of.manifest.name.clone(), of.manifest.version));
-            tracing::info!(?before, %reason, "leaves the device, the CPU answers");
+            tracing::info!(?before, %reason, "version evicted from the device; the CPU answers");
             self.kept.give_way(&of, reason);
             Arc::downgrade(&residents)
         };
@@ -302,7 +303,7 @@ impl Residents {
         let mut residents = match self.takes_updates.then(|| on_devices(true)) {
             Some(Err(e)) if e.kind() == Kind::Overloaded => {
                 let model = &snapshot.manifest.name;
-                tracing::warn!(%model, reason = %e, "no room on the device for items that updates bring");
+                tracing::warn!(%model, reason = %e, "no room on the device for updated items");
                 on_devices(false)?
             }
             Some(made) => made?,
