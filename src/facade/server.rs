@@ -24,8 +24,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts a server and returns when the newest versions of the store are loaded. Port 0 of `listen` is any free port. It blocks:
-    /// tasks of a runtime call it through `spawn_blocking`.
+    /// Starts a server and returns when the newest versions of the store are loaded. Port 0 of `listen` is any free port. Blocks:
+    /// call it through `spawn_blocking` in an async runtime.
     ///
     /// ```no_run
     /// use sterling::{Config, Server};

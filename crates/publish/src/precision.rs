@@ -43,7 +43,7 @@ struct Compared {
     largest_difference: f32,
 }
 
-/// Decides for the version in `folder`, complete except for its manifest, if its model leaves the precision open.
+/// Chooses the precision of the version in `folder`, complete except for its manifest, if its model leaves it open.
 ///
 /// # Errors
 /// The error in a request, with its line; errors of loading the version.

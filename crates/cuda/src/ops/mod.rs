@@ -3,6 +3,8 @@
 //! A kernel trusts the content of its arrays. Slots, lists, places and offsets that kernels compute are in range by construction;
 //! those from the host are checked by the uploading code, against the snapshot that they index.
 //!
+//! An *ordered key* is a score encoded as a 32-bit integer that sorts in the same order.
+//!
 //! | file | kernels |
 //! |---|---|
 //! | `scan` | query quantization, list scores, list scans with dp4a and tensor cores |

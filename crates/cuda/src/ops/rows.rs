@@ -19,7 +19,7 @@ pub enum RowKind {
     F32,
 }
 
-/// Widest stored rows of the items.
+/// Widest stored rows of the items: the rescoring rows, or int8 rows if there are none.
 #[derive(Clone, Copy, Debug)]
 pub struct ItemRows<'a> {
     /// Row data, `[slots, D]`, or blocks of codes.

@@ -545,10 +545,10 @@ pub fn pick(
     picked(device, rows, [from, out], Picked { numbers: index, rows: None }, placing)
 }
 
-/// Gathers the named rows of a matrix `[_, width]`. The caller guarantees that they exist.
+/// Gathers the named rows of a matrix `[_, width]`.
 ///
 /// # Errors
-/// As [`product`]; `Overloaded` if device memory is exhausted.
+/// `Internal` for a row that does not exist; as [`product`]; `Overloaded` if device memory is exhausted.
 pub fn take_rows(device: &Device, matrix: &Array<f32>, width: usize, named: &[usize]) -> Result<Array<f32>> {
     if named.iter().any(|row| (row + 1).saturating_mul(width) > matrix.len()) {
         return Err(Error::internal(format!(

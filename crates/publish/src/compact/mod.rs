@@ -20,7 +20,7 @@ use sterling_kernels::priority::Background;
 pub use retention::release;
 pub use worker::Compactor;
 
-/// Multiple of the share for a merge at which it is overdue.
+/// A merge is overdue when the delta reaches this multiple of the configured share.
 const OVERDUE: f64 = 2.0;
 /// Weight of an item of a new kind: searches scan more lists for it, and its list was made from few items.
 const STRAY_COUNTS: f64 = 5.0;

@@ -23,8 +23,8 @@ use sterling_core::request::Priority;
 pub(super) const BATCH_TIME: Duration = Duration::from_millis(10);
 /// Longest request that runs on its caller's thread: the caller cannot cancel it meanwhile.
 pub(super) const LENT_TIME: Duration = Duration::from_millis(5);
-/// Longest request for which no other thread takes over the connections of its caller's thread: waking one costs a good part of
-/// this.
+/// Longest request for which no other thread takes over the connections of its caller's thread: waking one takes a good part
+/// of this time.
 pub(super) const BRIEF_TIME: Duration = Duration::from_micros(100);
 /// Maximum predicted wait of an accepted request, as a share of its spare time. The rest absorbs prediction errors, since
 /// accepted requests should be answered.
@@ -37,7 +37,7 @@ const BATCH_MARGIN: f64 = 2.0;
 const BATCH_PART: u64 = 16;
 /// Maximum number of queued requests that are considered for one batch.
 const LOOKED_AT: usize = 256;
-/// The usual cost estimate grows by at most this fraction (1/64) per request, so that it follows the cheaper ones.
+/// Divisor: the usual cost estimate grows by at most 1/64 per request, so it follows the cheaper ones.
 const USUAL_GROWTH: u32 = 64;
 /// Predicted remaining time of a batch that overran its prediction, as a share of the time so far.
 const OVERRUN_SHARE: f64 = 0.25;

@@ -17,7 +17,7 @@
 //! | 5 | `words` | filter bitmap of the probed lists only, 64 items per word |
 //! | 6 | `scan` | int8 products of eligible items → the best K0, streamed |
 //! | 7 | `verify` | exact check of the filter on the candidates, removal of excluded ones |
-//! | 8 | `rescore` | f32 products with the wide rows |
+//! | 8 | `rescore` | f32 products with the rescoring rows |
 //! | 9 | `overarch` | user tensors × item rows and columns → task scores `[T, K0]` |
 //! | 10 | `value` | task scores and columns → one value `[K0]` |
 //! | 11 | `top` | ids, values and task scores of the best K |

@@ -159,7 +159,7 @@ fn names_lead_nowhere_out_of_the_store() {
     bed.put("m", 1, "a");
     let walking = ["../outside/private", "m/../m", "m/.", "/absolute", "..", ".", "", "x\0y", "x\ny", &"x".repeat(300)];
     for name in walking {
-        // Writes a version whose manifest contains the same path traversal as its name.
+        // Writes a version outside of the store, under the name that a path traversal leads to.
         let elsewhere = bed.folder.path().join("store").join(name).join("1");
         if !name.contains(['\0', '\n']) && name.len() < 256 && name.contains("outside") {
             fs::create_dir_all(bed.folder.path().join("store")).unwrap();

@@ -322,7 +322,7 @@ struct Outcome {
     late: usize,
     refused_at_once: usize,
     refused_later: usize,
-    /// Latencies, sorted.
+    /// Latencies in milliseconds, sorted.
     latencies_ms: Vec<f64>,
 }
 

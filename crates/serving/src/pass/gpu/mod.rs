@@ -11,7 +11,7 @@
 //! | 3 | planned by the host; filter bitmap of a plan over all lists, exact, once for all requests that share it |
 //! | 4 | centroids scored, lists selected; with a filter bitmap, as many lists as hold enough eligible items |
 //! | 6, 7 | int8 scan with a rising score threshold, list by list if requests share lists; excluded items never become candidates |
-//! | 8 | products with the widest rows, the best K0 |
+//! | 8 | products with the widest stored rows (rescoring rows, otherwise int8), the best K0 |
 //! | merge | for several queries per user: distinct items, with the score that the model defines |
 //! | 9, 10, 11 | rows and columns gathered, the compiled graph of the reranker, the value model, the best K |
 
