@@ -4,8 +4,8 @@
 //!
 //! Two callers that always have queued requests get equal shares of the workers by cost, regardless of the size and number of
 //! their requests. A caller with little demand is served before callers with much. Requests of one caller stay in order. Virtual
-//! time advances by the cost of served requests divided by the number of waiting callers, so one-time callers delay nobody
-//! permanently.
+//! time advances by the cost of served requests divided by the number of waiting callers, so one-time callers delay no other
+//! caller permanently.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
