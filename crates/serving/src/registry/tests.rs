@@ -437,7 +437,7 @@ fn a_panic_in_a_load_is_a_refusal() {
     bed.put("m", 1, "one");
     bed.publish("m", 2, "two", 0);
     bed.registry.watch(Duration::from_millis(5)).unwrap();
-    eventually("the refusal", || bed.refused("m", 2).is_some_and(|refused| refused.retry_in.is_none()));
+    eventually("the rejection", || bed.refused("m", 2).is_some_and(|refused| refused.retry_in.is_none()));
     let refused = bed.refused("m", 2).unwrap();
     assert_eq!((refused.kind, refused.attempts), (Kind::Internal, 3));
     assert!(refused.reason.contains("a broken graph"), "{}", refused.reason);
@@ -495,7 +495,7 @@ fn labels_and_versions_loaded_by_hand_stay() {
         bed.publish("m", version, &format!("t{version}"), 0);
     }
     bed.registry.refresh();
-    assert_eq!(bed.in_memory("m"), [5], "where nothing answers the newest does");
+    assert_eq!(bed.in_memory("m"), [5], "without an active version the newest is activated");
     bed.put("m", 6, "t6");
     assert_eq!(bed.active("m").0, 5, "version 6 was not activated by an operator");
     for version in 1..=3 {

@@ -158,9 +158,9 @@ proptest! {
             }
             before += entry.ask.price;
         }
-        prop_assert!(before <= ahead, "{before:?} went before it, {ahead:?} were said to");
+        prop_assert!(before <= ahead, "{before:?} came before it, {ahead:?} were predicted");
         let dearest = callers.iter().map(|(price, _)| us(*price)).sum::<Duration>() * (1 + own as u32);
-        prop_assert!(ahead <= before + dearest * 2, "{ahead:?} were predicted before it, {before:?} did");
+        prop_assert!(ahead <= before + dearest * 2, "{ahead:?} were predicted before it, {before:?} came");
     }
 }
 
