@@ -345,7 +345,7 @@ impl Drop for HostBytes {
 /// Elements in transfer from a device.
 #[derive(Debug)]
 pub struct Later<T> {
-    // Declared before the worker stream, whose last owner it may be.
+    // Declared before `driver`, and so dropped before what may be the last owner of its worker stream.
     coming: Coming,
     driver: Arc<dyn Driver>,
     len: usize,

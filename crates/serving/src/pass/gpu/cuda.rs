@@ -169,7 +169,7 @@ impl Cuda {
         let Lanes { embed, groups: by_turns } = lanes.clone();
         embed.begin()?;
         let mut turn = resident.tower.as_ref().and_then(DeviceTower::turn);
-        // Declared after all memory that the streams read, and so dropped before it.
+        // Declared after the memory that the streams read, and so dropped before it.
         let _finishing = Finishing(lanes);
         let embedded = self.embed(&embed, batch, &wanted, (resident, &mut turn))?;
         let is_several = on_devices.len() > 1;
