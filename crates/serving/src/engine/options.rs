@@ -1,4 +1,4 @@
-//! How much may wait, how much is taken together, how much may be held.
+//! Limits of the queue, of batches and of memory.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Refuses options that cannot work.
+    /// Validates the options.
     ///
     /// # Errors
     /// `Invalid` with the option, its value and its range.
@@ -54,7 +54,7 @@ impl Options {
         Ok(())
     }
 
-    /// How many workers that is on this machine.
+    /// Resolves the number of workers on this machine.
     pub(super) fn worker_count(&self) -> usize {
         match self.workers {
             0 => std::thread::available_parallelism().map_or(1, usize::from),
