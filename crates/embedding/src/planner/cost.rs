@@ -24,9 +24,10 @@ use super::plan::DeviceKind;
 use super::topology::Topology;
 use super::workload::TableWorkload;
 use crate::place::Tier;
+use crate::tiers::cache::ENTRY_OVERHEAD_BYTES;
 
-/// What a cached row costs beyond its bytes: its id, its place in the index and its age.
-const CACHE_ENTRY_BYTES: u64 = 16;
+/// Overhead of a row in a cache in GPU memory: its id, its place in the index and its age.
+const DEVICE_ENTRY_BYTES: u64 = 16;
 /// Kinds of latency that a device pays once a batch.
 pub(super) const LATENCIES: usize = 4;
 const NETWORK: u8 = 1;
@@ -173,7 +174,11 @@ impl Machine {
             return 0;
         }
         let cached = ((piece.rows[1] - piece.rows[0]) as f64 * keeping.cache.0).ceil() as u64;
-        cached.saturating_mul(row_bytes(table, piece) + CACHE_ENTRY_BYTES)
+        let overhead = match keeping.tier {
+            Tier::Remote => ENTRY_OVERHEAD_BYTES as u64,
+            _ => DEVICE_ENTRY_BYTES,
+        };
+        cached.saturating_mul(row_bytes(table, piece) + overhead)
     }
 
     /// What one piece, kept so, asks of the devices. The first charge is that of the device that answers.

@@ -366,7 +366,7 @@ fn by_hand(topology: &Topology, table: &TableWorkload, batch: u32, way: Way) -> 
             let here = host.call_us + ids * row_us + sums_us(bags) + waits + cluster.round_trip_us;
             let there = misses * hosts * of_nodes(nodes * cluster.bandwidth_gb_s);
             let stored = rows * row_bytes * cluster.overhead;
-            (fits(cached * (row_bytes + 16.0)) && stored <= cluster.capacity_bytes() as f64).then(|| here.max(there))
+            (fits(cached * (row_bytes + 64.0)) && stored <= cluster.capacity_bytes() as f64).then(|| here.max(there))
         }
     }
 }
@@ -575,6 +575,20 @@ fn tables_go_where_a_reader_would_put_them() {
     let text = report::text(&found);
     for part in ["Planner statistics", "hot", "hbm", "table_wise", "Critical path", "cluster"] {
         assert!(text.contains(part), "{part} in\n{text}");
+    }
+}
+
+#[test]
+fn a_planned_remote_cache_is_one_that_a_server_can_make() {
+    let topology =
+        Topology { hosts: vec![host("h0", 4.0)], gpus: Vec::new(), remote: Some(remote(1.0)), network: None };
+    for (rows, width) in [(1, 4), (3, 4), (10, 8), (1000, 64)] {
+        let mut tiny = table("tiny", rows, width);
+        tiny.constraints.tiers = vec![Tier::Remote];
+        let found = plan(&topology, &workload(vec![tiny])).unwrap();
+        let shard = &found.tables[0].shards[0];
+        let cache = crate::tiers::cache::RowCache::new(width as usize * 4, shard.cache_bytes as usize);
+        assert!(shard.tier == Tier::Remote && cache.is_ok(), "{rows} rows of {width}: {:?}", shard.cache_bytes);
     }
 }
 
