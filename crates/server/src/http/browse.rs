@@ -1,4 +1,4 @@
-//! The calls that show a catalogue to people: items by name, the values of a column, the shape of the index.
+//! Catalogue calls for people: items by name, values of a column, shape of the index.
 
 use std::sync::Arc;
 
@@ -26,13 +26,13 @@ use sterling_serving::view::View;
 const FOUND_DEFAULT: usize = 20;
 const ITEMS_MAX: usize = 100;
 const VALUES_MAX: usize = 1000;
-/// Longest text that is looked for, in bytes.
+/// Longest search text, in bytes.
 const CONTAINS_BYTES_MAX: usize = 256;
 
-/// Copies of a value on its way into an answer: as JSON holds it, and as room of the text that it is written to, which is counted whole then.
+/// Copies of a value while it becomes an answer: as a JSON value, and in the text buffer. The budget counts both in full.
 const COPIES: usize = 2;
 
-/// Where a call looks for a text, and how much it may find.
+/// Text search in a column: view, text and limit of results.
 struct Look {
     served: Served,
     view: Arc<View>,
@@ -94,7 +94,7 @@ pub async fn find(
     held_json(&FindResponse { served, items: items.await? }, share)
 }
 
-/// Bytes of all values of an item.
+/// Bytes of all column values of an item.
 fn row_bytes(view: &View, slot: Slot) -> usize {
     let columns = view.columns();
     (0..columns.first().list().len()).map(|column| columns.cell(column, slot).bytes()).sum()

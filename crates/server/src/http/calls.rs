@@ -1,4 +1,4 @@
-//! The calls about models, versions and the server, one function each.
+//! Calls about models, versions and the server, one function each.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -23,16 +23,16 @@ use sterling_core::error::{Error, Result};
 use sterling_core::logging::printable;
 use sterling_serving::registry::{Registry, Which};
 
-/// Bytes of a number as text with a comma, in a text that has room to grow.
+/// Bytes per number of a vector as text with its comma, in a buffer that grows by doubling.
 const NUMBER_BYTES: usize = 32;
 
-/// Where a version is activated.
+/// Scope of an activation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Scope {
-    /// At this server, until something else is desired or published.
+    /// This server, until the desired state changes or a version is published.
     #[default]
     Server,
-    /// At all servers of the store.
+    /// All servers of the store.
     Store,
 }
 
@@ -115,8 +115,7 @@ pub async fn delete_label(State(app): State<Arc<App>>, Names((model, label)): Na
     Ok(json(&labels.await?))
 }
 
-/// Changes what is in memory on a thread that answers nobody else: a load reads a whole snapshot, and what goes out of memory
-/// takes its time too.
+/// Changes the loaded versions on a blocking thread: a load reads a complete snapshot, and freeing its memory takes time too.
 pub(super) async fn manage<T: Send + 'static>(
     app: &Arc<App>,
     change: impl FnOnce(&Registry) -> Result<T> + Send + 'static,

@@ -1,6 +1,7 @@
-//! KServe's Open Inference Protocol, version 2: what existing platforms probe and call. A call of it is a list of retrievals over one version.
+//! KServe's Open Inference Protocol, version 2, which existing platforms probe and call. An inference is a list of retrievals at
+//! one version.
 //!
-//! Its errors are `{"error": ".."}`, with the status that the same problem has elsewhere.
+//! Its errors are `{"error": ".."}`, with the status that the same problem has in other calls.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -29,17 +30,17 @@ use sterling_api::{
 use sterling_core::error::{Error, Result};
 use sterling_serving::registry::Which;
 
-/// Where the protocol's paths begin.
+/// Prefix of the protocol's paths.
 pub(super) const PREFIX: &str = "/v2";
-/// How many bytes of a body are JSON, where those of tensors stand behind it.
+/// Number of JSON bytes of a body; binary tensors follow them.
 const HEADER_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
 
-/// Whether a path is one of the protocol's.
+/// Whether a path belongs to the protocol.
 pub(super) fn is_of_protocol(path: &str) -> bool {
     path.strip_prefix(PREFIX).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// A problem as the protocol has it; all else as it is.
+/// Rewrites a problem to the protocol's form; other answers stay unchanged.
 pub(super) fn with_error(mut response: Response) -> Response {
     let Some(Told { detail: error, .. }) = response.extensions().get::<Told>().cloned() else { return response };
     *response.body_mut() = Body::from(serde_json::json!({ "error": error }).to_string());
@@ -169,7 +170,7 @@ async fn inferred(app: &Arc<App>, choice: Choice, head: Parts, body: Body) -> Ou
         charge(caller.as_ref(), call.requests.len());
         let requests = std::mem::take(&mut call.requests).into_iter();
         let ready = prepared_each(&view, requests.map(|(retrieve, terms)| Ok((retrieve, terms, Shape::default()))))?;
-        // A tensor has no place for what is wrong with one row: that is wrong with all.
+        // A tensor cannot represent the error of one row, so such an error fails the whole call.
         let row = |(n, ready): (usize, Ready)| match ready {
             Err(error) => Err(error.within(format!("row {n}"))),
             ready => Ok(ready),
@@ -191,7 +192,7 @@ async fn inferred(app: &Arc<App>, choice: Choice, head: Parts, body: Body) -> Ou
     Ok(response)
 }
 
-/// How many bytes of a body are JSON, where its caller says so.
+/// Number of JSON bytes of a body, if the client states it.
 fn header_length(headers: &HeaderMap) -> Result<Option<usize>> {
     let Some(value) = headers.get(HEADER_LENGTH) else { return Ok(None) };
     let length = value.to_str().ok().and_then(|text| text.parse().ok());

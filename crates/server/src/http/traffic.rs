@@ -1,4 +1,4 @@
-//! The calls about a model's traffic: canary and shadow.
+//! Calls about a model's canary and shadow.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ pub async fn traffic<R: Retriever>(State(app): State<Arc<R>>, Names(model): Name
     Ok(json(&app.traffic(model)?))
 }
 
-/// Longest reason of a roll-back, in bytes.
+/// Longest reason of a rollback, in bytes.
 const REASON_BYTES_MAX: usize = 4096;
 
 /// Take the share of a canary away, at all servers of the store, where what is wished of it still is what the body says: what a router does with one that is behind.
