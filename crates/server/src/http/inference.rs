@@ -50,25 +50,25 @@ pub(super) fn with_error(mut response: Response) -> Response {
     response
 }
 
-/// What the server is.
+/// Metadata of the server.
 #[utoipa::path(get, path = "/v2", tag = "inference", responses((status = 200, body = InferenceServer)))]
 pub async fn server() -> Response {
     json(&InferenceServer::this())
 }
 
-/// The same: the protocol's text has the path without a slash, its OpenAPI document with one.
+/// The same under a second path: the protocol's text has it without a slash, its OpenAPI document with one.
 #[utoipa::path(get, path = "/v2/", operation_id = "inference_server_too", tag = "inference", responses((status = 200, body = InferenceServer)))]
 pub async fn server_too() -> Response {
     server().await
 }
 
-/// The process answers.
+/// Liveness: the process answers.
 #[utoipa::path(get, path = "/v2/health/live", operation_id = "inference_live", tag = "inference", responses((status = 200, body = InferenceReady)))]
 pub async fn live() -> Response {
     json(&InferenceReady { live: Some(true), ..InferenceReady::default() })
 }
 
-/// A model is loaded and the server is not shutting down.
+/// Readiness: a model is loaded and the server is not shutting down.
 #[utoipa::path(get, path = "/v2/health/ready", operation_id = "inference_ready", tag = "inference",
     responses((status = 200, body = InferenceReady), (status = "default", body = InferenceError)))]
 pub async fn ready<R: Retriever>(State(app): State<Arc<R>>) -> Outcome {
@@ -76,14 +76,14 @@ pub async fn ready<R: Retriever>(State(app): State<Arc<R>>) -> Outcome {
     Ok(json(&InferenceReady::server()))
 }
 
-/// The tensors of the version that answers.
+/// The tensors of the active version.
 #[utoipa::path(get, path = "/v2/models/{model}", operation_id = "inference_model", tag = "inference", params(("model" = String, Path, description = "The model's name")),
     responses((status = 200, body = InferenceModel), (status = "default", body = InferenceError)))]
 pub async fn model(State(app): State<Arc<App>>, Names(model): Names<String>) -> Outcome {
     told(&app, &model, Which::Active)
 }
 
-/// The tensors of a version in memory.
+/// The tensors of a loaded version.
 #[utoipa::path(get, path = "/v2/models/{model}/versions/{version}", operation_id = "inference_version", tag = "inference",
     params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path)),
     responses((status = 200, body = InferenceModel), (status = "default", body = InferenceError)))]
@@ -97,14 +97,14 @@ fn told(app: &App, model: &str, which: Which<'_>) -> Outcome {
     Ok(json(&sterling_api::inference_model(&info, versions.collect())))
 }
 
-/// A version of the model answers.
+/// Readiness of a model: one of its versions is active.
 #[utoipa::path(get, path = "/v2/models/{model}/ready", operation_id = "inference_model_ready", tag = "inference", params(("model" = String, Path, description = "The model's name")),
     responses((status = 200, body = InferenceReady), (status = "default", body = InferenceError)))]
 pub async fn model_ready(State(app): State<Arc<App>>, Names(model): Names<String>) -> Outcome {
     is_ready(&app, model, Which::Active)
 }
 
-/// The version is in memory.
+/// Readiness of a version: it is loaded.
 #[utoipa::path(get, path = "/v2/models/{model}/versions/{version}/ready", operation_id = "inference_version_ready", tag = "inference",
     params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path)),
     responses((status = 200, body = InferenceReady), (status = "default", body = InferenceError)))]
@@ -130,7 +130,7 @@ pub async fn infer(State(app): State<Arc<App>>, Names(model): Names<String>, req
     inferred(&app, choice, head, body).await
 }
 
-/// The same of a version in memory.
+/// The best items of each of a list of users at a loaded version, as tensors.
 #[utoipa::path(post, path = "/v2/models/{model}/versions/{version}/infer", operation_id = "infer_version", tag = "inference",
     params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path),
         ("min_position" = Option<u64>, Query, description = "Waits until the updates up to this position are seen; through a router one a shard, with commas."),

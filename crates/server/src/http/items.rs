@@ -58,7 +58,7 @@ impl Said {
     }
 }
 
-/// Put items, or change some of their attributes.
+/// Upsert items, or change some of their attributes.
 #[utoipa::path(post, path = "/v1/models/{model}/items:upsert", tag = "items",
     params(("model" = String, Path, description = "The model's name"),
         ("if_position" = Option<u64>, Query, description = "Refuses the call where the last update has another position."),
@@ -343,7 +343,7 @@ impl Drop for KeyedCall {
     }
 }
 
-/// Merge the updates into a version that answers in the place of the active one: those that were durable when it was asked for at least.
+/// Merge the updates into a new version that becomes active: at least those that were durable at the time of the call.
 #[utoipa::path(post, path = "/v1/models/{model}/items:merge", tag = "items",
     params(("model" = String, Path, description = "The model's name"),
         ("min_position" = Option<u64>, Query, description = "Merges the updates up to this position at least, in place of those that are durable.")),
@@ -367,7 +367,7 @@ pub async fn merge(State(app): State<Arc<App>>, Names(model): Names<String>, uri
     Ok(json(&MergeResponse { model, version: made.version, position: made.position, items: made.items }))
 }
 
-/// An item as it is.
+/// The current state of an item.
 #[utoipa::path(get, path = "/v1/models/{model}/items/{id}", tag = "items",
     params(("model" = String, Path, description = "The model's name"), ("id" = i64, Path),
         ("min_position" = Option<u64>, Query, description = "Waits until the updates up to this position are seen.")),
@@ -381,7 +381,7 @@ pub async fn item<R: Retriever>(
     Ok(json(&app.item(&model, ItemId(id), &head).await?))
 }
 
-/// How far updates are seen.
+/// The positions of visible and durable updates.
 #[utoipa::path(get, path = "/v1/models/{model}/items:position", tag = "items",
     params(("model" = String, Path, description = "The model's name"),
         ("min_position" = Option<u64>, Query, description = "Waits until the updates up to this position are seen.")),

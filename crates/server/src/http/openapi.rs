@@ -69,7 +69,7 @@ use super::{browse, calls, console, inference, items, parts, passes, rows, traff
 )]
 struct Document;
 
-/// This API as OpenAPI 3.1.
+/// The OpenAPI 3.1 document of this API.
 #[utoipa::path(get, path = "/openapi.json", tag = "health", responses((status = 200, body = Object)))]
 pub async fn openapi() -> Response {
     // Needs no key, and generating it takes longer than a request.

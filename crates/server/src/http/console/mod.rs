@@ -31,7 +31,7 @@ const PAGE: &str = concat!(
 const POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; \
     connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// A page to try requests on, and to see what the server is at.
+/// The console: a page to try requests and to watch the server.
 #[utoipa::path(get, path = "/", tag = "health", responses((status = 200, body = String, content_type = "text/html")))]
 pub async fn console() -> impl IntoResponse {
     let headers = [
