@@ -2,7 +2,7 @@
 """What a caller with very many expensive requests leaves to another one: STERLING=... [SECONDS=30] [CONNECTIONS=1400] scripts/bench_fair.py
 
 CONNECTIONS of one caller ask on and on, each the next time as soon as it is answered or refused: for the most expensive request that counts
-as short, for one just below `dear_ms`, and for the most expensive list that is allowed at all. Another caller asks as usual. Callers are
+as short, for one just below `engine.expensive_request_ms`, and for the most expensive list that is allowed at all. Another caller asks as usual. Callers are
 identified by their keys, then, at a server without keys, by their addresses (127.0.0.2 and 127.0.0.1).
 """
 
@@ -19,8 +19,8 @@ from served import STERLING, Server, bench, beside, finish, header, keys, median
 
 CONNECTIONS = int(os.environ.get("CONNECTIONS", 1400))
 RATE = 20
-# Requests of this many milliseconds, and just below `dear_ms`, which is 20 unless the configuration says otherwise.
-COSTS = {"short": 4, "below dear_ms": 18}
+# Requests of this many milliseconds, and just below `engine.expensive_request_ms`, which is 20 unless the configuration says otherwise.
+COSTS = {"short": 4, "below the limit": 18}
 LIST_MAX = 1024
 PATH = "/v1/models/debian:retrieve"
 

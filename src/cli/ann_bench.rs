@@ -1,14 +1,14 @@
-//! `sterling ann-bench`: the item index alone, measured on `.npy` files, one JSON line a measurement.
+//! `sterling ann-bench`: benchmarks the item index alone on `.npy` files, with one JSON line per measurement.
 //!
 //! 1. Items (and attributes) become an index in a temporary folder, through the same build, encode and open as a snapshot.
-//! 2. For each number of results and of probes, and for each filter, all queries run once; the first batch runs twice and
-//!    its first time is thrown away. Each thread takes a part of a batch through the search that serves ([`sterling_index::search`]),
-//!    with as many candidates as results; parsing and planning the part's filter is included.
-//! 3. With `--codes` the index has codes for a first pass; `--selected` says how many these select of all items, 0 for a scan of
-//!    int8 rows. With a recall the calibration chooses.
-//! 4. With `--recall` the index is calibrated as a publication does it, and lists are chosen from that by target.
-//! 5. With `--cheapest` the fewest lists that do the same, one number for all queries, are found by trying.
-//! 6. Answers are held against the exact ones: recall is the share of the true K that was returned.
+//! 2. For each number of results and of probes, and for each filter, all queries run once; the first batch runs twice and its
+//!    first time is discarded. Each thread takes a part of a batch through the production search ([`sterling_index::search`]),
+//!    with as many candidates as results. The time includes parsing and planning the filter for each part.
+//! 3. With `--codes` the index has first-pass codes; `--selected` sets how many candidates they select of all items, 0 for a scan
+//!    of int8 rows. With a recall, the calibration chooses.
+//! 4. With `--recall` the index is calibrated as in a publication, and the calibration chooses the number of lists per target.
+//! 5. With `--cheapest` the fewest lists that reach the same recall, one number for all queries, are found by search.
+//! 6. Results are compared with the exact ones: recall is the share of the true K that was returned.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -31,15 +31,16 @@ use sterling_storage::files::TensorFile;
 use sterling_storage::npy;
 use sterling_storage::rows::RowStore;
 
-/// Most threads of searches.
+/// Maximum number of search threads.
 const THREADS_MAX: usize = 4096;
-/// Most queries searched at once.
+/// Maximum number of queries searched at once.
 const BATCH_MAX: usize = 65_536;
-/// A recall is reached when the mean of the queries is, and, under a filter, the worst of them is at most so far below it.
+/// Tolerance under a filter: the mean recall of the queries must reach the target, and the worst query may be below it by at most
+/// this.
 const WORST_BELOW: f64 = 0.05;
-/// The fewest lists are found to this factor.
+/// Precision of the fewest lists, as a factor.
 const CHEAPEST_STEP: f64 = 1.03;
-/// Most results of a filtered query: as far as the exact answers of filters go.
+/// Maximum number of results of a filtered query, which is the length of the exact answers of filters.
 const FILTERED_MOST: usize = 1000;
 
 /// Arguments of `sterling ann-bench`.
@@ -123,16 +124,16 @@ fn selected(text: &str) -> std::result::Result<Selected, String> {
     found.ok_or_else(|| "expected a number, or 1 to 10000 and an x for so many times the results".into())
 }
 
-/// How many codes select.
+/// Number of candidates that codes select.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Selected {
     Count(usize),
-    /// For each result that is asked for.
+    /// Multiple of the number of results.
     Times(f64),
 }
 
 impl Selected {
-    /// For so many results.
+    /// Returns the number for `k` results.
     fn of(self, k: usize) -> usize {
         match self {
             Selected::Count(count) => count,
@@ -141,7 +142,7 @@ impl Selected {
     }
 }
 
-/// Integers with a shape.
+/// Matrix of integers.
 struct Integers {
     values: Vec<i64>,
     cols: usize,
@@ -161,7 +162,7 @@ impl Integers {
     }
 }
 
-/// What is measured: the parts of a snapshot that a search looks at.
+/// Measured parts of a snapshot.
 struct Subject {
     index: ivf::Index,
     order: Vec<u32>,
@@ -170,14 +171,14 @@ struct Subject {
     calibration: Option<Calibration>,
 }
 
-/// One searching thread: its memory, and what its part of the queries found.
+/// Search thread with its buffers and the results of its queries.
 #[derive(Default)]
 struct Searcher {
     scratch: search::Scratch,
     results: Results,
 }
 
-/// The slots that each query of a part found, and what all of them looked at.
+/// Result slots per query, and the counters of all of them.
 #[derive(Default)]
 struct Results {
     slots: Vec<Vec<Slot>>,
@@ -195,18 +196,18 @@ impl Sink for Results {
     }
 }
 
-/// What says how many lists are probed.
+/// Source of the number of probed lists.
 #[derive(Clone, Copy)]
 enum Asked {
     Probes(usize),
     Recall(f64),
-    /// So many lists, with a filter too.
+    /// This number of lists, with a filter too.
     Just(usize),
-    /// So many lists, of whose items codes select so many.
+    /// This number of lists, with candidates selected by codes.
     Codes(usize, Selected),
 }
 
-/// How items are searched.
+/// Parameters of a search.
 struct Probed<'a> {
     probes: usize,
     ending: Option<ivf::Ending<'a>>,
@@ -214,11 +215,11 @@ struct Probed<'a> {
     by_int8: usize,
 }
 
-/// One measurement.
+/// Parameters of a measurement.
 #[derive(Clone, Copy)]
 struct Run<'a> {
     asked: Asked,
-    /// The fewest lists that do what is asked, in its place.
+    /// Whether to find and measure the fewest lists that reach the same recall instead.
     cheapest: bool,
     k: usize,
     filter: Option<(&'a str, &'a str)>,
@@ -228,7 +229,7 @@ impl AnnBench {
     /// Runs the benchmark and writes its lines to standard output.
     ///
     /// # Errors
-    /// Unreadable or unfitting files, impossible options.
+    /// Unreadable or inconsistent files, invalid options.
     pub(super) fn run(self) -> Result<()> {
         self.check()?;
         let (queries, count, width) = npy::read_f32(&self.queries)?;
@@ -263,7 +264,7 @@ impl AnnBench {
         });
         let recalls = self.recall.iter().copied().map(Asked::Recall);
         let cheapest = recalls.clone().filter(|_| self.cheapest).map(|asked| (asked, true));
-        // What was tried brings into the caches what the others then find there alike.
+        // The `cheapest` search runs before the plain recalls, because its trials warm the caches for both.
         let asked = asked.map(|asked| (asked, false)).chain(cheapest).chain(recalls.map(|asked| (asked, false)));
         let asked: Vec<(Asked, bool)> = asked.collect();
         for &k in &self.k {
@@ -311,7 +312,7 @@ fn read_filters(path: &Path) -> Result<Vec<(String, String)>> {
         .collect()
 }
 
-/// Integer columns f0, f1, ... of a matrix.
+/// Returns the columns of a matrix as integer columns f0, f1, ...
 fn item_columns(path: &Path, items: usize) -> Result<Vec<ItemColumn>> {
     let attributes = Integers::read(path, items)?;
     let column = |c: usize| ItemColumn {
@@ -339,7 +340,7 @@ fn build(arguments: &AnnBench, width: usize) -> Result<Subject> {
     build_of(Matrix::new(&items, cols)?, &attributes, arguments)
 }
 
-/// The index, columns and filter of the items, in memory as those that are served.
+/// Builds the index, columns and filter of the items, in memory as in production.
 fn build_of(items: Matrix<'_>, attributes: &[ItemColumn], arguments: &AnnBench) -> Result<Subject> {
     let options = ivf::Options {
         lists: arguments.lists,
@@ -369,7 +370,7 @@ fn build_of(items: Matrix<'_>, attributes: &[ItemColumn], arguments: &AnnBench) 
     let (offsets, lengths) = (index.list_offsets(), index.list_lengths());
     let filter = filter::Index::open(&file.in_memory("filter")?, offsets, lengths, columns.terms())?;
     let lengths = index.list_lengths();
-    // As Faiss defines it: 1 where all lists are equally long, and so many times the work of a random probe where not.
+    // Imbalance as defined by Faiss: 1 if all lists have equal length, otherwise the ratio of the work of a random probe to that.
     let squares: f64 = lengths.iter().map(|&n| f64::from(n).powi(2)).sum();
     let imbalance = squares * lengths.len() as f64 / (index.items() as f64).powi(2);
     say(json!({
@@ -384,7 +385,7 @@ fn build_of(items: Matrix<'_>, attributes: &[ItemColumn], arguments: &AnnBench) 
     Ok(Subject { index, order: built.order, columns, filter, calibration })
 }
 
-/// The calibration of the index, as a publication makes it.
+/// Calibrates the index as a publication does.
 fn calibrated(index: &ivf::Index, arguments: &AnnBench) -> Result<Calibration> {
     let started = Instant::now();
     let queries = match &arguments.calibrate_queries {
@@ -404,7 +405,7 @@ fn round(x: f64, digits: i32) -> f64 {
     (x * scale).round() / scale
 }
 
-/// What is measured, with what.
+/// Benchmark with its inputs and threads.
 struct Bench<'a> {
     arguments: &'a AnnBench,
     subject: &'a Subject,
@@ -412,14 +413,14 @@ struct Bench<'a> {
     searchers: &'a mut [Searcher],
 }
 
-/// What a measurement came to.
+/// Result of a measurement.
 #[derive(Default)]
 struct Outcome {
-    /// Of each batch.
+    /// Seconds per batch.
     seconds: Vec<f64>,
     hits: usize,
     wanted: usize,
-    /// The recall of the worst query.
+    /// Recall of the worst query.
     worst: f64,
     counters: ivf::Counters,
 }
@@ -429,7 +430,7 @@ impl Outcome {
         self.hits as f64 / self.wanted.max(1) as f64
     }
 
-    /// True where the queries reach a recall, each of them nearly where they have a filter.
+    /// Returns whether the queries reach a recall; with a filter, also whether each of them nearly does.
     fn reaches(&self, target: f64, filtered: bool) -> bool {
         self.recall() >= target && (!filtered || self.worst >= target - WORST_BELOW)
     }
@@ -467,7 +468,7 @@ impl Bench<'_> {
         Ok(outcome)
     }
 
-    /// The fewest lists, the same for all queries, that reach a recall.
+    /// Finds the fewest lists, the same for all queries, that reach a recall.
     fn cheapest<'r>(&mut self, run: &Run<'r>, target: f64, truth: &Integers) -> Result<(Run<'r>, Outcome)> {
         let just = |lists| Run { asked: Asked::Just(lists), ..*run };
         let (mut fewer, mut enough) = (0, self.subject.index.lists());
@@ -516,7 +517,7 @@ impl Bench<'_> {
     }
 }
 
-/// Searches a batch, each thread a part of it; the parts lie with the searchers, in the order of the queries.
+/// Searches a batch, split over the threads; results are stored per thread, in the order of the queries.
 fn search(subject: &Subject, queries: Matrix<'_>, run: &Run<'_>, searchers: &mut [Searcher]) -> Result<()> {
     searchers.iter_mut().for_each(|searcher| searcher.results = Results::default());
     let numbers = queries.rows().div_ceil(searchers.len()) * queries.cols();
@@ -525,12 +526,13 @@ fn search(subject: &Subject, queries: Matrix<'_>, run: &Run<'_>, searchers: &mut
 }
 
 impl Subject {
-    /// How the items are searched, without a filter.
+    /// Returns the parameters of a search without filter.
     fn searched(&self, run: &Run<'_>) -> Result<Probed<'_>> {
         self.probing(run.asked, run.k.min(self.index.items()), if run.filter.is_some() { 0.0 } else { 1.0 })
     }
 
-    /// The lists to probe for so many candidates, when a filtered search ends, and what codes select.
+    /// Returns the number of lists for `candidates` candidates, the termination rule of a filtered search, and the candidates of
+    /// codes.
     fn probing(&self, asked: Asked, candidates: usize, pass_rate: f64) -> Result<Probed<'_>> {
         let probed = |probes, by_codes| Probed { probes, ending: None, by_codes, by_int8: 0 };
         match (asked, &self.calibration) {
@@ -596,7 +598,7 @@ mod tests {
         std::fs::write(folder.join(name), bytes).unwrap();
     }
 
-    /// 300 unit vectors of a circle's quarter, eight of them as queries, and exact answers of all and of every third.
+    /// 300 unit vectors in a quarter of the circle, eight of them as queries, and exact answers over all and over every third.
     fn folder() -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         let vector = |n: usize| [(n as f32 / 200.0).cos(), (n as f32 / 200.0).sin()];
@@ -627,7 +629,7 @@ mod tests {
         for name in ["items", "queries", "truth"] {
             line.extend([format!("--{name}"), folder.join(format!("{name}.npy")).display().to_string()]);
         }
-        // A name that is a file of the folder stands for it.
+        // An argument that is a file name in the folder is replaced by its path.
         line.extend(rest.iter().map(|&word| match folder.join(word) {
             path if path.is_file() => path.display().to_string(),
             _ => word.to_owned(),

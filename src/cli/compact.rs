@@ -52,7 +52,7 @@ impl Compact {
     }
 }
 
-/// Has a server merge.
+/// Requests a merge from a server.
 fn ask(url: &str, key: Option<String>, model: &str) -> Result<Merged> {
     let told = sterling_bench::post(&Target::parse(url)?.with_key(key), &format!("/v1/models/{model}/items:merge"))?;
     let MergeResponse { version, position, items, .. } =
@@ -60,7 +60,7 @@ fn ask(url: &str, key: Option<String>, model: &str) -> Result<Merged> {
     Ok(Merged { version, position, items })
 }
 
-/// Whether a folder has a journal of a model, or of a shard of it however many there are.
+/// Returns whether a folder has a journal of a model, or of a shard of it with any number of shards.
 fn has_journal(updates: &Path, model: &str, shard: Option<u32>) -> bool {
     let Some(shard) = shard else { return updates.join(model).is_dir() };
     let beginning = format!("{model}@{shard}of");
@@ -68,7 +68,7 @@ fn has_journal(updates: &Path, model: &str, shard: Option<u32>) -> bool {
     names.map(|entry| entry.file_name()).any(|name| name.to_string_lossy().starts_with(&beginning))
 }
 
-/// Merges here, where no server does.
+/// Merges in this process, without a server.
 fn merge(store: &StoreArgs, updates: &Path, (model, shard): (&str, Option<u32>)) -> Result<Merged> {
     if !startup::are_streams(updates) && !has_journal(updates, model, shard) {
         let shard = shard.map_or(String::new(), |shard| format!("shard {shard} of "));
@@ -81,7 +81,7 @@ fn merge(store: &StoreArgs, updates: &Path, (model, shard): (&str, Option<u32>))
         Some(shard) => startup::with_folds(updates, store.existing()?.of_shard(shard)),
         None => store.existing()?,
     };
-    // Streams have the prefix and the credentials that the environment says, as for a server.
+    // Streams use the prefix and the credentials of the environment, as in a server.
     let streams = Config::read(None, &Flags::default())?.streams;
     let feeds = Arc::new(startup::open_updates(updates, &streams, &store)?);
     let snapshots =

@@ -1,4 +1,4 @@
-//! `sterling demo`: the shortest way from a fresh clone to answers.
+//! `sterling demo`: the shortest path from a fresh clone to answers.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -28,9 +28,9 @@ use sterling_snapshot::Store;
 use sterling_snapshot::model::MODEL_FILE;
 use sterling_snapshot::sandbox::{Apart, Trials};
 
-/// Where the model lies beside the program's folder, as wheels install it.
+/// Path of the model relative to the program's folder, as wheels install it.
 const INSTALLED: &str = "share/sterling/debian";
-/// Where it lies in the clone that the program was built in.
+/// Path of the model in the clone from which the program was built.
 const BUILT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/models/debian");
 /// Users of the held-out set that are shown: names that many readers know.
 const SHOWN: [&str; 3] = ["git", "gnome-music", "jupyter-notebook"];
@@ -49,7 +49,7 @@ pub(super) struct Demo {
     listen: SocketAddr,
 }
 
-/// A line of the package's `heldout.jsonl`: a set of packages with some taken out.
+/// Line of the package's `heldout.jsonl`: a set of packages with some held out.
 #[derive(Deserialize)]
 struct Heldout {
     user: String,
@@ -125,7 +125,7 @@ fn samples(package: &Path) -> Result<Vec<Heldout>> {
     Ok(all.into_iter().filter(|line| SHOWN.contains(&line.user.as_str())).collect())
 }
 
-/// Prints what a held-out user has, what was taken out, and what the model proposes.
+/// Prints the packages of a held-out user, the ones that were held out, and the model's proposals.
 fn show(view: &Arc<View>, line: &Heldout) -> Result<()> {
     let features = || line.features.iter().map(|(name, value)| (name.clone(), value.0.clone())).collect();
     let items = |ids: &[i64]| ids.iter().copied().map(ItemId).collect::<Vec<_>>();

@@ -50,7 +50,7 @@ pub(super) struct Doctor {
     json: bool,
 }
 
-/// What is printed as JSON.
+/// JSON output.
 #[derive(Serialize)]
 struct Report<'a> {
     #[serde(flatten)]
@@ -66,7 +66,7 @@ impl Doctor {
         if let Some(path) = &self.config {
             let flags = RouterFlags { listen: None, route: ServerFlags { servers: Vec::new() } };
             let route = RouterConfig::read(Some(path), &flags)?.route;
-            // They are asked as the router asks them.
+            // Queries the servers in the same way as the router.
             let scheme = if route.tls.ca.is_some() { "https" } else { "http" };
             asking.servers.extend(route.servers.iter().map(|server| format!("{scheme}://{server}")));
             if asking.tls.ca.is_none() {
@@ -100,7 +100,7 @@ impl Doctor {
     }
 }
 
-/// The matrix: a line for each shard of each version at each server, then routers and stores.
+/// Prints the matrix: one line per shard of each version on each server, then routers and stores.
 fn tell(observed: &Observed) -> Result<()> {
     let mut parts: Vec<_> = observed.servers.iter().flat_map(|s| s.parts.iter().map(move |part| (part, s))).collect();
     parts.sort_by(|(a, of_a), (b, of_b)| {

@@ -41,7 +41,7 @@ impl Inspect {
         }
     }
 
-    /// A store in a bucket, or a version in one, which is fetched.
+    /// Prints a store in a bucket, or a version in one, which is downloaded.
     fn bucket(self) -> Result<()> {
         let text = self.folder.to_string_lossy();
         let Some((Some(root), model, version)) = published(&text) else {
@@ -55,7 +55,7 @@ impl Inspect {
         Inspect { folder: held.folder().to_owned() }.snapshot()
     }
 
-    /// A version that was cut, in the folder of a store.
+    /// Prints a version in shards, from the folder of a store.
     fn cut(&self, shards: &Shards) -> Result<()> {
         let path = self.folder.canonicalize().map_err(|e| Error::io(self.folder.display(), e))?;
         let root = path.ancestors().nth(2).unwrap_or(&path);
@@ -100,7 +100,7 @@ impl Inspect {
         Ok(())
     }
 
-    /// Graphs of others may end the process: what this program did not publish is tried first.
+    /// Foreign graphs may crash the process: graphs that this program did not publish are validated in a sandbox first.
     fn try_graphs(&self) -> Result<()> {
         Trials::Apart(Apart::of_this_program()?).run(&self.folder)
     }
@@ -154,7 +154,7 @@ impl Inspect {
     }
 }
 
-/// What runs each graph, step by step, and what ran it when it was published where that was something else.
+/// Prints how each graph is executed, step by step, and how it was executed when it was published if that differs.
 fn programs(package: &Package, published: Option<&BTreeMap<String, GraphRecord>>) -> Result<()> {
     for (file, runs) in package.graphs() {
         let record = GraphRecord::from(runs);
@@ -211,8 +211,8 @@ fn model(info: &ModelInfo) -> Result<()> {
     Ok(())
 }
 
-/// A line a curve, a column a target: the lists, and the recall that was measured there at least, with 95 % confidence; below it, where
-/// codes take less time, their lists and how many they select.
+/// Prints one line per curve and one column per target: the number of lists, and the lower bound of its recall with 95 %
+/// confidence; below it, if codes are faster, their number of lists and of candidates.
 pub(super) fn calibration(info: &CalibrationInfo) -> Result<()> {
     let row = |cells: Vec<String>| cells.iter().map(|cell| format!(" {cell:>12}")).collect::<String>();
     say(format_args!(

@@ -56,7 +56,7 @@ impl Key {
         let there = whole.len();
         whole.extend_from_slice(format!("\n{entry}").as_bytes());
         check_keys(&path, &whole)?;
-        // In one piece, for a server may read it at any time.
+        // In one write, because a server may read the file at any time.
         file.write_all(&whole[there..]).map_err(wrong)?;
         say(format_args!("{secret}"))
     }

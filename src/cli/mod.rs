@@ -1,10 +1,10 @@
-//! The command line. Results go to stdout, logs and progress to stderr.
+//! Command line. Results go to stdout, logs and progress to stderr.
 //!
 //! | exit code | meaning |
 //! |---|---|
 //! | 0 | done |
-//! | 1 | failure: the system or another one refused |
-//! | 2 | bad input: a flag, a file, a name |
+//! | 1 | failure of the system or of another one |
+//! | 2 | invalid input: a flag, a file, a name |
 //! | 130, 143 | ended by SIGINT or SIGTERM before it was done |
 
 mod ann_bench;

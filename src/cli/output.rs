@@ -1,4 +1,4 @@
-//! What commands write to stdout.
+//! Output of commands to stdout.
 
 use std::io::Write as _;
 
@@ -8,7 +8,7 @@ use sterling_core::error::{Error, Result};
 use sterling_core::logging::printable;
 use sterling_telemetry::now;
 
-/// Says where a server answers: as a line of the log has it where that is JSON, for whoever collects both reads one format.
+/// Announces the address of a server. Uses the format of a log line if logs are JSON, so that a collector reads one format.
 pub(super) fn announce(is_json: bool, line: std::fmt::Arguments<'_>) -> Result<()> {
     if !is_json {
         return say(line);
@@ -17,8 +17,8 @@ pub(super) fn announce(is_json: bool, line: std::fmt::Arguments<'_>) -> Result<(
     say(json!({"timestamp": now(), "level": "INFO", "fields": fields, "target": "sterling"}))
 }
 
-/// Writes text to stdout and ends the line. A reader that has gone (`sterling inspect | head`) is not a failure. Escapes of terminals are
-/// written as text: names and reasons come from other machines.
+/// Writes a line to stdout. A closed pipe (`sterling inspect | head`) is not a failure. Terminal escapes are printed as text,
+/// because names and reasons come from other machines.
 pub(super) fn say(line: impl std::fmt::Display) -> Result<()> {
     let text = line.to_string();
     let shown: Vec<_> =

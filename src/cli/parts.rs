@@ -134,7 +134,7 @@ impl Parts {
 }
 
 impl Which {
-    /// Does these units of so many, or all, and says what became of them.
+    /// Processes the given units, or all, and prints the results.
     fn run(
         &self,
         (unit, done): (&str, &str),
@@ -153,7 +153,7 @@ impl Which {
                     made += usize::from(counts.is_some());
                     items += counts.map_or(0, |counts| counts.items);
                 }
-                // A file that fails keeps no other back.
+                // A failed file does not stop the others.
                 Err(e) => {
                     if of > 1 {
                         tracing::error!("{unit} {} of {units}: {e}", number + 1);

@@ -17,7 +17,7 @@ use sterling_embedding::planner::{Topology, Workload, calibrate, calibrate_gpu, 
 use sterling_snapshot::model::Package;
 use sterling_snapshot::workload;
 
-/// Bytes of the table that a calibration reads: larger than any cache of a CPU of these years.
+/// Size in bytes of the table that a calibration reads: larger than any CPU cache at present.
 const CALIBRATION_BYTES: usize = 1 << 30;
 
 /// Arguments of `sterling plan`.
@@ -146,7 +146,7 @@ fn read(file: &Path) -> Result<String> {
     fs::read_to_string(file).map_err(|e| Error::io(file.display(), e))
 }
 
-/// The tables that the user's side of a model reads, and the vocabulary of each feature that has one.
+/// Returns the tables that the user side of a model reads, and the vocabulary of each feature that has one.
 fn of_model(folder: &Path) -> Result<(Workload, BTreeMap<String, Vocabulary>)> {
     let package = Package::open(folder)?;
     let workload = workload(&package.spec, &package.tables);

@@ -106,7 +106,7 @@ impl Publish {
             Output::Whole { .. } => tell_version(&store, &name, version),
         };
         match told {
-            // The publication stands, whatever becomes of the read.
+            // The publication is complete, even if the version cannot be read back.
             Err(e) if matches!(e.kind(), Kind::NotFound | Kind::NotReady | Kind::Unavailable) => {
                 tracing::warn!(error = %e, "the published version could not be read back");
                 say(format_args!("published {name} version {version}"))
@@ -116,7 +116,7 @@ impl Publish {
     }
 }
 
-/// What a version is that was published whole.
+/// Prints a version that was published without shards.
 fn tell_version(store: &Store, name: &str, version: u64) -> Result<()> {
     let manifest = store.manifest(name, version)?;
     say(format_args!(
@@ -131,7 +131,7 @@ fn tell_version(store: &Store, name: &str, version: u64) -> Result<()> {
     calibrated(store, name, version)
 }
 
-/// What a version was calibrated with.
+/// Prints the source of a version's calibration.
 fn calibrated(store: &Store, name: &str, version: u64) -> Result<()> {
     let Some(text) = store.small_file(name, version, CALIBRATION_FILE)? else { return Ok(()) };
     let told: Calibration =
@@ -139,7 +139,7 @@ fn calibrated(store: &Store, name: &str, version: u64) -> Result<()> {
     say(format_args!("  recall calibrated by {} queries: {}", told.queries, told.source))
 }
 
-/// A line for a version that was cut, and one for each of its shards.
+/// Prints a line for a version in shards, and one for each shard.
 pub(super) fn tell_shards(store: &Store, name: &str, version: u64) -> Result<()> {
     let (shards, manifests) = store.shards(name, version)?;
     let (count, items) = (shards.shards.len(), shards.items);
@@ -154,7 +154,7 @@ pub(super) fn tell_shards(store: &Store, name: &str, version: u64) -> Result<()>
     })
 }
 
-/// How a version is served, where that was decided when it was published.
+/// Prints the serving decisions that were made at publish time.
 pub(super) fn decisions(manifest: &Manifest) -> Result<()> {
     if let Some(decided) = &manifest.decisions.precision {
         say(format_args!("  precision {}: {}", decided.chosen, decided.reason))?;
@@ -172,12 +172,12 @@ pub(super) fn decisions(manifest: &Manifest) -> Result<()> {
     Ok(())
 }
 
-/// The recipe of a file, or what is used without one.
+/// Returns the recipe of a file, or the default one.
 pub(super) fn recipe(file: Option<&Path>) -> Result<Recipe> {
     Ok(file.map(Recipe::read).transpose()?.unwrap_or_default())
 }
 
-/// Bytes of a size such as `6GiB`, `800 MB` or `1000000`.
+/// Parses a size such as `6GiB`, `800 MB` or `1000000` to bytes.
 pub(super) fn size(text: &str) -> std::result::Result<u64, String> {
     let units = [("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30), ("TiB", 1u64 << 40)];
     let decimal = [("kB", 1_000), ("KB", 1_000), ("MB", 1_000_000), ("GB", 1_000_000_000), ("TB", 1_000_000_000_000)];
@@ -191,7 +191,7 @@ pub(super) fn size(text: &str) -> std::result::Result<u64, String> {
     bytes.map(|bytes| bytes as u64).ok_or_else(|| format!("got `{text}`, expected a size such as 6GiB or 800MB"))
 }
 
-/// The cluster that these nodes are of.
+/// Connects to the cluster of these nodes.
 pub(super) fn connect(nodes: Vec<String>) -> Result<Arc<Cluster>> {
     Cluster::connect(ClusterOptions::new(nodes))
 }
@@ -201,7 +201,7 @@ pub(super) fn publish(store: &Store, plan: &Plan) -> Result<(String, u64)> {
     shown(|progress| sterling_publish::publish(store, plan, progress))
 }
 
-/// Does something with a progress bar on stderr.
+/// Runs an operation with a progress bar on stderr.
 pub(super) fn shown<T>(run: impl FnOnce(&sterling_publish::Progress<'_>) -> T) -> T {
     let bar = Progress::new();
     let made = run(&|stage, done, total| bar.show(stage, done, total));
@@ -231,7 +231,7 @@ impl Progress {
             _ => None,
         };
         if let Some(line) = line {
-            // Beside the bar; a stderr that is closed keeps nothing from being published.
+            // Printed above the bar; a closed stderr does not prevent the publication.
             let _ = self.bar.suspend(|| writeln!(std::io::stderr().lock(), "{line}"));
             return;
         }

@@ -81,7 +81,7 @@ fn list(cluster: &Arc<Cluster>, all: bool) -> Result<()> {
     }
 }
 
-/// Brings the rows of `STORE/MODEL/VERSION` to the cluster.
+/// Loads the rows of `STORE/MODEL/VERSION` into the cluster.
 fn bring(cluster: Arc<Cluster>, version: &Path, tables: Vec<String>) -> Result<()> {
     let text = version.to_string_lossy();
     let wrong = || Error::invalid(format!("--load {text}: expected STORE/MODEL/VERSION, such as store/debian/3"));
@@ -94,7 +94,7 @@ fn bring(cluster: Arc<Cluster>, version: &Path, tables: Vec<String>) -> Result<(
     say(format_args!("loaded the rows of {model} version {number}"))
 }
 
-/// Removes the rows with this name, `MODEL/ROWS`.
+/// Deletes the rows with this name, `MODEL/ROWS`.
 fn remove(cluster: &Arc<Cluster>, asked: &str) -> Result<()> {
     let (model, tag) = asked.rsplit_once('/').ok_or_else(|| {
         Error::invalid(format!(

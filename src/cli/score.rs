@@ -86,7 +86,7 @@ impl Score {
         } else if self.units.is_some() {
             let order = |unit| scorer.order(&job, unit);
             let served = jobs::serve(job.units().len(), order, std::io::stdin().lock(), std::io::stdout().lock());
-            // The last of the workers finds that nothing is left.
+            // The last worker to finish finds no units left and completes the job.
             return served.and(job.finish(self.max_problems).map(drop));
         } else {
             all(&job, &scorer)?;
@@ -101,7 +101,7 @@ impl Score {
     }
 }
 
-/// The version that `NAME` or `NAME@VERSION` means.
+/// Resolves `NAME` or `NAME@VERSION` to a version.
 fn chosen(store: &Store, text: &str) -> Result<(String, u64)> {
     let (name, version) = text.split_once('@').map_or((text, None), |(name, version)| (name, Some(version)));
     let published = store.versions(name)?;
@@ -116,7 +116,7 @@ fn chosen(store: &Store, text: &str) -> Result<(String, u64)> {
     })
 }
 
-/// Scores what is left. A file that fails keeps no other back.
+/// Scores the remaining files. A failed file does not stop the others.
 fn all(job: &JobFolder<JobTerms>, scorer: &Scorer) -> Result<()> {
     let (units, left) = (job.units(), job.left());
     let total: u64 = left.iter().map(|&unit| units[unit].sum.bytes).sum();

@@ -12,7 +12,7 @@ use sterling_server::startup::{Server, prove, store};
 use sterling_snapshot::sandbox::{Apart, Trials};
 use sterling_snapshot::{Manifest, Placement, Snapshot};
 
-/// Memory of a server beside versions and requests, in MiB: threads, their working memory, connections.
+/// Memory of a server besides versions and requests, in MiB: threads, their buffers, connections.
 const PROGRAM_MB: u64 = 512;
 
 /// Arguments of `sterling serve`.
@@ -84,8 +84,8 @@ impl Serve {
     }
 }
 
-/// Looks at what a start needs: configuration, keys, certificates, the plan of tables, the device, the store and the manifests
-/// of the versions that would be loaded.
+/// Checks the requirements of a start: configuration, keys, certificates, the placement of tables, the device, the store and the
+/// manifests of the versions to load.
 fn check(config: &Config) -> Result<()> {
     let access = AccessControl::open(&config.access)?;
     let scheme = if Tls::open(&config.tls)?.is_some() { "https" } else { "http" };

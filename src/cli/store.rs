@@ -1,4 +1,4 @@
-//! The store that a command names.
+//! Store arguments of commands.
 
 use std::path::{Path, PathBuf};
 
@@ -25,42 +25,42 @@ impl StoreArgs {
         CacheOptions { folder: self.cache.clone(), ..CacheOptions::default() }
     }
 
-    /// The store, which need not be there yet; of a bucket what is there was seen.
+    /// Opens the store, which need not exist yet; a bucket is listed.
     pub(super) fn open(&self) -> Result<Store> {
         let store = Store::open(&self.store, &self.options())?;
         store.renew()?;
         Ok(store)
     }
 
-    /// The store, which must be there.
+    /// Opens the store, which must exist.
     pub(super) fn existing(&self) -> Result<Store> {
         let store = self.unasked()?;
         store.renew()?;
         Ok(store)
     }
 
-    /// The store, which must be there where it is a folder; a bucket is not asked for anything yet.
+    /// Opens the store, which must exist if it is a folder; a bucket is not listed yet.
     pub(super) fn unasked(&self) -> Result<Store> {
         check_folder(&self.store)?;
         Store::open(&self.store, &self.options())
     }
 
-    /// Those of a store that is named in another way.
+    /// Returns the arguments for a store that is named in another way.
     pub(super) fn of(store: &Path) -> Self {
         StoreArgs { store: store.to_owned(), cache: std::env::var_os("STERLING_CACHE__FOLDER").map(Into::into) }
     }
 }
 
-/// Takes `STORE/MODEL/VERSION` apart; of `MODEL/VERSION` there is no store. `None` where the text is neither.
+/// Splits `STORE/MODEL/VERSION` or `MODEL/VERSION`; `None` for other text.
 pub(super) fn published(text: &str) -> Option<(Option<&str>, &str, u64)> {
     let mut parts = text.trim_end_matches('/').rsplitn(3, '/');
     let (version, model, store) = (parts.next()?.parse().ok()?, parts.next()?, parts.next());
-    // What is left of a URL that names no model ends so.
+    // A URL without a model name leaves a store part that ends with a slash.
     let is_one = !model.is_empty() && store.is_none_or(|store| !store.ends_with('/'));
     is_one.then_some((store, model, version))
 }
 
-/// Parses the path of a file or folder of this machine. Without it `--out s3://bucket/x` would be the folder `s3:` of the current one.
+/// Parses the path of a local file or folder. Without this check `--out s3://bucket/x` would create a local folder `s3:`.
 pub(super) fn local_path() -> impl TypedValueParser<Value = PathBuf> {
     PathBufValueParser::new().try_map(|path| match objects::is_url(&path) {
         true => Err("a URL, expected a file or folder of this machine; buckets are for --store alone"),

@@ -1,4 +1,4 @@
-//! `sterling canary` and `sterling shadow`: which other versions take part in the traffic, at all servers of a store.
+//! `sterling canary` and `sterling shadow`: route or copy traffic to other versions, on all servers of a store.
 
 use super::store::StoreArgs;
 use super::wish::tell;
@@ -58,7 +58,7 @@ struct Part {
     store: StoreArgs,
 }
 
-/// A version by its number, or by a label.
+/// Version by number or by label.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Chosen {
     Version(u64),
@@ -77,7 +77,8 @@ impl std::str::FromStr for Chosen {
 }
 
 impl Part {
-    /// Shows what is wished, or changes it: `change` is told the version, the label and the share, or nothing where none is to take part.
+    /// Prints the desired traffic, or changes it: `change` receives the version, the label and the share, or `None` to remove the
+    /// part.
     fn run(self, change: impl FnOnce(&mut Traffic, Option<(Option<u64>, Option<String>, f64)>)) -> Result<()> {
         let (store, model) = (self.store.existing()?, &self.model);
         check_name("model name", model)?;

@@ -1,4 +1,4 @@
-//! `sterling trial`: the other side of `sterling_snapshot::sandbox`, for this program alone.
+//! `sterling trial`: the child process of `sterling_snapshot::sandbox`, for this program only.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! `sterling activate` and `sterling label`: what all servers of a store follow.
+//! `sterling activate` and `sterling label`: change the desired state that all servers of a store follow.
 
 use super::output::say;
 use super::store::StoreArgs;
@@ -87,7 +87,7 @@ impl Label {
     }
 }
 
-/// Says what is wished of a model.
+/// Prints the desired state of a model.
 pub(super) fn tell(model: &str, wish: &Wish) -> Result<()> {
     say(format_args!("{model}: {}, revision {}", wish.told(), wish.revision))
 }

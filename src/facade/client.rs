@@ -1,4 +1,4 @@
-//! A client of the HTTP API.
+//! Client of the HTTP API.
 
 use std::time::Duration;
 
@@ -11,9 +11,9 @@ use sterling_api::{ModelList, Problem, RetrieveResponse, rank_body, retrieve_bod
 use sterling_core::error::{Error, Kind, Result};
 use sterling_core::request::{Rank, Retrieve};
 
-/// Most bytes of an answer.
+/// Maximum size of an answer in bytes.
 const ANSWER_BYTES_MAX: u64 = 1 << 30;
-/// How long a call may take without [`Client::timeout`].
+/// Default timeout of a call, see [`Client::timeout`].
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A blocking client of a server or router. Clones share connections.
@@ -36,18 +36,18 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client of the server at this URL, of which `https` needs a proxy in front: this client speaks HTTP.
+    /// Creates a client of the server at this URL. `https` needs a proxy in front of this client, which only speaks HTTP.
     pub fn new(url: impl Into<String>) -> Self {
         let url = url.into().trim_end_matches('/').to_owned();
         Client { agent: agent(TIMEOUT), url, authorization: None }
     }
 
-    /// The same with an API key (`sterling key`).
+    /// Sets the API key (`sterling key`).
     pub fn key(self, key: &str) -> Self {
         Client { authorization: Some(format!("Bearer {key}")), ..self }
     }
 
-    /// The same with another bound on the time of a call, 30 seconds by default.
+    /// Sets the timeout of a call, 30 seconds by default.
     pub fn timeout(self, timeout: Duration) -> Self {
         Client { agent: agent(timeout), ..self }
     }
@@ -79,7 +79,7 @@ impl Client {
     /// Posts any other call (`docs/reference/http.md`) and reads its answer, whose types are in [`crate::api`].
     ///
     /// # Errors
-    /// The problem that the server reports; `Unavailable` where it cannot be reached; `Corrupt` for an answer of another shape.
+    /// The problem that the server reports; `Unavailable` if it cannot be reached; `Corrupt` for an answer of another shape.
     pub fn call<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T> {
         let body = serde_json::to_vec(body).map_err(|e| Error::invalid(format!("the body is not JSON: {e}")))?;
         let request = self.agent.post(format!("{}{path}", self.url)).header("content-type", "application/json");

@@ -1,4 +1,4 @@
-//! The library: publish, load, retrieve, serve and call, in a few types over the crates.
+//! Library facade: publish, load, retrieve, serve and call, in a few types over the crates.
 
 mod client;
 mod publisher;

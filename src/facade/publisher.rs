@@ -28,18 +28,18 @@ pub struct Publisher {
     queries: Option<PathBuf>,
 }
 
-/// A version in a store.
+/// Version in a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Published {
     /// Name of the model.
     pub model: String,
-    /// Number of the version, from 1 up.
+    /// Version number, from 1 on.
     pub version: u64,
 }
 
 impl Publisher {
-    /// A publisher to a folder, or to a bucket such as `s3://models/search` (feature `object-store`).
+    /// Creates a publisher to a folder, or to a bucket such as `s3://models/search` (feature `object-store`).
     pub fn new(store: impl Into<PathBuf>) -> Self {
         Publisher {
             store: store.into(),
@@ -64,7 +64,7 @@ impl Publisher {
         self
     }
 
-    /// Reads ids and attributes of items from this file of Parquet or JSON lines, in place of the package's own.
+    /// Reads ids and attributes of items from this Parquet or JSON-lines file, instead of the package's own.
     pub fn items(mut self, file: impl Into<PathBuf>) -> Self {
         self.items = Some(file.into());
         self
@@ -88,11 +88,11 @@ impl Publisher {
         self
     }
 
-    /// Publishes a version. The graphs of the package run in this process first: publish packages of others with the program, which
-    /// runs them in a sandbox.
+    /// Publishes a version. The graphs of the package run in this process first; publish foreign packages with the command-line
+    /// program, which runs graphs in a sandbox.
     ///
     /// # Errors
-    /// What is wrong with the package, the recipe or the items, with the place. The store is then as it was.
+    /// The error in the package, the recipe or the items, with its location. The store is unchanged then.
     pub fn publish(&self) -> Result<Published> {
         let Publisher { package, name, items, vectors, .. } = self.clone();
         let source = Source::of(package, name, items, vectors)?;

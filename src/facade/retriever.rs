@@ -12,7 +12,7 @@ use sterling_serving::pass::{self, Cpu};
 
 /// Answers requests over a snapshot on the CPU, without a server.
 ///
-/// Calls from several threads run one after another: a program that serves many makes a retriever per thread, which share the
+/// Calls from several threads run one after another: a multi-threaded program creates one retriever per thread, which share the
 /// snapshot.
 pub struct Retriever {
     snapshot: Snapshot,
@@ -20,7 +20,7 @@ pub struct Retriever {
 }
 
 impl Retriever {
-    /// A retriever over a snapshot, whose graphs run on one thread.
+    /// Creates a retriever over a snapshot, whose graphs run on one thread.
     pub fn new(snapshot: &Snapshot) -> Self {
         Retriever { snapshot: snapshot.clone(), cpu: Mutex::new(cpu()) }
     }
@@ -41,7 +41,7 @@ impl Retriever {
         self.run(Request::Rank(request.clone()), &request.reading.columns)
     }
 
-    /// The pass, with new memory where the last one panicked.
+    /// Locks the pass, and replaces its buffers if the last call panicked.
     fn cpu(&self) -> MutexGuard<'_, Cpu> {
         self.cpu.lock().unwrap_or_else(|poisoned| {
             self.cpu.clear_poison();
@@ -86,7 +86,7 @@ impl Retriever {
     }
 }
 
-/// A pass whose graphs run on one thread.
+/// Creates a pass whose graphs run on one thread.
 fn cpu() -> Cpu {
     Cpu::new(Threads::new(1))
 }

@@ -1,4 +1,4 @@
-//! A server inside a program.
+//! Embedded server.
 
 use std::net::SocketAddr;
 use std::thread::JoinHandle;
@@ -11,10 +11,10 @@ use sterling_server::http::Stop;
 use sterling_server::startup;
 use sterling_snapshot::sandbox::Trials;
 
-/// A server that answers over HTTP from a store until it is stopped or dropped, as `sterling serve` does.
+/// HTTP server over a store, which runs until it is stopped or dropped, like `sterling serve`.
 ///
 /// New versions are loaded as they are published. Graphs that were not validated when they were published run in this process;
-/// serve stores of others with the program, which runs them in a sandbox. Signals stay with the caller.
+/// serve foreign stores with the command-line program, which runs graphs in a sandbox. Signal handling is left to the caller.
 #[derive(Debug)]
 pub struct Server {
     url: String,
@@ -24,8 +24,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts a server and returns when the newest versions of the store are loaded. Port 0 of `listen` is any free port. It blocks:
-    /// tasks of a runtime call it through `spawn_blocking`.
+    /// Starts a server and returns when the newest versions of the store are loaded. Port 0 of `listen` is any free port. Blocks:
+    /// call it through `spawn_blocking` in an async runtime.
     ///
     /// ```no_run
     /// use sterling::{Config, Server};
@@ -38,8 +38,8 @@ impl Server {
     /// ```
     ///
     /// # Errors
-    /// `Io` with an address in use; what is wrong with the configuration or the store. A version that cannot be loaded is none:
-    /// the server says so where it is asked for it.
+    /// `Io` for an address in use; the error in the configuration or the store. A version that cannot be loaded is not an error
+    /// here: the server reports it when it is requested.
     pub fn start(config: &Config) -> Result<Self> {
         let server = startup::Server::bind(config, Trials::Here)?;
         let address = server.address()?;
@@ -51,26 +51,26 @@ impl Server {
         Ok(Server { url, address, stop, thread })
     }
 
-    /// The URL that it answers on, such as `http://127.0.0.1:8080`.
+    /// URL of the server, such as `http://127.0.0.1:8080`.
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// The address that it answers on.
+    /// Address of the server.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Stops it: requests that have begun are answered first, new ones are not accepted.
+    /// Stops the server: running requests are answered first, new ones are not accepted.
     ///
     /// # Errors
-    /// What ended it before.
+    /// The error that ended it before.
     pub fn stop(mut self) -> Result<()> {
         self.end()
     }
 
     fn end(&mut self) -> Result<()> {
-        // One that has ended already receives nothing.
+        // A server that has already ended receives nothing.
         let _ = self.stop.send(Stop::Now);
         let ended = self.thread.take().map(JoinHandle::join);
         ended.unwrap_or(Ok(Ok(()))).unwrap_or_else(|_| Err(Error::internal("the thread of the server panicked")))

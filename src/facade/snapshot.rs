@@ -1,4 +1,4 @@
-//! A published version in the memory of this process.
+//! Published version in the memory of this process.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use sterling_serving::view::View;
 use sterling_snapshot::sandbox::Trials;
 use sterling_snapshot::{CacheOptions, Manifest, Placement, Store};
 
-/// A published version, loaded and verified. Clones share it.
+/// Published version, loaded and verified. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     view: Arc<View>,
@@ -24,7 +24,7 @@ impl Snapshot {
         store.renew()?;
         let missing = || Error::not_found(format!("model `{model}`: {} holds no version of it", store.name()));
         let version = store.versions(model)?.pop().ok_or_else(missing)?;
-        // Kept on this machine's disks until it is in memory.
+        // Keeps local files until the version is in memory.
         let held = store.bring(model, version)?;
         Snapshot::load(held.folder())
     }
@@ -47,7 +47,7 @@ impl Snapshot {
         &self.view.main().manifest.name
     }
 
-    /// Number of the version.
+    /// Version number.
     pub fn version(&self) -> u64 {
         self.view.main().manifest.version
     }
@@ -57,7 +57,7 @@ impl Snapshot {
         self.view.items()
     }
 
-    /// The read view that [`crate::serving::pass`] takes, for whatever this type does not offer.
+    /// Read view for [`crate::serving::pass`], for operations that this type does not offer.
     pub fn view(&self) -> &Arc<View> {
         &self.view
     }

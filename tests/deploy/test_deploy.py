@@ -44,6 +44,7 @@ ELSEWHERE = {
     "sterling_remote_nodes",
     "sterling_peer_servers",
     "sterling_route_partial_total",
+    "sterling_route_requeries_total",
     "sterling_route_again_total",
     "sterling_route_second_calls_total",
     "sterling_route_coverage_ratio",

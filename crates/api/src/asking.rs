@@ -1,14 +1,14 @@
-//! Bodies of calls as a client writes them, from the typed requests of [`sterling_core::request`].
+//! Request bodies as a client writes them, from the typed requests of [`sterling_core::request`].
 
 use serde_json::{Value, json};
 
 use sterling_core::error::{Error, Result};
 use sterling_core::request::{OnDegraded, Rank, Reading, Retrieve, User, Values};
 
-/// Returns the body of a `:retrieve` that the server reads back as this request.
+/// Returns the body of a `:retrieve` that the server parses to this request.
 ///
 /// # Errors
-/// `Unsupported` for a user who was embedded before, which servers exchange among each other alone.
+/// `Unsupported` for a user given by an embedding, which only servers exchange with each other.
 pub fn retrieve_body(request: &Retrieve) -> Result<Value> {
     let mut body = json!({
         "filter": request.filter,
@@ -24,7 +24,7 @@ pub fn retrieve_body(request: &Retrieve) -> Result<Value> {
     Ok(body)
 }
 
-/// Returns the body of a `:rank` that the server reads back as this request.
+/// Returns the body of a `:rank` that the server parses to this request.
 ///
 /// # Errors
 /// As [`retrieve_body`].
@@ -34,7 +34,7 @@ pub fn rank_body(request: &Rank) -> Result<Value> {
     Ok(body)
 }
 
-/// Adds the fields that retrievals and rankings share.
+/// Adds the fields that retrievals and rankings have in common.
 fn add_shared(body: &mut Value, user: &User, reading: &Reading) -> Result<()> {
     let (field, value) = match user {
         User::Features(features) => {

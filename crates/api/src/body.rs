@@ -1,7 +1,7 @@
-//! Bodies of requests, read in one go from their text into typed requests.
+//! Request bodies, parsed in one pass into typed requests.
 //!
-//! Unknown and repeated fields are refused. A field that is wrong is named by its path, with what came and what was
-//! expected, and reading stops at the first bound that is passed.
+//! Unknown and repeated fields are rejected. An error names the path of the field, the received and the expected value. Parsing
+//! stops at the first exceeded limit.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -17,22 +17,22 @@ use sterling_core::limits::BATCH_REQUESTS_MAX;
 use sterling_core::request;
 use sterling_serving::engine::Terms;
 
-/// How the reason begins where a text is no JSON.
+/// Prefix of the reason for a text that is not JSON.
 const NOT_JSON: &str = "not JSON";
 
-/// What the body of a retrieval holds.
+/// Contents of a retrieval body.
 #[derive(Debug)]
 pub enum Retrievals {
-    /// One request.
+    /// A single request.
     One(Box<request::Retrieve>, Terms, Shape),
-    /// The requests of `{"requests": [..]}`. A wrong one is wrong alone.
+    /// Requests of `{"requests": [..]}`. An invalid one is an error in its place only.
     Many(Vec<Result<(request::Retrieve, Terms, Shape)>>),
 }
 
-/// Reads the body of a `:retrieve`.
+/// Parses the body of a `:retrieve`.
 ///
 /// # Errors
-/// `Invalid` with the place in the text or the path of the field. A wrong entry of a list is an error in its place only.
+/// `Invalid` with the location in the text or the path of the field. An invalid entry of a list is an error in its place only.
 pub fn retrievals(body: &[u8]) -> Result<Retrievals> {
     match parse(body, OneOrMany, "")? {
         RetrieveBody::One(request) => {
@@ -53,7 +53,7 @@ pub fn retrievals(body: &[u8]) -> Result<Retrievals> {
     }
 }
 
-/// Reads the body of a `:rank`.
+/// Parses the body of a `:rank`.
 ///
 /// # Errors
 /// As [`retrievals`].
@@ -61,7 +61,7 @@ pub fn rank(body: &[u8]) -> Result<(request::Rank, Terms, Shape)> {
     parse::<_, RankRequest>(body, Object(PhantomData), "")?.typed()
 }
 
-/// Reads the body of an `:embed`.
+/// Parses the body of an `:embed`.
 ///
 /// # Errors
 /// As [`retrievals`].
@@ -69,7 +69,7 @@ pub fn embed(body: &[u8]) -> Result<(request::Embed, Terms)> {
     parse::<_, EmbedRequest>(body, Object(PhantomData), "")?.typed()
 }
 
-/// Reads the body of any other call.
+/// Parses the body of any other call.
 ///
 /// # Errors
 /// As [`retrievals`].
@@ -77,29 +77,29 @@ pub fn object<'de, T: Deserialize<'de>>(body: &'de [u8]) -> Result<T> {
     read_object(body).map_err(|misread| misread.error(""))
 }
 
-/// As [`object`], of a text that is not the whole body.
+/// Parses a text within a body as [`object`] does.
 ///
 /// # Errors
 /// The field and the reason.
 pub(crate) fn read_object<'de, T: Deserialize<'de>>(text: &'de [u8]) -> Result<T, Misread> {
-    // Only what is wrong is read again, keeping track of the place in the text that the error names.
+    // Only an invalid text is parsed again, with tracking of the field path for the error.
     match serde_json::from_slice(text) {
         Ok(read) if text.trim_ascii_start().starts_with(b"{") => Ok(read),
         _ => read(text, Object(PhantomData)),
     }
 }
 
-/// What is wrong with a text.
+/// Parse error of a text.
 #[derive(Debug)]
 pub(crate) struct Misread {
-    /// The path of the field, empty where it is the text as a whole.
+    /// Path of the field; empty for the complete text.
     pub field: String,
-    /// What came and what was expected, with the place in the text.
+    /// Received and expected value, with the location in the text.
     pub reason: String,
 }
 
 impl Misread {
-    /// As a refusal of what lies at a place of a body.
+    /// Converts to the error of a body; `place` is the path of the text within it.
     fn error(self, place: &str) -> Error {
         let Misread { field, reason } = self;
         match (place, field.as_str()) {
@@ -131,7 +131,7 @@ fn read<'de, V: Visitor<'de, Value = T>, T>(text: &'de [u8], visitor: V) -> Resu
     })
 }
 
-/// What is wrong with a field, where the library names a type of Rust in words of JSON.
+/// Formats a serde error with JSON types in place of Rust types.
 fn readable(e: &serde_json::Error) -> String {
     let text = e.to_string();
     let Some((said, (kind, place))) =
@@ -148,7 +148,7 @@ fn readable(e: &serde_json::Error) -> String {
     format!("{said}, expected {kind} at line {place}")
 }
 
-/// An object, and not the list that a derived `Deserialize` would take for one.
+/// Accepts an object only; a derived `Deserialize` would accept a list as well.
 struct Object<T>(PhantomData<T>);
 
 impl<'de, T: Deserialize<'de>> Visitor<'de> for Object<T> {
@@ -168,7 +168,7 @@ enum RetrieveBody<'de> {
     Many(Vec<&'de RawValue>),
 }
 
-/// One request, or a list of them, which the first field tells.
+/// A single request or a list, distinguished by the first field.
 struct OneOrMany;
 
 impl<'de> Visitor<'de> for OneOrMany {
@@ -194,7 +194,7 @@ impl<'de> Visitor<'de> for OneOrMany {
     }
 }
 
-/// An object whose first key has been read already.
+/// An object whose first key has already been read.
 struct Resumed<A> {
     first: Option<String>,
     rest: A,
@@ -393,7 +393,7 @@ mod tests {
         assert_eq!(ranked(&format!("{}{shared}", nulls(&["features"]))), ranked(""));
         let error = one("{\"vector\": [1], \"priority\": 3}").unwrap_err().to_string();
         assert!(error.contains("`priority`") && error.contains("expected a string"), "{error}");
-        assert!(rank(b"{\"vector\": [1], \"items\": null}").is_err(), "what has no default is asked for");
+        assert!(rank(b"{\"vector\": [1], \"items\": null}").is_err(), "fields without a default are required");
     }
 
     #[test]
@@ -444,7 +444,7 @@ mod tests {
             filled("{\"", "\\u0000", "\":0}"),
         ] {
             let used = allocation_counter::measure(|| assert!(retrievals(body.as_bytes()).is_err(), "{body:.40}"));
-            // The error may show the text that was wrong, and a growing list doubles.
+            // The error may contain the invalid text, and a growing list doubles.
             assert!(used.bytes_max < 3 * BYTES as u64, "{:.40}: {} bytes", body, used.bytes_max);
         }
         let full: Vec<String> = (0..40).map(|n| format!("\"f{n}\":[0{}]", ",0".repeat(49_999))).collect();
@@ -453,7 +453,7 @@ mod tests {
         assert!(used.bytes_max < 8 * body.len() as u64, "{} bytes for {}", used.bytes_max, body.len());
     }
 
-    /// Every field of the described schema is read, and every field that is read is described.
+    /// Checks that the described schema and the parsed fields are the same.
     #[test]
     fn a_feature_that_is_null_is_as_if_it_were_left_out() {
         let user = |body: &str| match retrievals(body.as_bytes()).unwrap() {

@@ -1,4 +1,4 @@
-//! The JSON of what is told of a catalogue: items that were looked for, the values of a column, the shape of an index.
+//! JSON types of the catalogue calls: item search, column values, index shape.
 
 use std::collections::BTreeMap;
 
@@ -12,76 +12,76 @@ use super::schemas::TextOrInteger;
 use sterling_serving::view::Category;
 use sterling_snapshot::Snapshot;
 
-/// Which items are looked for.
+/// Parameters of an item search.
 #[derive(Clone, Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct FindRequest {
-    /// The column of texts or integers to look in; the model's first one of texts where it is left out.
+    /// Column of texts or integers to search; default: the model's first text column.
     pub column: Option<String>,
-    /// What a value must hold, letters of ASCII in either case; left out, every value does.
+    /// Text that a value must contain, ignoring ASCII case; without it, every value matches.
     #[serde(default)]
     pub contains: String,
-    /// Most items, 1 to 100.
+    /// Maximum number of items, 1 to 100.
     #[param(default = 20, minimum = 1, maximum = 100)]
     pub limit: Option<usize>,
-    /// Waits until the updates up to this position are seen.
+    /// Waits until the updates up to this position are visible.
     #[serde(rename = "min_position")]
     pub _min_position: Option<u64>,
 }
 
-/// Which values of a column are looked for.
+/// Parameters of a search for column values.
 #[derive(Clone, Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct ValuesRequest {
-    /// What a value must hold, letters of ASCII in either case; left out, every value does.
+    /// Text that a value must contain, ignoring ASCII case; without it, every value matches.
     #[serde(default)]
     pub contains: String,
-    /// Most values, 1 to 1,000.
+    /// Maximum number of values, 1 to 1,000.
     #[param(default = 20, minimum = 1, maximum = 1000)]
     pub limit: Option<usize>,
-    /// Waits until the updates up to this position are seen.
+    /// Waits until the updates up to this position are visible.
     #[serde(rename = "min_position")]
     pub _min_position: Option<u64>,
 }
 
-/// Items that were looked for, the closest first.
+/// Matching items, the closest first.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct FindResponse {
-    /// Which snapshot answered.
+    /// Snapshot that answered.
     #[serde(flatten)]
     pub served: Served,
-    /// The items.
+    /// Matching items.
     pub items: Vec<FoundItem>,
 }
 
 /// An item with its attributes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct FoundItem {
-    /// The item.
+    /// Item id.
     pub id: i64,
-    /// Its attributes that the model keeps.
+    /// Attributes of the item that the model keeps.
     #[schema(value_type = Object)]
     pub attributes: BTreeMap<String, Value>,
 }
 
-/// The values of a column.
+/// Values of a column.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ColumnResponse {
-    /// Which snapshot answered.
+    /// Snapshot that answered.
     #[serde(flatten)]
     pub served: Served,
-    /// The column.
+    /// Description of the column.
     pub column: ColumnInfo,
-    /// The values that were looked for: the closest first, of these those that most items have.
+    /// Matching values: the closest first, then by descending number of items.
     pub values: Vec<ColumnValue>,
-    /// How many distinct values there were.
+    /// Number of matching distinct values.
     pub found: usize,
-    /// The least number of a column of numbers.
+    /// Least number of a numeric column.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub least: Option<f64>,
-    /// The greatest.
+    /// Greatest number of a numeric column.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub greatest: Option<f64>,
 }
@@ -92,61 +92,61 @@ pub struct ColumnValue {
     /// A text or an integer.
     #[schema(value_type = TextOrInteger)]
     pub value: Value,
-    /// Items that have it; left out for columns of more than 1,048,576 distinct values.
+    /// Number of items with the value; omitted for columns of more than 1,048,576 distinct values.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub items: Option<usize>,
 }
 
-/// The shards of the version that answers.
+/// Shards of the version that answers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ShardsResponse {
-    /// Which snapshot it is; `coverage` is the share of its items that lie in shards which some server has.
+    /// Snapshot of the version; `coverage` is the share of its items in shards that a server has.
     #[serde(flatten)]
     pub served: Served,
-    /// Through a router all that it was cut into, in their order; of a server the one that it has, which is the whole where it was not cut.
+    /// From a router: all shards in order. From a server: its shard, which is the complete version if it is not partitioned.
     pub shards: Vec<HeldShard>,
 }
 
-/// A shard, and who has it.
+/// A shard and its servers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct HeldShard {
-    /// Its number, from 0 up.
+    /// Shard number, from 0.
     pub shard: u32,
-    /// Its items: when it was published, of a server those that it searches.
+    /// Items of the shard: as published; from a server: those that it searches.
     pub items: usize,
-    /// Servers that have it and are ready, as they said when they were looked at last.
+    /// Number of servers that have it and were ready at the last health check.
     pub servers: usize,
 }
 
-/// The shape of a version's index.
+/// Shape of a version's index.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct IndexResponse {
-    /// Which snapshot it is.
+    /// Snapshot of the version.
     #[serde(flatten)]
     pub served: Served,
     /// Items that are searched.
     pub items: usize,
-    /// Those of them that do not lie in the snapshot.
+    /// Items that are searched but not in the snapshot (delta).
     pub fresh_items: usize,
-    /// The position of the last durable update, on a server that takes updates of the model.
+    /// Position of the last durable update, on a server that ingests updates of the model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub durable: Option<u64>,
-    /// Slots of the snapshot: its items, and the room at the ends of its lists.
+    /// Slots of the snapshot: its items, and free space at the ends of inverted lists.
     pub slots: usize,
-    /// Lists, C.
+    /// Inverted lists, C.
     pub lists: usize,
-    /// Items of a list at the 0th to the 100th percentile of lists.
+    /// Items per list at the 0th to the 100th percentile of lists.
     pub list_items: Vec<u32>,
-    /// What the snapshot consists of.
+    /// Files of the snapshot.
     pub files: Vec<FileInfo>,
 }
 
 /// A file of a snapshot.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct FileInfo {
-    /// Its name.
+    /// File name.
     pub name: String,
-    /// Its length.
+    /// Length in bytes.
     pub bytes: u64,
 }
 
@@ -160,13 +160,13 @@ impl From<(Category<'_>, Option<usize>)> for ColumnValue {
     }
 }
 
-/// The files of a snapshot, by name.
+/// Returns the files of a snapshot, by name.
 pub fn files(snapshot: &Snapshot) -> Vec<FileInfo> {
     let files = snapshot.manifest.files.iter();
     files.map(|(name, sum)| FileInfo { name: name.clone(), bytes: sum.bytes }).collect()
 }
 
-/// The value at the 0th to the 100th percentile of `sizes`; none of none.
+/// Returns the 0th to the 100th percentile of `sizes`; empty for no sizes.
 pub fn percentiles(sizes: &[u32]) -> Vec<u32> {
     let mut sorted = sizes.to_vec();
     sorted.sort_unstable();

@@ -1,4 +1,4 @@
-//! What an answer says of its items, column by column, for whoever writes it: as JSON, an item or a column after the other, or as Arrow.
+//! Contents of an answer by item and by column, independent of the output format: JSON items, JSON columns, or Arrow.
 
 use serde::Serialize;
 use serde_json::Value;
@@ -12,45 +12,45 @@ use sterling_core::request::{Answer, Content, Ranked};
 use sterling_index::columns::{Cell, ColumnKind, Stacked};
 use sterling_serving::quota::Memory;
 
-/// Copies of what is written for a router that there are at once at most: its text with room to grow, and the body that it is sent in.
+/// Maximum number of simultaneous copies of data written for a router: its text with spare capacity, and the body.
 const WRITTEN_COPIES: usize = 3;
-/// Memory for it is set aside in steps of so many bytes.
+/// Memory for it is reserved in steps of this number of bytes.
 const WRITTEN_STEP: usize = 64 << 10;
 
-/// Items with the names of what they have.
+/// Items with the names of their fields.
 #[derive(Clone, Debug)]
 pub(super) struct Items {
     pub(super) ranked: Ranked,
     pub(super) explain: Option<Explain>,
     pub(super) degraded_rows: u64,
     pub(super) rest: Rest,
-    /// Where the next page begins, where pages were asked for and there is one.
+    /// Cursor of the next page, if pages were requested and there is one.
     pub(super) cursor: Option<String>,
-    /// Whether JSON has them column by column.
+    /// Whether JSON has the items column by column.
     pub(super) is_table: bool,
 }
 
-/// What items say besides ids and scores.
+/// Fields of items other than ids and scores.
 #[derive(Clone, Debug)]
 pub(super) enum Rest {
-    /// Told here.
+    /// Computed on this server.
     Told(Box<Told>),
-    /// Told elsewhere, item by item.
+    /// JSON from shards, item by item.
     Written(WrittenRows),
-    /// The same, column by column.
+    /// Parsed JSON from shards, column by column.
     Read(Box<ReadColumns>),
 }
 
-/// What several shards have written of items, as it came, and the order of the items.
+/// JSON of items from several shards, unchanged, and the order of the items.
 #[derive(Clone, Debug, Default)]
 pub struct WrittenRows {
     parts: Vec<Written>,
-    /// Of each item its part and its place there; empty where all are of one part, in its order.
+    /// Part and index within it of each item; empty if all items are of one part, in its order.
     order: Vec<(usize, usize)>,
 }
 
 impl WrittenRows {
-    /// Items of parts, each by its part and its place there.
+    /// Combines the items of several parts; `order` has the part and the index within it of each item.
     pub fn new(parts: Vec<Written>, order: Vec<(usize, usize)>) -> Self {
         WrittenRows { parts, order }
     }
@@ -76,7 +76,7 @@ pub(super) struct Told {
     picked: Vec<usize>,
 }
 
-/// A name, and `"name":`, ready to be copied.
+/// A name, and `"name":` ready to be copied.
 #[derive(Clone, Debug)]
 pub(super) struct Key {
     pub(super) name: String,
@@ -92,7 +92,7 @@ impl Key {
     }
 }
 
-/// Tasks and columns read from the JSON of items.
+/// Tasks and columns parsed from the JSON of items.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ReadColumns {
     tasks: Vec<(Key, Vec<f32>)>,
@@ -101,10 +101,10 @@ pub(super) struct ReadColumns {
     row_bytes: usize,
 }
 
-/// What the values of a column of an answer are.
+/// Type of a column of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CellKind {
-    /// Every value is missing.
+    /// All values are missing.
     Nothing,
     Integer,
     Integers,
@@ -125,7 +125,7 @@ impl CellKind {
         }
     }
 
-    /// The kind that has the values of both; those of a column are never numbers and texts.
+    /// Returns the type that can hold the values of both; a column never has both numbers and texts.
     pub(super) fn with(self, other: CellKind) -> CellKind {
         use CellKind::{Float, Integer, Integers, Nothing, Text, Texts};
         match (self, other) {
@@ -143,7 +143,7 @@ impl Items {
         self.ranked.ids.len()
     }
 
-    /// The names of the tasks.
+    /// Returns the names of the tasks.
     pub(super) fn tasks(&self) -> Vec<&Key> {
         match &self.rest {
             Rest::Told(told) => told.tasks.iter().collect(),
@@ -152,7 +152,7 @@ impl Items {
         }
     }
 
-    /// The names of the columns that were asked for.
+    /// Returns the names of the requested columns.
     pub(super) fn columns(&self) -> Vec<&Key> {
         match &self.rest {
             Rest::Told(told) => told.asked.iter().collect(),
@@ -169,7 +169,7 @@ impl Items {
         }
     }
 
-    /// A task's scores.
+    /// Returns the scores of a task.
     pub(super) fn task(&self, task: usize) -> &[f32] {
         let count = self.len();
         match &self.rest {
@@ -179,7 +179,7 @@ impl Items {
         }
     }
 
-    /// The values of an item in a column that was asked for.
+    /// Returns the values of an item in a requested column.
     pub(super) fn cell(&self, column: usize, row: usize) -> Cell<'_> {
         match &self.rest {
             Rest::Told(told) => told.columns.cell(told.picked[column], self.ranked.slots[row]),
@@ -188,7 +188,7 @@ impl Items {
         }
     }
 
-    /// What the values of a column are: of the model here, of this answer where it was told elsewhere.
+    /// Returns the type of a column: from the model, or derived from the values of shards.
     pub(super) fn kind(&self, column: usize) -> CellKind {
         match &self.rest {
             Rest::Told(told) => {
@@ -205,7 +205,7 @@ impl Items {
         }
     }
 
-    /// Bytes of the values of an item in the columns that were asked for, at most.
+    /// Returns the maximum bytes of an item's values in the requested columns.
     pub(super) fn row_bytes(&self) -> usize {
         match &self.rest {
             Rest::Told(told) => told.picked.iter().map(|&column| told.columns.cell_bytes(column)).sum(),
@@ -214,7 +214,7 @@ impl Items {
         }
     }
 
-    /// Reads what was told elsewhere item by item, within the memory of the answer.
+    /// Parses JSON from shards into columns, within the memory of the answer.
     fn by_columns(&mut self, memory: &Memory) -> Result<()> {
         let Rest::Written(written) = &self.rest else { return Ok(()) };
         let wrong = |e: serde_json::Error| {
@@ -243,8 +243,8 @@ impl Items {
         Ok(())
     }
 
-    /// Writes what stands behind the scores of an item in JSON, from a place that an earlier call gave, or 0. Returns the place to go on from
-    /// where `out` has `most` bytes before all is written.
+    /// Writes the JSON of an item after its scores, from offset `from`: 0, or the result of the previous call. Returns the offset
+    /// to continue from if `out` reaches `most` bytes first.
     pub(super) fn row_rest(&self, row: usize, from: usize, most: usize, out: &mut Vec<u8>) -> Option<usize> {
         match &self.rest {
             Rest::Written(written) => {
@@ -285,7 +285,7 @@ impl Items {
     }
 }
 
-/// Values by name, in the order in which the names came.
+/// Values by name, in order of first appearance.
 trait ByName<T> {
     fn at(&mut self, name: &str, empty: impl FnOnce() -> T) -> &mut T;
 }
@@ -300,7 +300,7 @@ impl<T> ByName<T> for Vec<(Key, T)> {
     }
 }
 
-/// Bytes that a value takes in memory, about.
+/// Returns the approximate bytes of a value in memory.
 fn held_bytes(value: &Value) -> usize {
     size_of::<Value>()
         + match value {
@@ -327,10 +327,10 @@ fn cell_of(value: &Value) -> Cell<'_> {
 pub struct Entry(pub(super) std::result::Result<Box<Items>, Problem>);
 
 impl Entry {
-    /// Items; `tasks` are the names of the model's tasks, `asked` those of the columns that were asked for.
+    /// Creates an entry of items; `tasks` are the names of the model's tasks, `asked` those of the requested columns.
     ///
     /// # Errors
-    /// `Internal` for an answer without items or with a number that JSON has not; `Invalid` for a column that is not there.
+    /// `Internal` for an answer without items or with a number that JSON cannot represent; `Invalid` for an unknown column.
     pub fn items<'a>(
         answer: Answer,
         tasks: impl IntoIterator<Item = &'a str>,
@@ -358,7 +358,7 @@ impl Entry {
         }))))
     }
 
-    /// Items that others found, with what these say of them.
+    /// Creates an entry of items from shards, with their JSON.
     pub fn gathered(
         ranked: Ranked,
         rest: impl Into<WrittenRows>,
@@ -369,15 +369,15 @@ impl Entry {
         Entry(Ok(Box::new(Items { ranked, explain, degraded_rows, rest, cursor: None, is_table: false })))
     }
 
-    /// Its items; none of a problem.
+    /// Returns the number of items; 0 for a problem.
     pub(super) fn len(&self) -> usize {
         self.0.as_ref().map_or(0, |items| items.len())
     }
 
-    /// The same, to be read column by column, within the memory of the answer.
+    /// Converts the entry for access by column, within the memory of the answer.
     ///
     /// # Errors
-    /// `Unavailable` for what a shard said that is not read; those of [`Memory::add`].
+    /// `Unavailable` for an unreadable answer of a shard; errors of [`Memory::add`].
     pub fn by_columns(mut self, memory: &Memory) -> Result<Self> {
         if let Ok(items) = &mut self.0 {
             items.by_columns(memory)?;
@@ -385,7 +385,7 @@ impl Entry {
         Ok(self)
     }
 
-    /// The same, whose JSON is columns in place of items.
+    /// Converts the entry to one whose JSON has columns in place of items.
     ///
     /// # Errors
     /// As [`Entry::by_columns`].
@@ -397,7 +397,7 @@ impl Entry {
         Ok(entry)
     }
 
-    /// The same, which says where the next page begins.
+    /// Adds the cursor of the next page.
     pub fn with_cursor(mut self, cursor: Option<String>) -> Self {
         if let Ok(items) = &mut self.0 {
             items.cursor = cursor;
@@ -405,10 +405,10 @@ impl Entry {
         self
     }
 
-    /// The items, and what they say besides ids and scores, for whoever writes them; within the memory of the answer.
+    /// Returns the items and the JSON of their other fields, within the memory of the answer.
     ///
     /// # Errors
-    /// Those of [`Memory::add`]; `TooCostly` beyond what the protocol of routers has room for.
+    /// Errors of [`Memory::add`]; `TooCostly` beyond the limits of the router protocol.
     pub fn written(self, memory: &Memory) -> Result<(Ranked, Written)> {
         let mut written = Written::default();
         let Ok(items) = self.0 else { return Ok((Ranked::default(), written)) };
@@ -428,12 +428,12 @@ impl Entry {
         Ok((Ranked { tasks: Vec::new(), ..items.ranked }, written))
     }
 
-    /// The items, where they are some.
+    /// Returns the items, unless the entry is a problem.
     pub fn ranked(&self) -> Option<&Ranked> {
         self.0.as_ref().ok().map(|items| &items.ranked)
     }
 
-    /// The steps of an explained answer.
+    /// Returns the steps of an explained answer.
     pub fn steps(&self) -> &[Step] {
         self.0.as_ref().ok().and_then(|items| items.explain.as_ref()).map_or(&[], |e| &e.steps)
     }
@@ -446,7 +446,7 @@ impl From<Problem> for Entry {
 }
 
 pub(super) fn write_json(out: &mut Vec<u8>, value: &(impl Serialize + ?Sized)) {
-    // Neither a `Vec` nor the types here refuse anything.
+    // Neither a `Vec` nor the types here cause errors.
     let _ = serde_json::to_writer(out, value);
 }
 

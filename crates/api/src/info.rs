@@ -1,4 +1,4 @@
-//! What is said of models, versions and their parts.
+//! JSON types that describe models, versions and their parts.
 
 use std::collections::BTreeMap;
 
@@ -18,27 +18,27 @@ use sterling_snapshot::{Calibration, CodedCurve, RecallCurve, Snapshot, Wanted, 
 /// An item column of a snapshot.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ColumnInfo {
-    /// The name.
+    /// Name of the column.
     pub name: String,
     /// `integers`, `texts` or `floats`.
     pub kind: String,
-    /// True where filters may ask about it.
+    /// Whether filters may refer to it.
     pub filter: bool,
     /// Distinct values of a category.
     pub distinct: usize,
 }
 
-/// A feature that requests may bring.
+/// A feature that requests may contain.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct FeatureInfo {
-    /// The name in requests.
+    /// Name in requests.
     pub name: String,
     /// `ids`, `category` or `dense`.
     pub kind: String,
     /// Numbers of a dense feature.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub width: Option<usize>,
-    /// Values of a sequence that are kept; of more than these the last ones, or the first ones, as the model says.
+    /// Maximum length of a sequence; longer ones are truncated to the last or the first values, as the model declares.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub length: Option<usize>,
 }
@@ -46,218 +46,218 @@ pub struct FeatureInfo {
 /// One of several queries of a user.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct QueryInfo {
-    /// The name.
+    /// Name of the query.
     pub name: String,
     /// Default number of its candidates, K0.
     pub candidates: usize,
-    /// What its scores are multiplied with before they are merged.
+    /// Factor on its scores before the merge.
     pub weight: f32,
 }
 
 /// An input of the reranker.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct InputInfo {
-    /// The name.
+    /// Name of the input.
     pub name: String,
-    /// `user`: the same for all candidates; `candidate`: each has its own.
+    /// `user`: shared by all candidates; `candidate`: one per candidate.
     pub whose: String,
-    /// Its dimensions after those of users and candidates.
+    /// Dimensions without those of users and candidates.
     pub shape: Vec<usize>,
 }
 
-/// A tensor that is kept for each item.
+/// A tensor stored per item.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct VectorInfo {
-    /// The name.
+    /// Name of the tensor.
     pub name: String,
-    /// Numbers of an item.
+    /// Numbers per item.
     pub width: usize,
-    /// How they are stored.
+    /// Storage format.
     pub format: String,
 }
 
-/// Which part of a version a server has.
+/// Shard of a version that a server has.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ShardInfo {
-    /// Its number, from 0 up.
+    /// Shard number, from 0.
     pub shard: u32,
-    /// How many there are.
+    /// Number of shards.
     pub shards: u32,
-    /// Items of all of them together.
+    /// Items of all shards together.
     pub items: usize,
-    /// One name for the bytes of all of them.
+    /// Digest of all shards.
     pub digest: String,
 }
 
 /// A loaded version of a model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ModelInfo {
-    /// The name.
+    /// Name of the model.
     pub name: String,
-    /// The version that answers unpinned requests.
+    /// Version that answers unpinned requests.
     pub version: u64,
-    /// The digest of the snapshot's bytes.
+    /// Digest of the snapshot's files.
     pub digest: String,
-    /// What it answers.
+    /// Description of the model.
     pub description: String,
     /// Width of queries and items, D.
     pub dimension: usize,
     /// Items, N.
     pub items: usize,
-    /// Lists, C.
+    /// Inverted lists, C.
     pub lists: usize,
-    /// Which part of the version this is, where it was cut into shards.
+    /// Shard of the version, if it is partitioned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shard: Option<ShardInfo>,
-    /// Features of requests; none means that they bring a vector.
+    /// Features of requests; if there are none, requests contain a vector.
     pub features: Vec<FeatureInfo>,
-    /// The queries of a user, where there are several.
+    /// Queries of a user, if there are several.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub queries: Vec<QueryInfo>,
-    /// How their candidates become one list: `union`, `intersection` or `weighted`.
+    /// Merge of their candidates: `union`, `intersection` or `weighted`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub merge: Option<String>,
     /// Embedding tables.
     pub tables: Vec<TableInfo>,
-    /// Tensors that are kept for each item beside its row of the index.
+    /// Tensors stored per item in addition to its row of the index.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub vectors: Vec<VectorInfo>,
-    /// What the reranker reads.
+    /// Inputs of the reranker.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub inputs: Vec<InputInfo>,
     /// Item columns.
     pub columns: Vec<ColumnInfo>,
     /// Tasks of the reranker.
     pub tasks: Vec<String>,
-    /// The value model.
+    /// Expression of the value model.
     pub value: String,
-    /// Its constants.
+    /// Constants of the value model.
     pub constants: BTreeMap<String, f32>,
-    /// Default number of candidates, K0; a request for more items takes as many.
+    /// Default number of candidates, K0; a request for more items uses their number.
     pub candidates: usize,
-    /// Default number of candidates where pages are asked for: as many results have all of them together.
+    /// Default number of candidates for requests with pages; all pages together have at most that number of results.
     pub page_candidates: usize,
     /// Default recall.
     pub recall: f64,
-    /// Default number of probed lists, P, of a request without a filter.
+    /// Default number of probed lists, nprobe, of a request without a filter.
     pub probes: usize,
-    /// How many lists a recall takes, where that was measured.
+    /// Number of probed lists by recall, if it was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub calibration: Option<CalibrationInfo>,
     /// Bytes of the snapshot.
     pub bytes: u64,
     /// Bytes of memory that are planned for it.
     pub memory_bytes: u64,
-    /// The labels that point to this version.
+    /// Labels that point to this version.
     pub labels: Vec<String>,
-    /// At a router: the shards that could not say what they have. Bytes are those of the others.
+    /// From a router: shards whose state is unknown. Bytes are those of the other shards.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<MissingShard>,
 }
 
-/// How many lists a recall takes.
+/// Number of probed lists by recall.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct CalibrationInfo {
-    /// One name for what was measured; it changes where a version is calibrated again.
+    /// Digest of the measurement; it changes if a version is calibrated again.
     pub digest: String,
-    /// Where the queries came from that it was measured with.
+    /// Source of the queries.
     pub source: String,
-    /// How many there were.
+    /// Number of queries.
     pub queries: usize,
-    /// The recalls that probes are told for.
+    /// Recall targets of the curves' points.
     pub targets: Vec<f64>,
-    /// A curve for each number of candidates and pass rate.
+    /// One curve per number of candidates and pass rate.
     pub curves: Vec<CurveInfo>,
 }
 
-/// How many lists a recall takes for one number of candidates and one share of eligible items.
+/// Number of probed lists by recall, for one number of candidates and one share of eligible items.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct CurveInfo {
     /// Candidates, K0.
     pub k: usize,
-    /// The share of items that pass the filter.
+    /// Share of items that pass the filter.
     pub pass_rate: f64,
-    /// The lists for each target; under a filter those that hold survivors.
+    /// Probed lists for each target; under a filter, only lists with eligible items count.
     pub probes: Vec<usize>,
-    /// The mean recall that was measured there.
+    /// Mean measured recall with these probes.
     pub recall: Vec<f64>,
-    /// What that mean is above with 95 % confidence.
+    /// Lower 95 % confidence bound of the mean recall.
     pub low: Vec<f64>,
-    /// The same by the codes of a first pass; left out where there are none. All else is that of int8 rows.
+    /// The same by first-pass codes; omitted if there are none. All other fields describe int8 rows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub codes: Option<CodedCurveInfo>,
 }
 
-/// What a search by the codes of a first pass takes for each target; zeros where int8 rows take less time.
+/// Settings of a search by first-pass codes for each target; zeros if int8 rows are faster.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct CodedCurveInfo {
-    /// How many the codes select.
+    /// Items selected by codes.
     pub selected: Vec<usize>,
-    /// The lists; under a filter those that hold survivors.
+    /// Probed lists; under a filter, only lists with eligible items count.
     pub probes: Vec<usize>,
-    /// The mean recall, less what is lost to codes.
+    /// Mean recall, including the loss by codes.
     pub recall: Vec<f64>,
-    /// What that is above, a bound of both together.
+    /// Lower confidence bound of that recall, for probes and codes together.
     pub low: Vec<f64>,
 }
 
-/// A query that was recorded, as a body of `:retrieve`.
+/// A recorded query, as a body of `:retrieve`.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct QueryLine<'a> {
-    /// The query embedding, `[D]`.
+    /// Query embedding, `[D]`.
     pub vector: &'a [f32],
 }
 
 /// An embedding table of a model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct TableInfo {
-    /// Its name.
+    /// Name of the table.
     pub name: String,
-    /// Its rows.
+    /// Number of rows.
     pub rows: u64,
-    /// Numbers of a row.
+    /// Numbers per row.
     pub width: usize,
-    /// How they are stored.
+    /// Storage format.
     pub format: String,
-    /// Bytes of all of them.
+    /// Bytes of all rows.
     pub bytes: u64,
-    /// Bytes of those that lie in this server's memory, caches apart.
+    /// Bytes of the rows in this server's memory, without caches.
     pub bytes_here: u64,
-    /// Where they lie on this server.
+    /// Location of the rows for this server.
     pub placed: String,
 }
 
-/// The loaded models.
+/// Loaded models.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ModelList {
-    /// One entry a model.
+    /// One entry per model.
     pub models: Vec<ModelInfo>,
-    /// Of a router: the models of which it cannot tell now.
+    /// From a router: models whose state is unknown at the moment.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unavailable: Vec<UnavailableModel>,
 }
 
-/// A model that is there and of which nothing can be told.
+/// A model that exists but cannot be described.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct UnavailableModel {
-    /// Its name.
+    /// Name of the model.
     pub name: String,
-    /// The code of what is wrong, as problems have it.
+    /// Error code, as in problems.
     pub code: String,
-    /// What is wrong.
+    /// Error message.
     pub reason: String,
 }
 
-/// The labels of a model.
+/// Labels of a model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct LabelList {
-    /// The model.
+    /// Name of the model.
     pub model: String,
-    /// The version that each label points to.
+    /// Version that each label points to.
     pub labels: BTreeMap<String, u64>,
 }
 
-/// Where a label is to point.
+/// New target of a label.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LabelRequest {
@@ -265,56 +265,56 @@ pub struct LabelRequest {
     pub version: u64,
 }
 
-/// The state of one version, published or in memory.
+/// State of one version, published or in memory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct VersionInfo {
-    /// The version.
+    /// Version number.
     pub version: u64,
-    /// True where the store has it.
+    /// Whether the store has it.
     pub published: bool,
-    /// True for the one that answers unpinned requests.
+    /// Whether it answers unpinned requests.
     pub active: bool,
-    /// True where it is in memory.
+    /// Whether it is in memory.
     pub loaded: bool,
-    /// The labels that point to it.
+    /// Labels that point to it.
     pub labels: Vec<String>,
-    /// The digest of the bytes in memory.
+    /// Digest of the files in memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub digest: Option<String>,
-    /// Why what the store has of it was refused, where it was.
+    /// Reason why the store's version was rejected, if it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,
-    /// Loads that have failed since its folder changed last, where it was refused.
+    /// Failed loads since the last change of its folder, if it was rejected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attempts: Option<u32>,
-    /// When it is tried again though its folder does not change; left out where it is not.
+    /// Time until it is tried again although its folder has not changed; omitted if it is not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_in_ms: Option<u64>,
 }
 
-/// The versions of a model.
+/// Versions of a model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct VersionList {
-    /// The model.
+    /// Name of the model.
     pub model: String,
-    /// Ascending.
+    /// Versions in ascending order.
     pub versions: Vec<VersionInfo>,
-    /// The desired state in the store; left out by servers that do not follow it, and by routers.
+    /// Desired state in the store; omitted by servers that do not apply it, and by routers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub desired: Option<DesiredState>,
 }
 
-/// The desired state of a model, which all servers of its store follow.
+/// Desired state of a model, which all servers of its store apply.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct DesiredState {
-    /// How often it was changed.
+    /// Number of changes so far.
     pub revision: u64,
-    /// The version that is to answer; the newest where it is left out.
+    /// Version that should answer; omitted if it is the newest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<u64>,
-    /// Whether the version that answers at this server stands for that one: it is that one, or was merged from it and later updates.
+    /// Whether the active version of this server satisfies it: it is that version, or a merge of it with later updates.
     pub stands: bool,
-    /// The version that each label is to point to.
+    /// Version that each label should point to.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, u64>,
 }
@@ -324,7 +324,7 @@ fn shard(snapshot: &Snapshot) -> Option<ShardInfo> {
     Some(ShardInfo { shard: part.shard, shards: part.shards, items: part.items, digest: all.digest() })
 }
 
-/// What a snapshot is, for people and programs.
+/// Describes a snapshot.
 pub fn model_info(snapshot: &Snapshot) -> ModelInfo {
     let spec = &snapshot.package.spec;
     let mut features: Vec<FeatureInfo> = spec.user.iter().flat_map(|u| &u.features).map(feature).collect();
@@ -361,7 +361,7 @@ pub fn model_info(snapshot: &Snapshot) -> ModelInfo {
             None => serving.probes_of(lists),
         },
         missing: Vec::new(),
-        // Numbers have a text always.
+        // Numbers can always be serialized.
         calibration: calibration.and_then(|c| calibration_info(c).ok()),
         bytes: snapshot.manifest.bytes(),
         memory_bytes: 0,
@@ -369,7 +369,7 @@ pub fn model_info(snapshot: &Snapshot) -> ModelInfo {
     }
 }
 
-/// What a calibration is, for people and programs.
+/// Describes a calibration.
 ///
 /// # Errors
 /// As [`Calibration::digest`].
@@ -431,7 +431,7 @@ fn input(readable: &Readable) -> InputInfo {
     InputInfo { name: readable.name.clone(), whose: whose.into(), shape: readable.shape.clone() }
 }
 
-/// What a column is.
+/// Describes a column.
 pub fn column_info(column: &Column) -> ColumnInfo {
     let kind = match column.kind() {
         ColumnKind::Integers => "integers",

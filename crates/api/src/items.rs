@@ -1,4 +1,4 @@
-//! The JSON of updates of items.
+//! JSON types of item updates.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,32 +21,32 @@ use sterling_serving::fresh::{GivenItem, GivenValues, UPDATES_MAX, Wrong};
 use sterling_serving::view::View;
 use sterling_snapshot::shard_of;
 
-/// An item that is put, or whose attributes change.
+/// An item to put, or a change of its attributes.
 #[derive(Clone, Debug, PartialEq, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ItemUpsert {
-    /// The item.
+    /// Item id.
     pub id: i64,
-    /// Its vector, `[D]`, for a model without an item tower: a list, or little-endian 32-bit numbers in base64.
+    /// Vector, `[D]`, for a model without an item tower: a list, or little-endian 32-bit numbers in base64.
     #[serde(default)]
     #[schema(value_type = Option<VectorForm>)]
     embedding: Option<Vector<DIMENSION_MAX>>,
-    /// All of its attributes, each a text, a number, a list of texts or of integers, or null.
+    /// All attributes of the item, each a text, a number, a list of texts or of integers, or null.
     #[serde(default)]
     #[schema(value_type = Object)]
     attributes: Option<Members>,
-    /// In their place: attributes that change, while all others and the vector stay.
+    /// Alternative to `attributes`: attributes that change, while all others and the vector stay.
     #[serde(default, deserialize_with = "members")]
     #[schema(value_type = Object)]
     set: Option<Members>,
 }
 
-/// An object where the field is there: null is no attribute that changes.
+/// Parses a present field as an object; null is an error, because it names no attribute to change.
 fn members<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<Option<Members>, D::Error> {
     Members::deserialize(from).map(Some)
 }
 
-/// What is read of an item that is no item.
+/// Field that is read from an invalid item.
 #[derive(Deserialize)]
 struct Identified {
     id: i64,
@@ -59,159 +59,162 @@ struct Upserts<'a> {
     items: List<&'a RawValue, UPDATES_MAX>,
 }
 
-/// Items that are to go: named, or found by a filter.
+/// Items to delete: by id, or by a filter.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DeleteRequest {
-    /// The items.
+    /// Item ids.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ids: Option<Vec<i64>>,
-    /// In their place: which items; see `docs/reference/filter-language.md`.
+    /// Alternative to `ids`: a filter of the items; see `docs/reference/filter-language.md`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub filter: Option<String>,
-    /// True where nothing is to be deleted, but only counted.
+    /// Whether items are only counted and not deleted.
     #[serde(default)]
     pub dry_run: bool,
 }
 
-/// An item of a call that was refused; all others were taken.
+/// A rejected item of a call; all others were accepted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RefusedItem {
-    /// Its place in the call, from 0 up.
+    /// Index in the call, from 0.
     pub place: usize,
-    /// Its id, where it could be read.
+    /// Item id, if it could be parsed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<i64>,
-    /// The field that is wrong as it was sent, such as `attributes.year` or `set.year`; empty where it is the item as a whole.
+    /// Path of the invalid field as sent, such as `attributes.year` or `set.year`; empty for the complete item.
     pub field: String,
-    /// What came and what was expected.
+    /// Received and expected value.
     pub reason: String,
 }
 
-/// A shard that did not do what is its part of a call through a router; all others did.
+/// A shard that failed to do its share of a call through a router; all others did theirs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FailedShard {
-    /// Its number.
+    /// Shard number.
     pub shard: u32,
-    /// The places in the call of the items that belong to it; none of a deletion by a filter.
+    /// Indices in the call of its items; empty for a deletion by a filter.
     pub places: Vec<usize>,
-    /// The code of what went wrong, as problems have it.
+    /// Error code, as in problems.
     pub code: String,
-    /// What went wrong.
+    /// Error message.
     pub reason: String,
-    /// True where the same may be tried again.
+    /// Whether the call may be repeated.
     pub retryable: bool,
-    /// True where it may have been done all the same.
+    /// True if the updates may have been applied: the connection broke after the call was sent.
+    pub may_be_applied: bool,
+    /// Deprecated name of `may_be_applied`, for this release alone.
     pub may_be_done: bool,
 }
 
-/// What became of updates. They are durable, and seen from their position on.
+/// Result of updates. They are durable, and visible from their position on.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct UpdateResponse {
-    /// The model's name.
+    /// Name of the model.
     pub model: String,
-    /// The position after the last update of the call; of a router over several shards the lowest.
+    /// Position after the last update of the call; from a router over several shards, the lowest.
     pub position: u64,
-    /// Of a router over several shards: the position after the call of each that it changed, 0 of the others, as `min_position` takes
-    /// them with commas.
+    /// From a router over several shards: position of each shard that it changed after the call, 0 for the others, as
+    /// `min_position` accepts them, separated by commas.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub positions: Vec<u64>,
-    /// Items that were taken.
+    /// Number of accepted items.
     pub accepted: usize,
-    /// Items that were not, with the reasons.
+    /// Rejected items, with the reasons.
     pub refused: Vec<RefusedItem>,
-    /// True where the call was made before, with the same idempotency key: nothing happened again.
+    /// Whether the call was made before with the same idempotency key; it had no further effect.
     pub repeated: bool,
-    /// Of a router: the shards that did not take their items. The call is answered with a problem then, which has this beside it.
+    /// From a router: shards that did not accept their items. The call is then answered with a problem that includes these
+    /// fields.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub failed: Vec<FailedShard>,
 }
 
-/// What became of deletions.
+/// Result of deletions.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DeleteResponse {
-    /// The model's name.
+    /// Name of the model.
     pub model: String,
-    /// The position after the last of them; of a router over several shards the lowest.
+    /// Position after the last deletion; from a router over several shards, the lowest.
     pub position: u64,
-    /// Of a router over several shards: the position after the call of each that was told, 0 of the others.
+    /// From a router over several shards: position of each called shard after the call, 0 for the others.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub positions: Vec<u64>,
-    /// Items that are gone: the ids that the call named, each once, whether there were such items or not, or the items that
-    /// passed the filter. 0 for a dry run.
+    /// Deleted items: the distinct ids of the call, whether such items existed or not, or the number of items that passed the
+    /// filter. 0 for a dry run.
     pub deleted: usize,
-    /// Items among them that were there as the call saw it; of a dry run those that would go.
+    /// Deleted items that existed when the call was processed; for a dry run, those that would be deleted.
     #[serde(default)]
     pub matched: usize,
-    /// True where nothing was deleted.
+    /// Whether nothing was deleted.
     pub dry_run: bool,
-    /// True where the call was made before, with the same idempotency key: nothing happened again.
+    /// Whether the call was made before with the same idempotency key; it had no further effect.
     #[serde(default)]
     pub repeated: bool,
-    /// Of a router: the shards that did not do it. The call is answered with a problem then, which has this beside it.
+    /// From a router: shards that failed. The call is then answered with a problem that includes these fields.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub failed: Vec<FailedShard>,
 }
 
-/// An item as it is.
+/// Current state of an item.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ItemResponse {
-    /// Which snapshot answered.
+    /// Snapshot that answered.
     #[serde(flatten)]
     pub served: Served,
-    /// The item.
+    /// Item id.
     pub id: i64,
-    /// Its attributes that the model keeps.
+    /// Attributes of the item that the model keeps.
     #[schema(value_type = Object)]
     pub attributes: BTreeMap<String, Value>,
 }
 
-/// How far updates are seen.
+/// Progress of updates.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct PositionResponse {
-    /// Which snapshot answers, and the position that it shows.
+    /// Snapshot that answers, and its visible position.
     #[serde(flatten)]
     pub served: Served,
-    /// The position of the last durable update.
+    /// Position of the last durable update.
     pub durable: u64,
     /// Items that are searched.
     pub items: usize,
-    /// Those of them that do not lie in the snapshot.
+    /// Items that are searched but not in the snapshot (delta).
     pub fresh_items: usize,
-    /// Of a router over several shards: what each of them says.
+    /// From a router over several shards: progress of each shard.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub shards: Vec<ShardPosition>,
 }
 
-/// How far a shard is.
+/// Progress of a shard.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ShardPosition {
-    /// Its number.
+    /// Shard number.
     pub shard: u32,
-    /// The position that it shows.
+    /// Visible position.
     pub position: u64,
-    /// The position of its last durable update.
+    /// Position of its last durable update.
     pub durable: u64,
     /// Its items that are searched.
     pub items: usize,
-    /// Those of them that do not lie in its snapshot.
+    /// Its items that are searched but not in its snapshot (delta).
     pub fresh_items: usize,
 }
 
-/// A version that has the updates in it, and answers.
+/// A published and active version that includes the updates.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct MergeResponse {
-    /// The model's name.
+    /// Name of the model.
     pub model: String,
-    /// The version.
+    /// Version number.
     pub version: u64,
-    /// The position of the last update that is in it.
+    /// Position of the last update that it includes.
     pub position: u64,
-    /// Its items.
+    /// Number of its items.
     pub items: usize,
 }
 
-/// The members of an object as they stand there: a map would drop the first of two with one name.
+/// Members of an object in order; a map would drop the first of two members with the same name.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Members(Vec<(String, Value)>);
 
@@ -241,15 +244,17 @@ impl<'de> Deserialize<'de> for Members {
     }
 }
 
-/// Reads the items of an upsert: an object with a list of them, or, of `lines`, one a line. An item that is wrong is wrong alone.
+/// Parses the items of an upsert: an object with a list of them or, for `lines`, one per line. An invalid item is an error in its
+/// place only.
 ///
 /// # Errors
-/// `Invalid` for a body that holds no items at all, or too many.
+/// `Invalid` for a body without items, or with too many.
 pub fn upserts(body: &[u8], lines: bool) -> Result<Vec<Result<GivenItem, Wrong>>> {
     Ok(texts(body, lines)?.into_iter().map(upsert).collect())
 }
 
-/// The items of an upsert, by the shard that each belongs to: their places, and a body with them. Those that cannot be read belong to none.
+/// Divides the items of an upsert by shard: per shard their indices in the call and a body with them. Unreadable items belong to
+/// no shard.
 ///
 /// # Errors
 /// As [`upserts`].
@@ -277,10 +282,10 @@ pub fn divided(body: &[u8], lines: bool, shards: usize) -> Result<(Vec<PlacedIte
     Ok((parts, refused))
 }
 
-/// Places of items in a call, and a body that holds them.
+/// Indices of items in a call, and a body with these items.
 pub(crate) type PlacedItems = (Vec<usize>, Vec<u8>);
 
-/// The JSON of each item of an upsert.
+/// Returns the JSON text of each item of an upsert.
 fn texts(body: &[u8], lines: bool) -> Result<Vec<&[u8]>> {
     let texts: Vec<&[u8]> = if lines {
         let lines = body.split(|&byte| byte == b'\n').filter(|line| !line.trim_ascii().is_empty());
@@ -298,7 +303,7 @@ fn texts(body: &[u8], lines: bool) -> Result<Vec<&[u8]>> {
     Ok(texts)
 }
 
-/// The items of a body that is no JSON for what stands in some of them, such as NaN or bytes that are no text.
+/// Splits the items of a body that is not JSON because of invalid contents within items, such as NaN or bytes that are not UTF-8.
 fn apart(body: &[u8]) -> Option<Vec<&[u8]>> {
     let mut list = body;
     for mark in [&b"{"[..], b"\"items\"", b":", b"["] {
@@ -353,7 +358,7 @@ fn upsert(text: &[u8]) -> Result<GivenItem, Wrong> {
     Ok(GivenItem { id, embedding, attributes, whole })
 }
 
-/// The values of an attribute, or why they are none.
+/// Parses the values of an attribute; the error is the reason.
 fn values(value: &Value) -> Result<GivenValues, String> {
     let list = match value {
         Value::Null => return Ok(GivenValues::Missing),
@@ -366,7 +371,7 @@ fn values(value: &Value) -> Result<GivenValues, String> {
         Value::String(text) => Some(text.clone()),
         _ => None,
     };
-    // `-0` is parsed as a float, and is a whole number.
+    // serde_json parses `-0` as a float, but it is an integer.
     let integer = |value: &Value| value.as_i64().or_else(|| (value.as_f64() == Some(0.0)).then_some(0));
     let texts = || list.iter().map(text).collect::<Option<_>>().map(GivenValues::Texts);
     let integers = || list.iter().map(integer).collect::<Option<_>>().map(GivenValues::Integers);
@@ -378,10 +383,10 @@ fn values(value: &Value) -> Result<GivenValues, String> {
     texts().or_else(integers).or_else(numbers).ok_or_else(odd)
 }
 
-/// Reads the body of a deletion.
+/// Parses the body of a deletion.
 ///
 /// # Errors
-/// `Invalid` with the field, also where it names neither ids nor a filter, or both.
+/// `Invalid` with the field, including a body with neither ids nor a filter, or with both.
 pub fn deletion(body: &[u8]) -> Result<DeleteRequest> {
     let request: DeleteRequest = object(body)?;
     match (&request.ids, &request.filter) {
@@ -396,14 +401,14 @@ pub fn deletion(body: &[u8]) -> Result<DeleteRequest> {
     }
 }
 
-/// The attributes of the item in a slot, by name.
+/// Returns the attributes of the item in a slot, by name.
 pub fn attributes(view: &View, slot: Slot) -> BTreeMap<String, Value> {
     let columns = view.columns();
     let names = columns.first().list().enumerate();
     names.map(|(n, column)| (column.name().to_owned(), cell(columns.cell(n, slot)))).collect()
 }
 
-/// A cell as JSON.
+/// Converts a cell to JSON.
 pub fn cell(cell: Cell<'_>) -> Value {
     match cell {
         Cell::Missing => Value::Null,

@@ -1,8 +1,10 @@
-//! The JSON of the HTTP API: every public shape, read into the types of [`sterling_core::request`] and written from them. No
-//! other module knows JSON of requests or answers.
+//! JSON of the HTTP API: every public type, parsed into the types of [`sterling_core::request`] and written from them. No other
+//! crate handles JSON of requests or answers.
 //!
-//! `values` reads feature values and bounded lists, `body` whole bodies, of the types of `request`; `entry` is what an answer says of items,
-//! `reply` writes it in the types of `response`, a piece at a time; `arrow` reads and writes streams of Arrow; `items` is of updates; `browse` tells of what a catalogue holds, `info` of models and versions; `traffic` of the share that each has of requests; `problem` of errors; `asking` writes bodies for clients.
+//! Modules: `values` parses feature values and bounded lists; `body` parses complete bodies into `request` types; `entry` holds
+//! the contents of an answer, which `reply` writes in chunks in the types of `response`; `arrow` reads and writes Arrow streams;
+//! `items` has updates; `browse` describes catalogues, `info` models and versions, `traffic` rollouts, `problem` errors; `asking`
+//! writes bodies for clients.
 //!
 //! ```
 //! use sterling_api::{Retrievals, retrievals, retrieve_body};

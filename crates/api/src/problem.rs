@@ -1,4 +1,4 @@
-//! Problems: errors as RFC 9457 has them, and what of an error a caller may read.
+//! Problems: errors in the format of RFC 9457, limited to details that a caller may see.
 
 use std::error::Error as _;
 
@@ -7,28 +7,28 @@ use utoipa::ToSchema;
 
 use sterling_core::error::{Error, Kind};
 
-/// An error as RFC 9457 has it, sent as `application/problem+json`.
+/// An error in the format of RFC 9457, sent as `application/problem+json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Problem {
-    /// A name for the sort of problem: `about:blank#` and the code.
+    /// Type of the problem: `about:blank#` and the code.
     #[serde(rename = "type")]
     pub kind: String,
-    /// The HTTP status in words.
+    /// HTTP status as text.
     pub title: String,
-    /// The HTTP status.
+    /// HTTP status.
     pub status: u16,
-    /// What came and what was expected.
+    /// Received and expected value.
     pub detail: String,
-    /// A stable code for programs.
+    /// Stable code for programs.
     pub code: String,
-    /// True where the same request may succeed later.
+    /// Whether the same request may succeed later.
     pub retryable: bool,
-    /// Byte offset in the text that is wrong, such as a filter.
+    /// Byte offset in the invalid text, such as a filter.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub offset: Option<usize>,
 }
 
-/// The one table from kinds of errors to HTTP statuses.
+/// Returns the HTTP status of an error kind; the only such table.
 pub fn status(kind: Kind) -> (u16, &'static str) {
     match kind {
         Kind::Invalid => (400, "Bad Request"),
@@ -59,40 +59,42 @@ impl From<&Error> for Problem {
     }
 }
 
-/// Longest `detail`, in bytes: messages show what came, which may be as long as a body.
+/// Longest `detail`, in bytes: messages quote input, which may be as long as a body.
 const DETAIL_BYTES_MAX: usize = 1000;
 
-/// What a caller reads. What is wrong on the server's side may name its folders and nodes, which only the log tells.
+/// Returns the message for the caller. Errors of the server may contain its paths and node addresses, which belong in the log
+/// only.
 fn detail(error: &Error) -> String {
     let text = match error.kind() {
         Kind::Io | Kind::Internal => "the server failed; its log tells more under this request's id".into(),
         Kind::Corrupt | Kind::NotReady | Kind::Unavailable | Kind::NoSpace | Kind::Partial => {
             without_places(&error.to_string())
         }
-        // A file that is not there; other things that are not found are what the caller named.
+        // A missing file; other errors of this kind name input of the caller.
         Kind::NotFound if error.source().is_some() => without_places(&error.to_string()),
         _ => error.to_string(),
     };
     if text.len() <= DETAIL_BYTES_MAX {
         return text;
     }
-    // The place in the text stands at the end of many a message.
+    // Many messages end with the location in the text.
     let head = text.floor_char_boundary(DETAIL_BYTES_MAX - 100);
     let tail = text.ceil_char_boundary(text.len() - 100);
     format!("{} ... {}", &text[..head], &text[tail..])
 }
 
-/// A text with folders cut from the names of files, and without addresses of nodes.
+/// Removes folders from file names, and addresses of nodes.
 pub fn without_places(text: &str) -> String {
     replaced(text, |name| if is_address(name) { "a node" } else { last_of(name) })
 }
 
-/// A text with folders cut from the paths of files, for those who operate nodes by their addresses and need not know where a store lies.
+/// Removes folders from file paths but keeps addresses of nodes, for operators, who need the addresses but not the location of a
+/// store.
 pub fn without_folders(text: &str) -> String {
     replaced(text, |name| if name.starts_with(['/', '.']) { last_of(name) } else { name })
 }
 
-/// A text with each of its words replaced.
+/// Replaces each word of a text.
 fn replaced(text: &str, word_of: impl Fn(&str) -> &str) -> String {
     let is_mark = |c: char| c.is_whitespace() || "`'\"()[]<>,;=".contains(c);
     let mut out = String::with_capacity(text.len());
@@ -106,7 +108,7 @@ fn replaced(text: &str, word_of: impl Fn(&str) -> &str) -> String {
     out
 }
 
-/// The last part of a path.
+/// Returns the last component of a path.
 fn last_of(name: &str) -> &str {
     name.trim_end_matches('/').rsplit('/').next().unwrap_or(name)
 }

@@ -1,18 +1,18 @@
-//! Answers written from columns straight to text, a piece at a time, in the shapes of `response`.
+//! Writes answers from columns directly to JSON in chunks, in the types of `response`.
 
 use super::entry::{Entry, Items, write_cell, write_integer, write_json, write_number};
 use super::response::{EmbedResponse, Served, Step};
 use sterling_core::error::{Error, Result};
 use sterling_core::request::{Answer, Content};
 
-/// Bytes after which a piece of a reply is sent.
+/// Bytes after which a chunk of a reply is sent.
 pub(super) const PIECE_BYTES: usize = 64 << 10;
-/// Bytes of a piece beyond them, beside those of the last value.
+/// Bytes by which a chunk may exceed that, in addition to its last value.
 pub(super) const PIECE_END_BYTES: usize = 4096;
-/// What an item takes, about.
+/// Approximate bytes per item.
 const ITEM_BYTES: usize = 256;
 
-/// A reply of items, written piece by piece as an iterator: what is held is the columnar answer and one piece.
+/// A reply of items, written in chunks as an iterator; only the columnar answer and one chunk are in memory.
 #[derive(Clone, Debug)]
 pub struct Reply {
     pub(super) served: Served,
@@ -25,37 +25,37 @@ pub struct Reply {
 enum Place {
     Start,
     Entry(usize),
-    /// An item of an entry.
+    /// Item of an entry.
     Row(usize, usize),
-    /// The rest of such an item, from where [`Items::row_rest`] said.
+    /// Rest of such an item, from an offset of [`Items::row_rest`].
     Rest(usize, usize, usize),
-    /// Of an entry and a field of its table, the value of an item.
+    /// Value of an item, by entry, field of its table, and item.
     Cell(usize, usize, usize),
     End,
 }
 
 impl Reply {
-    /// The reply to one request.
+    /// Creates the reply to one request.
     pub fn one(served: Served, entry: Entry) -> Self {
         Reply { served, entries: vec![entry], is_list: false, at: Place::Start }
     }
 
-    /// The reply to a list of requests.
+    /// Creates the reply to a list of requests.
     pub fn many(served: Served, entries: Vec<Entry>) -> Self {
         Reply { served, entries, is_list: true, at: Place::Start }
     }
 
-    /// Items in all of its entries.
+    /// Returns the number of items in all entries.
     pub fn len(&self) -> usize {
         self.entries.iter().map(Entry::len).sum()
     }
 
-    /// True where it tells of no item.
+    /// Returns whether it has no items.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The steps of the answer to a single request that asked for them.
+    /// Returns the steps of the answer to a single request with `explain`.
     pub fn steps(&self) -> &[Step] {
         match self.entries.as_slice() {
             [entry] if !self.is_list => entry.steps(),
@@ -63,7 +63,7 @@ impl Reply {
         }
     }
 
-    /// True where no piece is left.
+    /// Returns whether all chunks are written.
     pub fn is_done(&self) -> bool {
         self.at == Place::End
     }
@@ -165,7 +165,7 @@ impl Iterator for Reply {
     }
 }
 
-/// Writes the rest of an item until a piece is full. Returns what comes next.
+/// Writes the rest of an item until a chunk is full. Returns what to write next.
 fn rest_of_row(items: &Items, (n, row, from): (usize, usize, usize), out: &mut Vec<u8>) -> Place {
     match items.row_rest(row, from, PIECE_BYTES, out) {
         Some(from) => Place::Rest(n, row, from),
@@ -176,7 +176,7 @@ fn rest_of_row(items: &Items, (n, row, from): (usize, usize, usize), out: &mut V
     }
 }
 
-/// Fields of a table in front of its tasks: ids, scores, similarities.
+/// Fields of a table before its tasks: ids, scores, similarities.
 const FIELDS: usize = 3;
 
 impl Items {
@@ -190,12 +190,12 @@ impl Items {
         write_number(out, ranked.similarities[row]);
     }
 
-    /// How many fields a table of them has.
+    /// Returns the number of fields of its table.
     fn fields(&self) -> usize {
         FIELDS + self.tasks().len() + self.columns().len()
     }
 
-    /// What stands in front of the values of a field.
+    /// Writes the JSON before the values of a field.
     fn begin(&self, field: usize, out: &mut Vec<u8>) {
         let (tasks, columns) = (self.tasks(), self.columns());
         let begin = |out: &mut Vec<u8>, group: &[u8], place: usize, key: &[u8]| {
@@ -220,7 +220,7 @@ impl Items {
         out.push(b'[');
     }
 
-    /// The value of an item in a field.
+    /// Writes the value of an item in a field.
     fn value(&self, field: usize, row: usize, out: &mut Vec<u8>) {
         if row > 0 {
             out.push(b',');
@@ -242,7 +242,7 @@ impl Items {
         out.push(b'}');
     }
 
-    /// What stands behind the items.
+    /// Writes the JSON after the items.
     pub(super) fn rest(&self, out: &mut Vec<u8>) {
         if let Some(explain) = &self.explain {
             out.extend_from_slice(b",\"explain\":");
@@ -263,10 +263,10 @@ impl Items {
     }
 }
 
-/// The reply to an `:embed`.
+/// Creates the reply to an `:embed`.
 ///
 /// # Errors
-/// `Internal` for an answer without an embedding, or with a number that JSON has not.
+/// `Internal` for an answer without an embedding, or with a number that JSON cannot represent.
 pub fn embedding(served: Served, answer: Answer) -> Result<EmbedResponse> {
     match answer.content {
         Content::Embedding(user) if user.query.iter().all(|x| x.is_finite()) => {
@@ -304,7 +304,7 @@ mod tests {
         }
     }
 
-    /// Columns of `count` slots: a text, a set of whole numbers with a gap, a number.
+    /// Returns columns of `count` slots: a text, a set of integers with a gap, a number.
     fn columns(count: usize) -> Columns {
         let n = count as u32;
         let list = [

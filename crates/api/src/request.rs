@@ -1,4 +1,4 @@
-//! The JSON of requests: one type a call, which is both what is read and what `/openapi.json` describes, and what it means.
+//! JSON types of requests, one per call. The same type is parsed, described in `/openapi.json`, and converted to a typed request.
 
 use std::time::Duration;
 
@@ -17,100 +17,99 @@ use sterling_core::request::{self, Features, Priority, Reading, User};
 use sterling_core::units::ItemId;
 use sterling_serving::engine::Terms;
 
-/// Null is as if the feature were left out.
+/// Features by name; null means that the feature is absent.
 pub(super) type FeatureValues = Named<Option<FeatureValue>, FEATURES_MAX>;
 
-/// What to do where rows of a remote table cannot be had in time.
+/// Behaviour if rows of a remote table do not arrive in time.
 #[derive(serde::Deserialize, ToSchema)]
 #[serde(remote = "request::OnDegraded", rename_all = "snake_case")]
 #[schema(as = OnDegraded)]
 pub(crate) enum OnDegradedName {
     /// Answer with a problem.
     Fail,
-    /// Go on with each table's default row, zeros, and say so in the reply.
+    /// Continue with the table's default row, zeros, and report it in the reply.
     DefaultRows,
 }
 
-/// Who goes first where requests wait.
+/// Priority class in the queue.
 #[derive(serde::Deserialize, ToSchema)]
 #[serde(remote = "request::Priority", rename_all = "snake_case")]
 #[schema(as = Priority)]
 pub(crate) enum PriorityName {
-    /// Somebody is waiting.
+    /// For users who wait for the answer.
     Interactive,
-    /// Takes what interactive requests leave.
+    /// Uses capacity that interactive requests leave.
     Batch,
 }
 
-/// How JSON has items.
+/// JSON layout of items.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 #[schema(as = Format)]
 pub(crate) enum FormatName {
-    /// One after the other, in `items`.
+    /// One object per item, in `items`.
     #[default]
     Items,
-    /// Column by column, in `table`.
+    /// One list per column, in `table`.
     Columns,
 }
 
-/// How an answer is to be given.
+/// Layout of an answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Shape {
     /// Whether JSON has the items column by column.
     pub is_table: bool,
-    /// Where pages were asked for: nothing for the first, else where the next one begins.
+    /// Requested page: `Some` if pages are requested; empty for the first, else the cursor of the page.
     pub cursor: Option<String>,
 }
 
-/// One retrieval. Exactly one of `features` and `vector` is given; all else has a default, which null stands for too.
+/// One retrieval. Exactly one of `features` and `vector` is required; all other fields have a default, which null selects as
+/// well.
 #[derive(Clone, Debug, serde::Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RetrieveRequest {
-    /// Values of the user's features by name: a list of ids, `{"values": [..], "weights": [..]}`, a text or integer or a list
-    /// of them, a list of numbers, or these as `{"base64": ".."}`.
+    /// Values of the user's features by name: a list of ids, `{"values": [..], "weights": [..]}`, a text or integer or a list of
+    /// them, a list of numbers, or numbers as `{"base64": ".."}`.
     #[serde(default)]
     #[schema(value_type = Option<Object>)]
     features: Option<FeatureValues>,
-    /// The query itself, in place of features, `[D]`: a list, or little-endian 32-bit numbers in base64.
+    /// Query vector, in place of features, `[D]`: a list, or little-endian 32-bit numbers in base64.
     #[serde(default)]
     #[schema(value_type = Option<VectorForm>)]
     vector: Option<Vector<DIMENSION_MAX>>,
-    /// Which items are eligible; see `docs/reference/filter-language.md`.
+    /// Filter of eligible items; see `docs/reference/filter-language.md`.
     #[serde(default, deserialize_with = "nullable")]
     #[schema(value_type = Option<String>)]
     filter: String,
-    /// Items that are not to be returned.
+    /// Items that must not be returned.
     #[serde(default, deserialize_with = "nullable")]
     #[schema(value_type = Option<Vec<i64>>, max_items = 100_000)]
     exclude: List<i64, EXCLUDE_MAX>,
-    /// Results, K.
+    /// Number of results, K.
     #[serde(default = "default_k", deserialize_with = "k")]
     #[schema(value_type = Option<usize>, minimum = 1, maximum = 100_000, default = 20)]
     k: usize,
-    /// Candidates that are reranked, K0, at least `k`; the model's default where it is not given.
+    /// Candidates that are reranked, K0, at least `k`; default: the model's.
     #[serde(default)]
     #[schema(minimum = 1, maximum = 200_000)]
     candidates: Option<usize>,
-    /// Candidates of some queries of a user by their names, where the model has several, each at least `k`; they go before
-    /// `candidates`.
+    /// Candidates by query name for models with several queries per user, each at least `k`; takes precedence over `candidates`.
     #[serde(default, deserialize_with = "nullable")]
     #[schema(value_type = Option<std::collections::BTreeMap<String, usize>>)]
     query_candidates: Named<usize, QUERIES_MAX>,
-    /// The share of the true candidates that is to be found, which chooses the lists that are probed; the model's default
-    /// where it is not given.
+    /// Recall to reach among the true candidates, which determines the number of probed lists; default: the model's.
     #[serde(default)]
     #[schema(minimum = 0.5, maximum = 0.999)]
     recall: Option<f64>,
-    /// Lists that are probed, P, whatever recall they bring.
+    /// Number of probed lists, nprobe, in place of a recall.
     #[serde(default)]
     #[schema(minimum = 1, maximum = 1_048_576)]
     probes: Option<usize>,
-    /// Looks at every item in f32 in place of probing.
+    /// Whether every item is scored in f32 instead of probing lists (exact search).
     #[serde(default, deserialize_with = "nullable")]
     #[schema(value_type = Option<bool>)]
     exact: bool,
-    /// Item columns to return, each named once.
+    /// Item columns to return, each once.
     #[serde(default, deserialize_with = "nullable")]
     #[schema(value_type = Option<Vec<String>>, max_items = 256)]
     columns: List<String, COLUMNS_MAX>,
@@ -118,27 +117,27 @@ pub struct RetrieveRequest {
     #[serde(default, deserialize_with = "nullable")]
     #[schema(value_type = Option<std::collections::BTreeMap<String, f32>>)]
     constants: Named<Finite, CONSTANTS_MAX>,
-    /// How long the answer is worth waiting for; the server's default where it is not given.
+    /// Timeout after which the answer is useless, in milliseconds; default: the server's.
     #[serde(default)]
     #[schema(minimum = 1, maximum = 600_000)]
     timeout_ms: Option<u64>,
-    /// Who goes first where requests wait.
+    /// Priority class in the queue.
     #[serde(default, deserialize_with = "priority")]
     #[schema(value_type = Option<PriorityName>)]
     priority: Priority,
-    /// Tells what each step did.
+    /// Whether the answer describes each step of the pass.
     #[serde(default, deserialize_with = "nullable")]
     #[schema(value_type = Option<bool>)]
     explain: bool,
-    /// What to do where rows of a remote table cannot be had in time.
+    /// Behaviour if rows of a remote table do not arrive in time.
     #[serde(default, deserialize_with = "on_degraded")]
     #[schema(value_type = Option<OnDegradedName>)]
     on_degraded: request::OnDegraded,
-    /// How JSON has the items.
+    /// JSON layout of the items.
     #[serde(default, deserialize_with = "format")]
     #[schema(value_type = Option<FormatName>)]
     format: FormatName,
-    /// Asks for pages of `k` results: `""` for the first, then what the answer before said, all else unchanged.
+    /// Requests pages of `k` results: `""` for the first, then the cursor of the previous answer with all other fields unchanged.
     #[serde(default)]
     #[schema(max_length = 256)]
     cursor: Option<String>,
@@ -156,7 +155,8 @@ fn format<'de, D: Deserializer<'de>>(deserializer: D) -> Result<FormatName, D::E
     named(deserializer, FormatName::deserialize)
 }
 
-/// Reads one of several names; null is the default. Through a text: of a number in place of a name, serde_json says that it is no JSON.
+/// Parses one of several names; null is the default. Reads a text first, because serde_json reports a number in place of a name
+/// as invalid JSON.
 fn named<'de, D: Deserializer<'de>, T: Default>(
     deserializer: D,
     read: impl FnOnce(StringDeserializer<D::Error>) -> Result<T, D::Error>,
@@ -184,7 +184,7 @@ pub struct RankRequest {
     #[serde(default)]
     #[schema(value_type = Option<VectorForm>)]
     vector: Option<Vector<DIMENSION_MAX>>,
-    /// The items to score.
+    /// Items to score.
     #[schema(value_type = Vec<i64>, min_items = 1, max_items = 200_000)]
     items: List<i64, CANDIDATES_MAX>,
     /// As in a retrieval.
@@ -217,7 +217,7 @@ pub struct RankRequest {
     format: FormatName,
 }
 
-/// A query embedding for features.
+/// Computes a query embedding from features.
 #[derive(Debug, serde::Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct EmbedRequest {
@@ -238,7 +238,7 @@ pub struct EmbedRequest {
     on_degraded: request::OnDegraded,
 }
 
-/// What a row of a table says of its request, in place of what all rows share.
+/// Fields of a table row, in place of the fields shared by all rows.
 #[derive(Debug, Default)]
 pub(super) struct RequestRow {
     pub(super) features: Option<FeatureValues>,
@@ -249,12 +249,12 @@ pub(super) struct RequestRow {
 }
 
 impl RetrieveRequest {
-    /// Whether it says who asks.
+    /// Returns whether the row has a user.
     pub(super) fn has_user(&self) -> bool {
         self.features.is_some() || self.vector.is_some()
     }
 
-    /// The request of a row.
+    /// Returns the request of a row.
     pub(super) fn with(&self, row: RequestRow) -> Self {
         let RequestRow { features, vector, filter, exclude, k } = row;
         let mut request = RetrieveRequest { features, vector, ..self.clone() };
@@ -274,7 +274,7 @@ impl RetrieveRequest {
                 self.k
             )));
         }
-        // Of a page only the size is k here: that its offset is within a query's candidates is not asked for.
+        // Only the size of a page is `k` here; whether its offset is within the candidates of a query is not checked.
         if let Some((name, candidates)) = self.query_candidates.0.iter().find(|(_, candidates)| **candidates < self.k) {
             return Err(Error::invalid(format!(
                 "field `query_candidates.{name}`: got {candidates}, expected k = {} to {CANDIDATES_MAX}",

@@ -1,4 +1,4 @@
-//! The JSON of answers as types: what `/openapi.json` describes and what a client reads. `reply` writes the same shapes.
+//! JSON types of answers, described in `/openapi.json` and parsed by clients. `reply` writes the same JSON.
 
 use std::collections::BTreeMap;
 
@@ -9,175 +9,175 @@ use utoipa::ToSchema;
 use super::problem::Problem;
 use sterling_core::request;
 
-/// One returned item.
+/// A returned item.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Item {
-    /// The item's id.
+    /// Item id.
     pub id: i64,
-    /// The value model's score, by which items are ordered.
+    /// Score of the value model, by which items are ordered.
     pub score: f32,
-    /// The retrieval score.
+    /// Retrieval score.
     pub similarity: f32,
     /// Task scores by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub tasks: BTreeMap<String, f32>,
-    /// The columns that were asked for.
+    /// Requested columns.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     #[schema(value_type = Object)]
     pub columns: Map<String, Value>,
 }
 
-/// What a step of the pass did.
+/// Statistics of a step of the pass.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Step {
-    /// The step's name.
+    /// Name of the step.
     pub name: String,
     /// Time in microseconds.
     pub micros: u64,
-    /// Bytes that it read.
+    /// Bytes read.
     pub bytes: u64,
-    /// Items (or ids, or lists) that it handled.
+    /// Items (or ids, or lists) processed.
     pub items: u64,
 }
 
-/// How the number of lists came about.
+/// Number of probes and its reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ProbesInfo {
-    /// Lists to probe; more where a filter goes against their order.
+    /// Lists to probe; a search probes more if eligible items are concentrated in later lists.
     pub probes: usize,
-    /// The recall that was asked for, where one was.
+    /// Requested recall, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub target: Option<f64>,
-    /// The recall that was measured there when the version was published, where it was.
+    /// Recall measured for these probes when the version was published, if it was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub estimate: Option<f64>,
 }
 
-/// How an answer came about.
+/// Explanation of an answer.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Explain {
-    /// The steps in their order.
+    /// Steps in order.
     pub steps: Vec<Step>,
-    /// How eligible items were found: `all`, `none`, `few`, `words` or `exact`.
+    /// Search strategy for eligible items: `all`, `none`, `few`, `words` or `exact`.
     pub route: String,
-    /// The filter in canonical form.
+    /// Filter in canonical form.
     pub filter: String,
     /// Estimated share of items that pass the filter.
     pub pass_rate: f64,
-    /// Of a search by lists: how many were to be probed, and why.
+    /// For a search by lists: number of probes, and its reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub probes: Option<ProbesInfo>,
-    /// Lists that were probed.
+    /// Probed lists.
     pub probed: u64,
     /// Items in the probed lists.
     pub scanned: u64,
-    /// Items of them that passed the filter's words.
+    /// Items among them that passed the filter bitmap.
     pub survivors: u64,
-    /// Candidates that were left after verification.
+    /// Candidates that remained after verification.
     pub candidates: u64,
-    /// Items returned.
+    /// Returned items.
     pub returned: u64,
-    /// The kernels in use.
+    /// Kernels in use.
     pub kernel: String,
-    /// What a card did otherwise than it was asked, and why: nothing at all, for the CPU answered, or a scan of other rows.
+    /// Deviation of a GPU from the request and its reason: the CPU answered, or other rows were scanned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
-    /// Where the model has several queries a user, what each of them found; the numbers above are their sums.
+    /// Results of each query, if the model has several per user; the numbers above are their sums.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub queries: Vec<QueryFound>,
-    /// Of a router: what each shard was asked, in turn; the numbers above are their sums.
+    /// From a router: calls to shards in order; the numbers above are their sums.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub shards: Vec<ShardSteps>,
 }
 
-/// What a shard did of a request.
+/// Statistics of a call to a shard.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ShardSteps {
-    /// Its number.
+    /// Shard number.
     pub shard: u32,
-    /// What it was asked for: `embed`, `select`, `rerank`, `rank`, or `all` where there is no other.
+    /// Kind of call: `embed`, `select`, `rerank`, `rank`, or `all` if it is the only shard.
     pub round: String,
-    /// Time in microseconds until its answer was there.
+    /// Time in microseconds until its answer arrived.
     pub micros: u64,
-    /// The steps that it ran.
+    /// Steps that it ran.
     pub steps: Vec<Step>,
 }
 
-/// What one of several queries of a user found.
+/// Results of one of several queries of a user.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct QueryFound {
-    /// Its name in the model.
+    /// Name of the query in the model.
     pub name: String,
-    /// Lists that were probed.
+    /// Probed lists.
     pub probed: u64,
     /// Items in the probed lists.
     pub scanned: u64,
-    /// Items of them that passed the filter's words.
+    /// Items among them that passed the filter bitmap.
     pub survivors: u64,
-    /// Candidates that were left after verification.
+    /// Candidates that remained after verification.
     pub candidates: u64,
 }
 
 /// The answer to one retrieval.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Retrieved {
-    /// Best first.
+    /// Items, best first.
     #[serde(default)]
     pub items: Vec<Item>,
-    /// In their place, where columns were asked for.
+    /// Items by column, in place of `items`, if that format was requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub table: Option<Box<ItemTable>>,
-    /// Given where it was asked for.
+    /// Explanation, if it was requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub explain: Option<Explain>,
-    /// Ids of remote tables that were answered with default rows.
+    /// Ids of remote tables for which default rows were used.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub degraded_rows: u64,
-    /// Of a `:rank` request: items that the snapshot does not hold.
+    /// For a `:rank` request: items that the snapshot does not have.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub unknown: Vec<i64>,
-    /// Where pages were asked for and there is another one: where it begins.
+    /// Cursor of the next page, if pages were requested and there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cursor: Option<String>,
 }
 
-/// Items column by column, the best first: place `n` of each list belongs to the same item.
+/// Items column by column, best first: index `n` of each list belongs to the same item.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ItemTable {
-    /// The ids.
+    /// Item ids.
     pub id: Vec<i64>,
-    /// The value model's scores.
+    /// Scores of the value model.
     pub score: Vec<f32>,
-    /// The retrieval scores.
+    /// Retrieval scores.
     pub similarity: Vec<f32>,
     /// Task scores by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub tasks: BTreeMap<String, Vec<f32>>,
-    /// The columns that were asked for.
+    /// Requested columns.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     #[schema(value_type = Object)]
     pub columns: Map<String, Value>,
 }
 
-/// Which snapshot answered.
+/// Snapshot that answered.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Served {
-    /// The model's name.
+    /// Name of the model.
     pub model: String,
-    /// The version that answered; one answer never mixes two.
+    /// Version that answered; one answer never mixes two.
     pub version: u64,
-    /// The digest of the snapshot's bytes.
+    /// Digest of the snapshot's files.
     pub digest: String,
-    /// The share of the items that was there to be searched, 0 to 1.
+    /// Share of the items that could be searched, 0 to 1.
     pub coverage: f64,
-    /// The position of the updates that the answer saw: all up to it, and none after it.
+    /// Position of the updates that are visible in the answer: all up to it, and none after it.
     #[serde(default)]
     pub position: u64,
-    /// Of a router over several shards: the position of each, in their order, as `min_position` takes them with commas; 0 of one that did
-    /// not answer.
+    /// From a router over several shards: position of each shard in order, as `min_position` accepts them, separated by commas; 0
+    /// for a shard without an answer.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub positions: Vec<u64>,
-    /// Of a router: the shards that could not answer, where it was told that their items may be missing.
+    /// From a router: shards without an answer, if the request permits missing items.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<MissingShard>,
 }
@@ -185,55 +185,55 @@ pub struct Served {
 /// A shard that could not answer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct MissingShard {
-    /// Its number.
+    /// Shard number.
     pub shard: u32,
-    /// Why it could not.
+    /// Reason of the failure.
     pub reason: String,
 }
 
 /// The answer to a single retrieval or ranking.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct RetrieveResponse {
-    /// Which snapshot answered.
+    /// Snapshot that answered.
     #[serde(flatten)]
     pub served: Served,
-    /// The answer.
+    /// Items and explanation.
     #[serde(flatten)]
     pub result: Retrieved,
 }
 
-/// One entry of a batch: an answer, or the problem of this one request.
+/// One entry of a batch: an answer, or the problem of this request.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(untagged)]
 pub enum BatchEntry {
     /// The request failed; the others did not.
     Problem {
-        /// What was wrong with it.
+        /// Error of the request.
         problem: Problem,
     },
-    /// The request's answer.
+    /// Answer to the request.
     Answer(Box<Retrieved>),
 }
 
-/// The answers to a list of retrievals, in its order.
+/// Answers to a list of retrievals, in order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct BatchResponse {
-    /// Which snapshot answered.
+    /// Snapshot that answered.
     #[serde(flatten)]
     pub served: Served,
-    /// An entry a request.
+    /// One entry per request.
     pub results: Vec<BatchEntry>,
 }
 
 /// A query embedding.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct EmbedResponse {
-    /// Which snapshot answered.
+    /// Snapshot that answered.
     #[serde(flatten)]
     pub served: Served,
-    /// `[D]`
+    /// Embedding, `[D]`.
     pub embedding: Vec<f32>,
-    /// Ids of remote tables that were answered with default rows.
+    /// Ids of remote tables for which default rows were used.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub degraded_rows: u64,
 }

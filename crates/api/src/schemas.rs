@@ -1,40 +1,40 @@
-//! Bodies and values that have two forms, as the OpenAPI document shows them.
+//! Bodies and values with two forms, as described in the OpenAPI document.
 
 use super::items::ItemUpsert;
 use super::request::RetrieveRequest;
 use super::response::{BatchResponse, RetrieveResponse};
 
-/// The body of a retrieval.
+/// Body of a retrieval.
 #[derive(utoipa::ToSchema, serde::Deserialize)]
 #[serde(untagged)]
 #[allow(clippy::large_enum_variant)]
 pub enum RetrieveOneOrMany {
-    /// One request.
+    /// A single request.
     One(Box<RetrieveRequest>),
-    /// A list of them.
+    /// A list of requests.
     Many {
-        /// Each answered by itself, in this order.
+        /// Requests, answered independently and in this order.
         #[schema(min_items = 1, max_items = 1024)]
         requests: Vec<RetrieveRequest>,
     },
 }
 
-/// Items that are put, or whose attributes change; or, as `application/x-ndjson`, one of them a line.
+/// Items to put or change; as `application/x-ndjson`, one per line.
 #[derive(utoipa::ToSchema, serde::Deserialize)]
 pub struct UpsertRequest {
-    /// Each taken or refused by itself.
+    /// Items, each accepted or rejected independently.
     #[schema(min_items = 1, max_items = 10000)]
     #[expect(dead_code, reason = "a schema of the document, never a value")]
     items: Vec<ItemUpsert>,
 }
 
-/// The answer to a retrieval.
+/// Answer to a retrieval.
 #[derive(utoipa::ToSchema, serde::Serialize)]
 #[serde(untagged)]
 pub enum RetrievedOneOrMany {
-    /// To one request.
+    /// Answer to a single request.
     One(Box<RetrieveResponse>),
-    /// To a list of them.
+    /// Answers to a list of requests.
     Many(BatchResponse),
 }
 
@@ -43,8 +43,8 @@ pub enum RetrievedOneOrMany {
 #[serde(untagged)]
 #[expect(dead_code, reason = "a schema of the document, never a value")]
 pub(crate) enum TextOrInteger {
-    /// Of a column of texts.
+    /// Value of a text column.
     Text(String),
-    /// Of a column of integers.
+    /// Value of an integer column.
     Integer(i64),
 }

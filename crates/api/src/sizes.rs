@@ -1,40 +1,40 @@
-//! What an answer holds while it is written, beside its ids and scores: known from the columns that are asked for, so that its memory is set aside
-//! before anything is done for it.
+//! Memory of an answer while it is written, in addition to ids and scores. It is computed from the requested columns, so that it
+//! can be reserved before the pass starts.
 
 use super::arrow::{BATCH_BYTES, BATCH_COPIES, ROWS_MAX};
 use super::reply::{PIECE_BYTES, PIECE_END_BYTES};
 use sterling_core::error::Result;
 use sterling_index::columns::Stacked;
 
-/// Pieces of an answer that there are at once: the one that is sent and the one that is made ...
+/// Chunks of an answer in memory: the one that is sent and the one that is written ...
 const PIECES: usize = 2;
-/// ... which takes as much again where it grows beyond the room that it begins with.
+/// ... which needs as much again if it grows beyond its initial capacity.
 const GROWN_PIECES: usize = 3;
-/// Bytes of a byte of text in JSON, at most: a control character is `\u0007`.
+/// Maximum bytes per byte of text in JSON: a control character becomes `\u0007`.
 const ESCAPED: usize = 6;
-/// Bytes of an item beside its tasks and columns as text, and of a task.
+/// Bytes of an item as text without its tasks and columns, and of a task.
 const ITEM_BYTES: usize = 128;
 const TASK_BYTES: usize = 64;
-/// Bytes of an item beside its tasks and columns in Arrow: the request, the id, the score and the similarity.
+/// Bytes of an item in Arrow without its tasks and columns: request, id, score and similarity.
 const SCORES_BYTES: usize = 20;
-/// Bytes of a value beside its own: an offset, or a name and its marks.
+/// Bytes per value in addition to its own: an offset, or a name with quotes.
 const CELL_BYTES: usize = 8;
 
-/// The largest values of the columns that an answer tells.
+/// Largest values of the columns of an answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Widths {
-    /// Bytes of all values of an item, at most.
+    /// Maximum bytes of all values of an item.
     row: usize,
-    /// Bytes of its values in one column, at most.
+    /// Maximum bytes of its values in one column.
     cell: usize,
     tasks: usize,
 }
 
 impl Widths {
-    /// Those of columns of these names, beside so many tasks.
+    /// Returns the widths of the columns with these names, and of this number of tasks.
     ///
     /// # Errors
-    /// `Invalid` for a column that is not there.
+    /// `Invalid` for an unknown column.
     pub fn of(columns: &Stacked, asked: &[String], tasks: usize) -> Result<Self> {
         let mut widths = Widths { tasks, ..Widths::default() };
         for name in asked {
@@ -45,12 +45,12 @@ impl Widths {
         Ok(widths)
     }
 
-    /// Those of two answers that are sent as one.
+    /// Combines the widths of two answers that are sent as one.
     pub fn or(self, other: Widths) -> Self {
         Widths { row: self.row.max(other.row), cell: self.cell.max(other.cell), tasks: self.tasks.max(other.tasks) }
     }
 
-    /// Bytes that writing so many items as text takes at most.
+    /// Returns the maximum bytes for writing this number of items as text.
     pub fn as_text(self, items: usize) -> usize {
         let all = items.saturating_mul(ITEM_BYTES + TASK_BYTES * self.tasks + ESCAPED * self.row);
         let cell = ESCAPED * self.cell;
@@ -58,7 +58,7 @@ impl Widths {
         pieces * all.min(PIECE_BYTES + PIECE_END_BYTES + cell)
     }
 
-    /// Bytes that writing so many items as Arrow takes at most.
+    /// Returns the maximum bytes for writing this number of items as Arrow.
     pub fn as_arrow(self, items: usize) -> usize {
         let beside = items.min(ROWS_MAX) * (SCORES_BYTES + size_of::<f32>() * self.tasks);
         BATCH_COPIES * (beside + items.saturating_mul(self.row).min(BATCH_BYTES + self.row))
@@ -81,15 +81,15 @@ mod tests {
     use sterling_serving::quota::{Flow, Memory, Quota};
     use sterling_storage::files::{TensorFile, Tensors};
 
-    /// Bytes of what an Arrow stream says besides the values, at most.
+    /// Maximum bytes of an Arrow stream without its values.
     const METADATA_BYTES: usize = 16 << 10;
 
     fn text(length: usize) -> String {
-        // A sixth of it is six times as long in JSON.
+        // A sixth of the text is six times as long in JSON.
         "\u{7}lorem".chars().cycle().take(length).collect()
     }
 
-    /// Columns of texts of these lengths, of which the second has several of each.
+    /// Returns columns of texts with these lengths; the second has several per item.
     fn columns(lengths: &[usize]) -> Columns {
         let count = lengths.len() as u32;
         let list = [
@@ -160,7 +160,7 @@ mod tests {
         Quota::new("answer", 1 << 30).hold(Flow::default(), 0).unwrap()
     }
 
-    /// The pieces joined, none of which is longer than `most`.
+    /// Joins chunks, and checks that none is longer than `most`.
     fn joined(pieces: impl Iterator<Item = Vec<u8>>, most: usize) -> Vec<u8> {
         pieces
             .flat_map(|piece| {
@@ -170,7 +170,7 @@ mod tests {
             .collect()
     }
 
-    /// Bytes that making the pieces takes at once, each of which is gone before the next but one is made.
+    /// Returns the maximum memory of building the chunks, if at most two exist at once.
     fn taken<P>(pieces: impl Iterator<Item = P>) -> usize {
         let mut sent = None;
         let used = allocation_counter::measure(|| pieces.for_each(|piece| drop(sent.replace(piece))));
@@ -204,7 +204,7 @@ mod tests {
             let table = entry().as_table(&memory()).unwrap();
             prop_assert!(taken(Reply::one(served(), table.clone())) <= widths.as_text(k) + spare);
             let table: Value = serde_json::from_slice(&joined(Reply::one(served(), table), piece + head)).unwrap();
-            // As a router has it: what is written is as long as it is said to be, and says the same.
+            // As in a router: the written data has the announced size and the same contents.
             let written_memory = memory();
             let (ranked, written) = entry().written(&written_memory).unwrap();
             prop_assert!(written_memory.bytes() as usize >= 3 * written.text.len());

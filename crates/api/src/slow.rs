@@ -1,4 +1,4 @@
-//! What is told of slow calls.
+//! JSON types of the slow call log.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -8,44 +8,44 @@ use super::response::Explain;
 /// A call that was among the slowest.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct SlowCall {
-    /// When it was answered, in UTC.
+    /// Time of the answer, in UTC.
     pub time: String,
-    /// The request's id, as its answer had it and the log has it.
+    /// Request id, as in the answer and in the log.
     pub id: String,
-    /// The trace that its caller named.
+    /// Trace id from the caller.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trace: Option<String>,
-    /// The name of its key.
+    /// Name of the API key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
-    /// The call, such as `retrieve`.
+    /// Name of the call, such as `retrieve`.
     pub call: String,
-    /// The HTTP status.
+    /// HTTP status.
     pub status: u16,
-    /// Milliseconds from the end of its header to that of the answer.
+    /// Milliseconds from the end of the request header to that of the answer.
     pub ms: f64,
-    /// What answered it, where anything did.
+    /// Statistics of the pass, if the call reached it.
     #[serde(flatten, default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = SlowPass)]
     pub pass: Option<SlowPass>,
 }
 
-/// What a pass did for a slow call; of a call that nothing answered there is nothing of it.
+/// Statistics of the pass of a slow call; absent for a call that did not reach it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct SlowPass {
-    /// The model.
+    /// Name of the model.
     #[schema(required = false)]
     pub model: String,
-    /// The version that answered.
+    /// Version that answered.
     #[schema(required = false)]
     pub version: u64,
-    /// Requests in its body.
+    /// Number of requests in the body.
     #[schema(required = false)]
     pub requests: usize,
-    /// Milliseconds from when the engine took it in to its answer: what the steps do not account for, it waited for a worker.
+    /// Milliseconds from admission by the engine to the answer; time not covered by steps was spent waiting for a worker.
     #[schema(required = false)]
     pub engine_ms: f64,
-    /// What the steps did, where its body had one request.
+    /// Statistics of the steps, if the body had one request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub explain: Option<Explain>,
 }
@@ -53,8 +53,8 @@ pub struct SlowPass {
 /// The slowest calls of the last minutes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct SlowResponse {
-    /// Calls of this window and of the one before are told.
+    /// Length of a window; calls of this window and of the one before are listed.
     pub window_seconds: u64,
-    /// Slowest first.
+    /// Calls, slowest first.
     pub calls: Vec<SlowCall>,
 }

@@ -1,4 +1,4 @@
-//! What is said of a model's traffic.
+//! JSON types of a model's rollout.
 
 use std::time::Duration;
 
@@ -7,17 +7,17 @@ use utoipa::ToSchema;
 
 use sterling_snapshot::rollout::{BothSeen, Canary, Shadow, SideSeen, Traffic, TrafficNow};
 
-/// Where the requests of a model are to go that pin no version.
+/// Desired versions for the unpinned requests of a model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TrafficRequest {
-    /// A version that answers a share of them; none where it is left out.
+    /// A version that answers a share of them; omit for none.
     #[serde(default)]
     pub canary: Option<Canary>,
-    /// A version that is asked a share of them as well; none where it is left out.
+    /// A version to which a share of them is repeated; omit for none.
     #[serde(default)]
     pub shadow: Option<Shadow>,
-    /// Change it only where what is wished of the model is of this revision: else it is a conflict, and nothing is done.
+    /// Expected revision of the desired state; at any other revision the call fails with a conflict and changes nothing.
     #[serde(default)]
     pub revision: Option<u64>,
 }
@@ -28,114 +28,114 @@ impl From<TrafficRequest> for Traffic {
     }
 }
 
-/// Where the requests of a model go that pin no version.
+/// Versions that take part in the unpinned requests of a model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct TrafficResponse {
-    /// The model.
+    /// Name of the model.
     pub model: String,
-    /// How often what is wished of it in the store was changed.
+    /// Number of changes to the desired state in the store.
     pub revision: u64,
-    /// The version that answers all others.
+    /// Version that answers all other requests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub active: Option<u64>,
-    /// The canary that is wished.
+    /// Desired canary.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub canary: Option<CanaryInfo>,
-    /// The shadow that is wished.
+    /// Desired shadow.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shadow: Option<ShadowInfo>,
 }
 
-/// A canary, and what this server has seen of it.
+/// A canary, and its measurements on this server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct CanaryInfo {
-    /// What is wished.
+    /// Desired setting.
     pub setting: Canary,
-    /// The version that takes part here; none where it is not in memory, or is the one that answers anyway.
+    /// Version that takes part here; absent if it is not in memory, or is the active version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serving: Option<u64>,
-    /// The share of keys that it answers here at this moment.
+    /// Current share of keys that it answers here.
     pub share: f64,
-    /// What was seen of the active version in the window, since the setting or a version changed last.
+    /// Measurements of the active version in the window, since the last change of the setting or of a version.
     pub seen_active: SeenInfo,
-    /// What was seen of the canary.
+    /// Measurements of the canary.
     pub seen_canary: SeenInfo,
 }
 
-/// What a server has seen of a version.
+/// Measurements of a version on this server.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct SeenInfo {
-    /// Requests that ended, but for refusals.
+    /// Completed requests, without rejected ones.
     pub requests: u64,
-    /// Those that failed.
+    /// Failed requests.
     pub errors: u64,
-    /// Milliseconds that half of the answers took at most, to about a tenth.
+    /// Median latency in milliseconds, to about a tenth.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub p50_ms: Option<f64>,
-    /// Milliseconds that 99 of 100 took at most.
+    /// 99th percentile of latency in milliseconds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub p99_ms: Option<f64>,
-    /// Answers that were held against exact ones.
+    /// Answers compared with exact search.
     pub audits: u64,
-    /// The mean recall of these.
+    /// Mean recall of these answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub recall: Option<f64>,
 }
 
-/// A shadow.
+/// A shadow version.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ShadowInfo {
-    /// What is wished.
+    /// Desired setting.
     pub setting: Shadow,
-    /// The version that takes part here; none where it is not in memory, or is the one that answers anyway.
+    /// Version that takes part here; absent if it is not in memory, or is the active version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serving: Option<u64>,
 }
 
-/// How the answer of a shadow differed from the one that was served.
+/// Difference between the answer of a shadow and the served one.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ShadowDiff {
-    /// When it was compared, in UTC.
+    /// Time of the comparison, in UTC.
     pub time: String,
-    /// The request's id, as its answer had it and the log has it.
+    /// Request id, as in the answer and in the log.
     pub id: String,
-    /// The model.
+    /// Name of the model.
     pub model: String,
-    /// The version that answered.
+    /// Version that answered.
     pub version: u64,
-    /// The shadow.
+    /// Shadow version.
     pub shadow_version: u64,
     /// Items of the longer answer.
     pub k: usize,
-    /// The share of them that both have.
+    /// Share of these items that both answers have.
     pub overlap: f64,
-    /// By how many places these have moved, in the mean.
+    /// Mean difference of their ranks.
     pub displacement: f64,
-    /// By how much the score of one of these has changed at most.
+    /// Largest difference of their scores.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub score_difference: Option<f32>,
     /// Items that the shadow lacks, the first ten.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lost: Vec<i64>,
-    /// Items that it alone has, the first ten.
+    /// Items that only the shadow has, the first ten.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gained: Vec<i64>,
-    /// Milliseconds that the steps took of the version that answered.
+    /// Milliseconds of the steps of the version that answered.
     pub ms: f64,
-    /// The same of the shadow.
+    /// Milliseconds of the steps of the shadow.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shadow_ms: Option<f64>,
-    /// Why the shadow did not answer.
+    /// Reason why the shadow did not answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
 
-/// The answers of shadows that differed most in the last minutes.
+/// Answers of shadows that differed most in the last minutes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ShadowResponse {
-    /// Answers of this window and of the one before are told.
+    /// Length of a window; answers of this window and of the one before are listed.
     pub window_seconds: u64,
-    /// Those that differed most first.
+    /// Differences, the largest first.
     pub diffs: Vec<ShadowDiff>,
 }
 
@@ -153,7 +153,7 @@ impl From<SideSeen> for SeenInfo {
     }
 }
 
-/// What is so of a model's traffic.
+/// Describes the rollout of a model on this server.
 pub fn traffic_info(model: String, now: TrafficNow) -> TrafficResponse {
     let canary = now.setting.canary.map(|setting| {
         let run = now.canary.as_ref();

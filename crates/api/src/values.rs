@@ -1,7 +1,7 @@
-//! From JSON straight to typed values, with every bound looked at while it is read: lists that stop at their longest,
-//! features, columns, constants.
+//! Typed values parsed directly from JSON: features, columns, constants, and lists that stop at their maximum length. Every limit
+//! is checked while parsing.
 //!
-//! Nothing here builds a tree of the text first, so that reading costs memory in proportion to what is kept.
+//! No intermediate tree of the text is built, so that memory is proportional to the retained values.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -68,7 +68,7 @@ fn finite<E: de::Error>(x: f64) -> Result<f32, E> {
     }
 }
 
-/// Numbers of a vector, at most `MOST` of them: a list, or a text that has them as little-endian 32-bit numbers in base64.
+/// Numbers of a vector, at most `MOST`: a list, or little-endian 32-bit numbers in base64.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Vector<const MOST: usize>(pub Vec<f32>);
 
@@ -101,13 +101,13 @@ impl<'de, const MOST: usize> Deserialize<'de> for Vector<MOST> {
     }
 }
 
-/// Base64 as everyone writes it, with padding or without.
+/// Standard base64, with or without padding.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &STANDARD,
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
-/// The numbers of a text of base64, four bytes each. Its length is looked at before anything is made of it.
+/// Decodes base64 to numbers of four bytes each. The length is checked before any allocation.
 fn packed_numbers<E: de::Error>(text: &str, most: usize) -> Result<Vec<f32>, E> {
     if text.len() > (4 * most).div_ceil(3) * 4 {
         return Err(too_many(most));
@@ -127,7 +127,7 @@ fn packed_numbers<E: de::Error>(text: &str, most: usize) -> Result<Vec<f32>, E> 
     numbers.iter().enumerate().map(number).collect()
 }
 
-/// An object whose keys are names, each once, at most `MOST` of them.
+/// An object with at most `MOST` distinct names as keys.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Named<T, const MOST: usize>(pub BTreeMap<String, T>);
 
@@ -137,7 +137,7 @@ impl<T, const MOST: usize> Default for Named<T, MOST> {
     }
 }
 
-/// Reads null as what stands where nothing is said.
+/// Reads null as the default value.
 pub(super) fn nullable<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(from: D) -> Result<T, D::Error> {
     Option::deserialize(from).map(Option::unwrap_or_default)
 }
@@ -170,8 +170,7 @@ impl<'de, T: Deserialize<'de>, const MOST: usize> Deserialize<'de> for Named<T, 
     }
 }
 
-/// The values of one feature: a list of whole numbers, of numbers or of texts, one of these alone, numbers in base64, or ids with
-/// weights.
+/// Values of one feature: a list of integers, numbers or texts, a single one of these, numbers in base64, or ids with weights.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FeatureValue(pub Values);
 
@@ -255,7 +254,7 @@ struct Bag {
     base64: Option<Packed>,
 }
 
-/// Numbers in base64 alone.
+/// Numbers in base64.
 struct Packed(Vec<f32>);
 
 impl<'de> Deserialize<'de> for Packed {
@@ -265,7 +264,7 @@ impl<'de> Deserialize<'de> for Packed {
     }
 }
 
-/// Adds one entry of a list, which decides what the list is: a fraction makes it one of numbers, a text one of texts.
+/// Adds an entry to a list and determines its type: a fraction makes it a list of numbers, a text a list of texts.
 pub(super) struct Push<'a>(pub(super) &'a mut Values);
 
 impl<'de> DeserializeSeed<'de> for Push<'_> {

@@ -1,4 +1,4 @@
-//! Vectors, as the OpenAPI document shows them.
+//! Schema of vectors in the OpenAPI document.
 
 use utoipa::openapi::schema::{ArrayBuilder, KnownFormat, ObjectBuilder, OneOfBuilder, SchemaFormat, Type};
 use utoipa::openapi::{RefOr, Schema};
@@ -6,7 +6,7 @@ use utoipa::{PartialSchema, ToSchema};
 
 use sterling_core::limits::DIMENSION_MAX;
 
-/// A vector: its numbers, or these as little-endian 32-bit numbers in base64. `values::Vector` reads both.
+/// A vector: a list of numbers, or little-endian 32-bit numbers in base64. `values::Vector` parses both.
 pub(crate) struct VectorForm;
 
 impl PartialSchema for VectorForm {

@@ -1,33 +1,33 @@
-//! Tasks and columns of items, as a shard writes them for a router.
+//! Tasks and columns of items, as a shard serializes them for a router.
 
 use serde::{Deserialize, Serialize};
 
 use sterling_core::error::{Error, Result};
 use sterling_core::packed;
 
-/// What the JSON of items says besides ids and scores, ready to be copied.
+/// JSON of items without ids and scores, ready to be copied.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Written {
-    /// Where that of each item ends.
+    /// End offset of each item's JSON.
     #[serde(with = "packed::numbers")]
     pub ends: Vec<u32>,
-    /// All of them.
+    /// JSON of all items.
     #[serde(with = "packed::numbers")]
     pub text: Vec<u8>,
 }
 
 impl Written {
-    /// That of one item; nothing where it has none.
+    /// Returns the JSON of one item; empty if it has none.
     pub fn of(&self, item: usize) -> &[u8] {
         let start = item.checked_sub(1).map_or(Some(0), |before| self.ends.get(before).copied());
         let range = start.zip(self.ends.get(item).copied());
         range.and_then(|(start, end)| self.text.get(start as usize..end as usize)).unwrap_or_default()
     }
 
-    /// Adds the next item's.
+    /// Appends the JSON of the next item.
     ///
     /// # Errors
-    /// `TooCostly` beyond the 32 bits of the protocol.
+    /// `TooCostly` beyond the 32-bit offsets of the protocol.
     pub fn push(&mut self, text: &[u8]) -> Result<()> {
         let end = self.text.len() + text.len();
         let end = u32::try_from(end).map_err(|_| {

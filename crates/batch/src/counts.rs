@@ -1,4 +1,4 @@
-//! What became of the rows of a job.
+//! Row counts of a job and the problems of rows that could not be scored.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -11,37 +11,37 @@ use serde::{Deserialize, Serialize};
 
 use sterling_core::error::{Error, Result};
 
-/// Under which key an output's metadata say what it follows from.
+/// Key of an output's Parquet metadata that identifies the job and input it was computed from.
 pub(super) const ORIGIN: &str = "sterling";
-/// Under which key they say how many rows have a problem.
+/// Key of the Parquet metadata that holds the number of rows with a problem.
 pub(super) const PROBLEMS: &str = "sterling.problems";
 
 /// A row without an answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Problem {
-    /// Its row of the input, from 0, empty lines not counted.
+    /// Row number in the input, from 0; empty lines are not counted.
     pub(super) row: u64,
-    /// Its id, where it could be read.
+    /// Id of the row, if it could be parsed.
     pub(super) id: Option<i64>,
-    /// The kind of the error.
+    /// Kind of the error.
     pub(super) code: String,
-    /// What came and what was expected.
+    /// Received and expected values.
     pub(super) reason: String,
 }
 
-/// What became of the rows of a job. Rows in are rows scored and problems.
+/// Row counts of a job: input rows are scored rows plus problems.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
     /// Rows of the input files.
     pub rows: u64,
     /// Rows with an answer.
     pub scored: u64,
-    /// Rows without, by the kind of the error.
+    /// Rows without an answer, by error kind.
     pub problems: BTreeMap<String, u64>,
 }
 
 impl Counts {
-    /// Adds those of another unit.
+    /// Adds the counts of another unit.
     pub fn add(&mut self, other: &Counts) {
         self.rows += other.rows;
         self.scored += other.scored;
@@ -50,12 +50,12 @@ impl Counts {
         }
     }
 
-    /// Rows with a problem of any kind.
+    /// Returns the number of rows with a problem of any kind.
     pub fn wrong(&self) -> u64 {
         self.problems.values().sum()
     }
 
-    /// The counts of a unit, from its files, which say that they come from `origin`.
+    /// Reads the counts of a unit from its output files, and checks that these were written for `origin`.
     pub(super) fn read(output: &Path, problems: &Path, origin: &str) -> Result<Self> {
         let open = |path: &Path| File::open(path).map_err(|e| Error::io(path.display(), e));
         let corrupt = |path: &Path, e: &dyn std::fmt::Display| Error::corrupt(format!("{}: {e}", path.display()));
@@ -88,24 +88,24 @@ impl Counts {
     }
 }
 
-/// How many rows of a job may have a problem: a number, or a share of all rows in percent.
+/// Limit on the rows of a job with a problem: a number, or a percentage of all rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum ProblemLimit {
-    /// So many rows at most.
+    /// At most this number of rows.
     Rows(u64),
-    /// So many of a hundred rows at most.
+    /// At most this percentage of all rows.
     Percent(f64),
 }
 
 impl ProblemLimit {
-    /// Refuses counts with more problems.
+    /// Rejects counts with more problems than the limit.
     ///
     /// # Errors
     /// `Invalid` with both numbers.
     pub(super) fn check(self, counts: &Counts) -> Result<()> {
         let most = match self {
             ProblemLimit::Rows(rows) => rows,
-            // 2.3 is a little less than that: a share that comes out even is not rounded down.
+            // Floating-point error must not round an exact percentage down (2.3 is stored as slightly less).
             ProblemLimit::Percent(percent) => (counts.rows as f64 * percent / 100.0 * (1.0 + 1e-12)) as u64,
         };
         let (wrong, rows) = (counts.wrong(), counts.rows);

@@ -1,4 +1,4 @@
-//! What is scored, and where what becomes of it lies.
+//! Terms of an offline scoring job, and the paths of its output files.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -14,19 +14,19 @@ use sterling_storage::files;
 
 const SUCCESS_FILE: &str = "_SUCCESS.json";
 
-/// What is asked of every row of a job.
+/// Terms that all rows of a job share.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JobTerms {
-    /// What is made of the rows.
+    /// Task that is run for each row.
     pub task: Task,
-    /// The model's name.
+    /// Name of the model.
     pub model: String,
-    /// Its version.
+    /// Version of the model.
     pub version: u64,
-    /// The digest of the version's bytes.
+    /// Digest of the version's files.
     pub digest: String,
-    /// What requests get that do not say, as JSON.
+    /// Default request fields, as JSON, for rows that do not set them.
     pub request: String,
 }
 
@@ -46,28 +46,28 @@ impl Purpose for JobTerms {
 }
 
 impl JobFolder<JobTerms> {
-    /// The output file of a unit.
+    /// Returns the path of a unit's output file.
     pub fn output(&self, unit: usize) -> PathBuf {
         self.root().join(format!("{}.parquet", self.name(unit)))
     }
 
-    /// The file of the problems of a unit, a JSON line each, if it has any; it is there before the output is. Readers of data sets skip names
-    /// that begin with an underscore.
+    /// Returns the path of a unit's problem file, which has one JSON line per problem and exists only if there are any. It is
+    /// published before the output file. Readers of data sets skip names that begin with an underscore.
     pub fn problems(&self, unit: usize) -> PathBuf {
         self.root().join(format!("_{}.problems.jsonl", self.name(unit)))
     }
 
-    /// True where a unit has its output.
+    /// Returns whether a unit has its output file.
     pub fn is_done(&self, unit: usize) -> bool {
         self.output(unit).exists()
     }
 
-    /// The units that have no output yet.
+    /// Returns the units without an output file.
     pub fn left(&self) -> Vec<usize> {
         (0..self.units().len()).filter(|&unit| !self.is_done(unit)).collect()
     }
 
-    /// Says that the job is not done, where a unit has no output: a run before may have said that it was.
+    /// Removes the `_SUCCESS.json` of an earlier run if any unit has no output file.
     ///
     /// # Errors
     /// `Io` with the path.
@@ -86,11 +86,11 @@ impl JobFolder<JobTerms> {
         }
     }
 
-    /// Counts what all units made, and writes it where none is left. What killed runs left behind is removed.
+    /// If all units have their output, sums their counts, writes `_SUCCESS.json` and removes temporary files of killed runs.
     ///
     /// # Errors
-    /// `Invalid` where more rows have a problem than `limit` allows: then the job does not say that it is done; `Corrupt` with the file that
-    /// is no output of this job; `Io`.
+    /// `Invalid` if more rows have a problem than `limit` allows: the job is then not marked as successful. `Corrupt` with a file
+    /// that is not an output of this job; `Io`.
     pub fn finish(&self, limit: ProblemLimit) -> Result<Option<Counts>> {
         if !self.left().is_empty() {
             return Ok(None);

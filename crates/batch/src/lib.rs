@@ -1,17 +1,19 @@
-//! Offline scoring: files of users become files of recommendations, through the pass that serves, without HTTP in between.
+//! Offline scoring: files of users become files of recommendations, through the same pass that serves requests, without HTTP.
 //!
-//! 1. A version and the defaults of its requests ([`JobTerms`]) are asked of each of a list of files, the units of a job
+//! 1. A job applies one version and its default request fields ([`JobTerms`]) to a list of input files, the units of the job
 //!    (`crate::jobs`).
-//! 2. A unit makes one output file; one whose output is there is done. An output says in its metadata what it follows from.
-//! 3. Within a unit one thread reads, others run passes over chunks of rows, and one writes their answers in the order of the
-//!    rows. So many chunks are under way at most, which bounds the memory.
-//! 4. A row that is wrong is a problem with its reason in a file of its own; it stops nobody. Rows in are rows out and problems.
-//! 5. When all units are done and no more rows have a problem than the job allows, `_SUCCESS.json` has the counts.
+//! 2. A unit writes one output file; a unit whose output exists is done. The metadata of an output identify the job and the
+//!    input.
+//! 3. Within a unit, one thread reads, others run passes over chunks of rows, and one writes the answers in row order. The number
+//!    of chunks in flight is limited, which bounds memory.
+//! 4. An invalid row becomes a problem, written with its reason to a separate file; it does not stop the job. Input rows are
+//!    output rows plus problems.
+//! 5. When all units are done and problems are within the job's limit, `_SUCCESS.json` is written with the counts.
 //!
 //! ```
 //! use sterling_batch::{Questions, Task};
 //!
-//! // What all rows of a job share; a row says who asks.
+//! // Fields that all rows of the job share; a row names the user.
 //! let questions = Questions::parse(Task::Retrieve, r#"{"k": 50, "filter": "lang:en"}"#)?;
 //! assert_eq!(questions.canonical(), r#"{"filter":"lang:en","k":50}"#);
 //! assert!(Questions::parse(Task::Retrieve, r#"{"vector": [1, 2]}"#).is_err());

@@ -1,14 +1,13 @@
-//! Rows of JSON lines.
+//! Rows of JSON lines files.
 
 use std::io::BufRead;
 
 use crate::jobs::next_line;
 use sterling_core::error::{Error, Result};
 
-/// Longest row, in bytes.
 const ROW_BYTES_MAX: usize = 8 << 20;
 
-/// The rows of a file of JSON lines. Empty lines are none.
+/// Iterates over the rows of a JSON lines file; skips empty lines.
 pub(super) struct Lines {
     from: Box<dyn BufRead>,
     is_first: bool,
@@ -19,7 +18,7 @@ impl Lines {
         Lines { from, is_first: true }
     }
 
-    /// The next row; an error in its place where a line is none.
+    /// Returns the next row, or the row's error if it is too long or not UTF-8.
     pub(super) fn next(&mut self) -> std::io::Result<Option<Result<String>>> {
         loop {
             let mut line = Vec::new();

@@ -1,13 +1,13 @@
-//! Answers as a Parquet file, and the rows that have none, if any, as JSON lines beside it.
+//! Output of a unit: answers as a Parquet file, and problems, if any, as a JSON lines file.
 //!
 //! | column | holds |
 //! |---|---|
 //! | `id` | the row's id |
-//! | `items` `scores` `similarities` | lists, the best first: ids, the value model's scores, retrieval scores |
-//! | `task_NAME` | a list of each task's scores |
-//! | `column_NAME` | a list of each item column that was asked for, as texts; several values as a JSON list |
-//! | `unknown` | of a ranking: a list of the given items that the model does not hold |
-//! | `vector` | of items, in place of all else: what the item tower makes of them |
+//! | `items` `scores` `similarities` | lists, best first: ids, the value model's scores, retrieval scores |
+//! | `task_NAME` | list of the scores of a task |
+//! | `column_NAME` | list of the values of a requested item column, as text; several values of an item as a JSON list |
+//! | `unknown` | ranking only: list of the requested items that the model does not have |
+//! | `vector` | items only, in place of all others: embedding from the item tower |
 
 use std::fs::{self, File};
 use std::io::{BufWriter, ErrorKind, Write as _};
@@ -33,29 +33,29 @@ use sterling_index::columns::{Cell, Stacked};
 use sterling_serving::view::View;
 use sterling_storage::files;
 
-/// Bytes of encoded rows after which they become a row group.
+/// Encoded bytes after which a row group is closed.
 const GROUP_BYTES: usize = 32 << 20;
-/// The answers of consecutive rows in their order, and the problems of those that have none.
+/// Answers of consecutive rows in their order, and the problems of rows without an answer.
 pub(super) struct Scored {
     pub(super) answers: RecordBatch,
     pub(super) problems: Vec<Problem>,
 }
 
-/// What one row is answered with.
+/// Answer to one row.
 pub(super) enum Told {
     Items(Ranked),
-    /// `[D]`
+    /// Embedding of an item, `[D]`.
     Vector(Vec<f32>),
 }
 
-/// Which columns the outputs of a job have, and where their values come from.
+/// Columns of a job's outputs, and the source of their values.
 pub(super) enum Layout {
     Items {
         tasks: Vec<String>,
         columns: Stacked,
-        /// The names and numbers of the item columns that are told.
+        /// Names and numbers of the requested item columns.
         picked: Vec<(String, usize)>,
-        /// True where items were given, some of which the model may not hold.
+        /// True if requests name items, some of which the model may not have.
         unknown: bool,
     },
     Vectors {
@@ -64,7 +64,7 @@ pub(super) enum Layout {
 }
 
 impl Layout {
-    /// The layout of what a view answers.
+    /// Returns the layout of a view's answers.
     pub(super) fn new(view: &View, questions: &Questions) -> Result<Self> {
         if *questions.template() == Template::Items {
             return match view.main().package.item {
@@ -83,7 +83,7 @@ impl Layout {
         Ok(self.batch(Vec::new())?.schema())
     }
 
-    /// Rows as columns.
+    /// Converts rows to columns.
     pub(super) fn batch(&self, rows: Vec<(i64, Told)>) -> Result<RecordBatch> {
         let ids: ArrayRef = Arc::new(Int64Array::from_iter_values(rows.iter().map(|(id, _)| *id)));
         let mut all: Vec<(String, ArrayRef)> = vec![("id".into(), ids)];
@@ -117,7 +117,7 @@ impl Layout {
     }
 }
 
-/// Ids, scores and those of tasks.
+/// Builds the columns of item ids, scores and task scores.
 fn of_items(ranked: &[Ranked], tasks: &[String]) -> Vec<(String, ArrayRef)> {
     let floats = |of: &dyn for<'a> Fn(&'a Ranked) -> &'a [f32]| -> ArrayRef {
         let mut list = ListBuilder::new(Float32Builder::new());
@@ -158,7 +158,7 @@ fn of_column(ranked: &[Ranked], columns: &Stacked, number: usize) -> ArrayRef {
     Arc::new(list.finish())
 }
 
-/// A cell as a text; none where it is missing.
+/// Formats a cell as text; `None` if it is missing.
 fn text(cell: Cell<'_>) -> Option<String> {
     match cell {
         Cell::Missing => None,
@@ -170,7 +170,7 @@ fn text(cell: Cell<'_>) -> Option<String> {
     }
 }
 
-/// The files of a unit while they are written.
+/// Files of a unit while they are written.
 pub(super) struct Output {
     writer: ArrowWriter<File>,
     problems: BufWriter<File>,
@@ -179,7 +179,7 @@ pub(super) struct Output {
     of_problems: Growing,
 }
 
-/// A file under another name than it will have.
+/// A file that is written under a temporary name.
 struct Growing {
     path: PathBuf,
     temporary: PathBuf,
@@ -196,16 +196,16 @@ impl Growing {
         Error::new(Kind::Io, format!("{}: {e}", self.path.display()))
     }
 
-    /// Gives the file its name.
+    /// Renames the file to its final name.
     fn publish(&self) -> Result<()> {
         match fs::rename(&self.temporary, &self.path) {
-            // Another worker did the same unit, ended the job and removed what was left.
+            // Another worker completed the same unit, ended the job and removed the temporary files.
             Err(e) if e.kind() == ErrorKind::NotFound && self.path.exists() => Ok(()),
             renamed => renamed.map_err(|e| Error::io(self.path.display(), e)),
         }
     }
 
-    /// Removes what an output that was removed had left under the name.
+    /// Removes an older file of this name, whose output no longer exists.
     fn withdraw(&self) -> Result<()> {
         match fs::remove_file(&self.path) {
             Err(e) if e.kind() != ErrorKind::NotFound => Err(Error::io(self.path.display(), e)),
@@ -216,13 +216,13 @@ impl Growing {
 
 impl Drop for Growing {
     fn drop(&mut self) {
-        // Of a file that is whole nothing is left under this name.
+        // After a successful rename nothing is left under the temporary name.
         let _ = fs::remove_file(&self.temporary);
     }
 }
 
 impl Output {
-    /// Begins the files of a unit.
+    /// Creates the temporary files of a unit.
     pub(super) fn create(folder: &JobFolder<JobTerms>, unit: usize, layout: &Layout) -> Result<Self> {
         let (output, file) = Growing::create(folder.output(unit))?;
         let (of_problems, problems) = Growing::create(folder.problems(unit))?;
@@ -233,7 +233,7 @@ impl Output {
             .set_compression(Compression::ZSTD(ZstdLevel::default()))
             .set_max_row_group_row_count(Some(usize::MAX))
             .set_key_value_metadata(Some(vec![origin]));
-        // Scores hardly repeat: looking for each in a dictionary cost a twentieth of a row.
+        // Scores rarely repeat: dictionary encoding cost 5 % of the time per row.
         for leaf in leaves.columns().iter().filter(|leaf| leaf.physical_type() == Type::FLOAT) {
             properties = properties.set_column_dictionary_enabled(leaf.path().clone(), false);
         }
@@ -241,7 +241,7 @@ impl Output {
         Ok(Output { writer, problems: BufWriter::new(problems), problem_count: 0, output, of_problems })
     }
 
-    /// Adds rows, in their order.
+    /// Appends rows in their order.
     pub(super) fn write(&mut self, rows: &Scored) -> Result<()> {
         self.problem_count += rows.problems.len() as u64;
         for problem in &rows.problems {
@@ -256,7 +256,7 @@ impl Output {
         written.map_err(|e| self.output.wrong(&e))
     }
 
-    /// Gives the files their names, the one of the recommendations last.
+    /// Renames the files to their final names, the answers last.
     pub(super) fn finish(mut self) -> Result<()> {
         self.writer.append_key_value_metadata(KeyValue::new(PROBLEMS.to_owned(), self.problem_count.to_string()));
         self.writer.finish().map_err(|e| self.output.wrong(&e))?;

@@ -1,4 +1,4 @@
-//! What a row asks: its own fields, and those of the job where it has none.
+//! Requests of rows: a row's own fields, completed by the fields of the job.
 
 use std::collections::BTreeMap;
 
@@ -14,27 +14,27 @@ use sterling_snapshot::items::{EMBEDDING, ID};
 
 const COLUMNS: &str = "columns";
 
-/// What is made of each row.
+/// Task of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Task {
-    /// The best items of a user.
+    /// Retrieves the best items for a user.
     Retrieve,
-    /// The scores of a user's given items.
+    /// Scores a given list of items for a user.
     Rank,
-    /// The vector that the item tower makes of an item.
+    /// Computes the embedding of an item with the item tower.
     Items,
 }
 
-/// What requests get that do not say: fields of a `:retrieve` or a `:rank`.
+/// Default request fields of a job, for `:retrieve` or `:rank`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Questions {
     fields: BTreeMap<String, String>,
-    /// What they make of a row that says nothing.
+    /// Request of a row without fields of its own.
     template: Template,
 }
 
-/// What the fields of a job make of a row that says nothing.
+/// Request of a row without fields of its own.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Template {
     Retrieve(Box<Retrieve>),
@@ -42,22 +42,21 @@ pub(super) enum Template {
     Items,
 }
 
-/// What one row asks.
+/// Work for one row.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Question {
     Pass(Box<Request>),
-    /// The features of an item.
     Item(Features),
 }
 
-/// A row: its id, where it has one, and what it asks.
+/// Row id, if there is one, and the row's request or its error.
 pub(super) type Asking = (Option<i64>, Result<Question>);
 
 impl Questions {
-    /// Reads the fields of a JSON object.
+    /// Parses the fields of a JSON object.
     ///
     /// # Errors
-    /// `Invalid` where it is none, or where a request of these fields and a user could not be read.
+    /// `Invalid` if the text is not an object, or if a request with these fields and a user would be invalid.
     pub fn parse(task: Task, text: &str) -> Result<Self> {
         let place = |e: Error| e.within("request");
         let sterling_api::Named::<Box<RawValue>, FEATURES_MAX>(fields) =
@@ -88,7 +87,7 @@ impl Questions {
         &self.template
     }
 
-    /// The item columns that answers tell.
+    /// Returns the item columns that answers include.
     pub(super) fn columns(&self) -> &[String] {
         match &self.template {
             Template::Retrieve(retrieve) => &retrieve.reading.columns,
@@ -97,7 +96,7 @@ impl Questions {
         }
     }
 
-    /// One text for them, whatever the order and the spaces that they were written with.
+    /// Returns a canonical text of the fields, independent of their order and white space.
     pub fn canonical(&self) -> String {
         let fields = self.fields.iter().map(|(name, value)| {
             let value: serde_json::Value = serde_json::from_str(value).unwrap_or_default();
@@ -106,7 +105,8 @@ impl Questions {
         format!("{{{}}}", fields.collect::<Vec<_>>().join(","))
     }
 
-    /// What a line of JSON asks: its own fields, and these where it has none. `sources` are the columns that an item tower reads.
+    /// Builds the request of a JSON line; fields that the line lacks come from the job. `sources` are the columns that the item
+    /// tower reads.
     pub(super) fn of_line(&self, line: &str, sources: &[String]) -> Asking {
         if self.template == Template::Items {
             return item(line, sources);
@@ -133,7 +133,7 @@ impl Questions {
         (Some(id), request.and_then(|request| self.bounded(request)))
     }
 
-    /// Refuses more results than the memory of a job is bounded by.
+    /// Rejects a request for more results than the job's `k`, which bounds memory.
     pub(super) fn bounded(&self, request: Request) -> Result<Question> {
         match (&request, &self.template) {
             (Request::Retrieve(Retrieve { k, .. }), Template::Retrieve(most)) if *k > most.k => {
@@ -152,7 +152,7 @@ fn quoted(name: &str) -> String {
     serde_json::Value::from(name).to_string()
 }
 
-/// An object of fields, after some that are written already.
+/// Builds a JSON object from fields; `first` is the text of fields that are already serialized.
 fn joined<'a>(fields: impl Iterator<Item = (&'a str, &'a str)>, first: &str) -> String {
     let mut body = format!("{{{first}");
     for (name, value) in fields {
@@ -181,7 +181,7 @@ fn rank(body: &str) -> Result<Rank> {
     Ok(sterling_api::rank(body.as_bytes())?.0)
 }
 
-/// An item as a line of an item file has it, and of its attributes those that the item tower reads.
+/// Parses a line of an item file, and keeps the attributes that the item tower reads.
 fn item(line: &str, sources: &[String]) -> Asking {
     let read = sterling_api::upserts(line.as_bytes(), true).map(|mut items| items.pop());
     let GivenItem { id, embedding, attributes, whole } = match read {

@@ -15,33 +15,32 @@ use sterling_core::error::{Error, Result};
 use sterling_snapshot::items::{batch_rows, open_parquet, text_of, unreadable};
 use sterling_snapshot::model::Package;
 
-/// Rows that are scored together.
 const CHUNK_ROWS: usize = 64;
-/// Bytes of rows after which a chunk ends before it has so many.
+/// Bytes of rows that end a chunk before it has [`CHUNK_ROWS`].
 const CHUNK_BYTES: usize = 1 << 20;
 
 /// Consecutive rows of a file.
 #[derive(Debug)]
 pub(super) struct Chunk {
-    /// Its place among the chunks of the file.
+    /// Sequence number of the chunk within the file.
     pub(super) number: usize,
-    /// The row of the file that it begins with, from 0.
+    /// Row number in the file of the chunk's first row, from 0.
     pub(super) first_row: u64,
-    /// Bytes of the file up to its end, about.
+    /// Approximate number of file bytes up to the end of the chunk.
     pub(super) bytes: u64,
     rows: Rows,
 }
 
 #[derive(Debug)]
 enum Rows {
-    /// Of JSON; an error where a line is none.
+    /// JSON lines; an error for an invalid line.
     Lines(Vec<Result<String>>),
-    /// Of Parquet.
+    /// Rows of a Parquet file.
     Table(RecordBatch, Arc<Roles>),
 }
 
 impl Chunk {
-    /// How many rows it has.
+    /// Returns the number of rows.
     pub(super) fn len(&self) -> usize {
         match &self.rows {
             Rows::Lines(lines) => lines.len(),
@@ -49,7 +48,7 @@ impl Chunk {
         }
     }
 
-    /// What its rows ask.
+    /// Builds the requests of the rows.
     pub(super) fn asked(self, questions: &Questions, package: &Package) -> Vec<Asking> {
         match self.rows {
             Rows::Lines(lines) => {
@@ -65,7 +64,7 @@ impl Chunk {
     }
 }
 
-/// Who takes the chunks of a file, one after the other, until it wants no more.
+/// Passes the chunks of a file to a consumer, in order, until it accepts no more.
 struct Taker<T> {
     take: T,
     number: usize,
@@ -81,10 +80,10 @@ impl<T: FnMut(Chunk) -> bool> Taker<T> {
     }
 }
 
-/// Hands the chunks of a file out until `take` says that it wants no more.
+/// Reads a file and passes its chunks to `take` until that returns false.
 ///
 /// # Errors
-/// `NotFound` or `Io`; `Invalid` where it is no Parquet, or its columns are no rows of these questions.
+/// `NotFound` or `Io`; `Invalid` if a Parquet file is unreadable or its columns do not suit the requests.
 pub(super) fn read(
     path: &Path,
     questions: &Questions,
@@ -128,7 +127,7 @@ fn read_table(
     let reader = reader.with_batch_size(rows).build().map_err(|e| unreadable(&e))?;
     for batch in reader {
         let batch = batch.map_err(|e| unreadable(&e))?;
-        // Rows of long lists come in smaller chunks.
+        // Rows with long lists make smaller chunks.
         let parts = (batch.get_array_memory_size() / CHUNK_BYTES + 1).min(batch.num_rows().max(1));
         let rows = batch.num_rows().div_ceil(parts).max(1);
         for first in (0..batch.num_rows()).step_by(rows) {
@@ -143,7 +142,7 @@ fn read_table(
     Ok(())
 }
 
-/// A file that tells how many of its bytes were read.
+/// A file that counts the bytes read from it.
 struct Counted {
     file: File,
     bytes: Arc<AtomicU64>,

@@ -1,4 +1,4 @@
-//! A unit: one thread reads, others run passes, one writes.
+//! Scoring of a unit: one thread reads, several run passes, one writes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,10 +17,10 @@ use crate::jobs::{self, JobFolder, Unit};
 use sterling_core::error::{Error, Result};
 use sterling_serving::view::View;
 
-/// Chunks under way for each thread that runs passes: those that are read, run, and wait for an earlier one to be written.
+/// Chunks in flight per worker thread: read, running, or waiting for an earlier chunk to be written.
 const CHUNKS_A_THREAD: usize = 4;
 
-/// Scores units over one view.
+/// Scores units with one view of a model.
 pub struct Scorer {
     view: Arc<View>,
     questions: Questions,
@@ -28,7 +28,7 @@ pub struct Scorer {
     threads: usize,
 }
 
-/// What a worker made of a chunk.
+/// Result of a chunk.
 struct Done {
     number: usize,
     bytes: u64,
@@ -36,21 +36,21 @@ struct Done {
 }
 
 impl Scorer {
-    /// A scorer with so many threads that run passes.
+    /// Creates a scorer with this number of worker threads.
     ///
     /// # Errors
-    /// What is wrong with the questions for this model.
+    /// `Invalid` or `Unsupported` if the requests do not suit the model.
     pub fn new(view: Arc<View>, questions: Questions, threads: usize) -> Result<Self> {
         let layout = Layout::new(&view, &questions).map_err(|e| e.within("request"))?;
         Ok(Scorer { view, questions, layout, threads: threads.max(1) })
     }
 
-    /// Makes the output of a unit. `told` gets the bytes of the input that are done.
+    /// Writes the output of a unit. `told` is called with the number of input bytes that are processed.
     ///
     /// # Errors
-    /// As [`JobFolder::check`] where the input is not that of the job, also where it changes meanwhile; what is wrong with the files; what
-    /// time may mend, such as a cluster that is away, is an error and no problem of a row. The
-    /// output is then not there.
+    /// As [`JobFolder::check`] if the input differs from the job's, including a change while it is read; errors of files.
+    /// Transient errors, such as an unreachable cluster, are returned as such and not recorded as problems of a row. After an
+    /// error there is no output file.
     pub fn score(&self, folder: &JobFolder<JobTerms>, unit: usize, told: &(dyn Fn(u64) + Sync)) -> Result<Counts> {
         let Unit { input, columns, .. } = &folder.units()[unit];
         check_folders(columns, &self.view.main().package, self.questions.template())
@@ -84,10 +84,10 @@ impl Scorer {
         Counts::read(&folder.output(unit), &folder.problems(unit), &folder.origin(unit)?)
     }
 
-    /// Scores a unit for somebody who tells of many: nothing where it is done, and not over an input that has changed.
+    /// Scores a unit for a processing engine. Returns `None` if the unit is already done; rejects an input that has changed.
     ///
     /// # Errors
-    /// As [`Scorer::score`]; `Invalid` for a number that no unit has.
+    /// As [`Scorer::score`]; `Invalid` for an unknown unit number.
     pub fn order(&self, folder: &JobFolder<JobTerms>, unit: usize) -> Result<Option<Counts>> {
         let unit = jobs::checked(unit, folder.units().len())?;
         if folder.is_done(unit) {
@@ -108,7 +108,7 @@ impl Scorer {
     }
 }
 
-/// Writes chunks in their order, and gives a token back for each.
+/// Writes chunks in order, and returns one token per written chunk.
 fn write(out: &mut Output, done: Receiver<Done>, tokens: Sender<()>, told: &dyn Fn(u64)) -> Result<()> {
     let (mut early, mut next) = (BTreeMap::new(), 0);
     for one in done {
@@ -116,7 +116,7 @@ fn write(out: &mut Output, done: Receiver<Done>, tokens: Sender<()>, told: &dyn 
         while let Some(Done { rows, bytes, .. }) = early.remove(&next) {
             out.write(&rows?)?;
             told(bytes);
-            // One whose reader is done needs none any more.
+            // If the reader has finished, nothing receives the token.
             let _ = tokens.try_send(());
             next += 1;
         }

@@ -1,13 +1,13 @@
-//! Rows of a Parquet file: what its columns are to a row, and what a row asks by them.
+//! Rows of a Parquet file: the role of each column, and the requests that rows make with them.
 //!
-//! | column | is |
+//! | column | role |
 //! |---|---|
 //! | `id` | the row's id |
-//! | named like a feature of the user tower | its values: a scalar or a list of ids, texts or numbers |
-//! | a feature's name and `.weights` | the weights of its ids |
-//! | `vector` | the query itself, in place of features |
-//! | `filter` `exclude` `k`; of a ranking `items` | these fields of a request; null means that of the job |
-//! | of items: named like a source of the item tower | its values; other columns are passed over |
+//! | name of a user tower feature | its values: a scalar or a list of ids, texts or numbers |
+//! | feature name and `.weights` | weights of the feature's ids |
+//! | `vector` | the query vector, in place of features |
+//! | `filter` `exclude` `k`; for ranking `items` | request fields of these names; null means the job's value |
+//! | for items: name of a source of the item tower | its values; other columns are ignored |
 
 use arrow_array::RecordBatch;
 use arrow_schema::Schema;
@@ -24,7 +24,7 @@ use sterling_snapshot::model::Package;
 const VECTOR: &str = "vector";
 const WEIGHTS: &str = ".weights";
 
-/// What a column is to a row.
+/// Role of a column.
 #[derive(Clone, Debug, PartialEq)]
 enum Role {
     Id,
@@ -35,30 +35,30 @@ enum Role {
     Exclude,
     K,
     Items,
-    /// An item's column that the item tower does not read.
+    /// An item column that the item tower does not read.
     Unread,
 }
 
-/// What the columns of a file are to its rows.
+/// Roles of the columns of a file.
 #[derive(Debug)]
 pub(super) struct Roles {
-    /// In their order, with their names.
+    /// Columns in file order, with their names.
     columns: Vec<(String, Role)>,
-    /// True where a feature is called like the id.
+    /// True if a feature has the name of the id column.
     reads_id: bool,
 }
 
-/// The names that a tower's features are given by.
+/// Returns the source names of a tower's features.
 pub(super) fn sources(tower: Option<&Tower>) -> Vec<String> {
     tower.map_or(&[][..], Tower::features).iter().map(|feature| feature.source().to_owned()).collect()
 }
 
-/// The names of the features that rows have values for.
+/// Returns the names of the features that rows may have.
 fn features(package: &Package, template: &Template) -> Vec<String> {
     sources(if *template == Template::Items { package.item.as_ref() } else { package.user.as_ref() })
 }
 
-/// What a column of this name is to a row, if it is anything.
+/// Returns the role of a column with this name, if it has one.
 fn role(name: &str, features: &[String], template: &Template) -> Option<Role> {
     match name {
         ID => Some(Role::Id),
@@ -77,7 +77,7 @@ fn role(name: &str, features: &[String], template: &Template) -> Option<Role> {
     }
 }
 
-/// Refuses a file in a folder `NAME=VALUE` whose name is that of a field of rows: the files themselves would lack it.
+/// Rejects a file in a folder `NAME=VALUE` whose name is that of a row field, because the files lack that column.
 ///
 /// # Errors
 /// `Unsupported` with the column.
@@ -93,10 +93,10 @@ pub(super) fn check_folders(columns: &[(String, String)], package: &Package, tem
 }
 
 impl Roles {
-    /// The roles of the columns of a file.
+    /// Returns the roles of the columns of a file.
     ///
     /// # Errors
-    /// `Invalid` with a column that stands twice, means nothing or is missing.
+    /// `Invalid` with a column that is duplicate, unknown or missing.
     pub(super) fn of(schema: &Schema, package: &Package, template: &Template) -> Result<Self> {
         let names: Vec<&str> = schema.fields().iter().map(|field| field.name().as_str()).collect();
         if let Some(name) = names.iter().enumerate().find(|(n, name)| names[..*n].contains(name)).map(|(_, name)| name)
@@ -121,7 +121,7 @@ impl Roles {
         Ok(roles)
     }
 
-    /// Refuses columns that do not make a row together.
+    /// Rejects a set of columns that does not make a valid row.
     fn check(&self, features: &[String], template: &Template) -> Result<()> {
         let has = |role: &Role| self.columns.iter().any(|(_, r)| r == role);
         let feature = self.columns.iter().find(|(_, role)| matches!(role, Role::Feature(_)));
@@ -144,14 +144,14 @@ impl Roles {
         }
     }
 
-    /// What the rows of a batch ask. `first_row` is its first row of the file.
+    /// Builds the requests of the rows of a batch. `first_row` is the file row number of the batch's first row.
     pub(super) fn rows(&self, batch: &RecordBatch, first_row: u64, questions: &Questions) -> Vec<Asking> {
         let of = |batch: &RecordBatch, first: u64| match Columns::read(self, batch, first) {
             Ok(columns) => Ok((0..batch.num_rows()).map(|row| columns.asking(row, questions)).collect()),
             Err(e) => Err(e),
         };
         of(batch, first_row).unwrap_or_else(|_| {
-            // Values of some rows cannot be read: of each alone it shows whose.
+            // Some rows have unreadable values: reads each row separately to find them.
             let alone = |row: usize| {
                 let (one, number) = (batch.slice(row, 1), first_row + row as u64);
                 of(&one, number).map_or_else(|e| (None, Err(e)), |mut rows: Vec<Asking>| rows.swap_remove(0))
@@ -161,7 +161,7 @@ impl Roles {
     }
 }
 
-/// The columns of a batch with what they are.
+/// Columns of a batch with their roles.
 struct Columns<'a> {
     columns: Vec<(&'a str, &'a Role, ArrowColumn)>,
     reads_id: bool,
@@ -230,7 +230,7 @@ impl<'a> Columns<'a> {
     }
 }
 
-/// Puts what a row says in the place of what the job says.
+/// Replaces a field of the job's request by the row's value.
 fn fill(template: &mut Template, role: &Role, values: Values) -> Result<()> {
     match (template, role, values) {
         (Template::Retrieve(retrieve), Role::Filter, Values::Texts(texts)) if texts.len() == 1 => {
@@ -245,7 +245,7 @@ fn fill(template: &mut Template, role: &Role, values: Values) -> Result<()> {
         (Template::Rank(rank), Role::Items, Values::Integers(ids)) => {
             rank.items = ids.into_iter().map(ItemId).collect();
         }
-        // A list of nothing has the type of nothing.
+        // Empty lists have no element type.
         (Template::Retrieve(retrieve), Role::Exclude, Values::Numbers(none)) if none.is_empty() => {
             retrieve.exclude = Vec::new();
         }

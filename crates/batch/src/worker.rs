@@ -1,4 +1,4 @@
-//! From a chunk of rows to their answers.
+//! Scoring of a chunk of rows.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,10 +16,10 @@ use sterling_graph::tower::{self, FeatureRow, Pooled, Threads, Tower};
 use sterling_serving::pass::{self, Cpu, Prepared};
 use sterling_serving::view::View;
 
-/// Memory of the requests of a chunk that run together, as the pass counts it: those of many candidates run in parts.
+/// Pass memory of the requests of a chunk that run together; chunks with many candidates run in several batches.
 const BATCH_BYTES: usize = 64 << 20;
 
-/// One of the threads that run passes.
+/// A thread that runs passes.
 pub(super) struct Worker<'a> {
     view: &'a Arc<View>,
     questions: &'a Questions,
@@ -29,7 +29,7 @@ pub(super) struct Worker<'a> {
     graphs: tower::Scratch,
 }
 
-/// A row that was understood, and what is to run for it.
+/// A parsed row and its work.
 struct Row<T> {
     number: u64,
     id: i64,
@@ -42,13 +42,13 @@ impl Row<()> {
     }
 }
 
-/// What is to run for a row.
+/// Work for a parsed row.
 enum Understood {
     Pass(Box<Prepared>),
     Item(FeatureRow),
 }
 
-/// What becomes of rows, in their order.
+/// Answers and problems of rows, in row order.
 #[derive(Default)]
 struct Outcome {
     answers: Vec<(i64, Told)>,
@@ -62,15 +62,15 @@ impl<'a> Worker<'a> {
         Worker { view, questions, layout, pass, threads, graphs: tower::Scratch::default() }
     }
 
-    /// What becomes of the rows of a chunk.
+    /// Scores the rows of a chunk.
     ///
     /// # Errors
-    /// What time may mend, such as a cluster that is away; that is no problem of a row.
+    /// Transient errors, such as an unreachable cluster; these are not problems of a row.
     pub(super) fn score(&mut self, chunk: Chunk) -> Result<Scored> {
         let (first, rows) = (chunk.first_row + 1, chunk.len() as u64);
         let scored = self.guarded(|worker| {
             let Outcome { answers, mut problems } = worker.outcome(chunk)?;
-            // Rows that cannot be read are known before those that ran.
+            // Unreadable rows were recorded before the rows that ran.
             problems.sort_by_key(|problem| problem.row);
             Ok(Scored { answers: worker.layout.batch(answers)?, problems })
         });
@@ -78,7 +78,7 @@ impl<'a> Worker<'a> {
         scored.map_err(|e| e.within(format!("rows {first} to {}", first + rows - 1)))
     }
 
-    /// Runs something; what a panic leaves behind is let go of.
+    /// Runs `run`; after a panic replaces the scratch state that it may have left inconsistent.
     fn guarded<T>(&mut self, run: impl FnOnce(&mut Self) -> T) -> std::result::Result<T, Box<dyn Any + Send>> {
         let ran = catch_unwind(AssertUnwindSafe(|| run(self)));
         if ran.is_err() {
@@ -125,7 +125,7 @@ impl<'a> Worker<'a> {
         tower.ok_or_else(|| Error::unsupported("this model has no item tower"))
     }
 
-    /// Runs items through the item tower: all together, or, where that fails, each alone.
+    /// Runs items through the item tower as one batch or, if that fails, one by one.
     fn embed(&mut self, items: Vec<Row<FeatureRow>>, outcome: &mut Outcome) -> Result<()> {
         if items.is_empty() {
             return Ok(());
@@ -159,7 +159,7 @@ impl<'a> Worker<'a> {
         let (pooled, _) = tower.lookup(rows, &Lookup::default())?;
         let pairs: Vec<(&FeatureRow, &Pooled)> = rows.iter().copied().zip(&pooled).collect();
         let made = tower.run(&pairs, &self.threads, &mut self.graphs)?;
-        // The first output is the item's vector.
+        // The first output is the item's embedding.
         let made = made.first().ok_or_else(|| Error::internal("the item tower makes nothing"))?;
         Ok(made.data().chunks_exact(self.view.dimension()).map(<[f32]>::to_vec).collect())
     }
@@ -173,7 +173,7 @@ impl<'a> Worker<'a> {
         pass::fetch(&mut prepared.iter_mut().filter(|p| p.needs_fetch()).collect::<Vec<_>>(), None);
         let answers = match self.guarded(|worker| pass::run(&mut worker.pass, &prepared, None)) {
             Ok(answers) => answers,
-            // One of them broke it: each alone shows which.
+            // A request of the batch panicked: runs each separately to find it.
             Err(_) => prepared.iter().map(|one| self.alone(one)).collect(),
         };
         for ((number, id), answer) in rows.into_iter().zip(answers) {
@@ -210,7 +210,7 @@ fn items(answer: Answer) -> Result<Ranked> {
     }
 }
 
-/// What is wrong with a row. What time may mend is wrong with the unit.
+/// Converts an error to a problem of its row; a transient error fails the unit instead.
 fn problem(row: u64, id: Option<i64>, error: &Error) -> Result<Problem> {
     match error.kind().is_transient() {
         true => Err(error.again().within(format!("row {}", row + 1))),

@@ -1,38 +1,37 @@
-//! An answer in HTTP/1.1, as far as a generator of load must understand it: its status, and where it ends. A client that does
-//! more takes twice the processor time for a short answer, which on one machine is the server's.
+//! Minimal HTTP/1.1 response parser for the load generator: it finds the status and the end of a response. A full client needs
+//! twice the processor time for a short response, which on one machine is taken from the server.
 
 use std::io;
 use std::ops::Range;
 
 use httparse::{EMPTY_HEADER, Header, Response, Status, parse_chunk_size};
 
-/// Most headers of an answer.
 const HEADERS_MAX: usize = 32;
-/// Memory that is kept from one answer to the next.
+/// Buffer bytes that are kept between responses.
 const KEPT_BYTES: usize = 16 << 10;
 
-/// An answer, as much of it as has come.
+/// A response, as far as it has arrived.
 #[derive(Debug, Default)]
 pub(super) struct RawAnswer {
     bytes: Vec<u8>,
     head: Option<AnswerHead>,
-    /// Where in the bytes the body, or its next chunk, begins.
+    /// Offset of the body or of its next chunk.
     next: usize,
-    /// Where in the bytes the body is.
+    /// Byte ranges of the body.
     parts: Vec<Range<usize>>,
 }
 
-/// What the head of an answer says.
+/// Parsed header of a response.
 #[derive(Clone, Copy, Debug)]
 struct AnswerHead {
     status: u16,
-    /// Of the body; `None` where it comes in chunks.
+    /// Length of the body; `None` for chunked encoding.
     length: Option<usize>,
     keeps_open: bool,
 }
 
 impl RawAnswer {
-    /// Makes room for the answer to the next request.
+    /// Prepares for the response to the next request.
     pub(super) fn clear(&mut self) {
         self.bytes.clear();
         self.bytes.shrink_to(KEPT_BYTES);
@@ -40,7 +39,7 @@ impl RawAnswer {
         (self.head, self.next) = (None, 0);
     }
 
-    /// What the bytes that come next are appended to.
+    /// Returns the buffer to which received bytes are appended.
     pub(super) fn buffer(&mut self) -> &mut Vec<u8> {
         &mut self.bytes
     }
@@ -49,25 +48,25 @@ impl RawAnswer {
         self.bytes.is_empty()
     }
 
-    /// The status; 0 before it has come.
+    /// Returns the status; 0 before it has arrived.
     pub(super) fn status(&self) -> u16 {
         self.head.map_or(0, |head| head.status)
     }
 
-    /// False where the server closes the connection after this answer.
+    /// Returns false if the server closes the connection after this response.
     pub(super) fn keeps_open(&self) -> bool {
         self.head.is_none_or(|head| head.keeps_open)
     }
 
-    /// The body of a whole answer.
+    /// Returns the body of a complete response.
     pub(super) fn body(&self) -> Vec<u8> {
         self.parts.iter().filter_map(|part| self.bytes.get(part.clone())).collect::<Vec<_>>().concat()
     }
 
-    /// Looks at what has come since it was last asked: true where that is all.
+    /// Parses the bytes received since the last call; returns whether the response is complete.
     ///
     /// # Errors
-    /// What is no answer of HTTP/1.1, or one whose end only a closed connection would tell.
+    /// A response that is not HTTP/1.1, or whose end is only marked by the end of the connection.
     pub(super) fn is_whole(&mut self) -> io::Result<bool> {
         let head = match self.head {
             Some(head) => head,
@@ -102,7 +101,7 @@ impl RawAnswer {
     }
 }
 
-/// The head of an answer and where it ends; `None` where its end has not come.
+/// Parses the header and returns its end; `None` if it is incomplete.
 fn head_of(bytes: &[u8]) -> io::Result<Option<(AnswerHead, usize)>> {
     let mut headers = [EMPTY_HEADER; HEADERS_MAX];
     let mut response = Response::new(&mut headers);
@@ -170,7 +169,7 @@ mod tests {
             answer.buffer().extend_from_slice(text.as_bytes());
             assert!(answer.is_whole().is_err(), "{text}");
         }
-        // More than there can be is waited for, and breaks nothing.
+        // A chunk longer than possible is awaited and must not cause an overflow.
         let mut answer = RawAnswer::default();
         answer
             .buffer()

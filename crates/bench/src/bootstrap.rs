@@ -1,29 +1,28 @@
-//! Intervals of a mean by drawing again (Efron's percentile bootstrap): no shape of the values is assumed.
+//! Confidence intervals of a mean by resampling (Efron's percentile bootstrap), without an assumption on the distribution.
 //!
-//! With few values an interval is too narrow, as any of them is that knows nothing but these values: below [`VALUES_MIN`] there is
-//! none.
+//! For few values, any interval that uses only these values is too narrow, so there is none below [`VALUES_MIN`].
 
 use serde::Serialize;
 
 use super::schedule::Random;
 
-/// How often the values are drawn again.
+/// Number of resamples.
 const DRAWS: usize = 10_000;
-/// Values from which on there is an interval.
+/// Smallest number of values with an interval.
 const VALUES_MIN: usize = 5;
-/// The share of all draws that lies in an interval.
+/// Share of all resamples within the interval.
 const CONFIDENCE: f64 = 0.95;
 
-/// Where the mean of what the values come from lies, with a confidence of 95 %.
+/// 95 % confidence interval of the mean of the distribution.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Interval {
-    /// The lower end.
+    /// Lower end.
     pub low: f64,
-    /// The upper end.
+    /// Upper end.
     pub high: f64,
 }
 
-/// The interval of the mean; nothing for fewer than five values.
+/// Returns the interval of the mean; `None` for fewer than five values.
 pub(super) fn of_mean(values: &[f64], seed: u64) -> Option<Interval> {
     if values.len() < VALUES_MIN {
         return None;
@@ -51,7 +50,7 @@ mod tests {
             low <= 0.5 && 0.5 <= high
         };
         let held = (0..200).filter(holds).count();
-        // 190 are expected, give or take three.
+        // The expected number is 190, with a standard deviation of three.
         assert!((176..=199).contains(&held), "{held} of 200");
     }
 

@@ -1,31 +1,33 @@
-//! A bound on a quantile of latency, and whether a run shows that a server keeps to it: the rule of MLPerf's Server scenario.
+//! Bound on a latency quantile, and the test whether a run proves it: the rule of MLPerf's Server scenario.
 //!
-//! That a share of the queries seen was in time does not say that this share of all queries would be. MLPerf's LoadGen
-//! (`loadgen/early_stopping.cc`; Reddi et al., MLPerf Inference Benchmark, arXiv 1911.02549, section VI) asks for more: if exactly a share `q` of all
-//! queries were in time, so few over the bound must have come by chance in at most one of a hundred runs. Of `n` queries the number over the
-//! bound is then binomial with `1 - q`. A p99 takes 459 queries with none over its bound, 662 with one of them.
+//! If a share of the observed queries was in time, the same share of all queries need not be. MLPerf's LoadGen
+//! (`loadgen/early_stopping.cc`; Reddi et al., MLPerf Inference Benchmark, arXiv 1911.02549, section VI) requires more: if
+//! exactly a share `q` of all queries were in time, at most one of a hundred runs may have this few queries over the bound by
+//! chance. The number of `n` queries over the bound is then binomial with probability `1 - q`. A p99 needs 459 queries if none is
+//! over the bound, and 662 if one is.
 
 use std::fmt;
 
 use serde::Serialize;
 
-/// How sure a run must make it that the bound is kept.
+/// Confidence with which a run must prove the bound.
 pub(super) const CONFIDENCE: f64 = 0.99;
 
-/// A bound on a quantile of latency.
+/// A bound on a latency quantile.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bound {
-    /// The latency in milliseconds; an answer with 200 by then is in time, nothing else is.
+    /// Latency bound in milliseconds; only answers with status 200 within it are in time.
     pub latency_ms: f64,
-    /// The share of all requests that must be in time, above 0, below 1.
+    /// Share of all requests that must be in time, above 0 and below 1.
     pub quantile: f64,
 }
 
 impl Bound {
-    /// Queries that may be over the bound in a run of so many; `None` where even none of them would say too little.
+    /// Returns the maximum number of queries over the bound in a run of `queries`; `None` if the run is too short to prove the
+    /// bound.
     pub fn over_max(&self, queries: u64) -> Option<u64> {
         let (late, n) = (1.0 - self.quantile, queries as f64);
-        // In logarithms, for the chance that none of a million is late is no number of 64 bits.
+        // Computed in logarithms, because the probability that none of a million queries is late underflows f64.
         let mut chance = n * self.quantile.ln();
         let mut sum = chance.exp();
         let mut over_max = None;
@@ -41,12 +43,12 @@ impl Bound {
         over_max
     }
 
-    /// Queries without which no run says anything.
+    /// Returns the smallest number of queries that can prove the bound.
     pub fn queries_min(&self) -> u64 {
         ((1.0 - CONFIDENCE).ln() / self.quantile.ln()).ceil() as u64
     }
 
-    /// What a run says; `void` is why it is worth nothing, where it is.
+    /// Evaluates a run; `void` is the reason why the run is invalid, if it is.
     pub(super) fn judge(&self, seen: &Seen, void: Option<&str>) -> ServerResult {
         let queries = seen.queries;
         let over = queries.saturating_sub(seen.within);
@@ -75,49 +77,49 @@ impl Bound {
     }
 }
 
-/// What a run has shown.
+/// Measurements of a run.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Seen {
-    /// Queries of the schedule.
+    /// Scheduled queries.
     pub(super) queries: u64,
-    /// Of them those answered with 200 within the bound.
+    /// Queries answered with status 200 within the bound.
     pub(super) within: u64,
-    /// Samples of the schedule in a second.
+    /// Scheduled samples per second.
     pub(super) scheduled_per_second: f64,
-    /// Samples answered with 200 in a second.
+    /// Samples answered with status 200 per second.
     pub(super) completed_per_second: f64,
 }
 
-/// A run in the terms of MLPerf's Server scenario. Queries are calls, samples are users: a call with a list of users is one
-/// query of several samples.
+/// Result of a run in the terms of MLPerf's Server scenario. Queries are calls, samples are users: a call with a list of users is
+/// one query of several samples.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ServerResult {
     /// `Server`.
     pub scenario: &'static str,
     /// `VALID` or `INVALID`.
     pub result: &'static str,
-    /// Samples of the schedule in a second.
+    /// Scheduled samples per second.
     pub scheduled_samples_per_second: f64,
-    /// Samples answered with 200 in a second, however late.
+    /// Samples answered with status 200 per second, at any latency.
     pub completed_samples_per_second: f64,
-    /// The bound.
+    /// Latency bound in milliseconds.
     pub target_latency_ms: f64,
-    /// Of which percentile.
+    /// Percentile to which the bound applies.
     pub target_latency_percentile: f64,
-    /// Queries sent.
+    /// Number of queries sent.
     pub queries: u64,
-    /// Of them those not answered with 200 within the bound.
+    /// Queries not answered with status 200 within the bound.
     pub overlatency_queries: u64,
-    /// Most of them that the rule lets pass; absent where there are too few queries.
+    /// Maximum number of such queries under the rule; absent if there are too few queries.
     pub overlatency_queries_max: Option<u64>,
-    /// How sure the rule is.
+    /// Confidence of the rule.
     pub early_stopping_confidence: f64,
-    /// Why it is invalid.
+    /// Reasons why the result is invalid.
     pub reasons: Vec<String>,
 }
 
 impl ServerResult {
-    /// True where the run shows that the bound is kept.
+    /// Returns whether the run proves the bound.
     pub fn is_valid(&self) -> bool {
         self.reasons.is_empty()
     }
@@ -149,7 +151,7 @@ mod tests {
         Bound { latency_ms: 10.0, quantile }
     }
 
-    /// The chance of at most `over` of `queries`, each with the same chance, by multiplying it out.
+    /// Returns the probability of at most `over` events in `queries` trials, by repeated convolution.
     fn tail(queries: u64, over: u64, each: f64) -> f64 {
         let mut chances = vec![0.0; queries as usize + 1];
         chances[0] = 1.0;
@@ -163,7 +165,7 @@ mod tests {
 
     #[test]
     fn the_fewest_queries_are_those_of_loadgen() {
-        // 459 and 662 for a p99, 44 and 64 for a p90 are what LoadGen's tables say.
+        // LoadGen's tables have 459 and 662 for a p99, and 44 and 64 for a p90.
         for (quantile, none, one) in [(0.99, 459, 662), (0.9, 44, 64)] {
             let bound = bound(quantile);
             assert_eq!(bound.queries_min(), none);
@@ -181,7 +183,7 @@ mod tests {
                 assert!(tail(queries, most + 1, 1.0 - quantile) > 0.01 - 1e-9, "{quantile} {queries}: {most}");
             }
         }
-        // Of very many queries nearly the whole share may be over: 2.33 standard deviations less.
+        // For very many queries, nearly the complete share may be over the bound: 2.33 standard deviations less.
         let most = bound(0.99).over_max(100_000_000).unwrap() as f64;
         assert!((most - (1e6 - 2.326 * 9.95e5f64.sqrt())).abs() < 30.0, "{most}");
     }

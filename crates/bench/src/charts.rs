@@ -1,4 +1,4 @@
-//! The charts of a report: latency by percentile, what a sweep changes, latency by rate.
+//! Charts of a report: latency by percentile, figures over a swept key, latency by rate.
 
 use serde_json::Value;
 
@@ -8,21 +8,21 @@ use super::report::Report;
 use super::sweep::Setting;
 use super::turns::{Contender, median};
 
-/// Most lines of a chart: more of them nobody tells apart.
+/// Maximum lines of a chart; more would be indistinguishable.
 const CURVES_MAX: usize = 18;
-/// Values further apart than this factor are shown by their logarithms.
+/// Ratio of values above which an axis is logarithmic.
 const FAR: f64 = 20.0;
 
 /// A contender and its runs.
 #[derive(Clone, Copy, Debug)]
 pub struct Measured<'a> {
-    /// Who was measured.
+    /// Measured contender.
     pub contender: &'a Contender,
-    /// Every run of it that counts.
+    /// Its valid runs.
     pub reports: &'a [Report],
 }
 
-/// The charts that there is something to show in, by the name of their file. `by_rate` says that the runs of a contender differ in their rate.
+/// Returns the charts with data, by file name. `by_rate` means that the runs of a contender differ in their rate.
 pub fn charts(measured: &[Measured<'_>], by_rate: bool) -> Vec<(&'static str, Chart)> {
     let mut found = Vec::new();
     if by_rate {
@@ -45,7 +45,7 @@ pub fn charts(measured: &[Measured<'_>], by_rate: bool) -> Vec<(&'static str, Ch
 /// A figure of the first class of a run.
 type Figure = fn(&Report) -> Option<f64>;
 
-/// What is drawn over a key that is swept.
+/// Figures that are drawn over a swept key.
 const FIGURES: [(&str, &str, Figure); 4] = [
     ("sweep_p50.svg", "median latency, ms", |report| Some(report.classes.first()?.answered_ms.as_ref()?.p50)),
     ("sweep_p99.svg", "p99 latency, ms", |report| Some(report.classes.first()?.answered_ms.as_ref()?.p99)),
@@ -68,7 +68,7 @@ fn chart(title: String, x: Axis, label: &str, mut curves: Vec<Curve>) -> Chart {
     Chart { title, x, y, curves }
 }
 
-/// Latency by percentile, as HdrHistogram's plots have it: each step to the right is ten times as rare.
+/// Builds the chart of latency by percentile, with the axis of HdrHistogram plots: each step to the right is ten times as rare.
 fn latency_chart(measured: &[Measured<'_>]) -> Chart {
     let curve = |of: &Measured<'_>| {
         let mut all = Latencies::default();
@@ -83,7 +83,7 @@ fn latency_chart(measured: &[Measured<'_>]) -> Chart {
     chart("Latency by percentile".into(), x, "latency, ms", measured.iter().map(curve).collect())
 }
 
-/// A figure over the values of a key, a line for each other setting.
+/// Builds the chart of a figure over the values of a key, with one line per combination of the other settings.
 fn sweep_chart(measured: &[Measured<'_>], key: &str, label: &str, figure: Figure) -> Chart {
     let mut values: Vec<&Value> = Vec::new();
     for value in measured.iter().filter_map(|of| of.contender.setting.value(key)) {
@@ -91,7 +91,7 @@ fn sweep_chart(measured: &[Measured<'_>], key: &str, label: &str, figure: Figure
             values.push(value);
         }
     }
-    // What is no number stands in the order in which it was given, filters where their selectivity puts them.
+    // Values that are not numbers are placed in their given order, filters by their selectivity.
     let place = |of: &Measured<'_>| {
         let value = of.contender.setting.value(key)?;
         let listed = || values.iter().position(|known| *known == value).map(|place| place as f64);
@@ -123,7 +123,7 @@ fn sweep_chart(measured: &[Measured<'_>], key: &str, label: &str, figure: Figure
     chart(format!("{label} by {key}"), x, label, curves)
 }
 
-/// The p99 of every rate that was tried.
+/// Builds the chart of the p99 over the measured rates.
 fn rate_chart(measured: &[Measured<'_>]) -> Chart {
     let curve = |of: &Measured<'_>| {
         let first = of.reports.iter().filter_map(|report| report.classes.first());

@@ -1,4 +1,4 @@
-//! Connections to one server: those that ask, kept alive; those that say nothing; those that read too slowly.
+//! Connections to one server: keep-alive connections for requests, idle connections, and slow readers.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -17,29 +17,28 @@ use super::answer::RawAnswer;
 use super::requests::Target;
 use sterling_core::error::{Error, Result};
 
-/// The receive buffer of a slow reader: what the server writes beyond it stays with the server.
+/// Receive buffer of a slow reader; further bytes stay buffered in the server.
 const SLOW_BUFFER_BYTES: u32 = 4096;
-/// What a slow reader takes in a second.
+/// Bytes per second that a slow reader reads.
 const SLOW_BYTES_PER_SECOND: usize = 1024;
-/// How long a connection that was closed, or a reader that has all of its answer, waits before the next one.
+/// Pause after a closed connection, or after a slow reader's complete answer.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// How a request ended.
+/// Outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// The status of a whole answer.
+    /// Status of a complete answer.
     Status(u16),
-    /// The connection failed.
     Error,
-    /// Nothing came long after the deadline.
+    /// No answer until long after the deadline.
     NoAnswer,
-    /// The server had not taken the connection in by then.
+    /// The server did not accept the connection by then.
     NoConnection,
-    /// All connections were busy to its deadline.
+    /// All connections were busy until its deadline.
     Unsent,
 }
 
-/// Runs what needs a thread of its own: connections that are not shared. It looks at them once in `gather` at most.
+/// Runs `work` on a single-threaded runtime, because connections are not shared. The thread polls them at most once per `gather`.
 pub(super) fn local<T>(gather: Duration, work: impl Future<Output = T>) -> Result<T> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -49,15 +48,15 @@ pub(super) fn local<T>(gather: Duration, work: impl Future<Output = T>) -> Resul
     Ok(LocalSet::new().block_on(&runtime, work))
 }
 
-/// What a server says at a path.
+/// Requests a JSON document with GET.
 ///
 /// # Errors
-/// `Unavailable` where it does not answer with a JSON document.
+/// `Unavailable` if the server does not answer with a JSON document.
 pub fn get(target: &Target, path: &str) -> Result<Value> {
     local(Duration::ZERO, Client::new(target.clone(), 1).document(&Method::GET, path, b""))?
 }
 
-/// What a server says when it is told to do what a path names, however long that takes.
+/// Requests a JSON document with POST, without a timeout.
 ///
 /// # Errors
 /// As [`get`].
@@ -65,16 +64,16 @@ pub fn post(target: &Target, path: &str) -> Result<Value> {
     local(Duration::ZERO, Client::new(target.clone(), 1).document(&Method::POST, path, b""))?
 }
 
-/// A connection that is kept alive.
+/// A keep-alive connection.
 struct KeptAlive {
     stream: TcpStream,
     answer: RawAnswer,
 }
 
-/// Connections to one server, for one thread.
+/// Connections of one thread to one server.
 pub(super) struct Client {
     target: Target,
-    /// The one that was used last is used first, so that no more are open than are needed.
+    /// A stack: the last used connection is reused first, so that few are open.
     free: RefCell<Vec<KeptAlive>>,
     permits: Semaphore,
     closed: Cell<usize>,
@@ -86,12 +85,12 @@ impl Client {
         Rc::new(Client { target, free: RefCell::default(), permits, closed: Cell::new(0) })
     }
 
-    /// Idle connections and slow readers that the server closed.
+    /// Returns the number of idle connections and slow readers that the server closed.
     pub(super) fn closed(&self) -> usize {
         self.closed.get()
     }
 
-    /// A request as it goes over a connection, which stays open after it.
+    /// Returns the bytes of a request on a keep-alive connection.
     pub(super) fn request(&self, method: &str, path: &str, body: &[u8]) -> Vec<u8> {
         self.request_and(method, path, body, "keep-alive")
     }
@@ -106,7 +105,7 @@ impl Client {
         [head.as_bytes(), body].concat()
     }
 
-    /// Sends a request that was due at `due` and is worth `timeout`, and reads the whole answer, which `heard` may look at.
+    /// Sends a request that was due at `due`, and reads the complete answer; `heard` receives it.
     pub(super) async fn post(
         &self,
         request: &[u8],
@@ -122,7 +121,7 @@ impl Client {
                 _ => return End::Unsent,
             },
         };
-        // A server that answers at the deadline is heard; one that never answers does not hold the run for ever.
+        // Waits beyond the deadline for answers that arrive just then, but not forever.
         let is_connected = Cell::new(false);
         match timeout_at(deadline + timeout + PAUSE, self.ask(request, &is_connected)).await {
             Ok(Ok(connection)) => {
@@ -137,7 +136,7 @@ impl Client {
         }
     }
 
-    /// Asks for a JSON document.
+    /// Requests a JSON document.
     pub(super) async fn document(&self, method: &Method, path: &str, body: &[u8]) -> Result<Value> {
         let (status, answer) = self.answer(method, path, body).await?;
         serde_json::from_slice(&answer).ok().filter(|_| status == 200).ok_or_else(|| {
@@ -146,7 +145,7 @@ impl Client {
         })
     }
 
-    /// Asks, and gives back the status and the body of the answer, whatever it is.
+    /// Sends a request, and returns the status and the body of any answer.
     pub(super) async fn answer(&self, method: &Method, path: &str, body: &[u8]) -> Result<(u16, Vec<u8>)> {
         let asked = self.ask(&self.request(method.as_str(), path, body), &Cell::default()).await;
         let connection = asked.map_err(|e| self.failed(path, e.to_string()).caused_by(e))?;
@@ -159,7 +158,8 @@ impl Client {
         Error::unavailable(format!("http://{}{path}: {why}", self.target.authority))
     }
 
-    /// Sends a request and reads the whole answer, which the connection holds; tells whether it has one.
+    /// Sends a request on a free or new connection, and reads the complete answer into it. `is_connected` records whether a
+    /// connection was established.
     async fn ask(&self, request: &[u8], is_connected: &Cell<bool>) -> std::io::Result<KeptAlive> {
         loop {
             is_connected.set(false);
@@ -172,7 +172,7 @@ impl Client {
             is_connected.set(true);
             match exchange(&mut connection, request).await {
                 Ok(()) => return Ok(connection),
-                // The server had closed it while it was free.
+                // The server had closed the connection while it was free.
                 Err(_) if !is_new && connection.answer.is_empty() => {}
                 Err(e) => return Err(e),
             }
@@ -191,11 +191,11 @@ impl Client {
         }
     }
 
-    /// Holds a connection that asks for nothing, and opens it again where the server closes it.
+    /// Keeps a connection without requests open, and reopens it if the server closes it.
     pub(super) async fn idle(self: Rc<Self>) {
         loop {
             if let Ok(mut stream) = TcpStream::connect(self.target.address).await {
-                // Nothing was asked, so that only an end can come.
+                // Without a request, the only possible event is the end of the connection.
                 let _ = stream.read(&mut [0]).await;
                 self.closed.set(self.closed.get() + 1);
             }
@@ -203,9 +203,9 @@ impl Client {
         }
     }
 
-    /// Asks, and reads the answer so slowly that the server cannot get rid of a large one.
+    /// Sends a request, and reads the answer so slowly that a large one fills the server's send buffer.
     pub(super) async fn read_slowly(self: Rc<Self>, path: String, body: Bytes) {
-        // The end of an answer is the end of its connection.
+        // The end of the answer is the end of the connection.
         let request = self.request_and("POST", &path, &body, "close");
         loop {
             if self.one_slow_answer(&request).await.is_err() {
@@ -231,7 +231,7 @@ impl Client {
     }
 }
 
-/// Sends a request over a connection and reads the whole answer to it.
+/// Sends a request over a connection and reads the complete answer.
 async fn exchange(connection: &mut KeptAlive, request: &[u8]) -> std::io::Result<()> {
     let KeptAlive { stream, answer } = connection;
     answer.clear();

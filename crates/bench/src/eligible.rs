@@ -1,5 +1,6 @@
-//! Checks whether an item passes a filter (`docs/reference/filter-language.md`), by the column values that the API returns. It shares
-//! no code with the planes, posting lists and plans of the index, so that the server is checked against an independent implementation.
+//! Checks whether an item passes a filter (`docs/reference/filter-language.md`), by the column values that the API returns. It
+//! shares no code with the planes, posting lists and plans of the index, so that the server is checked against an independent
+//! implementation.
 
 use serde_json::{Map, Value};
 
@@ -14,16 +15,16 @@ pub(super) struct Eligibility {
 }
 
 impl Eligibility {
-    /// The filter of a text; `columns` are the names of all columns of the model in their order.
+    /// Parses a filter; `columns` are the names of all columns of the model in order.
     ///
     /// # Errors
-    /// A text that is no filter.
+    /// An invalid filter.
     pub(super) fn new(filter: &str, columns: &[String]) -> Result<Self> {
         let expression = parse(filter)?;
         Ok(Eligibility { expression, columns: columns.to_vec() })
     }
 
-    /// The columns that it asks about, each once.
+    /// Returns the columns that the filter refers to, each once.
     pub(super) fn asked(&self) -> Vec<&str> {
         let mut names = Vec::new();
         self.collect(&self.expression, &mut names);
@@ -41,14 +42,14 @@ impl Eligibility {
         }
     }
 
-    /// The column of a leaf, which may be named by its place.
+    /// Returns the column of a leaf, which may be given by its index.
     fn column<'a>(&'a self, leaf: &'a Leaf) -> &'a str {
         let name = &leaf.feature;
         let by_place = || name.parse().ok().and_then(|place: usize| self.columns.get(place));
         if self.columns.contains(name) { name } else { by_place().unwrap_or(name) }
     }
 
-    /// True where an item with these values, by column, passes.
+    /// Returns whether an item with these column values passes.
     pub(super) fn passes(&self, values: &Map<String, Value>) -> bool {
         self.holds(&self.expression, values)
     }
@@ -68,14 +69,14 @@ impl Eligibility {
     }
 }
 
-/// The answer of one value.
+/// Evaluates a test on one value.
 fn answers(test: &Test, value: &Value) -> bool {
     match (test, value) {
         (Test::Has(texts), Value::String(value)) => texts.contains(value),
         (Test::Has(texts), value) => {
             texts.iter().any(|text| text.parse().is_ok_and(|n: i64| value.as_i64() == Some(n)))
         }
-        // Integers are compared exactly: as floats, large ones that differ may be equal.
+        // Integers are compared exactly, because distinct large integers may be equal as floats.
         (Test::Compares(operator, text), value) => match (value.as_i64(), text.parse()) {
             (Some(left), _) => Threshold::of(text).holds(*operator, left),
             (None, Ok(right)) => value.as_f64().is_some_and(|left| operator.holds(left, right)),
@@ -106,7 +107,7 @@ mod tests {
         let mut tried = 0;
         for line in block("filter\n") {
             let Some((filter, expected)) = line.split_once('→') else { continue };
-            // What a column of integers does not take is the server's to refuse.
+            // Only the server rejects constants that do not suit an integer column.
             let Ok(filter) = Eligibility::new(filter.trim(), &columns) else { continue };
             let passing = items.iter().filter(|item| filter.passes(item["attributes"].as_object().unwrap()));
             let found: Vec<String> = passing.map(|item| item["id"].to_string()).collect();
@@ -126,7 +127,7 @@ mod tests {
         assert!(!filter.passes(&item("{\"price\": 4.5, \"lang\": [\"fr\", \"en\"]}")));
         assert!(!filter.passes(&item("{\"price\": 5, \"lang\": \"fr\"}")));
         assert!(!filter.passes(&item("{\"lang\": \"fr\", \"7\": 1}")));
-        // 2^53 and its neighbour are one number as floats.
+        // 2^53 + 1 and 2^53 are equal as floats.
         for text in ["price > 9007199254740992", "price > 9007199254740992.0", "price >= 9007199254740992.5"] {
             let large = Eligibility::new(text, &columns).unwrap();
             assert!(large.passes(&item("{\"price\": 9007199254740993}")), "{text}");

@@ -1,5 +1,4 @@
-//! Latencies in a histogram of high dynamic range (HdrHistogram): three digits of each, whatever their number, in memory that
-//! does not grow.
+//! Latencies in an HdrHistogram: three significant digits each, in constant memory.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,16 +6,16 @@ use std::time::Duration;
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-/// What is told apart below the first digits, in nanoseconds: less than any request takes.
+/// Resolution of the histogram's lower end in nanoseconds, shorter than any request.
 const LEAST_NANOS: u64 = 64;
-/// Longer than any request is waited for; what is longer counts as this.
+/// Upper end in nanoseconds, longer than any timeout; longer latencies count as this.
 const MOST_NANOS: u64 = 3_600_000_000_000;
-/// Digits of a latency that are kept.
+/// Significant digits of a latency.
 const DIGITS: u8 = 3;
-/// Points of a curve for each halving of what lies above it.
+/// Points of a percentile curve per halving of the remaining share.
 const CURVE_STEPS: u32 = 4;
 
-/// Any number of latencies.
+/// A collection of latencies.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Latencies {
     histogram: Histogram<u32>,
@@ -39,20 +38,20 @@ impl Latencies {
         self.longest = self.longest.max(latency);
     }
 
-    /// Takes in all of others.
+    /// Adds the latencies of another collection.
     pub(super) fn add(&mut self, others: &Latencies) {
         self.histogram.add(&others.histogram).expect("all histograms have the same bounds");
         self.longest = self.longest.max(others.longest);
     }
 
-    /// The latency that this share of all does not exceed, in milliseconds.
+    /// Returns the latency in milliseconds that this share does not exceed.
     pub(super) fn at(&self, share: f64) -> f64 {
-        // A bucket is told by its upper end, which none of its latencies may have reached.
+        // A bucket is reported by its upper end, which may exceed all its latencies.
         let nanos = self.histogram.value_at_quantile(share) as f64;
         nanos.min(self.longest.as_nanos() as f64) / 1e6
     }
 
-    /// Nothing where there are no latencies.
+    /// Returns the percentiles; `None` without latencies.
     pub(super) fn percentiles(&self) -> Option<Latency> {
         (!self.histogram.is_empty()).then(|| Latency {
             mean: self.histogram.mean() / 1e6,
@@ -65,29 +64,29 @@ impl Latencies {
         })
     }
 
-    /// Shares of all with the latency in milliseconds that each of them does not exceed, closer and closer to 1.
+    /// Returns shares that approach 1, each with the latency in milliseconds that it does not exceed.
     pub(super) fn curve(&self) -> Vec<(f64, f64)> {
         let points = self.histogram.iter_quantiles(CURVE_STEPS);
         points.map(|point| (point.quantile_iterated_to(), self.at(point.quantile_iterated_to()))).collect()
     }
 }
 
-/// Percentiles of latencies in milliseconds, each from the time at which the request was to be sent.
+/// Latency percentiles in milliseconds, measured from the scheduled time of each request.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Latency {
-    /// The mean.
+    /// Mean.
     pub mean: f64,
-    /// The median.
+    /// Median.
     pub p50: f64,
-    /// Nine of ten are at most this.
+    /// 90th percentile.
     pub p90: f64,
-    /// 95 of a hundred.
+    /// 95th percentile.
     pub p95: f64,
-    /// 99 of a hundred.
+    /// 99th percentile.
     pub p99: f64,
-    /// 999 of a thousand.
+    /// 99.9th percentile.
     pub p999: f64,
-    /// The longest.
+    /// Maximum.
     pub max: f64,
 }
 
@@ -115,7 +114,7 @@ mod tests {
         let Latency { mean, p50, p99, max, .. } = of([Duration::from_millis(7)].into_iter()).percentiles().unwrap();
         assert!((mean - 7.0).abs() < 0.007);
         assert_eq!([p50, p99, max], [7.0; 3]);
-        // The definition itself, on sizes where rounding could go wrong, from 50 microseconds to a minute.
+        // Compares with the definition, for sizes with rounding risks, from 50 microseconds to a minute.
         for (count, step) in (1..200u64).map(|count| (count, 50)).chain([(1000, 3), (1000, 700), (1000, 60_000)]) {
             let found = of((1..=count).rev().map(|n| Duration::from_micros(n * step))).percentiles().unwrap();
             for (share, ms) in

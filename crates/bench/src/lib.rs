@@ -1,19 +1,18 @@
-//! Load on a running server: an open loop, in which a slow answer delays no later request.
+//! Open-loop load generator for a running server: a slow answer delays no later request.
 //!
-//! 1. `requests` are what is sent, `sweep` is which of their fields vary, `recording` reads requests with the times at which
-//!    they once came.
-//! 2. `schedule` fixes when each request is to be sent, whatever becomes of those before.
-//! 3. `load` sends each at its time on a free connection of `client`. An answer's latency counts from the time at which
-//!    the request *should* have gone out, so that nothing hides that requests had to wait (coordinated omission).
-//! 4. `report` counts the answers by what they were, and `latency` keeps their times in a histogram. `bound` holds these against
-//!    a bound, in the terms of MLPerf's Server scenario.
-//! 5. `sample` keeps some of the answers that were timed; `quality` asks for them again, exactly, and holds every item against
-//!    its filter (`eligible`).
-//! 6. `peak` raises the rate until the server no longer follows. `turns` measures several servers or settings in turns and
-//!    compares them, with intervals of `bootstrap`. `charts` draws all of it, with `plot`.
+//! 1. `requests` are the request bodies, `sweep` varies their fields, `recording` reads requests with their original times.
+//! 2. `schedule` fixes the time of each request in advance.
+//! 3. `load` sends each request at its time on a free connection of `client`. The latency of an answer counts from the
+//!    *scheduled* time, so that waiting requests are not hidden (coordinated omission).
+//! 4. `report` counts the answers by outcome, and `latency` keeps their times in a histogram. `bound` compares these with a
+//!    latency bound, in the terms of MLPerf's Server scenario.
+//! 5. `sample` keeps a sample of the timed answers; `quality` repeats these requests with exact search, and checks every item
+//!    against its filter (`eligible`).
+//! 6. `peak` raises the rate until the server falls behind. `turns` measures several servers or settings in interleaved rounds
+//!    and compares them, with confidence intervals of `bootstrap`. `charts` draws the results, with `plot`.
 //!
-//! The generator is one thread, and one more that keeps the time. Where it could not keep its schedule, or had no
-//! connection to send on, the load was another than the one asked for: the run is void and says so.
+//! The generator uses one thread, and a second one for timing. If it could not keep its schedule or had no free connection, the
+//! load differed from the requested one; the run is then void and reports that.
 //!
 //! ```
 //! use sterling_bench::{Sweep, grid};

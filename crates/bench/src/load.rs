@@ -1,4 +1,4 @@
-//! A run: every request at its time, whatever became of those before it.
+//! A run: sends every request at its scheduled time, independent of earlier ones.
 
 use std::cell::RefCell;
 use std::iter::Peekable;
@@ -19,66 +19,67 @@ use super::sample::Reservoir;
 use super::schedule::{Arrivals, SendTimes, order, times};
 use sterling_core::error::Result;
 
-/// The system counts processor time in hundredths of a second, on every Linux.
+/// Unit of processor times in /proc: hundredths of a second on every Linux.
 const TICKS_PER_SECOND: f64 = 100.0;
-/// From this rate on, in requests a second, requests are sent and answers are taken together.
+/// Rate in requests per second from which requests and answers are processed in groups.
 const GATHER_RATE: f64 = 4000.0;
-/// How long they gather. A generator that wakes for each takes the core from a server on the same machine tens of thousands
-/// of times a second; what is measured is longer by this at most, for a request is timed from when it was due.
+/// Interval of grouping. A generator that wakes up per event takes the core from a server on the same machine tens of thousands
+/// of times per second. Measured latencies increase by at most this interval, because they count from the scheduled time.
 const GATHER: Duration = Duration::from_micros(500);
-/// Time to get ready before the first request is due.
+/// Preparation time before the first request is due.
 const LEAD: Duration = Duration::from_millis(50);
 
-/// Requests of one kind, that are reported together.
+/// Requests of one kind, which are reported together.
 #[derive(Clone, Debug)]
 pub struct Class {
-    /// What reports call it.
+    /// Name in reports.
     pub name: String,
-    /// Where its requests go, such as `/v1/models/debian:retrieve`.
+    /// Request path, such as `/v1/models/debian:retrieve`.
     pub path: String,
-    /// What they say; at a rate all in turn, in a random order.
+    /// Request bodies; at a rate, all are sent in a random order, repeatedly.
     pub bodies: Vec<Body>,
-    /// When they are sent.
+    /// Times at which they are sent.
     pub timing: SendTimes,
-    /// Users of each call, where lists of so many were made of single requests: they count as so many in rates.
+    /// Users per call, if lists were made of single requests; rates count users.
     pub batch: usize,
 }
 
-/// What to send, when, and how.
+/// A load: requests, times and connections.
 #[derive(Clone, Debug)]
 pub struct Load {
-    /// The kinds of requests.
+    /// Kinds of requests.
     pub classes: Vec<Class>,
-    /// How long requests are sent; a recording says so by itself.
+    /// Duration of the run in seconds; a recording determines it.
     pub seconds: f64,
-    /// How they follow one another at rates.
+    /// Distribution of arrivals at a rate.
     pub arrivals: Arrivals,
-    /// Most connections that ask at a time.
+    /// Maximum number of connections with requests.
     pub connections: usize,
-    /// Further connections that ask nothing.
+    /// Number of additional idle connections.
     pub idle_connections: usize,
-    /// Further connections that ask what the first class does, for a thousand results, and read the answer very slowly.
+    /// Number of additional connections that send requests of the first class with a thousand results and read the answers very
+    /// slowly.
     pub slow_readers: usize,
-    /// What the first class is held against.
+    /// Latency bound for the first class.
     pub bound: Option<Bound>,
-    /// Answers of the first class with 200 that are kept, at most.
+    /// Maximum number of answers of the first class with status 200 that are kept.
     pub kept: usize,
-    /// Of the times and of the order of bodies.
+    /// Seed of the times and of the order of bodies.
     pub seed: u64,
 }
 
-/// A request of the schedule.
+/// A scheduled request.
 struct Planned {
     at: Duration,
     class: usize,
     body: usize,
 }
 
-/// The requests of a class in the order of their times.
+/// Requests of a class in order of time.
 type Scheduled = Box<dyn Iterator<Item = Planned> + Send>;
 
 impl Class {
-    /// Calls in a second, over so many seconds.
+    /// Returns the calls per second over a duration.
     fn calls_per_second(&self, seconds: f64) -> f64 {
         match &self.timing {
             SendTimes::Rate(rate) => *rate,
@@ -88,7 +89,7 @@ impl Class {
 }
 
 impl Load {
-    /// Two seconds of some classes, all else as it is least.
+    /// Returns a load of two seconds with some classes and minimal other settings.
     #[cfg(test)]
     pub(super) fn of(classes: Vec<Class>) -> Self {
         let arrivals = Arrivals::Constant;
@@ -118,7 +119,7 @@ impl Load {
         }
     }
 
-    /// All requests in the order of their times, made as they are asked for: a long run takes no more memory than a short one.
+    /// Returns all requests in order of time, computed lazily: a long run needs no more memory than a short one.
     fn schedule(&self) -> impl Iterator<Item = Planned> + Send + use<> {
         let mut classes: Vec<Peekable<Scheduled>> =
             (0..self.classes.len()).map(|class| self.of_class(class).peekable()).collect();
@@ -130,12 +131,12 @@ impl Load {
     }
 }
 
-/// Sends the load to the server and reports what became of it.
+/// Sends the load to the server and reports the outcomes.
 ///
 /// # Errors
-/// Where the server cannot be reached at all.
+/// A server that cannot be reached.
 pub fn run(target: &Target, load: &Load) -> Result<Report> {
-    // A server that is not there is an error and not a report of errors.
+    // An unreachable server is an error, not a report of errors.
     get(target, "/v1/models")?;
     let ticks = processor_ticks();
     let started = Instant::now();
@@ -149,7 +150,7 @@ pub fn run(target: &Target, load: &Load) -> Result<Report> {
     Ok(Report::new(target.url(), load.seconds, classes, generator, load.bound).keeping(sent.kept.into_kept()))
 }
 
-/// A request as it is sent, what it says, and how long its answer is worth waiting for.
+/// A serialized request, its body, and its timeout.
 struct Ready {
     request: Vec<u8>,
     body: Bytes,
@@ -165,12 +166,12 @@ fn ready(client: &Client, class: &Class) -> Vec<Ready> {
     class.bodies.iter().map(ready).collect()
 }
 
-/// What became of all requests.
+/// Outcomes of all requests.
 struct Sent {
     tallies: Vec<Tally>,
-    /// How late each was sent.
+    /// Delay of each request's sending.
     late: Latencies,
-    /// Misbehaving connections that the server closed.
+    /// Idle connections and slow readers that the server closed.
     closed_by_server: usize,
     kept: Reservoir,
 }
@@ -185,7 +186,7 @@ async fn send(client: Rc<Client>, load: &Load) -> Sent {
         let body = class.bodies[number % class.bodies.len()].for_many_results();
         misbehaving.spawn_local(client.clone().read_slowly(class.path.clone(), body));
     }
-    // They connect first: what is measured is a server that has them.
+    // They connect first, so that the server is measured with them.
     tokio::time::sleep(LEAD * u32::from(!misbehaving.is_empty()) * 10).await;
 
     let all: Rc<[Vec<Ready>]> = load.classes.iter().map(|class| ready(&client, class)).collect();
@@ -222,8 +223,8 @@ async fn send(client: Rc<Client>, load: &Load) -> Sent {
     Sent { tallies, late, closed_by_server: client.closed(), kept }
 }
 
-/// Hands out each request when it is due. A thread that sleeps wakes within tens of microseconds; the runtime's timer
-/// knows whole milliseconds only. Those that are due within `gather` of one another are handed out together.
+/// Delivers each request when it is due. A sleeping thread wakes up within tens of microseconds, while the runtime's timer has a
+/// resolution of one millisecond. Requests due within `gather` of each other are delivered together.
 fn pace(
     start: Instant,
     planned: impl Iterator<Item = Planned> + Send + 'static,
@@ -244,10 +245,10 @@ fn pace(
     receive
 }
 
-/// Processor time of this process, where the system tells.
+/// Returns the processor time of this process, if the system reports it.
 fn processor_ticks() -> Option<f64> {
     let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
-    // The name of the process, in parentheses, may hold anything; utime and stime are the 12th and 13th after it.
+    // The process name in parentheses may contain anything; utime and stime are the 12th and 13th fields after it.
     let mut times = stat.rsplit_once(')')?.1.split_whitespace().skip(11).map(|word| word.parse::<f64>().ok());
     Some(times.next()?? + times.next()??)
 }

@@ -1,32 +1,32 @@
-//! The highest rate that a server follows.
+//! Search for the highest rate that a server sustains.
 
 use super::report::Report;
 use super::turns::counted;
 use sterling_core::error::Result;
 
-/// Without a bound on latency, a rate is followed where this share of its requests is answered in time.
+/// Without a latency bound, a rate is sustained if this share of its requests is answered in time.
 const FOLLOWED: f64 = 0.99;
-/// The step between two rates as long as the server follows ...
+/// Factor between rates as long as the server sustains them ...
 const STEP: f64 = 1.5;
-/// ... and how often the gap between the last that it followed and the first that it did not is halved.
+/// ... and number of bisections between the last sustained and the first failed rate.
 const HALVINGS: usize = 4;
-/// Steps after which a server that follows everything is left alone.
+/// Maximum number of steps for a server that sustains every rate.
 const STEPS_MAX: usize = 24;
 
-/// What a server can do.
+/// Capacity of a server.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize)]
 pub struct Peak {
-    /// The highest rate, of those tried, that it followed; 0 where it followed none.
+    /// Highest tested rate that it sustained; 0 if none.
     pub rate: f64,
-    /// The highest goodput at any rate.
+    /// Highest goodput at any rate.
     pub goodput: f64,
-    /// The run at the highest rate that it followed.
+    /// Run at the highest sustained rate.
     #[serde(skip)]
     pub report: Option<Report>,
 }
 
 impl Peak {
-    /// Takes in a run at a rate; true where the server followed.
+    /// Adds a run at a rate; returns whether the server sustained it.
     fn follows(&mut self, rate: f64, report: Report) -> bool {
         if report.void.is_some() {
             return false;
@@ -44,11 +44,11 @@ impl Peak {
     }
 }
 
-/// Looks for the peak of the first class from a rate on; `run` runs a load at a rate. Where the load has a bound, a rate is followed
-/// whose run is valid under it. A rate whose runs are void again and again counts as not followed.
+/// Searches the peak rate of the first class, starting at `first`; `run` runs the load at a rate. With a latency bound, a rate is
+/// sustained if its run is valid. A rate whose runs are repeatedly void counts as not sustained.
 ///
 /// # Errors
-/// Those of `run`.
+/// Errors of `run`.
 pub fn find_peak(first: f64, mut run: impl FnMut(f64) -> Result<Report>) -> Result<Peak> {
     let mut peak = Peak::default();
     let mut follows = |rate: f64| Ok::<_, sterling_core::error::Error>(peak.follows(rate, counted(|| run(rate))?));
@@ -83,7 +83,7 @@ mod tests {
     use crate::client::End;
     use crate::report::{Generator, Sample, Tally};
 
-    /// A run against a server that answers `limit` requests a second in a millisecond and refuses the others.
+    /// Returns the report of a server that answers `limit` requests per second in a millisecond and rejects the others.
     fn served(rate: f64, limit: f64, late_ms_p99: f64, bound: Option<Bound>) -> Report {
         let good = |n: usize| (n as f64) < limit * 10.0;
         let mut tally = Tally::new("main", 1, bound);
@@ -109,7 +109,7 @@ mod tests {
     fn under_a_bound_a_rate_is_followed_that_keeps_it() {
         let bound = |latency_ms| Some(Bound { latency_ms, quantile: 0.9 });
         let of = |bound| find_peak(100.0, |rate| Ok(served(rate, 480.0, 0.1, bound))).unwrap();
-        // One in ten may be refused, less what may be chance.
+        // One in ten may be rejected, minus the margin for chance.
         let peak = of(bound(2.0));
         assert!(peak.rate > 480.0 && peak.rate < 480.0 / 0.9, "{peak:?}");
         assert!(peak.report.unwrap().server.unwrap().is_valid());

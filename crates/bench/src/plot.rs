@@ -1,51 +1,51 @@
-//! A chart of lines as SVG that holds its own fonts' names and colours and nothing from elsewhere: any browser shows it.
+//! Line charts as self-contained SVG, without external fonts or styles, for any browser.
 
 use std::fmt::Write as _;
 
-/// Pixels of the whole picture ...
+/// Size of the picture in pixels ...
 const SIZE: (f64, f64) = (860.0, 440.0);
-/// ... and of the edges around the lines: left, right (the legend's), top, bottom.
+/// ... and of its margins: left, right (for the legend), top, bottom.
 const EDGES: (f64, f64, f64, f64) = (76.0, 230.0, 46.0, 56.0);
-/// Of lines one after the other (Okabe and Ito's, told apart by people who see few colours), which dashes follow.
+/// Colours of consecutive lines (Okabe and Ito's palette for colour-blind readers), followed by dash patterns.
 const COLOURS: [&str; 7] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#000000"];
 const DASHES: [&str; 3] = ["none", "7 4", "2 3"];
-/// Steps that an axis is cut into at most.
+/// Maximum number of ticks per axis.
 const TICKS: f64 = 6.0;
 
-/// A direction of a chart.
+/// An axis of a chart.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Axis {
-    /// What it measures, with its unit.
+    /// Label with unit.
     pub label: String,
-    /// Equal factors are equally far apart.
+    /// Whether the scale is logarithmic.
     pub is_logarithmic: bool,
-    /// Values that are named; without any, round ones.
+    /// Labelled values; round numbers if empty.
     pub ticks: Vec<(f64, String)>,
 }
 
 /// A line of a chart.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Curve {
-    /// What the legend calls it.
+    /// Name in the legend.
     pub name: String,
-    /// In the order in which they are joined.
+    /// Points in the order in which they are joined.
     pub points: Vec<(f64, f64)>,
 }
 
 /// A chart.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Chart {
-    /// What it shows.
+    /// Title of the chart.
     pub title: String,
-    /// To the right.
+    /// Horizontal axis.
     pub x: Axis,
-    /// Upwards.
+    /// Vertical axis.
     pub y: Axis,
-    /// The lines.
+    /// Lines of the chart.
     pub curves: Vec<Curve>,
 }
 
-/// An axis that knows its values and its pixels.
+/// An axis with its range of values and pixels.
 struct Scale<'a> {
     axis: &'a Axis,
     low: f64,
@@ -60,7 +60,7 @@ impl<'a> Scale<'a> {
             (false, _) => (1.0, 10.0),
             (true, true) if low == high => (low / 2.0, high * 2.0),
             (true, true) => (low, high),
-            // What is measured begins at nothing.
+            // Measured quantities begin at zero.
             (true, false) if high > low.min(0.0) => (low.min(0.0), high * 1.05),
             (true, false) => (low - 1.0, high + 1.0),
         };
@@ -101,7 +101,7 @@ impl<'a> Scale<'a> {
     }
 }
 
-/// A round number in as few letters as it takes.
+/// Formats a round number with as few characters as possible.
 fn short(value: f64) -> String {
     let rounded = format!("{value:.6}");
     let rounded = rounded.trim_end_matches('0').trim_end_matches('.');
@@ -116,7 +116,7 @@ fn escaped(text: &str) -> String {
             '<' => out.push_str("&lt;"),
             '>' => out.push_str("&gt;"),
             '"' => out.push_str("&quot;"),
-            // Control characters are none of XML's.
+            // XML does not allow control characters.
             letter if letter < ' ' => out.push(' '),
             letter => out.push(letter),
         }
@@ -129,7 +129,7 @@ fn text(out: &mut String, (x, y): (f64, f64), more: &str, words: &str) {
 }
 
 impl Chart {
-    /// The picture. Points that an axis cannot show, such as zeros on a logarithmic one, are left out.
+    /// Renders the chart. Points that an axis cannot show, such as zeros on a logarithmic one, are omitted.
     pub fn svg(&self) -> String {
         let (width, height) = SIZE;
         let (left, right, top, bottom) = EDGES;
@@ -170,7 +170,7 @@ impl Chart {
     }
 }
 
-/// The frame, its round values and the names of the axes.
+/// Draws the frame, the ticks and the axis labels.
 fn grid(out: &mut String, x: &Scale<'_>, y: &Scale<'_>) {
     let (from, to) = (x.pixels, y.pixels);
     for (value, words) in x.ticks() {
@@ -205,7 +205,7 @@ mod tests {
         Chart { title: "x < y".into(), x: axis("K"), y: axis("ms"), curves: vec![curve] }
     }
 
-    /// The points of the first line, as pixels.
+    /// Returns the points of the first line, in pixels.
     fn drawn(svg: &str) -> Vec<(f64, f64)> {
         let points = svg.split("<polyline points=\"").nth(1).unwrap().split('"').next().unwrap();
         let pair = |point: &str| point.split_once(',').map(|(x, y)| (x.parse().unwrap(), y.parse().unwrap()));

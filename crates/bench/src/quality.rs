@@ -1,8 +1,9 @@
-//! What the answers were worth that were timed: some of them are asked for again with the exact search, after the run, from the version that gave
-//! them.
+//! Quality of timed answers: after the run, a sample of them is requested again with exact search, from the version that
+//! answered.
 //!
-//! *Recall* is the share of the exact answer's items that the timed one had. *Filters* are held in two ways: every item of a timed answer
-//! passes its filter by the values that the API tells of it (`eligible`), and no timed answer has fewer items than the exact one.
+//! *Recall* is the share of the exact answer's items that the timed one had. *Filters* are checked in two ways: every item of a
+//! timed answer must pass its filter by the column values that the API returns (`eligible`), and no timed answer may have fewer
+//! items than the exact one.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -21,26 +22,26 @@ use super::schedule::Random;
 use sterling_core::error::{Error, Result};
 use sterling_core::limits;
 
-/// Fields that say how a retrieval is searched and told, not what it asks for.
+/// Request fields that affect the search or the format of a retrieval, not its exact result.
 const OF_THE_SEARCH: [&str; 8] =
     ["recall", "probes", "exact", "columns", "explain", "format", "priority", "timeout_ms"];
 
-/// What answers were worth.
+/// Quality of a run's answers.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Quality {
-    /// Answers that were held against the exact ones.
+    /// Number of answers compared with exact ones.
     pub answers: usize,
-    /// The mean of their recalls.
+    /// Mean recall of these answers.
     pub recall: Option<f64>,
-    /// Where the mean of all answers of the run lies.
+    /// Confidence interval of the mean recall over all answers of the run.
     pub recall_interval: Option<Interval>,
-    /// Of the answers those under a filter.
+    /// Number of these answers with a filter.
     pub filtered: usize,
     /// Items of these that do not pass their filter.
     pub ineligible_items: usize,
-    /// Of the answers those with fewer items than the exact one.
+    /// Answers with fewer items than the exact one.
     pub short: usize,
-    /// Further answers that could not be compared: their version or position is no more, or the exact search was refused.
+    /// Further answers that could not be compared: their version or position no longer exists, or the exact search was rejected.
     pub not_compared: usize,
 }
 
@@ -62,19 +63,20 @@ impl fmt::Display for Quality {
     }
 }
 
-/// What became of one answer.
+/// Comparison of one answer.
 #[derive(Debug, PartialEq)]
 struct Compared {
     recall: f64,
     is_short: bool,
-    /// Items that do not pass; nothing without a filter.
+    /// Number of items that do not pass the filter; `None` without a filter.
     ineligible: Option<usize>,
 }
 
-/// Asks for answers of a model again and tells what they were worth. Of an answer to a list one result is taken, by chance.
+/// Repeats requests of a model with exact search and evaluates the timed answers. Of an answer to a list, one random result is
+/// compared.
 ///
 /// # Errors
-/// A server that does not answer any more.
+/// A server that no longer answers.
 pub fn check(target: &Target, model: &str, answers: &[TimedAnswer], seed: u64) -> Result<Quality> {
     local(Duration::ZERO, async {
         let client = Client::new(target.clone(), 1);
@@ -104,7 +106,7 @@ fn summed(compared: &[Compared], asked: usize, seed: u64) -> Quality {
     }
 }
 
-/// A retrieval and its answer, taken out of a list where it was one of several.
+/// A retrieval and its answer; for a list request, one entry of the list.
 struct Timed {
     request: Map<String, Value>,
     version: u64,
@@ -113,7 +115,7 @@ struct Timed {
 }
 
 impl Timed {
-    /// Nothing where there is no such answer.
+    /// Parses a timed answer; `None` if it cannot be compared.
     fn of(timed: &TimedAnswer, random: &mut Random) -> Option<Self> {
         let request: Value = serde_json::from_slice(&timed.request).ok()?;
         let answer: Value = serde_json::from_slice(&timed.answer).ok()?;
@@ -125,7 +127,7 @@ impl Timed {
             }
             None => (&request, &answer),
         };
-        // A page is no ranking of its own.
+        // A later page is not a complete ranking.
         let is_page = request["cursor"].as_str().is_some_and(|cursor| !cursor.is_empty());
         Some(Timed {
             request: request.as_object().filter(|_| !is_page)?.clone(),
@@ -135,7 +137,7 @@ impl Timed {
         })
     }
 
-    /// The same, asked for in another way.
+    /// Returns the request without some fields and with others.
     fn body(&self, without: &[&str], more: [(&str, Value); 2]) -> Vec<u8> {
         let mut body = self.request.clone();
         body.retain(|name, _| !without.contains(&name.as_str()) && name != "cursor");
@@ -149,7 +151,7 @@ impl Timed {
     }
 }
 
-/// The ids of an answer, as items or as columns.
+/// Returns the ids of an answer in items or columns format.
 fn ids(answer: &Value) -> Option<Vec<i64>> {
     match answer["items"].as_array() {
         Some(items) => items.iter().map(|item| item["id"].as_i64()).collect(),
@@ -160,12 +162,12 @@ fn ids(answer: &Value) -> Option<Vec<i64>> {
 struct Checker<'a> {
     client: &'a Client,
     model: &'a str,
-    /// Of the model, in their order.
+    /// Columns of the model in order.
     columns: Vec<String>,
 }
 
 impl Checker<'_> {
-    /// Nothing where the answer cannot be compared.
+    /// Compares an answer with the exact one; `None` if it cannot be compared.
     async fn compare(&self, answer: &TimedAnswer, random: &mut Random) -> Result<Option<Compared>> {
         let Some(timed) = Timed::of(answer, random) else { return Ok(None) };
         let Some(exact) = self.ask(&timed, "retrieve", timed.body(&OF_THE_SEARCH, exactly())).await? else {
@@ -182,7 +184,7 @@ impl Checker<'_> {
         Ok(Some(Compared { recall: recall(&timed.ids, &exact), is_short: timed.ids.len() < exact.len(), ineligible }))
     }
 
-    /// Items of an answer that do not pass a filter; nothing where that cannot be told.
+    /// Counts the items of an answer that do not pass a filter; `None` if that is unknown.
     async fn ineligible(&self, timed: &Timed, filter: &str) -> Result<Option<usize>> {
         let Ok(filter) = Eligibility::new(filter, &self.columns) else { return Ok(None) };
         if timed.ids.is_empty() {
@@ -201,7 +203,7 @@ impl Checker<'_> {
         Ok(Some(items.len() - items.iter().filter(passes).count()))
     }
 
-    /// What the version of a timed answer says, at its position; nothing where that is no more or the call is refused.
+    /// Sends a call to the version of a timed answer, at its position; `None` if these no longer exist or the call is rejected.
     async fn ask(&self, timed: &Timed, call: &str, body: Vec<u8>) -> Result<Option<Value>> {
         let path = format!("/v1/models/{}/versions/{}:{call}", self.model, timed.version);
         let (status, answer) = self.client.answer(&Method::POST, &path, &body).await?;
@@ -217,7 +219,7 @@ fn exactly() -> [(&'static str, Value); 2] {
     [("exact", json!(true)), ("explain", json!(false))]
 }
 
-/// The share of the exact items that are among the others; all of none.
+/// Returns the share of the exact items that are in the timed answer; 1 if there are none.
 fn recall(timed: &[i64], exact: &[i64]) -> f64 {
     if exact.is_empty() {
         return 1.0;
@@ -226,10 +228,10 @@ fn recall(timed: &[i64], exact: &[i64]) -> f64 {
     exact.iter().filter(|id| timed.contains(id)).count() as f64 / exact.len() as f64
 }
 
-/// The share of items that a server expects to pass a filter, told with a request; nothing where that is a list.
+/// Returns the server's estimate of the share of items that pass a filter, from an explained request; `None` for a list request.
 ///
 /// # Errors
-/// A server that does not answer, or not with an explanation.
+/// A server that does not answer, or answers without an explanation.
 pub fn selectivity(target: &Target, path: &str, request: &Body, filter: &str) -> Result<Option<f64>> {
     if request.is_list() {
         return Ok(None);

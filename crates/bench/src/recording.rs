@@ -1,10 +1,10 @@
-//! Requests with the times at which they once came, one a line of a JSON lines file:
+//! Recordings: requests with their original times, in a JSON lines file with one request per line:
 //!
 //! ```json
 //! {"time": 1732281600.250, "body": {"features": {"installed": [832]}, "k": 10}}
 //! ```
 //!
-//! `time` is in seconds, from any moment on; lines may stand in any order, as they do in a log that is written when requests end.
+//! `time` is in seconds from any origin. Lines may be in any order, as in a log that is written when requests end.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use super::requests::{Body, read_lines};
 use super::schedule::SendTimes;
 use sterling_core::error::{Error, Result};
 
-/// Longest recording, in seconds as it is replayed.
+/// Longest recording in seconds, as replayed.
 const SECONDS_MAX: f64 = 86_400.0;
 
 #[derive(Deserialize)]
@@ -27,10 +27,10 @@ struct Recorded {
     body: Map<String, Value>,
 }
 
-/// The requests of a recording in the order of their times, the first one at 0, `speed` times as fast as they came.
+/// Reads the requests of a recording in order of time, starting at 0, sped up by `speed`.
 ///
 /// # Errors
-/// An unreadable file; a line that is no such object, with its number; requests that are all of one moment, or further apart than a day.
+/// An unreadable file; an invalid line, with its number; requests that are all at the same time, or more than a day apart.
 pub fn read_recording(path: &Path, speed: f64, timeout: Duration) -> Result<(Vec<Body>, SendTimes)> {
     let mut requests = read_lines(path, |line| {
         let Recorded { time, body } = serde_json::from_str(line).map_err(|e| e.to_string())?;
@@ -39,7 +39,7 @@ pub fn read_recording(path: &Path, speed: f64, timeout: Duration) -> Result<(Vec
     requests.sort_by(|(one, _), (other, _)| one.total_cmp(other));
     let (first, last) = (requests[0].0, requests[requests.len() - 1].0);
     let seconds = (last - first) / speed;
-    // Not a number is no such length either.
+    // The comparison also rejects NaN.
     if !(seconds > 0.0 && seconds <= SECONDS_MAX) {
         let named = format!("{}: its requests came within {seconds} s at this speed", path.display());
         return Err(Error::invalid(format!("{named}, expected more than 0, at most {SECONDS_MAX}")));

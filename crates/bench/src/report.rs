@@ -1,4 +1,4 @@
-//! What became of the requests: counts by answer, percentiles, and whether the run is worth anything.
+//! Report of a run: counts by outcome, percentiles, and whether the run is valid.
 
 use std::fmt;
 use std::time::Duration;
@@ -11,68 +11,68 @@ use super::latency::{Latencies, Latency};
 use super::quality::Quality;
 use super::sample::TimedAnswer;
 
-/// The p99 of how late requests were sent, beyond which the load was not the one asked for. Under a bound on latency, half of
-/// that bound, where it is less.
+/// Maximum p99 delay of sending in milliseconds; beyond it, the load differed from the requested one. With a latency bound, half
+/// of the bound if that is less.
 const LATE_MS_MAX: f64 = 10.0;
-/// The share of requests that found no connection, beyond which it was not either.
+/// Maximum share of requests without a free connection; beyond it, the load differed from the requested one.
 const UNSENT_MAX: f64 = 0.01;
 
-/// One request that has ended.
+/// A completed request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sample {
     pub(super) class: usize,
     pub(super) end: End,
-    /// From the time at which it was to be sent.
+    /// Latency from its scheduled time.
     pub(super) latency: Duration,
     pub(super) in_time: bool,
 }
 
-/// What became of the requests of one class.
+/// Outcomes of the requests of one class.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct ClassReport {
-    /// The name of the class.
+    /// Name of the class.
     pub class: String,
-    /// Users of each request, where lists were made of single ones.
+    /// Users per request, if lists were made of single ones.
     pub batch: usize,
-    /// Requests of the schedule.
+    /// Scheduled requests.
     pub requests: usize,
-    /// Users of the schedule in a second: requests, times those of each.
+    /// Scheduled users per second: requests times users per request.
     pub rate: f64,
-    /// Users answered with 200 within their deadline, in a second.
+    /// Users per second answered with status 200 within their deadline.
     pub goodput: f64,
-    /// Answers with 200 within their deadline.
+    /// Answers with status 200 within their deadline.
     pub ok: usize,
-    /// Answers with 200 after it.
+    /// Answers with status 200 after their deadline.
     pub ok_late: usize,
-    /// Answers with 503.
+    /// Answers with status 503.
     pub refused: usize,
-    /// Answers with 504.
+    /// Answers with status 504.
     pub timed_out: usize,
     /// Answers with another status.
     pub other: usize,
-    /// Connections that failed.
+    /// Failed connections.
     pub errors: usize,
-    /// Requests that were given up long after their deadline.
+    /// Requests abandoned long after their deadline.
     pub no_answer: usize,
-    /// Requests that were given up then because their connection was never there.
+    /// Requests abandoned then without an established connection.
     pub no_connection: usize,
-    /// Requests for which no connection was free to their deadline.
+    /// Requests without a free connection until their deadline.
     pub unsent: usize,
-    /// Answers with 200 within the bound that the run was given.
+    /// Answers with status 200 within the latency bound of the run.
     #[serde(skip)]
     pub within_bound: usize,
-    /// Latencies of the answers with 200.
+    /// Latencies of the answers with status 200.
     pub answered_ms: Option<Latency>,
-    /// Latencies of the answers with 503.
+    /// Latencies of the answers with status 503.
     pub refused_ms: Option<Latency>,
-    /// Shares of the answers with 200, closer and closer to 1, each with the latency in milliseconds that it does not exceed.
+    /// Shares of the answers with status 200 that approach 1, each with the latency in milliseconds that it does not exceed.
     pub answered_curve: Vec<(f64, f64)>,
-    /// All latencies of the answers with 200.
+    /// All latencies of the answers with status 200.
     #[serde(skip)]
     pub answered: Latencies,
 }
 
-/// The requests of a class, as they end.
+/// Counts the requests of a class as they complete.
 #[derive(Debug)]
 pub(super) struct Tally {
     report: ClassReport,
@@ -113,7 +113,7 @@ impl Tally {
         }
     }
 
-    /// What became of them; they were sent in so many seconds.
+    /// Returns the report of requests that were sent over `seconds`.
     pub(super) fn report(self, seconds: f64) -> ClassReport {
         let per_second = |calls: usize| (calls * self.report.batch) as f64 / seconds;
         ClassReport {
@@ -156,37 +156,37 @@ impl fmt::Display for ClassReport {
     }
 }
 
-/// How the generator itself fared.
+/// Statistics of the generator itself.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Generator {
-    /// Processors that it used, where the system tells.
+    /// Processor cores that it used, if the system reports that.
     pub cores: Option<f64>,
-    /// The p99 of how late requests were sent, in milliseconds.
+    /// p99 of the delay of sending, in milliseconds.
     pub late_ms_p99: f64,
     /// Idle connections and slow readers that the server closed.
     pub closed_by_server: usize,
 }
 
-/// What came of a run.
+/// Report of a run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
-    /// The server.
+    /// URL of the server.
     pub url: String,
-    /// How long requests were sent.
+    /// Duration of sending, in seconds.
     pub seconds: f64,
-    /// One entry a class.
+    /// One entry per class.
     pub classes: Vec<ClassReport>,
-    /// The generator.
+    /// Statistics of the generator.
     pub generator: Generator,
-    /// Why the run is worth nothing, where it is.
+    /// Reason why the run is void, if it is.
     pub void: Option<String>,
-    /// What it says of the bound that it was given, in MLPerf's terms.
+    /// Result for the latency bound, in MLPerf's terms.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub server: Option<ServerResult>,
-    /// What the answers were worth, where some of them were asked for again.
+    /// Quality of the answers, if a sample of them was repeated with exact search.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub quality: Option<Quality>,
-    /// Answers of the first class that were kept.
+    /// Sampled answers of the first class.
     #[serde(skip)]
     pub kept: Vec<TimedAnswer>,
 }
@@ -220,7 +220,7 @@ impl Report {
         Report { url, seconds, classes, generator, void, server, quality: None, kept: Vec::new() }
     }
 
-    /// The same with answers that were kept.
+    /// Adds sampled answers.
     pub(super) fn keeping(self, kept: Vec<TimedAnswer>) -> Self {
         Report { kept, ..self }
     }
@@ -282,7 +282,8 @@ mod tests {
         assert_eq!(report.answered_ms.unwrap().max, 91.0);
         assert!((report.refused_ms.unwrap().p50 - 72.0).abs() < 0.1);
         assert_eq!(report.answered_curve.last(), Some(&(1.0, 91.0)));
-        // Lists of eight: calls are counted, and users are told in rates. Of calls with 200 those to 60 ms are within the bound.
+        // Lists of eight users: calls are counted, and rates count users. Calls with status 200 within 60 ms are within the
+        // bound.
         let bound = Bound { latency_ms: 60.0, quantile: 0.9 };
         let lists = tallied("lists", 8, Some(bound), (50..100).map(sample));
         assert_eq!((lists.requests, lists.ok, lists.rate, lists.goodput), (50, 5, 200.0, 20.0));
@@ -305,7 +306,7 @@ mod tests {
         assert_eq!(void(2, 9.9, None).void, None);
         assert!(void(3, 0.1, None).void.unwrap().contains("3 of 200 requests found no free connection"));
         assert!(void(0, 10.1, None).void.unwrap().contains("10.1 ms"));
-        // A generator that is late by as much as the bound says nothing of the server.
+        // A generator that is late by as much as the bound proves nothing about the server.
         let bound = |latency_ms| Some(Bound { latency_ms, quantile: 0.9 });
         let late = void(0, 2.1, bound(4.0));
         assert!(late.void.unwrap().contains("2.1 ms, expected at most 2 ms"));

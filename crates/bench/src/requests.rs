@@ -1,4 +1,4 @@
-//! What is sent, and to whom.
+//! Request bodies, and the server to which they are sent.
 
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::Path;
@@ -10,23 +10,23 @@ use serde_json::{Map, Value, json};
 use super::schedule::Random;
 use sterling_core::error::{Error, Result};
 
-/// Fields of a line that describe the user and are no part of the request, as in a package's `heldout.jsonl`.
+/// Fields of a line that describe the user and do not belong to the request, as in a package's `heldout.jsonl`.
 const DESCRIPTIVE: [&str; 2] = ["user", "held"];
 
-/// Results that a slow reader asks for: a few hundred kilobytes.
+/// Number of results that a slow reader requests: a few hundred kilobytes.
 const SLOW_RESULTS: usize = 1000;
 
-/// The body of a request.
+/// Body of a request.
 #[derive(Clone, Debug)]
 pub struct Body {
     pub(super) bytes: Bytes,
-    /// How long its answer is worth waiting for.
+    /// Timeout of the request.
     pub(super) timeout: Duration,
 }
 
 impl Body {
-    /// A body with a time-out in it, the given one where it names none. In a list of requests, each gets one, and the
-    /// longest counts.
+    /// Creates a body with a timeout: `timeout`, unless it has one. For a list of requests, each gets one, and the longest
+    /// applies.
     pub(super) fn new(mut fields: Map<String, Value>, timeout: Duration) -> Self {
         let limit = |fields: &mut Map<String, Value>| {
             let millis = timeout.as_millis() as u64;
@@ -47,7 +47,7 @@ impl Body {
         serde_json::from_slice(&self.bytes).unwrap_or_default()
     }
 
-    /// The same request, or each of a list of them, with other fields.
+    /// Returns the same request, or each request of a list, with other fields.
     pub(super) fn with(&self, others: &[(String, Value)]) -> Self {
         let mut fields = self.fields();
         let set = |request: &mut Map<String, Value>| request.extend(others.iter().cloned());
@@ -58,14 +58,14 @@ impl Body {
         Body::new(fields, self.timeout)
     }
 
-    /// One call for all of some requests.
+    /// Combines requests to a list in one call.
     pub(super) fn list(bodies: &[&Body]) -> Self {
         let requests: Vec<Value> = bodies.iter().map(|body| Value::Object(body.fields())).collect();
         let longest = bodies.iter().map(|body| body.timeout).max().unwrap_or_default();
         Body::new([("requests".to_owned(), Value::Array(requests))].into_iter().collect(), longest)
     }
 
-    /// The same request for so many results that its answer fills the buffers of a connection. A list stays as it is.
+    /// Returns the request for so large a `k` that its answer fills the buffers of a connection; a list is returned unchanged.
     pub(super) fn for_many_results(&self) -> Bytes {
         let mut fields = self.fields();
         if fields.is_empty() || fields.contains_key("requests") {
@@ -75,16 +75,16 @@ impl Body {
         Value::Object(fields).to_string().into()
     }
 
-    /// True for a list of requests.
+    /// Returns whether it is a list of requests.
     pub(super) fn is_list(&self) -> bool {
         self.fields().contains_key("requests")
     }
 }
 
-/// The requests of a JSON lines file.
+/// Reads the requests of a JSON lines file.
 ///
 /// # Errors
-/// An unreadable or empty file; a line that is no JSON object, with its number.
+/// An unreadable or empty file; a line that is not a JSON object, with its number.
 pub fn read_bodies(path: &Path, timeout: Duration) -> Result<Vec<Body>> {
     read_lines(path, |line| match serde_json::from_str(line).map_err(|e| e.to_string())? {
         Value::Object(fields) => Ok(Body::new(fields, timeout)),
@@ -92,7 +92,7 @@ pub fn read_bodies(path: &Path, timeout: Duration) -> Result<Vec<Body>> {
     })
 }
 
-/// What is made of each line of a file that is not blank; at least one.
+/// Converts each non-blank line of a file; there must be at least one.
 pub(super) fn read_lines<T>(path: &Path, read: impl Fn(&str) -> std::result::Result<T, String>) -> Result<Vec<T>> {
     let text = std::fs::read_to_string(path).map_err(|e| Error::io(path.display(), e))?;
     let wrong = |line: usize, what: String| Error::invalid(format!("{}: line {line}: {what}", path.display()));
@@ -105,7 +105,7 @@ pub(super) fn read_lines<T>(path: &Path, read: impl Fn(&str) -> std::result::Res
     Ok(found)
 }
 
-/// Retrievals of random vectors.
+/// Returns retrievals with random vectors.
 pub fn random_vectors(dimension: usize, count: usize, seed: u64, timeout: Duration) -> Vec<Body> {
     let mut random = Random::new(seed);
     let mut body = || {
@@ -121,15 +121,15 @@ pub struct Target {
     /// `HOST:PORT`
     pub(super) authority: String,
     pub(super) address: SocketAddr,
-    /// A key of the server, where it asks for one.
+    /// API key, if the server requires one.
     pub(super) key: Option<String>,
 }
 
 impl Target {
-    /// A server of a URL such as `http://127.0.0.1:8080`.
+    /// Parses a server URL such as `http://127.0.0.1:8080`.
     ///
     /// # Errors
-    /// `Invalid` for another URL or a host that is not known.
+    /// `Invalid` for an invalid URL or an unknown host.
     pub fn parse(url: &str) -> Result<Self> {
         let wrong = |why: &str| Error::invalid(format!("url `{url}`: {why}, expected http://HOST:PORT"));
         let rest = url.strip_prefix("http://").ok_or_else(|| wrong("no http URL"))?;
@@ -139,12 +139,12 @@ impl Target {
         Ok(Target { authority: authority.to_owned(), address, key: None })
     }
 
-    /// The server's URL.
+    /// Returns the URL of the server.
     pub fn url(&self) -> String {
         format!("http://{}", self.authority)
     }
 
-    /// The same server, asked with a key.
+    /// Returns the server with an API key for requests.
     pub fn with_key(self, key: Option<String>) -> Self {
         Target { key, ..self }
     }

@@ -1,20 +1,20 @@
-//! Some of the answers that were timed, all of them equally likely (Vitter's algorithm R), within a bound of memory.
+//! Uniform sample of the timed answers (Vitter's algorithm R) within a memory limit.
 
 use hyper::body::Bytes;
 
 use super::schedule::Random;
 
-/// Most bytes of answers that are kept: where they are long, fewer of them.
+/// Maximum bytes of sampled answers; long answers reduce their number.
 const BYTES_MAX: usize = 256 << 20;
 
-/// A request and what it was answered.
+/// A request and its answer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TimedAnswer {
     pub(super) request: Bytes,
     pub(super) answer: Vec<u8>,
 }
 
-/// Answers that are kept of those that come.
+/// Reservoir of sampled answers.
 pub(super) struct Reservoir {
     kept: Vec<TimedAnswer>,
     most: usize,
@@ -29,7 +29,7 @@ impl Reservoir {
         Reservoir { kept: Vec::new(), most, seen: 0, bytes: 0, bytes_max: BYTES_MAX, random: Random::new(seed) }
     }
 
-    /// An answer has come; `read` is called where it is kept.
+    /// Offers an answer to the sample; `read` is called if it is taken.
     pub(super) fn offer(&mut self, request: &Bytes, read: impl FnOnce() -> Vec<u8>) {
         self.seen += 1;
         let place = if self.kept.len() < self.most { self.kept.len() } else { self.random.below(self.seen) };
@@ -43,7 +43,7 @@ impl Reservoir {
         } else {
             self.kept.push(found);
         }
-        // A part of a fair sample, drawn by chance, is a fair sample.
+        // A random subset of a uniform sample is uniform.
         while self.bytes > self.bytes_max && self.kept.len() > 1 {
             let leaves = self.random.below(self.kept.len());
             self.bytes -= self.kept.swap_remove(leaves).answer.len();

@@ -1,9 +1,9 @@
-//! When each request is to be sent, fixed before the run: the same seed gives the same load.
+//! Schedule of requests, fixed before the run: the same seed gives the same load.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How requests follow one another.
+/// Distribution of request arrivals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Arrivals {
@@ -13,17 +13,17 @@ pub enum Arrivals {
     Constant,
 }
 
-/// When the requests of a class are sent.
+/// Times at which the requests of a class are sent.
 #[derive(Clone, Debug, PartialEq)]
 pub enum SendTimes {
-    /// So many in a second.
+    /// Rate in requests per second.
     Rate(f64),
-    /// Each body at its time from the start on, in rising order.
+    /// Time of each body from the start, ascending.
     Recorded(Arc<[Duration]>),
 }
 
 impl SendTimes {
-    /// How long a recording is, in seconds; a rate has no end of its own.
+    /// Returns the length of a recording in seconds; `None` for a rate.
     pub fn seconds(&self) -> Option<f64> {
         match self {
             SendTimes::Rate(_) => None,
@@ -32,7 +32,7 @@ impl SendTimes {
     }
 }
 
-/// Random numbers of a seed (splitmix64).
+/// Seeded random numbers (splitmix64).
 pub(super) struct Random(u64);
 
 impl Random {
@@ -48,18 +48,18 @@ impl Random {
         x ^ (x >> 31)
     }
 
-    /// At least 0, below 1.
+    /// Returns a number of at least 0 and below 1.
     pub(super) fn share(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// Below `count`, which is at least 1.
+    /// Returns a number below `count`, which is at least 1.
     pub(super) fn below(&mut self, count: usize) -> usize {
         (self.next() % count as u64) as usize
     }
 }
 
-/// The times of all requests from the start of the run, in their order.
+/// Returns the times of all requests from the start of the run, ascending.
 pub(super) fn times(arrivals: Arrivals, rate: f64, seconds: f64, seed: u64) -> impl Iterator<Item = Duration> + Send {
     let mut random = Random::new(seed);
     let (mut at, mut count) = (0.0, 0u64);
@@ -67,7 +67,7 @@ pub(super) fn times(arrivals: Arrivals, rate: f64, seconds: f64, seed: u64) -> i
         let time = (at < seconds).then(|| Duration::from_secs_f64(at))?;
         count += 1;
         at = match arrivals {
-            // From the count and not from a sum, whose rounding would drift.
+            // Computed from the count, because rounding errors of a sum would accumulate.
             Arrivals::Constant => count as f64 / rate,
             Arrivals::Poisson => at - (1.0 - random.share()).ln() / rate,
         };
@@ -75,7 +75,7 @@ pub(super) fn times(arrivals: Arrivals, rate: f64, seconds: f64, seed: u64) -> i
     })
 }
 
-/// Which of `count` bodies each request sends: all of them in a random order, and again.
+/// Returns the body of each request, of `count`: all in a random order, repeatedly.
 pub(super) fn order(count: usize, seed: u64) -> impl Iterator<Item = usize> {
     let mut random = Random::new(!seed);
     let mut order: Vec<usize> = (0..count).collect();
@@ -106,7 +106,7 @@ mod tests {
         for seed in 0..5 {
             let times: Vec<Duration> = times(Arrivals::Poisson, rate, seconds, seed).collect();
             assert!(times.is_sorted() && times.iter().all(|t| t.as_secs_f64() < seconds));
-            // The count's standard deviation is its root: 200 of 40,000; four of them are allowed.
+            // The standard deviation of the count is its square root: 200 of 40,000; the test allows four of them.
             assert!((times.len() as f64 - rate * seconds).abs() < 800.0, "seed {seed}: {} requests", times.len());
             let gaps: Vec<f64> = times.windows(2).map(|pair| (pair[1] - pair[0]).as_secs_f64() * rate).collect();
             let mean = gaps.iter().sum::<f64>() / gaps.len() as f64;

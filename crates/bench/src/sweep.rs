@@ -1,4 +1,4 @@
-//! What varies between the loads that are measured: fields of requests, users a call, the rate.
+//! Sweeps: values that vary between the measured loads, such as request fields, users per call, and rate.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,15 +11,15 @@ use super::requests::Body;
 use super::schedule::SendTimes;
 use sterling_core::error::{Error, Result};
 
-/// What may vary: fields of a retrieval; `batch`, users of each call; `rate`, users in a second.
+/// Keys that may vary: fields of a retrieval; `batch`, users per call; `rate`, users per second.
 const KEYS: [&str; 10] =
     ["k", "candidates", "recall", "probes", "exact", "filter", "priority", "timeout_ms", "batch", "rate"];
-/// Most settings that are measured.
+/// Maximum number of measured settings.
 const SETTINGS_MAX: usize = 1000;
-/// Most users of a call, as the API has it.
+/// Maximum users per call, the limit of the API.
 const BATCH_MAX: u64 = 1024;
 
-/// A key and the values that it is to have, one after the other.
+/// A key and its values.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sweep {
     key: String,
@@ -27,10 +27,10 @@ pub struct Sweep {
 }
 
 impl Sweep {
-    /// A sweep such as `k=10,100,1000`. Values are JSON where they are, else texts.
+    /// Parses a sweep such as `k=10,100,1000`. Values are JSON if they parse as such, else texts.
     ///
     /// # Errors
-    /// Another form, an unknown key, or a value that the key cannot have.
+    /// Another form, an unknown key, or an invalid value of the key.
     pub fn parse(text: &str) -> Result<Self> {
         let wrong = |expected: &str| Error::invalid(format!("sweep `{text}`: expected {expected}"));
         let (key, values) = text.split_once('=').ok_or_else(|| wrong("KEY=VALUE,VALUE,..."))?;
@@ -38,7 +38,7 @@ impl Sweep {
             return Err(wrong(&format!("one of the keys {}", KEYS.join(", "))));
         }
         let value = |text: &str| serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.to_owned()));
-        // Names of filters are texts, whatever they look like.
+        // Names of filters are always texts, even if they parse as JSON.
         let value = |part: &str| if key == "filter" { Value::String(part.to_owned()) } else { value(part) };
         let values: Vec<Value> = values.split(',').map(|part| value(part.trim())).collect();
         let fits = |value: &Value| match key {
@@ -55,29 +55,29 @@ impl Sweep {
         }
     }
 
-    /// What varies.
+    /// Returns the key that varies.
     pub fn key(&self) -> &str {
         &self.key
     }
 }
 
-/// Filters by their names, of a JSON object.
+/// Reads filters by name from a JSON object.
 ///
 /// # Errors
-/// An unreadable file, or one that is no object of texts.
+/// An unreadable file, or one that is not an object of texts.
 pub fn read_filters(path: &Path) -> Result<BTreeMap<String, String>> {
     let text = std::fs::read_to_string(path).map_err(|e| Error::io(path.display(), e))?;
     serde_json::from_str(&text)
         .map_err(|e| Error::invalid(format!("{}: {e}, expected an object of filters by name", path.display())))
 }
 
-/// A value for each key that varies.
+/// A value for each varying key.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Setting {
     values: Vec<(String, Value)>,
 }
 
-/// Every setting of the sweeps, the last one varying first; without sweeps one that changes nothing.
+/// Returns every combination of the sweeps' values; the last sweep varies fastest. Without sweeps, returns one empty setting.
 ///
 /// # Errors
 /// A key that is swept twice, or too many settings.
@@ -102,31 +102,31 @@ pub fn grid(sweeps: &[Sweep]) -> Result<Vec<Setting>> {
 }
 
 impl Setting {
-    /// The value of a key.
+    /// Returns the value of a key.
     pub fn value(&self, key: &str) -> Option<&Value> {
         self.values.iter().find(|(known, _)| known == key).map(|(_, value)| value)
     }
 
-    /// The same without a key.
+    /// Returns the setting without a key.
     pub fn without(&self, key: &str) -> Self {
         Setting { values: self.values.iter().filter(|(known, _)| known != key).cloned().collect() }
     }
 
-    /// True where nothing varies.
+    /// Returns whether nothing varies.
     pub fn is_empty(&self) -> bool {
         self.values.is_empty()
     }
 
-    /// The setting as a JSON object.
+    /// Returns the setting as a JSON object.
     pub fn fields(&self) -> Map<String, Value> {
         self.values.iter().cloned().collect()
     }
 
-    /// The load with this setting in its first class; filters are found by their names. A rate counts users: calls with lists of them
-    /// come as much more seldom.
+    /// Applies the setting to the first class of a load; filters are looked up by name. Rates count users, so calls with lists
+    /// are sent less often.
     ///
     /// # Errors
-    /// A filter of no known name, a rate for a recording, or lists to be made of lists.
+    /// An unknown filter name, a rate for a recording, or lists to be made of lists.
     pub fn of(&self, load: &Load, filters: &BTreeMap<String, String>) -> Result<Load> {
         let mut load = load.clone();
         let class = &mut load.classes[0];
@@ -178,7 +178,7 @@ impl fmt::Display for Setting {
     }
 }
 
-/// Calls with lists of so many requests; as many as it takes until each request is in one.
+/// Combines requests to lists of `users` requests, until each request is in at least one list.
 fn lists(bodies: &[Body], users: usize) -> Result<Vec<Body>> {
     if bodies.iter().any(Body::is_list) {
         return Err(Error::invalid("batch: the requests are lists already, expected single ones"));
@@ -258,7 +258,7 @@ mod tests {
             assert_eq!((&body["k"], &body["filter"], &body["timeout_ms"]), (&7.into(), &"lang:he".into(), &20.into()));
         }
         assert_eq!(changed.classes[0].bodies[0].timeout, Duration::from_millis(20));
-        // Five requests in calls of four: two calls, and three users are asked for twice.
+        // Five requests in calls of four: two calls, with three users repeated.
         let lists = of(&["batch=4"]).unwrap();
         let users: Vec<usize> = bodies(&lists).iter().map(|b| b["requests"].as_array().unwrap().len()).collect();
         assert_eq!((users, &lists.classes[0].timing), (vec![4, 4], &SendTimes::Rate(20.0)));

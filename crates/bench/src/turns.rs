@@ -1,5 +1,5 @@
-//! Several servers or settings measured in turns, so that what changes with time on a machine that is shared changes for all of them, and what
-//! the turns say of their ratio.
+//! Interleaved measurement of several servers or settings, so that slow changes of a shared machine affect all of them, and
+//! ratios between them.
 
 use serde::Serialize;
 
@@ -10,28 +10,28 @@ use super::requests::Target;
 use super::sweep::Setting;
 use sterling_core::error::{Error, Result};
 
-/// Runs of a load until one counts.
+/// Attempts of a run until one is valid.
 const TRIES: usize = 3;
 
-/// One of those that are measured.
+/// One of the measured servers or settings.
 #[derive(Clone, Debug)]
 pub struct Contender {
-    /// What reports call it.
+    /// Name in reports.
     pub name: String,
-    /// The server.
+    /// Measured server.
     pub target: Target,
-    /// How its load differs from that of others.
+    /// Difference of its load from that of others.
     pub setting: Setting,
-    /// The share of items that pass the filter of its setting, where that varies.
+    /// Share of items that pass the filter of its setting, if filters vary.
     pub selectivity: Option<f64>,
-    /// The load.
+    /// Load of the contender.
     pub load: Load,
 }
 
-/// A run that counts, or the last one of several that do not.
+/// Returns a valid run, or the last of several void ones.
 ///
 /// # Errors
-/// Those of `run`.
+/// Errors of `run`.
 pub fn counted(mut run: impl FnMut() -> Result<Report>) -> Result<Report> {
     let mut report = run()?;
     for _ in 1..TRIES {
@@ -42,12 +42,12 @@ pub fn counted(mut run: impl FnMut() -> Result<Report>) -> Result<Report> {
     Ok(report)
 }
 
-/// Runs of all contenders, round after round: the same requests for all of them, others in each round, in the opposite order in every second
-/// round, so that what grows steadily falls on all alike. `run` is given the round, from 1, the contender and its load. The answer is a list
-/// of runs for each contender.
+/// Runs all contenders in rounds. All get the same requests within a round, and other requests in the next. Every second round
+/// has the opposite order, so that a steady drift affects all alike. `run` receives the round, from 1, the contender and its
+/// load. Returns a list of runs per contender.
 ///
 /// # Errors
-/// Those of `run`, and a contender whose runs are void again and again.
+/// Errors of `run`, and a contender whose runs are repeatedly void.
 pub fn in_turns(
     contenders: &[Contender],
     rounds: usize,
@@ -72,29 +72,29 @@ pub fn in_turns(
     Ok(reports)
 }
 
-/// What two contenders differ by in one figure.
+/// Ratio of two contenders in one figure.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct FigureRatio {
-    /// The class of requests.
+    /// Class of requests.
     pub class: String,
-    /// The figure: the medians of its rounds follow.
+    /// Name of the figure; `measured` and `baseline` are medians over the rounds.
     pub median_of: &'static str,
-    /// Of the one that is compared.
+    /// Figure of the compared contender.
     pub measured: f64,
-    /// Of the one that it is compared with.
+    /// Figure of the baseline.
     pub baseline: f64,
-    /// The geometric mean of the rounds' ratios.
+    /// Geometric mean of the ratios per round.
     pub ratio: f64,
-    /// Where that ratio lies, with a confidence of 95 %: the rounds are drawn again. Nothing for fewer than five rounds.
+    /// 95 % confidence interval of the ratio, by resampling rounds; `None` for fewer than five rounds.
     pub interval: Option<Interval>,
     /// Rounds in which both had the figure.
     pub rounds: usize,
 }
 
-/// A figure of a class of a run, nothing where no request gave it.
+/// A figure of a class of a run; `None` if no request has it.
 type Figure = fn(&Report, usize) -> Option<f64>;
 
-/// What contenders are compared by.
+/// Figures by which contenders are compared.
 const FIGURES: [(&str, Figure); 5] = [
     ("goodput", |report, class| Some(report.classes[class].goodput)),
     ("answered p50 ms", |report, class| report.classes[class].answered_ms.as_ref().map(|ms| ms.p50)),
@@ -103,7 +103,7 @@ const FIGURES: [(&str, Figure); 5] = [
     ("recall", |report, class| report.quality.as_ref().filter(|_| class == 0)?.recall),
 ];
 
-/// Compares the rounds of two contenders, each with that of the same number.
+/// Compares two contenders round by round.
 pub fn compare(measured: &[Report], baseline: &[Report], seed: u64) -> Vec<FigureRatio> {
     let classes = measured.first().map_or(0, |report| report.classes.len());
     let mut found = Vec::new();
@@ -111,7 +111,7 @@ pub fn compare(measured: &[Report], baseline: &[Report], seed: u64) -> Vec<Figur
         let both = measured.iter().zip(baseline);
         let (ours, theirs): (Vec<f64>, Vec<f64>) =
             both.filter_map(|(one, other)| figure(one, class).zip(figure(other, class))).unzip();
-        // A ratio with nothing says nothing.
+        // A ratio with zero is undefined.
         let logarithms: Vec<f64> = ours.iter().zip(&theirs).map(|(one, other)| (one / other).ln()).collect();
         if logarithms.is_empty() || logarithms.iter().any(|ratio| !ratio.is_finite()) {
             continue;
@@ -130,7 +130,7 @@ pub fn compare(measured: &[Report], baseline: &[Report], seed: u64) -> Vec<Figur
     found
 }
 
-/// The middle of the values, or nothing without values.
+/// Returns the median, or `None` without values.
 pub(super) fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_unstable_by(f64::total_cmp);
     let middle = values.len() / 2;
@@ -190,7 +190,7 @@ mod tests {
 
     #[test]
     fn ratios_are_of_rounds_and_not_of_the_machine() {
-        // The machine becomes slower and slower; the one is always twice the other.
+        // The machine becomes slower and slower; one contender always has twice the other's value.
         let of = |factor: f64| (1..=6).map(|n| report(factor * 100.0 / f64::from(n), false)).collect::<Vec<_>>();
         let found = compare(&of(2.0), &of(1.0), 1);
         assert_eq!(found.len(), 1, "no latencies, no recall: {found:?}");

@@ -1,9 +1,8 @@
-//! Calls that may block their thread. A thread that drives tasks of a runtime must make none: a disk or a network that does not answer
-//! would hold up all of its connections.
+//! Guards against blocking calls on async worker threads: a blocked call there would stall every connection of the thread.
 
-/// Is called by what may wait for a disk, a network, a process or another thread. In a build with debug assertions, as that of the
-/// tests is, it ends the process where the thread drives tasks at this moment: a panic would become the answer of one request or
-/// the end of one task, where no test may look.
+/// Marks a function that may wait for a disk, the network, a process or another thread. In builds with debug assertions, such as
+/// tests, it aborts the process if the current thread is driving async tasks. A panic would not do: it would end as the error of
+/// one request or of one task, which no test may check.
 #[track_caller]
 pub fn may_block() {
     #[cfg(debug_assertions)]
@@ -12,11 +11,11 @@ pub fn may_block() {
     }
 }
 
-/// Whether this thread drives tasks of a runtime, so that none of these goes on while it waits: not so in `spawn_blocking`, and not
-/// in `block_in_place`, before which the runtime gives the tasks to another thread.
+/// Returns true if this thread drives tasks of an async runtime, so that blocking it would stall them. Returns false inside
+/// `spawn_blocking` and `block_in_place`: the runtime moves the tasks to another thread before these.
 #[cfg(debug_assertions)]
 fn drives_tasks() -> bool {
-    // Tokio alone knows: what blocks on purpose panics there before it waits, and the answer of this one is there already.
+    // Only tokio knows: its blocking calls panic on such a thread before they wait. The value is sent already, so nothing waits.
     let (tell, told) = tokio::sync::oneshot::channel();
     let _ = tell.send(());
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| told.blocking_recv())).is_err()
@@ -28,7 +27,7 @@ fn ends(caller: &std::panic::Location<'_>) -> ! {
     let trace = std::backtrace::Backtrace::force_capture();
     let _ = writeln!(
         std::io::stderr(),
-        "{caller}: a call that may block, on a thread that drives tasks; expected `spawn_blocking` or a thread of its own\n{trace}"
+        "{caller}: blocking call on an async worker thread; expected `spawn_blocking` or a dedicated thread\n{trace}"
     );
     std::process::abort()
 }

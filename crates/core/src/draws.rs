@@ -1,9 +1,9 @@
-//! Draws by chance: is this one of the share that is looked at?
+//! Bernoulli sampling: decides per event whether it is sampled.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Draws that many threads make, each by itself, in another order in each process.
+/// Sampler that threads share without locks. Its sequence differs between processes.
 #[derive(Debug, Default)]
 pub struct Draws {
     made: AtomicU64,
@@ -11,7 +11,7 @@ pub struct Draws {
 }
 
 impl Draws {
-    /// True for this share of the draws; for none at 0, and for all from 1 on.
+    /// Returns true with probability `share`: never if `share` is at most 0, always if it is at least 1.
     pub fn draw(&self, share: f64) -> bool {
         if share <= 0.0 {
             return false;
@@ -30,7 +30,7 @@ mod tests {
         let draws = Draws::default();
         let drawn = |share: f64| (0..10_000).filter(|_| draws.draw(share)).count();
         assert_eq!((drawn(0.0), drawn(-1.0), drawn(1.0), drawn(3.0)), (0, 0, 10_000, 10_000));
-        // Six deviations of 43.
+        // Six standard deviations of 43.
         assert!((2240..=2760).contains(&drawn(0.25)));
     }
 }

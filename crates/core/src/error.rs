@@ -1,7 +1,7 @@
-//! The one error of the crate: a small kind for programs, a message for people, a source for logs.
+//! The error type of all crates: a [`Kind`] for programs, a message for people, a source for logs.
 //!
-//! Modules of features convert into it; it imports none of them. The edge maps [`Kind`] to an HTTP status and the
-//! command line maps it to an exit code, each in one table.
+//! Modules of features convert their errors into [`Error`], which depends on none of them. The HTTP layer maps [`Kind`] to a
+//! status and the command line maps it to an exit code, each in one table.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -9,24 +9,24 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// The kinds with their names, each once.
+/// Declares the kinds and their names in one list.
 macro_rules! kinds {
     ($($(#[$doc:meta])* $kind:ident = $name:literal,)*) => {
-        /// What sort of thing went wrong; the part of an error that a program may act on.
+        /// Category of an error: the part that a program may act on.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
         pub enum Kind {
             $($(#[$doc])* $kind,)*
         }
 
         impl Kind {
-            /// The stable name that programs see, in `snake_case`.
+            /// Returns the stable name in `snake_case` that API clients see.
             pub fn name(self) -> &'static str {
                 match self {
                     $(Kind::$kind => $name,)*
                 }
             }
 
-            /// The kind of a name.
+            /// Returns the kind with this name.
             pub fn named(name: &str) -> Option<Self> {
                 match name {
                     $($name => Some(Kind::$kind),)*
@@ -38,45 +38,45 @@ macro_rules! kinds {
 }
 
 kinds! {
-    /// The caller's input is wrong and will stay wrong.
+    /// The input is invalid and will stay invalid.
     Invalid = "invalid",
-    /// The named thing does not exist.
+    /// The named object does not exist.
     NotFound = "not_found",
-    /// What was there before is not any more, and will not come back.
+    /// The object existed and was permanently deleted.
     Gone = "gone",
-    /// The request contradicts the present state, such as publishing a version that exists.
+    /// The request contradicts the present state, for example it publishes a version that exists.
     Conflict = "conflict",
-    /// Stored bytes do not say what they must: a checksum, a shape or a format is wrong.
+    /// Stored bytes are damaged: invalid checksum, shape or format.
     Corrupt = "corrupt",
-    /// Well-formed, and outside what this build or model can do.
+    /// The request is well-formed, but this build or model does not support it.
     Unsupported = "unsupported",
-    /// More than a stated bound allows, such as a full queue; the same request may succeed later.
+    /// A limit is reached, for example a full queue; the same request may succeed later.
     Overloaded = "overloaded",
-    /// More work or memory than one request may ask for; it must be split or made smaller.
+    /// The request needs more work or memory than one request may use; it must be split or made smaller.
     TooCostly = "too_costly",
-    /// What is to be stored or loaded does not fit where it must lie.
+    /// Disk or memory has no room for the data.
     NoSpace = "insufficient_storage",
     /// The deadline of the request has passed.
     DeadlineExceeded = "deadline_exceeded",
-    /// The thing exists and cannot serve yet.
+    /// The object exists but cannot serve yet.
     NotReady = "not_ready",
     /// Another system that this request needs does not answer.
     Unavailable = "unavailable",
-    /// Of what a request asks about, too little could answer, such as too few shards of a catalogue.
+    /// Too little of the queried data could be reached, for example too few shards of a catalogue.
     Partial = "partial",
-    /// The operating system refused a file or socket operation.
+    /// The operating system reported an error for a file or socket operation.
     Io = "io",
-    /// A defect of this program.
+    /// Defect of this program.
     Internal = "internal",
 }
 
 impl Kind {
-    /// True where the same request may succeed later without a change.
+    /// Returns true if the same request may succeed later without a change.
     pub fn is_retryable(self) -> bool {
         matches!(self, Kind::Overloaded | Kind::DeadlineExceeded | Kind::NotReady | Kind::Unavailable | Kind::Partial)
     }
 
-    /// Returns true for failures that time may mend: a version that failed to load so is tried again although its folder stays the same.
+    /// Returns true for failures that may resolve over time: such a version is loaded again even if its folder stays the same.
     pub fn is_transient(self) -> bool {
         match self {
             Kind::Unavailable
@@ -92,7 +92,7 @@ impl Kind {
     }
 }
 
-/// An error with the thing it is about, what came and what was expected in its message.
+/// Error whose message names the object, the received value and the expected value.
 ///
 /// ```
 /// use sterling_core::error::{Error, Kind};
@@ -109,7 +109,7 @@ pub struct Error {
     source: Option<Box<dyn StdError + Send + Sync>>,
 }
 
-/// The result of everything that can fail here.
+/// Result with [`Error`] as its default error type.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 macro_rules! constructors {
@@ -124,7 +124,7 @@ macro_rules! constructors {
 }
 
 impl Error {
-    /// An error of the given kind.
+    /// Creates an error of the given kind.
     pub fn new(kind: Kind, message: impl Into<String>) -> Self {
         Error { kind, message: message.into(), offset: None, retry_after: None, source: None }
     }
@@ -135,7 +135,7 @@ impl Error {
         too_costly => TooCostly, no_space => NoSpace, internal => Internal, partial => Partial,
     }
 
-    /// An operating-system error on the named thing.
+    /// Converts an operating-system error about the object `what`.
     pub fn io(what: impl fmt::Display, source: std::io::Error) -> Self {
         use std::io::ErrorKind;
         let kind = match source.kind() {
@@ -149,46 +149,46 @@ impl Error {
         Error::new(kind, format!("{what}: {source}")).caused_by(source)
     }
 
-    /// The same error, told of the place it happened in: `place: message`.
+    /// Prepends the object or location of the error: `place: message`.
     pub fn within(mut self, place: impl fmt::Display) -> Self {
         self.message = format!("{place}: {}", self.message);
         self
     }
 
-    /// The same error with the byte offset in the text that was parsed.
+    /// Adds the byte offset in the parsed text.
     pub fn at(mut self, offset_bytes: usize) -> Self {
         self.offset = Some(offset_bytes);
         self
     }
 
-    /// The same error with how long to wait before the same request is worth trying again.
+    /// Adds the time to wait before the same request is worth another try.
     pub fn retry_after(mut self, wait: Duration) -> Self {
         self.retry_after = Some(wait);
         self
     }
 
-    /// The same error with what caused it, for logs.
+    /// Adds the cause, for logs.
     pub fn caused_by(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         self.source = Some(source.into());
         self
     }
 
-    /// The same error for another who ran into it; what caused it stays with the first.
+    /// Copies the error for another caller, without its source, because sources cannot be cloned.
     pub fn again(&self) -> Error {
         Error { message: self.message.clone(), source: None, ..*self }
     }
 
-    /// What sort of error this is.
+    /// Returns the category of the error.
     pub fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// How long to wait before the same request is worth trying again, where that is known.
+    /// Returns the time to wait before the same request is worth another try, if it is known.
     pub fn retry_wait(&self) -> Option<Duration> {
         self.retry_after
     }
 
-    /// The byte offset in the parsed text, where the error is about a text.
+    /// Returns the byte offset in the parsed text, if the error is about a text.
     pub fn offset(&self) -> Option<usize> {
         self.offset
     }
@@ -206,7 +206,7 @@ impl StdError for Error {
     }
 }
 
-/// A number as a message shows it: with an exponent where it is far from one, and always so that the text is the number. Without, 1e300 has 301 digits.
+/// Displays a number in at most 24 characters that parse back to it: with an exponent if it is far from 1 (1e300 has 301 digits).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ShortNumber(pub f64);
 

@@ -1,5 +1,5 @@
-//! What every other crate of Sterling needs: the [`error`] type, [`units`] of ids and slots, [`limits`], [`tensor`] shapes and the
-//! [`request`] types that the edge reads and the pass answers.
+//! Types that every crate of Sterling uses: [`error`], [`units`] of ids and slots, [`limits`], [`tensor`] shapes. The HTTP layer
+//! parses the [`request`] types and the serving pass answers them.
 //!
 //! ```
 //! use sterling_core::error::{Error, Kind};

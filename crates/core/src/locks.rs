@@ -1,8 +1,8 @@
-//! Locks of what a panic does not leave half done.
+//! Mutex helper that ignores poisoning.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Takes a lock, also where somebody panicked under it: only for what is whole between any two of its changes.
+/// Locks a mutex even if a thread panicked under the lock. Only for state that is consistent between any two statements under it.
 pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

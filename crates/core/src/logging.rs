@@ -1,4 +1,4 @@
-//! Text for the log: one line per event, and few lines per outage.
+//! Helpers for the log: one line per event, and few lines per outage.
 
 use std::borrow::Cow;
 use std::sync::Mutex;
@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use crate::locks::locked;
 
-/// Replaces control characters by their escapes (`\n`, `\u{1b}`), so that text of a caller or of another server stays on one line and
-/// commands no terminal.
+/// Replaces control characters by their escapes (`\n`, `\u{1b}`). Text of a client or another server then stays on one line and
+/// cannot send escape sequences to a terminal.
 ///
 /// ```
 /// assert_eq!(sterling_core::logging::printable("late\nwarning: \u{1b}[2J"), "late\\nwarning: \\u{1b}[2J");
@@ -27,20 +27,20 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     Cow::Owned(escaped)
 }
 
-/// Lets a line of the log through now and then, so that an outage in which every request fails does not fill the log.
+/// Rate limiter for a log line, so that an outage in which every request fails does not fill the log.
 #[derive(Debug, Default)]
 pub struct Seldom {
-    /// When the last line went through, and the lines since.
+    /// Time of the last logged line, and the number of suppressed lines since.
     state: Mutex<(Option<Instant>, u64)>,
 }
 
 impl Seldom {
-    /// Lets the first line through.
+    /// Creates a limiter that lets the first line through.
     pub const fn new() -> Self {
         Seldom { state: Mutex::new((None, 0)) }
     }
 
-    /// Whether a line goes through, once in `every`: the number of lines before it that did not. None where it does not.
+    /// Returns the number of suppressed lines if a line may be logged now (one per `every`), else `None`.
     pub fn pass(&self, every: Duration) -> Option<u64> {
         let (last, held_back) = &mut *locked(&self.state);
         if last.is_some_and(|at| at.elapsed() < every) {

@@ -1,12 +1,12 @@
-//! Lists of plain numbers as one run of little-endian bytes, for types that are sent between machines in a binary format.
+//! Serde helpers that encode lists of numbers as little-endian bytes, for messages between machines in a binary format.
 //!
-//! To be named in `#[serde(with = "packed::numbers")]`: a list costs a copy, not a call a number. What comes is checked before
-//! anything is made of it, and takes no more memory than a few times its bytes.
+//! Use them as `#[serde(with = "packed::numbers")]`: a list then costs one copy instead of one serializer call per number. Input
+//! is validated before it is used, and takes at most a few times its own size in memory.
 
 use serde::de::{Error as _, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-// Numbers are written as they lie in memory.
+// Numbers are written in memory order.
 const _: () = assert!(cfg!(target_endian = "little"));
 
 struct Bytes;
@@ -36,18 +36,18 @@ fn read<'de, T: bytemuck::AnyBitPattern, D: Deserializer<'de>>(from: D) -> Resul
 pub mod numbers {
     use super::{Deserializer, Serializer};
 
-    /// Writes a list.
+    /// Encodes a list.
     ///
     /// # Errors
-    /// Those of the format.
+    /// Those of the serializer.
     pub fn serialize<T: bytemuck::NoUninit, S: Serializer>(list: &[T], to: S) -> Result<S::Ok, S::Error> {
         to.serialize_bytes(bytemuck::cast_slice(list))
     }
 
-    /// Reads a list.
+    /// Decodes a list.
     ///
     /// # Errors
-    /// Those of the format, and for bytes that are no whole numbers.
+    /// Those of the deserializer, and a length that is not a multiple of the element size.
     pub fn deserialize<'de, T, D>(from: D) -> Result<Vec<T>, D::Error>
     where
         T: bytemuck::AnyBitPattern,
@@ -57,7 +57,7 @@ pub mod numbers {
     }
 }
 
-/// Where each list ends among the entries of all, cut there.
+/// Splits the concatenated entries at the given ends.
 fn cut<T: Clone, E: serde::de::Error>(ends: &[u32], all: &[T]) -> Result<Vec<Vec<T>>, E> {
     let starts = std::iter::once(0).chain(ends.iter().copied());
     let list = |(start, end): (u32, &u32)| all.get(start as usize..*end as usize).map(<[T]>::to_vec);
@@ -88,25 +88,25 @@ pub mod lists {
         all: Vec<T>,
     }
 
-    /// Writes lists.
+    /// Encodes the lists.
     ///
     /// # Errors
-    /// Those of the format.
+    /// Those of the serializer.
     pub fn serialize<T: NoUninit, S: Serializer>(lists: &[Vec<T>], to: S) -> Result<S::Ok, S::Error> {
         Lists { ends: super::ends(lists), all: lists.concat() }.serialize(to)
     }
 
-    /// Reads lists.
+    /// Decodes the lists.
     ///
     /// # Errors
-    /// Those of the format, and for ends that lie outside.
+    /// Those of the deserializer, and ends out of range.
     pub fn deserialize<'de, T: AnyBitPattern, D: Deserializer<'de>>(from: D) -> Result<Vec<Vec<T>>, D::Error> {
         let Lists { ends, all } = Lists::<T>::deserialize(from)?;
         super::cut(&ends, &all)
     }
 }
 
-/// Lists of lists of items with a score each.
+/// Lists of lists of items with their scores.
 pub mod scored {
     use super::{Deserialize, Deserializer, Serialize, Serializer};
     use crate::units::ItemId;
@@ -121,19 +121,19 @@ pub mod scored {
         scores: Vec<f32>,
     }
 
-    /// Writes lists.
+    /// Encodes the lists.
     ///
     /// # Errors
-    /// Those of the format.
+    /// Those of the serializer.
     pub fn serialize<S: Serializer>(lists: &[Vec<(ItemId, f32)>], to: S) -> Result<S::Ok, S::Error> {
         let (ids, scores) = lists.iter().flatten().copied().unzip();
         Scored { ends: super::ends(lists), ids, scores }.serialize(to)
     }
 
-    /// Reads lists.
+    /// Decodes the lists.
     ///
     /// # Errors
-    /// Those of the format, and for ends that lie outside.
+    /// Those of the deserializer, and ends out of range.
     pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Vec<(ItemId, f32)>>, D::Error> {
         let Scored { ends, ids, scores } = Scored::deserialize(from)?;
         if ids.len() != scores.len() {
@@ -151,14 +151,14 @@ struct Run<'a> {
     text: &'a str,
 }
 
-/// Lists of texts: one text, and where in it each ends.
+/// Lists of strings: their concatenation, and the end of each in it.
 pub mod texts {
     use super::{Deserialize, Deserializer, Run, Serialize, Serializer};
 
-    /// Writes a list.
+    /// Encodes a list.
     ///
     /// # Errors
-    /// Those of the format.
+    /// Those of the serializer.
     pub fn serialize<S: Serializer>(list: &[String], to: S) -> Result<S::Ok, S::Error> {
         let mut end = 0;
         let ends = list.iter().map(|text| {
@@ -168,10 +168,10 @@ pub mod texts {
         Run { ends: ends.collect(), text: &list.concat() }.serialize(to)
     }
 
-    /// Reads a list.
+    /// Decodes a list.
     ///
     /// # Errors
-    /// Those of the format, and for ends that lie outside the text or inside a character.
+    /// Those of the deserializer, and ends outside of the text or inside a character.
     pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
         let run = Run::deserialize(from)?;
         let starts = std::iter::once(0).chain(run.ends.iter().copied());
@@ -221,7 +221,7 @@ mod tests {
             let all = All { candidates: candidates.collect(), tensors, ids, scores, names };
             let bytes = postcard::to_allocvec(&all).unwrap();
             prop_assert_eq!(&postcard::from_bytes::<All>(&bytes).unwrap(), &all);
-            // Whatever came of broken bytes, it came without a panic.
+            // Decoding damaged bytes may return anything, but must not panic.
             prop_assert!(postcard::from_bytes::<All>(&bytes[..cut.min(bytes.len() - 1)]).is_err());
             let mut broken = bytes.clone();
             broken[flip % bytes.len()] ^= 0x81;

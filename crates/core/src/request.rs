@@ -1,8 +1,8 @@
-//! What is asked of a model and what it answers, typed: the language of the pass, the engine, and whatever calls them.
+//! Typed requests and answers: the interface between the serving pass, the engine and their callers.
 //!
-//! Nothing here knows JSON: `http` reads and writes that. A request is any of the three [`Request`]s; an [`Answer`] is
-//! columnar, one vector a field, so that a hundred thousand results are a handful of allocations. What goes between machines can be
-//! written in a binary format as it is, without the slots, which mean something in one view alone.
+//! Nothing here knows JSON: the crate `api` reads and writes it. An [`Answer`] is columnar, one vector per field, so that a
+//! hundred thousand results take a handful of allocations. Messages between machines use these types as they are, in a binary
+//! format. Slots are left out, because they are valid within one view only.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,74 +13,73 @@ use crate::error::{Error, Result};
 use crate::packed;
 use crate::units::{ItemId, Slot};
 
-/// The names that logs and traces have for what a request is made for. Calls to other processes for it carry both, which write them
-/// down beside their own.
+/// Identifiers that connect log lines and traces to a request. Calls to other processes carry both, and these log them too.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Origin {
-    /// The id of the request (`x-request-id`).
+    /// Id of the request (`x-request-id`).
     pub id: Option<Arc<str>>,
-    /// The trace that it belongs to, and the caller's span of it (`traceparent`).
+    /// Trace context: the trace and the caller's span (`traceparent`).
     pub trace: Option<Arc<str>>,
 }
 
 impl Origin {
-    /// The origin of a call that serves several requests, which can name one: the first that is recorded, else the first.
+    /// Returns the origin for a call that serves several requests: the first one with a recorded trace, else the first.
     pub fn of_several<'a>(mut origins: impl Iterator<Item = &'a Origin>) -> Self {
         let first = origins.next();
         let recorded = first.into_iter().chain(origins).find(|origin| origin.is_recorded());
         recorded.or(first).cloned().unwrap_or_default()
     }
 
-    /// True where the flags of the trace say that it is recorded: two hexadecimal digits, in all versions of the header at one place.
+    /// Returns true if the trace flags have the bit `recorded`: two hexadecimal digits, at one offset in all versions of the
+    /// header.
     fn is_recorded(&self) -> bool {
         let flags = self.trace.as_ref().and_then(|trace| u8::from_str_radix(trace.get(53..55)?, 16).ok());
         flags.is_some_and(|flags| flags & 1 == 1)
     }
 }
 
-/// What to do where rows of a remote table cannot be had in time.
+/// Behaviour if rows of a remote table cannot be read in time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum OnDegraded {
-    /// Answer with an error.
+    /// Answers with an error.
     #[default]
     Fail,
-    /// Go on with each table's default row and say so in the answer.
+    /// Uses the default row of each table and reports it in the answer.
     DefaultRows,
 }
 
-/// Who goes first where requests wait.
+/// Priority class in the queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Priority {
-    /// Somebody is waiting.
+    /// A client waits for the answer.
     #[default]
     Interactive,
-    /// Takes what interactive requests leave.
+    /// Runs on capacity that interactive requests leave.
     Batch,
 }
 
-/// The values of one feature as a caller brings them. What they mean, the model's features say: integers may be ids,
-/// categories or numbers.
+/// Values of one feature of a request. The model's feature declares their meaning: integers may be ids, categories or numbers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Values {
-    /// Whole numbers.
+    /// Integers.
     Integers(#[serde(with = "packed::numbers")] Vec<i64>),
-    /// Numbers, one of them at least not whole.
+    /// Numbers, at least one of them not an integer.
     Numbers(#[serde(with = "packed::numbers")] Vec<f32>),
-    /// Texts.
+    /// Strings.
     Texts(#[serde(with = "packed::texts")] Vec<String>),
-    /// Ids with a weight each.
+    /// Ids with one weight each.
     Weighted {
-        /// The ids.
+        /// Ids.
         #[serde(with = "packed::numbers")]
         ids: Vec<i64>,
-        /// As many weights.
+        /// Weights, one per id.
         #[serde(with = "packed::numbers")]
         weights: Vec<f32>,
     },
 }
 
 impl Values {
-    /// The values as numbers, `None` of texts and of ids with weights.
+    /// Returns the values as numbers; `None` for strings and for ids with weights.
     pub fn into_numbers(self) -> Option<Vec<f32>> {
         match self {
             Values::Numbers(numbers) => Some(numbers),
@@ -89,10 +88,10 @@ impl Values {
         }
     }
 
-    /// Ids with a weight each.
+    /// Adds one weight per id.
     ///
     /// # Errors
-    /// `Invalid` where they are no ids, or not as many as the weights.
+    /// `Invalid` if the values are not integers, or if the number of weights differs.
     pub fn weighted(self, weights: Vec<f32>) -> Result<Self> {
         match self {
             Values::Integers(ids) if ids.len() == weights.len() => Ok(Values::Weighted { ids, weights }),
@@ -101,35 +100,35 @@ impl Values {
                 weights.len(),
                 ids.len()
             ))),
-            // A list of nothing has the type of nothing.
+            // An empty list is parsed as `Numbers`: it shows no type.
             Values::Numbers(none) if none.is_empty() && weights.is_empty() => Ok(Values::Integers(Vec::new())),
             _ => Err(Error::invalid("got weights, but values that are no integers")),
         }
     }
 }
 
-/// Values by the name of their feature.
+/// Values by feature name.
 pub type Features = BTreeMap<String, Values>;
 
-/// Who asks: features for the user tower, or the query embedding itself.
+/// The user of a request: features for the user tower, or the query embedding.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum User {
-    /// Goes through the user tower.
+    /// Input of the user tower.
     Features(Features),
-    /// `[D]`; of a model of several queries `[Tq, D]`.
+    /// Query embedding, `[D]`; `[Tq, D]` for a model with several queries.
     Vector(#[serde(with = "packed::numbers")] Vec<f32>),
-    /// What the user tower made of features before, somewhere else.
+    /// Output of the user tower that another process computed.
     Embedded(EmbeddedUser),
 }
 
-/// What the steps after the user tower read of a user.
+/// Outputs of the user tower that later steps read.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct EmbeddedUser {
-    /// The query, `[D]`; of a model of several queries `[Tq, D]`.
+    /// Query embedding, `[D]`; `[Tq, D]` for a model with several queries.
     #[serde(with = "packed::numbers")]
     pub query: Vec<f32>,
-    /// The tensors of the user that the reranker reads, in its order, each empty where it is the query; none at all where it reads
-    /// no others.
+    /// User tensors that the reranker reads, in its input order. An entry is empty if that input is the query itself; the list is
+    /// empty if the reranker reads only the query.
     #[serde(with = "packed::lists")]
     pub tensors: Vec<Vec<f32>>,
 }
@@ -145,118 +144,117 @@ pub enum Which<'a> {
     Label(&'a str),
 }
 
-/// Asks for the best items of a user.
+/// Retrieves the best items for a user.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Retrieve {
-    /// Who asks.
+    /// The user.
     pub user: User,
-    /// Which items are eligible; see `docs/reference/filter-language.md`. Empty means all.
+    /// Filter expression that selects eligible items; see `docs/reference/filter-language.md`. Empty means all.
     pub filter: String,
-    /// Items that are not to be returned.
+    /// Items that must not be returned.
     #[serde(with = "packed::numbers")]
     pub exclude: Vec<ItemId>,
-    /// Results, K.
+    /// Number of results, K.
     pub k: usize,
-    /// Candidates that are reranked, K0; the model's default where it is not given.
+    /// Number of reranked candidates, K0; the model's default if `None`.
     pub candidates: Option<usize>,
-    /// The same of some queries of a user by their names, where the model has several; they go before `candidates`.
+    /// K0 per query name, for models with several queries; takes precedence over `candidates`.
     pub query_candidates: BTreeMap<String, usize>,
-    /// The share of the true candidates that is to be found; the model's default where it is not given.
+    /// Recall target: share of the true candidates to find; the model's default if `None`.
     pub recall: Option<f64>,
-    /// Lists that are probed, P, in place of a recall.
+    /// Number of probed lists, nprobe (P), in place of a recall target.
     pub probes: Option<usize>,
-    /// Looks at every item in f32 in place of probing.
+    /// Exact search: scores every item in f32 instead of probing lists.
     pub exact: bool,
-    /// How candidates are read and told of.
+    /// Output options.
     pub reading: Reading,
 }
 
-/// Asks for the scores of items that the caller names.
+/// Scores the items that the client names.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rank {
-    /// Who asks.
+    /// The user.
     pub user: User,
     /// The items to score.
     #[serde(with = "packed::numbers")]
     pub items: Vec<ItemId>,
-    /// How they are read and told of.
+    /// Output options.
     pub reading: Reading,
 }
 
-/// Asks for the query embedding of features.
+/// Computes the query embedding of a user.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Embed {
-    /// Who asks.
+    /// Features of the user.
     pub features: Features,
-    /// What to do where rows of a remote table cannot be had in time.
+    /// Behaviour if rows of a remote table cannot be read in time.
     pub on_degraded: OnDegraded,
-    /// Asks for all that later steps read of the user, not for the query alone.
+    /// Also returns the other user tensors that later steps read, not only the query.
     pub whole: bool,
 }
 
-/// Asks one shard for what it has among the best candidates of all shards: steps 3 to 8 of a retrieval. Of a version that was
-/// not cut, it asks the only one.
+/// Selects one shard's items among the best candidates of all shards: steps 3 to 8. An unsharded version is its only shard.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Select {
-    /// The retrieval, as all shards are asked.
+    /// The retrieval, the same for all shards.
     pub retrieve: Retrieve,
-    /// Asks for as many as all shards together may need of this one, in place of as many as they are likely to.
+    /// Requests the number of items that is certain to suffice for the merge, instead of the number that most likely suffices.
     pub all: bool,
-    /// Probes on where it finds too few: the lists that all shards were asked for hold fewer items than results.
+    /// Probes more lists if the shard finds too few items: the lists that all shards were to probe hold fewer items than results.
     pub further: bool,
-    /// Ranks what it finds at once, where that is worth its while ([`RankedAhead`]): most of it will count, and then nobody has to ask for
-    /// a [`Rerank`].
+    /// Also ranks the selected items in the same call if that is likely to pay off ([`RankedAhead`]). If most of them remain
+    /// candidates of all shards, no [`Rerank`] call is needed.
     pub ahead: bool,
 }
 
-/// Asks one shard for the best of its items among candidates that are chosen: steps 9 to 11 of a retrieval.
+/// Ranks one shard's items among the chosen candidates: steps 9 to 11 of a retrieval.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Rerank {
-    /// Who asks.
+    /// The user.
     pub user: User,
-    /// Of each query of the user the items with their retrieval scores. Those that are gone meanwhile drop out.
+    /// Items with their retrieval scores, per query of the user. Items that were deleted since are skipped.
     #[serde(with = "packed::scored")]
     pub candidates: Vec<Vec<(ItemId, f32)>>,
-    /// Results, K.
+    /// Number of results, K.
     pub k: usize,
-    /// How they are read and told of.
+    /// Output options.
     pub reading: Reading,
 }
 
-/// How items are read and told of: shared by [`Retrieve`] and [`Rank`].
+/// Output options of [`Retrieve`] and [`Rank`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Reading {
     /// Item columns to return.
     #[serde(with = "packed::texts")]
     pub columns: Vec<String>,
-    /// Constants of the value model to override.
+    /// Value-model constants to override.
     pub constants: BTreeMap<String, f32>,
-    /// Tells what each step did.
+    /// Returns a report of each step.
     pub explain: bool,
-    /// What to do where rows of a remote table cannot be had in time.
+    /// Behaviour if rows of a remote table cannot be read in time.
     pub on_degraded: OnDegraded,
 }
 
-/// Anything that can be asked of a model.
+/// Any request to a model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Request {
-    /// The best items of a user.
+    /// Best items of a user.
     Retrieve(Retrieve),
-    /// The scores of given items.
+    /// Scores of named items.
     Rank(Rank),
-    /// A query embedding.
+    /// Query embedding of a user.
     Embed(Embed),
-    /// A shard's part of the candidates.
+    /// Candidates of one shard.
     Select(Box<Select>),
-    /// A shard's part of the results.
+    /// Results of one shard.
     Rerank(Rerank),
 }
 
 impl Retrieve {
-    /// Results of a request that does not say.
+    /// Default number of results.
     pub const K_DEFAULT: usize = 20;
 
-    /// A retrieval for a user, all else at its default.
+    /// Creates a retrieval for a user, with defaults for all other fields.
     pub fn of(user: User) -> Self {
         Retrieve {
             user,
@@ -273,162 +271,161 @@ impl Retrieve {
     }
 }
 
-/// What a step of the pass did.
+/// Report of one step of the pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StepReport {
-    /// The step's name, as `crates/serving/src/pass` lists them.
+    /// Name of the step, as `crates/serving/src/pass` lists them.
     pub name: &'static str,
     /// Time in microseconds.
     pub micros: u64,
-    /// Bytes that it read.
+    /// Bytes read.
     pub bytes: u64,
-    /// Items (or ids, or lists) that it handled.
+    /// Items (or ids, or lists) processed.
     pub items: u64,
 }
 
-/// How the number of lists came about.
+/// Choice of the number of probed lists.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Probes {
-    /// Lists to probe; more where a filter goes against their order.
+    /// Number of lists to probe (nprobe). A filter whose items lie in low-ranked lists may raise it.
     pub probes: usize,
-    /// The recall that was asked for, where one was.
+    /// Recall target of the request or the model, if there was one.
     pub target: Option<f64>,
-    /// The recall that was measured there when the version was published, where it was.
+    /// Recall measured at this nprobe when the version was published, if it was.
     pub estimate: Option<f64>,
 }
 
-/// How an answer came about.
+/// Report of how an answer was computed.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Explain {
     /// The steps in their order.
     pub steps: Vec<StepReport>,
-    /// How eligible items were found: `all`, `none`, `few`, `words` or `exact`; `""` where none were looked for.
+    /// How eligible items were found: `all`, `none`, `few`, `words` (filter bitmaps) or `exact`; `""` without a search.
     pub route: &'static str,
     /// The filter in canonical form.
     pub filter: String,
     /// Estimated share of items that pass the filter.
     pub pass_rate: f64,
-    /// Of a search by lists: how many were to be probed, and why.
+    /// The chosen nprobe and its reason, if the search used inverted lists.
     pub probes: Option<Probes>,
-    /// Lists that were probed.
+    /// Number of probed lists.
     pub probed: u64,
     /// Items in the probed lists.
     pub scanned: u64,
-    /// Items of them that passed the filter's words.
+    /// Scanned items that passed the filter bitmap.
     pub survivors: u64,
-    /// Candidates that were left after verification.
+    /// Candidates left after exact verification of the filter.
     pub candidates: u64,
     /// Items returned.
     pub returned: u64,
-    /// The kernels in use.
+    /// Name of the CPU kernels in use.
     pub kernel: &'static str,
-    /// What a card did otherwise than it was asked, and why: nothing at all, for the CPU answered, or a scan of other rows.
+    /// Deviation of the GPU from the request, and its reason: the CPU answered instead, or another row format was scanned.
     pub note: Option<String>,
-    /// Where a user has several queries, each of them; the numbers above are then their sums, and `candidates` those of all
-    /// together.
+    /// One report per query if the user has several. The numbers above are then sums; `candidates` counts the merged ones.
     pub queries: Vec<QueryReport>,
 }
 
-/// What one of several queries of a user found.
+/// Report of one of several queries of a user.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct QueryReport {
-    /// Its name in the model.
+    /// Name of the query in the model.
     pub name: String,
-    /// Lists that were probed.
+    /// Number of probed lists.
     pub probed: u64,
     /// Items in the probed lists.
     pub scanned: u64,
-    /// Items of them that passed the filter's words.
+    /// Scanned items that passed the filter bitmap.
     pub survivors: u64,
-    /// Candidates that were left after verification.
+    /// Candidates left after exact verification of the filter.
     pub candidates: u64,
 }
 
 /// The best items, best first: field `n` of each vector belongs to the same item.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Ranked {
-    /// Where the items lie in the view that answered, `[K]`; columns are read there.
+    /// Slots of the items in the view that answered, `[K]`; columns are read by slot.
     #[serde(skip)]
     pub slots: Vec<Slot>,
-    /// `[K]`
+    /// Item ids, `[K]`.
     #[serde(with = "packed::numbers")]
     pub ids: Vec<ItemId>,
-    /// The value model's scores, by which items are ordered; equal ones by id, `[K]`.
+    /// Value-model scores, `[K]`. Items are ordered by them; ties by id.
     #[serde(with = "packed::numbers")]
     pub scores: Vec<f32>,
-    /// The retrieval scores, `[K]`.
+    /// Retrieval scores, `[K]`.
     #[serde(with = "packed::numbers")]
     pub similarities: Vec<f32>,
-    /// Task scores, task after task, `[T, K]`.
+    /// Task scores, grouped by task, `[T, K]`.
     #[serde(with = "packed::numbers")]
     pub tasks: Vec<f32>,
-    /// Of a [`Rank`]: items that the model does not hold.
+    /// For a [`Rank`]: requested items that the model does not have.
     #[serde(with = "packed::numbers")]
     pub unknown: Vec<ItemId>,
 }
 
-/// An answer.
+/// Answer of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
-    /// What was asked for.
+    /// The requested result.
     pub content: Content,
-    /// Ids of remote tables that were answered with default rows.
+    /// Number of ids of remote tables that were replaced by default rows.
     pub degraded_rows: u64,
-    /// Given where it was asked for.
+    /// Report, if the request sets `explain`.
     pub explain: Option<Explain>,
 }
 
-/// What an answer holds.
+/// Result of a request.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Content {
-    /// Of a [`Retrieve`] or a [`Rank`].
+    /// For a [`Retrieve`] or a [`Rank`].
     Items(Ranked),
-    /// Of an [`Embed`]; without the tensors where it did not ask for them.
+    /// For an [`Embed`]; `tensors` is empty unless requested.
     Embedding(EmbeddedUser),
-    /// Of a [`Select`].
+    /// For a [`Select`].
     Selected(Box<ShardSelected>),
 }
 
-/// What one shard has among the best candidates of all.
+/// One shard's items among the best candidates of all shards.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ShardSelected {
-    /// Of each query of the user.
+    /// Selected items, per query of the user.
     pub queries: Vec<Selected>,
-    /// The results among them, where the shard ranked ahead.
+    /// Ranked items, if the shard also ranked them in this call.
     pub ahead: Option<RankedAhead>,
 }
 
-/// The results of a shard among its candidates before it is known which of these are candidates of all shards: steps 9 to 11 of a
-/// retrieval, done in the call that selects.
+/// A shard's ranking of its own candidates, computed in the call that selects them (steps 9 to 11). At that time it is not known
+/// which of them are candidates of all shards.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RankedAhead {
-    /// The best by value, best first.
+    /// The best items by value, best first.
     pub ranked: Ranked,
-    /// True where all that were valued are among them.
+    /// True if `ranked` holds all items that were scored.
     pub is_all: bool,
-    /// The last candidate that was valued: those with better retrieval scores were, equal ones by id.
+    /// Last candidate that was scored. Exactly the candidates with better retrieval scores were scored too (ties by id).
     pub last: (ItemId, f32),
 }
 
-/// What one shard has among the best candidates of a query, in the order in which they were selected, the best first.
+/// One shard's items among the best candidates of a query, in selection order, best first.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Selected {
-    /// The items.
+    /// Ids of the items.
     #[serde(with = "packed::numbers")]
     pub ids: Vec<ItemId>,
-    /// By which they were selected: products with codes, or with rows where those were read at once. Equal ones by id.
+    /// Scores that selected the items: of the quantized vectors, or of the rows if these were read directly. Ties by id.
     #[serde(with = "packed::numbers")]
     pub codes: Vec<f32>,
-    /// Their retrieval scores.
+    /// Retrieval scores of the items.
     #[serde(with = "packed::numbers")]
     pub scores: Vec<f32>,
-    /// True where the shard has looked at no others: what it did not send is worse than the last one that it did.
+    /// True if these are all items that the shard examined. Otherwise every omitted item scores worse than the last one here.
     pub is_all: bool,
-    /// True where it could probe on for more.
+    /// True if the shard could find more items by probing more lists.
     pub may_go_further: bool,
-    /// How many all shards together select.
+    /// Number of items that all shards select together.
     pub selected: usize,
-    /// How many of them are candidates, K0: the best by retrieval score.
+    /// Number of these that become candidates, K0: the best by retrieval score.
     pub candidates: usize,
 }
 

@@ -1,8 +1,8 @@
-//! Shapes next to numbers: borrowed row-major matrices and owned tensors of f32.
+//! Matrices and tensors of f32: numbers with their shapes.
 
 use crate::error::{Error, Result};
 
-/// A borrowed row-major matrix `[rows, cols]` of f32 without padding.
+/// Borrowed row-major matrix `[rows, cols]` of f32 without padding.
 #[derive(Clone, Copy, Debug)]
 pub struct Matrix<'a> {
     data: &'a [f32],
@@ -10,10 +10,10 @@ pub struct Matrix<'a> {
 }
 
 impl<'a> Matrix<'a> {
-    /// A view of `data` as rows of `cols` numbers.
+    /// Creates a view of `data` as rows of `cols` numbers.
     ///
     /// # Errors
-    /// `Invalid` where `cols` is 0 or does not divide the length.
+    /// `Invalid` if `cols` is 0 or does not divide the length.
     #[inline]
     pub fn new(data: &'a [f32], cols: usize) -> Result<Self> {
         if cols == 0 || !data.len().is_multiple_of(cols) {
@@ -34,20 +34,20 @@ impl<'a> Matrix<'a> {
         self.cols
     }
 
-    /// Row `r`, `[cols]`.
+    /// Returns row `r`, `[cols]`.
     #[inline]
     pub fn row(&self, r: usize) -> &'a [f32] {
         &self.data[r * self.cols..(r + 1) * self.cols]
     }
 
-    /// All numbers, row after row.
+    /// Returns all numbers, row by row.
     #[inline]
     pub fn data(&self) -> &'a [f32] {
         self.data
     }
 }
 
-/// An owned row-major f32 tensor with its shape.
+/// Owned row-major f32 tensor with its shape.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Tensor {
     shape: Vec<usize>,
@@ -55,10 +55,10 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// A tensor of the given shape.
+    /// Creates a tensor of the given shape.
     ///
     /// # Errors
-    /// `Invalid` where the product of the shape is not the number of values.
+    /// `Invalid` if the product of the shape is not the number of values.
     pub fn new(shape: impl Into<Vec<usize>>, data: Vec<f32>) -> Result<Self> {
         let shape = shape.into();
         if shape.iter().product::<usize>() != data.len() {
@@ -71,7 +71,7 @@ impl Tensor {
         Ok(Tensor { shape, data })
     }
 
-    /// A tensor of zeros.
+    /// Creates a tensor of zeros.
     #[inline]
     pub fn zeros(shape: impl Into<Vec<usize>>) -> Self {
         let shape = shape.into();
@@ -79,34 +79,34 @@ impl Tensor {
         Tensor { shape, data }
     }
 
-    /// The shape, outermost dimension first.
+    /// Returns the shape, outermost dimension first.
     #[inline]
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// All numbers in row-major order.
+    /// Returns all numbers in row-major order.
     #[inline]
     pub fn data(&self) -> &[f32] {
         &self.data
     }
 
-    /// All numbers in row-major order, to be written.
+    /// Returns all numbers in row-major order, mutable.
     #[inline]
     pub fn data_mut(&mut self) -> &mut [f32] {
         &mut self.data
     }
 
-    /// The numbers without the shape.
+    /// Returns the numbers and drops the shape.
     #[inline]
     pub fn into_data(self) -> Vec<f32> {
         self.data
     }
 
-    /// The tensor as rows of its last dimension.
+    /// Views the tensor as rows of its last dimension.
     ///
     /// # Errors
-    /// `Invalid` for a tensor without dimensions or with an empty last one.
+    /// `Invalid` for a tensor without dimensions, or if the last one is 0.
     #[inline]
     pub fn rows(&self) -> Result<Matrix<'_>> {
         Matrix::new(&self.data, self.shape.last().copied().unwrap_or(0))

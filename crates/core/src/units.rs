@@ -1,17 +1,17 @@
-//! Numbers that must not mix: the user's item id, our slot, a list, a term; and the order of scores.
+//! Newtypes for numbers that must not be mixed up: item ids, slots, lists and filter terms; and the order of scores.
 
 use std::cmp::Ordering;
 
 use bytemuck::{Pod, Zeroable};
 use serde::{Deserialize, Serialize};
 
-/// Stands where the row or the slot of an item is told and there is no item.
+/// Sentinel for "no item" in arrays of rows or slots.
 pub const NO_ITEM: u32 = u32::MAX;
 
-/// The order of scores, the best first. Both zeros are one.
+/// Orders scores, best first. -0 and +0 are equal.
 #[inline]
 pub fn by_score(score: f32, other: f32) -> Ordering {
-    // The sum of -0 and +0 is +0.
+    // Adding +0 turns -0 into +0.
     (other + 0.0).total_cmp(&(score + 0.0))
 }
 
@@ -24,7 +24,7 @@ macro_rules! unit {
         pub struct $name(pub $inner);
 
         impl $name {
-            /// The number as an index into a slice.
+            /// Returns the number as an index into a slice.
             #[inline]
             pub fn index(self) -> usize {
                 self.0 as usize
@@ -40,19 +40,19 @@ macro_rules! unit {
 }
 
 unit! {
-    /// The user's 64-bit name of an item. Any value is allowed; within a snapshot each occurs once.
+    /// Client-defined 64-bit id of an item. Any value is allowed; ids are unique within a snapshot.
     ItemId(i64)
 }
 unit! {
-    /// Our position of an item in the index. Items of a list are consecutive, every list starts at a multiple of 16,
-    /// so that some slots hold no item.
+    /// Index of an item in the snapshot's arrays. Items of an inverted list are consecutive, and every list starts at a multiple
+    /// of 16, so some slots hold no item.
     Slot(u32)
 }
 unit! {
-    /// One list (cluster) of the inverted file, `0..C`.
+    /// Number of an inverted list (cluster), `0..C`.
     ListId(u32)
 }
 unit! {
-    /// One (feature, value) pair of the filterable attributes, dense over a snapshot.
+    /// Number of a (feature, value) pair of the filterable attributes, dense within a snapshot.
     TermId(u32)
 }

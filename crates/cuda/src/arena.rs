@@ -1,4 +1,5 @@
-//! Memory of a known size for many arrays, had and given back as one; and how large it must be, by doing it without a card.
+//! Arena: one allocation of known size for many arrays, allocated and freed as a whole; and the computation of its size by a dry
+//! run without a GPU.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -7,14 +8,14 @@ use super::driver::{Driver, Launch};
 use sterling_core::error::{Error, Result};
 use sterling_core::locks::locked;
 
-/// Arrays start at whole lines of this many bytes.
+/// Alignment of arrays, in bytes.
 const ALIGNMENT: usize = 256;
 
 fn aligned(bytes: usize) -> usize {
     bytes.max(1).next_multiple_of(ALIGNMENT)
 }
 
-/// One run of a driver's memory, given out from its start. Arrays that are dropped give nothing back; the last one gives all.
+/// Allocation of a driver, handed out from its start. Dropped arrays return nothing; the last one frees the arena.
 #[derive(Debug)]
 pub(super) struct Arena {
     inner: Arc<dyn Driver>,
@@ -24,7 +25,7 @@ pub(super) struct Arena {
 }
 
 impl Arena {
-    /// So many bytes.
+    /// Allocates `bytes` bytes.
     ///
     /// # Errors
     /// As [`Driver::alloc`].
@@ -36,7 +37,7 @@ impl Arena {
 
 impl Drop for Arena {
     fn drop(&mut self) {
-        // SAFETY: the address came from `alloc`, and arrays in it hold the arena: there are none any more.
+        // SAFETY: the address came from `alloc`, and arrays in it hold the arena: none are left.
         unsafe { self.inner.free(self.address) };
     }
 }
@@ -71,7 +72,7 @@ impl Driver for Arena {
         Ok(self.address + std::mem::replace(&mut *used, end) as u64)
     }
 
-    // SAFETY: what the trait asks of callers; nothing is looked at here.
+    // SAFETY: the trait's conditions on callers; nothing is dereferenced here.
     unsafe fn free(&self, _: u64) {}
 
     unsafe fn register(&self, bytes: &[u8]) -> Result<u64> {
@@ -110,7 +111,7 @@ impl Driver for Arena {
     }
 }
 
-/// A driver that only adds up what an arena would have to hold. Nothing lies anywhere, kernels do nothing, and what is read is 0.
+/// Driver that only sums the bytes that an arena would have to hold. It has no memory, runs no kernels, and reads return 0.
 #[derive(Debug, Default)]
 pub(super) struct Measure {
     used: AtomicUsize,
@@ -148,10 +149,10 @@ impl Driver for Measure {
         Ok(self.used.fetch_add(aligned(bytes), Ordering::Relaxed) as u64)
     }
 
-    // SAFETY: what the trait asks of callers; nothing is looked at here.
+    // SAFETY: the trait's conditions on callers; nothing is dereferenced here.
     unsafe fn free(&self, _: u64) {}
 
-    // SAFETY: what the trait asks of callers; nothing is looked at here.
+    // SAFETY: the trait's conditions on callers; nothing is dereferenced here.
     unsafe fn register(&self, _: &[u8]) -> Result<u64> {
         Ok(0)
     }
@@ -166,7 +167,7 @@ impl Driver for Measure {
         Ok(())
     }
 
-    // SAFETY: what the trait asks of callers; nothing is looked at here.
+    // SAFETY: the trait's conditions on callers; nothing is dereferenced here.
     unsafe fn copy(&self, _: u64, _: u64, _: usize) -> Result<()> {
         Ok(())
     }
@@ -175,7 +176,7 @@ impl Driver for Measure {
         Ok(())
     }
 
-    // SAFETY: what the trait asks of callers; nothing is looked at here.
+    // SAFETY: the trait's conditions on callers; nothing is dereferenced here.
     unsafe fn launch(&self, _: &Launch<'_>) -> Result<()> {
         Ok(())
     }

@@ -1,7 +1,7 @@
-//! The card itself, through NVIDIA's driver and NVRTC, both loaded when they are asked for: a build needs neither.
+//! The GPU driver, through NVIDIA's driver and NVRTC, both loaded on first use: a build needs neither.
 //!
-//! Memory comes from the driver's pool and goes back in the order of launches, so that a pass allocates what it needs and waits for
-//! nothing. What is asked of the card itself goes through one stream; lanes have streams and memory of their own.
+//! Memory comes from the driver's pool and is returned in launch order, so a pass allocates without waiting. Direct calls use one
+//! stream; each worker stream ([`Device::lane`](super::Device::lane)) has its own stream and memory.
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
@@ -14,10 +14,10 @@ use super::driver::{BLOCKS_A_PROCESSOR, Driver, Launch, Streams, Work};
 use super::sources::KERNELS;
 use sterling_core::error::{Error, Result};
 
-/// Oldest cards that the kernels are made for: dp4a, mma of bytes and warp-wide sums.
+/// Oldest supported compute capability: the kernels need dp4a, mma of bytes and warp-wide sums.
 const CAPABILITY_MIN: (i32, i32) = (8, 0);
 
-/// A card with the kernels compiled for it.
+/// GPU with the kernels compiled for it.
 pub(crate) struct Card {
     name: String,
     context: sys::CUcontext,
@@ -25,14 +25,15 @@ pub(crate) struct Card {
     kernels: HashMap<String, sys::CUfunction>,
     blocks: usize,
     shared_bytes: usize,
-    /// Whether copies from pageable memory may read it after they return: where the card reads the host's memory by itself, nothing
-    /// makes the driver copy it aside first.
+    /// Whether copies from pageable memory may read it after they return: if the GPU can access host memory directly, the driver
+    /// need not stage it first.
     reads_pageable: bool,
-    /// How memory of the host is registered.
+    /// Flags for registering host memory.
     registering: u32,
 }
 
-// SAFETY: contexts, streams and functions are handles that the driver lets any thread use; each call makes the context current first.
+// SAFETY: contexts, streams and functions are handles that the driver lets any thread use; each call makes the context current
+// first.
 unsafe impl Send for Card {}
 // SAFETY: as above; the driver orders calls of several threads.
 unsafe impl Sync for Card {}
@@ -43,7 +44,7 @@ impl std::fmt::Debug for Card {
     }
 }
 
-/// What the driver says, as an error of ours: once it has failed so, most cards answer nothing any more.
+/// Converts an error of the driver. After such an error most GPUs no longer respond.
 fn failed(what: &str) -> impl Fn(result::DriverError) -> Error + '_ {
     move |e| match e.0 {
         sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => Error::overloaded(format!("{what}: the card has no more memory")),
@@ -52,12 +53,12 @@ fn failed(what: &str) -> impl Fn(result::DriverError) -> Error + '_ {
 }
 
 impl Card {
-    /// How many cards the machine has.
+    /// Returns the number of GPUs of the machine.
     ///
     /// # Errors
     /// `Unavailable` without a driver.
     pub(crate) fn count() -> Result<usize> {
-        // SAFETY: looks for the library by its name; loading the driver runs its initialisers alone.
+        // SAFETY: looks up the library by name; loading the driver only runs its initialisers.
         if !unsafe { sys::is_culib_present() } {
             return Err(Error::unavailable("no NVIDIA driver: libcuda.so was not found"));
         }
@@ -69,10 +70,10 @@ impl Card {
         }
     }
 
-    /// Opens a card by its number and compiles the kernels for it.
+    /// Opens a GPU by number and compiles the kernels for it.
     ///
     /// # Errors
-    /// `Unavailable` without a driver, NVRTC or such a card; `Unsupported` for a card that is too old; `Internal` where a kernel does
+    /// `Unavailable` without a driver, NVRTC or such a GPU; `Unsupported` for a GPU that is too old; `Internal` if a kernel does
     /// not compile.
     pub(crate) fn open(number: usize) -> Result<Self> {
         let count = Card::count()?;
@@ -83,7 +84,7 @@ impl Card {
         let device = result::device::get(number).map_err(failed("the card"))?;
         let name = format!("cuda:{number} {}", result::device::get_name(device).map_err(failed("the card"))?);
         let attribute = |attribute| {
-            // SAFETY: the device is one that the driver gave.
+            // SAFETY: the driver returned the device.
             unsafe { result::device::get_attribute(device, attribute) }.map_err(failed("the card"))
         };
         use sys::CUdevice_attribute::{
@@ -98,9 +99,9 @@ impl Card {
                 least.0, least.1
             )));
         }
-        // SAFETY: the device is one that the driver gave; its first context is kept until the process ends.
+        // SAFETY: the driver returned the device; its primary context is retained until the process ends.
         let context = unsafe { result::primary_ctx::retain(device) }.map_err(failed(&name))?;
-        // SAFETY: the context was made just now.
+        // SAFETY: the context was just created.
         unsafe { result::ctx::set_current(context) }.map_err(failed(&name))?;
         let stream = result::stream::create(result::stream::StreamKind::NonBlocking).map_err(failed(&name))?;
         let most = attribute(sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
@@ -121,8 +122,9 @@ impl Card {
     }
 }
 
-/// The functions of all kernels, in the current context: compiled once for a kind of card, and kept on disk. Each may take as much shared
-/// memory as a block has, which is set once: set with each launch, threads would take it from each other.
+/// Loads the functions of all kernels in the current context. They are compiled once per architecture and cached on disk. Each
+/// may use the maximum shared memory of a block. The limit is set once: threads that set it with each launch would overwrite each
+/// other's values.
 fn load(capability: (i32, i32), shared_bytes: i32) -> Result<HashMap<String, sys::CUfunction>> {
     let (architecture, compiler) = (format!("sm_{}{}", capability.0, capability.1), compiler::version()?);
     let cubins = Cubins::of_user();
@@ -133,14 +135,14 @@ fn load(capability: (i32, i32), shared_bytes: i32) -> Result<HashMap<String, sys
             Some(cubins) => cubins.get(&recipe, compiler::compile)?,
             None => compiler::compile(&recipe)?,
         };
-        // SAFETY: this is code as the compiler made it, checked against its digest where it comes from a file.
+        // SAFETY: the code is compiler output, and code from a file has passed its checksum.
         let module = unsafe { result::module::load_data(code.as_ptr().cast()) }.map_err(failed(source.name))?;
         for name in source.kernels() {
             let named = CString::new(name).map_err(|e| Error::internal(format!("{}: {e}", source.name)))?;
-            // SAFETY: the module was loaded just now and stays.
+            // SAFETY: the module was just loaded and is never unloaded.
             let function = unsafe { result::module::get_function(module, named) }.map_err(failed(name))?;
             use sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as MOST;
-            // SAFETY: the function is of a module that stays.
+            // SAFETY: the function belongs to a module that is never unloaded.
             unsafe { result::function::set_function_attribute(function, MOST, shared_bytes) }.map_err(failed(name))?;
             kernels.insert(name.to_owned(), function);
         }
@@ -173,13 +175,13 @@ impl Driver for Card {
 
     fn alloc(&self, bytes: usize) -> Result<u64> {
         self.here()?;
-        // SAFETY: the memory is used in the order of the stream alone.
+        // SAFETY: the memory is only used in stream order.
         unsafe { result::malloc_async(self.stream, bytes) }.map_err(failed(&self.name))
     }
 
     unsafe fn free(&self, address: u64) {
         if self.here().is_ok() {
-            // SAFETY: the caller's condition; what was launched before runs before. A card that is lost has nothing to free.
+            // SAFETY: the caller's condition; earlier launches run first. A lost GPU has nothing to free.
             let _ = unsafe { result::free_async(address, self.stream) };
         }
     }
@@ -187,14 +189,14 @@ impl Driver for Card {
     unsafe fn register(&self, bytes: &[u8]) -> Result<u64> {
         self.here()?;
         let (host, mut address) = (bytes.as_ptr().cast_mut().cast::<c_void>(), 0);
-        // SAFETY: the caller's condition; kernels only read them.
+        // SAFETY: the caller's condition; kernels only read the bytes.
         unsafe { sys::cuMemHostRegister_v2(host, bytes.len(), self.registering) }
             .result()
             .map_err(failed(&self.name))?;
-        // SAFETY: they were registered just now.
+        // SAFETY: the bytes were just registered.
         let found = unsafe { sys::cuMemHostGetDevicePointer_v2(&mut address, host, 0) }.result();
         if let Err(e) = found {
-            // SAFETY: as above; nobody has their address.
+            // SAFETY: as above; the address has not been handed out.
             unsafe { self.unregister(bytes) };
             return Err(failed(&self.name)(e));
         }
@@ -203,21 +205,22 @@ impl Driver for Card {
 
     unsafe fn unregister(&self, bytes: &[u8]) {
         if self.here().is_ok() {
-            // SAFETY: the caller's condition. A card that is lost reads nothing any more.
+            // SAFETY: the caller's condition. A lost GPU no longer reads.
             let _ = unsafe { sys::cuMemHostUnregister(bytes.as_ptr().cast_mut().cast()) }.result();
         }
     }
 
     unsafe fn upload(&self, to: u64, from: &[u8]) -> Result<()> {
         self.here()?;
-        // SAFETY: the caller's condition; memory that is not pinned is copied aside before the call returns, or read before the wait ends.
+        // SAFETY: the caller's condition; memory that is not pinned is staged before the call returns, or read before the wait
+        // ends.
         unsafe { result::memcpy_htod_async(to, from, self.stream) }.map_err(failed(&self.name))?;
         if self.reads_pageable { self.settle() } else { Ok(()) }
     }
 
     unsafe fn download(&self, from: u64, to: &mut [u8]) -> Result<()> {
         self.here()?;
-        // SAFETY: the caller's condition; `to` is borrowed until the stream has come here.
+        // SAFETY: the caller's condition; `to` is borrowed until the stream has been synchronized.
         unsafe {
             result::memcpy_dtoh_async(to, from, self.stream).map_err(failed(&self.name))?;
             result::stream::synchronize(self.stream).map_err(failed(&self.name))
@@ -245,7 +248,7 @@ impl Driver for Card {
 
 impl Card {
     /// # Safety
-    /// As [`Driver::launch`], on a stream of this card, whose context is current.
+    /// As [`Driver::launch`], on a stream of this GPU, whose context is current.
     unsafe fn launch_on(&self, stream: sys::CUstream, launch: &Launch<'_>) -> Result<()> {
         let missing = || Error::internal(format!("there is no kernel `{}`", launch.kernel));
         let function = *self.kernels.get(launch.kernel).ok_or_else(missing)?;
@@ -258,9 +261,9 @@ impl Card {
     }
 
     /// # Safety
-    /// As [`Streams::submit`], on a stream of this card, whose context is current.
+    /// As [`Streams::submit`], on a stream of this GPU, whose context is current.
     unsafe fn enqueue(&self, stream: sys::CUstream, work: &Work) -> Result<()> {
-        // SAFETY: the caller's condition; memory of the host is pinned and stays until the stream has been waited for.
+        // SAFETY: the caller's condition; host memory is pinned and stays valid until the stream has been waited for.
         unsafe {
             match work {
                 Work::Upload { to, from, bytes } => {
@@ -290,13 +293,12 @@ impl Card {
     unsafe fn captured(&self, stream: sys::CUstream, work: &[Work]) -> Result<sys::CUgraphExec> {
         // SAFETY: the caller's condition.
         let asked = work.iter().try_for_each(|work| unsafe { self.enqueue(stream, work) });
-        // A capture that has begun is ended, whatever came of it.
-        // SAFETY: the stream is one that captures.
+        // Ends the capture even after an error. SAFETY: the stream is capturing.
         let graph = unsafe { result::stream::end_capture(stream) }.map_err(failed(&self.name));
         asked?;
         let graph = graph?;
         let flags = sys::CUgraphInstantiate_flags(0);
-        // SAFETY: the graph was made just now, and is not used behind this.
+        // SAFETY: the graph was just created, and is not used afterwards.
         unsafe {
             let made = result::graph::instantiate(graph, flags).map_err(failed(&self.name));
             result::graph::destroy(graph).map_err(failed(&self.name))?;
@@ -308,7 +310,7 @@ impl Card {
 impl Streams for Card {
     fn settle(&self) -> Result<()> {
         self.here()?;
-        // SAFETY: the stream lives as long as the card.
+        // SAFETY: the stream lives as long as the GPU driver.
         unsafe { result::stream::synchronize(self.stream) }.map_err(failed(&self.name))
     }
 
@@ -320,7 +322,7 @@ impl Streams for Card {
 
     unsafe fn unpin(&self, address: u64) {
         if self.here().is_ok() {
-            // SAFETY: the caller's condition. A card that is lost has nothing to free.
+            // SAFETY: the caller's condition. A lost GPU has nothing to free.
             let _ = unsafe { result::free_host(address as *mut c_void) };
         }
     }
@@ -356,7 +358,7 @@ impl Streams for Card {
 
     unsafe fn replay(&self, stream: u64, recording: u64) -> Result<()> {
         self.here()?;
-        // SAFETY: the caller's condition: both are handles of this card.
+        // SAFETY: the caller's condition: both are handles of this GPU.
         unsafe { result::graph::launch(recording as sys::CUgraphExec, stream as sys::CUstream) }
             .map_err(failed(&self.name))
     }

@@ -1,4 +1,4 @@
-//! Which devices passes run on: what was asked for, and what became of it.
+//! Selection of the devices for passes, by configuration and availability.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,16 +6,16 @@ use std::str::FromStr;
 use super::memory::Device;
 use sterling_core::error::{Error, Result};
 
-/// Which devices are asked for.
+/// Configured devices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Choice {
-    /// A card where there is one that works, else the CPU.
+    /// A GPU if a working one exists, otherwise the CPU.
     Auto,
-    /// The CPU.
+    /// CPU only.
     Cpu,
-    /// The cards of these numbers, each with a part of the items, or nothing.
+    /// GPUs with these numbers, each with a partition of the items; an error if one is unavailable.
     Cuda(Vec<usize>),
-    /// All cards of the machine, or nothing.
+    /// All GPUs of the machine; an error if there is none.
     All,
 }
 
@@ -52,10 +52,10 @@ impl FromStr for Choice {
 pub struct Devices(Vec<Device>);
 
 impl Devices {
-    /// These.
+    /// Creates the set.
     ///
     /// # Errors
-    /// `Invalid` for none.
+    /// `Invalid` if `devices` is empty.
     pub fn new(devices: Vec<Device>) -> Result<Self> {
         match devices.is_empty() {
             true => Err(Error::invalid("no devices, expected at least one")),
@@ -63,12 +63,12 @@ impl Devices {
         }
     }
 
-    /// The one that users are embedded on.
+    /// Device on which users are embedded.
     pub fn first(&self) -> &Device {
         &self.0[0]
     }
 
-    /// All of them.
+    /// All devices.
     pub fn all(&self) -> &[Device] {
         &self.0
     }
@@ -87,12 +87,12 @@ impl fmt::Display for Devices {
     }
 }
 
-/// What passes run on.
+/// Devices that passes run on.
 #[derive(Clone, Debug, Default)]
 pub struct ChosenDevice {
-    /// None for the CPU.
+    /// `None` for the CPU.
     pub device: Option<Devices>,
-    /// Why it is the CPU, where a card would have been taken.
+    /// Reason why the CPU was selected although a GPU was preferred.
     pub reason: Option<String>,
 }
 
@@ -107,10 +107,10 @@ impl fmt::Display for ChosenDevice {
 }
 
 impl Choice {
-    /// Opens what was asked for.
+    /// Opens the configured devices.
     ///
     /// # Errors
-    /// For a card that was named: why it cannot be used.
+    /// For a named GPU: the reason why it cannot be used.
     pub fn open(self) -> Result<ChosenDevice> {
         match self {
             Choice::Cpu => Ok(ChosenDevice::default()),
@@ -134,13 +134,13 @@ fn card(number: usize) -> Result<Device> {
     super::card::Card::open(number).map(Device::new)
 }
 
-/// How many cards the machine has.
+/// Number of GPUs of the machine.
 #[cfg(feature = "cuda")]
 fn cards() -> Result<usize> {
     super::card::Card::count()
 }
 
-/// What a build without CUDA says of a card.
+/// Error of a build without CUDA.
 #[cfg(not(feature = "cuda"))]
 pub fn no_cuda() -> Error {
     Error::unsupported("this build has no CUDA: build with the feature `cuda`, which is a default")
@@ -192,7 +192,7 @@ mod tests {
         assert!(twice.to_string().contains("names cuda:0 twice"), "{twice}");
     }
 
-    /// On a machine without a card, as the tests' own are; where there is one it is opened.
+    /// For machines without GPU, such as the test machines; if there is one, it is opened.
     #[test]
     fn without_a_card_auto_says_why_and_a_named_one_is_an_error() {
         let auto = Choice::Auto.open().unwrap();

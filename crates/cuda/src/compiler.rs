@@ -1,4 +1,4 @@
-//! NVRTC, loaded when it is asked for. It compiles for any architecture, and needs neither a card nor a driver.
+//! NVRTC, loaded on first use. It compiles for any architecture and needs neither a GPU nor a driver.
 
 use std::ffi::{CString, c_char};
 
@@ -7,17 +7,17 @@ use cudarc::nvrtc::{result, sys};
 use super::cubins::Compilation;
 use sterling_core::error::{Error, Result};
 
-/// The compiler and its version.
+/// Returns the name and version of the compiler.
 ///
 /// # Errors
-/// `Unavailable` where it is not on the library path.
+/// `Unavailable` if it is not on the library path.
 pub fn version() -> Result<String> {
-    // SAFETY: looks for the library by its name; loading it runs its initialisers alone.
+    // SAFETY: looks up the library by name; loading it only runs its initialisers.
     if !unsafe { sys::is_culib_present() } {
         return Err(Error::unavailable("no NVRTC: libnvrtc.so was not found, expected that of CUDA 13"));
     }
     let (mut major, mut minor) = (0, 0);
-    // SAFETY: both are numbers that the call writes.
+    // SAFETY: the call writes both numbers.
     unsafe { sys::nvrtcVersion(&mut major, &mut minor) }.result().map_err(|e| failed("NVRTC", &e))?;
     Ok(format!("nvrtc {major}.{minor}"))
 }
@@ -26,26 +26,26 @@ fn failed(name: &str, e: &dyn std::fmt::Display) -> Error {
     Error::internal(format!("{name}: {e}"))
 }
 
-/// A program of the compiler, given back when it is dropped.
+/// Program handle of NVRTC, destroyed on drop.
 struct Program(sys::nvrtcProgram);
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // SAFETY: the program was created, and is not used any more.
+        // SAFETY: the program was created, and is not used afterwards.
         let _ = unsafe { result::destroy_program(self.0) };
     }
 }
 
-/// The code of a recipe.
+/// Compiles to machine code.
 ///
 /// # Errors
-/// `Internal` where it does not compile, with what the compiler says.
+/// `Internal` with the compiler's log if it does not compile.
 pub fn compile(recipe: &Compilation) -> Result<Vec<u8>> {
     let wrong = |e: &dyn std::fmt::Display| failed(recipe.name, e);
     let text = CString::new(recipe.text.as_str()).map_err(|e| wrong(&e))?;
     let name = CString::new(recipe.name).map_err(|e| wrong(&e))?;
     let program = Program(result::create_program(&text, Some(&name)).map_err(|e| wrong(&e))?);
-    // SAFETY: the program was created just now; its text outlives it.
+    // SAFETY: the program was just created; its text outlives it.
     if let Err(e) = unsafe { result::compile_program(program.0, &recipe.options) } {
         // SAFETY: as above.
         let log = unsafe { result::get_program_log(program.0) }.unwrap_or_default();
@@ -56,7 +56,7 @@ pub fn compile(recipe: &Compilation) -> Result<Vec<u8>> {
     // SAFETY: the program is compiled; the call writes a number.
     unsafe { sys::nvrtcGetCUBINSize(program.0, &mut bytes) }.result().map_err(|e| wrong(&e))?;
     let mut code = vec![0u8; bytes];
-    // SAFETY: the code has as many bytes as the compiler said.
+    // SAFETY: the buffer has the size that the compiler returned.
     unsafe { sys::nvrtcGetCUBIN(program.0, code.as_mut_ptr().cast::<c_char>()) }.result().map_err(|e| wrong(&e))?;
     Ok(code)
 }
@@ -68,7 +68,7 @@ mod tests {
     use crate::cubins::Cubins;
     use crate::sources::KERNELS;
 
-    /// Where the library is on the path; nothing else of CUDA is asked for.
+    /// Runs if the library is on the path; nothing else of CUDA is needed.
     #[test]
     fn kernels_compile_into_the_cache_where_the_library_is() {
         let Ok(compiler) = version() else { return };
@@ -76,7 +76,7 @@ mod tests {
         let cubins = Cubins::new(folder.path());
         let recipe = Compilation::new(&KERNELS[1], "sm_90", &compiler).unwrap();
         let code = cubins.get(&recipe, compile).unwrap();
-        assert!(code.starts_with(b"\x7fELF"), "no code of a card");
+        assert!(code.starts_with(b"\x7fELF"), "no GPU code");
         let kept = cubins.get(&recipe, |_| Err(Error::internal("compiled again"))).unwrap();
         assert_eq!(kept, code);
         let broken = Compilation { text: "__global__ void f() { x }".into(), ..recipe };

@@ -1,15 +1,15 @@
-//! Compiled kernels on disk: a file for everything that determines it.
+//! On-disk cache of compiled kernels, keyed by all inputs of the compilation.
 //!
-//! | bytes | hold |
+//! | bytes | content |
 //! |---|---|
 //! | 8 | `STCUBIN1` |
-//! | 16 | the digest of what it was compiled from: architecture, compiler, options, text |
-//! | 8 | bytes of the code |
-//! | 8 | their checksum, XXH3 |
+//! | 16 | digest of the inputs: architecture, compiler, options, text |
+//! | 8 | size of the code in bytes |
+//! | 8 | its checksum, XXH3 |
 //! | the rest | the code |
 //!
-//! A file that says otherwise than its place, was cut short or damaged counts as missing, and is written anew. Files are written
-//! beside their place and renamed, so that no reader sees half of one.
+//! A file whose header does not match its name, or that is truncated or damaged, counts as missing and is rewritten. Files are
+//! written under a temporary name and renamed, so no reader sees a partial file.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,26 +23,26 @@ use sterling_core::error::{Error, Result};
 const MAGIC: &[u8; 8] = b"STCUBIN1";
 const HEAD_BYTES: usize = 40;
 
-/// What code is made of.
+/// Inputs of a compilation.
 #[derive(Clone, Debug)]
 pub struct Compilation {
-    /// The file's name.
+    /// File name of the source.
     pub name: &'static str,
-    /// Its text, with what it includes.
+    /// Text, including all headers.
     pub text: String,
-    /// The architecture, as `sm_90`.
+    /// Architecture, such as `sm_90`.
     pub architecture: String,
-    /// What else the compiler is told.
+    /// Further compiler options.
     pub options: Vec<String>,
-    /// The compiler and its version.
+    /// Name and version of the compiler.
     pub compiler: String,
 }
 
 impl Compilation {
-    /// A file of kernels for an architecture.
+    /// Compilation of a kernel source for an architecture.
     ///
     /// # Errors
-    /// `Invalid` for an architecture that is none.
+    /// `Invalid` for a malformed architecture.
     pub fn new(source: &Source, architecture: &str, compiler: &str) -> Result<Self> {
         let digits = architecture.strip_prefix("sm_").unwrap_or_default();
         let is_one = digits.len() >= 2 && digits.len() <= 4 && digits.chars().all(|c| c.is_ascii_alphanumeric());
@@ -62,7 +62,7 @@ impl Compilation {
         let mut digest = Xxh3::new();
         let parts = [self.name, &self.architecture, &self.compiler, &self.text];
         for part in parts.into_iter().chain(self.options.iter().map(String::as_str)) {
-            // Lengths keep parts from running into each other.
+            // Length prefixes keep the fields apart.
             digest.update(&(part.len() as u64).to_le_bytes());
             digest.update(part.as_bytes());
         }
@@ -70,46 +70,46 @@ impl Compilation {
     }
 }
 
-/// A folder of compiled kernels.
+/// Folder of compiled kernels.
 #[derive(Clone, Debug)]
 pub struct Cubins {
     folder: PathBuf,
 }
 
 impl Cubins {
-    /// Those of a folder, which need not be there yet.
+    /// Uses a folder, which need not exist yet.
     pub fn new(folder: impl Into<PathBuf>) -> Self {
         Cubins { folder: folder.into() }
     }
 
-    /// Those of the folder that `STERLING_KERNELS` names, else of `sterling/kernels` in the user's cache; none without a home.
+    /// Uses the folder in `STERLING_KERNELS`, otherwise `sterling/kernels` in the user's cache; `None` without a home folder.
     pub fn of_user() -> Option<Self> {
         let named = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let cache = || named("XDG_CACHE_HOME").or_else(|| named("HOME").map(|home| home.join(".cache")));
         named("STERLING_KERNELS").or_else(|| cache().map(|cache| cache.join("sterling/kernels"))).map(Cubins::new)
     }
 
-    /// Where the code of a recipe lies.
+    /// File of a compilation's code.
     pub fn place(&self, recipe: &Compilation) -> PathBuf {
         let stem = recipe.name.trim_end_matches(".cu");
         self.folder.join(format!("{stem}-{}-{:032x}.cubin", recipe.architecture, recipe.digest()))
     }
 
-    /// The code of a recipe, where it is there and whole.
+    /// Reads the code of a compilation, if it is cached and valid.
     pub fn read(&self, recipe: &Compilation) -> Option<Vec<u8>> {
         let bytes = fs::read(self.place(recipe)).ok()?;
         let (head, code) = bytes.split_at_checked(HEAD_BYTES)?;
         let is_it = head == header(recipe, code);
         if !is_it {
-            tracing::warn!(file = %self.place(recipe).display(), "damaged or foreign, compiled anew");
+            tracing::warn!(file = %self.place(recipe).display(), "cached kernel file is damaged or foreign; compiling it again");
         }
         is_it.then(|| code.to_vec())
     }
 
-    /// Keeps the code of a recipe.
+    /// Stores the code of a compilation.
     ///
     /// # Errors
-    /// `Io` or `NoSpace` where it cannot be written.
+    /// `Io` or `NoSpace` if it cannot be written.
     pub fn write(&self, recipe: &Compilation, code: &[u8]) -> Result<()> {
         static WRITTEN: AtomicU64 = AtomicU64::new(0);
         let place = self.place(recipe);
@@ -128,7 +128,7 @@ impl Cubins {
         written
     }
 
-    /// The code of a recipe, compiled where it is not there. Where it cannot be kept it serves all the same.
+    /// Returns the code from the cache, or compiles it. A failure to store it is ignored.
     ///
     /// # Errors
     /// As `compile`.
@@ -138,7 +138,7 @@ impl Cubins {
         }
         let code = compile(recipe)?;
         if let Err(e) = self.write(recipe, &code) {
-            tracing::warn!(error = %e, "compiled kernels are not kept");
+            tracing::warn!(error = %e, "compiled kernels could not be stored in the cache");
         }
         Ok(code)
     }
@@ -181,7 +181,7 @@ mod tests {
         let mut options = recipe().options;
         options.push("--fmad=false".into());
         places.push(cubins.place(&Compilation { options, ..recipe() }));
-        // The same letters, parted elsewhere.
+        // The same characters, split elsewhere.
         let options = vec!["--gpu-architecture=sm_90--std".into(), "=c++17".into()];
         places.push(cubins.place(&Compilation { options, ..recipe() }));
         let count = places.len();
@@ -204,7 +204,7 @@ mod tests {
             flipped
         }));
         broken.push([&whole[..], b"more"].concat());
-        // Another recipe's file in this place.
+        // The file of another compilation under this name.
         let other = Compilation::new(&KERNELS[1], "sm_90", "nvrtc 13.0").unwrap();
         cubins.write(&other, &code).unwrap();
         broken.push(fs::read(cubins.place(&other)).unwrap());

@@ -1,8 +1,8 @@
-//! What of a snapshot lies on one of several cards: a stretch of every list.
+//! Partitioning of a snapshot over several GPUs: each gets a contiguous range of every list.
 //!
-//! Lists are cut between words of 64 slots, so that blocks of the scan and words of planes stay whole. Each card has about its share of
-//! every list, whichever lists a query probes: the cards are busy alike. What a share leaves over of short lists goes to one card for
-//! this list and to another for the next.
+//! Lists are split between words of 64 slots, so that blocks of the scan and words of Bloom planes stay complete. Each GPU has
+//! about its share of every list, so all GPUs are equally busy regardless of the probed lists. The remainder of short lists goes
+//! to a different GPU from list to list.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -12,40 +12,40 @@ use bytemuck::Pod;
 use super::memory::{Array, Device};
 use sterling_core::error::Result;
 
-/// Slots of a word.
+/// Slots per word.
 const WORD: u32 = 64;
-/// Fractions of its multiples are spread evenly: which card gets what is left over of a list.
+/// Golden ratio: the fractional parts of its multiples are evenly distributed and decide which GPU gets the remainder of a list.
 const GOLDEN: f64 = 0.618_033_988_749_894_9;
 
-/// A card's share of all there is, of those of all cards side by side.
+/// Share of one GPU in the total, as an interval from 0 to 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Share {
-    /// Where it begins, 0 for the first card.
+    /// Start; 0 for the first GPU.
     pub from: f64,
-    /// Where it ends, 1 for the last one.
+    /// End; 1 for the last GPU.
     pub to: f64,
 }
 
 impl Share {
-    /// All there is.
+    /// Everything.
     pub const WHOLE: Share = Share { from: 0.0, to: 1.0 };
     /// Nothing.
     pub const NONE: Share = Share { from: 0.0, to: 0.0 };
 
-    /// Shares of these sizes, which add up to 1, side by side.
+    /// Returns adjacent shares of these sizes, which sum to 1.
     pub fn side_by_side(sizes: &[f64]) -> Vec<Share> {
         let ends = sizes.iter().scan(0.0, |end, size| {
             *end += size;
             Some(*end)
         });
         let mut ends: Vec<f64> = ends.collect();
-        // Sums of shares miss 1 by what they are rounded by.
+        // Corrects the rounding error of the sum.
         ends.last_mut().into_iter().for_each(|end| *end = 1.0);
         let starts = std::iter::once(0.0).chain(ends.iter().copied());
         starts.zip(&ends).map(|(from, &to)| Share { from, to }).collect()
     }
 
-    /// The words that are the card's of a list of so many slots.
+    /// Returns the words of a list with `slots` slots that belong to the share.
     fn words(&self, list: usize, slots: u32) -> Range<u32> {
         let (words, spread) = (slots.div_ceil(WORD), (list as f64 * GOLDEN).fract());
         let place = |at: f64| match at {
@@ -57,20 +57,20 @@ impl Share {
     }
 }
 
-/// Slots in a row, here and there.
+/// Contiguous slots, on the host and on the GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Run {
-    /// As the snapshot counts them.
+    /// Slots in the numbering of the snapshot.
     slots: Range<u32>,
-    /// The first one as the card counts them.
+    /// First slot in the numbering of the GPU.
     first: u32,
 }
 
-/// What a card has of lists.
+/// Partition of the lists on one GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListCut {
     runs: Vec<Run>,
-    /// The words of each list that are the card's, counted from its first.
+    /// Words of each list that belong to the partition, from the list's first word.
     words: Vec<Range<u32>>,
     offsets: Vec<u32>,
     lengths: Vec<u32>,
@@ -78,7 +78,7 @@ pub struct ListCut {
 }
 
 impl ListCut {
-    /// A share of lists, given their first slots `[C + 1]` and their items `[C]`.
+    /// Partitions lists, given their first slots `[C + 1]` and their item counts `[C]`.
     pub fn of(share: Share, offsets: &[u32], lengths: &[u32]) -> Self {
         let slots_of_all = offsets[lengths.len()] as usize;
         let (runs, words, lengths_here) = (Vec::new(), Vec::new(), Vec::new());
@@ -100,37 +100,37 @@ impl ListCut {
         cut
     }
 
-    /// The first slot of each list on the card, and one past the last, `[C + 1]`.
+    /// First slot of each list on the GPU, and one past the last, `[C + 1]`.
     pub fn offsets(&self) -> &[u32] {
         &self.offsets
     }
 
-    /// The items of each list that the card has, `[C]`.
+    /// Number of items of each list on the GPU, `[C]`.
     pub fn lengths(&self) -> &[u32] {
         &self.lengths
     }
 
-    /// Whether the card has all there is.
+    /// Returns whether the partition contains everything.
     pub fn is_whole(&self) -> bool {
         self.slots() == self.slots_of_all
     }
 
-    /// How many slots the card has.
+    /// Number of slots on the GPU.
     pub fn slots(&self) -> usize {
         self.offsets[self.lengths.len()] as usize
     }
 
-    /// The words of each list that are the card's, counted from the list's first.
+    /// Words of each list that belong to the partition, from the list's first word.
     pub fn words(&self) -> &[Range<u32>] {
         &self.words
     }
 
-    /// How many items the card has.
+    /// Number of items on the GPU.
     pub fn items(&self) -> usize {
         self.lengths.iter().map(|&length| length as usize).sum()
     }
 
-    /// The first of them of each list on the card, and one past the last, `[C + 1]`.
+    /// First word of each list on the GPU, and one past the last, `[C + 1]`.
     pub fn word_firsts(&self) -> Vec<u32> {
         let ends = self.words.iter().scan(0, |end, words| {
             *end += words.len() as u32;
@@ -139,35 +139,35 @@ impl ListCut {
         std::iter::once(0).chain(ends).collect()
     }
 
-    /// The first slot of each of these words, as the card counts them.
+    /// First slot of each of these words, in the numbering of the GPU.
     pub fn word_slots(&self) -> impl Iterator<Item = u32> + '_ {
         let of_list = |(&first, words): (&u32, &Range<u32>)| (0..words.len() as u32).map(move |n| first + WORD * n);
         self.offsets.iter().zip(&self.words).flat_map(of_list)
     }
 
-    /// The slots that are the card's, in its order.
+    /// Slots of the partition, in the order of the GPU.
     fn runs(&self) -> impl Iterator<Item = Range<usize>> + Clone + '_ {
         self.runs.iter().map(|run| run.slots.start as usize..run.slots.end as usize)
     }
 
-    /// A slot as the card counts it; none where another one has it.
+    /// Converts a slot to the numbering of the GPU; `None` if another GPU has it.
     pub fn to_card(&self, slot: u32) -> Option<u32> {
         let run = &self.runs[self.runs.partition_point(|run| run.slots.start <= slot).checked_sub(1)?];
         run.slots.contains(&slot).then(|| slot - run.slots.start + run.first)
     }
 
-    /// A slot of the card as the snapshot counts it.
+    /// Converts a slot of the GPU to the numbering of the snapshot.
     pub fn of_card(&self, slot: u32) -> u32 {
         let at = self.runs.partition_point(|run| run.first <= slot).saturating_sub(1);
         self.runs.get(at).map_or(slot, |run| slot - run.first + run.slots.start)
     }
 
-    /// Of numbers that each slot has `width` of, the card's.
+    /// Selects the partition's entries of an array with `width` numbers per slot.
     pub fn gather<T: Pod>(&self, numbers: &[T], width: usize) -> Vec<T> {
         self.runs().flat_map(|run| &numbers[run.start * width..run.end * width]).copied().collect()
     }
 
-    /// Of numbers that each slot has several of, from one of the `offsets` `[S + 1]` to the next, the card's, and their offsets.
+    /// Selects the partition's entries of a ragged array with row `offsets` `[S + 1]`, and their offsets.
     pub fn gather_ragged<'a>(&self, offsets: &'a [u32], numbers: &'a [u32]) -> (Cow<'a, [u32]>, Cow<'a, [u32]>) {
         if self.is_whole() {
             return (offsets.into(), numbers.into());
@@ -182,7 +182,7 @@ impl ListCut {
         (starts.into(), gathered.into())
     }
 
-    /// Of numbers that each slot has `width` of, the card's on the device, with room for `spare` slots more behind them.
+    /// Uploads the partition's entries of an array with `width` numbers per slot, with room for `spare` more slots.
     ///
     /// # Errors
     /// As [`Device::copy`].
@@ -192,7 +192,7 @@ impl ListCut {
         Ok(array)
     }
 
-    /// The same into an array, from slot `first` of it on.
+    /// Writes the partition's entries to an array, from slot `first` on.
     ///
     /// # Errors
     /// As [`Array::write_at`].
@@ -234,7 +234,7 @@ mod tests {
                 prop_assert_eq!(at, list);
                 let is_item = slot - offsets[list] < lengths[list];
                 prop_assert_eq!(place - cuts[card].offsets()[at] < cuts[card].lengths()[at], is_item);
-                // Words of the card are words of the snapshot.
+                // Words of the partition are words of the snapshot.
                 let word = (place - cuts[card].offsets()[at]) / WORD + cuts[card].words()[at].start;
                 prop_assert_eq!(word, (slot - offsets[list]) / WORD);
             }

@@ -1,42 +1,42 @@
-//! What is asked of a card, so that another one, or an emulation, can stand in for it.
+//! Interface to a GPU, behind which an emulation or a model can take its place.
 
 use std::fmt::Debug;
 use std::sync::Arc;
 
 use sterling_core::error::{Error, Result};
 
-/// Blocks that keep a multiprocessor busy, with as many again that wait for their turn.
+/// Blocks per multiprocessor that keep it busy, including as many again that wait.
 pub(crate) const BLOCKS_A_PROCESSOR: usize = 16;
 
-/// What a launch moves and computes at most, as far as the host knows: lists are taken to be of mean length, and all that is
-/// collected to be read again.
+/// Upper bound of the data and operations of a launch, as far as the host knows: lists are assumed to have mean length, and all
+/// collected candidates to be read again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Demand {
-    /// Bytes from and to the memory of the card, each once.
+    /// Bytes to and from GPU memory, each counted once.
     pub bytes: u64,
     /// Bytes that blocks read again, from the caches.
     pub again: u64,
-    /// Bytes of the memory of the host.
+    /// Bytes to and from host memory.
     pub host: u64,
-    /// Multiply-adds of bytes, four to an instruction.
+    /// Multiply-adds of bytes with dp4a, four per instruction.
     pub dp4a: u64,
-    /// Multiply-adds of bytes by tensor cores.
+    /// Multiply-adds of bytes on tensor cores.
     pub tensor_int8: u64,
-    /// Multiply-adds of bf16 by tensor cores.
+    /// Multiply-adds of bf16 on tensor cores.
     pub tensor_bf16: u64,
-    /// Multiply-adds of TF32 by tensor cores.
+    /// Multiply-adds of TF32 on tensor cores.
     pub tensor_tf32: u64,
     /// Multiply-adds in single precision.
     pub single: u64,
 }
 
 impl Demand {
-    /// So many bytes and nothing that is computed.
+    /// Demand of moving `bytes` bytes without computation.
     pub fn of_bytes(bytes: usize) -> Self {
         Demand { bytes: bytes as u64, ..Demand::default() }
     }
 
-    /// Both.
+    /// Sums two demands.
     pub fn and(self, other: Demand) -> Self {
         Demand {
             bytes: self.bytes + other.bytes,
@@ -51,100 +51,101 @@ impl Demand {
     }
 }
 
-/// One launch of a kernel over a grid of blocks.
+/// Launch of a kernel over a grid of blocks.
 #[derive(Clone, Copy, Debug)]
 pub struct Launch<'a> {
-    /// The kernel.
+    /// Name of the kernel.
     pub kernel: &'static str,
-    /// Blocks along each axis, none 0.
+    /// Blocks per axis, at least 1.
     pub grid: [u32; 3],
-    /// Threads of a block, whole warps.
+    /// Threads per block, a multiple of the warp size.
     pub threads: u32,
-    /// Shared memory of a block.
+    /// Shared memory per block, in bytes.
     pub shared_bytes: usize,
-    /// The structure that the kernel takes.
+    /// Argument structure of the kernel.
     pub arguments: &'a [u8],
-    /// What it moves and computes at most.
+    /// Upper bound of its data and operations.
     pub demand: Demand,
 }
 
-/// What a stream is asked to do. Addresses of the host are those of pinned memory.
+/// Operation on a stream. Host addresses are those of pinned memory.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Work {
-    /// Bytes from the host.
+    /// Copy from the host.
     Upload {
-        /// Where they go.
+        /// Destination address.
         to: u64,
-        /// Where they lie.
+        /// Source address.
         from: u64,
-        /// How many.
+        /// Number of bytes.
         bytes: usize,
     },
-    /// Bytes to the host.
+    /// Copy to the host.
     Download {
-        /// Where they lie.
+        /// Source address.
         from: u64,
-        /// Where they go.
+        /// Destination address.
         to: u64,
-        /// How many.
+        /// Number of bytes.
         bytes: usize,
     },
-    /// Bytes from one place of the card to another.
+    /// Copy within GPU memory.
     Copy {
-        /// Where they go.
+        /// Destination address.
         to: u64,
-        /// Where they lie.
+        /// Source address.
         from: u64,
-        /// How many.
+        /// Number of bytes.
         bytes: usize,
     },
-    /// Zeros.
+    /// Fill with zeros.
     Clear {
-        /// Where.
+        /// Start address.
         address: u64,
-        /// How many.
+        /// Number of bytes.
         bytes: usize,
     },
-    /// A [`Launch`] with arguments of its own.
+    /// [`Launch`] with owned arguments.
     Launch {
-        /// The kernel.
+        /// Name of the kernel.
         kernel: &'static str,
-        /// Blocks along each axis.
+        /// Blocks per axis.
         grid: [u32; 3],
-        /// Threads of a block.
+        /// Threads per block.
         threads: u32,
-        /// Shared memory of a block.
+        /// Shared memory per block, in bytes.
         shared_bytes: usize,
-        /// The structure that the kernel takes.
+        /// Argument structure of the kernel.
         arguments: Vec<u8>,
-        /// What it moves and computes at most.
+        /// Upper bound of its data and operations.
         demand: Demand,
     },
 }
 
 impl Work {
-    /// A launch that outlives its arguments.
+    /// Copies a launch, so that it outlives its arguments.
     pub fn of(launch: &Launch<'_>) -> Self {
         let Launch { kernel, grid, threads, shared_bytes, arguments, demand } = *launch;
         Work::Launch { kernel, grid, threads, shared_bytes, arguments: arguments.to_vec(), demand }
     }
 }
 
-/// A result that is on its way.
+/// Result in transfer.
 #[derive(Debug)]
 pub enum Coming {
-    /// It is there.
+    /// Complete.
     Here(Vec<u8>),
-    /// To pinned memory.
+    /// In transfer to pinned memory.
     To(Unfetched),
 }
 
-/// Pinned memory that a result is copied to, and that belongs to the result until this is dropped. A lane does not begin again before.
+/// Pinned memory that a result is copied to, owned by the result until this is dropped. The worker stream does not begin again
+/// before.
 #[derive(Debug)]
 pub struct Unfetched {
     address: u64,
     streams: Arc<dyn Streams>,
-    /// Shared by all unfetched results of a lane, which counts them by it.
+    /// Shared by all unfetched results of a worker stream, which counts them by it.
     _of_lane: Arc<()>,
 }
 
@@ -167,55 +168,55 @@ impl Drop for Unfetched {
     }
 }
 
-/// A card, or what stands in for one. Copies and launches of one driver happen in the order in which they are asked for.
+/// GPU, or a substitute. Copies and launches of one driver run in the order of the calls.
 pub trait Driver: Send + Sync + Debug {
-    /// What it is called.
+    /// Name of the device.
     fn name(&self) -> String;
 
-    /// What kind of device it is, for explanations.
+    /// Kind of device, for explanations.
     fn kind(&self) -> &'static str;
 
-    /// Blocks that are enough to keep it busy.
+    /// Number of blocks that keep it busy.
     fn blocks(&self) -> usize;
 
-    /// Bytes of shared memory that one block may have at most.
+    /// Maximum shared memory per block, in bytes.
     fn shared_bytes_max(&self) -> usize;
 
-    /// Bytes of its memory that are free, and all of them.
+    /// Free and total memory in bytes.
     ///
     /// # Errors
-    /// `Unavailable` where the card does not answer any more.
+    /// `Unavailable` if the GPU no longer responds.
     fn memory(&self) -> Result<(u64, u64)>;
 
-    /// The address of new memory, in which anything may stand.
+    /// Allocates uninitialised memory and returns its address.
     ///
     /// # Errors
-    /// `Overloaded` where there is no more.
+    /// `Overloaded` if there is none left.
     fn alloc(&self, bytes: usize) -> Result<u64>;
 
-    /// The address of a copy of these bytes.
+    /// Allocates a copy of these bytes.
     ///
     /// # Errors
     /// As [`Driver::alloc`] and [`Driver::upload`].
     fn alloc_copy(&self, bytes: &[u8]) -> Result<u64> {
         let address = self.alloc(bytes.len().max(1))?;
-        // SAFETY: the memory was allocated just now, as long as the bytes.
+        // SAFETY: the memory was just allocated, with the length of `bytes`.
         unsafe { self.upload(address, bytes)? };
         Ok(address)
     }
 
-    /// The address of zeros.
+    /// Allocates zeroed memory.
     ///
     /// # Errors
     /// As [`Driver::alloc`] and [`Driver::clear`].
     fn alloc_zeros(&self, bytes: usize) -> Result<u64> {
         let address = self.alloc(bytes)?;
-        // SAFETY: the memory was allocated just now.
+        // SAFETY: the memory was just allocated.
         unsafe { self.clear(address, bytes)? };
         Ok(address)
     }
 
-    /// A stretch of work begins: of what was asked before nothing is needed any more but arrays that somebody holds.
+    /// Begins a new batch of work: of earlier work only arrays that are still referenced are needed.
     ///
     /// # Errors
     /// As [`Driver::alloc`].
@@ -223,7 +224,7 @@ pub trait Driver: Send + Sync + Debug {
         Ok(())
     }
 
-    /// Sends off what was asked for so far, and does not wait.
+    /// Submits the recorded work without waiting.
     ///
     /// # Errors
     /// As [`Driver::upload`].
@@ -231,15 +232,15 @@ pub trait Driver: Send + Sync + Debug {
         Ok(())
     }
 
-    /// Waits until all that was sent off is done, so that memory which it reads and writes may be freed.
+    /// Waits for all submitted work, so that memory that it reads and writes may be freed.
     ///
     /// # Errors
-    /// As [`Driver::download`]; nothing runs any more in this case too.
+    /// As [`Driver::download`]; nothing runs any more in this case either.
     fn finish(&self) -> Result<()> {
         Ok(())
     }
 
-    /// Asks for a copy to the host, once everything that was asked before is done.
+    /// Starts a copy to the host, after all earlier work.
     ///
     /// # Safety
     /// `from` is the address of at least as many bytes.
@@ -253,7 +254,7 @@ pub trait Driver: Send + Sync + Debug {
         Ok(Coming::Here(here))
     }
 
-    /// Waits for what was asked for, as many bytes as were, and has it taken from where it lies.
+    /// Waits for a result of `bytes` bytes, and passes it to `take` in place.
     ///
     /// # Errors
     /// As [`Driver::download`].
@@ -265,49 +266,49 @@ pub trait Driver: Send + Sync + Debug {
         Ok(())
     }
 
-    /// Gives memory back.
+    /// Frees memory.
     ///
     /// # Safety
-    /// `address` is one that [`Driver::alloc`] gave and that nobody uses any more.
+    /// `address` came from [`Driver::alloc`] and is not used afterwards.
     unsafe fn free(&self, address: u64);
 
-    /// The address at which kernels read bytes of the host where they lie, which stay in memory meanwhile.
+    /// Registers host memory, which must stay valid, and returns the address at which kernels read it.
     ///
     /// # Safety
-    /// Nobody changes the bytes before [`Driver::unregister`] has returned.
+    /// The bytes are not changed before [`Driver::unregister`] has returned.
     ///
     /// # Errors
-    /// `Unsupported` for a driver without it; as the system refuses it: for want of memory that may be locked, or where the bytes are
-    /// registered already.
+    /// `Unsupported` for a driver without it; the system's error if too little memory may be locked, or the bytes are registered
+    /// already.
     unsafe fn register(&self, _bytes: &[u8]) -> Result<u64> {
         Err(Error::unsupported("kernels of this driver read no memory of the host"))
     }
 
-    /// Ends what [`Driver::register`] began.
+    /// Ends a registration by [`Driver::register`].
     ///
     /// # Safety
     /// The bytes are registered, and no launch reads them any more.
     unsafe fn unregister(&self, _bytes: &[u8]) {}
 
-    /// Copies to the card; `from` may change once this returns.
+    /// Copies to the GPU; `from` may change once this returns.
     ///
     /// # Safety
     /// `to` is the address of at least as many bytes.
     ///
     /// # Errors
-    /// `Unavailable` where the card does not answer any more.
+    /// `Unavailable` if the GPU no longer responds.
     unsafe fn upload(&self, to: u64, from: &[u8]) -> Result<()>;
 
-    /// Copies from the card, once everything that was asked before is done.
+    /// Copies from the GPU, after all earlier work.
     ///
     /// # Safety
     /// `from` is the address of at least as many bytes.
     ///
     /// # Errors
-    /// `Unavailable` where the card does not answer any more, `Internal` where an earlier launch failed.
+    /// `Unavailable` if the GPU no longer responds, `Internal` if an earlier launch failed.
     unsafe fn download(&self, from: u64, to: &mut [u8]) -> Result<()>;
 
-    /// Copies from one place of the card to another.
+    /// Copies within GPU memory.
     ///
     /// # Safety
     /// Both are addresses of at least as many bytes, which do not overlap.
@@ -325,79 +326,79 @@ pub trait Driver: Send + Sync + Debug {
     /// As [`Driver::upload`].
     unsafe fn clear(&self, address: u64, bytes: usize) -> Result<()>;
 
-    /// Runs a kernel.
+    /// Launches a kernel.
     ///
     /// # Safety
-    /// The arguments are those that the kernel takes, and all that it reads and writes with them lies in memory of this driver, or is
-    /// read of the host and registered.
+    /// The arguments are those of the kernel, and all memory that it accesses through them belongs to this driver, or is
+    /// registered host memory that is only read.
     ///
     /// # Errors
-    /// `Internal` where the kernel cannot be launched so, or failed.
+    /// `Internal` if the launch is not possible, or the kernel failed.
     unsafe fn launch(&self, launch: &Launch<'_>) -> Result<()>;
 }
 
-/// Lists of work that run beside what the driver itself is asked for, each stream in its own order.
+/// Streams beside the driver's own; each runs its work in order.
 pub trait Streams: Driver {
-    /// Waits until all that the driver itself was asked for is done.
+    /// Waits for all work on the driver's own stream.
     ///
     /// # Errors
-    /// `Unavailable` where the card does not answer any more.
+    /// `Unavailable` if the GPU no longer responds.
     fn settle(&self) -> Result<()>;
 
-    /// The address of memory of the host that the card copies from and to by itself.
+    /// Allocates pinned host memory, which the GPU can copy from and to directly.
     ///
     /// # Errors
-    /// `Overloaded` where there is no more.
+    /// `Overloaded` if there is none left.
     fn pin(&self, bytes: usize) -> Result<u64>;
 
-    /// Gives pinned memory back.
+    /// Frees pinned memory.
     ///
     /// # Safety
-    /// `address` is one that [`Streams::pin`] gave and that nothing uses any more.
+    /// `address` came from [`Streams::pin`] and is not used afterwards.
     unsafe fn unpin(&self, address: u64);
 
-    /// Notes that a result will be read from pinned memory. An emulation fails where this memory is given back or reused before
+    /// Notes that a result will be read from pinned memory. An emulation fails if this memory is freed or reused before
     /// [`Streams::fetched`].
     fn expects(&self, _address: u64, _bytes: usize) {}
 
-    /// Notes that nobody reads that result any more.
+    /// Notes that the result is no longer read.
     fn fetched(&self, _address: u64) {}
 
-    /// Notes that memory, on the card or pinned, is used anew: what stands in it is not read any more. An emulation overwrites it.
+    /// Notes that GPU or pinned memory is reused and its content is no longer read. An emulation overwrites it.
     fn recycles(&self, _address: u64, _bytes: usize) {}
 
-    /// A new stream.
+    /// Creates a stream.
     ///
     /// # Errors
-    /// `Unavailable` where the card does not answer any more.
+    /// `Unavailable` if the GPU no longer responds.
     fn stream(&self) -> Result<u64>;
 
-    /// Ends a stream.
+    /// Destroys a stream.
     ///
     /// # Safety
-    /// It is one that [`Streams::stream`] gave and that nobody uses any more.
+    /// It came from [`Streams::stream`] and is not used afterwards.
     unsafe fn close(&self, stream: u64);
 
-    /// Asks a stream for work, in its order, and does not wait.
+    /// Submits work to a stream, in order, without waiting.
     ///
     /// # Safety
-    /// As [`Driver::upload`], [`Driver::download`], [`Driver::clear`] and [`Driver::launch`] ask for; the memory stays until
-    /// [`Streams::wait`] has returned.
+    /// The conditions of [`Driver::upload`], [`Driver::download`], [`Driver::clear`] and [`Driver::launch`]; the memory stays
+    /// valid until [`Streams::wait`] has returned.
     ///
     /// # Errors
-    /// As these.
+    /// As these methods.
     unsafe fn submit(&self, stream: u64, work: &[Work]) -> Result<()>;
 
-    /// Work that one call of [`Streams::replay`] asks for. Nothing runs yet.
+    /// Records work for [`Streams::replay`] without running it.
     ///
     /// # Safety
-    /// As [`Streams::submit`], whenever it is replayed.
+    /// As [`Streams::submit`], for every replay.
     ///
     /// # Errors
     /// As [`Streams::submit`].
     unsafe fn record(&self, stream: u64, work: &[Work]) -> Result<u64>;
 
-    /// Asks a stream for recorded work, and does not wait.
+    /// Submits recorded work to a stream without waiting.
     ///
     /// # Safety
     /// As [`Streams::submit`].
@@ -406,18 +407,18 @@ pub trait Streams: Driver {
     /// As [`Streams::submit`].
     unsafe fn replay(&self, stream: u64, recording: u64) -> Result<()>;
 
-    /// Forgets a recording.
+    /// Destroys a recording.
     ///
     /// # Safety
-    /// It is one that [`Streams::record`] gave and that is not used any more.
+    /// It came from [`Streams::record`] and is not used afterwards.
     unsafe fn forget(&self, recording: u64);
 
-    /// Waits until a stream has done all that it was asked for.
+    /// Waits for all work on a stream.
     ///
     /// # Safety
-    /// It is one that [`Streams::stream`] gave.
+    /// It came from [`Streams::stream`].
     ///
     /// # Errors
-    /// `Unavailable` where the card does not answer any more, `Internal` where a launch failed.
+    /// `Unavailable` if the GPU no longer responds, `Internal` if a launch failed.
     unsafe fn wait(&self, stream: u64) -> Result<()>;
 }

@@ -1,12 +1,13 @@
-//! A card that is none: kernels compiled for the host's processor run one thread after the other (`kernels/emulate.h`).
+//! Emulated GPU: runs kernels that were compiled for the host's processor, one thread after the other (`kernels/emulate.h`).
 //!
-//! It is slow and finds what a card would pass over: reads of memory that nobody wrote, threads that miss a barrier, arguments that lie
-//! in the memory of another emulated card, and, in a library built with a sanitizer, whatever leaves its array.
+//! It is slow, and detects errors that a GPU would not report: reads of uninitialised memory, threads that miss a barrier,
+//! arguments in the memory of another emulated GPU, and, in a library built with a sanitizer, accesses beyond an array.
 //!
-//! What a card would be undefined at is a *fault*, which panics: memory that is freed or unpinned while queued work or an unfetched result
-//! names it, work over freed memory, work over memory that the driver itself has not come to yet, a stream that is closed before its
-//! end. Freed memory is overwritten and not used again for a while. Streams run in a random order: each its own work in turn, as early as
-//! it is submitted or as late as somebody waits for it. Launches are held against the limits of a real device ([`Limits`]).
+//! Undefined behaviour of a GPU is a *fault*, which panics: freeing or unpinning memory that queued work or an unfetched result
+//! refers to; work over freed memory; work over memory that the driver's own stream has not allocated yet; closing a busy stream.
+//! Freed memory is overwritten and not reused for a while. Streams run in a random order: each runs its own work in order, as
+//! early as it is submitted or as late as its result is waited for. Launches are checked against the limits of a real device
+//! ([`Limits`]).
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::{CStr, CString, c_char, c_void};
@@ -20,14 +21,14 @@ use super::driver::{Demand, Driver, Launch, Streams, Work};
 use sterling_core::error::{Error, Result};
 use sterling_core::locks::locked;
 
-/// Memory of the host that kernels may read: where each run of it begins and ends, and how many there are.
+/// Host memory that kernels may read: start and end of each range, and their number.
 #[repr(C)]
 struct Host {
     runs: *const [u64; 2],
     count: usize,
 }
 
-// SAFETY: what each call asks for is what the methods of `Driver` ask for; the types are those of `kernels/emulated.cpp`.
+// SAFETY: the conditions of each call are those of the methods of `Driver`; the types are those of `kernels/emulated.cpp`.
 type LaunchFn = unsafe extern "C" fn(
     *const c_char,
     *const u32,
@@ -45,7 +46,7 @@ type AllocFn = unsafe extern "C" fn(usize) -> *mut c_void;
 type FreeFn = unsafe extern "C" fn(*mut c_void, usize);
 type PoisonFn = FreeFn;
 
-/// What a kind of device allows a launch; all others of NVIDIA from compute capability 8.0 on allow as much as one of these.
+/// Launch limits of a kind of device; every other NVIDIA device from compute capability 8.0 on has the limits of one of these.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Name of the device.
@@ -61,27 +62,27 @@ impl Limits {
     pub const A100: Limits = Limits { name: "A100", shared_bytes: 163 << 10 };
     /// NVIDIA's L4, and the A10 (8.6 and 8.9).
     pub const L4: Limits = Limits { name: "L4", shared_bytes: 99 << 10 };
-    /// All of them.
+    /// All limits.
     pub const ALL: [Limits; 3] = [Limits::H100, Limits::A100, Limits::L4];
 }
 
-/// Limits of all devices: threads of a block, blocks along each axis of a grid, bytes of arguments.
+/// Limits of all devices: threads per block, blocks per axis of a grid, bytes of arguments.
 const THREADS_MAX: u32 = 1024;
 const GRID_MAX: [u32; 3] = [(1 << 31) - 1, 65_535, 65_535];
 const ARGUMENTS_MAX: usize = 4096;
 
-/// What it was asked for.
+/// Counters of the calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Lists of work as they came.
+    /// Number of submitted sequences of work.
     pub submitted: u64,
-    /// Lists that were recorded, and how often any of them was replayed.
+    /// Number of recorded sequences, and of replays.
     pub recorded: u64,
     /// See `recorded`.
     pub replayed: u64,
-    /// How often the host waited for a stream that had something to do.
+    /// Number of waits of the host for a busy stream.
     pub waits: u64,
-    /// Bytes that came from the host, beside those that streams brought.
+    /// Bytes uploaded from the host, without those of streams.
     pub uploaded: u64,
 }
 
@@ -89,19 +90,19 @@ pub struct Counts {
 struct Queues {
     next: u64,
     work: BTreeMap<u64, VecDeque<Work>>,
-    /// Streams of which some work failed, and why.
+    /// Streams with failed work, and the error.
     failed: BTreeMap<u64, Error>,
     recordings: BTreeMap<u64, Vec<Work>>,
     counts: Counts,
-    /// Memory that streams may not use yet: the driver itself has not been waited for since it was allocated.
+    /// Memory that streams may not use yet: since its allocation the driver's own stream was not waited for.
     unsettled: BTreeMap<u64, usize>,
 }
 
-/// Memory of all emulated cards: where it begins, how long it is, and whose it is.
+/// Memory of all emulated GPUs: start, length, and owner.
 static OWNERS: Mutex<BTreeMap<u64, (usize, u64)>> = Mutex::new(BTreeMap::new());
 static CARDS: AtomicU64 = AtomicU64::new(0);
 
-/// Memory of all emulated cards that was freed and that nobody else has yet, and the order in which that happened.
+/// Freed memory of all emulated GPUs that is not reused yet, in the order in which it was freed.
 #[derive(Debug)]
 struct Graves {
     runs: BTreeMap<u64, usize>,
@@ -110,18 +111,18 @@ struct Graves {
 }
 
 static GRAVES: Mutex<Graves> = Mutex::new(Graves { runs: BTreeMap::new(), order: VecDeque::new(), bytes: 0 });
-/// What stands in memory that is used anew.
+/// Content of memory before it is reused.
 const DEAD: u8 = 0xDD;
-/// Bytes of freed memory that are kept from use at most.
+/// Maximum bytes of freed memory that are withheld from reuse.
 const GRAVES_BYTES_MAX: usize = 64 << 20;
 
-/// Whether one of some runs of memory holds any of these bytes; at least one byte is looked for.
+/// Returns whether one of the ranges overlaps these bytes; an empty range counts as one byte.
 fn overlaps(runs: &BTreeMap<u64, usize>, (from, bytes): (u64, usize)) -> bool {
     let end = from + bytes.max(1) as u64;
     runs.range(..end).next_back().is_some_and(|(&start, &len)| start + len as u64 > from)
 }
 
-/// The runs of memory that work names; of the arguments of a launch each word may be an address.
+/// Returns the memory ranges of an operation; every word of a launch's arguments counts as a possible address.
 fn named(work: &Work) -> Vec<(u64, usize)> {
     match work {
         Work::Upload { to, from, bytes } | Work::Download { from, to, bytes } | Work::Copy { to, from, bytes } => {
@@ -134,7 +135,7 @@ fn named(work: &Work) -> Vec<(u64, usize)> {
     }
 }
 
-/// What work is called in a fault.
+/// Name of an operation in a fault.
 fn called(work: &Work) -> &'static str {
     match work {
         Work::Upload { .. } => "an upload",
@@ -144,37 +145,37 @@ fn called(work: &Work) -> &'static str {
         Work::Launch { kernel, .. } => kernel,
     }
 }
-/// Bytes of a card that nobody gave another size.
+/// Default memory size of a GPU, in bytes.
 const MEMORY_BYTES: u64 = 1 << 33;
 
-/// The kernels as a shared library, and memory of the host.
+/// The kernels as a shared library, and host memory.
 #[derive(Debug)]
 pub struct Emulated {
     name: String,
     card: u64,
     memory_bytes: u64,
     used_bytes: AtomicU64,
-    /// Launches after which it is lost.
+    /// Number of launches after which the device is lost.
     launches_max: AtomicU64,
     is_lost: AtomicBool,
     locks_nothing: AtomicBool,
     limits: Limits,
-    /// Whether streams do nothing before somebody waits for them, and then in the order of the waits.
+    /// Whether streams run only when they are waited for, and in the order of the waits.
     is_late: bool,
     faults: Mutex<Vec<String>>,
     keeps_faults: AtomicBool,
-    /// Pinned memory that results are read from.
+    /// Pinned memory of unfetched results.
     expected: Mutex<BTreeMap<u64, usize>>,
     launch: LaunchFn,
     alloc: AllocFn,
     free: FreeFn,
     poison: PoisonFn,
-    /// Orders the turns of threads; another one for each launch.
+    /// Seed for the order of threads; different for each launch.
     seed: AtomicU64,
-    /// Orders the turns of streams.
+    /// Seed for the order of streams.
     turns: AtomicU64,
     launches: AtomicU64,
-    /// Runs of memory of the host that are registered.
+    /// Registered ranges of host memory.
     registered: Mutex<Vec<[u64; 2]>>,
     demand: Mutex<[Demand; 2]>,
     streams: Mutex<Queues>,
@@ -183,15 +184,15 @@ pub struct Emulated {
 }
 
 impl Emulated {
-    /// Loads the library that `kernels/emulated.cpp` became. Threads take turns in an order that `seed` chooses.
+    /// Loads the library built from `kernels/emulated.cpp`. `seed` determines the order of threads.
     ///
     /// # Errors
-    /// `Unavailable` where the file is no such library.
+    /// `Unavailable` if the file is not such a library.
     pub fn open(library: &Path, seed: u64) -> Result<Self> {
         let missing = |e: libloading::Error| Error::unavailable(format!("{}: {e}", library.display()));
-        // SAFETY: the library's initialisers register kernels and do nothing else.
+        // SAFETY: the library's initialisers only register kernels.
         let loaded = unsafe { Library::new(library) }.map_err(missing)?;
-        // SAFETY: the types are those of `kernels/emulated.cpp`, which belongs to this file.
+        // SAFETY: the types are those of `kernels/emulated.cpp`, which is maintained with this file.
         let (launch, alloc, free, poison) = unsafe {
             (
                 *loaded.get::<LaunchFn>(b"emu_launch").map_err(missing)?,
@@ -227,48 +228,48 @@ impl Emulated {
         })
     }
 
-    /// The same under another name and with so many bytes of memory.
+    /// Sets the name and the memory size.
     pub fn like(mut self, name: &str, memory_bytes: u64) -> Self {
         (self.name, self.memory_bytes) = (name.into(), memory_bytes);
         self
     }
 
-    /// The same with the limits of another device than an L4, the narrowest.
+    /// Sets the limits of another device than the L4, which has the smallest.
     pub fn with_limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
         self
     }
 
-    /// The same with streams that do nothing before somebody waits for them.
+    /// Makes streams run only when they are waited for.
     pub fn late(mut self) -> Self {
         self.is_late = true;
         self
     }
 
-    /// It answers nothing any more once it has launched so many kernels more.
+    /// Makes the device fail after `launches` more launches.
     pub fn lose_after(&self, launches: u64) {
         self.launches_max.store(self.launches() + launches, Ordering::Relaxed);
     }
 
-    /// It answers again after it was lost; of work that was queued nothing is left.
+    /// Restores a lost device; queued work is discarded.
     pub fn find_again(&self) {
         self.queues().work.values_mut().for_each(VecDeque::clear);
         self.launches_max.store(u64::MAX, Ordering::Relaxed);
         self.is_lost.store(false, Ordering::Relaxed);
     }
 
-    /// Faults no longer panic, and are returned by [`Emulated::faults`].
+    /// Makes faults visible through [`Emulated::faults`] instead of panicking.
     pub fn keep_faults(&self) {
         self.keeps_faults.store(true, Ordering::Relaxed);
     }
 
-    /// What it was misused for so far.
+    /// Returns the faults so far.
     pub fn faults(&self) -> Vec<String> {
         locked(&self.faults).clone()
     }
 
     /// # Panics
-    /// Unless faults are kept, or the thread panics already.
+    /// Unless faults are collected, or the thread is already panicking.
     fn fault(&self, what: &str) {
         let what = format!("{}: {what}", self.name);
         locked(&self.faults).push(what.clone());
@@ -277,7 +278,7 @@ impl Emulated {
         }
     }
 
-    /// A number below a bound.
+    /// Random number below `below`.
     fn random(&self, below: usize) -> usize {
         let next = |mut x: u64| {
             x ^= x << 13;
@@ -288,12 +289,12 @@ impl Emulated {
         (drawn >> 11) as usize % below.max(1)
     }
 
-    /// It registers no memory of the host from now on.
+    /// Makes later registrations of host memory fail.
     pub fn lock_nothing(&self) {
         self.locks_nothing.store(true, Ordering::Relaxed);
     }
 
-    /// Bytes of the host that are registered.
+    /// Number of registered bytes of host memory.
     pub fn registered_bytes(&self) -> u64 {
         locked(&self.registered).iter().map(|run| run[1] - run[0]).sum()
     }
@@ -305,7 +306,7 @@ impl Emulated {
         }
     }
 
-    /// Whose memory holds all of these bytes in one run.
+    /// Returns the GPU that owns all of these bytes as one range.
     fn owner((address, bytes): (u64, usize)) -> Option<u64> {
         let owners = locked(&OWNERS);
         let (&first, &(len, card)) = owners.range(..=address).next_back()?;
@@ -322,7 +323,7 @@ impl Emulated {
         Err(Error::internal(format!("{what}: the address is not one of {}", self.name)))
     }
 
-    /// Memory for the card, or pinned memory.
+    /// Allocates GPU memory or pinned memory.
     fn take(&self, bytes: usize) -> Result<u64> {
         self.here()?;
         if bytes as u64 > self.memory()?.0 {
@@ -339,14 +340,14 @@ impl Emulated {
         Ok(memory as u64)
     }
 
-    /// Gives memory back, which stays out of use for a while.
+    /// Frees memory, which is withheld from reuse for a while.
     fn give_back(&self, how: &str, address: u64) {
         let Some((bytes, _)) = locked(&OWNERS).remove(&address) else {
             return self.fault(&format!("memory is {how} that is not there, or was {how} before"));
         };
         self.used_bytes.fetch_sub(bytes as u64, Ordering::Relaxed);
         self.queues().unsettled.remove(&address);
-        // SAFETY: the memory is the card's, of as many bytes, and nobody else has it.
+        // SAFETY: the memory belongs to this GPU, has this size, and has no other owner.
         unsafe { (self.poison)(address as *mut c_void, bytes) };
         let mut graves = locked(&GRAVES);
         graves.runs.insert(address, bytes);
@@ -362,7 +363,7 @@ impl Emulated {
         self.check_unused(how, (address, bytes));
     }
 
-    /// Holds against queued work and unfetched results that memory is not theirs any more.
+    /// Faults if queued work or an unfetched result still uses memory.
     fn check_unused(&self, how: &str, run: (u64, usize)) {
         let bytes = run.1;
         if let Some(work) = self.queued_over(run) {
@@ -374,9 +375,9 @@ impl Emulated {
         }
     }
 
-    /// Work that names any of these bytes and has not run yet, by what it is called.
+    /// Returns the name of queued work that uses any of these bytes.
     fn queued_over(&self, (address, bytes): (u64, usize)) -> Option<&'static str> {
-        // Of a card that is lost nothing runs any more.
+        // Nothing runs on a lost GPU any more.
         if self.is_lost.load(Ordering::Relaxed) {
             return None;
         }
@@ -385,16 +386,16 @@ impl Emulated {
         queues.work.values().flatten().find(uses).map(called)
     }
 
-    /// Has memory that was freed used again.
+    /// Releases withheld memory.
     fn bury(&self, graves: &mut Graves, address: u64) {
         let bytes = graves.runs.remove(&address).unwrap_or(0);
         graves.bytes -= bytes;
-        // SAFETY: the library allocated it, and nobody has had it since it was freed.
+        // SAFETY: the library allocated it, and it had no owner since it was freed.
         unsafe { (self.free)(address as *mut c_void, bytes) };
     }
 
     /// # Errors
-    /// `Internal` for a launch that a device refuses.
+    /// `Internal` for a launch that a device rejects.
     fn check_limits(&self, launch: &Launch<'_>) -> Result<()> {
         let Launch { kernel, grid, threads, shared_bytes, arguments, .. } = *launch;
         let Limits { name, shared_bytes: shared_max } = self.limits;
@@ -422,17 +423,17 @@ impl Emulated {
         locked(&self.streams)
     }
 
-    /// What was asked of its streams.
+    /// Counters of its streams.
     pub fn counts(&self) -> Counts {
         self.queues().counts
     }
 
-    /// What all launches so far said that they would do, and the multiply-adds that they did.
+    /// Returns the announced demand of all launches so far, and the multiply-adds that they executed.
     pub fn demand(&self) -> [Demand; 2] {
         *locked(&self.demand)
     }
 
-    /// How many kernels it has launched.
+    /// Number of launched kernels.
     pub fn launches(&self) -> u64 {
         self.launches.load(Ordering::Relaxed)
     }
@@ -447,7 +448,7 @@ impl Driver for Emulated {
         "emulated"
     }
 
-    /// Few and many in turns, so that blocks have several things to do, and one each.
+    /// Alternates between few and many, so that blocks process several things, or one each.
     fn blocks(&self) -> usize {
         if self.launches().is_multiple_of(2) { 4 } else { 512 }
     }
@@ -467,13 +468,13 @@ impl Driver for Emulated {
         Ok(address)
     }
 
-    // SAFETY: what the trait asks of callers; `give_back` checks that the address is one of `alloc`.
+    // SAFETY: the trait's conditions on callers; `give_back` checks that `alloc` returned the address.
     unsafe fn free(&self, address: u64) {
         self.give_back("freed", address);
     }
 
-    /// Refuses what is registered already, as a card does.
-    // SAFETY: what the trait asks of callers; the bytes are read by launches alone.
+    /// Rejects ranges that are registered already, as a GPU does.
+    // SAFETY: the trait's conditions on callers; only launches read the bytes.
     unsafe fn register(&self, bytes: &[u8]) -> Result<u64> {
         self.here()?;
         let (start, mut registered) = (bytes.as_ptr() as u64, locked(&self.registered));
@@ -594,12 +595,12 @@ impl Emulated {
     unsafe fn run(&self, work: &Work) -> Result<()> {
         self.here()?;
         let copy = |from: u64, to: u64, bytes: usize| {
-            // SAFETY: the caller's condition; addresses are pointers of `alloc`, and what is copied does not overlap.
+            // SAFETY: the caller's condition; addresses are pointers of `alloc`, and the two ranges do not overlap.
             unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) }
         };
         match work {
             Work::Upload { to, from, bytes } | Work::Download { from, to, bytes } | Work::Copy { to, from, bytes } => {
-                // Pinned memory is the card's too.
+                // Pinned memory belongs to the GPU too.
                 [to, from]
                     .into_iter()
                     .filter(|_| *bytes > 0)
@@ -619,7 +620,7 @@ impl Emulated {
 }
 
 impl Emulated {
-    /// Asks a stream for work, of which it may do some at once.
+    /// Submits work to a stream, which may run some of it immediately.
     fn enqueue(&self, queues: &mut Queues, stream: u64, work: Vec<Work>) {
         let unsettled = |work: &&Work| named(work).into_iter().any(|named| overlaps(&queues.unsettled, named));
         let too_early = work.iter().find(unsettled).map(called);
@@ -634,7 +635,7 @@ impl Emulated {
         }
     }
 
-    /// Runs one piece of work of the stream that is named, or of any.
+    /// Runs one operation of the given stream, or of a random one.
     fn step(&self, queues: &mut Queues, stream: Option<u64>) {
         let busy = || queues.work.iter().filter(|(_, work)| !work.is_empty()).map(|(stream, _)| *stream);
         let chosen = stream.or_else(|| busy().nth(self.random(busy().count())));
@@ -642,7 +643,7 @@ impl Emulated {
             return;
         };
         let Some(work) = queue.pop_front() else { return };
-        // SAFETY: what `submit` and `replay` asked their callers for.
+        // SAFETY: `submit` and `replay` have the same conditions on their callers.
         if let Err(e) = unsafe { self.run(&work) } {
             queue.clear();
             queues.failed.entry(stream).or_insert(e);
@@ -659,7 +660,7 @@ impl Drop for Emulated {
         own.into_iter().for_each(|(address, _)| self.bury(&mut graves, address));
         drop(graves);
         let faults = self.faults();
-        // One that a thread of no test met.
+        // A fault in a thread that belongs to no test.
         if !faults.is_empty() && !self.keeps_faults.load(Ordering::Relaxed) && !std::thread::panicking() {
             panic!("{faults:?}");
         }
@@ -676,7 +677,7 @@ impl Streams for Emulated {
         self.take(bytes)
     }
 
-    // SAFETY: what the trait asks of callers.
+    // SAFETY: the trait's conditions on callers.
     unsafe fn unpin(&self, address: u64) {
         self.give_back("unpinned", address);
     }
@@ -701,7 +702,7 @@ impl Streams for Emulated {
         }
         self.check_unused("used anew", (address, bytes));
         if Emulated::owner((address, bytes)) == Some(self.card) {
-            // SAFETY: this memory is the card's, and nothing else uses it.
+            // SAFETY: this memory belongs to the GPU, and nothing else uses it.
             unsafe { std::ptr::write_bytes(address as *mut u8, DEAD, bytes) };
         }
     }
@@ -715,7 +716,7 @@ impl Streams for Emulated {
         Ok(stream)
     }
 
-    // SAFETY: what the trait asks of callers.
+    // SAFETY: the trait's conditions on callers.
     unsafe fn close(&self, stream: u64) {
         let mut queues = self.queues();
         let left = queues.work.remove(&stream).map_or(0, |work| work.len());
@@ -726,7 +727,7 @@ impl Streams for Emulated {
         }
     }
 
-    // SAFETY: what the trait asks of callers.
+    // SAFETY: the trait's conditions on callers.
     unsafe fn submit(&self, stream: u64, work: &[Work]) -> Result<()> {
         self.here()?;
         let mut queues = self.queues();
@@ -744,7 +745,7 @@ impl Streams for Emulated {
         Ok(recording)
     }
 
-    // SAFETY: what the trait asks of callers.
+    // SAFETY: the trait's conditions on callers.
     unsafe fn replay(&self, stream: u64, recording: u64) -> Result<()> {
         self.here()?;
         let mut queues = self.queues();
@@ -759,7 +760,7 @@ impl Streams for Emulated {
         self.queues().recordings.remove(&recording);
     }
 
-    // SAFETY: what the trait asks of callers.
+    // SAFETY: the trait's conditions on callers.
     unsafe fn wait(&self, stream: u64) -> Result<()> {
         let mut queues = self.queues();
         queues.counts.waits += 1;

@@ -1,12 +1,11 @@
-//! A stretch of work that a card does without the host: everything that is asked of a lane is written down, and goes to a stream of
-//! its own at once, as late as somebody waits for a result.
+//! Worker stream: calls are recorded on the host and submitted together to a CUDA stream, when a result is waited for or at
+//! [`Driver::flush`].
 //!
-//! A lane has its own memory on the card, in which arrays lie side by side, and pinned memory of the host. What is uploaded and
-//! what is cleared are one copy and one clearing, before all launches; results are copied out behind them. The same requests with
-//! other numbers ask for the same launches over the same addresses: from the second time on such a list of work is a recording
-//! (a CUDA graph), and one call starts it.
+//! A worker stream has its own GPU memory, in which arrays are adjacent, and pinned host memory. All uploads are one copy and all
+//! clearings one operation, before the launches; results are copied out afterwards. Equal requests with other numbers cause the
+//! same launches at the same addresses: the second time such a sequence is recorded as a CUDA graph, and one call replays it.
 //!
-//! Two lanes work side by side: while one computes, the next group of requests is written down and uploaded on the other.
+//! Two worker streams alternate: while one computes, the host records and uploads the next group of requests on the other.
 
 use std::collections::VecDeque;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
@@ -19,22 +18,22 @@ use super::lane_bytes::LaneBytes;
 use sterling_core::error::{Error, Result};
 use sterling_core::locks::locked;
 
-/// Arrays start at whole lines of this many bytes.
+/// Alignment of arrays, in bytes.
 const ALIGNMENT: usize = 256;
-/// Lists of work that are kept as recordings, and those that are remembered to have been seen once.
+/// Maximum number of recordings, and of sequences that were seen once.
 const RECORDINGS_MAX: usize = 32;
 const SEEN_MAX: usize = 256;
-/// Least bytes of a run of memory.
+/// Minimum size of a buffer, in bytes.
 const ROOM_MIN: usize = 1 << 16;
-/// Stretches of work after which a run of memory becomes smaller, if none of them took half of it.
+/// Number of batches after which a buffer shrinks, if none of them used half of it.
 const SHRINK_AFTER: usize = 256;
 
-/// Results that one launch brings to the host, and bytes of a result from which on a copy of its own is as fast.
+/// Maximum number of results copied by one launch, and the size in bytes from which a separate copy is as fast.
 const TOGETHER_MAX: usize = 16;
 const TOGETHER_BYTES_MAX: usize = 1 << 18;
 const TOGETHER_THREADS: usize = 256;
 
-/// A result as the kernel that brings several takes it.
+/// Result in the arguments of the kernel that copies several.
 #[repr(C)]
 #[derive(Clone, Copy, Pod, Zeroable)]
 struct ResultAt {
@@ -49,7 +48,7 @@ struct ResultsArgs {
     results: [ResultAt; TOGETHER_MAX],
 }
 
-/// Work in which results that follow each other go to the host by one launch: each copy takes a few microseconds beside its bytes.
+/// Combines consecutive results into one launch, since each separate copy costs a few microseconds.
 fn results_together(work: Vec<Work>) -> Vec<Work> {
     let of = |work: &Work| match *work {
         Work::Download { from, to, bytes } if bytes <= TOGETHER_BYTES_MAX => {
@@ -82,30 +81,29 @@ fn results_together(work: Vec<Work>) -> Vec<Work> {
     list
 }
 
-/// The bytes that an array takes: in steps of an eighth of a power of two, so that arrays which differ a little leave those behind
-/// them where they are.
+/// Rounds the size of an array to steps of an eighth of a power of two, so that small changes in size do not move later arrays.
 fn rounded(bytes: usize) -> usize {
     let step = (bytes.next_power_of_two() / 8).max(ALIGNMENT);
     bytes.max(1).next_multiple_of(step)
 }
 
-/// A run of memory that is given out from its start.
+/// Buffer that is handed out from its start.
 #[derive(Debug, Default)]
 struct Run {
     address: u64,
     bytes: usize,
     used: usize,
-    /// As far as it went to the card.
+    /// Number of bytes submitted to the GPU.
     sent: usize,
-    /// Bytes that were asked for since it was empty.
+    /// Bytes requested since it was empty.
     wanted: usize,
-    /// Most bytes that any of so many stretches asked for.
+    /// Maximum bytes requested by any recent batch.
     most: usize,
     stretches: usize,
 }
 
 impl Run {
-    /// A place of so many bytes, where there is room.
+    /// Returns the address of `bytes` bytes, if there is room.
     fn take(&mut self, bytes: usize) -> Option<u64> {
         self.wanted += bytes;
         let place = self.address + self.used as u64;
@@ -116,7 +114,7 @@ impl Run {
         fits.then_some(place)
     }
 
-    /// What was taken since it last went to the card.
+    /// Returns the range handed out since the last submission.
     fn unsent(&mut self) -> Option<(u64, usize)> {
         let (from, bytes) = (self.address + self.sent as u64, self.used - self.sent);
         self.sent = self.used;
@@ -124,7 +122,7 @@ impl Run {
     }
 }
 
-/// A list of work that can be started by one call.
+/// Sequence of work that one call starts.
 #[derive(Debug)]
 struct Recording {
     hash: u64,
@@ -134,66 +132,66 @@ struct Recording {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Arrays that came from the host, with as much pinned memory in which they wait, each at the same place.
+    /// Uploaded arrays; `staging` is pinned memory of the same size and layout.
     inputs: Run,
     staging: Run,
-    /// Arrays of zeros.
+    /// Zeroed arrays.
     zeros: Run,
     rooms: Run,
     /// Pinned memory for results.
     results: Run,
-    /// What did not fit, with its bytes: on the card, and pinned.
+    /// Allocations that did not fit, with their sizes: GPU memory, and pinned.
     beyond: Vec<(u64, usize)>,
     beyond_pinned: Vec<u64>,
-    /// Arrays that somebody holds.
+    /// Number of referenced arrays.
     live: usize,
     work: Vec<Work>,
     is_under_way: bool,
-    /// Why results of this stretch did not come.
+    /// Reason why results of this batch failed.
     failure: Option<String>,
     recordings: VecDeque<Recording>,
     seen: VecDeque<u64>,
 }
 
-/// A driver that writes down what is asked of it.
+/// Driver that records calls.
 #[derive(Debug)]
 pub(super) struct Lane {
     inner: Arc<dyn Streams>,
     stream: u64,
     blocks: usize,
-    /// What all lanes of the card have of its memory.
+    /// Memory of all worker streams of the GPU.
     bytes: Arc<LaneBytes>,
-    /// Shared with each result that is not fetched.
+    /// Shared with each unfetched result.
     unfetched: Arc<()>,
     state: Mutex<State>,
 }
 
 impl Lane {
-    /// A lane of a card.
+    /// Creates a worker stream of a GPU.
     ///
     /// # Errors
-    /// `Unavailable` where the card does not answer any more.
+    /// `Unavailable` if the GPU no longer responds.
     pub(super) fn new(inner: Arc<dyn Streams>, bytes: Arc<LaneBytes>) -> Result<Self> {
         let (stream, blocks) = (inner.stream()?, inner.blocks());
         Ok(Lane { inner, stream, blocks, bytes, unfetched: Arc::default(), state: Mutex::default() })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Whoever panicked had written down some work: it is forgotten when the next stretch begins.
+        // Work recorded before a panic is discarded when the next batch begins.
         locked(&self.state)
     }
 
     fn wait_for(&self, state: &mut State) -> Result<()> {
         if state.is_under_way {
-            // Of a stream that failed nothing runs any more, either.
+            // Nothing runs on a failed stream any more, either.
             state.is_under_way = false;
-            // SAFETY: the stream is the lane's, which lives.
+            // SAFETY: the stream belongs to `self` and is alive.
             unsafe { self.inner.wait(self.stream) }.inspect_err(|e| state.failure = Some(e.to_string()))?;
         }
         Ok(())
     }
 
-    /// Sends off what was written down.
+    /// Submits the recorded work.
     fn submit(&self, state: &mut State) -> Result<()> {
         self.submit_all(state).inspect_err(|e| state.failure = Some(e.to_string()))
     }
@@ -217,46 +215,47 @@ impl Lane {
         if let Some(known) = known.and_then(|n| state.recordings.remove(n)) {
             let handle = known.handle;
             state.recordings.push_front(known);
-            // SAFETY: the recording is of work on this lane's memory, which lives; its host memory is pinned.
+            // SAFETY: the recording uses memory of this worker stream, which is alive; its host memory is pinned.
             return unsafe { self.inner.replay(self.stream, handle) };
         }
         if !state.seen.contains(&hash) {
             state.seen.push_front(hash);
             state.seen.truncate(SEEN_MAX);
-            // SAFETY: all addresses are of arrays that were given out by this lane or that their owners hold until the results are
-            // read, those of the host are pinned and stay until the lane has waited.
+            // SAFETY: all addresses belong to arrays of this worker stream, or to arrays whose owners hold them until the results
+            // are read; host memory is pinned and stays valid until the stream has been waited for.
             return unsafe { self.inner.submit(self.stream, &list) };
         }
         // SAFETY: as above.
         let handle = unsafe { self.inner.record(self.stream, &list)? };
         state.recordings.push_front(Recording { hash, work: list, handle });
         if let Some(old) = (state.recordings.len() > RECORDINGS_MAX).then(|| state.recordings.pop_back()).flatten() {
-            // SAFETY: the handle came from `record` and is forgotten here.
+            // SAFETY: the handle came from `record` and is dropped here.
             unsafe { self.inner.forget(old.handle) };
         }
         // SAFETY: as above.
         unsafe { self.inner.replay(self.stream, handle) }
     }
 
-    /// Memory of the card that is not in any run, for an array that found no room: the next stretch will have it.
+    /// Allocates GPU memory outside of the buffers, for an array that did not fit: the buffers of the next batch will be large
+    /// enough.
     fn beyond(&self, state: &mut State, bytes: usize) -> Result<u64> {
         let address = self.take(bytes)?;
         state.beyond.push((address, bytes));
         Ok(address)
     }
 
-    /// Memory of the card, as far as lanes may have it.
+    /// Allocates GPU memory, within the limit for worker streams.
     fn take(&self, bytes: usize) -> Result<u64> {
         self.bytes.take(bytes)?;
         let address = self.inner.alloc(bytes).inspect_err(|_| self.bytes.give_back(bytes))?;
-        // The stream may use it once the driver itself has come there.
+        // The stream may use it only after the driver's own stream has reached the allocation.
         let settled = self.inner.settle();
-        // SAFETY: it was taken just now.
+        // SAFETY: it was just allocated.
         settled.map(|()| address).inspect_err(|_| unsafe { self.give_back(address, bytes) })
     }
 
     /// # Safety
-    /// The address came from [`Lane::take`] with so many bytes, and nothing uses it any more.
+    /// The address came from [`Lane::take`] with this size, and is not used afterwards.
     unsafe fn give_back(&self, address: u64, bytes: usize) {
         // SAFETY: the caller's condition.
         unsafe { self.inner.free(address) };
@@ -269,7 +268,7 @@ impl Lane {
         Ok(address)
     }
 
-    /// A place of the card and one of pinned memory whose bytes come there before any launch.
+    /// Returns an address on the GPU, and stages its content in pinned memory for the upload before all launches.
     fn staged(&self, state: &mut State, bytes: &[u8]) -> Result<u64> {
         let room = rounded(bytes.len());
         let (to, from) = match state.inputs.take(room) {
@@ -280,12 +279,12 @@ impl Lane {
                 (to, from)
             }
         };
-        // SAFETY: `from` is pinned memory of at least as many bytes that nothing else was given and no work under way reads.
+        // SAFETY: `from` is pinned memory of at least this size, which is handed out only here and read by no running work.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), from as *mut u8, bytes.len()) };
         Ok(to)
     }
 
-    /// Makes a run as large as what was wanted of it, and empties it. One that was twice as large as needed for long becomes smaller.
+    /// Enlarges a buffer to the requested size, and empties it. Shrinks it if it was twice as large as needed for long.
     fn renew(&self, run: &mut Run, is_pinned: bool) -> Result<()> {
         let bytes = rounded(run.wanted).max(ROOM_MIN);
         if run.wanted > run.bytes {
@@ -303,7 +302,7 @@ impl Lane {
         if most <= run.bytes / 2 { self.replace(run, most, is_pinned) } else { Ok(()) }
     }
 
-    /// Gives a run other memory in place of what it has. If there is none, it has none, and the next stretch may go without.
+    /// Replaces the memory of a buffer. If allocation fails, the buffer is empty, and the next batch may run without it.
     fn replace(&self, run: &mut Run, bytes: usize, is_pinned: bool) -> Result<()> {
         self.give_up(run, is_pinned);
         let address = if is_pinned { self.inner.pin(bytes)? } else { self.take(bytes)? };
@@ -314,7 +313,7 @@ impl Lane {
     fn give_up(&self, run: &mut Run, is_pinned: bool) {
         let old = std::mem::take(run);
         if old.bytes > 0 {
-            // SAFETY: the address came from `pin` or `take`, and nothing on the stream uses it: the lane has waited.
+            // SAFETY: the address came from `pin` or `take`, and the stream no longer uses it, because it has been waited for.
             unsafe {
                 if is_pinned {
                     self.inner.unpin(old.address)
@@ -325,10 +324,10 @@ impl Lane {
         }
     }
 
-    /// Gives up the arrays that found no room in a run.
+    /// Frees the arrays that did not fit into a buffer.
     fn give_up_beyond(&self, state: &mut State) {
         for (address, bytes) in state.beyond.drain(..) {
-            // SAFETY: the address came from `take`, no array has it any more, and the stream has come to its end.
+            // SAFETY: the address came from `take`, no array refers to it any more, and the stream is idle.
             unsafe { self.give_back(address, bytes) };
         }
         for address in state.beyond_pinned.drain(..) {
@@ -359,10 +358,10 @@ impl Driver for Lane {
         self.inner.memory()
     }
 
-    /// Empties the lane, unless an array of it is held: of work that nobody came to wait for nothing is left.
+    /// Discards work whose results were never waited for, and empties the buffers, unless an array is still referenced.
     ///
     /// # Errors
-    /// `Internal` while a result of the lane is not fetched, since what comes next would take its place; as [`Streams::pin`].
+    /// `Internal` while a result is unfetched, because new work would overwrite it; as [`Streams::pin`].
     fn begin(&self) -> Result<()> {
         let mut state = self.state();
         let unfetched = Arc::strong_count(&self.unfetched) - 1;
@@ -383,7 +382,7 @@ impl Driver for Lane {
         if staging.bytes != inputs.bytes
             && let Err(e) = self.replace(staging, inputs.bytes, true)
         {
-            // Neither is there without the other.
+            // Neither is useful without the other.
             self.give_up(inputs, false);
             return Err(e);
         }
@@ -427,7 +426,7 @@ impl Driver for Lane {
         Ok(address)
     }
 
-    // SAFETY: what the trait asks of callers is kept in the work that is written down.
+    // SAFETY: the recorded work preserves the trait's conditions on callers.
     unsafe fn free(&self, _: u64) {
         let mut state = self.state();
         state.live = state.live.saturating_sub(1);
@@ -440,14 +439,14 @@ impl Driver for Lane {
         Ok(())
     }
 
-    // SAFETY: what the trait asks of callers is kept in the work that is written down.
+    // SAFETY: the recorded work preserves the trait's conditions on callers.
     unsafe fn download(&self, from: u64, to: &mut [u8]) -> Result<()> {
         // SAFETY: the caller's condition.
         let coming = unsafe { self.send(from, to.len())? };
         self.receive(&coming, to.len(), &mut |bytes| to.copy_from_slice(bytes))
     }
 
-    // SAFETY: what the trait asks of callers is kept in the work that is written down.
+    // SAFETY: the recorded work preserves the trait's conditions on callers.
     unsafe fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
         self.state().work.push(Work::Copy { to, from, bytes });
         Ok(())
@@ -463,7 +462,7 @@ impl Driver for Lane {
         Ok(())
     }
 
-    // SAFETY: what the trait asks of callers is kept in the work that is written down.
+    // SAFETY: the recorded work preserves the trait's conditions on callers.
     unsafe fn send(&self, from: u64, bytes: usize) -> Result<Coming> {
         let (mut state, room) = (self.state(), rounded(bytes));
         let to = match state.results.take(room) {
@@ -488,8 +487,8 @@ impl Driver for Lane {
         if let Some(failure) = &state.failure {
             return Err(Error::unavailable(failure.clone()));
         }
-        // SAFETY: this is pinned memory of at least as many bytes, which `send` took for this result and which stays until the lane
-        // begins again, which it does not before the result is dropped; the copy to it is done.
+        // SAFETY: this is pinned memory of at least this size, which `send` took for this result. It stays valid until the next
+        // batch begins, which requires that the result is dropped; the copy to it is complete.
         take(unsafe { std::slice::from_raw_parts(unfetched.address() as *const u8, bytes) });
         Ok(())
     }
@@ -498,14 +497,14 @@ impl Driver for Lane {
 impl Drop for Lane {
     fn drop(&mut self) {
         let mut state = std::mem::take(&mut *self.state());
-        // A card that is lost has nothing to give back.
+        // A lost GPU has nothing to free.
         let _ = self.wait_for(&mut state);
         self.give_up_beyond(&mut state);
         let State { inputs, staging, zeros, rooms, results, .. } = &mut state;
         for (run, is_pinned) in [(staging, true), (inputs, false), (zeros, false), (rooms, false), (results, true)] {
             self.give_up(run, is_pinned);
         }
-        // SAFETY: all came from the driver's own calls, and nobody has them any more: arrays and results hold the lane.
+        // SAFETY: all came from the driver's own calls, and nothing refers to them any more: arrays and results hold `self`.
         unsafe {
             state.recordings.iter().for_each(|recording| self.inner.forget(recording.handle));
             self.inner.close(self.stream);

@@ -1,11 +1,11 @@
-//! How much of a device's memory the lanes of all its workers may have together.
+//! Memory limit for the worker streams of a device.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use sterling_core::error::{Error, Result};
 
-/// Bytes of a device's memory that all its lanes have, and how many they may have.
+/// Bytes of device memory that worker streams occupy, and their limit.
 #[derive(Debug)]
 pub struct LaneBytes {
     device: String,
@@ -18,17 +18,17 @@ impl LaneBytes {
         Arc::new(LaneBytes { device, taken: 0.into(), most: u64::MAX.into() })
     }
 
-    /// Bytes that lanes have.
+    /// Bytes that worker streams occupy.
     pub fn taken(&self) -> u64 {
         self.taken.load(Ordering::Relaxed)
     }
 
-    /// Bytes that lanes may have.
+    /// Maximum bytes for worker streams.
     pub fn most(&self) -> u64 {
         self.most.load(Ordering::Relaxed)
     }
 
-    /// Sets how many they may have.
+    /// Sets the maximum.
     pub fn set_most(&self, bytes: u64) {
         self.most.store(bytes, Ordering::Relaxed);
     }

@@ -1,12 +1,12 @@
-//! NVIDIA GPUs: memory, launches, and the kernels under `kernels`.
+//! NVIDIA GPUs: memory, launches, and the CUDA kernels in `kernels`.
 //!
-//! A [`Driver`] is what a card can do: memory, copies, launches. Beside the card itself there is a
-//! host processor that emulates one ([`emulated`]), on which the tests run every kernel and the launches around them, and one that only
-//! says how long work would take ([`modelled`]).
-//! [`Device::lane`] is a stretch of work beside others. [`Array`] is memory of a driver; [`ops`] are the operations, each a checked launch of one kernel or a few.
+//! A [`Driver`] is the interface to a GPU: memory, copies, launches. Besides the GPU itself, a host processor can emulate one
+//! ([`emulated`]), on which the tests run every kernel and its launches, and a model estimates the time of work ([`modelled`]).
+//! [`Device::lane`] is a worker stream, which runs concurrently with others. [`Array`] is typed device memory; [`ops`] are the
+//! operations, each a checked launch of one kernel or a few.
 //!
-//! Kernels are CUDA C++ that NVRTC compiles at run time for the card ([`sources`]), and g++ for the emulation. What they compute is
-//! what the loops of [`sterling_kernels::cpu`] compute.
+//! Kernels are CUDA C++ that NVRTC compiles at run time for the GPU ([`sources`]), and g++ for the emulation. They compute the same
+//! as the loops of [`sterling_kernels::cpu`].
 //!
 //! ```
 //! use sterling_cuda::Choice;

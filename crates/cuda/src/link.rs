@@ -1,10 +1,10 @@
-//! What the way from the host to a card carries.
+//! Measures the bandwidth between the host and a GPU.
 
 use super::driver::{Streams, Work};
 use super::memory::Device;
 use sterling_core::error::{Error, Result};
 
-/// Pinned memory of the host, memory of the card, and a stream between them.
+/// Pinned host memory, GPU memory, and a stream between them.
 struct Link<'a> {
     streams: &'a dyn Streams,
     from: u64,
@@ -14,7 +14,8 @@ struct Link<'a> {
 
 impl Drop for Link<'_> {
     fn drop(&mut self) {
-        // SAFETY: all came from the driver's own calls, and what used them has been waited for; 0 is what could not be had.
+        // SAFETY: all came from the driver's own calls, and the stream that used them has been waited for; 0 marks a failed
+        // allocation.
         unsafe {
             self.stream.into_iter().for_each(|stream| self.streams.close(stream));
             (self.to != 0).then(|| self.streams.free(self.to));
@@ -23,11 +24,11 @@ impl Drop for Link<'_> {
     }
 }
 
-/// Seconds that the fastest of some copies of so many bytes from pinned memory of the host takes, from asking for it to its end, by a
-/// clock of seconds.
+/// Returns the time in seconds of the fastest of `rounds` uploads of `bytes` bytes from pinned memory, from submission to
+/// completion.
 ///
 /// # Errors
-/// `Internal` for a lane, which has no link of its own; as [`super::Driver::alloc`] and [`super::Driver::upload`].
+/// `Internal` for a worker stream, which has no link of its own; as [`super::Driver::alloc`] and [`super::Driver::upload`].
 pub fn fastest_upload(device: &Device, bytes: usize, rounds: usize, clock: &dyn Fn() -> f64) -> Result<f64> {
     let streams = device.streams().ok_or_else(|| Error::internal("a lane has no link of its own"))?;
     let mut link = Link { streams: &**streams, from: 0, to: 0, stream: None };
@@ -35,12 +36,13 @@ pub fn fastest_upload(device: &Device, bytes: usize, rounds: usize, clock: &dyn 
     link.to = streams.alloc(bytes)?;
     let stream = streams.stream()?;
     link.stream = Some(stream);
-    // Other streams may use the memory once the driver itself has come here.
+    // Other streams may use the memory once the driver's own stream has reached the allocation.
     streams.settle()?;
     let mut least = f64::INFINITY;
     for _ in 0..rounds {
         let start = clock();
-        // SAFETY: both were allocated just now, as long, and stay until the stream has been waited for; nobody reads what is copied.
+        // SAFETY: both were just allocated, with this size, and stay valid until the stream has been waited for; the copied bytes
+        // are not read.
         unsafe {
             streams.submit(stream, &[Work::Upload { to: link.to, from: link.from, bytes }])?;
             streams.wait(stream)?;

@@ -1,4 +1,4 @@
-//! A device that many share, and its memory as runs of numbers, each freed with its owner.
+//! Shared device, and typed arrays in its memory that are freed with their owner.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -13,38 +13,38 @@ use super::lane_bytes::LaneBytes;
 use sterling_core::error::{Error, Result};
 use sterling_kernels::buffer::Buffer;
 
-/// A driver that many share.
+/// Shared driver of a device.
 #[derive(Clone, Debug)]
 pub struct Device {
     driver: Arc<dyn Driver>,
-    /// None for a lane.
+    /// `None` for a worker stream.
     streams: Option<Arc<dyn Streams>>,
     lanes: Arc<LaneBytes>,
 }
 
 impl Device {
-    /// A device over a driver.
+    /// Creates a device over a driver.
     pub fn new(driver: impl Streams + 'static) -> Self {
         Device::over(Arc::new(driver))
     }
 
-    /// A device over a driver that others hold too.
+    /// Creates a device over a shared driver.
     pub fn over<D: Streams + 'static>(driver: Arc<D>) -> Self {
         Device { lanes: LaneBytes::of(driver.name()), driver: driver.clone(), streams: Some(driver) }
     }
 
-    /// The same device by a lane of its own: what is asked of it is written down, and runs beside what others ask for.
+    /// Creates a worker stream of the device: calls are recorded and run concurrently with other streams.
     ///
     /// # Errors
-    /// `Internal` for a lane; `Unavailable` where the card does not answer any more.
+    /// `Internal` for a worker stream; `Unavailable` if the GPU no longer responds.
     pub fn lane(&self) -> Result<Device> {
         let streams = self.streams.clone().ok_or_else(|| Error::internal("a lane of a lane"))?;
         let lane = Arc::new(Lane::new(streams, self.lanes.clone())?);
         Ok(Device { driver: lane, streams: None, lanes: self.lanes.clone() })
     }
 
-    /// What `copy` makes on the device, in memory that is had and given back as one. Before that it is made once without any
-    /// device, which tells how many bytes it takes; `plan` is told them, and may refuse.
+    /// Runs `copy` with all its arrays in one allocation. A dry run without device determines the size; `plan` receives it, and
+    /// may reject it.
     ///
     /// # Errors
     /// As `copy` and `plan`; as [`Driver::alloc`].
@@ -55,7 +55,7 @@ impl Device {
         copy(&Device { driver: Arc::new(arena), streams: None, lanes: self.lanes.clone() })
     }
 
-    /// Bytes that what `copy` makes would take in one piece of memory.
+    /// Returns the bytes of one allocation for all arrays of `copy`.
     ///
     /// # Errors
     /// As `copy`.
@@ -65,7 +65,7 @@ impl Device {
         Ok(measure.bytes())
     }
 
-    /// A stretch of work begins; see [`Driver::begin`].
+    /// Begins a new batch of work; see [`Driver::begin`].
     ///
     /// # Errors
     /// As [`Driver::begin`].
@@ -73,7 +73,7 @@ impl Device {
         self.driver.begin()
     }
 
-    /// Sends off what was asked for; see [`Driver::flush`].
+    /// Submits the recorded work; see [`Driver::flush`].
     ///
     /// # Errors
     /// As [`Driver::flush`].
@@ -81,7 +81,7 @@ impl Device {
         self.driver.flush()
     }
 
-    /// Waits until all that was asked for is done, so that lanes may read it.
+    /// Waits for all work of the device's own stream, so that worker streams may read its results.
     ///
     /// # Errors
     /// As [`Streams::settle`].
@@ -89,7 +89,7 @@ impl Device {
         self.streams.as_ref().map_or(Ok(()), |streams| streams.settle())
     }
 
-    /// Waits until all that was sent off is done; see [`Driver::finish`].
+    /// Waits for all submitted work; see [`Driver::finish`].
     ///
     /// # Errors
     /// As [`Driver::finish`].
@@ -97,32 +97,32 @@ impl Device {
         self.driver.finish()
     }
 
-    /// What its lanes have of its memory.
+    /// Memory of its worker streams.
     pub fn lanes(&self) -> &LaneBytes {
         &self.lanes
     }
 
-    /// The driver.
+    /// Driver of the device.
     pub(super) fn driver(&self) -> &Arc<dyn Driver> {
         &self.driver
     }
 
-    /// Its streams; none for a lane.
+    /// Streams of the driver; `None` for a worker stream.
     pub(super) fn streams(&self) -> Option<&Arc<dyn Streams>> {
         self.streams.as_ref()
     }
 
-    /// What it is called.
+    /// Name of the device.
     pub fn name(&self) -> String {
         self.driver.name()
     }
 
-    /// What kind of device it is, for explanations.
+    /// Kind of device, for explanations.
     pub fn kind(&self) -> &'static str {
         self.driver.kind()
     }
 
-    /// Bytes of its memory that are free, and all of them.
+    /// Free and total memory in bytes.
     ///
     /// # Errors
     /// As [`Driver::memory`].
@@ -130,7 +130,7 @@ impl Device {
         self.driver.memory()
     }
 
-    /// A copy of numbers on the device.
+    /// Copies numbers to the device.
     ///
     /// # Errors
     /// As [`Driver::alloc`] and [`Driver::upload`].
@@ -139,7 +139,7 @@ impl Device {
         Ok(Array { driver: self.driver.clone(), address, len: numbers.len(), kind: PhantomData })
     }
 
-    /// A copy of numbers on the device with room for so many more behind them.
+    /// Copies numbers to the device, with room for `more` behind them.
     ///
     /// # Errors
     /// As [`Device::copy`].
@@ -152,17 +152,17 @@ impl Device {
         Ok(array)
     }
 
-    /// Bytes of the host that kernels read where they lie.
+    /// Registers host memory that kernels read in place.
     ///
     /// # Errors
     /// As [`Driver::register`].
     pub fn register(&self, bytes: Buffer<u8>) -> Result<HostBytes> {
-        // SAFETY: nobody writes to a buffer that is shared, and it goes behind its registration.
+        // SAFETY: a shared buffer is never written, and is dropped after its registration.
         let address = unsafe { self.driver.register(&bytes)? };
         Ok(HostBytes { driver: self.driver.clone(), bytes, address })
     }
 
-    /// Zeros on the device.
+    /// Allocates zeros on the device.
     ///
     /// # Errors
     /// As [`Driver::alloc`].
@@ -171,7 +171,7 @@ impl Device {
         Ok(Array { driver: self.driver.clone(), address, len, kind: PhantomData })
     }
 
-    /// Room on the device, in which anything may stand.
+    /// Allocates uninitialised memory on the device.
     ///
     /// # Errors
     /// As [`Driver::alloc`].
@@ -185,7 +185,7 @@ fn bytes_of<T>(len: usize) -> Result<usize> {
     len.checked_mul(size_of::<T>()).ok_or_else(overflows)
 }
 
-/// A run of `T` in the memory of a device.
+/// Array of `T` in device memory.
 pub struct Array<T> {
     driver: Arc<dyn Driver>,
     address: u64,
@@ -194,41 +194,41 @@ pub struct Array<T> {
 }
 
 impl<T: Pod> Array<T> {
-    /// Room for `len` numbers, in which anything may stand.
+    /// Allocates room for `len` numbers, uninitialised.
     pub(super) fn new(device: &Device, len: usize) -> Result<Self> {
         let address = device.driver().alloc(bytes_of::<T>(len)?.max(1))?;
         Ok(Array { driver: device.driver().clone(), address, len, kind: PhantomData })
     }
 
-    /// How many numbers it holds.
+    /// Number of elements.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// True where it holds none.
+    /// Returns whether it has no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Bytes that it takes.
+    /// Size in bytes.
     pub fn bytes(&self) -> usize {
         self.len * size_of::<T>()
     }
 
-    /// Where it lies. Not a pointer of the host, and worth something only to kernels of its device.
+    /// Address in device memory: not a host pointer, and only valid in kernels of its device.
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// Overwrites the first numbers.
+    /// Overwrites the first elements.
     ///
     /// # Errors
-    /// `Invalid` where there are more than it holds; as [`Driver::upload`].
+    /// `Invalid` if there are more than it holds; as [`Driver::upload`].
     pub fn write(&self, numbers: &[T]) -> Result<()> {
         self.write_at(0, numbers)
     }
 
-    /// Overwrites numbers from the given one on.
+    /// Overwrites elements from `first` on.
     ///
     /// # Errors
     /// As [`Array::write`].
@@ -237,46 +237,46 @@ impl<T: Pod> Array<T> {
             return Err(Error::invalid(format!("{} numbers do not fit an array of {}", numbers.len(), self.len)));
         }
         let to = self.address + (first * size_of::<T>()) as u64;
-        // SAFETY: these bytes are the array's, checked above, and it lives.
+        // SAFETY: these bytes belong to the array, checked above, which is alive.
         unsafe { self.driver.upload(to, bytemuck::cast_slice(numbers)) }
     }
 
-    /// Overwrites all with zeros.
+    /// Overwrites all elements with zeros.
     ///
     /// # Errors
     /// As [`Driver::clear`].
     pub fn clear(&self) -> Result<()> {
-        // SAFETY: these are the bytes of the array, which lives.
+        // SAFETY: these bytes belong to the array, which is alive.
         unsafe { self.driver.clear(self.address, self.bytes()) }
     }
 
-    /// Copies the first numbers of another array of the same device, as many as it holds.
+    /// Copies as many elements as it holds from the start of another array of the same device.
     ///
     /// # Errors
-    /// `Invalid` where the other one holds fewer; as [`Driver::upload`].
+    /// `Invalid` if the other one holds fewer; as [`Driver::upload`].
     pub fn copy_from(&self, other: &Array<T>) -> Result<()> {
         if other.len < self.len {
             return Err(Error::invalid(format!("{} numbers of an array of {}", self.len, other.len)));
         }
-        // SAFETY: both arrays have these bytes, checked above, and live; two arrays do not overlap.
+        // SAFETY: both arrays have these bytes, checked above, and are alive; two arrays do not overlap.
         unsafe { self.driver.copy(self.address, other.address, self.bytes()) }
     }
 
-    /// The first `len` numbers, once all that was asked of the device before is done.
+    /// Reads the first `len` elements, after all earlier work.
     ///
     /// # Errors
-    /// `Invalid` where it holds fewer; as [`Driver::download`].
+    /// `Invalid` if it holds fewer; as [`Driver::download`].
     pub fn read(&self, len: usize) -> Result<Vec<T>> {
         if len > self.len {
             return Err(Error::invalid(format!("{len} numbers of an array of {}", self.len)));
         }
         let mut numbers = vec![T::zeroed(); len];
-        // SAFETY: the array has at least as many bytes, checked above, and lives.
+        // SAFETY: the array has at least as many bytes, checked above, and is alive.
         unsafe { self.driver.download(self.address, bytemuck::cast_slice_mut(&mut numbers))? };
         Ok(numbers)
     }
 
-    /// The first `len` numbers, asked for now and taken later.
+    /// Starts the transfer of the first `len` elements, to be read later.
     ///
     /// # Errors
     /// As [`Array::read`].
@@ -284,12 +284,13 @@ impl<T: Pod> Array<T> {
         if len > self.len {
             return Err(Error::invalid(format!("{len} numbers of an array of {}", self.len)));
         }
-        // SAFETY: the array has at least as many bytes, checked above, and lives; a lane keeps its memory until it begins again.
+        // SAFETY: the array has at least as many bytes, checked above, and is alive; a worker stream keeps its memory until it
+        // begins again.
         let coming = unsafe { self.driver.send(self.address, len * size_of::<T>())? };
         Ok(Later { coming, driver: self.driver.clone(), len, kind: PhantomData })
     }
 
-    /// All numbers.
+    /// Reads all elements.
     ///
     /// # Errors
     /// As [`Array::read`].
@@ -297,7 +298,7 @@ impl<T: Pod> Array<T> {
         self.read(self.len)
     }
 
-    /// Makes it hold at least `len` numbers; where it grows, what it held is lost.
+    /// Ensures a capacity of `len` elements; growing discards the content.
     ///
     /// # Errors
     /// As [`Driver::alloc`].
@@ -309,7 +310,7 @@ impl<T: Pod> Array<T> {
     }
 }
 
-/// Bytes of the host that kernels of a device read where they lie.
+/// Host memory that kernels of a device read in place.
 #[derive(Debug)]
 pub struct HostBytes {
     driver: Arc<dyn Driver>,
@@ -318,17 +319,17 @@ pub struct HostBytes {
 }
 
 impl HostBytes {
-    /// How many there are.
+    /// Number of bytes.
     pub fn len(&self) -> usize {
         self.bytes.len()
     }
 
-    /// True where there are none.
+    /// Returns whether it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    /// Where kernels of the device find them.
+    /// Address for kernels of the device.
     pub fn address(&self) -> u64 {
         self.address
     }
@@ -336,15 +337,15 @@ impl HostBytes {
 
 impl Drop for HostBytes {
     fn drop(&mut self) {
-        // SAFETY: they were registered when this was made; whoever asks for launches over them keeps it until these are done.
+        // SAFETY: they were registered at creation; callers keep this value until all launches over them are done.
         unsafe { self.driver.unregister(&self.bytes) };
     }
 }
 
-/// Numbers that a device was asked for.
+/// Elements in transfer from a device.
 #[derive(Debug)]
 pub struct Later<T> {
-    // Before the lane that it may be the last to hold.
+    // Declared before `driver`, and so dropped before what may be the last owner of its worker stream.
     coming: Coming,
     driver: Arc<dyn Driver>,
     len: usize,
@@ -352,13 +353,13 @@ pub struct Later<T> {
 }
 
 impl<T: Pod> Later<T> {
-    /// The numbers, once they are there.
+    /// Waits for the elements.
     ///
     /// # Errors
     /// As [`Driver::receive`].
     pub fn get(self) -> Result<Vec<T>> {
         let mut numbers = Vec::new();
-        // Of thousands of results zeros in their place first would take as long as the copy.
+        // For thousands of results, zeroing the memory first would take as long as the copy.
         let mut take = |bytes: &[u8]| match bytemuck::try_cast_slice(bytes) {
             Ok(here) => numbers = here.to_vec(),
             Err(_) => {
@@ -373,7 +374,8 @@ impl<T: Pod> Later<T> {
 
 impl<T> Drop for Array<T> {
     fn drop(&mut self) {
-        // SAFETY: the address came from `alloc` and is not used after the last owner; the driver runs what was launched before first.
+        // SAFETY: the address came from `alloc` and is not used after the last owner is dropped; the driver completes earlier
+        // launches first.
         unsafe { self.driver.free(self.address) };
     }
 }

@@ -1,5 +1,5 @@
-//! A card that is a model: nothing lies anywhere and nothing is computed, and work takes as long as its bytes, operations and
-//! launches do at rates that a card is said to reach. What comes out stands where no card could be had, and is no measurement.
+//! Modelled GPU: it stores and computes nothing, and estimates the time of work from its bytes, operations and launches at the
+//! rates of a data sheet. Its output is used where no GPU was available, and is not a measurement.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
@@ -8,44 +8,45 @@ use super::driver::{BLOCKS_A_PROCESSOR, Demand, Driver, Launch, Streams, Work};
 use sterling_core::error::{Error, Result};
 use sterling_core::locks::locked;
 
-/// What a card is taken to reach.
+/// Assumed rates of a GPU.
 #[derive(Clone, Copy, Debug)]
 pub struct CardRates {
-    /// What it is called.
+    /// Name of the GPU.
     pub name: &'static str,
-    /// Bytes a second of its memory, as a copy reaches them.
+    /// Memory bandwidth of copies, in bytes per second.
     pub copied: f64,
-    /// The same, as kernels reach them.
+    /// Memory bandwidth of kernels, in bytes per second.
     pub memory: f64,
-    /// Bytes a second of its second-level cache.
+    /// Bandwidth of the second-level cache, in bytes per second.
     pub cache: f64,
-    /// Bytes a second that one multiprocessor takes in at most.
+    /// Maximum read bandwidth of one multiprocessor, in bytes per second.
     pub of_processor: f64,
-    /// Multiprocessors.
+    /// Number of multiprocessors.
     pub processors: u64,
-    /// Bytes a second to and from the host.
+    /// Bandwidth to and from the host, in bytes per second.
     pub host: f64,
-    /// Multiply-adds a second: of bytes, of bytes, of bf16 and of TF32 by tensor cores, in single precision.
+    /// Multiply-adds per second: bytes with dp4a; bytes, bf16 and TF32 on tensor cores; single precision.
     pub operations: [f64; 5],
-    /// Seconds of a launch or a clearing in a recording, and of one by itself.
+    /// Seconds per launch or clearing in a recording, and outside of one.
     pub launch: [f64; 2],
-    /// Seconds of a copy to or from the host beside its bytes.
+    /// Fixed seconds per copy to or from the host.
     pub copy: f64,
-    /// Bytes of its memory.
+    /// Memory in bytes.
     pub bytes: u64,
 }
 
-/// Shares of what is published that kernels are taken to reach: of the memory, as a copy and otherwise; of the lanes; of tensor cores,
-/// which `mma.sync` feeds less well than Hopper's own instructions.
+/// Assumed shares of the published rates: memory bandwidth of copies and of kernels; the scalar units; and tensor cores, which
+/// `mma.sync` feeds less well than Hopper's own instructions.
 const SHARE_OF_COPY: f64 = 0.90;
 const SHARE_OF_MEMORY: f64 = 0.80;
 const SHARE_OF_LANES: f64 = 0.60;
 const SHARE_OF_TENSORS: f64 = 0.40;
 
 impl CardRates {
-    /// A card of 132 multiprocessors of Hopper, with so many bytes of memory that give so many a second.
+    /// Hopper GPU with 132 multiprocessors, with the given memory bandwidth and size.
     const fn hopper(name: &'static str, published: f64, bytes: u64) -> Self {
-        // 132 x 64 lanes at 1.755 GHz, four multiply-adds each; dense rates of the data sheet, two operations to a multiply-add.
+        // 132 x 64 scalar units at 1.755 GHz, four multiply-adds each; dense rates of the data sheet, two operations per
+        // multiply-add.
         let published_rates = [59.3e12, 989.5e12, 494.7e12, 247.4e12, 33.5e12];
         let [dp4a, int8, bf16, tf32, single] = published_rates;
         CardRates {
@@ -74,7 +75,8 @@ impl CardRates {
     /// NVIDIA's H200 with 141 GB at 4.8 TB/s.
     pub const H200: CardRates = CardRates::hopper("H200", 4.8e12, 141_000_000_000);
 
-    /// Seconds of a launch beside what it takes to launch it: the longest of what it waits for, on as many multiprocessors as it has blocks.
+    /// Estimates the seconds of a launch without its launch overhead: the longest time of any resource, on as many
+    /// multiprocessors as it has blocks.
     pub fn seconds(&self, demand: &Demand, blocks: u64) -> f64 {
         let busy = blocks.min(self.processors) as f64;
         let share = busy / self.processors as f64;
@@ -87,29 +89,29 @@ impl CardRates {
     }
 }
 
-/// What a card was asked for.
+/// Work of a modelled GPU.
 #[derive(Clone, Debug, Default)]
 pub struct Spent {
     /// Seconds of all work.
     pub seconds: f64,
-    /// Launches, clearings and copies.
+    /// Number of launches, clearings and copies.
     pub launches: u64,
-    /// Copies to and from the host.
+    /// Number of copies to and from the host.
     pub copies: u64,
-    /// What the launches moved and computed.
+    /// Data and operations of the launches.
     pub demand: Demand,
-    /// The same by kernel.
+    /// Same by kernel.
     pub kernels: BTreeMap<&'static str, SpentByKernel>,
 }
 
-/// What the launches of one kernel took.
+/// Work of the launches of one kernel.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SpentByKernel {
-    /// How many.
+    /// Number of launches.
     pub launches: u64,
-    /// What they moved and computed.
+    /// Data and operations.
     pub demand: Demand,
-    /// Seconds, with what it takes to launch them.
+    /// Seconds, including launch overhead.
     pub seconds: f64,
 }
 
@@ -119,11 +121,11 @@ struct State {
     used: u64,
     spent: Spent,
     recordings: BTreeMap<u64, Vec<Work>>,
-    /// Memory of the host is there: lanes write to it and read from it.
+    /// Pinned host memory exists, because worker streams write to it and read from it.
     pinned: BTreeMap<u64, Vec<u8>>,
 }
 
-/// A card that takes time and does nothing.
+/// GPU that estimates time and computes nothing.
 #[derive(Debug)]
 pub struct Modelled {
     rates: CardRates,
@@ -131,17 +133,17 @@ pub struct Modelled {
 }
 
 impl Modelled {
-    /// A card of these rates.
+    /// Creates a GPU with these rates.
     pub fn new(rates: CardRates) -> Self {
         Modelled { rates, state: Mutex::default() }
     }
 
-    /// What was asked of it since the last call.
+    /// Returns and resets the work since the last call.
     pub fn take(&self) -> Spent {
         std::mem::take(&mut self.state().spent)
     }
 
-    /// What it is taken to reach.
+    /// Assumed rates.
     pub fn rates(&self) -> &CardRates {
         &self.rates
     }
@@ -192,7 +194,7 @@ impl Driver for Modelled {
         self.rates.processors as usize * BLOCKS_A_PROCESSOR
     }
 
-    /// That of Hopper.
+    /// Value of Hopper.
     fn shared_bytes_max(&self) -> usize {
         227 << 10
     }
@@ -208,36 +210,36 @@ impl Driver for Modelled {
         Ok(state.next)
     }
 
-    // SAFETY: what the trait asks of callers; nothing is looked at here.
+    // SAFETY: the trait's conditions on callers; nothing is dereferenced here.
     unsafe fn free(&self, _: u64) {}
 
-    // SAFETY: what the trait asks of callers; nothing is looked at here.
+    // SAFETY: the trait's conditions on callers; nothing is dereferenced here.
     unsafe fn register(&self, bytes: &[u8]) -> Result<u64> {
         Ok(bytes.as_ptr() as u64)
     }
 
-    // SAFETY: what the trait asks of callers; nothing is looked at here.
+    // SAFETY: the trait's conditions on callers; nothing is dereferenced here.
     unsafe fn upload(&self, _: u64, _: &[u8]) -> Result<()> {
         Ok(())
     }
 
-    // SAFETY: what the trait asks of callers; nothing is looked at here.
+    // SAFETY: the trait's conditions on callers; nothing is dereferenced here.
     unsafe fn download(&self, _: u64, to: &mut [u8]) -> Result<()> {
         to.fill(0);
         Ok(())
     }
 
-    // SAFETY: what the trait asks of callers; nothing is looked at here.
+    // SAFETY: the trait's conditions on callers; nothing is dereferenced here.
     unsafe fn copy(&self, _: u64, _: u64, _: usize) -> Result<()> {
         Ok(())
     }
 
-    // SAFETY: what the trait asks of callers; nothing is looked at here.
+    // SAFETY: the trait's conditions on callers; nothing is dereferenced here.
     unsafe fn clear(&self, _: u64, _: usize) -> Result<()> {
         Ok(())
     }
 
-    // SAFETY: what the trait asks of callers; nothing is looked at here.
+    // SAFETY: the trait's conditions on callers; nothing is dereferenced here.
     unsafe fn launch(&self, launch: &Launch<'_>) -> Result<()> {
         self.spend(&mut self.state().spent, &Work::of(launch), false);
         Ok(())
@@ -256,7 +258,7 @@ impl Streams for Modelled {
         Ok(address)
     }
 
-    // SAFETY: what the trait asks of callers.
+    // SAFETY: the trait's conditions on callers.
     unsafe fn unpin(&self, address: u64) {
         self.state().pinned.remove(&address);
     }
@@ -265,17 +267,17 @@ impl Streams for Modelled {
         Ok(0)
     }
 
-    // SAFETY: what the trait asks of callers; nothing is looked at here.
+    // SAFETY: the trait's conditions on callers; nothing is dereferenced here.
     unsafe fn close(&self, _: u64) {}
 
-    // SAFETY: what the trait asks of callers; nothing is looked at here.
+    // SAFETY: the trait's conditions on callers; nothing is dereferenced here.
     unsafe fn submit(&self, _: u64, work: &[Work]) -> Result<()> {
         let mut state = self.state();
         work.iter().for_each(|work| self.spend(&mut state.spent, work, false));
         Ok(())
     }
 
-    // SAFETY: what the trait asks of callers; nothing is looked at here.
+    // SAFETY: the trait's conditions on callers; nothing is dereferenced here.
     unsafe fn record(&self, _: u64, work: &[Work]) -> Result<u64> {
         let mut state = self.state();
         state.next += 1;
@@ -284,7 +286,7 @@ impl Streams for Modelled {
         Ok(recording)
     }
 
-    // SAFETY: what the trait asks of callers; nothing is looked at here.
+    // SAFETY: the trait's conditions on callers; nothing is dereferenced here.
     unsafe fn replay(&self, _: u64, recording: u64) -> Result<()> {
         let State { spent, recordings, .. } = &mut *self.state();
         let missing = || Error::internal("a recording that was forgotten");
@@ -295,12 +297,12 @@ impl Streams for Modelled {
         Ok(())
     }
 
-    // SAFETY: what the trait asks of callers; nothing is looked at here.
+    // SAFETY: the trait's conditions on callers; nothing is dereferenced here.
     unsafe fn forget(&self, recording: u64) {
         self.state().recordings.remove(&recording);
     }
 
-    // SAFETY: what the trait asks of callers; nothing is looked at here.
+    // SAFETY: the trait's conditions on callers; nothing is dereferenced here.
     unsafe fn wait(&self, _: u64) -> Result<()> {
         Ok(())
     }
@@ -316,7 +318,7 @@ mod tests {
         let near = |found: f64, wanted: f64| assert!((found / wanted - 1.0).abs() < 1e-9, "{found}, expected {wanted}");
         let bytes = Demand::of_bytes(384_000_000);
         near(rates.seconds(&bytes, 10_000), 384e6 / (0.8 * 4.8e12));
-        // One block alone reads no faster than its multiprocessor.
+        // A single block reads no faster than its multiprocessor.
         near(rates.seconds(&bytes, 1), 384e6 / 110e9);
         let computed = Demand { tensor_bf16: 494_700_000_000, ..bytes };
         near(rates.seconds(&computed, 132), 1e-3 / 0.4);

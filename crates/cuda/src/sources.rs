@@ -1,11 +1,11 @@
-//! The kernels' texts, as NVRTC compiles them.
+//! Sources of the kernels, as NVRTC compiles them.
 
-/// A file of kernels.
+/// Source file of kernels.
 #[derive(Clone, Copy, Debug)]
 pub struct Source {
-    /// Its name.
+    /// Name of the file.
     pub name: &'static str,
-    /// Its text.
+    /// Text of the file.
     pub text: &'static str,
 }
 
@@ -15,7 +15,7 @@ macro_rules! source {
     };
 }
 
-/// Files that are compiled, each by itself.
+/// Separately compiled files.
 pub const KERNELS: [Source; 10] = [
     source!("scan.cu"),
     source!("topk.cu"),
@@ -29,12 +29,12 @@ pub const KERNELS: [Source; 10] = [
     source!("value.cu"),
 ];
 
-/// Files that these include.
+/// Headers of these files.
 pub const HEADERS: [Source; 4] =
     [source!("platform.cuh"), source!("scan.cuh"), source!("digits.cuh"), source!("dense.cuh")];
 
 impl Source {
-    /// The kernels that it defines.
+    /// Names of the kernels that it defines.
     pub fn kernels(&self) -> impl Iterator<Item = &'static str> {
         let named = |line: &'static str| {
             let of = line.strip_prefix("KERNEL(").or_else(|| line.strip_prefix("KERNEL_OF_THREE("));
@@ -44,7 +44,7 @@ impl Source {
     }
 }
 
-/// A file with what it includes in its place.
+/// Returns the text of a file with its headers inlined.
 pub fn whole(source: &Source) -> String {
     let mut included = Vec::new();
     with_headers(source.text, &mut included)

@@ -1,18 +1,18 @@
-//! Places of arrays that are lent to what comes later, and given back with it.
+//! Allocator of spare slots at the end of arrays, for items that are added later.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use sterling_core::locks::locked;
 
-/// Places behind what a version fills of its arrays. They count like those of the arrays; what each place takes there is theirs.
+/// Free slots behind those that a version occupies. Slot numbers continue those of the arrays.
 #[derive(Debug)]
 pub struct Spare {
-    /// Ascending, none empty and none beside another.
+    /// Free ranges: ascending, non-empty, not adjacent.
     free: Mutex<Vec<Range<u32>>>,
 }
 
-/// Places in a row that nobody else has.
+/// Allocated contiguous slots, freed on drop.
 #[derive(Debug)]
 pub struct Lent {
     of: Arc<Spare>,
@@ -20,12 +20,12 @@ pub struct Lent {
 }
 
 impl Spare {
-    /// These places, all free.
+    /// Creates an allocator over these slots, all free.
     pub fn new(range: Range<u32>) -> Arc<Self> {
         Arc::new(Spare { free: Mutex::new(Vec::from_iter((!range.is_empty()).then_some(range))) })
     }
 
-    /// So many places in a row, the first ones that are free; `None` where there are not as many.
+    /// Allocates the first `count` contiguous free slots; `None` if there are not enough.
     pub fn lend(self: &Arc<Self>, count: u32) -> Option<Lent> {
         let mut free = self.free();
         let at = free.iter().position(|range| range.end - range.start >= count)?;
@@ -38,19 +38,19 @@ impl Spare {
         Some(Lent { of: self.clone(), range: start..start + count })
     }
 
-    /// How many places are free.
+    /// Number of free slots.
     pub fn left(&self) -> usize {
         self.free().iter().map(ExactSizeIterator::len).sum()
     }
 
     fn free(&self) -> MutexGuard<'_, Vec<Range<u32>>> {
-        // Nothing under the lock panics half way.
+        // No code under the lock panics half way.
         locked(&self.free)
     }
 }
 
 impl Lent {
-    /// Which places.
+    /// Allocated slots.
     pub fn places(&self) -> Range<u32> {
         self.range.clone()
     }

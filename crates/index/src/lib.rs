@@ -1,5 +1,5 @@
-//! The item index: inverted lists of quantized vectors ([`ivf`]), eligibility filters ([`filter`]), item [`columns`], the [`value`]
-//! expression language, top-k selection ([`topk`]) and the [`search`] that puts them together.
+//! Item index: inverted lists of quantized vectors ([`ivf`]), eligibility filters ([`filter`]), item [`columns`], the [`value`]
+//! expression language, top-k selection ([`topk`]), and the [`search`] that combines them.
 //!
 //! ```
 //! use sterling_index::ivf::{Index, Options, Probing, RowSurvey, Scratch, build};

@@ -1,4 +1,4 @@
-//! The few operations on files that a log depends on, so that tests can make each of them fail.
+//! File operations of a log behind a trait, so that tests can inject a fault into each of them.
 
 use std::fs::{File, Metadata};
 use std::io::{Error, ErrorKind, Result, Seek, SeekFrom, Write};
@@ -8,57 +8,57 @@ use std::path::{Path, PathBuf};
 use sterling_core::blocking::may_block;
 use sterling_storage::files;
 
-/// The end of a file that grows.
+/// The end of a file that is appended to.
 pub trait Tail: Send {
-    /// Appends some of the bytes, and says how many.
+    /// Appends a prefix of the bytes and returns its length.
     ///
     /// # Errors
-    /// What the operating system says; none of the bytes count then, though some may be there.
+    /// Errors of the operating system; some of the bytes may then be in the file, but none count as written.
     fn write(&mut self, bytes: &[u8]) -> Result<usize>;
 
-    /// Makes everything that was written durable.
+    /// Makes all written bytes durable.
     ///
     /// # Errors
-    /// What the operating system says; nothing since the last success may be trusted then.
+    /// Errors of the operating system; bytes written since the last success must then be treated as lost.
     fn sync(&mut self) -> Result<()>;
 
-    /// Cuts the file to a length.
+    /// Truncates the file to a length.
     ///
     /// # Errors
-    /// What the operating system says.
+    /// Errors of the operating system.
     fn cut(&mut self, bytes: u64) -> Result<()>;
 
-    /// Checks that a start would find the file, under its name and as long as it was written. By default nothing is known of that.
+    /// Checks that a restart would find the file under its name with the written length. The default does not check.
     ///
     /// # Errors
-    /// What is wrong with the file.
+    /// Reason why a restart would not find it.
     fn check(&self) -> Result<()> {
         Ok(())
     }
 }
 
-/// Where a log's files lie.
+/// Storage of a log's files.
 pub trait Disk: Send + Sync {
-    /// Makes a new file.
+    /// Creates a new file.
     ///
     /// # Errors
-    /// What the operating system says, also where there is a file of the name.
+    /// Errors of the operating system, including an existing file of that name.
     fn create(&self, path: &Path) -> Result<Box<dyn Tail>>;
 
-    /// Opens a file at its end.
+    /// Opens a file for appending.
     ///
     /// # Errors
-    /// What the operating system says.
+    /// Errors of the operating system.
     fn open(&self, path: &Path) -> Result<Box<dyn Tail>>;
 
-    /// Makes it durable which files a folder has.
+    /// Makes the directory entries of a folder durable.
     ///
     /// # Errors
-    /// What the operating system says.
+    /// Errors of the operating system.
     fn sync_folder(&self, folder: &Path) -> Result<()>;
 }
 
-/// Files of the operating system.
+/// File system of the operating system.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RealDisk;
 
@@ -66,9 +66,9 @@ pub struct RealDisk;
 struct RealTail {
     path: PathBuf,
     file: File,
-    /// What the file is known by, whatever its name is.
+    /// Device and inode number, which identify the file under any name.
     identity: (u64, u64),
-    /// Its length, as it was written.
+    /// Length of the written bytes.
     bytes: u64,
 }
 
@@ -94,7 +94,7 @@ impl Tail for RealTail {
     fn sync(&mut self) -> Result<()> {
         may_block();
         self.file.sync_data()?;
-        // What is durable under no name, or under another one, is found by no start.
+        // Durable bytes are lost to a restart if the file was removed or renamed.
         self.check()
     }
 
@@ -112,7 +112,7 @@ impl Tail for RealTail {
             Err(e) if matches!(e.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
                 return Err(Error::new(ErrorKind::NotFound, "its file was removed or renamed"));
             }
-            // What cannot be looked at now is no worse for that.
+            // A failed check does not prove that the file has changed.
             Err(_) => return Ok(()),
         };
         if identity(&found) != self.identity {

@@ -1,4 +1,4 @@
-//! Following the records of a log, from the files that it is written to.
+//! Follower of a log: reads its records from the segment files.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,19 +9,19 @@ use super::shared::{Progress, Shared};
 use super::{Follower, Record};
 use sterling_core::error::{Error, Result};
 
-/// What writer and followers of a log share.
+/// State shared by the writer and the followers of a log.
 #[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) segments: Vec<Segment>,
-    /// The last durable position.
+    /// Last durable position.
     pub(super) last: u64,
     /// Bytes of the last segment.
     pub(super) tail_bytes: u64,
-    /// How often the end of the last segment was cut: what was read of it before may not be there any more.
+    /// Number of truncations of the last segment; bytes read before a truncation may be obsolete.
     pub(super) cuts: u64,
     /// Segments that begin before this position are being removed.
     pub(super) releasing: u64,
-    /// What is wrong with the log's files, where something is.
+    /// Current fault of the log's files, if there is one.
     pub(super) trouble: Option<String>,
 }
 
@@ -31,7 +31,7 @@ impl Progress for State {
     }
 }
 
-/// Follows a [`super::Log`].
+/// Follower of a [`super::Log`].
 pub(super) struct LogFollower {
     shared: Arc<Shared<State>>,
     folder: PathBuf,
@@ -65,7 +65,7 @@ impl LogFollower {
         Error::not_found(format!("{folder}: position {next} was released, the journal begins at {first}"))
     }
 
-    /// Opens the segment that holds the next record, and goes there.
+    /// Opens the segment with the next record and seeks to it.
     fn seek(&self) -> Result<Cursor> {
         let segment = {
             let state = self.shared.lock();
@@ -87,17 +87,17 @@ impl LogFollower {
 
 impl Follower for LogFollower {
     fn next(&mut self, wait: Duration) -> Result<Option<Record>> {
-        // Until the record is durable; how often the log was cut until then tells whether what was read is still there.
+        // Waits until the record is durable; a changed number of truncations invalidates the bytes read so far.
         let durable = self.shared.wait(|state| state.last >= self.next, wait);
         let Some(cuts) = durable.map(|state| state.cuts) else { return Ok(None) };
         if self.cuts != cuts {
             (self.cuts, self.cursor) = (cuts, None);
         }
-        // Where reading fails the cursor is dropped: it stands somewhere within the record.
+        // After a read error the cursor is dropped, because it is somewhere within the record.
         let mut cursor = self.cursor.take();
         let mut record = cursor.as_mut().map(Cursor::record).transpose()?.flatten();
         if record.is_none() {
-            // A segment is at its end: the record is the first of another one.
+            // The segment has ended: the record is the first of the next segment.
             let mut next = self.seek()?;
             record = next.record()?;
             if record.is_none() {

@@ -1,29 +1,28 @@
-//! The bytes of a segment: a header, then records. All numbers are little-endian.
+//! Byte format of a segment: a header, then records. All numbers are little-endian.
 //!
 //! | header, 32 bytes | |
 //! |---|---|
 //! | `STRLJRNL` | 8 bytes |
 //! | format u32 | [`FORMAT`] |
 //! | zero u32 | |
-//! | first u64 | the position of the segment's first record |
+//! | first u64 | position of the segment's first record |
 //! | check u64 | XXH3-64 of the 24 bytes before |
 //!
 //! | record, 32 bytes and the payload | |
 //! |---|---|
 //! | length u32 | of the payload, 1 to [`PAYLOAD_BYTES_MAX`] |
-//! | head check u32 | the low half of XXH3-64 of length, position and synced |
-//! | position u64 | one more than that of the record before |
-//! | synced u64 | the last position that was known to be durable when this record was written |
+//! | head check u32 | low half of XXH3-64 of length, position and synced |
+//! | position u64 | one more than that of the previous record |
+//! | synced u64 | last position known to be durable when this record was written |
 //! | check u64 | XXH3-64 of the payload with the position as seed |
 //! | payload | |
 //!
-//! The head has a check of its own so that a damaged length is not taken for a record that the end of the file cuts off.
+//! The head has its own checksum, so that a corrupt length is not mistaken for a record that is truncated by the end of the file.
 
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
-/// The format that is written and read.
+/// Format version that is written and read.
 pub(super) const FORMAT: u32 = 1;
-/// Bytes of a segment's header.
 pub(super) const HEADER_BYTES: usize = 32;
 /// Bytes of a record before its payload.
 pub(super) const HEAD_BYTES: usize = 32;
@@ -32,7 +31,7 @@ pub const PAYLOAD_BYTES_MAX: usize = 16 << 20;
 
 const MAGIC: &[u8; 8] = b"STRLJRNL";
 
-/// The first bytes of a segment.
+/// Returns the header of a segment.
 pub(super) fn header(first: u64) -> [u8; HEADER_BYTES] {
     let mut bytes = [0; HEADER_BYTES];
     bytes[..8].copy_from_slice(MAGIC);
@@ -43,7 +42,7 @@ pub(super) fn header(first: u64) -> [u8; HEADER_BYTES] {
     bytes
 }
 
-/// Why a segment's first bytes cannot be used, or the position of its first record.
+/// Returns the position of a segment's first record, or the reason why its header is invalid.
 pub(super) fn read_header(bytes: &[u8; HEADER_BYTES]) -> Result<u64, String> {
     if &bytes[..8] != MAGIC {
         return Err("it does not begin as a segment of a journal".into());
@@ -67,7 +66,7 @@ pub(super) fn write_record(position: u64, synced: u64, payload: &[u8], out: &mut
     out.extend_from_slice(payload);
 }
 
-/// What stands before a payload.
+/// Fields of a record before its payload.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Head {
     pub(super) length: usize,
@@ -77,7 +76,7 @@ pub(super) struct Head {
 }
 
 impl Head {
-    /// The head of a record, or `None` where the bytes are not one.
+    /// Parses the head of a record; `None` if the bytes are not one.
     pub(super) fn read(bytes: &[u8]) -> Option<Head> {
         let bytes: &[u8; HEAD_BYTES] = bytes.first_chunk()?;
         let length = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);

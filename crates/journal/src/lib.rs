@@ -1,12 +1,12 @@
-//! The journal: updates in one order, durable before they are acknowledged.
+//! Journal (write-ahead log) of updates: ordered, and durable before they are acknowledged.
 //!
-//! A journal is a sequence of records, each with a *position*: 1, 2, 3 and so on. What is appended is acknowledged when it is
-//! durable, and only then. Whoever needs the records follows them from a position of its own on, today or after a restart,
-//! and takes each once and in order. What a snapshot contains may be released.
+//! A journal is a sequence of records, each with a *position* (sequence number): 1, 2, 3 and so on. Appended records are
+//! acknowledged once they are durable, and only then. A follower reads the records from any position, now or after a restart,
+//! each once and in order. Records that a snapshot includes may be released.
 //!
-//! [`Log`] keeps the records in files of this machine (`format` says how, `log` writes them, `scan` reads them). A stream of
-//! NATS JetStream keeps those of many machines (`nats`, in builds with the feature of the name). An append may be slow, is
-//! acknowledged by a call back, and may be made to depend on the position that the journal is at.
+//! [`Log`] stores the records in local files (modules `format`, `log` for writing, `scan` for reading). A stream of NATS
+//! JetStream stores the records of many machines (`nats`, in builds with that feature). An append may be slow, is acknowledged by
+//! a callback, and may be conditional on the position of the journal.
 //!
 //! ```
 //! use std::sync::mpsc::channel;
@@ -15,9 +15,9 @@
 //!
 //! let folder = tempfile::tempdir()?;
 //! let log = Log::open(folder.path(), LogOptions::default())?;
-//! let (told, durable) = channel();
+//! let (notify, durable) = channel();
 //! let append = Append { records: vec![b"one".to_vec(), b"two".to_vec()], expected: Some(0) };
-//! log.append(append, Box::new(move |positions| told.send(positions).unwrap()));
+//! log.append(append, Box::new(move |positions| notify.send(positions).unwrap()));
 //! assert_eq!(durable.recv()??, 1..3);
 //!
 //! let mut follower = log.follow(1)?;
@@ -54,98 +54,99 @@ pub use log::{Log, LogOptions, Logs};
 pub use streams::StreamOptions;
 pub use topic::Topic;
 
-/// Told, once, which positions the appended records have, or why they were not appended.
+/// Callback that is called once with the positions of the appended records, or with the error.
 pub type Done = Box<dyn FnOnce(Result<Range<u64>>) + Send>;
 
-/// What is appended together: the records follow one another.
+/// Records that are appended together, with consecutive positions.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Append {
-    /// The records, each of 1 to [`PAYLOAD_BYTES_MAX`] bytes; none tells the position that the next one would have.
+    /// Records of 1 to [`PAYLOAD_BYTES_MAX`] bytes each; an append without records returns the next position.
     pub records: Vec<Vec<u8>>,
-    /// Where given, the position of the last record before these: with another one nothing is appended.
+    /// Expected position of the last record before these; the append fails at any other position.
     pub expected: Option<u64>,
 }
 
 /// A record of a journal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
-    /// Its place in the order, from 1 up.
+    /// Sequence number, from 1.
     pub position: u64,
-    /// What was appended.
+    /// Appended bytes.
     pub payload: Vec<u8>,
 }
 
 /// A durable sequence of records.
 pub trait Journal: Send + Sync {
-    /// Appends records and tells `done` when they are durable, on a thread of the journal's: `done` must not wait.
+    /// Appends records and calls `done` when they are durable, on a thread of the journal; `done` must not block.
     ///
-    /// Errors that `done` is told: `Conflict` where the journal is not at the position expected, `NoSpace` where the records
-    /// do not fit, which more room mends, `Invalid` for a record that is too long or empty, `Unavailable` where an earlier
-    /// failure has made it uncertain what is durable.
+    /// Errors passed to `done`: `Conflict` if the journal is not at the expected position; `NoSpace` if the records do not fit,
+    /// which free space resolves; `Invalid` for a record that is empty or too long; `Unavailable` if an earlier failure has made
+    /// it uncertain which records are durable.
     fn append(&self, append: Append, done: Done);
 
-    /// The position of the last durable record; 0 where there never was one.
+    /// Returns the position of the last durable record; 0 if there never was one.
     fn last(&self) -> u64;
 
-    /// The position of the first record that is kept, or of the next one where none is.
+    /// Returns the position of the first retained record, or of the next one if none is retained.
     fn first(&self) -> u64;
 
-    /// The records after a position.
+    /// Returns a follower of the records after a position.
     ///
     /// # Errors
-    /// `NotFound` where some of them were released; `Corrupt` or `Io` where they cannot be read.
+    /// `NotFound` if some of them were released; `Corrupt` or `Io` if they cannot be read.
     fn follow(&self, after: u64) -> Result<Box<dyn Follower>>;
 
-    /// Lets go of the records up to a position, as far as that saves anything.
+    /// Releases the records up to a position, as far as that frees space.
     ///
     /// # Errors
     /// `Io` with the file.
     fn release(&self, position: u64) -> Result<()>;
 
-    /// Whether others append too, so that there may be later records than [`Journal::last`].
+    /// Returns whether other writers exist, so that there may be records after [`Journal::last`].
     fn has_others(&self) -> bool {
         false
     }
 
-    /// What an operator should look at, where something is wrong that ends by itself or for which nobody waits.
+    /// Returns a fault that an operator should know of and that no pending call reports.
     fn trouble(&self) -> Option<String> {
         None
     }
 
-    /// What an operator should look at though updates are taken and followed, where anything is.
+    /// Returns a condition that an operator should know of although updates are accepted and followed.
     fn warning(&self) -> Option<String> {
         None
     }
 
-    /// Bytes of the records after a position, about.
+    /// Returns the approximate bytes of the records after a position.
     fn bytes_after(&self, _position: u64) -> u64 {
         0
     }
 }
 
-/// The journals of a server.
+/// Journals of a server.
 pub trait Journals: Send + Sync {
-    /// The journal of a model or a shard, which begins after a position where there is none yet.
+    /// Opens the journal of a model or a shard; a new one begins after position `after`.
     ///
     /// # Errors
-    /// `NotReady` where another process has it to itself, `Unavailable` where it does not answer; `Corrupt`, `Unsupported` or
-    /// `Io` where it cannot be used.
+    /// `NotReady` if another process has it open, `Unavailable` if it does not answer; `Corrupt`, `Unsupported` or `Io` if it
+    /// cannot be used.
     fn open(&self, topic: &Topic, after: u64) -> Result<Box<dyn Journal>>;
 
-    /// Whether other servers append to the same journals and follow them.
+    /// Returns whether other servers append to and follow the same journals.
     fn are_shared(&self) -> bool {
         false
     }
 
-    /// Where that is kept which a journal lets go of and this server needs; none where it lets go of nothing.
+    /// Returns the local folder for data that replaces released records, such as checkpoints; `None` if a journal releases
+    /// nothing.
     fn folder(&self, topic: &Topic) -> Option<PathBuf>;
 }
 
-/// Takes the records of a journal in their order.
+/// Reader of a journal's records in order.
 pub trait Follower: Send {
-    /// The next record as soon as it is durable, or `None` where there was none in `wait`.
+    /// Returns the next record as soon as it is durable, or `None` after `wait`.
     ///
     /// # Errors
-    /// `Corrupt` or `Io` where it cannot be read, `NotFound` where it was released.
+    /// `Corrupt` or `Io` if it cannot be read, `NotFound` if it was released.
     fn next(&mut self, wait: Duration) -> Result<Option<Record>>;
 }

@@ -1,15 +1,15 @@
-//! The log: records in files of this machine.
+//! Journal in local files.
 //!
-//! One thread writes. It takes all that waits, writes it in one piece, syncs once and tells everybody: a sync takes
-//! milliseconds however much it covers, so that a thousand writers wait no longer than one.
+//! One writer thread takes all waiting appends, writes them together, syncs once and then calls their callbacks (group commit). A
+//! sync takes milliseconds regardless of its size, so a thousand writers wait no longer than one.
 //!
-//! - **No room.** What was written of the piece is cut off again, its writers are told, and the next ones may succeed.
-//! - **A failed sync**, or any other failed write, leaves it uncertain what is durable: the kernel forgets such pages, and a
-//!   second sync would succeed without them (Rebello et al., "Can Applications Recover from fsync Failures?", ATC 2020). Nothing
-//!   is appended any more until the log is opened anew, which reads what is really there.
-//! - **Files that others change.** With each commit, and once a second, the writer looks whether a start would find the files that
-//!   it has written. Where the last one is gone, nothing is appended until it is back. How far the log came is noted outside of its
-//!   folder (`mark`), so that a start tells what is missing at its end from what was never written.
+//! - **Full disk.** The partial write is truncated, its writers get an error, and later writes may succeed.
+//! - **Failed sync.** After this or any other failed write it is uncertain which records are durable: the kernel drops such
+//!   pages, and a second sync would succeed without them (Rebello et al., "Can Applications Recover from fsync Failures?", ATC
+//!   2020). The log rejects appends until it is reopened, which reads the actual contents of the files.
+//! - **Files changed by others.** At each commit, and once per second, the writer checks that a restart would find the files that
+//!   it has written. If the last one is missing, appends are rejected until it is back. The last position is recorded outside of
+//!   the log's folder (`mark`), so that a restart can distinguish a missing end from records that were never written.
 
 use std::fs::File;
 use std::io::{Error as IoError, ErrorKind};
@@ -32,25 +32,26 @@ use super::{Append, Done, Follower, Journal, Journals, Topic};
 use sterling_core::blocking::may_block;
 use sterling_core::error::{Error, Kind, Result};
 
-/// The file that is locked as long as a log is open.
+/// File that is locked while a log is open.
 const LOCK: &str = ".lock";
-/// How often the writer looks at the files.
+/// Interval of the writer's file checks.
 const LOOK: Duration = Duration::from_secs(1);
-/// Appends that may wait; a server's requests for bodies are bounded long before.
+/// Maximum number of waiting appends; a server limits its requests to far fewer.
 const WAITING_MAX: usize = 4096;
-/// Bytes after which those that still wait are left to the next sync.
+/// Bytes after which further appends wait for the next sync.
 const COMMIT_BYTES: usize = 8 << 20;
 
-/// How a log is kept.
+/// Options of a log.
 #[derive(Clone)]
 pub struct LogOptions {
-    /// The position after which a new log begins: that of the snapshot whose updates it takes.
+    /// Position after which a new log begins: that of the snapshot to which its updates apply.
     pub after: u64,
-    /// Bytes after which a segment is full.
+    /// Bytes after which a new segment is started.
     pub segment_bytes: u64,
-    /// Where the files lie.
+    /// Storage of the files.
     pub disk: Arc<dyn Disk>,
-    /// The file that says how far the log came, outside of its folder; without one the records alone do.
+    /// File outside of the log's folder that records the last position; without it, the records alone determine the end of the
+    /// log.
     pub mark: Option<PathBuf>,
 }
 
@@ -60,16 +61,16 @@ impl Default for LogOptions {
     }
 }
 
-/// Logs below a folder, each in one of its own.
+/// Logs below a folder, each in its own subfolder.
 pub struct Logs {
-    /// The folder.
+    /// Folder of the logs.
     pub root: PathBuf,
-    /// How each is kept.
+    /// Options of each log.
     pub options: LogOptions,
 }
 
 impl Logs {
-    /// Logs below a folder, kept as usual.
+    /// Returns logs below a folder with default options.
     pub fn below(root: impl Into<PathBuf>) -> Self {
         Logs { root: root.into(), options: LogOptions::default() }
     }
@@ -79,7 +80,7 @@ impl Journals for Logs {
     fn open(&self, topic: &Topic, after: u64) -> Result<Box<dyn Journal>> {
         let mark = Some(self.root.join(MARKS).join(topic.to_string()));
         let log = Log::open(&self.root.join(topic.to_string()), LogOptions { after, mark, ..self.options.clone() });
-        // A process that is about to end lets go of it.
+        // A process that is shutting down releases it soon.
         let log = log.map_err(|e| match e.kind() {
             Kind::Conflict => Error::not_ready(e.to_string()),
             _ => e,
@@ -92,7 +93,7 @@ impl Journals for Logs {
     }
 }
 
-/// A journal in files of this machine.
+/// A journal in local files.
 pub struct Log {
     folder: PathBuf,
     disk: Arc<dyn Disk>,
@@ -103,11 +104,11 @@ pub struct Log {
 }
 
 impl Log {
-    /// Opens the log in `folder`, or makes one. All its records are read: what a crash has torn at the end is cut off.
+    /// Opens or creates the log in `folder`. Reads all records, and truncates a torn write that a crash left at the end.
     ///
     /// # Errors
-    /// `Conflict` where another has it open; `Corrupt` with file, position and byte where a record is damaged or one is
-    /// missing, also at the end; `Io` with the path.
+    /// `Conflict` if another process has it open; `Corrupt` with file, position and byte offset if a record is damaged or
+    /// missing, including at the end; `Io` with the path.
     pub fn open(folder: &Path, options: LogOptions) -> Result<Self> {
         let io = |e| Error::io(folder.display(), e);
         std::fs::create_dir_all(folder).map_err(io)?;
@@ -120,7 +121,7 @@ impl Log {
         })?;
         let mut mark = options.mark.as_deref().map(Mark::open).transpose()?;
         let (state, tail, bytes) = recover(folder, &options, mark.as_ref())?;
-        // Where that fails the writer tells, and notes it again.
+        // If this fails, the writer reports it and tries again.
         mark.iter_mut().for_each(|mark| drop(mark.set(state.last)));
         let (last, disk) = (state.last, options.disk.clone());
         let shared = Arc::new(Shared::new(state));
@@ -140,7 +141,7 @@ impl Log {
         Ok(Log { folder: folder.to_owned(), disk, shared, waiting: Some(waiting), writer: Some(writer), _lock: lock })
     }
 
-    /// Bytes of the log's segments.
+    /// Returns the bytes of the log's segments.
     pub fn bytes(&self) -> u64 {
         let segments = self.shared.lock().segments.clone();
         segments.iter().filter_map(|segment| Some(segment.path.metadata().ok()?.len())).sum()
@@ -171,19 +172,19 @@ impl Journal for Log {
 
     fn release(&self, position: u64) -> Result<()> {
         may_block();
-        // The oldest first, each for good before it is forgotten: wherever this ends, those that are known follow one another,
-        // and the next call goes on there.
+        // Oldest first, each durably removed before it is forgotten: after an error the known segments are still consecutive, and
+        // the next call continues.
         loop {
             let segment = {
                 let mut state = self.shared.lock();
-                // A segment ends where the next one begins; the last one is being written.
+                // A segment ends at the start of the next one; the last one is being written.
                 let end = state.segments.get(1).map(|next| next.first).filter(|end| *end <= position.saturating_add(1));
                 let Some(end) = end else { return Ok(()) };
                 state.releasing = end;
                 state.segments[0].clone()
             };
             let removed = match std::fs::remove_file(&segment.path) {
-                // An earlier call came as far as this.
+                // Removed by an earlier call that failed afterwards.
                 Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
                 removed => removed,
             };
@@ -211,7 +212,7 @@ impl Drop for Log {
     fn drop(&mut self) {
         self.waiting = None;
         if let Some(writer) = self.writer.take() {
-            // Who is told last may let go of the log, on the writer's own thread. A panic was told by the panic itself.
+            // The last callback may drop the log on the writer's own thread. A panic has been reported when it occurred.
             if writer.thread().id() != std::thread::current().id() {
                 let _ = writer.join();
             }
@@ -219,7 +220,7 @@ impl Drop for Log {
     }
 }
 
-/// Reads a folder's segments from end to end, cuts what a crash has torn, and opens the last one.
+/// Reads all segments of a folder, truncates a torn write, and opens the last segment.
 fn recover(folder: &Path, options: &LogOptions, mark: Option<&Mark>) -> Result<(State, Box<dyn Tail>, u64)> {
     let io = |path: &Path| {
         let path = path.display().to_string();
@@ -240,7 +241,7 @@ fn recover(folder: &Path, options: &LogOptions, mark: Option<&Mark>) -> Result<(
         std::fs::remove_file(&unborn.path).map_err(io(&unborn.path))?;
     }
     let Some(last) = found.last().cloned() else {
-        // A version that holds all that was durable goes on without it.
+        // A version that includes all durable records continues without the log.
         if options.after < durable {
             return Err(missing(folder, 0));
         }
@@ -272,23 +273,23 @@ fn recover(folder: &Path, options: &LogOptions, mark: Option<&Mark>) -> Result<(
         return Err(missing(&last.path, next - 1));
     }
     if torn > 0 {
-        tracing::warn!(folder = %folder.display(), bytes = torn, "a crash tore the end of the journal; nobody was told of it");
+        tracing::warn!(folder = %folder.display(), bytes = torn, "truncated a torn record at the end of the journal (it was never acknowledged)");
     }
     let mut tail = options.disk.open(&last.path).map_err(io(&last.path))?;
-    // What a crash left in memory of the kernel alone must not be built upon.
+    // Records that are only in the kernel's page cache after a crash must be synced before new ones follow.
     tail.cut(end).and_then(|()| tail.sync()).map_err(io(&last.path))?;
     options.disk.sync_folder(folder).map_err(io(folder))?;
     Ok((State { segments: found, last: next - 1, tail_bytes: end, ..State::default() }, tail, end))
 }
 
-/// True for a segment that a crash kept from getting its header: nothing was ever written behind it.
+/// Returns whether a crash prevented a segment from getting its header; nothing was ever written after it.
 fn is_unborn(path: &Path) -> bool {
     let is_short = path.metadata().is_ok_and(|about| about.len() <= HEADER_BYTES as u64);
     let bytes = if is_short { std::fs::read(path).unwrap_or_default() } else { Vec::new() };
     is_short && (bytes.len() < HEADER_BYTES || bytes.iter().all(|&byte| byte == 0))
 }
 
-/// Makes a segment that holds no record yet.
+/// Creates an empty segment.
 fn create(options: &LogOptions, folder: &Path, segment: &Segment) -> std::io::Result<Box<dyn Tail>> {
     let mut tail = options.disk.create(&segment.path)?;
     let made = write_all(&mut *tail, &header(segment.first))
@@ -297,7 +298,7 @@ fn create(options: &LogOptions, folder: &Path, segment: &Segment) -> std::io::Re
     match made {
         Ok(()) => Ok(tail),
         Err(e) => {
-            // Where it cannot be removed, it is unborn and goes when the log is opened.
+            // If it cannot be removed, it has no header and is removed when the log is opened.
             let _ = std::fs::remove_file(&segment.path);
             Err(e)
         }
@@ -320,7 +321,6 @@ fn is_no_room(e: &IoError) -> bool {
     matches!(e.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge)
 }
 
-/// The thread that writes.
 struct Writer {
     folder: PathBuf,
     options: LogOptions,
@@ -330,7 +330,7 @@ struct Writer {
     bytes: u64,
     last: u64,
     mark: Option<Mark>,
-    /// Why nothing can be appended any more.
+    /// Reason of a fatal state in which nothing can be appended.
     poison: Option<String>,
 }
 
@@ -344,14 +344,14 @@ impl Writer {
                 Err(RecvTimeoutError::Disconnected) => return,
             }
             if looked.elapsed() >= LOOK {
-                // A panic costs one look.
+                // A panic costs one check.
                 let _ = catch_unwind(AssertUnwindSafe(|| self.look()));
                 looked = Instant::now();
             }
         }
     }
 
-    /// Appends one and all that wait with it.
+    /// Appends one request together with all that are waiting.
     fn take(&mut self, first: (Append, Done), arrivals: &Receiver<(Append, Done)>) {
         let size = |(append, _): &(Append, Done)| append.records.iter().map(Vec::len).sum::<usize>();
         let mut bytes = size(&first);
@@ -365,7 +365,7 @@ impl Writer {
         self.commit(taken);
     }
 
-    /// Looks whether a start would find all that was written. What somebody has taken away is told now and not by that start.
+    /// Checks that a restart would find everything that was written. A missing file is thus reported now and not by that restart.
     fn look(&mut self) {
         if self.poison.is_some() {
             return;
@@ -380,7 +380,7 @@ impl Writer {
         let unmarked = self.mark.as_mut().and_then(|mark| mark.set(self.last).err());
         let unmarked = unmarked.map(|e| format!("journal: how far it came cannot be noted: {e}"));
         let mut state = self.shared.lock();
-        // One that is being released may be gone.
+        // A segment that is being released may be missing.
         let changed = changed.filter(|(first, _)| *first >= state.releasing).map(|(_, why)| why);
         let trouble = lost.or(changed).or(unmarked);
         state.trouble.clone_from(&trouble);
@@ -389,13 +389,13 @@ impl Writer {
             match trouble {
                 Some(why) => tracing::error!(folder = %self.folder.display(), "{why}"),
                 None => {
-                    tracing::info!(folder = %self.folder.display(), "journal: its files are as they should be again")
+                    tracing::info!(folder = %self.folder.display(), "journal: its files are complete again")
                 }
             }
         }
     }
 
-    /// Appends what was taken together, and tells everybody.
+    /// Writes a group of appends and calls their callbacks.
     fn commit(&mut self, taken: Vec<(Append, Done)>) {
         let mut bytes = Vec::new();
         let mut next = self.last + 1;
@@ -410,7 +410,7 @@ impl Writer {
             }
             told.push((range, done));
         }
-        // A panic ends in an answer too, and leaves it as uncertain as a failed write what is durable.
+        // A panic is answered as well; like a failed write it makes the durable end uncertain.
         let written = catch_unwind(AssertUnwindSafe(|| self.write(&bytes, next - 1)));
         match written.unwrap_or_else(|_| Err(self.poisoned("a write", &IoError::other("a panic")))) {
             Ok(()) => told.into_iter().for_each(|(range, done)| done(range)),
@@ -418,7 +418,7 @@ impl Writer {
         }
     }
 
-    /// Makes bytes durable that hold the records up to a position.
+    /// Writes and syncs the bytes of the records up to a position.
     fn write(&mut self, bytes: &[u8], last: u64) -> Result<()> {
         if let Some(why) = &self.poison {
             return Err(Error::unavailable(stopped(why)));
@@ -426,7 +426,7 @@ impl Writer {
         if bytes.is_empty() {
             return Ok(());
         }
-        // Before the write, which would make a file that was cut as long again as it should be.
+        // Before the write, because a write would extend a truncated file to its expected length again.
         self.tail.check().map_err(|e| Error::unavailable(lost(&e)).caused_by(e))?;
         if self.bytes >= self.options.segment_bytes {
             self.rotate()?;
@@ -439,7 +439,7 @@ impl Writer {
         metrics::histogram!("sterling_journal_commit_seconds").record(start.elapsed().as_secs_f64());
         self.bytes += bytes.len() as u64;
         self.last = last;
-        // What is durable is acknowledged whatever comes of that; where it fails the next look tells, and notes it again.
+        // Durable records are acknowledged even if this fails; the next check reports that and tries again.
         self.mark.iter_mut().for_each(|mark| drop(mark.set(last)));
         self.shared.change(|state| (state.last, state.tail_bytes) = (last, self.bytes));
         Ok(())
@@ -450,7 +450,7 @@ impl Writer {
             return self.poisoned("a write", &e);
         }
         let cut = self.tail.cut(self.bytes);
-        // Followers may have read ahead until now, and whatever is written next they read after this: what they have goes.
+        // Followers may have read the bytes that are truncated; counting truncations makes them read again.
         self.shared.change(|state| state.cuts += 1);
         match cut {
             Ok(()) => no_room(e),
@@ -460,7 +460,7 @@ impl Writer {
 
     fn poisoned(&mut self, what: &str, e: &IoError) -> Error {
         let why = format!("{what} failed: {e}");
-        tracing::error!(folder = %self.folder.display(), "journal: {why}; nothing is appended until it is opened anew");
+        tracing::error!(folder = %self.folder.display(), "journal: {why}; appends are rejected until it is reopened");
         let kind = if is_no_room(e) { Kind::NoSpace } else { Kind::Unavailable };
         let error = Error::new(kind, format!("journal: {why}; the update may be lost or kept"));
         self.shared.change(|state| state.trouble = Some(stopped(&why)));
@@ -468,12 +468,12 @@ impl Writer {
         error
     }
 
-    /// Goes on in a new segment.
+    /// Starts a new segment.
     fn rotate(&mut self) -> Result<()> {
         let segment = Segment::new(&self.folder, self.last + 1);
         let made = create(&self.options, &self.folder, &segment);
         self.tail = made.map_err(|e| match segment.path.exists() {
-            // Nothing was written that may be lost, and the next append tries again.
+            // Nothing was written that could be lost; the next append tries again.
             false if is_no_room(&e) => no_room(e),
             false => Error::unavailable(format!("journal: no new segment, try again later: {e}")).caused_by(e),
             true => self.poisoned("a new segment", &e),
@@ -488,26 +488,27 @@ impl Writer {
     }
 }
 
-/// Bytes of the records after a position, of so many bytes of the records from a first to a last one; they are taken to be of one length.
+/// Returns the estimated bytes of the records after a position, if records `first` to `last` take `bytes`, assuming equal
+/// lengths.
 pub(super) fn share_after(position: u64, (first, last): (u64, u64), bytes: u64) -> u64 {
     let all = (last + 1).saturating_sub(first);
     let after = last.saturating_sub(position).min(all);
     (u128::from(bytes) * u128::from(after) / u128::from(all.max(1))) as u64
 }
 
-/// Why nothing is appended any more.
+/// Returns the message of the fatal state.
 fn stopped(why: &str) -> String {
     format!("journal: takes no more updates until the server is started anew: {why}")
 }
 
-/// Why nothing is appended where a start would not find the last segment.
+/// Returns the message of a missing last segment, after which appends are rejected.
 fn lost(e: &IoError) -> String {
     format!(
         "journal: takes no more updates until its last segment is back, merge those that are shown before a restart: {e}"
     )
 }
 
-/// What is wrong with the file of a full segment, where something is.
+/// Returns the change of a full segment's file, if there is one.
 fn changed(segment: &Segment) -> Option<String> {
     let what = match std::fs::metadata(&segment.path) {
         Ok(file) if file.len() == segment.bytes => return None,

@@ -1,8 +1,8 @@
-//! The highest durable position of a log or a stream, in a file outside of it.
+//! Highest durable position of a log or a stream, recorded in a file outside of it.
 //!
-//! The records alone do not tell that the last ones are missing: a log whose end was cut, whose segments were removed or whose
-//! folder was renamed looks like one that never came further. So the position is noted elsewhere, after each sync. The note is
-//! not synced itself: after a loss of power it may tell an earlier position, but never one that was not durable.
+//! The records alone do not show that the last ones are missing: a log that was truncated, whose segments were removed or whose
+//! folder was renamed looks like a shorter log. The position is therefore recorded elsewhere after each sync. This file is not
+//! synced: after a power failure it may hold an earlier position, but never one that was not durable.
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -14,22 +14,22 @@ use xxhash_rust::xxh3::xxh3_64;
 use sterling_core::error::{Error, Result};
 use sterling_storage::files;
 
-/// The folder of such files. No model, no log and no stream has such a name.
+/// Folder of these files. No model, log or stream can have this name.
 pub(super) const MARKS: &str = ".positions";
 /// Bytes of the file: 20 decimal digits, a space, 16 hexadecimal digits of their XXH3-64, a line feed.
 const BYTES: usize = 38;
 
-/// The file that holds the position.
+/// File with the position.
 pub(super) struct Mark {
     path: PathBuf,
-    /// The file, once something was written.
+    /// The open file, after the first write.
     file: Option<File>,
-    /// The position that it tells, where it tells one.
+    /// Recorded position, if there is one.
     noted: Option<u64>,
 }
 
 impl Mark {
-    /// Reads the file, where there is one. What a crash may leave, such as an empty file, tells no position.
+    /// Reads the file if it exists. A file damaged by a crash, such as an empty one, counts as having no position.
     ///
     /// # Errors
     /// `Io` with the path.
@@ -38,7 +38,7 @@ impl Mark {
             Ok(bytes) => {
                 let noted = read(&bytes);
                 if noted.is_none() {
-                    tracing::warn!(file = %path.display(), "it tells no position of a journal; the records alone say where that ends");
+                    tracing::warn!(file = %path.display(), "the file has no valid position of a journal; the end of the journal is taken from its records");
                 }
                 noted
             }
@@ -52,15 +52,15 @@ impl Mark {
         &self.path
     }
 
-    /// The position that was noted last; 0 where none was.
+    /// Returns the recorded position; 0 if there is none.
     pub(super) fn position(&self) -> u64 {
         self.noted.unwrap_or(0)
     }
 
-    /// Notes a position.
+    /// Records a position.
     ///
     /// # Errors
-    /// What the operating system says; the position may be noted again.
+    /// Errors of the operating system; the call may be repeated.
     pub(super) fn set(&mut self, position: u64) -> std::io::Result<()> {
         if self.noted != Some(position) {
             let file = match self.file.take() {
@@ -78,7 +78,7 @@ impl Mark {
         let file = File::options().write(true).create(true).truncate(false).open(&self.path)?;
         file.set_len(BYTES as u64)?;
         file.sync_all()?;
-        // Its folder may be as new as it is.
+        // Its folder may be new as well.
         self.path.ancestors().skip(1).take(2).try_for_each(files::sync_folder)?;
         Ok(file)
     }

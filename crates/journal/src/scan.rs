@@ -1,8 +1,8 @@
-//! Reading segments: record by record, and after a crash deciding what the end of the last one is.
+//! Reader of segments, and recovery of the last segment's end after a crash.
 //!
-//! A crash may leave the records of the last commit torn: cut off by the end of the file, or with sectors that were never
-//! written, which read as zeros. Nobody was told that these are durable, so they are cut. Anything else that is wrong is
-//! damage, and may be damage to what somebody was told is durable: the log refuses to open and names the place.
+//! A crash may tear the records of the last commit: truncated by the end of the file, or with unwritten sectors, which read as
+//! zeros. These records were never acknowledged, so they are truncated. Any other fault is damage, possibly of acknowledged
+//! records: the log fails to open with the location.
 
 use std::fs::File;
 use std::io::{BufReader, Read, Seek, SeekFrom};
@@ -12,30 +12,30 @@ use super::Record;
 use super::format::{HEAD_BYTES, HEADER_BYTES, Head, PAYLOAD_BYTES_MAX, read_header};
 use sterling_core::error::{Error, Result};
 
-/// A disk writes that many bytes whole or not at all.
+/// Bytes that a disk writes atomically.
 const SECTOR_BYTES: usize = 512;
-/// Bytes that are read at a time.
+/// Bytes per read.
 const READ_BYTES: usize = 256 << 10;
-/// How the names of segments end.
+/// File name extension of segments.
 const SUFFIX: &str = ".log";
 
-/// A segment on the disk.
+/// A segment on disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Segment {
     pub(super) first: u64,
     pub(super) path: PathBuf,
-    /// Bytes of its file once it is full; 0 of the one that is written.
+    /// Bytes of its file once it is full; 0 for the one that is being written.
     pub(super) bytes: u64,
 }
 
 impl Segment {
-    /// The segment whose first record has a position.
+    /// Returns the segment whose first record has this position.
     pub(super) fn new(folder: &Path, first: u64) -> Self {
         Segment { first, path: folder.join(format!("{first:020}{SUFFIX}")), bytes: 0 }
     }
 }
 
-/// The segments of a folder in their order.
+/// Lists the segments of a folder in order.
 pub(super) fn segments(folder: &Path) -> Result<Vec<Segment>> {
     let io = |e| Error::io(folder.display(), e);
     let mut found = Vec::new();
@@ -50,18 +50,18 @@ pub(super) fn segments(folder: &Path) -> Result<Vec<Segment>> {
     Ok(found)
 }
 
-/// Reads the records of one segment.
+/// Reader of one segment's records.
 pub(super) struct Cursor {
     path: PathBuf,
     file: BufReader<File>,
-    /// The position of the next record.
+    /// Position of the next record.
     next: u64,
-    /// Where it starts, in bytes of the file.
+    /// File offset of the next record.
     offset: u64,
 }
 
 impl Cursor {
-    /// Reads from the start of a segment.
+    /// Starts at the first record of a segment.
     pub(super) fn open(segment: &Segment) -> Result<Self> {
         let path = &segment.path;
         let file = File::open(path).map_err(|e| Error::io(path.display(), e))?;
@@ -80,12 +80,12 @@ impl Cursor {
         self.next
     }
 
-    /// Where the next record starts, in bytes of the file.
+    /// Returns the file offset of the next record.
     pub(super) fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// The next record, or `None` where the file holds no whole one there.
+    /// Returns the next record, or `None` if there is no complete valid one.
     pub(super) fn record(&mut self) -> Result<Option<Record>> {
         let mut head = [0; HEAD_BYTES];
         let read = self.read(&mut head)?;
@@ -100,7 +100,7 @@ impl Cursor {
         Ok(Some(Record { position: head.position, payload }))
     }
 
-    /// Reads as much as there is.
+    /// Reads until the buffer is full or the file ends.
     fn read(&mut self, to: &mut [u8]) -> Result<usize> {
         let mut done = 0;
         while done < to.len() {
@@ -119,7 +119,7 @@ impl Cursor {
         Ok(None)
     }
 
-    /// What is wrong at the place where no whole record starts.
+    /// Returns the error of an invalid record at the current offset.
     pub(super) fn damaged(&self, what: &str) -> Error {
         Error::corrupt(format!(
             "{}: the record of position {}, at byte {}, {what}",
@@ -129,11 +129,11 @@ impl Cursor {
         ))
     }
 
-    /// Decides what follows the last whole record of the last segment: nothing, or what a crash has torn, which is never a record
-    /// up to the position `durable`.
+    /// Classifies the bytes after the last valid record of the last segment and returns their number: none, or a torn write,
+    /// which cannot be of a record up to position `durable`.
     ///
     /// # Errors
-    /// `Corrupt` with the place where it is neither.
+    /// `Corrupt` with the location if they are neither.
     pub(super) fn check_end(&mut self, durable: u64) -> Result<u64> {
         let mut rest = Vec::new();
         self.file.read_to_end(&mut rest).map_err(|e| Error::io(self.path.display(), e))?;
@@ -158,11 +158,11 @@ impl Cursor {
     }
 }
 
-/// A whole record of `rest` that was written when the one of `position` was durable.
+/// Returns a valid record in `rest` that was written after the record of `position` was durable.
 fn synced_later(rest: &[u8], position: u64) -> Option<u64> {
     let most = position.saturating_add((rest.len() / HEAD_BYTES) as u64);
     (0..rest.len().saturating_sub(HEAD_BYTES)).find_map(|at| {
-        // Most places are no head: their position alone says so.
+        // Most offsets cannot be a head: the position field alone rules them out.
         let named = rest[at + 8..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
         let head = (named > position && named <= most).then(|| Head::read(&rest[at..])).flatten()?;
         let payload = rest[at + HEAD_BYTES..].get(..head.length.min(PAYLOAD_BYTES_MAX))?;
@@ -170,7 +170,7 @@ fn synced_later(rest: &[u8], position: u64) -> Option<u64> {
     })
 }
 
-/// True where the part of the bytes in any sector of the disk is zero; they start at `offset` of a file.
+/// Returns whether the part of the bytes in any disk sector is all zero; they start at file offset `offset`.
 fn has_empty_sector(bytes: &[u8], offset: u64) -> bool {
     let first = SECTOR_BYTES - offset as usize % SECTOR_BYTES;
     let (head, rest) = bytes.split_at(first.min(bytes.len()));

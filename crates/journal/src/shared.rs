@@ -1,4 +1,4 @@
-//! A state that a journal's writer and its followers share, and a bell that rings when it changes.
+//! State shared by a journal's writer and its followers, with a condition variable that notifies of changes.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard};
@@ -7,18 +7,18 @@ use std::time::{Duration, Instant};
 use sterling_core::blocking::may_block;
 use sterling_core::locks::locked;
 
-/// A state that tells how far a journal is.
+/// A state with the progress of a journal.
 pub(super) trait Progress {
-    /// The last durable position.
+    /// Returns the last durable position.
     fn last(&self) -> u64;
 }
 
-/// The state, and the bell.
+/// Shared state and its condition variable.
 #[derive(Debug)]
 pub(super) struct Shared<S> {
     state: Mutex<S>,
     changed: Condvar,
-    /// The last position again, for threads that must wait for no lock: every answer compares it with its own.
+    /// Copy of the last position for threads that must not wait for the lock; each answer reads it.
     last: AtomicU64,
 }
 
@@ -27,13 +27,13 @@ impl<S: Progress> Shared<S> {
         Shared { last: AtomicU64::new(state.last()), state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// The last durable position.
+    /// Returns the last durable position.
     pub(super) fn last(&self) -> u64 {
         self.last.load(Ordering::Acquire)
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, S> {
-        // What is done under the lock does not panic.
+        // Critical sections do not panic.
         locked(&self.state)
     }
 
@@ -45,7 +45,7 @@ impl<S: Progress> Shared<S> {
         self.changed.notify_all();
     }
 
-    /// Waits until the state is as asked for, and hands it out; `None` where it was not in time.
+    /// Waits until the state satisfies a condition and returns it locked; `None` after the timeout.
     pub(super) fn wait(&self, is_there: impl Fn(&S) -> bool, most: Duration) -> Option<MutexGuard<'_, S>> {
         may_block();
         let until = Instant::now() + most;

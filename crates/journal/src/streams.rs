@@ -1,4 +1,4 @@
-//! What streams of updates must keep to.
+//! Options of update streams.
 
 use std::path::PathBuf;
 
@@ -7,9 +7,7 @@ use utoipa::ToSchema;
 
 use sterling_core::error::{Error, Result};
 
-/// Most copies that a stream may have.
 const REPLICAS_MAX: usize = 5;
-/// Longest prefix of streams, in bytes.
 const PREFIX_BYTES_MAX: usize = 64;
 
 /// Update streams on NATS JetStream, in builds with the feature `nats` (part of `full`).
@@ -37,10 +35,10 @@ impl Default for StreamOptions {
 }
 
 impl StreamOptions {
-    /// Refuses options that cannot work.
+    /// Rejects invalid options.
     ///
     /// # Errors
-    /// `Invalid` with the option, its value and what was expected.
+    /// `Invalid` with the option, its value and the expected value.
     pub fn check(&self) -> Result<()> {
         if !(1..=REPLICAS_MAX).contains(&self.replicas) {
             let what = format!("streams.replicas: got {}, expected 1 to {REPLICAS_MAX}", self.replicas);

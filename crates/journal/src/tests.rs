@@ -1,4 +1,4 @@
-//! What a log promises: order, durability, and a clear word where the disk does not keep its own.
+//! Tests of a log's guarantees: order, durability, and clear errors when the disk breaks its own.
 
 #![allow(clippy::unwrap_used)]
 
@@ -23,7 +23,7 @@ fn open(folder: &Path) -> Result<Log> {
     Log::open(folder, LogOptions::default())
 }
 
-/// Small segments, on a disk that fails as it is told.
+/// Options with small segments on a disk, usually one with fault injection.
 fn options(disk: impl Disk + 'static) -> LogOptions {
     LogOptions { segment_bytes: 300, disk: Arc::new(disk), ..LogOptions::default() }
 }
@@ -39,7 +39,7 @@ fn append_at(log: &Log, records: &[&[u8]], expected: Option<u64>) -> Result<Rang
     told.recv().unwrap()
 }
 
-/// What can be read after a position.
+/// Reads all records after a position.
 fn read(log: &Log, after: u64) -> Result<Vec<(u64, Vec<u8>)>> {
     let mut follower = log.follow(after)?;
     let mut found = Vec::new();
@@ -113,7 +113,7 @@ fn what_is_appended_together_follows_one_another() {
     }
 }
 
-/// Counts syncs; each takes as long as a slow disk's.
+/// Counts syncs, each as slow as on a slow disk.
 #[derive(Clone, Default)]
 struct SlowDisk(Arc<AtomicUsize>);
 
@@ -158,7 +158,7 @@ fn one_sync_serves_all_who_wait() {
     }
     drop(tell);
     let positions: Vec<u64> = told.iter().map(|range| range.start).collect();
-    assert!(positions.iter().copied().eq(1..=1000), "told in order");
+    assert!(positions.iter().copied().eq(1..=1000), "callbacks in order");
     let syncs = disk.0.load(Ordering::Relaxed);
     assert!(syncs < 100, "{syncs} syncs for a thousand appends");
 }
@@ -203,7 +203,7 @@ fn released_records_are_gone_and_others_stay() {
     assert!((2..=21).contains(&first) && log.bytes() < before, "{first}");
     assert_eq!(log.follow(first - 2).err().unwrap().kind(), Kind::NotFound);
     assert_eq!(read(&log, first - 1).unwrap().len() as u64, 41 - first);
-    // A follower that was left behind reads what its open file holds, and is then told.
+    // A slow follower reads the rest of its open file, and then gets an error.
     let told = std::iter::repeat_with(|| slow.next(NOW)).find_map(Result::err).unwrap();
     assert!(told.to_string().contains("was released"), "{told}");
     log.release(u64::MAX).unwrap();
@@ -221,7 +221,7 @@ fn a_log_begins_where_its_snapshot_ends() {
     assert_eq!((log.last(), append(&log, &[b"a"]).unwrap()), (500, 501..502));
     assert_eq!(log.follow(499).err().unwrap().kind(), Kind::NotFound);
     drop(log);
-    assert_eq!(open(folder.path()).unwrap().last(), 501, "what is there counts");
+    assert_eq!(open(folder.path()).unwrap().last(), 501, "existing records count");
 }
 
 #[test]
@@ -238,7 +238,7 @@ fn a_follower_waits_for_what_comes() {
     });
 }
 
-/// Two segments of which the last one ends in a commit of its own.
+/// Writes two segments, the last of which ends in a separate commit.
 fn written(folder: &Path) -> (BTreeMap<String, Vec<u8>>, String) {
     let log = Log::open(folder, options(RealDisk)).unwrap();
     (1..=12).for_each(|n| assert!(append(&log, &[&payload(n)]).is_ok()));
@@ -264,7 +264,7 @@ fn a_log_cut_at_any_byte_keeps_the_records_before() {
         assert!(kept + 1 >= first, "{length}: {kept}");
         let expected: Vec<_> = (1..=kept).map(|n| (n, payload(n))).collect();
         assert_eq!(read(&log, 0).unwrap(), expected, "{length}");
-        // And it goes on from there.
+        // The log accepts appends after that.
         assert_eq!(append(&log, &[b"more"]).unwrap(), kept + 1..kept + 2);
         drop(log);
         assert_eq!(read(&open(&torn).unwrap(), kept).unwrap(), [(kept + 1, b"more".to_vec())], "{length}");
@@ -290,7 +290,7 @@ fn sectors_that_were_never_written_are_cut_at_the_end_and_refused_within() {
         put(torn.path(), &files);
         match open(torn.path()) {
             Ok(log) => {
-                assert!(sector + 512 > durable, "a hole at {sector} in what was durable was not seen");
+                assert!(sector + 512 > durable, "a hole at {sector} in durable records was not detected");
                 assert!((10..40).contains(&log.last()), "{sector}: {}", log.last());
                 assert_eq!(read(&log, 0).unwrap().len() as u64, log.last());
             }
@@ -330,15 +330,15 @@ fn missing_segments_are_refused() {
     assert!(error.to_string().contains("a segment is missing"), "{error}");
 }
 
-/// What goes wrong at which operation.
+/// Fault of one operation.
 #[derive(Clone, Copy, Debug)]
 enum Fault {
-    /// The write stores half of what it was given, and fails.
+    /// The write stores half of its bytes and fails.
     Write(ErrorKind),
     Sync(ErrorKind),
 }
 
-/// Fails at one operation, counted from 0 over all files, and for ever after where it is a full disk.
+/// Fails at one operation, counted from 0 over all files; a full disk stays full.
 #[derive(Clone)]
 struct FailingDisk {
     fault: Fault,
@@ -412,7 +412,7 @@ fn every_failed_write_or_sync_loses_nothing_that_was_acknowledged() {
                 Ok(range) => acknowledged.push((range.start, payload(n))),
                 Err(e) => refused.push(e),
             }
-            // Reading goes on whatever happened to writing.
+            // Reading works after any failure of a write.
             assert_eq!(read(&log, 0).unwrap(), acknowledged, "{fault:?} at {at}");
         }
         let is_full = matches!(fault, Fault::Write(ErrorKind::StorageFull));
@@ -425,21 +425,22 @@ fn every_failed_write_or_sync_loses_nothing_that_was_acknowledged() {
             assert_eq!(error.kind(), expected, "{fault:?} at {at}: {error}");
         }
         if !refused.is_empty() {
-            assert_eq!(refused.len() + acknowledged.len(), 20, "once it has failed it goes on failing");
+            assert_eq!(refused.len() + acknowledged.len(), 20, "the fatal state persists");
         }
         disk.mended.store(1, Ordering::Relaxed);
         let next = append(&log, &[b"mended"]);
-        // No room for a new segment is no room alone, and none that could not be made is: nothing was written there that might be lost.
+        // Lack of space for a new segment is only lack of space, and so is a segment that could not be created: nothing was
+        // written that could be lost.
         let may_mend = refused.iter().all(|e| e.kind() == Kind::NoSpace || e.to_string().contains("no new segment"));
         let must_mend = is_full || refused.is_empty();
-        assert!(if next.is_ok() { may_mend } else { !must_mend }, "{fault:?} at {at}: a full disk alone mends");
+        assert!(if next.is_ok() { may_mend } else { !must_mend }, "{fault:?} at {at}: only a full disk is recoverable");
         if next.is_ok() {
             acknowledged.push((acknowledged.len() as u64 + 1, b"mended".to_vec()));
         }
         drop(log);
         let found = read(&open(folder.path()).unwrap(), 0).unwrap();
         assert_eq!(found[..acknowledged.len()], acknowledged, "{fault:?} at {at}");
-        assert!(found.len() <= acknowledged.len() + 1, "at most the one whose sync failed is there too");
+        assert!(found.len() <= acknowledged.len() + 1, "at most the record whose sync failed is present as well");
     }
 }
 
@@ -457,7 +458,7 @@ fn what_goes_to_a_file_that_was_removed_is_not_acknowledged() {
 
 #[test]
 fn a_follower_never_reads_what_was_cut() {
-    // The write that fails has put a whole first record into the file, which a follower may have read ahead.
+    // The failed write leaves a complete first record in the file, which a follower may have read.
     let folder = tempfile::tempdir().unwrap();
     let disk = FailingDisk::new(Fault::Write(ErrorKind::StorageFull), 2);
     let log = Log::open(folder.path(), LogOptions { disk: Arc::new(disk.clone()), ..LogOptions::default() }).unwrap();
@@ -475,14 +476,14 @@ fn a_follower_never_reads_what_was_cut() {
 
 type Hook = Arc<Mutex<Option<Box<dyn FnMut() + Send>>>>;
 
-/// A disk with faults that happen once, when they are asked for.
+/// A disk that fails once on demand.
 #[derive(Clone, Default)]
 struct Faulty {
     no_descriptor: Arc<AtomicBool>,
     no_folder_sync: Arc<AtomicBool>,
-    /// The next write stores half and finds no room.
+    /// The next write stores half and finds no space.
     is_full: Arc<AtomicBool>,
-    /// Is called before the end is cut.
+    /// Called before the end is truncated.
     before_cut: Hook,
 }
 
@@ -535,7 +536,7 @@ fn a_follower_that_reads_just_before_the_cut_never_reads_what_is_cut() {
     append(&log, &[b"first"]).unwrap();
     let follower = Arc::new(Mutex::new(log.follow(0).unwrap()));
     let reads = follower.clone();
-    // It reads ahead what the failed write has put there: a whole record.
+    // The follower reads a complete record of the failed write.
     let hook = move || assert_eq!(reads.lock().unwrap().next(NOW).unwrap().unwrap().payload, b"first");
     *disk.before_cut.lock().unwrap() = Some(Box::new(hook));
     disk.is_full.store(true, Ordering::SeqCst);
@@ -554,11 +555,11 @@ fn a_release_that_fails_is_gone_on_with_and_leaves_no_gap() {
     let names: Vec<String> = files(folder.path()).into_keys().collect();
     disk.no_folder_sync.store(true, Ordering::SeqCst);
     assert_eq!(log.release(30).unwrap_err().kind(), Kind::Io);
-    assert_eq!(log.first(), 1, "nothing is let go of before it is gone for good");
+    assert_eq!(log.first(), 1, "a segment is forgotten only after its durable removal");
     log.release(30).unwrap();
     let first = log.first();
     assert!((20..=31).contains(&first), "{first}");
-    // One that cannot be removed: the segments after it stay, too.
+    // A segment that cannot be removed: the segments after it stay as well.
     let path = folder.path().join(names.iter().find(|name| name.starts_with(&format!("{first:020}"))).unwrap());
     let aside = folder.path().join("aside");
     std::fs::rename(&path, &aside).unwrap();
@@ -591,7 +592,7 @@ fn a_segment_for_which_there_is_no_descriptor_is_made_later() {
     }
 }
 
-/// A log in `root` that notes beside its folder how far it came.
+/// Opens a log in `root` that records its position outside of its folder.
 fn marked(root: &Path, after: u64) -> Result<Log> {
     let mark = Some(root.join("positions/log"));
     Log::open(&root.join("log"), LogOptions { after, mark, ..options(RealDisk) })
@@ -608,7 +609,7 @@ fn a_flipped_bit_is_no_torn_write_though_the_record_holds_an_empty_sector() {
     drop(log);
     let path = root.path().join("log").join(files(&root.path().join("log")).into_keys().next().unwrap());
     let whole = std::fs::read(&path).unwrap();
-    // Of the first record of the last commit, and of its last one.
+    // In the first record of the last commit, and in its last one.
     for at in [32 + (32 + payload(1).len()) + 32 + 2, whole.len() - 2048 + 2] {
         let mut flipped = whole.clone();
         flipped[at] ^= 4;
@@ -617,7 +618,7 @@ fn a_flipped_bit_is_no_torn_write_though_the_record_holds_an_empty_sector() {
         assert!(error.kind() == Kind::Corrupt && error.to_string().contains("position 3 was durable"), "{error}");
         assert_eq!(std::fs::read(&path).unwrap(), flipped, "it stays as it is");
     }
-    // A crash before the commit was acknowledged leaves sectors unwritten, and the position that was noted before.
+    // A crash before the acknowledgement leaves unwritten sectors and the previously recorded position.
     let earlier = tempfile::tempdir().unwrap();
     assert!(append(&marked(earlier.path(), 0).unwrap(), &[b"a"]).is_ok());
     std::fs::copy(earlier.path().join("positions/log"), root.path().join("positions/log")).unwrap();
@@ -661,12 +662,12 @@ fn a_log_whose_end_is_missing_is_refused() {
         assert_eq!(error.kind(), Kind::Corrupt, "change {nth}: {error}");
         assert!(nth == 3 || error.to_string().contains(&format!("ends at position {kept}, expected 12")), "{error}");
         assert_eq!(files(&folder), before, "change {nth}: it stays as it is");
-        // Without the note it goes on with what is there.
+        // Without the recorded position, the log continues with the remaining records.
         std::fs::remove_file(&mark).unwrap();
         let log = marked(root.path(), 0).unwrap();
         assert_eq!((log.last(), append(&log, &[b"more"]).unwrap()), (kept, kept + 1..kept + 2), "change {nth}");
     }
-    // Nothing is there at all: what a version holds is not missed.
+    // All records are missing: those that a version includes are not needed.
     without(&|files| files.clear());
     let error = marked(root.path(), 11).err().unwrap().to_string();
     assert!(error.contains("ends at position 0, expected 12") && error.contains("remove"), "{error}");
@@ -716,19 +717,19 @@ fn a_note_that_a_crash_left_behind_or_torn_refuses_nothing() {
     }
 }
 
-/// What is wrong with a log, once it has looked.
+/// Waits for the log to detect a fault, and returns it.
 fn trouble(log: &Log) -> String {
     let start = Instant::now();
     loop {
         match log.trouble() {
             Some(why) => return why,
-            None => assert!(start.elapsed() < Duration::from_secs(60), "nobody saw it"),
+            None => assert!(start.elapsed() < Duration::from_secs(60), "the fault was not detected"),
         }
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// Waits until nothing is wrong with a log any more.
+/// Waits until a fault is resolved.
 fn ends(log: &Log) {
     let start = Instant::now();
     while log.trouble().is_some() {
@@ -805,14 +806,14 @@ fn a_full_segment_that_is_taken_away_is_told_until_it_is_back_or_released() {
     std::fs::remove_file(&names[1]).unwrap();
     assert!(trouble(&log).contains("removed or renamed"));
     append(&log, &[b"taken all the same"]).unwrap();
-    // Once a version has them they are not missed.
+    // Records that a version includes are not missed.
     log.release(u64::MAX).unwrap();
     ends(&log);
     drop(log);
     assert_eq!(marked(root.path(), 0).unwrap().last(), 31);
 }
 
-/// The bytes of format 1 as they were first written; they stay readable.
+/// Golden file of format 1, which must stay readable.
 #[test]
 fn the_format_is_that_of_the_golden_file() {
     let golden = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
@@ -849,7 +850,7 @@ fn the_bytes_after_a_position_are_about_those_of_its_records() {
         );
     }
     assert_eq!((log.bytes_after(60), log.bytes_after(u64::MAX)), (0, 0));
-    // A start knows them too.
+    // Sizes are known after a restart as well.
     drop(log);
     let log = Log::open(folder.path(), options(RealDisk)).unwrap();
     assert_eq!((log.bytes_after(0), log.bytes_after(60)), (all, 0));

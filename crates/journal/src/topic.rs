@@ -1,18 +1,19 @@
-//! Whose updates a journal has.
+//! Topic of a journal: the model or shard whose updates it has.
 
 use std::fmt;
 
-/// A model, or a shard of it: each has a journal of its own.
+/// A model, or a shard of it; each has its own journal.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Topic {
-    /// The model's name.
+    /// Name of the model.
     pub model: String,
-    /// Which shard of how many, of a version that was cut. Another number of shards is another cut, with other journals.
+    /// Shard number and number of shards of a partitioned version. Another number of shards is another partition with other
+    /// journals.
     pub shard: Option<(u32, u32)>,
 }
 
 impl Topic {
-    /// A model that is not cut.
+    /// Returns the topic of a model without shards.
     pub fn whole(model: impl Into<String>) -> Self {
         Topic { model: model.into(), shard: None }
     }
@@ -21,7 +22,7 @@ impl Topic {
 impl fmt::Display for Topic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.shard {
-            // The names of models have no such sign.
+            // Model names cannot contain `@`.
             Some((shard, shards)) => write!(f, "{}@{shard}of{shards}", self.model),
             None => f.write_str(&self.model),
         }

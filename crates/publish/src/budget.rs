@@ -1,12 +1,12 @@
-//! What a publication takes of memory and of the disk, told before it begins: `publish --memory`.
+//! Memory and disk space of a publication, planned before it begins: `publish --memory`.
 //!
-//! Vectors are by far the most of a catalogue. Where they fit the memory they lie there; else they stay in their `.npy` file, or lie in
-//! a file without a name beside the store's models, and are read chunk by chunk: once to be looked at, once for the sample that trains,
-//! once to be assigned, and once for each bucket of slots that the memory holds (`sterling_index::ivf`). All else is the same in both
-//! cases and makes the same bytes. Ids and columns are in memory always.
+//! Vectors are by far the largest part of a catalogue. If they fit, they stay in memory. Otherwise they stay in their `.npy`
+//! file, or in an unnamed file next to the store's models, and are read in chunks: once for statistics, once for the training
+//! sample, once for the assignment to lists, and once per bucket of slots that fits in memory (`sterling_index::ivf`). Everything
+//! else is the same and produces the same bytes. Ids and columns are always in memory.
 //!
-//! What is bounded is memory of the program's own. Pages of the files that it has written and looks at again (columns for the filter,
-//! the index for the calibration) are mapped, and the system may take them back at any time.
+//! The budget covers the program's own memory. Pages of files that it has written and reads again (columns for the filter, the
+//! index for the calibration) are mapped, and the system may reclaim them at any time.
 
 use std::fmt;
 use std::path::Path;
@@ -17,43 +17,43 @@ use sterling_kernels::memory;
 use sterling_snapshot::model::{AskedPrecision, Package, WARMUP_FILE};
 use sterling_storage::rows::Spill;
 
-/// The program, its threads, and pieces of files on their way.
+/// The program, its threads, and buffers of files.
 const PROGRAM_BYTES: u64 = 96 << 20;
-/// One part in so many is added to a bucket.
+/// Divisor of a bucket's safety margin.
 const SLACK: u64 = 64;
-/// [`Budget::bucket_bytes_min`].
+/// See [`Budget::bucket_bytes_min`].
 const BUCKET_BYTES_MIN: u64 = 16 << 20;
-/// Of the memory that is free, the share that is taken where nobody says how much.
+/// Default share of the free memory that is used.
 const FREE_SHARE: f64 = 0.75;
-/// Of the memory, the share that vectors may take while they are read: they grow by doubling, and are copied then.
+/// Divisor: share of the budget for vectors while they are read, since they grow by doubling and are copied.
 const READING_SHARE: u64 = 4;
-/// Of a smaller version the disk itself says soon enough that it is full.
+/// For smaller versions the disk itself reports soon enough that it is full.
 const DISK_CHECKED_MIN: u64 = 64 << 20;
-/// Bytes of planes and signatures that the filter makes of an item for each of its values, at the most that is usual.
+/// Usual maximum of bytes per value that the filter uses for an item's planes and signatures.
 const FILTER_BYTES_A_VALUE: u64 = 14;
-/// Bytes of a value in a posting list.
+/// Bytes per value in a posting list.
 const POSTING_BYTES: u64 = 4;
 
-/// The memory of a publication.
+/// Memory budget of a publication.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Budget {
     pub(super) bytes: u64,
-    /// True where somebody said so: then nothing is published that takes more.
+    /// True if it was configured: a publication that needs more is rejected then.
     pub(super) is_bound: bool,
-    /// The smallest bucket that is worth a pass over all vectors.
+    /// Smallest bucket that is worth a pass over all vectors.
     pub(super) bucket_bytes_min: u64,
 }
 
-/// How a publication uses its memory.
+/// Memory plan of a publication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryPlan {
-    /// Bytes of memory that it may take.
+    /// Memory budget in bytes.
     pub memory_bytes: u64,
-    /// Bytes of memory that it is expected to take at most.
+    /// Expected peak memory in bytes.
     pub peak_bytes: u64,
-    /// Memory for vectors while they are brought into the order of slots; `None` where all of them lie in memory.
+    /// Memory for vectors while they are sorted by slot; `None` if all of them stay in memory.
     pub bucket_bytes: Option<u64>,
-    /// Passes over the vectors that this takes.
+    /// Number of passes over the vectors.
     pub passes: u64,
     /// Bytes of the version's files.
     pub disk_bytes: u64,
@@ -77,7 +77,7 @@ fn gib(bytes: u64) -> f64 {
 }
 
 impl Budget {
-    /// The memory that is asked for, or most of what is free.
+    /// Returns the configured budget, or most of the free memory.
     pub(super) fn of(asked_bytes: Option<u64>) -> Self {
         let free = || (memory::available_bytes().unwrap_or(u64::MAX) as f64 * FREE_SHARE) as u64;
         Budget {
@@ -87,24 +87,24 @@ impl Budget {
         }
     }
 
-    /// Where vectors go while they are read: a file in `folder`, where memory is not to hold them. Ids and columns may take half of the
-    /// memory that was asked for, since they are held twice when they are written.
+    /// Returns the spill settings for reading vectors: beyond the budget they go to a file in `folder`. Ids and columns may take
+    /// half of a configured budget, since two copies exist while they are written.
     pub(super) fn spill(self, folder: &Path) -> Spill {
         let others = if self.is_bound { self.bytes / 2 } else { u64::MAX };
         Spill::new(self.bytes / READING_SHARE, folder).with_others(others)
     }
 
-    /// Plans the rest, for items that are read and an index of these sizes.
+    /// Plans the remaining steps, for items that were read and an index of these sizes.
     ///
     /// # Errors
-    /// `NoSpace` where the memory that was asked for does not suffice.
+    /// `NoSpace` if the configured budget does not suffice.
     pub(super) fn plan(self, package: Option<&Package>, of: Held, sizes: &Sizes) -> Result<MemoryPlan> {
         let need = Need::of(package, of, sizes);
         let in_memory = need.peak(0) + need.vectors;
         let fits = in_memory <= self.bytes;
         let room = self.bytes.saturating_sub(need.resident + need.writing).max(self.bucket_bytes_min);
         let passes = need.bucket.div_ceil(room).max(1);
-        // Buckets alike, and somewhat larger: how many slots there will be is known about.
+        // Buckets of equal size plus a margin, since the number of slots is an estimate.
         let even = need.bucket.div_ceil(passes);
         let bucket_bytes = (even + even / SLACK).min(room);
         let plan = MemoryPlan {
@@ -124,36 +124,36 @@ impl Budget {
     }
 }
 
-/// What a catalogue holds beside its vectors.
+/// Sizes of a catalogue besides its vectors.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Held {
-    /// Columns.
+    /// Number of columns.
     pub(super) columns: u64,
-    /// Values of all columns.
+    /// Number of values in all columns.
     pub(super) values: u64,
-    /// Width of the filter's signature of an item, as of a list that is like all items.
+    /// Width of the filter's signature per item, for a list with average items.
     pub(super) bloom_bits: u64,
     /// Bytes of the columns.
     pub(super) column_bytes: u64,
-    /// Bytes of the tensors that are kept by item.
+    /// Bytes of the stored tensors per item.
     pub(super) kept_bytes: u64,
 }
 
-/// Bytes of memory by what they are for, and of the disk.
+/// Bytes of memory by purpose, and of the disk.
 struct Need {
-    /// All of the time.
+    /// During the entire publication.
     resident: u64,
     /// All vectors.
     vectors: u64,
-    /// All vectors in the order of slots.
+    /// All vectors in slot order.
     bucket: u64,
-    /// The sample, and what trains on it; then the list of each item.
+    /// Training sample with its training data; then the list of each item.
     training: u64,
-    /// The order of slots, while the index is written, beside a bucket.
+    /// Slot order while the index is written, in addition to a bucket.
     writing: u64,
-    /// Columns, ids and filter in the order of slots.
+    /// Columns, ids and filter in slot order.
     columns: u64,
-    /// The version in memory, where it answers before it is published; else the queries of the calibration.
+    /// The version in memory, if it answers requests before it is published; otherwise the queries of the calibration.
     answering: u64,
     disk: u64,
 }
@@ -163,12 +163,12 @@ impl Need {
         let Held { columns, values, bloom_bits, column_bytes, kept_bytes } = held;
         let (items, lists, width) = (sizes.items as u64, sizes.lists as u64, sizes.dimension as u64);
         let (slots, row) = (sizes.slots() as u64, 4 * width);
-        // In turn: numbers, order, lists, members of each row of the sample, and the draw of a quarter of them; lists twice over.
+        // Per row of the sample: numbers, order, list, members, and the random quarter; lists count twice.
         let trained = sizes.sample as u64 * (row + 32) + lists * (3 * row + 64);
         let likeness = 8 * items + 16 * values;
         let table = 4 * (2 * items.max(1)).next_power_of_two();
         let written = 8 * slots + table + 8 * values + 4 * slots * columns + column_bytes;
-        // Where few items have many values, signatures are wider than the values let expect.
+        // If few items have many values, signatures are wider than the values suggest.
         let filter = (FILTER_BYTES_A_VALUE * values).max(slots * bloom_bits / 8 + POSTING_BYTES * values);
         let disk = sizes.bytes() + written + filter + kept_bytes;
         let is_asked = package.is_some_and(|package| {
@@ -186,17 +186,17 @@ impl Need {
         }
     }
 
-    /// The most at a time, with so much for a bucket.
+    /// Peak memory, with `bucket` bytes for a bucket.
     fn peak(&self, bucket: u64) -> u64 {
         let phases = [self.training, self.writing + bucket, self.columns, self.answering];
         self.resident + phases.into_iter().max().unwrap_or(0)
     }
 }
 
-/// Refuses a large version that the disk of `folder` has no room for, before it is trained.
+/// Rejects a large version before training if the disk of `folder` has too little space.
 ///
 /// # Errors
-/// `NoSpace` with what is needed and what is free.
+/// `NoSpace` with the required and the free bytes.
 pub(super) fn check_disk(folder: &Path, bytes: u64) -> Result<()> {
     let Some(there) = folder.ancestors().find(|folder| folder.exists()) else { return Ok(()) };
     let Ok(disk) = rustix::fs::statvfs(there) else { return Ok(()) };
@@ -249,7 +249,7 @@ mod tests {
             }
         }
         assert!(refused && passes >= 2, "{passes}");
-        // Where nobody said how much, it is a plan and no bound.
+        // Without a configured budget this is a plan, and no limit.
         let budget = Budget { bytes: 1, is_bound: false, bucket_bytes_min: BUCKET_BYTES_MIN };
         assert!(budget.plan(None, held, &sizes).unwrap().peak_bytes > 1);
     }

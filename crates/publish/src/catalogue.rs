@@ -1,4 +1,4 @@
-//! The items of a publication: read, given vectors, and put into slots.
+//! Items of a publication: reads them, embeds them, and assigns slots.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -17,40 +17,40 @@ use sterling_snapshot::model::{ColumnSpec, MODEL_FILE, ModelSpec, Package};
 use sterling_snapshot::{PROGRAM, Provenance, Recipe, candidates, shard_of};
 use sterling_storage::rows::{RowStore, Spill};
 
-/// Items with their vectors, in the order that they came in.
+/// Items with their vectors, in input order.
 pub(super) struct Catalogue {
     pub(super) path: PathBuf,
     pub(super) items: Items,
     pub(super) embedded: Embedded,
-    /// The lists that the items lie in where they came with some.
+    /// Inverted lists of the items, if the source defines them.
     pub(super) lists: Option<ivf::Lists>,
     pub(super) survey: ivf::RowSurvey,
     pub(super) budget: Budget,
     pub(super) spill: Spill,
 }
 
-/// Items with their vectors, and the slots that they get.
+/// Items with their vectors and slots.
 pub(super) struct Arranged {
     pub(super) ids: Vec<i64>,
     pub(super) columns: Vec<ItemColumn>,
     pub(super) built: ivf::Built,
     pub(super) embedded: Embedded,
-    /// Memory for vectors that lie in a file, while they are brought into the order of slots.
+    /// Memory for vectors on disk while they are sorted by slot.
     pub(super) bucket_bytes: u64,
 }
 
-/// What items are arranged for.
+/// Parameters of an arrangement.
 pub(super) struct Arranging<'a> {
     pub(super) plan: &'a Plan,
     pub(super) package: Option<&'a Package>,
     pub(super) spec: &'a ModelSpec,
-    /// Where the version, or the shard, is to lie.
+    /// Destination folder of the version or the shard.
     pub(super) folder: &'a Path,
-    /// Where one shard is written alone: of so many.
+    /// Number of shards, if a single shard is written.
     pub(super) of_shards: Option<u32>,
 }
 
-/// Reads what is published and gives each item its vector; those that memory is not to hold lie in a file in `folder`.
+/// Reads the items and embeds them; vectors beyond the memory budget go to a file in `folder`.
 pub(super) fn read(
     plan: &Plan,
     package: Option<&Package>,
@@ -68,7 +68,7 @@ pub(super) fn read(
     Ok(Catalogue { path, items, embedded, lists, survey, budget, spill })
 }
 
-/// Where the items in a file and their vectors came from, with how long it took left open.
+/// Provenance of the items and their vectors; the duration is not set yet.
 pub(super) fn provenance(items: &Path, plan: &Plan) -> Provenance {
     let vectors = plan.source.vectors().filter(|file| *file != items);
     Provenance {
@@ -86,13 +86,13 @@ impl Catalogue {
         self.embedded.vectors.cols()
     }
 
-    /// Puts the items into slots, and keeps the columns that the model declares.
+    /// Assigns slots to the items, and retains the columns that the model declares.
     pub(super) fn arrange(mut self, arranging: &Arranging<'_>, progress: &Progress<'_>) -> Result<Arranged> {
         let &Arranging { plan, package, spec, folder, of_shards } = arranging;
         let Recipe { index: options, filter, .. } = &plan.recipe;
         let within = |e: Error| e.within(self.path.display());
         let columns = keep(spec, &mut self.items).map_err(within)?;
-        // Vectors that only the item tower has read.
+        // Vectors that only the item tower reads are no longer needed.
         self.items.dense.clear();
         if let Some(package) = package {
             let numeric = columns.iter().filter(|c| !matches!(c.values, ItemValues::Texts { .. }));
@@ -111,14 +111,14 @@ impl Catalogue {
         progress(Stage::Planned(memory), 0, 1);
         let disk_bytes = match (of_shards, plan.output.count()) {
             (Some(shards), _) => memory.disk_bytes / u64::from(shards),
-            // The whole lies beside its shards until these are there.
+            // The complete version exists next to its shards until these are finished.
             (None, Some(_)) => memory.disk_bytes * 2,
             (None, None) => memory.disk_bytes,
         };
         budget::check_disk(folder, disk_bytes)?;
         let vectors = match (memory.bucket_bytes, of_shards) {
             (None, None) => vectors.fetched(&Spill::never()),
-            // Of a shard no others are in memory.
+            // For a single shard, the others are not in memory.
             _ => vectors.spilled(&self.spill),
         }?;
         let alike = columns::likeness(&columns, &filter.together, self.items.len())
@@ -139,10 +139,10 @@ impl Catalogue {
 }
 
 impl Arranged {
-    /// The items of a shard in the lists of all.
+    /// Selects the items of a shard in the lists of all.
     ///
     /// # Errors
-    /// `Invalid` where there are none.
+    /// `Invalid` if there are none.
     pub(super) fn shard(&self, shard: u32, shards: u32) -> Result<ivf::Built> {
         let built = self.built.part(|row| shard_of(ItemId(self.ids[row as usize]), shards) == shard);
         match built.items() {
@@ -173,7 +173,7 @@ fn held(columns: &[ItemColumn], kept: &[u8], filter: &filter::Options) -> Held {
     }
 }
 
-/// The items, and the lists that they lie in where they came with some.
+/// Reads the items, and their lists if the source defines them.
 fn read_items(plan: &Plan, path: &Path, spill: &Spill) -> Result<(Items, Option<ivf::Lists>)> {
     let Source::Faiss { index, items, .. } = &plan.source else {
         return Ok((Items::read_spilling(path, plan.source.vectors(), spill)?, None));
@@ -189,7 +189,7 @@ fn read_items(plan: &Plan, path: &Path, spill: &Spill) -> Result<(Items, Option<
     Ok((items, Some(lists)))
 }
 
-/// The items' slots, in clusters.
+/// Clusters the items and assigns slots.
 fn cluster(
     rows: &RowStore<'_>,
     survey: &ivf::RowSurvey,
@@ -203,7 +203,7 @@ fn cluster(
     })
 }
 
-/// The columns that the snapshot keeps, as the package declares them.
+/// Selects the columns of the snapshot, as the package declares them.
 fn keep(spec: &ModelSpec, items: &mut Items) -> Result<Vec<ItemColumn>> {
     let columns = std::mem::take(&mut items.columns);
     if spec.item.columns.is_empty() {

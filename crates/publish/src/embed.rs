@@ -1,4 +1,4 @@
-//! The vectors of items: their own column, or the item tower over their features.
+//! Vectors of items: their own column, or the item tower over their features.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,18 +14,19 @@ use sterling_snapshot::items::{EMBEDDING, ID, Items};
 use sterling_snapshot::model::{MODEL_FILE, Package, VectorSpec};
 use sterling_storage::rows::{RowStore, RowWriter, Spill};
 
-/// Items whose tensors are encoded together.
+/// Number of items whose tensors are encoded together.
 const CHUNK_ITEMS: usize = 4096;
 
-/// What is kept of all items, each row after row.
+/// Stored vectors and tensors of all items, row after row.
 pub(super) struct Embedded {
-    /// `[N, D]`
+    /// Embeddings, `[N, D]`.
     pub(super) vectors: RowStore<'static>,
-    /// Those of `[[item.vectors]]`, as they are stored ([`VectorRows`]).
+    /// Rows of `[[item.vectors]]`, in storage format ([`VectorRows`]).
     pub(super) kept: Vec<u8>,
 }
 
-/// The vectors of all items, and the tensors that the package keeps of them. `spill` holds for what the item tower makes.
+/// Returns the vectors of all items, and the tensors that the package stores for them. `spill` applies to outputs of the item
+/// tower.
 pub(super) fn embed(
     package: Option<&Package>,
     items: &mut Items,
@@ -49,7 +50,7 @@ pub(super) fn embed(
     Ok(Embedded { vectors, kept })
 }
 
-/// The tensors that are kept, as they are stored: of columns, or else of what the tower has `made`, in turn.
+/// Encodes the stored tensors, from columns or, in order, from the further outputs of the tower.
 fn kept(specs: &[VectorSpec], items: &Items, mut made: impl Iterator<Item = RowStore<'static>>) -> Result<Vec<u8>> {
     let rows = VectorRows::of(specs)?;
     let mut of_tower: Vec<Option<RowStore<'static>>> = Vec::with_capacity(specs.len());
@@ -77,7 +78,7 @@ fn kept(specs: &[VectorSpec], items: &Items, mut made: impl Iterator<Item = RowS
     Ok(stored)
 }
 
-/// The column of one of `[[item.vectors]]`; none where the item tower makes it.
+/// Returns the column of one of `[[item.vectors]]`; `None` if the item tower produces it.
 fn column<'i>(spec: &VectorSpec, items: &'i Items) -> Result<Option<&'i RowStore<'static>>> {
     let Some(column) = &spec.column else { return Ok(None) };
     let place = |e: Error| e.within(format!("item.vectors `{}`", spec.name));
@@ -95,7 +96,7 @@ fn column<'i>(spec: &VectorSpec, items: &'i Items) -> Result<Option<&'i RowStore
     }
 }
 
-/// Refuses vectors that nothing reads, where all columns are kept that the items bring.
+/// Rejects vectors that no part of the model reads, unless all item columns are stored.
 fn check_read(package: Option<&Package>, items: &Items) -> Result<()> {
     let read = |name: &str| match package.map(|package| &package.spec.item) {
         None => false,
@@ -115,13 +116,13 @@ fn check_read(package: Option<&Package>, items: &Items) -> Result<()> {
     }
 }
 
-/// The columns that the item tower reads, each once.
+/// Returns the distinct columns that the item tower reads.
 pub(super) fn sources(package: Option<&Package>) -> BTreeSet<&str> {
     let features = package.and_then(|package| package.item.as_ref()).map_or(&[][..], Tower::features);
     features.iter().map(FeatureSpec::source).filter(|source| *source != ID).collect()
 }
 
-/// Refuses items without a column that the item tower reads; `has` says which there are.
+/// Rejects items without a column that the item tower reads; `has` returns whether a column exists.
 pub(super) fn check_sources(package: Option<&Package>, has: impl Fn(&str) -> bool) -> Result<()> {
     match sources(package).into_iter().find(|source| !has(source)) {
         None => Ok(()),
@@ -129,7 +130,7 @@ pub(super) fn check_sources(package: Option<&Package>, has: impl Fn(&str) -> boo
     }
 }
 
-/// Refuses items without vectors of their own, or with others than the model's.
+/// Rejects items without vectors of their own, or with those of another width than the model's.
 fn check_given(package: Option<&Package>, items: &Items) -> Result<()> {
     let dense = items.dense.get(EMBEDDING).ok_or_else(|| {
         Error::invalid(format!(
@@ -145,7 +146,7 @@ fn check_given(package: Option<&Package>, items: &Items) -> Result<()> {
     Ok(())
 }
 
-/// What the item tower makes of all items, output after output.
+/// Runs the item tower over all items; returns one matrix per output.
 fn run(tower: &Tower, items: &Items, spill: &Spill, progress: &Progress<'_>) -> Result<Vec<RowStore<'static>>> {
     let threads = Threads::new(std::thread::available_parallelism().map_or(1, usize::from));
     let mut scratch = tower::Scratch::default();
@@ -177,8 +178,8 @@ fn run(tower: &Tower, items: &Items, spill: &Spill, progress: &Progress<'_>) -> 
     all.into_iter().map(RowWriter::finish).collect()
 }
 
-/// The features of one item, read from its columns; `vector` gives those of vectors. A column that these items do not have is missing
-/// on each of them.
+/// Reads the features of one item from its columns; `vector` returns those of vectors. A column that these items lack is missing
+/// for each of them.
 fn features(
     specs: &[FeatureSpec],
     items: &Items,
@@ -195,7 +196,7 @@ fn features(
             let range = |offsets: &[u32]| offsets[row] as usize..offsets[row + 1] as usize;
             match &column.values {
                 ItemValues::Texts { offsets, values } => Values::Texts(values[range(offsets)].to_vec()),
-                // Missing, as in requests: a number is 0, a list of ids is empty.
+                // Missing values, as in requests: a number is 0, a list of ids is empty.
                 ItemValues::Integers { offsets, .. } if range(offsets).is_empty() => continue,
                 ItemValues::Floats(values) if values[row].is_nan() => continue,
                 ItemValues::Integers { offsets, values } => Values::Integers(values[range(offsets)].to_vec()),

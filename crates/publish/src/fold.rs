@@ -1,8 +1,8 @@
-//! A shard and its updates, as one snapshot of the same version.
+//! Checkpoint of a shard: merges a shard and its updates into another snapshot of the same version.
 //!
-//! A router asks all shards of a version in the same lists, so a shard that merges by itself keeps the lists of the whole: their
-//! centroids, and what was measured of them. Items lie in the lists that they would have got, and all else that tells of items is
-//! made anew. The files that do not are those of the published shard.
+//! A router probes the same lists in all shards of a version. A shard that merges separately therefore keeps the lists of the
+//! complete version: their centroids and their calibration. Items are in the lists that they would have been assigned to, and all
+//! other item files are rebuilt. Files that do not depend on items are those of the published shard.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,8 +17,8 @@ use sterling_index::ivf::Assigner;
 use sterling_serving::view::View;
 use sterling_snapshot::{FoldedFrom, INDEX_FILE, Manifest, PROGRAM, Provenance, Shards, Store};
 
-/// Folds the updates of a view of a shard, one of `shards`, into a snapshot that stands for it in `store`. Where none came since the
-/// last time there is nothing to do.
+/// Merges the updates of a view of a shard, one of `shards`, into a snapshot that represents it in `store`. Does nothing without
+/// new updates.
 ///
 /// # Errors
 /// As [`Store::fold`]; `NoSpace`, `Io`.
@@ -55,7 +55,7 @@ pub(super) fn fold(store: &Store, view: &View, shards: &Shards) -> Result<Merged
     Ok(made)
 }
 
-/// Writes all files but the manifest, which is returned.
+/// Writes all files except the manifest, which is returned.
 fn write((files, arranged): (&Version<'_>, &Arranged), view: &View, folder: &Path) -> Result<Manifest> {
     let (main, built) = (view.main(), &arranged.built);
     let mut sums: BTreeMap<_, _> = files.write_items(arranged, folder, built)?;

@@ -1,4 +1,4 @@
-//! What a view shows, as the items of a version that is made of it, and what such a merge tells.
+//! Items of a view, gathered for a merged version, and the result of a merge.
 
 use std::borrow::Cow;
 
@@ -14,50 +14,50 @@ use sterling_serving::view::{Attribute, View, item_columns};
 use sterling_snapshot::VectorRows;
 use sterling_storage::rows::RowStore;
 
-/// What a merge has made.
+/// Result of a merge.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MergedVersion {
-    /// The version.
+    /// Version number.
     pub version: u64,
-    /// The position of the last update that is in it.
+    /// Position of the last merged update.
     pub position: u64,
-    /// Its items.
+    /// Number of items.
     pub items: usize,
-    /// Its lists.
+    /// Number of lists.
     pub lists: usize,
-    /// True where the lists were trained anew.
+    /// Whether the lists were retrained.
     pub is_trained: bool,
-    /// Seconds that it took.
+    /// Duration in seconds.
     pub seconds: f64,
 }
 
-/// The items of a view: those of its main snapshot that are not gone, then those beside it. Of a view without items it is one that
-/// is gone: the files of a version hold one at least, and its manifest says whether it counts ([`Manifest::is_emptied`]).
+/// Items of a view: the live ones of its main snapshot, then those of segments. For an empty view it is one deleted item: the
+/// files of a version hold at least one, and the manifest states whether it counts ([`Manifest::is_emptied`]).
 ///
 /// [`Manifest::is_emptied`]: sterling_snapshot::Manifest::is_emptied
 pub(super) struct ViewItems {
     ids: Vec<i64>,
     columns: Vec<ItemColumn>,
-    /// `[N, D]`, as exact as they are kept.
+    /// Vectors `[N, D]`, as exact as they are stored.
     vectors: Vec<f32>,
     dimension: usize,
-    /// The rows of `[[item.vectors]]`, as they are stored.
+    /// Rows of `[[item.vectors]]`, in storage format.
     kept: Vec<u8>,
-    /// The list of each in the main snapshot.
+    /// List of each item in the main snapshot.
     pub(super) lists: Vec<u32>,
-    /// Those that the lists were not made for, ascending.
+    /// Items that the lists were not trained for, ascending.
     pub(super) strays: Vec<u32>,
-    /// How many lie beside the main snapshot.
+    /// Number of items from segments.
     pub(super) brought: usize,
-    /// Which of them lie together within a list.
+    /// Sort keys that place similar items together within a list.
     alike: Vec<u64>,
 }
 
 impl ViewItems {
-    /// Gathers them.
+    /// Gathers the items.
     ///
     /// # Errors
-    /// What is wrong with the recipe's columns.
+    /// The error of a column in the recipe.
     pub(super) fn of(view: &View) -> Result<Self> {
         let main = view.main();
         let mut slots: Vec<Slot> = view.filled_slots().collect();
@@ -84,15 +84,15 @@ impl ViewItems {
         Ok(ViewItems { ids, columns, vectors, dimension, kept, lists, strays, brought, alike })
     }
 
-    /// Their vectors `[N, D]`.
+    /// Vectors of the items, `[N, D]`.
     ///
     /// # Errors
-    /// None that could come: the vectors have one width.
+    /// Never fails, because all vectors have the same width.
     pub(super) fn rows(&self) -> Result<Matrix<'_>> {
         Matrix::new(&self.vectors, self.dimension)
     }
 
-    /// The items with the slots of an index of their vectors, and which of them lie together within a list.
+    /// Returns the items with the slots of an index over their vectors, and the sort keys within lists.
     ///
     /// # Errors
     /// As [`ViewItems::rows`].

@@ -1,25 +1,27 @@
-//! Publishing: package, recipe and items become a version in the store, whole or not at all.
+//! Publishing: turns a package, a recipe and items into a version in the store, atomically.
 //!
-//! 1. The package's graphs are tried (`sterling_snapshot::sandbox`); it is opened and checked; the items are read (`catalogue`).
-//! 2. Items become vectors: their own column, or the item tower over their features (`embed`).
-//! 3. The vectors are clustered, or keep the lists that they came in, which puts the items into slots.
-//! 4. Columns, ids, planes and rows are written in slot order, tables in their formats; the package's other files are copied
-//!    (`write`).
-//! 5. What the reranker says of an item whoever asks is worked out and kept, where that pays, and it scores the items (`serving`).
-//! 6. What the files hold is searched with sample queries: how many lists a recall takes (`calibrate`).
-//! 7. Where the model leaves its precision open, answers in bf16 are held against those in f32 (`precision`).
-//! 8. The version answers the requests that are kept with the package (`crate::warmup`).
-//! 9. Rows that are to lie on a cluster are brought there (`remote`).
-//! 10. The manifest is written last, and the folder gets its name.
+//! 1. The package's graphs are validated in a sandbox (`sterling_snapshot::sandbox`); the package is opened and checked; the
+//!    items are read (`catalogue`).
+//! 2. Items are embedded: from their own column, or by the item tower over their features (`embed`).
+//! 3. The vectors are clustered, or keep the lists of their source, which assigns slots to the items.
+//! 4. Columns, ids, filter index and rows are written in slot order, tables in their formats; the package's other files are
+//!    copied (`write`).
+//! 5. The item-side part of the reranker is precomputed and stored, if that pays off, and the reranker scores the items
+//!    (`serving`).
+//! 6. Sample queries search the written index, to measure the number of lists per recall (`calibrate`).
+//! 7. If the model leaves its precision open, answers in bf16 are compared with those in f32 (`precision`).
+//! 8. The version answers the requests that are stored with the package (`crate::warmup`).
+//! 9. Rows for a cluster are loaded there (`remote`).
+//! 10. The manifest is written last, and the folder is renamed to its final name.
 //!
-//! Several machines may do steps 2 and 3 side by side, each over some of the files, and then the rest, each for some shards (`parts`).
+//! Several machines may share steps 2 and 3, each for some of the files, and then the rest, each for some shards (`parts`).
 //!
-//! Vectors need not lie in memory (`budget`); what is published is the same.
+//! Vectors need not fit in memory (`budget`); the published bytes are the same.
 //!
-//! A version that is to be cut is made so far, whole, and then cut (`shards`).
+//! A version in shards is first made as a complete one, and then partitioned (`shards`).
 //!
-//! [`merge`] makes a version of one that is served and its updates, by the last of these steps, and of a shard another one of its
-//! version (`fold`).
+//! [`merge`] makes a version from a served one and its updates, by the last of these steps; for a shard it makes a checkpoint of
+//! the same version (`fold`).
 //!
 //! ```
 //! use sterling_publish::{Plan, publish};
@@ -74,10 +76,10 @@ pub use merge::{MERGE_STEPS, merge};
 pub use plan::{Output, Plan, Progress, Source, Stage};
 pub use remote::{Remote, load_published, prune};
 
-/// Publishes a version and returns the model's name and the version's number.
+/// Publishes a version and returns the model's name and the version number.
 ///
 /// # Errors
-/// What is wrong with the package, the recipe or the items, with the place. The store is then as it was.
+/// The error in the package, the recipe or the items, with its location. The store is unchanged then.
 pub fn publish(store: &Store, plan: &Plan, progress: &Progress<'_>) -> Result<(String, u64)> {
     publish_within(store, plan, Budget::of(plan.memory_bytes), progress)
 }
@@ -129,7 +131,8 @@ fn publish_within(store: &Store, plan: &Plan, budget: Budget, progress: &Progres
     Ok((spec.name.clone(), published?))
 }
 
-/// The queries of the model's last version, for a plan without queries. A last version that cannot be read prevents no publication.
+/// Returns the queries of the model's last version, for a plan without queries. An unreadable last version does not prevent
+/// publication.
 fn inherited(store: &Store, plan: &Plan, model: &str) -> Option<calibrate::Inherited> {
     if calibrate::source(plan.queries.as_deref(), plan.source.package()).is_some() {
         return None;
@@ -140,7 +143,7 @@ fn inherited(store: &Store, plan: &Plan, model: &str) -> Option<calibrate::Inher
     })
 }
 
-/// Publishes shards that were put together before.
+/// Publishes shards that were made before.
 fn assembled(
     store: &Store,
     plan: &Plan,
@@ -157,10 +160,10 @@ fn assembled(
     Ok((spec.name.clone(), version))
 }
 
-/// The name and newest version of a package's model, where that version was published from the same files.
+/// Returns the name and newest version of a package's model, if that version was published from the same files.
 ///
 /// # Errors
-/// What is wrong with the package, or `Io`.
+/// The error in the package, or `Io`.
 pub fn published(store: &Store, package: &Path) -> Result<Option<(String, u64)>> {
     let package = Package::open(package)?;
     let name = &package.spec.name;

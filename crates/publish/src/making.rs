@@ -1,4 +1,4 @@
-//! A version on its way, from what was arranged to a folder that is whole but for its manifest.
+//! Makes a version: from arranged items to a folder that is complete except for its manifest.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,19 +17,19 @@ use sterling_snapshot::{
 };
 use sterling_storage::files::Checksum;
 
-/// What becomes a version.
+/// Inputs of a version.
 pub(super) struct Making<'a> {
     pub(super) plan: &'a Plan,
     pub(super) files: write::Version<'a>,
     pub(super) provenance: Provenance,
-    /// Queries of the version before, where this one comes without any.
+    /// Queries of the previous version, if this one comes without any.
     pub(super) inherited: Option<Inherited>,
     pub(super) start: Instant,
     pub(super) progress: &'a Progress<'a>,
 }
 
 impl Making<'_> {
-    /// Writes the version into `folder`, calibrates and tries it; it is whole but for its manifest, which is returned.
+    /// Writes the version to `folder`, calibrates and tests it. Returns the manifest, which is the only file not yet written.
     pub(super) fn whole(&self, arranged: &Arranged, folder: &Path, version: u64) -> Result<Manifest> {
         let Making { plan, files: version_files, progress, .. } = self;
         let package = version_files.package;
@@ -55,7 +55,8 @@ impl Making<'_> {
         Ok(manifest)
     }
 
-    /// Calibrates the version in `folder` with the queries that come with it, else with those of the version before, else with perturbed items.
+    /// Calibrates the version in `folder` with its own queries, otherwise with those of the previous version, otherwise with
+    /// perturbed items.
     fn calibrate(
         &self,
         arranged: &Arranged,
@@ -79,7 +80,7 @@ impl Making<'_> {
                         );
                         tracing::warn!(
                             queries = kept.source,
-                            "the publication has no queries, those of the last version calibrate it"
+                            "no calibration queries; using those of the last version"
                         );
                         measured.map(|(calibration, queries)| kept.rename(calibration, queries))
                     }
@@ -100,8 +101,8 @@ impl Making<'_> {
                 if found < plan.recipe.serving.recall {
                     tracing::warn!(
                         found,
-                        "no rows are kept that rescore (index.rescore = \"none\"), and int8 rows find {found:.3} of the best of a sample: \
-                         the recall that is estimated is about what int8 rows find, not about the vectors"
+                        "no rescoring rows are stored (index.rescore = \"none\"), and int8 rows have a recall of {found:.3} on a sample: \
+                         estimated recalls are relative to int8 rows, not to the vectors"
                     );
                 }
             }
@@ -109,7 +110,7 @@ impl Making<'_> {
         Ok(measured)
     }
 
-    /// The manifest of a version that is whole with these files.
+    /// Creates the manifest of a version with these files.
     pub(super) fn manifest(
         &self,
         version: u64,
@@ -139,7 +140,7 @@ impl Making<'_> {
     }
 }
 
-/// How large a version is.
+/// Size of a version.
 pub(super) struct Extent {
     pub(super) dimension: usize,
     pub(super) items: usize,
@@ -147,7 +148,7 @@ pub(super) struct Extent {
     pub(super) lists: usize,
 }
 
-/// Writes what was measured into the folder of a version.
+/// Writes a calibration to the folder of a version.
 pub(super) fn keep(
     measured: Option<(Calibration, Queries)>,
     folder: &Path,
@@ -160,7 +161,7 @@ pub(super) fn keep(
     Ok(())
 }
 
-/// Says what the calibration of a version does not promise.
+/// Warns about limits of a version's calibration.
 pub(super) fn warn(calibration: &Calibration, queries: &Queries, (package, recipe): (Option<&Package>, &Recipe)) {
     let has_tower = package.is_some_and(|package| package.user.is_some());
     if has_tower && queries.are_items() {
@@ -175,13 +176,13 @@ pub(super) fn warn(calibration: &Calibration, queries: &Queries, (package, recip
             candidates = k,
             recall,
             found,
-            "int8 rows lose too many of the best: a recall of {found:.3} is found where {recall} is asked for; \
-             dimensions that are large and alike for all items leave the others little room, expected vectors without them, or first-pass codes"
+            "int8 rows lose too many of the best: a recall of {found:.3} is measured, {recall} is requested; \
+             dimensions that are large and similar for all items leave little resolution for the others: use vectors without them, or first-pass codes"
         );
     }
 }
 
-/// What runs the graphs of a package as it was decided.
+/// Returns how the graphs of a package are executed, by the decisions.
 fn graphs(package: &Package, decisions: &Decisions) -> Result<BTreeMap<String, GraphRecord>> {
     let served = package.decided(decisions)?;
     Ok(served.graphs().map(|(file, runs)| (file.to_owned(), GraphRecord::from(runs))).collect())

@@ -1,13 +1,13 @@
-//! A version of one that is served and what its updates have made of it.
+//! Merges a served version and its updates into the next version.
 //!
-//! 1. The items of a view are gathered: those of its main snapshot that are not gone, and those beside it, each in its list.
-//! 2. The lists go on ([`ivf::rebalance`]), with further ones for items of a new kind, and are measured with the queries that the version
-//!    was calibrated with. Where a recall takes clearly more of them than when they were trained, or the catalogue has another size by
-//!    now, they are trained anew.
-//! 3. All else is as in any publication, but for the package: its files are those of the version, under another name.
+//! 1. The items of a view are gathered: the live ones of its main snapshot, and those of segments, each in its list.
+//! 2. The lists are retained and adjusted ([`ivf::rebalance`]), with further ones for items of a new kind, and measured with the
+//!    queries that the version was calibrated with. They are retrained if a recall needs clearly more of them than after
+//!    training, or if the size of the catalogue has changed too much.
+//! 3. Everything else is as in any publication, except that the package files are hard links to those of the version.
 //!
-//! The manifest says up to which position the updates are in it. Whoever loads the version goes on from there, so that nothing
-//! is lost or done twice, wherever a merge ends: the version is there whole, or it is as if nobody had begun.
+//! The manifest contains the position of the last merged update. A server that loads the version continues from there, so no
+//! update is lost or applied twice. The version becomes visible atomically: an interrupted merge leaves no trace.
 
 use std::path::Path;
 use std::time::Instant;
@@ -30,26 +30,26 @@ use sterling_snapshot::{
 };
 use sterling_storage::files::Checksum;
 
-/// Lists are trained anew where a recall takes so many times the share of them that it took when they were trained.
+/// Lists are retrained if a recall needs this multiple of the share of lists that it needed after training.
 const DRIFT: f64 = 1.25;
-/// Codes for a first pass are trained anew where this share of the items is of a kind that they were not trained on.
+/// Codebooks of the first pass are retrained if this share of the items is of a kind that they were not trained on.
 const STRAYS_OF_CODES: f64 = 0.01;
-/// A stratum is measured where more than this share of what a merge brings are strays: of items like those that were there one in
-/// fifty is.
+/// A stratum is measured if more than this share of the added items are strays; among items similar to the existing ones, 2 %
+/// are.
 const STRAYS_OF_A_KIND: f64 = 0.04;
-/// Steps of a merge: items are gathered into lists, the index is written, its recall is measured, and all else is written.
+/// Number of steps of a merge: gather items into lists, write the index, measure its recall, write everything else.
 pub const MERGE_STEPS: usize = 4;
-/// Candidates whose recall is watched.
+/// Number of candidates whose recall is watched.
 const WATCHED: usize = 100;
-/// Bytes of memory that a merge takes for each number of its items' vectors: as f32, and encoded twice over.
+/// Bytes of memory of a merge per vector component: as f32, and encoded twice.
 const BYTES_A_NUMBER: u64 = 12;
 
-/// Publishes what a view shows as the next version of its model, on the threads of the pool that this runs in. A shard is folded
-/// into another one of the same version, for this server alone (`fold`). `progress` is told how many of [`MERGE_STEPS`] are done.
+/// Publishes a view as the next version of its model, on the threads of the current pool. For a shard, makes a checkpoint of the
+/// same version, for this server alone (`fold`). `progress` receives the number of finished steps out of [`MERGE_STEPS`].
 ///
 /// # Errors
-/// `Conflict` where another version came meanwhile, which takes over; `NoSpace` where memory or the disk do not suffice; `Io`. The
-/// store is then as it was.
+/// `Conflict` if another version was published meanwhile and takes over; `NoSpace` if memory or disk space is insufficient; `Io`.
+/// The store is unchanged then.
 pub fn merge(store: &Store, view: &View, progress: &(dyn Fn(usize) + Sync)) -> Result<MergedVersion> {
     let start = Instant::now();
     let main = view.main();
@@ -105,7 +105,7 @@ pub fn merge(store: &Store, view: &View, progress: &(dyn Fn(usize) + Sync)) -> R
             graphs: Some(graphs),
             decisions,
         };
-        // What the model once had to answer, of other items, is answered by these now.
+        // The golden answers of the model were those of other items, so they are replaced by present ones.
         warm::answer(folder, &mut manifest, false)?;
         manifest.provenance.seconds = start.elapsed().as_secs_f64();
         manifest.write(folder)?;
@@ -116,13 +116,13 @@ pub fn merge(store: &Store, view: &View, progress: &(dyn Fn(usize) + Sync)) -> R
     Ok(made)
 }
 
-/// The items of a view on their way into a version.
+/// Items of a view, being merged into a version.
 struct Merging<'a> {
     view: &'a View,
     arranged: Arranged,
-    /// Which items lie together within a list.
+    /// Sort keys that place similar items together within a list.
     alike: Vec<u64>,
-    /// The rows of items of a new kind, ascending; none where there are no more strays than among other items.
+    /// Rows of items of a new kind, ascending; empty if there are no more strays than expected.
     strays: Vec<u32>,
     trained_share: Option<f64>,
     is_trained: bool,
@@ -130,7 +130,7 @@ struct Merging<'a> {
 }
 
 impl<'a> Merging<'a> {
-    /// Gathers the items, in the lists that go on.
+    /// Gathers the items, in the retained lists.
     fn of(view: &'a View, progress: &'a (dyn Fn(usize) + Sync)) -> Result<Self> {
         let main = view.main();
         let items = ViewItems::of(view)?;
@@ -150,10 +150,10 @@ impl<'a> Merging<'a> {
         Ok(Merging { view, arranged, alike, strays, trained_share, is_trained: false, progress })
     }
 
-    /// Writes the index, with its lists as they go on or trained anew. Returns its checksum, and what was measured of it.
+    /// Writes the index, with retained or retrained lists. Returns its checksum and its measurements.
     fn arrange(&mut self, folder: &Path) -> Result<(Checksum, Option<MergedCalibration>)> {
         let recipe = &self.view.main().recipe;
-        // Lists that came with their items, from another program, are not ours to train.
+        // Lists that came with their items, from another program, must not be retrained.
         let may_train = self.view.main().index.penalties().is_empty();
         if may_train && !self.fits(recipe) {
             return self.train(folder);
@@ -170,12 +170,12 @@ impl<'a> Merging<'a> {
         }
     }
 
-    /// Whether there are about as many lists as a catalogue of this size gets.
+    /// Returns whether the number of lists suits the size of the catalogue.
     fn fits(&self, recipe: &Recipe) -> bool {
         let is_coded = self.view.main().index.has_first_pass();
         let wanted = recipe.index.lists_of(self.arranged.ids.len(), is_coded).unwrap_or(1);
         let is_ours = recipe.index.lists == 0;
-        // Versions with codes had twice as many lists before: they go on with them.
+        // Earlier releases used twice as many lists for versions with codes; these are accepted.
         let most = if is_coded { wanted * 4 } else { wanted * 2 };
         !is_ours || (wanted.div_ceil(2)..=most).contains(&self.lists())
     }
@@ -206,7 +206,7 @@ impl<'a> Merging<'a> {
         Ok((sum, calibrate::merged(folder, &of_main, &self.stray_slots())?))
     }
 
-    /// The slots of the items of a new kind.
+    /// Returns the slots of the items of a new kind.
     fn stray_slots(&self) -> Vec<u32> {
         let is_stray = |row: &u32| self.strays.binary_search(row).is_ok();
         let slots = (0..).zip(&self.arranged.built.order);
@@ -234,7 +234,7 @@ impl<'a> Merging<'a> {
     }
 }
 
-/// The share of the lists that the recall of a recipe takes.
+/// Returns the share of the lists that the recall of a recipe needs.
 fn share(calibration: &Calibration, recipe: &Recipe, items: usize, lists: usize) -> f64 {
     let wanted = Wanted { candidates: WATCHED.min(items), pass_rate: 1.0, recall: recipe.serving.recall };
     calibration.choose(wanted, items, lists).probes as f64 / lists.max(1) as f64

@@ -10,7 +10,7 @@ use sterling_index::ivf;
 use sterling_snapshot::Recipe;
 use sterling_snapshot::sandbox::Trials;
 
-/// A publication: where the model and its items come from, how the index is built, and what is written.
+/// Plan of a publication: the sources of the model and its items, the recipe of the index, and the output.
 ///
 /// ```
 /// use sterling_publish::{Output, Plan, Source};
@@ -28,15 +28,15 @@ pub struct Plan {
     pub queries: Option<PathBuf>,
     /// How the index is built.
     pub recipe: Recipe,
-    /// What is written.
+    /// Output of the publication.
     pub output: Output,
-    /// Where the package's graphs run first.
+    /// Sandbox in which the package's graphs run first.
     pub trials: Trials,
-    /// Bytes of memory that the publication may take; by default most of what is free.
+    /// Bytes of memory that the publication may take; by default most of the free memory.
     pub memory_bytes: Option<u64>,
 }
 
-/// Where a model and its items come from.
+/// Source of a model and its items.
 #[derive(Clone, Debug)]
 pub enum Source {
     /// A model package.
@@ -114,7 +114,7 @@ impl Source {
         }
     }
 
-    /// The file of vectors beside the item file.
+    /// Separate vector file.
     pub(super) fn vectors(&self) -> Option<&Path> {
         match self {
             Source::Package { vectors, .. } | Source::Vectors { vectors, .. } => vectors.as_deref(),
@@ -123,12 +123,12 @@ impl Source {
         }
     }
 
-    /// The item file; of an index of Faiss without one the index itself.
+    /// Item file; for a Faiss index without one, the index itself.
     ///
     /// # Errors
-    /// `NotFound` where none was given and the package has none.
+    /// `NotFound` if none was given and the package has none.
     pub fn item_file(&self) -> Result<PathBuf> {
-        /// Items of a package, the first of these that exists.
+        /// Items of a package; the first existing file is used.
         const ITEM_FILES: [&str; 2] = ["items.parquet", "items.jsonl"];
         match self {
             Source::Package { items: Some(items), .. }
@@ -155,16 +155,16 @@ impl Source {
 pub enum Output {
     /// A version of all items.
     Whole {
-        /// The position of the last update of the model that the items contain: servers apply the updates after it. 0 if they contain none.
+        /// Position of the last update of the model that the items contain: servers apply later updates. 0 if they contain none.
         position: u64,
-        /// A cluster that gets rows of the tables as well.
+        /// Cluster that receives rows of the tables too.
         remote: Option<Remote>,
     },
     /// A version in document shards by the ids of its items.
     Shards {
         /// Number of shards.
         count: u32,
-        /// The position of each shard, or none.
+        /// Position of each shard, or empty.
         positions: Vec<u64>,
     },
 }
@@ -176,17 +176,17 @@ impl Default for Output {
 }
 
 impl Output {
-    /// A version of all items, which contain the updates up to a position.
+    /// Output of a version of all items, which contain the updates up to a position.
     pub fn at(position: u64) -> Self {
         Output::Whole { position, remote: None }
     }
 
-    /// A version in document shards, whose items contain no updates.
+    /// Output of a version in document shards, whose items contain no updates.
     pub fn shards(count: u32) -> Self {
         Output::Shards { count, positions: Vec::new() }
     }
 
-    /// Number of shards; none of a version of all items.
+    /// Number of shards; `None` for a version of all items.
     pub(super) fn count(&self) -> Option<u32> {
         match self {
             Output::Whole { .. } => None,
@@ -194,7 +194,7 @@ impl Output {
         }
     }
 
-    /// The cluster that gets rows of the tables.
+    /// Cluster that receives rows of the tables.
     pub(super) fn remote(&self) -> Option<&Remote> {
         match self {
             Output::Whole { remote, .. } => remote.as_ref(),
@@ -202,7 +202,7 @@ impl Output {
         }
     }
 
-    /// The position of a shard; of a version of all items that of shard 0.
+    /// Position of a shard; shard 0 stands for a version of all items.
     pub(super) fn position(&self, shard: u32) -> u64 {
         match self {
             Output::Whole { position, .. } => *position,
@@ -228,7 +228,7 @@ impl Output {
 }
 
 impl Plan {
-    /// A plan with the default recipe that writes a version of all items. Graphs run in this process first.
+    /// Creates a plan with the default recipe that writes a version of all items. Graphs run in this process first.
     pub fn new(source: Source) -> Self {
         Plan {
             source,
@@ -240,12 +240,12 @@ impl Plan {
         }
     }
 
-    /// A plan for a package folder.
+    /// Creates a plan for a package folder.
     pub fn of_package(folder: impl Into<PathBuf>) -> Self {
         Plan::new(Source::Package { folder: folder.into(), items: None, vectors: None })
     }
 
-    /// A plan for an embedding-only model whose item file has the vectors.
+    /// Creates a plan for an embedding-only model whose item file contains the vectors.
     pub fn of_vectors(name: impl Into<String>, items: impl Into<PathBuf>) -> Self {
         Plan::new(Source::Vectors { name: name.into(), items: items.into(), vectors: None })
     }
@@ -284,7 +284,7 @@ mod tests {
         let refused = source.item_file().unwrap_err();
         assert_eq!(refused.kind(), Kind::NotFound);
         assert!(["items.parquet", "items.jsonl"].iter().all(|name| refused.to_string().contains(name)), "{refused}");
-        // One after the other: the last one goes first where both exist.
+        // Created one after the other: `items.parquet`, the last one, takes precedence if both exist.
         for name in ["items.jsonl", "items.parquet"] {
             std::fs::write(folder.path().join(name), "").unwrap();
             assert_eq!(source.item_file().unwrap(), folder.path().join(name));

@@ -1,8 +1,8 @@
-//! Which precision a model gets that leaves it open: bf16 where that hardly changes what it answers to sample requests, else f32.
+//! Precision of a model that leaves it open: bf16 if that hardly changes its answers to sample requests, otherwise f32.
 //!
-//! The version answers each request in both. It must keep [`OVERLAP`] of the items that it returns in f32, and the golden answers that came
-//! with the package within their tolerance. Where there is nothing to ask, or the processor that publishes has no products of bf16, it is
-//! f32, and the reason says so.
+//! The version answers each request in both precisions. In bf16 it must return the share [`OVERLAP`] of the items that it returns
+//! in f32, and the golden answers of the package within their tolerance. Without requests, or if the publishing processor does
+//! not support bf16 products, f32 is chosen, with the reason.
 
 use std::fs;
 use std::path::Path;
@@ -22,31 +22,31 @@ use sterling_serving::view::View;
 use sterling_snapshot::model::{AskedPrecision, DecidedPrecision, Decisions, Package, WARMUP_FILE};
 use sterling_snapshot::{Manifest, Placement, REQUESTS_FILE, Snapshot};
 
-/// Most requests that are asked.
+/// Maximum number of requests.
 const REQUESTS_MAX: usize = 64;
-/// The share of the items returned in f32 that is to be returned in bf16.
+/// Minimum share of the items returned in f32 that bf16 must return too.
 const OVERLAP: f64 = 0.98;
 
-/// What is asked: a line of the warm-up or of the sample requests, or an item's vector.
+/// Sample request: a line of the warm-up or of the sample requests, or an item's vector.
 enum Sample {
     Body(String),
     Item(Vec<f32>),
 }
 
-/// What two precisions answered to the same requests.
+/// Comparison of the answers in two precisions.
 #[derive(Default)]
 struct Compared {
     requests: usize,
     returned: usize,
     kept: usize,
-    /// Of the largest score of its request.
+    /// Largest score difference, relative to the largest score of its request.
     largest_difference: f32,
 }
 
-/// Decides for the version in `folder`, whole but for its manifest, where its model leaves the precision open.
+/// Chooses the precision of the version in `folder`, complete except for its manifest, if its model leaves it open.
 ///
 /// # Errors
-/// What is wrong with a request, with its line; what loading the version returns.
+/// The error in a request, with its line; errors of loading the version.
 pub(super) fn decide(
     package: &Package,
     folder: &Path,
@@ -94,7 +94,7 @@ fn load(folder: &Path, manifest: &Manifest, precision: Precision) -> Result<Arc<
     Ok(Arc::new(View::new(Arc::new(load_again(folder, manifest, precision)?))))
 }
 
-/// The package's sample requests and those that are kept with it, or items of a model that may be asked by a vector.
+/// Returns the package's sample requests and its warm-up requests; or item vectors, if the model accepts vectors.
 fn samples(package: &Package, view: &View) -> Result<Vec<Sample>> {
     let mut samples = Vec::new();
     for file in [WARMUP_FILE, REQUESTS_FILE] {

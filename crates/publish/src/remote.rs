@@ -1,4 +1,4 @@
-//! Rows of embedding tables in a cluster: brought there when a version is published or later, and removed once no version has them.
+//! Embedding table rows in a cluster: loaded when a version is published or later, and deleted once no version refers to them.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -11,20 +11,21 @@ use sterling_snapshot::model::{ModelSpec, Package};
 use sterling_snapshot::{Manifest, Store, content_of, rows_on_cluster};
 use sterling_storage::files::Checksum;
 
-/// Rows that were loaded within so many seconds are kept: their publication may be under way.
+/// Age in seconds below which rows are retained, because their publication may be running.
 const KEPT_SECONDS: u64 = 3600;
 
-/// The cluster that gets the rows of tables when a version is published.
+/// Cluster that receives the rows of tables when a version is published.
 #[derive(Clone, Debug)]
 pub struct Remote {
-    /// The cluster.
+    /// Cluster client.
     pub cluster: Arc<Cluster>,
-    /// The tables; none means all that the user tower reads.
+    /// Names of the tables; empty means all that the user tower reads.
     pub tables: Vec<String>,
 }
 
-/// Brings the rows of `remote` to the cluster for the version of `manifest`, which is about to be published. `progress` is told
-/// rows done and rows in all. Returns the sets that were not there before; they are removed again where a later table cannot be loaded.
+/// Loads the rows of `remote` into the cluster for the version of `manifest`, which is about to be published. `progress` receives
+/// the numbers of finished and of all rows. Returns the newly loaded row sets; deletes them again if a later table cannot be
+/// loaded.
 pub(super) fn load(
     remote: &Remote,
     spec: &ModelSpec,
@@ -50,7 +51,7 @@ pub(super) fn load(
     for table in tables {
         let named = rows_on_cluster(spec, manifest, table.name())?;
         let told = |rows: u64| progress((before + rows) as usize, total as usize);
-        // Other versions may have what was there already: it is not ours to remove.
+        // Other versions may use existing rows: these must not be deleted.
         let is_new = stored(&remote.cluster, &named)?.is_none();
         loaded.extend(is_new.then(|| named.clone()));
         if let Err(error) = table.load(&remote.cluster, &named, |p| told(p.rows_done)) {
@@ -62,7 +63,7 @@ pub(super) fn load(
     Ok(loaded)
 }
 
-/// Removes rows of a version that was not published after all.
+/// Deletes rows of a version that was not published after all.
 pub(super) fn unload(remote: &Remote, loaded: &[RowSet]) {
     for named in loaded {
         if let Err(error) = delete(&remote.cluster, named) {
@@ -71,12 +72,12 @@ pub(super) fn unload(remote: &Remote, loaded: &[RowSet]) {
     }
 }
 
-/// Brings the rows of a published version to the cluster, or back to where they were lost. What is there stays. `progress` is told
-/// rows done and rows in all.
+/// Loads the rows of a published version into the cluster, or restores lost ones. Existing rows stay. `progress` receives the
+/// numbers of finished and of all rows.
 ///
 /// # Errors
-/// `NotFound` for a version that is not published, `Corrupt` where a file is not what its manifest says, `Invalid` for a table that the
-/// model does not have; as [`Table::load`].
+/// `NotFound` for a version that is not published, `Corrupt` if a file does not match its manifest, `Invalid` for a table that
+/// the model does not have; as [`Table::load`].
 pub fn load_published(
     remote: &Remote,
     store: &Store,
@@ -90,7 +91,7 @@ pub fn load_published(
     let files: BTreeSet<&String> = package.spec.tables.iter().map(|table| &table.file).collect();
     for file in files {
         let path = held.folder().join(file);
-        // Rows are keyed by this checksum, so that damaged ones would be taken for right ones.
+        // Rows are keyed by this checksum, so damaged rows would be accepted as valid.
         if manifest.files.get(file) != Some(&Checksum::of_file(&path)?) {
             return Err(Error::corrupt(format!("{}: not what the manifest says", path.display())));
         }
@@ -98,11 +99,11 @@ pub fn load_published(
     load(remote, &package.spec, &manifest, &package.tables, progress).map(drop)
 }
 
-/// Removes the sets of rows that no version of these stores has, of the models that are in these stores. Sets that were loaded within the last
-/// hour stay. Returns those that were removed.
+/// Deletes the row sets of models in these stores that no version refers to. Sets loaded within the last hour stay. Returns the
+/// deleted ones.
 ///
 /// # Errors
-/// Where a store or one of its manifests cannot be read, before anything is removed; where the cluster does not answer.
+/// If a store or one of its manifests cannot be read, before anything is deleted; if the cluster does not respond.
 pub fn prune(cluster: &Arc<Cluster>, stores: &[Store]) -> Result<Vec<RowSet>> {
     let mut models = BTreeSet::new();
     let mut contents = BTreeSet::new();
@@ -132,7 +133,7 @@ pub fn prune(cluster: &Arc<Cluster>, stores: &[Store]) -> Result<Vec<RowSet>> {
     Ok(removed)
 }
 
-/// What rows of the files of a version may be keyed by.
+/// Keys that rows of a version's files may have.
 fn contents_of(manifest: &Manifest) -> Vec<u64> {
     manifest.files.values().filter_map(|sum| content_of(&sum.xxh3)).collect()
 }

@@ -1,4 +1,4 @@
-//! How a version is served: what of its reranker is kept by item, and whether it stands the items as they are published.
+//! Serving-time preparation: stores the item-side part of the reranker, and checks that the version can score its items.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,7 +14,7 @@ use sterling_snapshot::{
 };
 use sterling_storage::files::{Checksum, TensorFile, Tensors};
 
-/// The files of a version in slot order, as they were written.
+/// Written files of a version in slot order.
 struct Written {
     index: ivf::Index,
     columns: Columns,
@@ -40,8 +40,8 @@ impl Written {
     }
 }
 
-/// Keeps what the reranker says of the items of the version in `folder` whoever asks, where that pays and the recipe wants it:
-/// the file joins `files`. Then the reranker scores the items.
+/// Precomputes the item-side part of the reranker for the version in `folder`, if that pays off and the recipe permits it, and
+/// adds its file to `files`. Then scores the items with the reranker.
 pub(super) fn prepare(
     package: &Package,
     folder: &Path,
@@ -60,8 +60,8 @@ pub(super) fn prepare(
     Ok(decisions)
 }
 
-/// Works out again, for other items of a version that lie in `folder`, what was decided to be kept. What cannot be stored of
-/// them is left to candidates: what was decided is returned.
+/// Recomputes the stored item-side part for other items of a version in `folder`. Parts that cannot be stored for them are
+/// computed per candidate. Returns the decisions in effect.
 pub(super) fn keep(
     package: &Package,
     decisions: &Decisions,
@@ -77,7 +77,7 @@ pub(super) fn keep(
     }
 }
 
-/// What was decided to be kept of the items, and the package that reads it; none where nothing was, or where it cannot be stored.
+/// Returns the stored item-side part, and the package that reads it; `None` if nothing is stored, or it cannot be.
 fn kept(package: &Package, decisions: &Decisions, written: &Written) -> Result<Option<(Package, Table)>> {
     let Some(decided) = &decisions.item_part else { return Ok(None) };
     let parted = package.decided(decisions)?;
@@ -86,7 +86,7 @@ fn kept(package: &Package, decisions: &Decisions, written: &Written) -> Result<O
     match parts.stored(decided.format, &written.index, &written.ids) {
         Ok(table) => Ok(Some((parted, table))),
         Err(e) if e.kind() == Kind::Invalid => {
-            tracing::warn!(reason = %e, "nothing of the reranker is kept by item");
+            tracing::warn!(reason = %e, "the item-side part of the reranker is not stored");
             Ok(None)
         }
         Err(e) => Err(e),

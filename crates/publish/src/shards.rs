@@ -1,11 +1,12 @@
-//! A version that is cut into document shards: trained once, as a whole, and cut after.
+//! Document shards: a version is trained as a whole and then partitioned.
 //!
-//! 1. The whole is written, calibrated and tried in a folder that goes away again.
-//! 2. Each shard gets its slice of every list, with the centroids, dictionaries and widths of rows of the whole; files that do not
-//!    tell of items are those of the whole, as hard links.
+//! 1. The complete version is written, calibrated and tested in a temporary folder.
+//! 2. Each shard gets its slice of every list, with the centroids, dictionaries and row widths of the complete version; files
+//!    that do not depend on items are hard links to those of the complete version.
 //! 3. The file that names all shards is written last.
 //!
-//! Shards may be put together each by itself (`super::parts`): then only what they share is written here, and the file that names them.
+//! Shards may also be made separately (`super::parts`): then only their shared files and the file that names them are written
+//! here.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -23,10 +24,10 @@ use sterling_snapshot::model::{Decisions, WARMUP_FILE};
 use sterling_snapshot::{INDEX_FILE, Manifest, PARTS_FILE, REQUESTS_FILE, ShardOf, Shards, shard_folder};
 use sterling_storage::files::{self, Checksum};
 
-/// Where the whole lies while it is cut.
+/// Folder of the complete version while it is partitioned.
 const WHOLE: &str = "whole";
 
-/// Fills the folder of a version with its shards.
+/// Writes the shards of a version to its folder.
 pub(super) fn cut(making: &Making<'_>, arranged: &Arranged, folder: &Path, version: u64, shards: u32) -> Result<()> {
     let whole_folder = make(folder.join(WHOLE))?;
     let whole = Whole { manifest: making.whole(arranged, &whole_folder, version)?, folder: &whole_folder, shards };
@@ -47,7 +48,7 @@ pub(super) fn cut(making: &Making<'_>, arranged: &Arranged, folder: &Path, versi
     whole.cut_into(&manifests, folder)
 }
 
-/// Fills the folder of a version with shards that were put together each by itself.
+/// Writes a version from shards that were made separately.
 pub(super) fn assemble(making: &Making<'_>, cut: &CutShards, folder: &Path, version: u64) -> Result<()> {
     let whole_folder = make(folder.join(WHOLE))?;
     (making.progress)(Stage::Writing, 0, cut.shards.len());
@@ -62,7 +63,7 @@ pub(super) fn assemble(making: &Making<'_>, cut: &CutShards, folder: &Path, vers
         files.extend(calibrate::keep_requests(&source, &whole_folder)?.map(|sum| (REQUESTS_FILE.into(), sum)));
     }
     making::keep(measured, &whole_folder, &mut files)?;
-    // What cannot be kept of the items of one shard would not be kept of the whole.
+    // A part that cannot be stored for the items of one shard could not be stored for the complete version.
     let decided = cut.shards.iter().map(|shard| &shard.holds.decisions);
     let decisions = decided.min_by_key(|decisions| decisions.item_part.is_some()).cloned().unwrap_or_default();
     let PartShard { dimension, lists, .. } = cut.shards[0].holds;
@@ -92,14 +93,14 @@ fn make(folder: std::path::PathBuf) -> Result<std::path::PathBuf> {
     Ok(folder)
 }
 
-/// Brings the files that do not tell of items from the folder of a manifest to that of other items of the same version, whose own
-/// files are in `sums`: other names of the same bytes, or copies where the file system has none.
+/// Links the files that do not depend on items from the folder of a manifest to that of other items of the same version, whose
+/// own files are in `sums`. Files are hard links, or copies if the file system has none.
 pub(super) fn share(
     (from, of): (&Path, &Manifest),
     folder: &Path,
     sums: &mut BTreeMap<String, Checksum>,
 ) -> Result<()> {
-    // Golden answers are those of all items, and so are the parts of the reranker.
+    // Golden answers and the item-side part of the reranker depend on all items.
     let others = of.files.iter().filter(|(name, _)| ![WARMUP_FILE, PARTS_FILE].contains(&name.as_str()));
     for (name, sum) in others {
         if !sums.contains_key(name) {
@@ -122,7 +123,7 @@ fn bring(from: &Path, to: &Path, sum: &Checksum) -> Result<()> {
     }
 }
 
-/// What tells of the items of a shard, written into its folder.
+/// Files of a shard that depend on its items, written to its folder.
 struct OfItems {
     shard: u32,
     items: usize,
@@ -131,9 +132,9 @@ struct OfItems {
     decisions: Decisions,
 }
 
-/// What all shards of a version share.
+/// Shared files of all shards of a version.
 struct Whole<'a> {
-    /// Whole as it is, or but for the files that tell of items.
+    /// Complete manifest, or one without the files that depend on items.
     manifest: Manifest,
     folder: &'a Path,
     shards: u32,
@@ -157,7 +158,7 @@ impl Whole<'_> {
         Ok(manifest)
     }
 
-    /// Names all shards in the folder of the version.
+    /// Writes the file that names all shards.
     fn cut_into(self, manifests: &[Manifest], folder: &Path) -> Result<()> {
         fs::remove_dir_all(self.folder).map_err(|e| Error::io(self.folder.display(), e))?;
         Shards::of(manifests).write(folder)

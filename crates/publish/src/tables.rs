@@ -1,4 +1,4 @@
-//! The embedding tables of a package in the formats that a recipe asks for.
+//! Embedding tables of a package in the formats of a recipe.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,7 +10,7 @@ use sterling_embedding::{RowFormat, Table};
 use sterling_snapshot::model::{ModelSpec, Package};
 use sterling_storage::files::{Checksum, TensorFile};
 
-/// The tables of a package in the formats that a recipe asks for, and `model.toml` as it is with them.
+/// Converts the tables of a package to the formats of a recipe, and updates `model.toml` accordingly.
 fn converted(package: &Package, formats: &BTreeMap<String, RowFormat>) -> Result<(ModelSpec, Vec<Arc<Table>>)> {
     let known = || package.tables.iter().map(|t| t.name()).collect::<Vec<_>>().join(", ");
     if let Some(name) = formats.keys().find(|n| package.tables.iter().all(|t| t.name() != *n)) {
@@ -32,7 +32,7 @@ fn converted(package: &Package, formats: &BTreeMap<String, RowFormat>) -> Result
     Ok((spec, tables))
 }
 
-/// `model.toml` of what is published, whose items have vectors of this width, and its tables.
+/// Returns the published `model.toml` for items with vectors of this width, and the tables.
 pub(super) fn described(
     plan: &Plan,
     package: Option<&Package>,
@@ -45,19 +45,19 @@ pub(super) fn described(
     }
 }
 
-/// True where a table of this file of the package has another format by now.
+/// Returns whether a table in this file of the package was converted to another format.
 pub(super) fn is_converted(file: &str, package: &Package, tables: &[Arc<Table>]) -> bool {
     in_file(file, package, tables).any(|(before, now)| before.spec().format != now.spec().format)
 }
 
-/// Writes the tables that lie in one file of the package.
+/// Writes the tables of one file of the package.
 pub(super) fn write(path: &Path, file: &str, package: &Package, tables: &[Arc<Table>]) -> Result<Checksum> {
     let mut out = TensorFile::new();
     in_file(file, package, tables).try_for_each(|(_, table)| table.encode(&mut out))?;
     out.write(path)
 }
 
-/// The tables of one file as the package has them and as they are published.
+/// Returns the tables of one file, in the package and as published.
 fn in_file<'a>(
     file: &'a str,
     package: &'a Package,

@@ -1,4 +1,4 @@
-//! What is published from vectors on the disk is what is published from memory, file by file.
+//! Publications with vectors on disk and in memory produce the same files.
 
 #![allow(clippy::unwrap_used)]
 
@@ -13,12 +13,12 @@ use sterling_snapshot::{Manifest, Recipe, SHARDS_FILE};
 use sterling_storage::files::Checksum;
 use sterling_storage::rows::Spill;
 
-/// No memory for vectors, and buckets of a few slots.
+/// Budget without memory for vectors, and buckets of a few slots.
 fn on_the_disk(bucket_bytes_min: u64) -> Budget {
     Budget { bytes: 0, is_bound: false, bucket_bytes_min }
 }
 
-/// The files of a version, or of its shards, with what their manifests say of them.
+/// Returns the files of a version, or of its shards, with their checksums in the manifests.
 fn files(store: &Store, (name, version): &(String, u64)) -> Vec<(String, Checksum)> {
     let root = store.root().join(name).join(version.to_string());
     let mut folders = vec![root.clone()];
@@ -35,7 +35,7 @@ fn files(store: &Store, (name, version): &(String, u64)) -> Vec<(String, Checksu
     folders.iter().flat_map(of_folder).collect()
 }
 
-/// Publishes from memory and from the disk in several numbers of passes, and holds all against each other.
+/// Publishes from memory and from disk with several numbers of passes, and compares all of them.
 fn check(what: &Plan, dimension: u64) {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::new(folder.path().join("store"));
@@ -131,7 +131,7 @@ fn matrices_beside_the_items_are_published_alike() {
         matrix(&path, descr, [200, 6], bytes);
         check(&beside(&lines), 6);
     }
-    // A number that half precision does not hold, in the last row.
+    // A number in the last row that half precision cannot represent.
     let mut large = numbers;
     large[200 * 6 - 1] = 1e6;
     matrix(&path, "<f4", [200, 6], bytemuck::cast_slice(&large));
@@ -185,9 +185,9 @@ fn columns_that_memory_is_not_to_hold_are_refused_while_they_are_read() {
     let error = publish(&Store::new(folder.path().join("store")), &what, &|_, _, _| ()).unwrap_err();
     assert_eq!(error.kind(), sterling_core::error::Kind::NoSpace);
     assert!(error.to_string().contains("ids and columns take more than"), "{error}");
-    // Few enough, and still less memory than the program takes.
+    // Few items, but still less memory than the program needs.
     let what = Plan { memory_bytes: Some(1 << 20), ..what };
     let error = publish(&Store::new(folder.path().join("store")), &what, &|_, _, _| ()).unwrap_err();
     assert!(error.to_string().contains("memory: 1000 items take at least 0.1"), "{error}");
-    assert!(!folder.path().join("store").exists(), "nothing is made of what is refused");
+    assert!(!folder.path().join("store").exists(), "a rejected publication makes nothing");
 }

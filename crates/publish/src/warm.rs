@@ -1,4 +1,4 @@
-//! The answers of a version to the requests that are kept with it.
+//! Answers of a version to the requests that are stored with it.
 
 use std::path::Path;
 
@@ -8,8 +8,8 @@ use sterling_snapshot::model::WARMUP_FILE;
 use sterling_snapshot::{Manifest, Placement, Snapshot};
 use sterling_storage::files;
 
-/// Lets the version in `folder`, whole but for its manifest, answer the requests that are kept with it; golden answers must come
-/// out where it is `faithful`.
+/// Answers the stored requests with the version in `folder`, which is complete except for its manifest. If it is `faithful`,
+/// golden answers must match.
 pub(super) fn answer(folder: &Path, manifest: &mut Manifest, faithful: bool) -> Result<()> {
     if !manifest.files.contains_key(WARMUP_FILE) {
         return Ok(());

@@ -1,8 +1,8 @@
-//! What a version must answer before it may serve: requests that were kept with it, and their golden answers.
+//! Warm-up: requests that a version must answer before it serves, with golden answers.
 //!
-//! A package may hold `warmup.jsonl`, a line each: `{"request": {..}, "ids": [..], "scores": [..]}`. [`fill`] is for
-//! publishing: it answers lines that bring only a request and holds the others against what the version answers.
-//! [`check`] is for serving: every line must come out. A version without the file answers one retrieval.
+//! A package may contain `warmup.jsonl`, one line each: `{"request": {..}, "ids": [..], "scores": [..]}`. Publishing calls
+//! [`fill`], which answers lines that contain only a request and compares the others with the version's answers. Serving calls
+//! [`check`]: every line must match. A version without the file answers one retrieval.
 
 use std::fs;
 use std::path::Path;
@@ -24,38 +24,38 @@ use sterling_snapshot::Snapshot;
 use sterling_snapshot::model::WARMUP_FILE;
 use sterling_storage::files::{self, Checksum};
 
-/// Most lines of a warm-up.
+/// Maximum number of lines of a warm-up.
 const LINES_MAX: usize = 1000;
-/// Largest warm-up file.
+/// Maximum size of a warm-up file in bytes.
 const BYTES_MAX: u64 = 16 << 20;
-/// How long a warm-up may take.
+/// Time limit of a warm-up.
 const TIME_MAX: Duration = Duration::from_secs(60);
-/// How far a score may lie from the golden one, of the largest score of its line, where the line does not say.
+/// Default tolerance of scores, relative to the largest score of the line.
 const TOLERANCE: f32 = 1e-3;
 
-/// A request that is kept with a version, with its golden answer: both of `ids` and `scores` or none of them.
+/// Stored request with its golden answer: both of `ids` and `scores`, or neither.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Line<'a> {
-    /// The body of a `:retrieve`.
+    /// Body of a `:retrieve` call.
     #[serde(borrow)]
     request: &'a RawValue,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     ids: Option<Vec<ItemId>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     scores: Option<Vec<f32>>,
-    /// Of the largest score of the line.
+    /// Tolerance relative to the largest score of the line.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     tolerance: Option<f32>,
 }
 
-/// Holds a loaded version against the requests that are kept in it, or lets it answer one.
+/// Checks a loaded version with its stored requests, or lets it answer one.
 ///
 /// # Errors
-/// `Corrupt` with the line, what came and what was expected; `DeadlineExceeded` or `Unavailable` where it could not be told in
-/// time; `Invalid` for a line that cannot be read.
+/// `Corrupt` with the line, the received and the expected answer; `DeadlineExceeded` or `Unavailable` if it could not be checked
+/// in time; `Invalid` for a line that cannot be read.
 pub fn check(loaded: &Loaded) -> Result<()> {
-    // Golden answers are those of the snapshot alone, without what came after it.
+    // Golden answers belong to the snapshot alone, without its delta.
     let view = Arc::new(View::new(loaded.view().main().clone()));
     let main = view.main();
     let Some(expected) = main.manifest.files.get(WARMUP_FILE) else { return answer_one(&view) };
@@ -73,9 +73,9 @@ pub fn check(loaded: &Loaded) -> Result<()> {
     })
 }
 
-/// The warm-up of a version that is about to be published, from that of its package: lines without an answer get that of the
-/// version, the others must agree with it. Where it is not `faithful`, for its recipe rounds what the answers come from, all
-/// lines get the version's.
+/// Returns the warm-up of a version that is about to be published, from that of its package: lines without an answer get the
+/// version's, the others must match it. If the version is not `faithful`, because its recipe rounds the inputs of the answers,
+/// all lines get the version's answers.
 ///
 /// # Errors
 /// `Invalid` with the line that cannot be read; as [`check`].
@@ -105,10 +105,10 @@ pub fn fill(text: &str, snapshot: Snapshot, faithful: bool) -> Result<String> {
     Ok(filled)
 }
 
-/// The request of a line of a warm-up.
+/// Returns the request of a line of a warm-up.
 ///
 /// # Errors
-/// `Invalid` where it cannot be read.
+/// `Invalid` if it cannot be read.
 pub fn request(line: &str) -> Result<String> {
     sterling_api::object::<Line<'_>>(line.as_bytes()).map(|line| line.request.get().to_owned())
 }
@@ -116,7 +116,7 @@ pub fn request(line: &str) -> Result<String> {
 /// Reads the warm-up file at `path`.
 ///
 /// # Errors
-/// `Invalid` where it is too large or no text, `Io`.
+/// `Invalid` if it is too large or no text, `Io`.
 pub fn read(path: &Path) -> Result<String> {
     let io = |e| Error::io(path.display(), e);
     let bytes = fs::metadata(path).map_err(io)?.len();
@@ -138,7 +138,7 @@ fn each_line(text: &str, mut take: impl FnMut(&str, Line<'_>) -> Result<()>) -> 
     Ok(())
 }
 
-/// Answers requests over one view, until its time is up.
+/// Answers requests over one view, within a time limit.
 struct Replay<'a> {
     view: &'a Arc<View>,
     pass: Cpu,
@@ -173,8 +173,8 @@ impl<'a> Replay<'a> {
     }
 }
 
-/// Sends the vector of an item through every step, so that what cannot run is refused and first requests are not slow. Where
-/// the reranker reads the user, that is a user without features, of whom a model may have nothing to say.
+/// Runs the vector of an item through every step, so that versions that cannot run are rejected and first requests are not slow.
+/// If the reranker reads user features, uses a user without features, about whom some models cannot say anything.
 fn answer_one(view: &Arc<View>) -> Result<()> {
     let package = &view.main().package;
     let mut replay = Replay::new(view);
@@ -195,14 +195,14 @@ fn answer_one(view: &Arc<View>) -> Result<()> {
             }
         };
         if let Err(error) = replay.run(request) {
-            tracing::warn!(%error, "a user without features is not answered");
+            tracing::warn!(%error, "warm-up request of a user without features failed; ignoring it");
         }
     }
     Ok(())
 }
 
-/// Holds an answer against the golden one: as many items, scores within `tolerance` of the largest one, and the same items but
-/// for those that are as near to each other, or to the end of the list.
+/// Compares an answer with the golden one: the same number of items, scores within `tolerance` of the largest one, and the same
+/// items, except for swaps among scores that are this close to each other or to the end of the list.
 fn agree(came: &Ranked, ids: &[ItemId], scores: &[f32], tolerance: f32) -> Result<()> {
     if ids.len() != scores.len() {
         return Err(Error::invalid(format!("{} `ids` and {} `scores`, expected as many", ids.len(), scores.len())));
@@ -248,7 +248,7 @@ mod tests {
             (&golden[..], true),
             (&[(1, 4.003), (2, 1.997), (3, 1.996), (4, 1.003)], true),
             (&[(1, 4.0), (3, 2.0), (2, 2.0), (4, 1.0)], true),
-            // An item that the end of the list has just cut off.
+            // An item that is just beyond the end of the list.
             (&[(1, 4.0), (2, 2.0), (3, 1.999), (9, 1.0)], true),
             (&[(1, 4.005), (2, 2.0), (3, 1.999), (4, 1.0)], false),
             (&[(2, 4.0), (1, 2.0), (3, 1.999), (4, 1.0)], false),

@@ -1,4 +1,4 @@
-//! The files of a version, manifest apart.
+//! Files of a version, except its manifest.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,18 +21,18 @@ use sterling_snapshot::{
 };
 use sterling_storage::files::{self, Checksum, TensorFile, Tensors};
 
-/// What the files of a version hold, but for its items.
+/// Contents of a version's files, except its items.
 pub(super) struct Version<'a> {
     pub(super) package: Option<&'a Package>,
     pub(super) spec: &'a ModelSpec,
     pub(super) tables: &'a [Arc<Table>],
     pub(super) recipe: &'a Recipe,
-    /// The manifest of the version whose folder the package is, where it is one: its files never change and are shared.
+    /// Manifest of the version whose folder the package is, if so: its files never change and are shared.
     pub(super) version: Option<&'a Manifest>,
 }
 
 impl Version<'_> {
-    /// Writes every file but the manifest, which names them by their sums.
+    /// Writes every file except the manifest; returns their checksums.
     pub(super) fn write(
         &self,
         arranged: &Arranged,
@@ -67,7 +67,7 @@ impl Version<'_> {
             return Err(Error::invalid(format!("file `{name}`: a version has one of its own, expected another name")));
         }
         let mut sums = BTreeMap::new();
-        // Sample requests of a version go on with the versions that it becomes.
+        // Sample requests of a version are passed on to its successors.
         let kept =
             self.version.filter(|version| version.files.contains_key(REQUESTS_FILE)).map(|_| REQUESTS_FILE.into());
         let names = |p: &'_ &Package| p.files().into_iter().chain(kept.clone());
@@ -75,7 +75,7 @@ impl Version<'_> {
             let (from, to) = (package.folder().join(&name), folder.join(&name));
             let known = self.version.and_then(|version| version.files.get(&name));
             let sum = match known {
-                // Another name of the same bytes; where the file system has none, a copy.
+                // Hard link, or a copy if the file system has none.
                 Some(sum) if name != WARMUP_FILE && fs::hard_link(&from, &to).is_ok() => sum.clone(),
                 _ if tables::is_converted(&name, package, self.tables) => {
                     tables::write(&to, &name, package, self.tables)?
@@ -91,7 +91,7 @@ impl Version<'_> {
         Ok(sums)
     }
 
-    /// Writes what lies in slot order beside the index: columns with ids, the filter's planes, and tensors that are kept by item.
+    /// Writes the files in slot order besides the index: columns with ids, the filter index, and stored tensors per item.
     pub(super) fn write_items(
         &self,
         arranged: &Arranged,

@@ -316,11 +316,42 @@ fn combined<T: Serialize + DeserializeOwned>(defaults: T, file: Option<&Path>, f
     let mut sources = Figment::from(Serialized::defaults(defaults));
     if let Some(path) = file {
         std::fs::metadata(path).map_err(|e| Error::io(path.display(), e))?;
-        sources = sources.merge(Toml::file_exact(path));
+        sources = sources.merge(Renamed(Toml::file_exact(path)));
     }
     let variables = std::env::vars_os().map(|(name, text)| (name.to_string_lossy().into_owned(), text));
     let sources = sources.merge(of_variables(&said, variables)?).merge(Serialized::defaults(flags));
     sources.extract().map_err(|e| Error::invalid(format!("configuration: {}", shown(e))))
+}
+
+/// Renamed keys: name in the previous release, current name.
+const RENAMED: [(&str, &str); 1] = [("engine.dear_ms", "engine.expensive_request_ms")];
+
+/// Source that renames keys of the previous release, with a warning.
+struct Renamed<P>(P);
+
+impl<P: Provider> Provider for Renamed<P> {
+    fn metadata(&self) -> Metadata {
+        self.0.metadata()
+    }
+
+    fn data(&self) -> std::result::Result<Map<Profile, Dict>, figment::Error> {
+        let mut data = self.0.data()?;
+        for values in data.values_mut() {
+            for (old, new) in RENAMED {
+                let Some(value) = remove(values, old) else { continue };
+                if remove(values, new).is_some() {
+                    return Err(format!("key `{old}` was renamed to `{new}`: got both, expected `{new}` alone").into());
+                }
+                warn_renamed(old, new);
+                insert(values, new, value);
+            }
+        }
+        Ok(data)
+    }
+}
+
+fn warn_renamed(old: &str, new: &str) {
+    tracing::warn!("configuration: `{old}` is accepted for this release alone, its name is `{new}`");
 }
 
 const PREFIX: &str = "STERLING_";
@@ -348,7 +379,11 @@ fn of_variables(defaults: &Value, variables: impl Iterator<Item = (String, OsStr
     let known = keys(defaults);
     for (name, text) in variables {
         let Some(path) = name.strip_prefix(PREFIX).filter(|_| !OTHERS.contains(&name.as_str())) else { continue };
-        let path = path.to_lowercase().replace("__", ".");
+        let mut path = path.to_lowercase().replace("__", ".");
+        if let Some((old, new)) = RENAMED.into_iter().find(|(old, _)| *old == path) {
+            warn_renamed(old, new);
+            path = new.to_owned();
+        }
         let found = defaults.find_ref(&path).filter(|found| !matches!(found, Value::Dict(..)));
         let Some(found) = found else {
             misspelt(&name, &path, &known)?;
@@ -421,6 +456,17 @@ fn insert(to: &mut Dict, path: &str, value: Value) {
                 insert(section, rest, value);
             }
         }
+    }
+}
+
+/// Removes the value at a dotted path.
+fn remove(from: &mut Dict, path: &str) -> Option<Value> {
+    match path.split_once('.') {
+        None => from.remove(path),
+        Some((section, rest)) => match from.get_mut(section) {
+            Some(Value::Dict(_, section)) => remove(section, rest),
+            _ => None,
+        },
     }
 }
 
@@ -517,6 +563,18 @@ mod tests {
                 && !error.contains("default"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn keys_of_the_previous_release_get_their_names_of_today() {
+        assert_eq!(read("[engine]\ndear_ms = 7").unwrap().engine.expensive_request_ms, 7);
+        assert_eq!(read("[engine]\nexpensive_request_ms = 8").unwrap().engine.expensive_request_ms, 8);
+        let config = with_variables(&[("STERLING_ENGINE__DEAR_MS", "9")]).unwrap();
+        assert_eq!(config.engine.expensive_request_ms, 9);
+        let both = read("[engine]\ndear_ms = 7\nexpensive_request_ms = 8").unwrap_err().to_string();
+        assert!(both.contains("`engine.dear_ms` was renamed to `engine.expensive_request_ms`: got both"), "{both}");
+        let wrong = read("[engine]\ndear_ms = 0").unwrap_err().to_string();
+        assert!(wrong.contains("engine.expensive_request_ms: got 0"), "{wrong}");
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! What answers requests in memory: read [`view`]s over a snapshot and its delta, the delta ([`fresh`]), the [`registry`] of loaded
-//! models, the forward [`pass`] and the scheduler ([`engine`]) that admits requests by deadline and [`quota`].
+//! Answers requests in memory: read [`view`]s over a snapshot and its delta, the delta ([`fresh`]), the [`registry`] of loaded
+//! models, the forward [`pass`], and the scheduler ([`engine`]) with admission control by deadline and memory [`quota`].
 //!
 //! A pass answers requests over a view of a loaded version, on any thread:
 //!

@@ -1,7 +1,8 @@
-//! Memory that requests of several callers share, so that none of them can take all of it.
+//! Memory quota that several callers share, so that no single one can occupy all of it.
 //!
-//! A caller may hold at most [`FREE_FACTOR`] times what is free (Choudhury and Hahne, "Dynamic Queue Length Thresholds for Shared-Memory Packet
-//! Switches", 1998): alone nearly everything, and whoever comes next finds room. Callers are counted in a table of fixed size.
+//! A caller may hold at most [`FREE_FACTOR`] times the free bytes (Choudhury and Hahne, "Dynamic Queue Length Thresholds for
+//! Shared-Memory Packet Switches", 1998): alone it gets nearly everything, and the next caller still finds room. Callers are
+//! counted in a table of fixed size.
 
 use std::fmt;
 use std::hash::{BuildHasher as _, Hash, RandomState};
@@ -12,27 +13,27 @@ use std::time::Duration;
 
 use sterling_core::error::{Error, Result};
 
-/// How many times what is free one caller may hold: 16 leave a seventeenth of the whole to others.
+/// Ratio of one caller's bytes to the free bytes, at most: 16 leaves a seventeenth of the total to others.
 pub const FREE_FACTOR: u64 = 16;
-/// When a refusal asks to be asked again.
+/// Retry delay of a rejection.
 const RETRY_AFTER: Duration = Duration::from_millis(100);
-/// Entries of the table of callers. Two that share one share what one may hold.
+/// Entries of the table of callers. Callers that share an entry share its limit.
 const CALLERS: usize = 1024;
 
-/// The requests of one caller, as queues and quotas tell them apart.
+/// Requests of one caller, as queues and quotas distinguish them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Flow(pub u64);
 
-/// Nobody outside can choose names or addresses that meet in the table.
+/// Random seed, so that clients cannot choose names or addresses that collide in the table.
 static HASHES: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 
 impl Flow {
-    /// Requests with the key of this name.
+    /// Returns the flow of an API key.
     pub fn of_key(name: &str) -> Self {
         Flow(HASHES.hash_one(("key", name)))
     }
 
-    /// Requests from an address; from one network of 64 bits, of which one host has all addresses in IPv6.
+    /// Returns the flow of an address. IPv6 addresses count by their /64 network, which one host usually owns.
     pub fn of_address(address: IpAddr) -> Self {
         let network = match address.to_canonical() {
             IpAddr::V4(address) => u64::from(u32::from(address)),
@@ -46,9 +47,9 @@ impl Flow {
     }
 }
 
-/// A number of bytes that may be held at once.
+/// Maximum number of bytes that may be held at once.
 pub struct Quota {
-    /// What it is for, as refusals name it.
+    /// Purpose, as rejections name it.
     name: &'static str,
     most: u64,
     held: AtomicU64,
@@ -62,31 +63,31 @@ impl fmt::Debug for Quota {
 }
 
 impl Quota {
-    /// A quota of `most` bytes, which refusals call `name`.
+    /// Creates a quota of `most` bytes; rejections call it `name`.
     pub fn new(name: &'static str, most: u64) -> Arc<Self> {
         let of_callers = (0..CALLERS).map(|_| AtomicU64::new(0)).collect();
         Arc::new(Quota { name, most, held: AtomicU64::new(0), of_callers })
     }
 
-    /// Bytes that may be held at once.
+    /// Maximum number of bytes.
     pub fn most_bytes(&self) -> u64 {
         self.most
     }
 
-    /// Bytes that are held now.
+    /// Bytes held now.
     pub fn held_bytes(&self) -> u64 {
         self.held.load(Ordering::Relaxed)
     }
 
-    /// Holds bytes for a caller until the returned value is dropped.
+    /// Reserves bytes for a caller until the returned value is dropped.
     ///
     /// # Errors
-    /// `TooCostly` beyond the whole quota; `Overloaded` where others, or this caller, hold too much of it now.
+    /// `TooCostly` beyond the entire quota; `Overloaded` if other callers, or this one, hold too much of it now.
     pub fn hold(self: &Arc<Self>, flow: Flow, bytes: u64) -> Result<Memory> {
         self.hold_within(flow, bytes, self.most)
     }
 
-    /// As [`Quota::hold`], where all that is held comes to no more than `most`.
+    /// Same as [`Quota::hold`], with the limit `most` on all held bytes.
     ///
     /// # Errors
     /// As [`Quota::hold`].
@@ -115,13 +116,13 @@ impl Quota {
     }
 }
 
-/// Whose bytes leave too little.
+/// Caller whose bytes leave too little.
 enum Denied {
     Others(u64),
     Mine(u64),
 }
 
-/// Bytes of a quota, given back when this is dropped.
+/// Reserved bytes of a quota, returned on drop.
 #[derive(Debug)]
 pub struct Memory {
     quota: Arc<Quota>,
@@ -130,10 +131,10 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Holds more bytes.
+    /// Reserves more bytes.
     ///
     /// # Errors
-    /// As [`Quota::hold`], of all bytes of this value.
+    /// As [`Quota::hold`], for all bytes of this value.
     pub fn add(&self, bytes: u64) -> Result<()> {
         self.add_within(bytes, self.quota.most)
     }
@@ -168,7 +169,7 @@ impl Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         let bytes = *self.bytes.get_mut();
-        // The caller's first: whoever looks between the two sees too little free, never too much.
+        // Subtracts from the caller first: a concurrent reader may see too little free memory, but never too much.
         self.quota.of_callers[self.flow.entry()].fetch_sub(bytes, Ordering::Relaxed);
         self.quota.held.fetch_sub(bytes, Ordering::Relaxed);
     }

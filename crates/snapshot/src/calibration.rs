@@ -1,8 +1,9 @@
-//! How many lists a recall takes: measured when a version is published, read for requests that name no number of probes.
+//! Calibration of nprobe against recall: measured when a version is published, and used for requests that set a recall instead of
+//! a number of probes.
 //!
-//! A curve belongs to a number of candidates and to the share of items that pass a filter which knows nothing of the
-//! embedding. Its points are the fewest lists whose recall reaches a target with 95 % confidence; under a filter only lists
-//! that hold survivors count. More candidates and fewer survivors never take fewer lists.
+//! A curve belongs to a number of candidates and a pass rate: the share of items that pass a filter which is independent of the
+//! embedding. Its points are the fewest inverted lists whose recall reaches a target with 95 % confidence. Under a filter, only
+//! lists with eligible items count. More candidates or a lower pass rate never need fewer lists.
 
 use std::path::Path;
 
@@ -14,98 +15,99 @@ use sterling_core::limits;
 use sterling_index::ivf::Margins;
 use sterling_storage::files::{self, Checksum};
 
-/// The recalls that probes are measured for.
+/// Recall targets of the measured points.
 pub const TARGETS: [f64; 12] = [0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 0.999];
 
-/// What was measured.
+/// Measured recall curves of a version.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Calibration {
-    /// Where the queries came from.
+    /// Source of the queries.
     pub source: String,
-    /// How many there were.
+    /// Number of queries.
     pub queries: usize,
-    /// The recalls of the points of every curve, rising.
+    /// Recall targets of the points of each curve, ascending.
     pub targets: Vec<f64>,
-    /// How far items score above their lists' centroids: what a filtered search expects of lists ahead follows from it.
+    /// Score-residual quantiles: how far items score above the centroid of their list. A filtered search estimates the value of
+    /// unscanned lists from them.
     pub margins: Margins,
-    /// By rising `k`, then by falling `pass_rate`, of which the first is 1.
+    /// Curves by ascending `k`, then by descending `pass_rate`, whose first value is 1.
     pub curves: Vec<RecallCurve>,
 }
 
-/// Recall against probes for one number of candidates and one pass rate.
+/// Recall against number of probes for one number of candidates and one pass rate.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RecallCurve {
-    /// Candidates whose recall it is.
+    /// Number of candidates (k of recall@k).
     pub k: usize,
-    /// The share of items that are eligible.
+    /// Share of items that are eligible.
     pub pass_rate: f64,
-    /// The fewest lists for each target.
+    /// Smallest number of probes for each target.
     pub probes: Vec<usize>,
-    /// The mean recall at these.
+    /// Mean recall with these probes.
     pub recall: Vec<f64>,
-    /// What that mean is above with 95 % confidence.
+    /// Lower 95 % confidence bound of the mean recall.
     pub low: Vec<f64>,
-    /// What a filtered search may expect ahead when it ends, as a share of K0.
+    /// Candidates that a filtered search may still expect in unscanned lists when it terminates, as a share of K0.
     pub left: Vec<f64>,
-    /// Number of candidates that int8 rows select for each target, where they lose some of the best; 0 and nothing at all where as many as
-    /// usual lose none.
+    /// Number of candidates to select by int8 rows for each target, if int8 rows lose some of the best items. 0, or an empty
+    /// list, if the default number loses none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub selected: Vec<usize>,
-    /// The same by the codes of a first pass; none where there are no such codes, and where they were not measured, of few items
-    /// that pass. All else is that of int8 rows, as of an index without codes.
+    /// The same for first-pass codes. `None` if the index has no codes, or if they were not measured because few items pass. All
+    /// other fields describe int8 rows, as for an index without codes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub codes: Option<CodedCurve>,
 }
 
-/// What a search by codes takes for each target of a curve; zeros where int8 rows take less time.
+/// Settings of a search by first-pass codes, for each target of a curve; zeros if int8 rows are faster.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CodedCurve {
-    /// How many the codes are to select.
+    /// Number of candidates to select by codes.
     pub selected: Vec<usize>,
-    /// The fewest lists, which make good what is lost to codes.
+    /// Smallest number of probes, including those that compensate for the loss by codes.
     pub probes: Vec<usize>,
-    /// The mean recall, less what is lost to codes.
+    /// Mean recall, including the loss by codes.
     pub recall: Vec<f64>,
-    /// What that is above, a bound of both together.
+    /// Lower confidence bound of that recall, for probes and codes together.
     pub low: Vec<f64>,
-    /// What a filtered search may expect ahead when it ends, as a share of K0.
+    /// Candidates that a filtered search may still expect in unscanned lists when it terminates, as a share of K0.
     pub left: Vec<f64>,
 }
 
-/// Probes that were chosen for a target.
+/// Search settings chosen for a recall target.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Chosen {
-    /// Lists; under a filter those that hold survivors.
+    /// Number of probes; under a filter, only lists with eligible items count.
     pub probes: usize,
-    /// The recall that was measured there.
+    /// Measured recall with these probes.
     pub recall: f64,
-    /// What a filtered search may expect ahead when it ends, as a share of K0.
+    /// Candidates that a filtered search may still expect in unscanned lists when it terminates, as a share of K0.
     pub left: f64,
-    /// How many the first pass's codes are to select of the items that pass, where they take less time than int8 rows.
+    /// Number of eligible items to select by first-pass codes, if codes are faster than int8 rows.
     pub by_codes: Option<usize>,
-    /// How many int8 rows are to select at least; 0 where as many as usual do.
+    /// Least number of items to select by int8 rows; 0 if the default number suffices.
     pub by_int8: usize,
 }
 
-/// What a search is asked for: candidates among items, of which a share passes.
+/// Goal of a search: recall of a number of candidates, for a share of eligible items.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted {
-    /// Candidates, K0.
+    /// Number of candidates, K0.
     pub candidates: usize,
-    /// The estimated share of items that pass.
+    /// Estimated share of eligible items.
     pub pass_rate: f64,
-    /// The share of the true candidates that is to be found.
+    /// Recall to reach among the candidates.
     pub recall: f64,
 }
 
 impl Calibration {
-    /// Reads a calibration of an index with `lists` lists.
+    /// Reads the calibration of an index with `lists` lists.
     ///
     /// # Errors
-    /// `Corrupt` with what is wrong.
+    /// `Corrupt` with the invalid field.
     pub fn read(path: &Path, lists: usize) -> Result<Self> {
         let text = files::read(path)?;
         let corrupt = |what: String| Error::corrupt(format!("{}: {what}", path.display()));
@@ -123,10 +125,10 @@ impl Calibration {
         files::write_atomic(path, |out| out.write_all(&text))
     }
 
-    /// One name for what was measured: the hash of its text, 16 hexadecimal digits.
+    /// Returns the digest of the calibration: the hash of its JSON, 16 hexadecimal digits.
     ///
     /// # Errors
-    /// `Internal` where it has no text.
+    /// `Internal` if it cannot be serialized.
     pub fn digest(&self) -> Result<String> {
         Ok(format!("{:016x}", xxhash_rust::xxh3::xxh3_64(&self.text()?)))
     }
@@ -175,8 +177,8 @@ impl Calibration {
         Ok(())
     }
 
-    /// As [`Calibration::choose`], where `excluded` items may not be found: those that take their places lie as deep as all of them together.
-    /// Between the numbers of candidates that were measured, what lies between on a logarithmic scale.
+    /// Chooses settings as [`Calibration::choose`] if `excluded` items must not be returned: the items in their place rank as
+    /// deep as all of them together. Interpolates between measured numbers of candidates on a logarithmic scale.
     pub fn choose_beyond(&self, excluded: usize, wanted: Wanted, items: usize, lists: usize) -> Chosen {
         let sought = wanted.candidates + excluded;
         let choose = |candidates| self.choose(Wanted { candidates, ..wanted }, items, lists);
@@ -192,28 +194,28 @@ impl Calibration {
         }
     }
 
-    /// Numbers of candidates, without a filter, for which a recall is not found in any number of lists, each with the recall that is: what
-    /// selects candidates for their widest rows loses the others.
+    /// Returns the measured numbers of candidates, without a filter, for which no number of probes reaches `recall`, each with
+    /// the recall that is reached. The selection of candidates before they are rescored loses the others.
     pub fn short_of(&self, recall: f64) -> Vec<(usize, f64)> {
         let Some(target) = self.targets.iter().position(|t| *t >= recall) else { return Vec::new() };
         let all = self.curves.iter().filter(|curve| curve.pass_rate == 1.0);
         let found = all.map(|curve| (curve.k, curve.point(target)));
         let found = found.map(|(k, point)| (k, point.by_codes.unwrap_or(point.by_rows).recall));
-        // Recalls are kept to five digits.
+        // Recalls are stored with five digits.
         found.filter(|(_, found)| found + 1e-4 < recall).collect()
     }
 
-    /// Whether codes of a first pass are scanned by it.
+    /// Returns whether a search may scan first-pass codes.
     pub fn uses_codes(&self) -> bool {
         self.curves.iter().any(|curve| curve.codes.is_some())
     }
 
-    /// The probes for what is wanted of an index with so many items and lists. Codes are taken where they were measured to pay at
-    /// both of the points that it lies between; else the probes are those of int8 rows at both.
+    /// Chooses search settings for an index with this number of items and lists. Uses first-pass codes if they were measured to
+    /// be faster at both adjacent pass rates; otherwise uses the settings of int8 rows at both.
     ///
-    /// Between numbers of candidates and between targets the larger one is taken, between pass rates what lies between on a
-    /// logarithmic scale. Beyond the largest number of candidates the same depth is looked up at a lower pass rate: the best
-    /// K of a share R reach as far as the best 10 K of a share 10 R.
+    /// Rounds the number of candidates and the target up to the next measured value; interpolates between pass rates on a
+    /// logarithmic scale. Beyond the largest number of candidates, it looks up the same depth at a lower pass rate: the best K
+    /// items of a share R reach as deep as the best 10 K of a share 10 R.
     pub fn choose(&self, wanted: Wanted, items: usize, lists: usize) -> Chosen {
         let all = Chosen { probes: lists, recall: 1.0, left: 0.0, by_codes: None, by_int8: 0 };
         let Some(target) = self.targets.iter().position(|t| *t >= wanted.recall) else { return all };
@@ -226,14 +228,14 @@ impl Calibration {
         let k = self.curves.iter().map(|c| c.k).find(|k| *k >= wanted.candidates).unwrap_or(most);
         let deeper = (wanted.candidates as f64 / k.max(1) as f64).max(1.0);
         rate /= deeper;
-        // What is selected is for the candidates that are wanted, not for the most that were measured.
+        // Scales the selection from the largest measured number of candidates to the requested one.
         let selected = |n: usize| ((n as f64 * deeper).ceil() as usize).min(items.max(1));
         let scaled = |chosen: Chosen| Chosen {
             by_codes: chosen.by_codes.map(selected),
             by_int8: selected(chosen.by_int8),
             ..chosen
         };
-        // Where no more items pass than are wanted, every list is looked at.
+        // All lists are scanned if no more items pass than are requested.
         let end = Point { rate: last / deeper, by_rows: all, by_codes: None };
         let curves = self.curves.iter().filter(|c| c.k == k);
         let mut above = end;
@@ -253,7 +255,7 @@ impl Calibration {
     }
 }
 
-/// What a curve says for a target.
+/// Point of a curve for one target.
 #[derive(Clone, Copy)]
 struct Point {
     rate: f64,
@@ -303,24 +305,24 @@ impl CodedCurve {
     }
 }
 
-/// The file of a calibration that was made again after the version was published.
+/// File name of a calibration that was measured again after publication.
 pub const RECALIBRATION_FILE: &str = "recalibration.json";
 
-/// A calibration that was made again after the version was published. It lies beside the version's files and is none of them:
-/// the version keeps its digest, and this has its own.
+/// A calibration that was measured again after the version was published. It is stored in the version's folder but does not
+/// belong to its published files: the version keeps its digest, and the recalibration has its own.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Recalibration {
-    /// The digest of the version that it belongs to.
+    /// Digest of the version that was calibrated.
     pub version_digest: String,
     /// [`Calibration::digest`]
     pub digest: String,
-    /// What was measured.
+    /// Measured curves.
     pub calibration: Calibration,
 }
 
 impl Recalibration {
-    /// The calibration of the version that has this manifest.
+    /// Creates a recalibration of the version with this manifest.
     ///
     /// # Errors
     /// As [`Calibration::digest`].
@@ -328,7 +330,7 @@ impl Recalibration {
         Ok(Recalibration { version_digest: manifest.digest(), digest: calibration.digest()?, calibration })
     }
 
-    /// Puts it beside the files of its version, in the place of one that was there.
+    /// Writes it to the folder of its version, and replaces an earlier one.
     ///
     /// # Errors
     /// `Io` with the path.
@@ -337,10 +339,10 @@ impl Recalibration {
         files::write_atomic(&folder.join(RECALIBRATION_FILE), |out| out.write_all(&text)).map(drop)
     }
 
-    /// Reads the one beside the files of a version, where there is one.
+    /// Reads the recalibration in a version's folder, if there is one.
     ///
     /// # Errors
-    /// `Corrupt` where it is damaged or belongs to other bytes; `Io`.
+    /// `Corrupt` if it is damaged or belongs to a version with another digest; `Io`.
     pub fn read(folder: &Path, manifest: &Manifest) -> Result<Option<Calibration>> {
         let path = folder.join(RECALIBRATION_FILE);
         let corrupt = |what: String| Error::corrupt(format!("{}: {what}", path.display()));
@@ -362,23 +364,23 @@ impl Recalibration {
     }
 }
 
-/// What is as little to leave ahead as nothing.
+/// Share below which a remainder in unscanned lists counts as zero; keeps logarithms finite.
 const LEFT_LEAST: f64 = 1e-6;
 
-/// What lies at `rate`, between the points of a higher and of a lower one.
+/// Interpolates settings at `rate` between a point of a higher pass rate and one of a lower.
 fn between(above: (f64, Chosen), below: (f64, Chosen), rate: f64) -> Chosen {
     let share = (above.0 / rate).ln() / (above.0 / below.0).ln();
     let (from, to) = ((above.1.probes as f64).ln(), (below.1.probes as f64).ln());
     let probes = (from + (to - from) * share).exp().ceil() as usize;
     let (least, most) = (above.1.probes.min(below.1.probes), above.1.probes.max(below.1.probes));
-    // Towards a rate at which all is scanned nothing may be left.
+    // The remainder falls to zero towards the rate at which all lists are scanned.
     let ends = (above.1.left.max(LEFT_LEAST).ln(), below.1.left.max(LEFT_LEAST).ln());
     let left = ends.0 + (ends.1 - ends.0) * share;
     Chosen {
         probes: probes.clamp(least, most),
         recall: above.1.recall.min(below.1.recall),
         left: left.exp().clamp(above.1.left.min(below.1.left), above.1.left.max(below.1.left)),
-        // What is enough for both is enough between them.
+        // The larger selection of both suffices between them.
         by_codes: above.1.by_codes.zip(below.1.by_codes).map(|(above, below)| above.max(below)),
         by_int8: above.1.by_int8.max(below.1.by_int8),
     }
@@ -406,7 +408,7 @@ mod tests {
         }
     }
 
-    /// Codes that select so many, in a fifth more lists than int8 rows take.
+    /// Codes that select these numbers, with 20 % more probes than int8 rows.
     fn by_codes(curve: &RecallCurve, selected: [usize; 3]) -> Option<CodedCurve> {
         let is_taken = |n: usize| selected[n] > 0;
         let of = |values: &[f64]| (0..3).map(|n| if is_taken(n) { values[n] } else { 0.0 }).collect();
@@ -450,8 +452,8 @@ mod tests {
             (100, 0.1, 0.99, 70),
             (10, 0.1, 0.9, 2),
             (10, 0.01, 0.99, 60),
-            (1000, 1.0, 0.95, 40), // as deep as 100 of a tenth
-            (10, 0.001, 0.9, 100), // all ten that pass
+            (1000, 1.0, 0.95, 40), // as deep as 100 candidates of a tenth of the items
+            (10, 0.001, 0.9, 100), // all ten eligible items
             (100, 0.01, 0.5, 100),
             (10, 1.0, 0.9999, 100),
             (20_000, 1.0, 0.5, 100),
@@ -487,7 +489,7 @@ mod tests {
         ] {
             let chosen = measured.choose(Wanted { candidates, pass_rate, recall }, 10_000, 100);
             assert_eq!(chosen.by_codes, by_codes, "{candidates} of {pass_rate} at {recall}");
-            // What takes no codes is searched as without them; codes take more lists.
+            // Points without codes give the same settings as a curve without codes; codes need more probes.
             let without = plain.choose(Wanted { candidates, pass_rate, recall }, 10_000, 100);
             match by_codes {
                 None => assert_eq!(chosen, without, "{candidates} of {pass_rate} at {recall}"),
@@ -520,7 +522,7 @@ mod tests {
         let probes = [0, 1, 20, 50, 89, 90, 900].map(|excluded| beyond(excluded, 10));
         assert_eq!((probes[0], probes[5], probes[6]), (4, 20, 67));
         assert!(probes.is_sorted() && probes[1] < probes[3], "{probes:?}");
-        // Never fewer than without them.
+        // Exclusions never reduce the number of probes.
         assert_eq!((beyond(0, 50), beyond(20, 50)), (20, 20));
     }
 

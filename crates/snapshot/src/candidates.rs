@@ -1,5 +1,5 @@
-//! What the OverArch reads of candidates as rows: those of the index, tensors that are kept by item, and item columns looked up
-//! in tables. All are taken straight from where they lie, a block of candidates at a time.
+//! Rows that the reranker reads per candidate: index rows, per-item tensors, and item columns looked up in embedding tables. They
+//! are copied directly from their storage, one block of candidates at a time.
 
 mod device;
 
@@ -20,9 +20,9 @@ use sterling_kernels::cpu::pool::{self, BagSums, Bags, Rows};
 
 pub use device::DeviceCandidates;
 
-/// Rows that are looked up in one go, without an allocation: those of one item, or one of each of so many items.
+/// Rows looked up in one call without an allocation: several rows of one item, or one row of each of several items.
 const ROWS_AT_ONCE: usize = 64;
-/// Where bags of one row each begin.
+/// Bag offsets if each bag has one row.
 const ONE_BY_ONE: [usize; ROWS_AT_ONCE + 1] = {
     let mut offsets = [0; ROWS_AT_ONCE + 1];
     let mut n = 0;
@@ -33,7 +33,7 @@ const ONE_BY_ONE: [usize; ROWS_AT_ONCE + 1] = {
     offsets
 };
 
-/// The rows of candidates that an OverArch reads, bound to the tensors of a snapshot.
+/// Rows of candidates that the reranker reads, bound to the tensors of a snapshot.
 #[derive(Debug)]
 pub struct CandidateRows {
     parts: Vec<Part>,
@@ -46,44 +46,44 @@ struct Part {
     lies: Lies,
 }
 
-/// What rows of candidates are bound to: the tensors of a snapshot, or of a segment beside one.
+/// Storage that candidate rows are read from: the tensors of a snapshot or of a segment of its delta.
 #[derive(Clone, Copy, Debug)]
 pub struct RowSources<'a> {
-    /// The model.
+    /// Package of the model.
     pub package: &'a Package,
     /// Item columns.
     pub columns: &'a Columns,
-    /// Which slot holds which item.
+    /// Map between slots and item ids.
     pub ids: &'a Ids,
-    /// The tables of `[[item.vectors]]`, each of one row a slot.
+    /// Tables of `[[item.vectors]]`, each with one row per slot.
     pub vectors: &'a [Table],
 }
 
-/// Where the rows of an input lie.
+/// Storage of an input's rows.
 #[derive(Debug)]
 enum Lies {
     Index,
-    /// One row a slot.
+    /// Table with one row per slot.
     Kept(Table),
-    /// The rows of an item's values, added up.
+    /// Sum or mean of the table rows of an item's values.
     Pooled {
         looked_up: LookedUp,
         mean: bool,
     },
-    /// The rows of an item's values one after the other, and zeros behind the last.
+    /// Table rows of an item's values in sequence, padded with zeros.
     Sequence(LookedUp, Cut),
-    /// 1 for each value that a sequence has, and zeros; without a column that of its id.
+    /// 1 for each value of a sequence, then zeros; without a column, the sequence has the item id alone.
     Mask(Option<Column>),
 }
 
-/// Values and the table that they are looked up in.
+/// Values and the table in which they are looked up.
 #[derive(Debug)]
 struct LookedUp {
     table: Arc<Table>,
     values: Keys,
 }
 
-/// Which of an item's values a sequence takes.
+/// Truncation of an item's values to the length of a sequence.
 #[derive(Clone, Copy, Debug)]
 struct Cut {
     length: usize,
@@ -96,17 +96,17 @@ impl Cut {
     }
 }
 
-/// The rows of a table that the values of an item take; -1 for none.
+/// Table rows of an item's values; -1 for a value without a row.
 #[derive(Debug)]
 enum Keys {
-    /// Of its id, `[S]`.
+    /// Row of each slot's item id, `[S]`.
     Id(Vec<i64>),
-    /// Of each value of a column, by its code.
+    /// Row of each distinct value of a column, by dictionary code.
     Codes(Column, Vec<i64>),
 }
 
-/// Refuses `[[overarch.features]]` over columns that the items do not have or that hold something else; `column` says what a
-/// column holds.
+/// Rejects `[[overarch.features]]` over columns that the items lack or whose type does not suit; `column` returns the type of a
+/// column.
 ///
 /// # Errors
 /// `Invalid` with the feature and the column.
@@ -129,16 +129,17 @@ pub fn check_features(spec: &ModelSpec, column: &dyn Fn(&str) -> Option<ColumnKi
 }
 
 impl CandidateRows {
-    /// Binds the inputs of a package's OverArch; `part` is what is kept of items of what it says, where that is so.
+    /// Binds the inputs of a package's reranker. `part` is the stored item-side precomputation of the reranker, if the version
+    /// has one.
     ///
     /// # Errors
-    /// `Corrupt` where a tensor is missing or of another shape; as [`check_features`].
+    /// `Corrupt` if a tensor is missing or has another shape; as [`check_features`].
     pub fn open(from: &RowSources<'_>, part: Option<Table>) -> Result<Self> {
         let rows = from.package.overarch.iter().flat_map(|o| o.rows());
         CandidateRows::bind(from, rows, part)
     }
 
-    /// Binds the rows that the part of an OverArch is made of.
+    /// Binds the inputs of the reranker's item-side precomputation.
     pub(super) fn of_part(from: &RowSources<'_>, part: &ItemPart) -> Result<Self> {
         CandidateRows::bind(from, part.reads().rows.iter(), None)
     }
@@ -177,7 +178,7 @@ impl CandidateRows {
         Ok(CandidateRows { parts, kernels: Kernels::detect()? })
     }
 
-    /// Bytes that the rows of one candidate take where they lie, about.
+    /// Returns the approximate number of stored bytes that are read per candidate.
     pub fn bytes(&self, index: &ivf::Index) -> u64 {
         let of_table = |table: &Table| table.spec().row_bytes().unwrap_or(0) as u64;
         let bytes = |part: &Part| match &part.lies {
@@ -190,11 +191,11 @@ impl CandidateRows {
         self.parts.iter().map(bytes).sum()
     }
 
-    /// Writes the rows of the items in some slots, those of an item side by side. What takes one row of each item is looked up for
-    /// all of them together, so that rows further on are on their way while the first are read.
+    /// Writes the rows of the items in some slots; the rows of an item are adjacent. Inputs with one row per item are looked up
+    /// for a block of items at once, so that later rows are prefetched while earlier ones are read.
     ///
     /// # Panics
-    /// Where there is no room for the rows together.
+    /// If `given` has no room for all rows.
     pub fn write(&self, index: &ivf::Index, slots: &[Slot], given: InputRows<'_>) {
         let InputRows { numbers, stride, .. } = given;
         for (slots, data) in slots.chunks(ROWS_AT_ONCE).zip(numbers.chunks_mut((ROWS_AT_ONCE * stride).max(1))) {
@@ -251,14 +252,14 @@ impl CandidateRows {
         }
     }
 
-    /// The sum or mean of some rows.
+    /// Writes the sum or mean of some rows.
     fn pool(&self, stored: &Rows<'_>, rows: &[i64], mean: bool, out: &mut [f32]) {
         let bags = Bags { ids: rows, offsets: &[0, rows.len()], weights: None, mean };
         let stride = out.len();
         pool::pool(self.kernels, stored, &bags, &mut BagSums { data: out, stride, column: 0 });
     }
 
-    /// Writes a row for each row of `out`, at most [`ROWS_AT_ONCE`].
+    /// Writes one table row per row of `out`, at most [`ROWS_AT_ONCE`].
     fn one_by_one(&self, stored: &Rows<'_>, rows: impl Iterator<Item = i64>, out: &mut BagSums<'_>) {
         let (mut ids, mut count) = ([-1; ROWS_AT_ONCE], 0);
         for (id, row) in ids.iter_mut().zip(rows) {
@@ -268,7 +269,7 @@ impl CandidateRows {
         pool::pool(self.kernels, stored, &bags, out);
     }
 
-    /// Writes rows one after the other, as many as there is room for, and zeros behind the last.
+    /// Writes rows in sequence until `out` is full, and pads it with zeros.
     fn in_turn(&self, stored: &Rows<'_>, mut rows: impl ExactSizeIterator<Item = i64>, out: &mut [f32]) {
         let stride = stored.width();
         let (there, padding) = out.split_at_mut((rows.len() * stride).min(out.len()));
@@ -280,12 +281,12 @@ impl CandidateRows {
     }
 }
 
-/// The rows of a table that candidates are looked up in.
+/// Returns the rows of a table that is completely in host memory.
 fn host(table: &Table) -> Rows<'_> {
-    table.host_rows().expect("whole in this host's memory, as was checked when it was bound")
+    table.host_rows().expect("the table is completely in host memory, as checked when it was bound")
 }
 
-/// One of `[[overarch.features]]`.
+/// Returns feature `n` of `[[overarch.features]]`.
 fn feature(package: &Package, n: usize) -> Result<&FeatureSpec> {
     let spec = package.spec.overarch.iter().flat_map(|o| &o.features).nth(n);
     spec.ok_or_else(|| Error::internal("an input without its feature"))

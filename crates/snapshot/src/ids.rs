@@ -1,15 +1,15 @@
-//! Which slot holds which item, and back.
+//! Map between slots and item ids.
 //!
-//! Slot to id is an array. Id to slot is an open-addressing table of slots: an id's hash names a place, the places from
-//! there on are tried until its slot or a free place is found. The table is at most half full, so that an exclude list of
-//! ten thousand ids costs about two cache misses an id. All of it is two tensors: `ids` i64 `[S]` and `id_table` u32 `[2^b]`, [`NO_ITEM`] at its free places.
+//! Slot to id is an array. Id to slot is an open-addressing hash table of slots with linear probing. The table is at most half
+//! full, so that an exclude list of ten thousand ids costs about two cache misses per id. The map is stored as two tensors: `ids`
+//! i64 `[S]` and `id_table` u32 `[2^b]`, [`NO_ITEM`] in free cells.
 
 use sterling_core::error::{Error, Result};
 use sterling_core::units::{ItemId, NO_ITEM, Slot};
 use sterling_kernels::buffer::Buffer;
 use sterling_storage::files::{TensorFile, Tensors};
 
-/// The ids of a snapshot.
+/// Item ids of a snapshot.
 #[derive(Clone, Debug, Default)]
 pub struct Ids {
     ids: Buffer<i64>,
@@ -18,17 +18,17 @@ pub struct Ids {
 }
 
 fn place(id: i64, mask: usize) -> usize {
-    // Fibonacci hashing: consecutive ids, the usual case, spread evenly.
+    // Fibonacci hashing spreads consecutive ids, the usual case, evenly.
     ((id as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32) as usize & mask
 }
 
-/// Adds the tensors of a snapshot whose slot `s` holds the item `ids[order[s]]`, or none where `order[s]` is [`NO_ITEM`].
+/// Adds the tensors of a snapshot in which slot `s` has the item `ids[order[s]]`, or no item if `order[s]` is [`NO_ITEM`].
 ///
 /// # Errors
 /// As [`TensorFile::add`].
 pub fn encode(ids: &[i64], order: &[u32], file: &mut TensorFile<'_>) -> Result<()> {
     let by_slot: Vec<i64> = order.iter().map(|&row| if row == NO_ITEM { 0 } else { ids[row as usize] }).collect();
-    // Of at most 2^32 places; `place` keeps 32 bits of the hash.
+    // At most 2^32 cells, because `place` uses 32 bits of the hash.
     let items = order.iter().filter(|&&row| row != NO_ITEM).count();
     let mask = (2 * items.max(1)).next_power_of_two() - 1;
     let mut table = vec![NO_ITEM; mask + 1];
@@ -44,10 +44,10 @@ pub fn encode(ids: &[i64], order: &[u32], file: &mut TensorFile<'_>) -> Result<(
 }
 
 impl Ids {
-    /// Opens the tensors of `encode` for a snapshot of `slots` slots that hold `items` items.
+    /// Opens the tensors written by `encode` for a snapshot with `slots` slots and `items` items.
     ///
     /// # Errors
-    /// `Corrupt` where the table does not lead to each slot's item.
+    /// `Corrupt` if the table does not lead to the slot of each item.
     pub fn open(tensors: &Tensors, slots: usize, items: usize) -> Result<Self> {
         let ids = tensors.vector::<i64>("ids", slots)?;
         let (table, shape) = tensors.get::<u32>("id_table", 1)?;
@@ -62,22 +62,22 @@ impl Ids {
         Ok(Ids { ids, table, items })
     }
 
-    /// Number of items, N.
+    /// Returns the number of items, N.
     pub fn items(&self) -> usize {
         self.items
     }
 
-    /// The item in a slot that holds one.
+    /// Returns the item in an occupied slot.
     pub fn item(&self, slot: Slot) -> ItemId {
         ItemId(self.ids[slot.index()])
     }
 
-    /// The item of each slot, `[S]`; 0 where a slot holds none.
+    /// Returns the item of each slot, `[S]`; 0 for an empty slot.
     pub fn of_slots(&self) -> &Buffer<i64> {
         &self.ids
     }
 
-    /// The slot of an item, or `None` where the snapshot does not hold it.
+    /// Returns the slot of an item, or `None` if the snapshot does not have it.
     pub fn slot(&self, item: ItemId) -> Option<Slot> {
         let mask = self.table.len() - 1;
         let mut at = place(item.0, mask);
@@ -90,7 +90,7 @@ impl Ids {
         }
     }
 
-    /// The slots that hold items, in no order.
+    /// Iterates over the occupied slots, unordered.
     pub fn slots(&self) -> impl Iterator<Item = Slot> + '_ {
         self.table.iter().filter(|&&slot| slot != NO_ITEM).map(|&slot| Slot(slot))
     }

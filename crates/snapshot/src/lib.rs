@@ -1,24 +1,24 @@
-//! A snapshot: one published version of a model, with everything that answers a request.
+//! Snapshots: published versions of a model, with everything that is needed to answer requests.
 //!
-//! `STORE/NAME/VERSION/` holds the model package's files as they were and, beside them:
+//! `STORE/NAME/VERSION/` has the unchanged files of the model package and these:
 //!
 //! | file | holds |
 //! |---|---|
-//! | `index.safetensors` | the item index ([`sterling_index::ivf`]) |
-//! | `filter.safetensors` | planes and posting lists ([`sterling_index::filter::index`]) |
+//! | `index.safetensors` | item index ([`sterling_index::ivf`]) |
+//! | `filter.safetensors` | Bloom planes and posting lists ([`sterling_index::filter::index`]) |
 //! | `columns.safetensors` | item columns ([`sterling_index::columns`]) and ids |
-//! | `vectors.safetensors` | tensors that the OverArch reads of each item ([`vectors`]), where the package declares some |
-//! | `parts.safetensors` | what the OverArch says of each item whoever asks ([`ItemParts`]), where that is kept |
-//! | `recipe.toml` | how it was built and the serving defaults |
-//! | `calibration.json` | how many lists a recall takes; not where there is only one list |
-//! | `queries.safetensors` | the queries of the calibration, where they came from a file |
-//! | `strata.safetensors` | queries near items of new kinds that merges brought, where they did not |
-//! | `recalibration.json` | one that was made again later, named by no manifest: it has its own digest |
+//! | `vectors.safetensors` | per-item tensors that the reranker reads ([`vectors`]), if the package declares any |
+//! | `parts.safetensors` | item-side precomputation of the reranker ([`ItemParts`]), if it is stored |
+//! | `recipe.toml` | build options of the index, and serving defaults |
+//! | `calibration.json` | nprobe by recall; absent if there is only one list |
+//! | `queries.safetensors` | queries of the calibration, if they came from a file |
+//! | `strata.safetensors` | queries near new kinds of items added by merges, if the calibration queries are items |
+//! | `recalibration.json` | a later calibration; not listed in the manifest, with its own digest |
 //! | `manifest.json` | written last: shapes, provenance, length and hash of every other file |
 //!
-//! A version that was cut into shards holds a folder of such files for each, and `shards.json` that names them (`shards`).
+//! A version partitioned into shards has one folder with these files per shard, and `shards.json`, which lists them (`shards`).
 //!
-//! The format is described for other readers in `docs/reference/formats.md`.
+//! `docs/reference/formats.md` specifies the format for other readers.
 //!
 //! ```
 //! use sterling_snapshot::{Recipe, Store};
@@ -73,23 +73,23 @@ pub use store::{CacheOptions, Held, Stamp, Store, WISH_FILE, Wish, check_name};
 pub use vectors::VectorRows;
 pub use workload::workload;
 
-/// The file of the item index.
+/// File of the item index.
 pub const INDEX_FILE: &str = "index.safetensors";
-/// The file of the filter's planes and posting lists.
+/// File of the filter's Bloom planes and posting lists.
 pub const FILTER_FILE: &str = "filter.safetensors";
-/// The file of item columns and ids.
+/// File of item columns and ids.
 pub const COLUMNS_FILE: &str = "columns.safetensors";
-/// The file of the calibration.
+/// File of the calibration.
 pub const CALIBRATION_FILE: &str = "calibration.json";
-/// The file of tensors that are kept by item, where the package declares some.
+/// File of per-item tensors, if the package declares any.
 pub const VECTORS_FILE: &str = "vectors.safetensors";
-/// The file of what the OverArch says of each item whoever asks, where that is kept.
+/// File of the reranker's item-side precomputation, if it is stored.
 pub const PARTS_FILE: &str = "parts.safetensors";
-/// The file of the queries that it was calibrated with, where they are none of its items.
+/// File of the calibration queries, if they are not items of the version.
 pub const QUERIES_FILE: &str = "queries.safetensors";
-/// The file of queries near items of new kinds that merges brought, where it was calibrated with its items.
+/// File of queries near new kinds of items added by merges, if the calibration queries are items.
 pub const STRATA_FILE: &str = "strata.safetensors";
-/// The file of sample requests of a package, a `:retrieve` body a line; a version keeps those that calibrated it.
+/// File of a package's sample requests, one `:retrieve` body per line; a version keeps those used for calibration.
 pub const REQUESTS_FILE: &str = "queries.jsonl";
-/// The file of the recipe.
+/// File of the recipe.
 pub const RECIPE_FILE: &str = "recipe.toml";

@@ -1,4 +1,4 @@
-//! Loading: a published version becomes something that answers, or is refused with the reason.
+//! Loads a published version for serving, or rejects it with the reason.
 
 use std::path::Path;
 
@@ -22,46 +22,46 @@ use sterling_index::ivf;
 use sterling_index::value::Program;
 use sterling_storage::files::Tensors;
 
-/// A loaded snapshot. Nothing of it changes after the load.
+/// A loaded snapshot, immutable.
 #[derive(Debug)]
 pub struct Snapshot {
-    /// What it holds and where it came from.
+    /// Shapes and provenance of the version.
     pub manifest: Manifest,
     /// Towers, tables, reranker and value model.
     pub package: Package,
     /// The item index.
     pub index: ivf::Index,
-    /// Planes and posting lists.
+    /// Bloom planes and posting lists.
     pub filter: filter::Index,
     /// Item columns.
     pub columns: Columns,
-    /// Which slot holds which item.
+    /// Map between slots and item ids.
     pub ids: Ids,
-    /// The compiled value model.
+    /// Compiled value model.
     pub value: Program,
-    /// How it was built and what requests get that do not say.
+    /// Build options of the index, and serving defaults.
     pub recipe: Recipe,
-    /// How many lists a recall takes, where that was measured.
+    /// Probes by recall, if they were measured.
     pub calibration: Option<Calibration>,
-    /// The numeric columns that the reranker and the value model read, one f32 a slot.
+    /// Numeric columns that the reranker and the value model read, one f32 per slot.
     pub numbers: Vec<(String, Vec<f32>)>,
-    /// The tensors of `[[item.vectors]]`, each a table of one row a slot.
+    /// Tensors of `[[item.vectors]]`, each a table with one row per slot.
     pub vectors: Vec<Table>,
-    /// What the reranker reads of candidates as rows.
+    /// Rows that the reranker reads per candidate.
     pub candidates: CandidateRows,
-    /// All shards of the version, where it is one of several.
+    /// All shards of the version, if it is partitioned.
     pub shards: Option<Shards>,
     digest: String,
 }
 
 impl Snapshot {
-    /// Loads the snapshot in `folder`: the manifest first, then every checksum, then the parts, held against each other.
-    /// Its tables lie where `placement` says. What requests read lies in memory of its own, in huge pages: nobody who writes
-    /// to the files or cuts them off changes an answer or ends the process.
+    /// Loads the snapshot in `folder`: reads the manifest, verifies all checksums, opens the files and checks that they agree.
+    /// `placement` decides where tables are stored. Data that requests read is copied to private memory in huge pages, so that a
+    /// write to a file or its truncation neither changes an answer nor ends the process.
     ///
     /// # Errors
-    /// `NotFound` without a manifest, or of a shard without the file that names all of them; `Corrupt` or `Unsupported` with the
-    /// file and the reason; where the tables cannot be placed, why.
+    /// `NotFound` without a manifest, or for a shard without the file that lists all shards; `Corrupt` or `Unsupported` with the
+    /// file and the reason; errors of the table placement.
     pub fn load(folder: &Path, placement: &Placement) -> Result<Self> {
         let manifest = Manifest::read(folder)?;
         let shards = manifest.shard.map(|_| Shards::read(folder.parent().unwrap_or(folder))).transpose()?;
@@ -122,12 +122,11 @@ impl Snapshot {
         })
     }
 
-    /// Bytes of memory that a snapshot takes when it is loaded, as its manifest tells before anything is: its tensor files,
-    /// its columns once more for those that the reranker and the value model read as f32, graphs and other files that are
-    /// parsed four times, its tables as they are placed.
+    /// Estimates from the manifest the memory of a snapshot before it is loaded. Counts its tensor files, its columns twice (the
+    /// reranker and the value model read f32 copies), four times the size of graphs and other parsed files, and tables as placed.
     ///
     /// # Errors
-    /// What is wrong with `model.toml`.
+    /// Errors of `model.toml`.
     pub fn memory_bytes(folder: &Path, manifest: &Manifest, placement: &Placement) -> Result<u64> {
         let path = folder.join(MODEL_FILE);
         let text = std::fs::read_to_string(&path).map_err(|e| Error::io(path.display(), e))?;
@@ -143,19 +142,20 @@ impl Snapshot {
         Ok(others.saturating_add(placement.memory_bytes(&spec, bytes)))
     }
 
-    /// Candidates of a request for `k` items that does not say, K0: no more than it returns where nothing orders them anew.
+    /// Returns the default number of candidates for a request for `k` items, K0; equal to `k` if no reranker or value model
+    /// changes the order.
     pub fn candidates(&self, k: usize) -> usize {
         let is_plain = self.package.overarch.is_none() && self.package.spec.value.expression.trim() == SIMILARITY;
         if is_plain { k } else { self.recipe.serving.candidates.max(k) }
     }
 
-    /// The digest of the snapshot's bytes as they were published.
+    /// Returns the digest of the published files.
     pub fn digest(&self) -> &str {
         &self.digest
     }
 }
 
-/// Refuses a manifest that lacks a file that is needed.
+/// Rejects a manifest that lacks a required file.
 fn check_files(manifest: &Manifest, package: &Package) -> Result<()> {
     let vectors = (!package.spec.item.vectors.is_empty()).then_some(VECTORS_FILE);
     let parts = manifest.decisions.item_part.as_ref().map(|_| PARTS_FILE);
@@ -169,7 +169,7 @@ fn check_files(manifest: &Manifest, package: &Package) -> Result<()> {
     }
 }
 
-/// Refuses a manifest that says otherwise than the files.
+/// Rejects a manifest whose sizes differ from the files.
 fn check_sizes(manifest: &Manifest, package: &Package, index: &ivf::Index) -> Result<()> {
     let items = if manifest.is_emptied() { 1 } else { manifest.items };
     let says = (manifest.dimension, items, manifest.slots, manifest.lists);
@@ -183,7 +183,7 @@ fn check_sizes(manifest: &Manifest, package: &Package, index: &ivf::Index) -> Re
     Ok(())
 }
 
-/// The calibration that holds: a later one goes before that of the publication.
+/// Reads the calibration in effect: a recalibration takes precedence over that of the publication.
 fn calibration(folder: &Path, manifest: &Manifest, index: &ivf::Index) -> Result<Option<Calibration>> {
     let calibration = match Recalibration::read(folder, manifest)? {
         Some(later) => Some(later),
@@ -198,7 +198,7 @@ fn calibration(folder: &Path, manifest: &Manifest, index: &ivf::Index) -> Result
     Ok(calibration)
 }
 
-/// The numeric columns that the reranker and the value model read, each once, one f32 a slot.
+/// Returns the numeric columns that the reranker and the value model read, each once, one f32 per slot.
 fn numbers(package: &Package, value: &Program, columns: &Columns) -> Vec<(String, Vec<f32>)> {
     let used = package.overarch.iter().flat_map(|o| o.numbers());
     let used = used.chain(value.inputs().iter().map(String::as_str));
@@ -212,12 +212,12 @@ fn numbers(package: &Package, value: &Program, columns: &Columns) -> Vec<(String
     numbers
 }
 
-/// Says of graphs that run otherwise than when the version was published that they do.
+/// Logs graphs that run differently from when the version was published.
 fn tell_other_graphs(manifest: &Manifest, package: &Package) {
     for (file, runs) in package.graphs() {
         let recorded = manifest.graphs.as_ref().and_then(|graphs| graphs.get(file));
         if let Some(recorded) = recorded.filter(|recorded| **recorded != GraphRecord::from(runs)) {
-            tracing::info!(graph = file, ?recorded, "the graph runs otherwise than when it was published");
+            tracing::info!(graph = file, ?recorded, "the graph runs differently from when it was published");
         }
     }
 }

@@ -1,4 +1,5 @@
-//! `manifest.json`: what a snapshot holds, written last, so that a folder with a manifest is whole.
+//! `manifest.json`: sizes, provenance and checksums of a snapshot. It is written last, so that a folder with a manifest is
+//! complete.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,21 +14,21 @@ use sterling_graph::tower::Runs;
 use sterling_journal::Topic;
 use sterling_storage::files::{self, Checksum};
 
-/// The format this program writes. Every earlier one stays loadable.
+/// Format version that this program writes. All earlier formats remain loadable.
 pub const FORMAT: u32 = 1;
-/// The manifest's file name.
+/// File name of the manifest.
 pub const MANIFEST: &str = "manifest.json";
 
-/// This program, as it names itself in what it publishes.
+/// Name and version of this program, as recorded in snapshots.
 pub const PROGRAM: &str = concat!("sterling ", env!("CARGO_PKG_VERSION"));
 
-/// What runs a graph, as it was when the version was published.
+/// Execution of a graph when the version was published.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum GraphRecord {
-    /// A program with this digest.
+    /// Compiled graph with this digest.
     Program(String),
-    /// The runtime, for this reason.
+    /// ONNX Runtime, for this reason.
     Runtime(String),
 }
 
@@ -49,96 +50,96 @@ impl fmt::Display for GraphRecord {
     }
 }
 
-/// What a snapshot holds, how large it is and where it came from.
+/// Sizes, provenance and files of a snapshot.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
-    /// The format of the files.
+    /// Format version of the files.
     pub format: u32,
-    /// The model's name.
+    /// Name of the model.
     pub name: String,
-    /// The version under that name, from 1 up.
+    /// Version number, from 1.
     pub version: u64,
     /// Width of queries and items, D.
     pub dimension: usize,
-    /// Items, N. 0 of a version all of whose items updates have deleted: its files hold one, as an index of none cannot be, which
-    /// nobody sees.
+    /// Number of items, N. It is 0 for a version whose items have all been deleted by updates; the files then have one hidden
+    /// item, because an index cannot be empty.
     pub items: usize,
-    /// Slots, N rounded up list by list.
+    /// Number of slots: N, with each list rounded up.
     pub slots: usize,
-    /// Lists, C.
+    /// Number of inverted lists, C.
     pub lists: usize,
-    /// The position of the last update that its items contain; 0, which is left out, where they contain none.
+    /// Position of the last update that the items include; 0, which is omitted, if they include none.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub position: u64,
-    /// Which part of a version it is, where that was cut into shards.
+    /// Shard of a partitioned version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shard: Option<ShardOf>,
-    /// What it was merged from, where it is an earlier version with its updates.
+    /// Origin of a version that was made by a merge of an earlier version and its updates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub merged: Option<MergedFrom>,
-    /// What it was folded from, where it is a shard with its updates.
+    /// Origin of a checkpoint: the published shard that it extends by updates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub folded: Option<FoldedFrom>,
-    /// Where it came from.
+    /// Origin of the snapshot.
     pub provenance: Provenance,
-    /// Every other file of the snapshot with its length and hash.
+    /// Length and hash of every other file of the snapshot.
     pub files: BTreeMap<String, Checksum>,
-    /// What ran each graph when all were tried; none of a version that was published before graphs were tried.
+    /// Execution of each graph in the sandbox validation; `None` for versions published by releases without it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub graphs: Option<BTreeMap<String, GraphRecord>>,
-    /// How the model is served, where the publication had to decide that.
+    /// Serving decisions that the publication made.
     #[serde(default, skip_serializing_if = "Decisions::is_empty")]
     pub decisions: Decisions,
 }
 
-/// Which part of a version a snapshot is.
+/// Shard that a snapshot represents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ShardOf {
-    /// Its number, from 0 up.
+    /// Shard number, from 0.
     pub shard: u32,
-    /// How many there are.
+    /// Number of shards.
     pub shards: u32,
-    /// Items of all of them together.
+    /// Items of all shards together.
     pub items: usize,
 }
 
-/// Where a version came from that is an earlier one with its updates.
+/// Origin of a version made by a merge of an earlier version and its updates.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MergedFrom {
-    /// The published version whose package it has.
+    /// Published version whose package it has.
     pub origin: u64,
-    /// The share of the lists that the recall of the recipe took when the lists were last trained, where it was measured.
+    /// Share of the lists that the recipe's recall needed when the lists were last trained, if it was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trained_share: Option<f64>,
 }
 
-/// The published shard that a shard with its updates stands for.
+/// Published shard that a checkpoint extends by updates.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FoldedFrom {
-    /// Its items.
+    /// Items of the published shard.
     pub items: usize,
-    /// The digest of its bytes.
+    /// Digest of the published shard.
     pub digest: String,
 }
 
-/// Where a snapshot came from.
+/// Origin of a snapshot.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Provenance {
-    /// The program that wrote it, with its version.
+    /// Program that wrote it, with its version.
     pub program: String,
-    /// The item file as it was named to `publish`, or the index that the items came from.
+    /// Item file as named to `publish`, or the index that the items came from.
     pub items_file: String,
-    /// The file that the vectors came from, where they stood in one of their own.
+    /// Separate file with the vectors, if there was one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vectors_file: Option<String>,
-    /// The seed of the index build.
+    /// Seed of the index build.
     pub seed: u64,
-    /// Seconds that the publication took.
+    /// Duration of the publication in seconds.
     pub seconds: f64,
 }
 
@@ -146,7 +147,7 @@ impl Manifest {
     /// Reads the manifest of the snapshot in `folder`.
     ///
     /// # Errors
-    /// `NotFound` where the folder holds none, `Corrupt` with the reason where it cannot be used.
+    /// `NotFound` if the folder has none, `Corrupt` with the reason if it is invalid.
     pub fn read(folder: &Path) -> Result<Self> {
         let path = folder.join(MANIFEST);
         let text = files::read(&path)?;
@@ -166,7 +167,7 @@ impl Manifest {
         }
     }
 
-    /// Writes the manifest, which makes the snapshot in `folder` whole.
+    /// Writes the manifest, which completes the snapshot in `folder`.
     ///
     /// # Errors
     /// `Io` with the path.
@@ -175,10 +176,10 @@ impl Manifest {
         files::write_atomic(&folder.join(MANIFEST), |out| out.write_all(&text)).map(drop)
     }
 
-    /// Holds the length of every file of the snapshot against the manifest, then reads them and holds their hashes against it.
+    /// Verifies the length of every file, then the hash of every file.
     ///
     /// # Errors
-    /// `Corrupt` naming the first file, in the order of names, that is missing or differs.
+    /// `Corrupt` naming the first file, in name order, that is missing or differs.
     pub fn verify(&self, folder: &Path) -> Result<()> {
         let missing = |name: &str, e: Error| match e.kind() {
             Kind::NotFound => Error::corrupt(format!("{}: file `{name}` is missing", folder.display())),
@@ -186,7 +187,7 @@ impl Manifest {
         };
         let differs =
             |name: &str, found: String| Error::corrupt(format!("{}: file `{name}` has {found}", folder.display()));
-        // A folder that is being copied is refused before anything is read.
+        // Lengths first: rejects a folder that is still being copied before reading any file.
         for (name, expected) in &self.files {
             let path = folder.join(name);
             let about = fs::metadata(&path).map_err(|e| missing(name, Error::io(path.display(), e)))?;
@@ -205,48 +206,48 @@ impl Manifest {
         results.into_iter().collect()
     }
 
-    /// Whether this program, as it is now, ran all graphs before it published the version.
+    /// Returns whether this release of the program ran all graphs when it published the version.
     pub fn is_tried(&self) -> bool {
         self.graphs.is_some() && self.provenance.program == PROGRAM
     }
 
-    /// Whether updates have deleted all of its items: the one that its files hold is none.
+    /// Returns whether updates have deleted all items; the one in the files is hidden.
     pub fn is_emptied(&self) -> bool {
         self.items == 0
     }
 
-    /// Whose updates it is brought up to date with: the model's, or those of its shard.
+    /// Returns the topic of the updates that apply to the snapshot: the model's, or its shard's.
     pub fn topic(&self) -> Topic {
         Topic { model: self.name.clone(), shard: self.shard.map(|part| (part.shard, part.shards)) }
     }
 
-    /// Items of the version: of all its shards, where it was cut.
+    /// Returns the number of items of the version, over all shards.
     pub fn items_of_all(&self) -> usize {
         self.shard.map_or(self.items, |part| part.items)
     }
 
-    /// Its items as they were published, where updates were folded in since.
+    /// Returns the number of items as published, before a checkpoint added updates.
     pub fn published_items(&self) -> usize {
         self.folded.as_ref().map_or(self.items, |from| from.items)
     }
 
-    /// The digest of what was published, which is its own where no updates were folded in since. With a position it says which
-    /// items there are: what holds them is nobody's affair.
+    /// Returns the digest of the published files; a checkpoint keeps the digest of its published shard. Together with a position
+    /// it identifies the set of items, independent of the files that store them.
     pub fn published_digest(&self) -> String {
         self.folded.as_ref().map_or_else(|| self.digest(), |from| from.digest.clone())
     }
 
-    /// The version that was published with the files of the package: itself, or the one that it was merged from.
+    /// Returns the version that was published with the package's files: this one, or the origin of a merge.
     pub fn origin(&self) -> u64 {
         self.merged.as_ref().map_or(self.version, |from| from.origin)
     }
 
-    /// Bytes of all files but the manifest.
+    /// Returns the bytes of all files except the manifest.
     pub fn bytes(&self) -> u64 {
         self.files.values().map(|f| f.bytes).sum()
     }
 
-    /// One name for all the bytes of the snapshot: the hash of its files' hashes, 16 hexadecimal digits.
+    /// Returns the digest of the snapshot: the hash of its files' hashes, 16 hexadecimal digits.
     pub fn digest(&self) -> String {
         let text: String =
             self.files.iter().map(|(name, sum)| format!("{name} {} {}\n", sum.bytes, sum.xxh3)).collect();
@@ -264,7 +265,7 @@ fn is_plain(name: &str) -> bool {
 
 #[cfg(test)]
 impl Manifest {
-    /// That of a small version of these files.
+    /// Returns the manifest of a small version with these files.
     pub(super) fn small(name: &str, version: u64, files: BTreeMap<String, Checksum>) -> Self {
         Manifest {
             format: FORMAT,

@@ -1,4 +1,4 @@
-//! What an OverArch says of an item whoever asks ([`ItemPart`]), worked out for the items of a snapshot, or of a segment beside one.
+//! Item-side precomputation of the reranker ([`ItemPart`]) for the items of a snapshot or of a segment of its delta.
 
 use rayon::prelude::*;
 
@@ -15,21 +15,21 @@ use sterling_index::ivf;
 use sterling_kernels::buffer::Buffer;
 use sterling_storage::files::Tensors;
 
-/// The tensor of [`super::PART_FILE`].
+/// Name of the tensor in [`super::PART_FILE`].
 const TENSOR: &str = "part";
-/// Slots that a thread takes at a time.
+/// Slots that a thread processes at a time.
 const SLOTS: usize = 4096;
 
-/// The part of an OverArch for all items of an index.
+/// Item-side precomputation for all items of an index.
 #[derive(Debug)]
 pub struct ItemParts {
-    /// `[S, width]`
+    /// Values, `[S, width]`.
     numbers: Vec<f32>,
     width: usize,
 }
 
 impl ItemParts {
-    /// Works it out, on this thread or on all of the machine's; none where the OverArch has no part.
+    /// Computes it on this thread or on all threads; `None` if the reranker has no item-side part.
     ///
     /// # Errors
     /// As [`CandidateRows::open`].
@@ -46,10 +46,10 @@ impl ItemParts {
         Ok(Some(ItemParts { numbers, width }))
     }
 
-    /// As a table of one row a slot in a format, zeros where a slot holds no item.
+    /// Converts it to a table with one row per slot; empty slots have zeros.
     ///
     /// # Errors
-    /// `Invalid` with the item where a row cannot be stored so.
+    /// `Invalid` with the item whose row cannot be stored in the format.
     pub fn stored(&self, format: RowFormat, index: &ivf::Index, ids: &Ids) -> Result<Table> {
         let mut is_filled = vec![false; index.slots()];
         index.filled_slots().for_each(|slot| is_filled[slot.index()] = true);
@@ -59,25 +59,25 @@ impl ItemParts {
         table.map_err(|e| e.within("what is kept of items of the OverArch"))
     }
 
-    /// As a table of one row a slot, whatever its numbers are.
+    /// Converts it to an f32 table with one row per slot, without a check for finite numbers.
     ///
     /// # Errors
-    /// `Overloaded` where the memory cannot be had.
+    /// `Overloaded` if the memory cannot be allocated.
     pub fn unchecked(&self) -> Result<Table> {
         let spec = table_spec(TENSOR, (RowFormat::F32, self.width), self.numbers.len() / self.width);
         Table::host(spec, Buffer::copied(bytemuck::cast_slice(&self.numbers))?)
     }
 }
 
-/// Reads what [`ItemParts::stored`] made of so many slots.
+/// Opens the table that [`ItemParts::stored`] wrote.
 ///
 /// # Errors
-/// `Corrupt` where it is of another shape.
+/// `Corrupt` if it has another shape.
 pub(super) fn open(tensors: &Tensors, part: &ItemPart, format: RowFormat, slots: usize) -> Result<Table> {
     open_table(tensors, TENSOR, (format, part.width()), slots)
 }
 
-/// A table of one row a slot, zeros where there is none; `item` names that of a slot in errors.
+/// Builds a table with one row per slot; missing rows are zeros. `item` returns a slot's name for errors.
 fn keep<'a>(
     name: &str,
     (format, width): (RowFormat, usize),
@@ -96,12 +96,12 @@ fn keep<'a>(
     Table::host(table_spec(name, (format, width), slots), bytes)
 }
 
-/// Items that bring what the part is made of.
+/// Inputs of the precomputation for the items of an index.
 struct Items<'a> {
     index: &'a ivf::Index,
     part: &'a ItemPart,
     rows: CandidateRows,
-    /// Each `[S]`.
+    /// Numeric inputs, `[S]` each.
     numbers: Vec<Vec<f32>>,
 }
 
@@ -115,7 +115,7 @@ impl<'a> Items<'a> {
         Ok(Items { index, part, rows: CandidateRows::of_part(from, part)?, numbers })
     }
 
-    /// Works out the part of the slots from one on, as many as `out` has room for.
+    /// Computes the values of consecutive slots from `first` until `out` is full.
     fn run(&self, first: usize, out: &mut [f32]) -> Result<()> {
         let count = out.len() / self.part.width();
         let numbers: Vec<&[f32]> = self.numbers.iter().map(|numbers| &numbers[first..first + count]).collect();

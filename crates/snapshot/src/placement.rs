@@ -1,7 +1,7 @@
-//! Where the tables of loaded snapshots lie: whole in this host's memory, or along a plan.
+//! Placement of a snapshot's embedding tables: completely in this host's memory, or as planned.
 //!
-//! The plan is no part of a snapshot: the same version serves from the memory of one host, from that of several whose servers give each
-//! other rows, or with rows of its tables on a cluster that `publish` has brought them to.
+//! The plan does not belong to the snapshot. The same version can serve from the memory of one host, from several hosts whose
+//! servers exchange rows, or with rows on a Redis Cluster that `publish` has filled.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -49,11 +49,11 @@ impl Default for PlacementOptions {
     }
 }
 
-/// Places the tables of snapshots.
+/// Placement of the tables of snapshots.
 #[derive(Debug, Default)]
 pub struct Placement {
     by: By,
-    /// Which host of several this is.
+    /// Name of this host among several.
     host: Option<String>,
     neighbours: Option<Arc<dyn Neighbours>>,
     cluster: Option<Arc<Cluster>>,
@@ -73,12 +73,12 @@ struct Version<'a> {
     spec: &'a ModelSpec,
     manifest: &'a Manifest,
     edition: Arc<str>,
-    /// The servers of each host.
+    /// Servers of each host.
     hosts: BTreeMap<&'a str, &'a [String]>,
 }
 
 impl Placement {
-    /// Every table whole, in this host's memory.
+    /// Places every table completely in this host's memory.
     pub fn whole() -> Self {
         Placement::default()
     }
@@ -86,7 +86,7 @@ impl Placement {
     /// Reads the files that the options name and connects to the cluster.
     ///
     /// # Errors
-    /// `NotFound` or `Invalid` with the file and what is wrong in it; `Unavailable` where the cluster does not answer.
+    /// `NotFound` or `Invalid` with the file and the error in it; `Unavailable` if the cluster does not answer.
     pub fn open(options: &PlacementOptions) -> Result<Self> {
         let cluster = match options.remote.as_slice() {
             [] => None,
@@ -122,17 +122,17 @@ impl Placement {
         Ok(placement)
     }
 
-    /// The same, among the servers of other hosts.
+    /// Adds the servers of other hosts, which exchange rows.
     pub fn beside(self, neighbours: Arc<dyn Neighbours>) -> Self {
         Placement { neighbours: Some(neighbours), ..self }
     }
 
-    /// The cluster that holds rows of tables, where there is one.
+    /// Returns the cluster that stores table rows, if there is one.
     pub fn cluster(&self) -> Option<&Arc<Cluster>> {
         self.cluster.as_ref()
     }
 
-    /// Every host that is spoken of, and its servers as far as they are named.
+    /// Returns every host of the plan or topology with its known servers.
     fn hosts(&self) -> BTreeMap<&str, &[String]> {
         match &self.by {
             By::Whole => BTreeMap::new(),
@@ -146,12 +146,12 @@ impl Placement {
         }
     }
 
-    /// True where a shard lies in the memory of this host or of its cards, or its cache does.
+    /// Returns whether a shard or its cache is in the memory of this host or of its GPUs.
     fn is_here(&self, shard: &ShardPlan) -> bool {
         self.host.as_ref().is_none_or(|host| self.host_of(shard) == Some(host))
     }
 
-    /// The host that answers for a shard or whose card does, as far as that is known.
+    /// Returns the host that serves a shard, or whose GPU holds it, if known.
     fn host_of<'a>(&'a self, shard: &'a ShardPlan) -> Option<&'a str> {
         let device = &shard.device;
         match &self.by {
@@ -162,7 +162,7 @@ impl Placement {
         }
     }
 
-    /// Bytes of this host's memory that the tables of a model take at most, by the bytes of their files.
+    /// Returns the maximum bytes of host memory for the tables of a model, by the sizes of their files.
     pub(super) fn memory_bytes(&self, spec: &ModelSpec, file_bytes: impl Fn(&str) -> u64) -> u64 {
         let files: BTreeSet<&str> = spec.tables.iter().map(|t| t.file.as_str()).collect();
         let whole: u64 = files.iter().map(|file| file_bytes(file)).sum();
@@ -183,7 +183,7 @@ impl Placement {
         }
     }
 
-    /// The tables of a version, each where it is planned. Where other servers hold some of their rows, they do when this returns.
+    /// Places the tables of a version as planned. When it returns, the servers of other hosts hold their planned rows.
     pub(super) fn place(
         &self,
         spec: &ModelSpec,
@@ -287,7 +287,7 @@ impl Placement {
         Ok(of_host(placed.holding(held)))
     }
 
-    /// The plan of a table as it concerns this host: of copies its own one.
+    /// Reduces a table's plan to the shards that concern this host; of several copies it keeps this host's.
     fn seen_from_here(&self, mut plan: TablePlan) -> Result<TablePlan> {
         if let Some(host) = self.host.as_ref().filter(|_| plan.has_copies()) {
             plan.shards.retain(|s| self.is_here(s));
@@ -302,7 +302,7 @@ impl Placement {
         Ok(plan)
     }
 
-    /// A part of a table that the servers of another host hold.
+    /// Returns the slice of a table that the servers of another host hold.
     fn slice(&self, version: &Version<'_>, table: &Table, part: &ShardPlan) -> Result<PeerSlice> {
         let servers = version.hosts.get(&*part.device).copied().unwrap_or_default();
         if servers.is_empty() {
@@ -327,15 +327,15 @@ impl Placement {
     }
 }
 
-/// The name of a part of a table.
+/// Returns the name of a slice of a table.
 fn name(version: &Version<'_>, table: &Table, part: &ShardPlan) -> Result<SliceName> {
     let content = checksum(version.spec, version.manifest, table.name())?.to_owned();
     let model = version.manifest.name.clone();
     Ok(SliceName { model, table: table.name().into(), content, rows: part.rows, columns: part.columns })
 }
 
-/// A table that a card has whole, or the rows of it that are asked for often. All rows stay in this host's memory: the CPU answers
-/// where there is no card.
+/// Places a table, or its most requested rows, on a GPU. All rows also stay in this host's memory, because the CPU answers if
+/// there is no GPU.
 fn on_card(table: &Table, plan: &TablePlan) -> Result<Table> {
     let [part] = &plan.shards[..] else {
         return Err(Error::unsupported(format!(
@@ -351,7 +351,7 @@ fn on_card(table: &Table, plan: &TablePlan) -> Result<Table> {
     })
 }
 
-/// A table of which a card has nothing where it is whole in this host's memory: it reads the rows from there.
+/// Marks a table that is completely in host memory as not copied to a GPU, which then reads rows from the host.
 fn of_host(table: Table) -> Table {
     match table.host_bytes() {
         Some(_) => table.with_card_share(CardShare { bytes: 0, hit_share: 0.0 }),
@@ -363,7 +363,7 @@ fn read(file: &Path) -> Result<String> {
     std::fs::read_to_string(file).map_err(|e| Error::io(file.display(), e))
 }
 
-/// The checksum of the file that holds a table of a version.
+/// Returns the checksum of the file that holds a table of a version.
 fn checksum<'a>(spec: &ModelSpec, manifest: &'a Manifest, table: &str) -> Result<&'a str> {
     let file = spec.tables.iter().find(|t| t.name == table).map(|t| &t.file);
     let found = file.and_then(|file| manifest.files.get(file));
@@ -371,8 +371,8 @@ fn checksum<'a>(spec: &ModelSpec, manifest: &'a Manifest, table: &str) -> Result
     found.map(|sum| sum.xxh3.as_str()).ok_or_else(missing)
 }
 
-/// The name under which a cluster has the rows of a table of a version: by the checksum of the file that holds them, so that versions
-/// whose file is the same share them, and rows which a publication left behind are never taken for others.
+/// Returns the name of a table's rows on a cluster. It contains the checksum of the table's file, so that versions with the same
+/// file share rows, and rows left behind by another publication are never mistaken for these.
 ///
 /// # Errors
 /// `NotFound` for a table or a file that the version does not have; as [`RowSet::new`].
@@ -383,12 +383,12 @@ pub fn rows_on_cluster(spec: &ModelSpec, manifest: &Manifest, table: &str) -> Re
     RowSet::new(&manifest.name, table, content)
 }
 
-/// What rows are keyed by whose file has this checksum.
+/// Returns the content key of rows whose file has this checksum.
 pub fn content_of(checksum: &str) -> Option<u64> {
     checksum.get(..16).and_then(|digits| u64::from_str_radix(digits, 16).ok())
 }
 
-/// How a table lies, in a few words: its sharding type and the devices of its parts.
+/// Describes a table's placement: its sharding type and the devices of its shards.
 pub fn placed(table: &Table) -> String {
     let Some(sharding) = table.sharding() else { return "whole, in memory".into() };
     let parts: Vec<&str> = table.shards().iter().map(|s| s.device.as_str()).collect();

@@ -1,4 +1,4 @@
-//! Index recipes: how an index is built, and what requests get that do not say.
+//! Index recipes: build options of an index, and serving defaults.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -11,38 +11,38 @@ use sterling_embedding::RowFormat;
 use sterling_index::filter;
 use sterling_index::ivf;
 
-/// An index recipe, as `indexes/*.toml` hold them.
+/// An index recipe, the contents of `indexes/*.toml`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Recipe {
-    /// Lists, training and rescoring rows.
+    /// Options of the inverted lists: number, training and rescoring rows.
     pub index: ivf::Options,
-    /// Planes and posting lists.
+    /// Options of Bloom planes and posting lists.
     pub filter: filter::Options,
-    /// The row formats that embedding tables are converted to, by the table's name; other tables stay as they are.
+    /// Row formats that embedding tables are converted to, by table name; other tables keep theirs.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub tables: BTreeMap<String, RowFormat>,
-    /// What is kept for the reranker.
+    /// Precomputation for the reranker.
     pub reranking: Reranking,
-    /// What requests get that do not say.
+    /// Defaults of requests.
     pub serving: Serving,
 }
 
-/// What is kept for the reranker.
+/// Precomputation for the reranker.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Reranking {
-    /// How what the reranker says of an item whoever asks is kept by item, where that makes candidates cheaper.
+    /// Storage format of the reranker's item-side precomputation, which is used if it makes candidates cheaper.
     pub item_part: PartFormat,
 }
 
-/// How the part of a reranker that depends on the item alone is kept.
+/// Storage format of the reranker's item-side precomputation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PartFormat {
-    /// Not at all: it is worked out for each candidate.
+    /// Not stored: computed for each candidate.
     None,
-    /// As it comes out.
+    /// As computed, f32.
     #[default]
     F32,
     /// IEEE half precision.
@@ -54,7 +54,7 @@ pub enum PartFormat {
 }
 
 impl PartFormat {
-    /// The format of its rows.
+    /// Returns the format of its rows.
     pub fn rows(self) -> Option<RowFormat> {
         match self {
             PartFormat::None => None,
@@ -66,15 +66,16 @@ impl PartFormat {
     }
 }
 
-/// What requests get that do not say.
+/// Defaults of requests.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Serving {
-    /// The share of the true candidates that is to be found; the calibration tells how many lists that takes.
+    /// Recall to reach among the candidates; the calibration gives the number of probes.
     pub recall: f64,
-    /// Lists that are probed, P, in place of a recall; 0 for none, and an eighth of the lists without a calibration.
+    /// Number of probed lists, nprobe, in place of a recall; 0 means unset, and an eighth of the lists if there is no
+    /// calibration.
     pub probes: usize,
-    /// Lists that a filtered request may probe; 0 means all.
+    /// Maximum number of lists that a filtered request may probe; 0 means all.
     pub probes_max: usize,
     /// Candidates that are reranked, K0.
     pub candidates: usize,
@@ -87,7 +88,7 @@ impl Default for Serving {
 }
 
 impl Recipe {
-    /// Reads a recipe.
+    /// Parses a recipe.
     ///
     /// # Errors
     /// `Invalid` with the line or the option, its value and its range.
@@ -122,7 +123,8 @@ impl Recipe {
         Recipe::parse(&text).map_err(|e| e.within(path.display()))
     }
 
-    /// True where numbers are stored more coarsely than the package has them, by more than half precision.
+    /// Returns whether the recipe stores numbers below half precision: converted tables, or a coarse format of rescoring rows or
+    /// of the item-side precomputation.
     pub fn is_coarse(&self) -> bool {
         let is_part_coarse = matches!(self.reranking.item_part, PartFormat::Bf16 | PartFormat::Int8);
         !self.tables.is_empty()
@@ -130,22 +132,22 @@ impl Recipe {
             || matches!(self.index.rescore, ivf::Rescore::None | ivf::Rescore::Bf16)
     }
 
-    /// The file's text.
+    /// Serializes the recipe as TOML.
     ///
     /// # Errors
-    /// `Internal` where it cannot be written.
+    /// `Internal` if it cannot be serialized.
     pub fn to_toml(&self) -> Result<String> {
         toml::to_string(self).map_err(|e| Error::internal(format!("recipe: {e}")))
     }
 }
 
 impl Serving {
-    /// The default number of probes among `lists`, where no calibration tells it.
+    /// Returns the default number of probes of `lists` lists without a calibration.
     pub fn probes_of(&self, lists: usize) -> usize {
         if self.probes == 0 { lists.div_ceil(8) } else { self.probes.min(lists) }
     }
 
-    /// The most lists that a filtered request may probe.
+    /// Returns the maximum number of lists that a filtered request may probe.
     pub fn probes_max_of(&self, lists: usize) -> usize {
         if self.probes_max == 0 { lists } else { self.probes_max.min(lists) }
     }

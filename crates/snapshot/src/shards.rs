@@ -1,10 +1,10 @@
-//! Document shards: one version cut into several by the ids of its items, and the file that names them.
+//! Document shards: the partition of a version by item ids, and the file that lists the shards.
 //!
-//! A version that is cut lies in `STORE/NAME/VERSION/` as a folder a shard, `shard-0` and on, each a snapshot that a server
-//! loads (`serve --shard N`), beside [`SHARDS_FILE`], which names them with their digests and is written last. All shards have
-//! the centroids, the dictionaries and the calibration of the whole: they were trained once, and cut after.
+//! A partitioned version has a folder per shard in `STORE/NAME/VERSION/`, `shard-0` and so on. Each is a snapshot that a server
+//! loads (`serve --shard N`). [`SHARDS_FILE`] lists them with their digests and is written last. All shards share the centroids,
+//! dictionaries and calibration of the version, because these are trained before it is partitioned.
 //!
-//! The shard of an item is stated here and does not change: the hash of its id, scaled to the number of shards.
+//! The shard of an item is the hash of its id, scaled to the number of shards. This definition never changes.
 
 use std::path::{Path, PathBuf};
 
@@ -17,53 +17,53 @@ use sterling_core::limits::SHARDS_MAX;
 use sterling_core::units::ItemId;
 use sterling_storage::files;
 
-/// The file that names the shards of a version.
+/// File that lists the shards of a version.
 pub const SHARDS_FILE: &str = "shards.json";
-/// How items are cut, as the file says it.
+/// Partition function, as recorded in the file.
 const HASH: &str = "floor(xxh3_64(id as 8 bytes, little-endian) * shards / 2^64)";
 
-/// The shard that holds an item, of `shards`: its XXH3 hash of 64 bits, seed 0, of the id's eight bytes, little-endian, scaled
-/// to the number of shards.
+/// Returns the shard of an item, of `shards`: the 64-bit XXH3 hash, seed 0, of the id's eight bytes, little-endian, scaled to the
+/// number of shards.
 pub fn shard_of(item: ItemId, shards: u32) -> u32 {
     let hash = xxh3_64(&item.0.to_le_bytes());
     ((u128::from(hash) * u128::from(shards)) >> 64) as u32
 }
 
-/// The folder of a shard in that of its version.
+/// Returns the folder of a shard within that of its version.
 pub fn shard_folder(version: &Path, shard: u32) -> PathBuf {
     version.join(format!("shard-{shard}"))
 }
 
-/// The shards of a version.
+/// Shards of a version.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Shards {
-    /// The format of the snapshots.
+    /// Format version of the snapshots.
     pub format: u32,
-    /// The model's name.
+    /// Name of the model.
     pub name: String,
-    /// The version under that name.
+    /// Version number.
     pub version: u64,
-    /// How items are cut.
+    /// Partition function of the items.
     pub hash: String,
     /// Items of all shards together.
     pub items: usize,
-    /// The shards, in the order of their numbers.
+    /// Shards in order of their numbers.
     pub shards: Vec<ShardEntry>,
 }
 
-/// A shard as the file names it.
+/// Entry of a shard in the file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ShardEntry {
-    /// Its items.
+    /// Number of items of the shard.
     pub items: usize,
-    /// The digest of its bytes.
+    /// Digest of the shard's files.
     pub digest: String,
 }
 
 impl Shards {
-    /// Names the shards whose manifests these are, in the order of their numbers.
+    /// Lists the shards with these manifests, in order of their numbers.
     pub fn of(manifests: &[Manifest]) -> Self {
         let entry = |manifest: &Manifest| ShardEntry { items: manifest.items, digest: manifest.digest() };
         let first = manifests.first();
@@ -80,7 +80,7 @@ impl Shards {
     /// Reads the file in the folder of a version.
     ///
     /// # Errors
-    /// `NotFound` where there is none; `Corrupt` or `Unsupported` with the reason.
+    /// `NotFound` if there is none; `Corrupt` or `Unsupported` with the reason.
     pub fn read(version: &Path) -> Result<Self> {
         let path = version.join(SHARDS_FILE);
         let text = files::read(&path)?;
@@ -110,16 +110,16 @@ impl Shards {
         files::write_atomic(&version.join(SHARDS_FILE), |out| out.write_all(&text)).map(drop)
     }
 
-    /// One name for all the bytes of all shards: the hash of their digests, 16 hexadecimal digits.
+    /// Returns the digest of all shards: the hash of their digests, 16 hexadecimal digits.
     pub fn digest(&self) -> String {
         let text: String = self.shards.iter().map(|shard| format!("{} {}\n", shard.items, shard.digest)).collect();
         format!("{:016x}", xxh3_64(text.as_bytes()))
     }
 
-    /// Refuses a snapshot that is not the shard that the file names.
+    /// Rejects a snapshot that differs from the shard's entry.
     ///
     /// # Errors
-    /// `Corrupt` with what differs.
+    /// `Corrupt` with the difference.
     pub fn check(&self, manifest: &Manifest) -> Result<()> {
         let corrupt = |what: String| Err(Error::corrupt(format!("{SHARDS_FILE}: {what}")));
         let Some(part) = manifest.shard else {
@@ -151,7 +151,7 @@ mod tests {
 
     #[test]
     fn items_are_cut_as_it_is_stated_and_evenly() {
-        // By the definition of the hash, written down in another language.
+        // Expected values from the definition of the hash, implemented in another language.
         for (id, shards, expected) in [(0, 1, 0), (1, 3, 0), (2, 3, 0), (-7, 3, 2), (902, 5, 4), (i64::MIN, 64, 32)] {
             assert_eq!(shard_of(ItemId(id), shards), expected, "{id} of {shards}");
         }

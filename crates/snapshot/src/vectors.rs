@@ -1,7 +1,7 @@
-//! Tensors that are kept for each item, `[[item.vectors]]`: their rows in the formats in which they are stored.
+//! Per-item tensors, `[[item.vectors]]`: their rows in storage formats.
 //!
-//! A row is brought into its format once, when its item is published or put. From then on its bytes move as they are, into slots,
-//! segments and further versions: what is quantised is never quantised again.
+//! A row is converted to its format once, when its item is published or updated. From then on its bytes are copied unchanged to
+//! slots, segments and later versions, so that quantized values are never quantized again.
 
 use crate::model::VectorSpec;
 use sterling_core::error::{Error, Result};
@@ -11,15 +11,15 @@ use sterling_embedding::{RowFormat, Table, TableSpec, Unseen};
 use sterling_kernels::buffer::Buffer;
 use sterling_storage::files::Tensors;
 
-/// How the rows of an item lie side by side.
+/// Layout of an item's rows: concatenated.
 #[derive(Clone, Debug)]
 pub struct VectorRows<'a> {
-    /// Each with the bytes of a row.
+    /// Tensors, each with its bytes per row.
     specs: Vec<(&'a VectorSpec, usize)>,
 }
 
 impl<'a> VectorRows<'a> {
-    /// The rows of these tensors, in their order.
+    /// Returns the layout of these tensors, in their order.
     ///
     /// # Errors
     /// `Invalid` for a width that does not suit the format.
@@ -28,15 +28,15 @@ impl<'a> VectorRows<'a> {
         Ok(VectorRows { specs: specs.iter().map(bytes).collect::<Result<_>>()? })
     }
 
-    /// Bytes of an item's rows together.
+    /// Returns the bytes of all rows of an item.
     pub fn bytes(&self) -> usize {
         self.specs.iter().map(|(_, bytes)| bytes).sum()
     }
 
-    /// Appends the rows of an item, of which `values` gives the numbers of each tensor.
+    /// Appends the rows of an item; `values` returns the numbers of each tensor.
     ///
     /// # Errors
-    /// `Invalid` with the tensor where the numbers are not as many as its width, or cannot be stored in its format.
+    /// `Invalid` with the tensor if the count of numbers differs from its width, or if they cannot be stored in its format.
     pub fn encode<'v>(&self, values: impl Fn(usize) -> &'v [f32], out: &mut Vec<u8>) -> Result<()> {
         for (n, (spec, bytes)) in self.specs.iter().enumerate() {
             let (row, from) = (values(n), out.len());
@@ -50,10 +50,10 @@ impl<'a> VectorRows<'a> {
         Ok(())
     }
 
-    /// Tables of one row a slot, of which `row` gives the rows of the item in a slot; without one they are zeros.
+    /// Builds tables with one row per slot; `row` returns the rows of the item in a slot, and `None` makes zeros.
     ///
     /// # Errors
-    /// `Overloaded` where the memory cannot be had.
+    /// `Overloaded` if the memory cannot be allocated.
     pub fn tables<'r>(&self, slots: usize, row: impl Fn(usize) -> Option<&'r [u8]>) -> Result<Vec<Table>> {
         let mut from = 0;
         let table = |&(spec, bytes): &(&VectorSpec, usize)| {
@@ -71,7 +71,7 @@ impl<'a> VectorRows<'a> {
         self.specs.iter().map(table).collect()
     }
 
-    /// Appends the rows of a slot of such tables.
+    /// Appends a slot's rows of such tables.
     pub fn read(&self, tables: &[Table], slot: Slot, out: &mut Vec<u8>) {
         for ((_, bytes), table) in self.specs.iter().zip(tables) {
             let rows = table.host_rows().map_or(&[][..], |rows| rows.bytes());
@@ -80,10 +80,10 @@ impl<'a> VectorRows<'a> {
     }
 }
 
-/// Opens the tables of the file of a version, each of one row a slot.
+/// Opens the tables of a version's file, each with one row per slot.
 ///
 /// # Errors
-/// `Corrupt` with the tensor where one is missing or of another shape.
+/// `Corrupt` with a tensor that is missing or has another shape.
 pub fn open(specs: &[VectorSpec], tensors: &Tensors, slots: usize) -> Result<Vec<Table>> {
     let table = |spec: &VectorSpec| {
         let table = open_table(tensors, &spec.name, (spec.format, spec.width), slots);
@@ -92,7 +92,7 @@ pub fn open(specs: &[VectorSpec], tensors: &Tensors, slots: usize) -> Result<Vec
     specs.iter().map(table).collect()
 }
 
-/// A table of one row a slot.
+/// Opens a table with one row per slot.
 pub(super) fn open_table(
     tensors: &Tensors,
     name: &str,
@@ -113,7 +113,7 @@ pub(super) fn open_table(
     Ok(table)
 }
 
-/// What a table of one row a slot is.
+/// Returns the specification of a table with one row per slot.
 pub(super) fn table_spec(name: &str, (format, width): (RowFormat, usize), slots: usize) -> TableSpec {
     TableSpec { name: name.to_owned(), rows: slots as u64, width, format, unseen: Unseen::Zero }
 }

@@ -1,4 +1,4 @@
-//! What a model asks of its tables, for the planner.
+//! Estimated lookups of a model's tables, for the planner.
 
 use std::sync::Arc;
 
@@ -8,12 +8,12 @@ use sterling_embedding::planner::access::Access;
 use sterling_embedding::planner::workload::{BATCH_DEFAULT, Constraints, SKEW_DEFAULT, TableWorkload, Workload};
 use sterling_graph::tower::{FeatureKind, FeatureSpec};
 
-/// Mean ids of an `ids` feature that nothing is known about.
+/// Assumed pooling factor of an `ids` feature.
 const POOLING_GUESS: f64 = 20.0;
 
-/// What requests to a model ask of its `tables`, with guesses where only requests can tell: 20 ids a feature of kind `ids`, a
-/// full sequence, a Zipf exponent of 0.8. Tables that no feature of requests reads are left out, and those that candidates are
-/// looked up in.
+/// Estimates the lookups per request in a model's `tables`. Without measurements it assumes a pooling factor of 20 for features
+/// of kind `ids`, full sequences, and a Zipf exponent of 0.8. Leaves out tables that no request feature reads, and tables that
+/// are looked up per candidate.
 pub fn workload(model: &ModelSpec, tables: &[Arc<Table>]) -> Workload {
     let (mut asked, mut notes) = (Vec::new(), Vec::new());
     for table in tables.iter().map(|t| t.spec()) {
@@ -27,7 +27,7 @@ pub fn workload(model: &ModelSpec, tables: &[Arc<Table>]) -> Workload {
             continue;
         }
         let guessed = |f: &&FeatureSpec| match f.length {
-            // A sequence is long enough for most of those who have one.
+            // Assumes the maximum length, as most users with a history reach it.
             Some(length) => length as f64,
             None if f.kind == FeatureKind::Category => 1.0,
             None => POOLING_GUESS,

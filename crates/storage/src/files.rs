@@ -1,11 +1,11 @@
-//! Files that are either whole or absent: tensors in `.safetensors`, written beside their name and renamed.
+//! Atomic files: a reader sees a complete file or none. Tensors are stored as `.safetensors` (temporary name, then rename).
 //!
 //! A [`TensorFile`] collects named tensors and writes them in the safetensors format
-//! (<https://github.com/huggingface/safetensors#format>): 8 bytes of header length, a JSON header, then the data. The
-//! header is padded with spaces so that the data starts at a multiple of 64 bytes. Tensors whose length is such a multiple
-//! come first and are all aligned to a cache line; the others follow by falling element size, so that each is aligned to
-//! its elements. A tensor that is made piece by piece is reserved first and put into its place then ([`Places`]). [`Tensors`] maps
-//! such a file and hands out typed views.
+//! (<https://github.com/huggingface/safetensors#format>): 8 bytes of header length, a JSON header, then the data. The header is
+//! padded with spaces so that the data starts at a multiple of 64 bytes. Tensors whose length is such a multiple come first and
+//! are all aligned to a cache line. The others follow by falling element size, so that each is aligned to its elements. A tensor
+//! that is computed in chunks is reserved first and written into the file later ([`Places`]). [`Tensors`] maps such a file and
+//! returns typed views.
 
 mod checksum;
 mod unchanged;
@@ -31,10 +31,10 @@ pub use checksum::{Checksum, Hashed};
 pub use safetensors::Dtype;
 pub use unchanged::Unchanged;
 
-/// Where the data of a tensor file starts: a cache line, so that a 64-byte load never straddles two.
+/// Alignment of the data of a tensor file: one cache line, so that a 64-byte load never straddles two.
 const DATA_ALIGN_BYTES: usize = 64;
 
-/// A number that a tensor may hold, with its name in the safetensors header.
+/// Element type of a tensor, with its safetensors type.
 pub trait Element: Pod {
     /// The safetensors type.
     const DTYPE: Dtype;
@@ -45,7 +45,7 @@ macro_rules! elements {
 }
 elements! { u8 => U8, i8 => I8, u16 => U16, i32 => I32, u32 => U32, i64 => I64, u64 => U64, f32 => F32, f64 => F64, half::f16 => F16, half::bf16 => BF16 }
 
-/// Named tensors on their way into one file.
+/// Named tensors to be written to one file.
 #[derive(Default)]
 pub struct TensorFile<'a> {
     tensors: Vec<Named<'a>>,
@@ -58,7 +58,7 @@ struct Named<'a> {
     values: Numbers<'a>,
 }
 
-/// The numbers of a tensor, or how many bytes they will take.
+/// Values of a tensor, or the number of bytes reserved for them.
 enum Numbers<'a> {
     Given(Box<dyn Bytes + 'a>),
     Reserved(usize),
@@ -77,7 +77,7 @@ impl Numbers<'_> {
     }
 }
 
-/// Numbers, borrowed or owned, as the bytes that a file holds.
+/// Borrowed or owned values as bytes.
 trait Bytes {
     fn bytes(&self) -> &[u8];
 }
@@ -95,20 +95,20 @@ impl<T: Element> Bytes for Vec<T> {
 }
 
 impl<'a> TensorFile<'a> {
-    /// A file without tensors.
+    /// Creates a file without tensors.
     pub fn new() -> Self {
         TensorFile::default()
     }
 
-    /// Adds a tensor that lives as long as the file is being made.
+    /// Adds a tensor whose values are borrowed until the file is written.
     ///
     /// # Errors
-    /// `Internal` where the shape does not hold the values or the name is taken.
+    /// `Internal` if the shape does not match the number of values, or if the name is taken.
     pub fn add<T: Element>(&mut self, name: impl Into<String>, shape: &[usize], values: &'a [T]) -> Result<()> {
         self.push::<T>(name.into(), shape, values.len(), Numbers::Given(Box::new(values)))
     }
 
-    /// Adds a tensor and keeps its values.
+    /// Adds a tensor and takes ownership of its values.
     ///
     /// # Errors
     /// As [`TensorFile::add`].
@@ -116,19 +116,19 @@ impl<'a> TensorFile<'a> {
         self.push::<T>(name.into(), shape, values.len(), Numbers::Given(Box::new(values)))
     }
 
-    /// Adds a tensor of bytes that hold `value` as JSON ([`Tensors::json`]).
+    /// Adds a byte tensor that holds `value` as JSON ([`Tensors::json`]).
     ///
     /// # Errors
-    /// As [`TensorFile::add`]; `Internal` where the value cannot be JSON.
+    /// As [`TensorFile::add`]; `Internal` if the value cannot be serialized as JSON.
     pub fn add_json<T: Serialize>(&mut self, name: &str, value: &T) -> Result<()> {
         let text = serde_json::to_vec(value).map_err(|e| Error::internal(format!("tensor `{name}`: {e}")))?;
         self.add_owned(name, &[text.len()], text)
     }
 
-    /// Adds a tensor whose values will be put into their place ([`TensorFile::write_filled`]); until then they are zeros.
+    /// Adds a tensor whose values follow later ([`TensorFile::write_filled`]); until then they are zeros.
     ///
     /// # Errors
-    /// `Internal` where the name is taken.
+    /// `Internal` if the name is taken.
     pub fn reserve<T: Element>(&mut self, name: impl Into<String>, shape: &[usize]) -> Result<()> {
         let len = shape.iter().product();
         self.push::<T>(name.into(), shape, len, Numbers::Reserved(len * size_of::<T>()))
@@ -145,10 +145,10 @@ impl<'a> TensorFile<'a> {
         Ok(())
     }
 
-    /// Writes the file at `path` (under a temporary name, synced, renamed) and returns what a manifest must say of it.
+    /// Writes the file at `path` (temporary name, sync, rename). Returns its length and checksum for the manifest.
     ///
     /// # Errors
-    /// `Io` with the path; `Internal` where a tensor is only reserved.
+    /// `Io` with the path; `Internal` if a tensor is reserved but has no values.
     pub fn write(&self, path: &Path) -> Result<Checksum> {
         let (text, ordered) = self.arranged();
         let mut values = Vec::with_capacity(ordered.len());
@@ -163,11 +163,10 @@ impl<'a> TensorFile<'a> {
         })
     }
 
-    /// The same for a file with tensors that were reserved, which `fill` puts into their places. The file is read once more for
-    /// its checksum.
+    /// Writes the file and calls `fill` to write the values of reserved tensors. The file is read again for its checksum.
     ///
     /// # Errors
-    /// `Io` with the path; what `fill` returns. There is no file then.
+    /// `Io` with the path; errors of `fill`. No file remains in either case.
     pub fn write_filled(&self, path: &Path, fill: impl FnOnce(&mut Places<'_>) -> Result<()>) -> Result<Checksum> {
         replace(path, |temporary| {
             let io = |e| Error::io(path.display(), e);
@@ -178,18 +177,18 @@ impl<'a> TensorFile<'a> {
         })
     }
 
-    /// The file's tensors as they are read back, without a file; `name` stands in errors.
+    /// Builds the file in memory and opens it there. `name` stands for the path in errors.
     ///
     /// # Errors
-    /// `Overloaded` where the memory cannot be had.
+    /// `Overloaded` if the memory cannot be allocated.
     pub fn in_memory(&self, name: &str) -> Result<Tensors> {
         self.in_memory_filled(name, |_| Ok(()))
     }
 
-    /// The same with tensors that were reserved, which `fill` puts into their places.
+    /// Builds the file in memory and calls `fill` to write the values of reserved tensors.
     ///
     /// # Errors
-    /// As [`TensorFile::in_memory`]; what `fill` returns.
+    /// As [`TensorFile::in_memory`]; errors of `fill`.
     pub fn in_memory_filled(&self, name: &str, fill: impl FnOnce(&mut Places<'_>) -> Result<()>) -> Result<Tensors> {
         let arranged = self.arranged();
         let bytes = 8 + arranged.0.len() + arranged.1.iter().map(|t| t.values.len()).sum::<usize>();
@@ -199,7 +198,7 @@ impl<'a> TensorFile<'a> {
         Tensors::of(Path::new(name), map)
     }
 
-    /// Puts the header and all tensors that are given into their places, and lets `fill` do so with the others.
+    /// Writes the header and all tensors with values, then calls `fill` for the reserved ones.
     fn fill(
         &self,
         (text, ordered): (Vec<u8>, Vec<&Named<'a>>),
@@ -224,7 +223,7 @@ impl<'a> TensorFile<'a> {
         fill(&mut places)
     }
 
-    /// The header, and the tensors in the order of the file.
+    /// Returns the header, and the tensors in file order.
     fn arranged(&self) -> (Vec<u8>, Vec<&Named<'a>>) {
         let mut ordered: Vec<&Named<'_>> = self.tensors.iter().collect();
         ordered
@@ -242,7 +241,7 @@ impl<'a> TensorFile<'a> {
     }
 }
 
-/// A tensor file that is being made, of which numbers are put into their places in any order.
+/// Tensor file that is being written; values of reserved tensors can be written in any order.
 pub struct Places<'t> {
     to: Target<'t>,
     tensors: BTreeMap<String, Place>,
@@ -254,10 +253,10 @@ enum Target<'t> {
 }
 
 impl Places<'_> {
-    /// Puts numbers into a tensor, the first of them at the place `first` of its numbers.
+    /// Writes consecutive values of a tensor, starting at its element `first`.
     ///
     /// # Errors
-    /// `Io`; `Internal` where the tensor has no such places or is of another type.
+    /// `Io`; `Internal` if the range exceeds the tensor or the element type differs.
     pub fn put<T: Element>(&mut self, tensor: &str, first: usize, values: &[T]) -> Result<()> {
         let place = self.tensors.get(tensor).filter(|place| place.dtype == T::DTYPE);
         let at = place.map(|place| (place.start + first * size_of::<T>(), place.end));
@@ -278,17 +277,17 @@ impl Places<'_> {
     }
 }
 
-/// The bytes of a whole file.
+/// Reads a complete file.
 ///
 /// # Errors
-/// `NotFound` or `Io` with the path, also where it is no regular file.
+/// `NotFound` or `Io` with the path, also if it is not a regular file.
 pub fn read(path: &Path) -> Result<Vec<u8>> {
     let (mut file, mut bytes) = (map::open(path)?, Vec::new());
     file.read_to_end(&mut bytes).map_err(|e| Error::io(path.display(), e))?;
     Ok(bytes)
 }
 
-/// Writes a file so that a reader sees the old one or the whole new one: a temporary name, sync, rename, sync of the folder.
+/// Replaces a file atomically (temporary name, sync, rename, sync of the folder): a reader sees the old file or the new one.
 ///
 /// # Errors
 /// `Io` with the path; the temporary file is removed.
@@ -305,12 +304,12 @@ pub fn write_atomic(path: &Path, fill: impl FnOnce(&mut dyn Write) -> std::io::R
     })
 }
 
-/// Gives a file that `make` writes, under a temporary name, its own; where that fails the temporary file is removed.
+/// Lets `make` write a temporary file and renames it to `path`. Removes the temporary file on failure.
 fn replace<T>(path: &Path, make: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
     may_block();
     let temporary = temporary(path);
     let renamed = |made| {
-        // Opened before the rename: a missing descriptor must not fail what has been done.
+        // Opened before the rename: after it, running out of file descriptors must not turn a completed write into an error.
         let folder = path.parent().map(open_folder).transpose()?;
         fs::rename(&temporary, path)?;
         folder.map_or(Ok(()), |folder| folder.sync_all()).map(|()| made)
@@ -321,7 +320,7 @@ fn replace<T>(path: &Path, make: impl FnOnce(&Path) -> Result<T>) -> Result<T> {
     })
 }
 
-/// A name beside `path` that no other writer has, also none of another machine or container, and that readers of folders pass over.
+/// Returns a temporary name next to `path` that is unique across machines and containers, and that readers of folders skip.
 pub fn temporary(path: &Path) -> PathBuf {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     path.with_file_name(format!(".{name}.tmp-{:016x}", RandomState::new().hash_one(std::process::id())))
@@ -330,15 +329,15 @@ pub fn temporary(path: &Path) -> PathBuf {
 /// Makes renames inside `folder` durable.
 ///
 /// # Errors
-/// What the operating system says.
+/// Those of the operating system.
 pub fn sync_folder(folder: &Path) -> std::io::Result<()> {
     open_folder(folder)?.sync_all()
 }
 
-/// Opens a folder, whose renames are durable once the file is synced.
+/// Opens a folder; a sync of the returned file makes its renames durable.
 ///
 /// # Errors
-/// What the operating system says.
+/// Those of the operating system.
 pub fn open_folder(folder: &Path) -> std::io::Result<File> {
     may_block();
     File::open(if folder.as_os_str().is_empty() { Path::new(".") } else { folder })
@@ -352,7 +351,7 @@ struct Place {
     end: usize,
 }
 
-/// A tensor file, mapped or in memory.
+/// Tensor file, mapped or in memory.
 #[derive(Clone, Debug)]
 pub struct Tensors {
     name: String,
@@ -361,7 +360,7 @@ pub struct Tensors {
 }
 
 impl Tensors {
-    /// Maps a file of a store and checks its header; the data is not read.
+    /// Maps a file of a store and validates its header; the data is not read.
     ///
     /// # Errors
     /// `NotFound`, `Io`, or `Corrupt` with the path.
@@ -369,7 +368,7 @@ impl Tensors {
         Tensors::of(path, Map::published(path)?)
     }
 
-    /// Reads a file of anybody else, who may change it meanwhile or later.
+    /// Reads a file outside of the store into memory, because its owner may change it at any time.
     ///
     /// # Errors
     /// As [`Tensors::open`].
@@ -382,7 +381,7 @@ impl Tensors {
         let corrupt =
             |e: safetensors::SafeTensorError| Error::corrupt(format!("{}: not a tensor file: {e}", path.display()));
         let (header_bytes, metadata) = SafeTensors::read_metadata(&map).map_err(corrupt)?;
-        // `deserialize` holds the offsets against the file's length, which `read_metadata` alone does not.
+        // `deserialize` also checks the offsets against the length of the file, which `read_metadata` does not.
         SafeTensors::deserialize(&map).map_err(corrupt)?;
         let base = 8 + header_bytes;
         let places = metadata
@@ -397,25 +396,25 @@ impl Tensors {
         Ok(Tensors { name, map, places })
     }
 
-    /// The bytes of the whole file.
+    /// Returns the bytes of the complete file.
     pub fn bytes(&self) -> &[u8] {
         &self.map
     }
 
-    /// The names of the tensors, sorted.
+    /// Returns the tensor names in sorted order.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.places.keys().map(String::as_str)
     }
 
-    /// True where the file holds a tensor of this name.
+    /// Returns true if the file has a tensor of this name.
     pub fn has(&self, tensor: &str) -> bool {
         self.places.contains_key(tensor)
     }
 
-    /// Type and shape of a tensor.
+    /// Returns the type and shape of a tensor.
     ///
     /// # Errors
-    /// `Corrupt` where there is none of this name.
+    /// `Corrupt` if there is no such tensor.
     pub fn info(&self, tensor: &str) -> Result<(Dtype, &[usize])> {
         self.place(tensor).map(|p| (p.dtype, p.shape.as_slice()))
     }
@@ -424,11 +423,11 @@ impl Tensors {
         self.places.get(tensor).ok_or_else(|| Error::corrupt(format!("{}: tensor `{tensor}` is missing", self.name)))
     }
 
-    /// A tensor of the given type and number of dimensions, and its shape; without a copy where it is aligned, as all are that
-    /// [`TensorFile`] wrote.
+    /// Returns a tensor of the given type and number of dimensions, with its shape. It is not copied if it is aligned, as all
+    /// tensors written by [`TensorFile`] are.
     ///
     /// # Errors
-    /// `Corrupt` where the name, the type or the number of dimensions differs.
+    /// `Corrupt` if the name, the type or the number of dimensions differs.
     pub fn get<T: Element>(&self, tensor: &str, dimensions: usize) -> Result<(Buffer<T>, Vec<usize>)> {
         let place = self.place(tensor)?;
         if place.dtype != T::DTYPE || place.shape.len() != dimensions {
@@ -446,19 +445,19 @@ impl Tensors {
         Ok((buffer, place.shape.clone()))
     }
 
-    /// The value of a tensor that [`TensorFile::add_json`] added.
+    /// Returns the value of a tensor that [`TensorFile::add_json`] added.
     ///
     /// # Errors
-    /// As [`Tensors::get`]; `Corrupt` where its bytes are not such a value.
+    /// As [`Tensors::get`]; `Corrupt` if the bytes do not decode to the type.
     pub fn json<T: DeserializeOwned>(&self, tensor: &str) -> Result<T> {
         let (text, _) = self.get::<u8>(tensor, 1)?;
         serde_json::from_slice(&text).map_err(|e| Error::corrupt(format!("tensor `{tensor}`: {e}")))
     }
 
-    /// A one-dimensional tensor of a known length.
+    /// Returns a one-dimensional tensor of a known length.
     ///
     /// # Errors
-    /// As [`Tensors::get`], and where the length differs.
+    /// As [`Tensors::get`], and `Corrupt` if the length differs.
     pub fn vector<T: Element>(&self, tensor: &str, len: usize) -> Result<Buffer<T>> {
         let (buffer, shape) = self.get::<T>(tensor, 1)?;
         if shape != [len] {
@@ -531,7 +530,7 @@ mod tests {
         assert!(file.write(&filled).unwrap_err().to_string().contains("reserved and never filled"));
         let failed = file.write_filled(&filled, |_| Err(Error::invalid("no"))).unwrap_err();
         assert!(failed.to_string().contains("b.safetensors: no"), "{failed}");
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing half is left");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "no temporary file remains");
     }
 
     #[test]

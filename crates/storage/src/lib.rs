@@ -1,5 +1,5 @@
-//! Files and object stores: mapped tensor files with checksums ([`files`]), NumPy arrays ([`npy`]), rows of vectors ([`rows`]) and
-//! buckets ([`objects`]).
+//! Files and object stores: memory-mapped tensor files with checksums ([`files`]), NumPy arrays ([`npy`]), matrices that may
+//! exceed memory ([`rows`]) and buckets ([`objects`]).
 //!
 //! ```
 //! use sterling_storage::files::{TensorFile, Tensors};

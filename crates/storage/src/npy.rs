@@ -1,8 +1,8 @@
-//! Matrices in NumPy's `.npy` files.
+//! Reader and writer of matrices in NumPy's `.npy` format.
 //!
-//! The format (NumPy Enhancement Proposal 1): `\x93NUMPY`, two bytes of version, the length of a header as u16 (of version
-//! one) or u32, the header as a Python dictionary of `descr`, `fortran_order` and `shape`, then the numbers. Read here are
-//! little-endian numbers of two dimensions in C order; everything else is refused with what was found.
+//! The format (NumPy Enhancement Proposal 1): `\x93NUMPY`, two version bytes, the header length as u16 (version 1) or u32, the
+//! header as a Python dictionary of `descr`, `fortran_order` and `shape`, then the numbers. Only little-endian two-dimensional
+//! arrays in C order are supported; all others are rejected with an error that names the difference.
 
 use std::path::Path;
 
@@ -11,19 +11,18 @@ use crate::rows::{NumberFormat, RowStore};
 use sterling_core::error::{Error, Result};
 use sterling_kernels::map::ForeignFile;
 
-/// Longest header; NumPy's own are of some hundred bytes.
+/// Maximum header length; NumPy writes a few hundred bytes.
 const HEADER_BYTES_MAX: usize = 1 << 16;
-/// Bytes that are read at a time, so that numbers lie in memory once.
+/// Bytes per read, so that the file and the converted numbers are not both in memory.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// The header of a file.
 struct Header {
     descr: String,
     rows: usize,
     cols: usize,
 }
 
-/// The text after `'name':` in a header.
+/// Returns the text after `'name':` in a header.
 fn field<'a>(header: &'a str, name: &str) -> Option<&'a str> {
     let at = header.find(&format!("'{name}'")).or_else(|| header.find(&format!("\"{name}\"")))?;
     header[at + name.len() + 2..].trim_start().strip_prefix(':').map(str::trim_start)
@@ -69,7 +68,7 @@ fn header(file: &mut ForeignFile, left: &mut usize) -> Result<Header> {
     }
 }
 
-/// A file whose header was read.
+/// File whose header was read.
 struct Body {
     file: ForeignFile,
     header: Header,
@@ -85,7 +84,7 @@ impl Body {
         Ok(Body { file, header, bytes })
     }
 
-    /// The numbers, each `N` bytes made into a `T`.
+    /// Reads the numbers and converts `N` bytes each into a `T`.
     fn numbers<const N: usize, T>(mut self, number: impl Fn([u8; N]) -> T) -> Result<Vec<T>> {
         let Header { rows, cols, .. } = self.header;
         let count = rows.checked_mul(cols).filter(|count| count.checked_mul(N) == Some(self.bytes));
@@ -111,10 +110,10 @@ fn unexpected<T>(header: &Header, expected: &str) -> Result<T> {
     Err(Error::invalid(format!("numbers of type `{}`, expected {expected}, little-endian", header.descr)))
 }
 
-/// Opens a matrix of floats (f2, f4 or f8), whose numbers are read when they are asked for.
+/// Opens a matrix of floats (f2, f4 or f8); its numbers are read on demand.
 ///
 /// # Errors
-/// `NotFound` or `Io`; `Invalid` with the path and what is wrong with the file.
+/// `NotFound` or `Io`; `Invalid` with the path and the reason.
 pub fn open_f32(path: &Path) -> Result<RowStore<'static>> {
     let Body { file, header, bytes } = Body::open(path)?;
     let format = match header.descr.as_str() {
@@ -128,16 +127,16 @@ pub fn open_f32(path: &Path) -> Result<RowStore<'static>> {
     rows.map_err(|e| e.within(path.display()))
 }
 
-/// Reads a matrix of floats: its numbers row after row, its rows and its columns.
+/// Reads a matrix of floats. Returns its numbers row by row, its rows and its columns.
 ///
 /// # Errors
-/// As [`open_f32`]; `Io` where the file changes meanwhile.
+/// As [`open_f32`]; `Io` if the file changes meanwhile.
 pub fn read_f32(path: &Path) -> Result<(Vec<f32>, usize, usize)> {
     let file = open_f32(path)?;
     Ok((file.all()?, file.rows(), file.cols()))
 }
 
-/// Reads a matrix of integers of up to 64 bits: its numbers row after row, its rows and its columns.
+/// Reads a matrix of integers of up to 64 bits. Returns its numbers row by row, its rows and its columns.
 ///
 /// # Errors
 /// As [`read_f32`].
@@ -160,7 +159,7 @@ fn read<T>(path: &Path, numbers: impl FnOnce(Body) -> Result<Vec<T>>) -> Result<
     Ok((values, rows, cols))
 }
 
-/// Writes a matrix of f32, chunk by chunk; returns its checksum.
+/// Writes a matrix of f32 in chunks; returns its checksum.
 ///
 /// # Errors
 /// As [`files::write_atomic`] and [`RowStore::read`].
@@ -190,7 +189,7 @@ pub fn write_u32(path: &Path, values: &[u32]) -> Result<Checksum> {
     })
 }
 
-/// The bytes before the numbers, 128 as NumPy writes them.
+/// Formats the header: 128 bytes, as NumPy writes it.
 fn written_header(descr: &str, [rows, cols]: [usize; 2]) -> Vec<u8> {
     const TEXT_BYTES: usize = 118;
     let text = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({rows}, {cols}), }}");

@@ -1,7 +1,7 @@
-//! Matrices of f32 that may be larger than memory: borrowed, owned, or in a file that is read from the start, chunk by chunk.
+//! Matrices of f32 that may be larger than memory: borrowed, owned, or in a file that is read sequentially in chunks.
 //!
-//! A file is one of a user's (`.npy`), or a *spill*: numbers that came in turn and that memory was not to hold ([`RowWriter`]). A
-//! spill has no name from its first byte on, so that its space is free again when the program ends, however it ends.
+//! A file is either a user's (`.npy`) or a *spill*: rows that exceeded the memory budget ([`RowWriter`]). A spill file is
+//! unlinked right after its creation, so its space is freed when the process ends, even after a crash.
 
 use std::borrow::Cow;
 use std::fs::{self, File};
@@ -20,24 +20,24 @@ use sterling_core::error::{Error, Result};
 use sterling_core::tensor::Matrix;
 use sterling_kernels::map::ForeignFile;
 
-/// Bytes of f32 that are read of a file at a time.
+/// Bytes of f32 per chunk read from a file.
 const CHUNK_BYTES: usize = 16 << 20;
-/// Bytes that are converted, or go to a spill, together.
+/// Bytes that are converted at a time, and size of the write buffer of a spill.
 const PART_BYTES: usize = 1 << 20;
 
-/// How a number lies in a file, little-endian.
+/// Number format of a file, little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NumberFormat {
     /// Half precision.
     F16,
     /// Single precision.
     F32,
-    /// Double precision, rounded when it is read.
+    /// Double precision, rounded to f32 when read.
     F64,
 }
 
 impl NumberFormat {
-    /// Bytes of a number.
+    /// Bytes per number.
     pub fn bytes(self) -> usize {
         match self {
             NumberFormat::F16 => 2,
@@ -47,7 +47,7 @@ impl NumberFormat {
     }
 }
 
-/// A matrix `[rows, cols]`, in memory or in a file.
+/// Matrix `[rows, cols]`, in memory or in a file.
 #[derive(Debug)]
 pub struct RowStore<'a> {
     source: Source<'a>,
@@ -59,23 +59,22 @@ pub struct RowStore<'a> {
 enum Source<'a> {
     Memory(Cow<'a, [f32]>),
     File(NumberFile),
-    /// One after the other, each with the number of its first row.
+    /// Concatenation, each part with the number of its first row.
     Joined(Vec<(usize, RowStore<'a>)>),
 }
 
-/// The numbers of a matrix in a file, row after row.
+/// Numbers of a matrix in a file, row by row.
 #[derive(Debug)]
 struct NumberFile {
     file: ForeignFile,
-    /// The first byte of the numbers.
+    /// Byte offset of the first number.
     start: u64,
     format: NumberFormat,
-    /// What errors call the file.
+    /// Name of the file in errors.
     name: String,
 }
 
 impl NumberFile {
-    /// Reads numbers from a place on.
     fn read(&self, first: usize, to: &mut [f32]) -> Result<()> {
         match self.format {
             NumberFormat::F32 => {
@@ -108,7 +107,7 @@ impl<'a> From<Matrix<'a>> for RowStore<'a> {
 }
 
 impl RowStore<'static> {
-    /// A matrix of its own in memory.
+    /// Creates a matrix that owns its values.
     ///
     /// # Errors
     /// As [`Matrix::new`].
@@ -117,10 +116,10 @@ impl RowStore<'static> {
         Ok(RowStore { source: Source::Memory(Cow::Owned(values)), rows, cols })
     }
 
-    /// A matrix whose numbers are all that a file holds from the byte `start` on; `name` stands in errors.
+    /// Creates a matrix of all numbers of a file from the byte `start` on; `name` stands for the file in errors.
     ///
     /// # Errors
-    /// `Invalid` where the file is longer or shorter.
+    /// `Invalid` if the length of the file does not match.
     pub fn in_file(
         file: ForeignFile,
         name: String,
@@ -136,10 +135,10 @@ impl RowStore<'static> {
         Ok(RowStore { source: Source::File(NumberFile { file, start: start as u64, format, name }), rows, cols })
     }
 
-    /// Matrices of one width, one after the other.
+    /// Concatenates matrices of one width.
     ///
     /// # Errors
-    /// `Invalid` for another width than that of the first.
+    /// `Invalid` if a width differs from the first one.
     pub fn joined(matrices: Vec<Self>) -> Result<Self> {
         let (mut rows, cols) = (0, matrices.first().map_or(0, RowStore::cols));
         if let Some(other) = matrices.iter().find(|matrix| matrix.cols != cols) {
@@ -154,10 +153,10 @@ impl RowStore<'static> {
         Ok(RowStore { source, rows, cols })
     }
 
-    /// Some of the rows of a file, as a matrix.
+    /// Restricts a matrix in a file to a range of its rows.
     ///
     /// # Errors
-    /// `Invalid` where there are not so many.
+    /// `Invalid` if the range exceeds the matrix.
     pub fn of_file(self, range: Range<usize>) -> Result<Self> {
         let all = self.rows;
         match self.source {
@@ -169,7 +168,7 @@ impl RowStore<'static> {
         }
     }
 
-    /// The same matrix in memory, where it fits there.
+    /// Loads the matrix into memory if the budget allows it.
     ///
     /// # Errors
     /// As [`RowStore::read`].
@@ -180,7 +179,7 @@ impl RowStore<'static> {
         }
     }
 
-    /// The same matrix in a file.
+    /// Moves the matrix to a spill file.
     ///
     /// # Errors
     /// As [`RowWriter::push`].
@@ -205,12 +204,12 @@ impl RowStore<'_> {
         self.cols
     }
 
-    /// Bytes of the numbers in memory, or what they would take there.
+    /// Size of the numbers as f32, in bytes.
     pub fn bytes(&self) -> u64 {
         self.rows as u64 * self.cols as u64 * size_of::<f32>() as u64
     }
 
-    /// All of the matrix, where it lies in memory.
+    /// Returns the matrix if it is in memory.
     pub fn in_memory(&self) -> Option<Matrix<'_>> {
         match &self.source {
             Source::Memory(values) => Matrix::new(values, self.cols).ok(),
@@ -218,15 +217,15 @@ impl RowStore<'_> {
         }
     }
 
-    /// Some rows; those of a file are read into `scratch`.
+    /// Returns a range of rows; rows of a file are read into `scratch`.
     ///
     /// # Errors
-    /// `Io` with the file, also where somebody has changed it since it was opened.
+    /// `Io` with the file, also if it was changed since it was opened.
     ///
     /// # Panics
-    /// Where the range leaves the matrix.
+    /// If the range exceeds the matrix.
     pub fn read<'s>(&'s self, range: Range<usize>, scratch: &'s mut Vec<f32>) -> Result<Matrix<'s>> {
-        assert!(range.start <= range.end && range.end <= self.rows, "{range:?} leaves {} rows", self.rows);
+        assert!(range.start <= range.end && range.end <= self.rows, "range {range:?} exceeds {} rows", self.rows);
         let numbers = range.start * self.cols..range.end * self.cols;
         match &self.source {
             Source::Memory(values) => Matrix::new(&values[numbers], self.cols),
@@ -249,11 +248,11 @@ impl RowStore<'_> {
         }
     }
 
-    /// All rows in turn: those in memory at once, those of a file chunk by chunk. `told` gets the number of the first row of a chunk,
-    /// and the chunk.
+    /// Passes all rows to `told` in order: at once if they are in memory, else in chunks. Its arguments are the number of the
+    /// first row of the chunk, and the chunk.
     ///
     /// # Errors
-    /// As [`RowStore::read`]; what `told` returns.
+    /// As [`RowStore::read`]; errors of `told`.
     pub fn each(&self, mut told: impl FnMut(usize, Matrix<'_>) -> Result<()>) -> Result<()> {
         if let Some(all) = self.in_memory() {
             return told(0, all);
@@ -265,7 +264,7 @@ impl RowStore<'_> {
         Ok(())
     }
 
-    /// A copy of all numbers, row after row.
+    /// Copies all numbers, row by row.
     ///
     /// # Errors
     /// As [`RowStore::read`].
@@ -278,7 +277,7 @@ impl RowStore<'_> {
         Ok(values)
     }
 
-    /// The rows of these numbers, which rise, one after the other.
+    /// Copies the rows with these numbers, which must be ascending.
     ///
     /// # Errors
     /// As [`RowStore::read`].
@@ -295,7 +294,7 @@ impl RowStore<'_> {
     }
 }
 
-/// How many bytes of matrices memory may hold, all of them together, and where others go. Copies share what is left.
+/// Memory budget of all matrices together, and the folder for the rest. Clones share the budget.
 #[derive(Clone, Debug)]
 pub struct Spill {
     left: Arc<AtomicU64>,
@@ -304,18 +303,18 @@ pub struct Spill {
 }
 
 impl Spill {
-    /// Memory holds so many bytes, a folder the rest.
+    /// Creates a budget of `memory_bytes`; other matrices go to `folder`.
     pub fn new(memory_bytes: u64, folder: impl Into<PathBuf>) -> Self {
         Spill { left: Arc::new(AtomicU64::new(memory_bytes)), folder: folder.into(), others: u64::MAX }
     }
 
-    /// The same, and so many bytes for what comes with the matrices and lies in memory always.
+    /// Sets a separate limit for data that accompanies the matrices and always stays in memory.
     #[must_use]
     pub fn with_others(self, bytes: u64) -> Self {
         Spill { others: bytes, ..self }
     }
 
-    /// Refuses more of what comes with the matrices than memory may hold.
+    /// Checks the size of accompanying data against its limit.
     ///
     /// # Errors
     /// `NoSpace` with both numbers.
@@ -329,12 +328,12 @@ impl Spill {
         }
     }
 
-    /// Memory holds everything.
+    /// Creates an unlimited budget: no matrix is spilled.
     pub fn never() -> Self {
         Spill::new(u64::MAX, PathBuf::new())
     }
 
-    /// Takes memory, where so much is left.
+    /// Reserves memory if the budget allows it.
     fn claim(&self, bytes: u64) -> bool {
         self.left.fetch_update(Relaxed, Relaxed, |left| left.checked_sub(bytes)).is_ok()
     }
@@ -344,7 +343,7 @@ impl Spill {
     }
 }
 
-/// A matrix that grows row by row, and leaves memory when it takes too much of it.
+/// Matrix that grows by rows and moves to a file when it exceeds the memory budget.
 #[derive(Debug)]
 pub struct RowWriter {
     cols: usize,
@@ -355,7 +354,7 @@ pub struct RowWriter {
 }
 
 impl RowWriter {
-    /// A matrix of no rows yet.
+    /// Creates a matrix without rows.
     pub fn new(cols: usize, spill: Spill) -> Self {
         RowWriter { cols, numbers: 0, memory: Vec::new(), file: None, spill }
     }
@@ -390,10 +389,10 @@ impl RowWriter {
         write().map_err(|e| unwritten(folder, e))
     }
 
-    /// The matrix.
+    /// Returns the finished matrix.
     ///
     /// # Errors
-    /// As [`RowWriter::push`]; `Invalid` for numbers that make no whole rows.
+    /// As [`RowWriter::push`]; `Invalid` if the numbers are not a multiple of the row width.
     pub fn finish(self) -> Result<RowStore<'static>> {
         let Some(file) = self.file else { return RowStore::owned(self.memory, self.cols) };
         let folder = &self.spill.folder;
@@ -404,7 +403,7 @@ impl RowWriter {
     }
 }
 
-/// A file that nobody else can open.
+/// Creates a file without a name, which no other process can open.
 fn nameless(folder: &Path) -> std::io::Result<File> {
     fs::create_dir_all(folder)?;
     let path = files::temporary(&folder.join("spill"));
@@ -453,7 +452,7 @@ mod tests {
                 prop_assert_eq!(rows.all().unwrap(), values);
                 prop_assert_eq!(rows.picked(&picked).unwrap(), wanted.clone());
                 let middle = rows.rows() / 3..rows.rows() / 2;
-                // Cut anywhere and joined again, an empty part among them.
+                // Split at arbitrary rows and joined again, with an empty part.
                 let part = |range: Range<usize>| RowStore::owned(values[range.start * cols..range.end * cols].to_vec(), cols).unwrap();
                 let parts = [0..middle.start, middle.start..middle.end, middle.end..middle.end, middle.end..rows.rows()];
                 let parts = parts.map(|range| if in_memory { part(range) } else { part(range).spilled(&spill).unwrap() });
@@ -480,19 +479,19 @@ mod tests {
         let (mut one, mut other) = (RowWriter::new(2, spill.clone()), RowWriter::new(2, spill.clone()));
         one.push(&[1.0; 4]).unwrap();
         other.push(&[2.0; 6]).unwrap();
-        // Eight bytes more than there are: the first goes to its file, and leaves its memory to the other.
+        // Eight bytes over the budget: the first matrix is spilled and its memory goes to the other.
         one.push(&[3.0; 2]).unwrap();
         other.push(&[4.0; 4]).unwrap();
         let (one, other) = (one.finish().unwrap(), other.finish().unwrap());
         assert!(one.in_memory().is_none() && other.in_memory().is_some());
         assert_eq!(one.all().unwrap(), [1.0, 1.0, 1.0, 1.0, 3.0, 3.0]);
         assert_eq!(other.all().unwrap(), [2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 4.0, 4.0, 4.0, 4.0]);
-        assert!(one.fetched(&spill).unwrap().in_memory().is_none(), "the other has taken it all");
+        assert!(one.fetched(&spill).unwrap().in_memory().is_none(), "the other matrix has used the budget");
     }
 
     #[test]
     fn a_spill_without_room_says_so_and_leaves_nothing() {
-        // A device that is full for whoever writes to it, and a folder that cannot be made.
+        // A full device, and a folder that cannot be created.
         let full = |e: ErrorKind| unwritten(Path::new("here"), e.into());
         assert_eq!(full(ErrorKind::StorageFull).kind(), Kind::NoSpace);
         assert!(full(ErrorKind::StorageFull).to_string().starts_with("here: vectors that memory is not to hold"));

@@ -1,14 +1,14 @@
-//! Every metric: its name, kind, labels and meaning.
+//! Catalogue of all metrics: name, kind, labels and meaning.
 //!
-//! Counters whose labels are known are told from the start on, and those of a model from its first load: what appears with its first
-//! increment cannot be seen to grow, and an alert on it would miss the first failure.
+//! Counters with known label values are exported as 0 from the start, and those of a model from its first load. A counter that
+//! appears only with its first increment shows no increase, so an alert on it would miss the first failure.
 
 use std::collections::BTreeSet;
 use std::sync::{PoisonError, RwLock};
 
 use metrics::{counter, describe_counter, describe_gauge, describe_histogram};
 
-/// How a metric behaves.
+/// Kind of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Behaves {
     Counter,
@@ -17,23 +17,21 @@ enum Behaves {
 }
 use Behaves::{Counter, Gauge, Histogram};
 
-/// The labels of a metric.
 #[derive(Clone, Copy, Debug)]
 enum Labels {
-    /// None.
+    /// No labels.
     None,
-    /// These, whose values come up as things happen.
+    /// Label names whose values are not known in advance.
     Open(&'static str),
-    /// One, with these values.
+    /// One label with a fixed set of values.
     Fixed(&'static str, &'static [&'static str]),
-    /// The model.
+    /// The label `model`.
     Model,
-    /// The model, and what came of something.
+    /// The labels `model` and `outcome`, the latter with a fixed set of values.
     ModelOutcome(&'static [&'static str]),
 }
 use Labels::{Fixed, Model, ModelOutcome, Open};
 
-/// A metric.
 struct Metric {
     name: &'static str,
     behaves: Behaves,
@@ -390,10 +388,16 @@ const METRICS: &[Metric] = &[
         "hedged requests: calls that a router also sent to another replica",
     ),
     metric(
-        "sterling_route_again_total",
+        "sterling_route_requeries_total",
         Counter,
         Model,
         "shards that a router queried again because their part of the answer was not proven complete",
+    ),
+    metric(
+        "sterling_route_again_total",
+        Counter,
+        Model,
+        "deprecated name of `sterling_route_requeries_total`, for this release alone",
     ),
     metric("sterling_route_partial_total", Counter, Model, "answers of a router that did not cover all items"),
     metric(
@@ -410,7 +414,7 @@ const METRICS: &[Metric] = &[
     ),
 ];
 
-/// Describes all metrics to whoever reads them, and begins those counters whose labels are known.
+/// Registers the help texts of all metrics, and exports the counters with known labels as 0.
 pub(super) fn begin() {
     for metric in METRICS {
         let means = match metric.labels {
@@ -432,15 +436,15 @@ pub(super) fn begin() {
     }
 }
 
-/// The models whose counters were begun.
+/// Models whose counters are exported.
 static BEGUN: RwLock<BTreeSet<String>> = RwLock::new(BTreeSet::new());
 
-/// Whether this process has had a model.
+/// Returns true if this process has loaded a model.
 pub fn has_begun(model: &str) -> bool {
     BEGUN.read().unwrap_or_else(PoisonError::into_inner).contains(model)
 }
 
-/// Begins the counters of a model.
+/// Exports the counters of a model as 0.
 pub fn begin_model(model: &str) {
     BEGUN.write().unwrap_or_else(PoisonError::into_inner).insert(model.to_owned());
     for metric in METRICS.iter().filter(|metric| metric.behaves == Counter) {
@@ -470,7 +474,7 @@ mod tests {
                 walk(&path, names);
             } else if path.extension().is_some_and(|e| e == "rs") && !path.ends_with("telemetry/src/catalogue.rs") {
                 let text = std::fs::read_to_string(&path).unwrap();
-                // Examples of the documentation count what they like.
+                // Documentation examples use metrics of their own.
                 let code: Vec<&str> = text.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
                 let code = code.join("\n");
                 for macro_name in ["counter!(", "gauge!(", "histogram!("] {

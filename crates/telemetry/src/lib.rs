@@ -1,9 +1,9 @@
-//! Logs to stderr and the metrics that `/metrics` shows.
+//! Logs to stderr and the metrics of `/metrics`.
 //!
-//! Times are in seconds, sizes in bytes. Histograms have fixed buckets (`SECONDS`, `COUNTS`), so that those of several
-//! servers can be added up. What is recorded waits in memory until it is sorted into them: at each reading, and several
-//! times a second by the server ([`sort_in`]), whether or not anybody reads.
-//! `catalogue` lists all of them, and `docs/reference/metrics.md` for those who read them.
+//! Times are in seconds, sizes in bytes. Histograms have fixed buckets (`SECONDS`, `COUNTS`), so those of several servers can be
+//! summed. Recorded values are buffered until they are sorted into buckets. That happens at each scrape, and the server also does
+//! it several times per second ([`sort_in`]), so memory stays bounded without a scraper. `catalogue` lists all metrics in code,
+//! `docs/reference/metrics.md` for readers.
 //!
 //! ```
 //! metrics::with_local_recorder(&metrics::NoopRecorder, || metrics::counter!("sterling_example_total").increment(1));
@@ -32,19 +32,19 @@ use sterling_core::logging::printable;
 pub use catalogue::{begin_model, has_begun};
 pub use process::process;
 
-/// Upper bounds of the buckets of times, in seconds: four to a factor of ten where answers lie.
+/// Upper bounds of the time buckets in seconds: four per factor of ten in the range of usual response times.
 const SECONDS: [f64; 21] = [
     0.00001, 0.000025, 0.00005, 0.0001, 0.000175, 0.00025, 0.0005, 0.001, 0.00175, 0.0025, 0.005, 0.01, 0.0175, 0.025,
     0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0,
 ];
-/// Upper bounds of the buckets of counts.
+/// Upper bounds of the count buckets.
 const COUNTS: [f64; 11] = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 1024.0, 4096.0];
 
-/// What is logged where `STERLING_LOG` says nothing.
+/// Default log filter, used if `STERLING_LOG` is not set.
 const FILTER: &str = "info";
 
-/// Sends logs to stderr, filtered by `STERLING_LOG` (levels, and levels of targets), as JSON where `json` is set. A filter that
-/// cannot be is not taken, with a warning. Later calls change nothing.
+/// Sends logs to stderr, filtered by `STERLING_LOG` (levels, and levels per target), as JSON if `json` is set. An invalid filter
+/// is ignored with a warning. Later calls have no effect.
 pub fn start_logs(json: bool) {
     let asked = std::env::var("STERLING_LOG").unwrap_or_default();
     let (filter, wrong) = match filter(&asked) {
@@ -67,7 +67,7 @@ pub fn start_logs(json: bool) {
 fn filter(text: &str) -> std::result::Result<Targets, String> {
     const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
     let text = if text.trim().is_empty() { FILTER } else { text };
-    // A word alone names what is to be traced, so that a mistyped level would silence everything else.
+    // A single word is parsed as a target, so a mistyped level would silence everything else.
     let known = |word: &str| {
         word.is_empty()
             || word.contains('=')
@@ -80,8 +80,8 @@ fn filter(text: &str) -> std::result::Result<Targets, String> {
     }
 }
 
-/// Formats the message and fields of an event on one line of the text log. Callers choose parts of them (names, reasons): a line end
-/// among these would begin a line that reads like the server's own, an escape would command the operator's terminal.
+/// Formats the message and fields of an event on one line of the text log. Clients control some of the fields (names, reasons). A
+/// line break in them could forge a log line, and an escape sequence would reach the operator's terminal.
 struct OneLine(DefaultFields);
 
 impl<'w> FormatFields<'w> for OneLine {
@@ -92,21 +92,21 @@ impl<'w> FormatFields<'w> for OneLine {
     }
 }
 
-/// This moment in UTC, as the log writes it.
+/// Returns the current UTC time in the format of the log.
 pub fn now() -> String {
     let mut text = String::new();
-    // A string takes whatever it is given.
+    // Writing to a string cannot fail.
     let _ = SystemTime.format_time(&mut Writer::new(&mut text));
     text
 }
 
-/// The metrics of this process; the first call starts collecting them.
+/// Returns the metrics of this process; the first call starts collecting them.
 pub fn metrics() -> &'static PrometheusHandle {
     static HANDLE: OnceLock<PrometheusHandle> = OnceLock::new();
     HANDLE.get_or_init(|| {
         let recorder = recorder();
         let handle = recorder.handle();
-        // Another recorder can only be one that a program embedding this library has set; then its metrics are its own.
+        // Fails if a program that embeds this library has set its own recorder, which then receives the metrics.
         let _ = metrics::set_global_recorder(recorder);
         catalogue::begin();
         process::begin();
@@ -114,7 +114,7 @@ pub fn metrics() -> &'static PrometheusHandle {
     })
 }
 
-/// Sorts what was recorded into buckets and gives its memory back.
+/// Sorts recorded values into buckets and frees the buffers.
 pub fn sort_in() {
     metrics().run_upkeep();
 }
@@ -124,7 +124,7 @@ fn recorder() -> PrometheusRecorder {
     let builder = PrometheusBuilder::new().set_buckets(&COUNTS);
     match builder.and_then(|b| b.set_buckets_for_metric(times, &SECONDS)) {
         Ok(builder) => builder.build_recorder(),
-        // Refused for an empty list alone, and neither is one.
+        // Fails only for an empty list, and both lists have entries.
         Err(_) => PrometheusBuilder::new().build_recorder(),
     }
 }
@@ -149,7 +149,7 @@ mod tests {
             };
             record();
             let used = allocation_counter::measure(record);
-            // Two thousand samples of 8 bytes wait, and what holds them.
+            // At most two thousand samples of 8 bytes are buffered, plus their containers.
             assert!(used.bytes_current < 100_000, "{} bytes stay", used.bytes_current);
         });
         let text = handle.render();

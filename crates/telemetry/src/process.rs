@@ -1,4 +1,4 @@
-//! What Prometheus' client libraries tell of every process, under their names.
+//! Process metrics with the names that Prometheus client libraries use.
 
 use std::fmt::Write as _;
 use std::sync::LazyLock;
@@ -8,17 +8,17 @@ use rustix::time::{ClockId, clock_gettime};
 
 use sterling_core::clock::unix_time;
 
-/// When the process began to collect metrics, in seconds of Unix time.
+/// Start of metrics collection, in seconds of Unix time.
 static STARTED: LazyLock<f64> = LazyLock::new(|| unix_time().as_secs_f64());
 
-/// Tells what runs, and notes that it has begun.
+/// Exports the build information and records the start time.
 pub(super) fn begin() {
     LazyLock::force(&STARTED);
     let (version, architecture) = (env!("CARGO_PKG_VERSION"), std::env::consts::ARCH);
     metrics::gauge!("sterling_build_info", "version" => version, "architecture" => architecture).set(1.0);
 }
 
-/// The metrics of this process as they are now, in Prometheus' text format. Those that the system does not tell are left out.
+/// Renders the current process metrics in the Prometheus text format. Values that the system does not report are left out.
 pub fn process() -> String {
     let cpu = clock_gettime(ClockId::ProcessCPUTime);
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
@@ -39,7 +39,7 @@ pub fn process() -> String {
     let mut text = String::with_capacity(1024);
     for (name, kind, means, value) in metrics {
         if let Some(value) = value {
-            // A string takes whatever it is given.
+            // Writing to a string cannot fail.
             let _ =
                 write!(text, "# HELP process_{name} {means}\n# TYPE process_{name} {kind}\nprocess_{name} {value}\n\n");
         }

@@ -13,10 +13,10 @@ use sterling_core::error::{Error, Result};
 use told::Told;
 
 impl Bench {
-    /// Runs the load and prints what became of it.
+    /// Runs the load and prints the results.
     ///
     /// # Errors
-    /// Impossible options, a server that does not answer, and a run that is void.
+    /// Invalid options, an unreachable server, and a void run.
     pub(crate) fn run(self) -> Result<()> {
         self.check_options()?;
         let prepared = self.prepare()?;
@@ -26,7 +26,7 @@ impl Bench {
             true => self.find_peaks(&prepared, &mut told, &mut reports),
             false => self.in_turns(&prepared, &mut told, &mut reports),
         };
-        // What was measured is written whatever ended it.
+        // Measurements are written even after an error.
         let measured =
             prepared.contenders.iter().zip(&reports).map(|(contender, all)| Measured { contender, reports: all });
         let written = told.finish(&measured.collect::<Vec<_>>(), self.find_peak);
@@ -35,11 +35,11 @@ impl Bench {
 
     fn measure(&self, prepared: &Prepared, contender: &Contender, load: &Load) -> Result<Report> {
         let report = sterling_bench::run(&contender.target, load)?;
-        // The peak's answers alone are worth asking for again.
+        // Only the answers at the peak are checked.
         if self.check == 0 || self.find_peak { Ok(report) } else { self.checked(prepared, contender, report) }
     }
 
-    /// A run whose answers are held against the exact ones.
+    /// Compares the answers of a run with the exact ones.
     fn checked(&self, prepared: &Prepared, contender: &Contender, mut report: Report) -> Result<Report> {
         let answers = std::mem::take(&mut report.kept);
         report.quality = Some(sterling_bench::check(&contender.target, &prepared.model, &answers, self.seed)?);
@@ -58,7 +58,7 @@ impl Bench {
                 load.classes[0].timing = SendTimes::Rate(users / batch);
                 let mut report = self.measure(prepared, contender, &load)?;
                 told.run(contender, &report, json!({"tried_rate": users}))?;
-                // The answers are worth their memory in the run at the peak alone.
+                // Answers are only retained for the run at the peak.
                 let kept = std::mem::take(&mut report.kept);
                 reports.extend(report.void.is_none().then(|| report.clone()));
                 report.kept = kept;
@@ -88,7 +88,7 @@ impl Bench {
         })?;
         reports.clone_from_slice(&found);
         for number in 0..contenders.len() {
-            // With a peer each setting against that of the peer, else each against the first one.
+            // With a peer, each setting is compared with that of the peer; otherwise with the first setting.
             let (measured, baseline) = if *servers == 2 { (number, number + 1) } else { (number, 0) };
             if measured == baseline || number % servers != 0 {
                 continue;

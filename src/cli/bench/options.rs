@@ -1,4 +1,4 @@
-//! The options of `sterling bench`, and which of them cannot be.
+//! Options of `sterling bench`, and their validation.
 
 use std::path::PathBuf;
 
@@ -8,13 +8,13 @@ use sterling_bench::Arrivals;
 use sterling_core::error::{Error, Result, ShortNumber};
 use sterling_core::limits;
 
-/// Most requests a second: a thread that sends more than this falls behind.
+/// Maximum requests per second: a thread that sends more falls behind.
 const RATE_MAX: f64 = 1e6;
-/// Longest run.
+/// Maximum duration of a run in seconds.
 const SECONDS_MAX: f64 = 86_400.0;
-/// Rounds of servers that are measured in turns.
+/// Number of rounds of interleaved servers.
 const ROUNDS: usize = 3;
-/// Most answers that are asked for again.
+/// Maximum number of answers to check.
 const CHECK_MAX: u64 = 10_000;
 
 /// Arguments of `sterling bench`.
@@ -107,7 +107,7 @@ pub(crate) struct Bench {
 
 impl Bench {
     /// # Errors
-    /// Options that cannot work, alone or together.
+    /// Options that are invalid, alone or together.
     pub(super) fn check_options(&self) -> Result<()> {
         let several = [
             Some(("rate", self.rate, RATE_MAX)),
@@ -117,7 +117,7 @@ impl Bench {
             self.bound_ms.map(|ms| ("bound-ms", ms, limits::TIMEOUT_MS_MAX as f64)),
         ];
         for (name, value, most) in several.into_iter().flatten() {
-            // Not a number is no positive number either.
+            // NaN is not a positive number either.
             if !(value > 0.0 && value <= most) {
                 return Err(Error::invalid(format!(
                     "--{name}: got {}, expected more than 0, at most {most}",
@@ -160,7 +160,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Runs of each server and setting.
+    /// Number of runs of each server and setting.
     pub(super) fn rounds(&self) -> usize {
         self.rounds.unwrap_or(if self.peer.is_some() { ROUNDS } else { 1 })
     }

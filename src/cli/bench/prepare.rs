@@ -1,4 +1,4 @@
-//! From options to what is measured: the load, and a contender for each server and setting.
+//! Prepares a measurement from its options: the load, and a contender for each server and setting.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,26 +9,26 @@ use super::options::Bench;
 use sterling_bench::{Body, Bound, Class, Contender, Load, SendTimes, Setting, Sweep, Target};
 use sterling_core::error::{Error, Result};
 
-/// Random vectors that are sent in turn where no requests are given.
+/// Number of random vectors that are sent in rotation if no requests are given.
 const VECTORS: usize = 1000;
-/// Most runs of one measurement, whose latencies are all kept to its end: some 100 kB each.
+/// Maximum number of runs of a measurement, whose latencies are all retained to its end: some 100 kB each.
 const RUNS_MAX: usize = 2000;
-/// How long requests are sent at a rate that nobody said more of.
+/// Default duration at a rate.
 const SECONDS: f64 = 10.0;
 
-/// What is measured.
+/// Prepared measurement.
 pub(super) struct Prepared {
-    /// The name of the model that is asked.
+    /// Name of the tested model.
     pub(super) model: String,
-    /// For each setting the server and, where there is one, its peer.
+    /// Server, and its peer if there is one, for each setting.
     pub(super) contenders: Vec<Contender>,
-    /// Contenders of each setting: 1, or 2 with a peer.
+    /// Number of contenders per setting: 1, or 2 with a peer.
     pub(super) servers: usize,
 }
 
 impl Bench {
     /// # Errors
-    /// Files that cannot be read, settings that cannot be, and a server that does not answer or lacks the model.
+    /// Unreadable files, invalid settings, and a server that does not respond or lacks the model.
     pub(super) fn prepare(&self) -> Result<Prepared> {
         let sweeps = self.sweep.iter().map(|text| Sweep::parse(text)).collect::<Result<Vec<Sweep>>>()?;
         let settings = sterling_bench::grid(&sweeps)?;
@@ -113,7 +113,7 @@ impl Bench {
         })
     }
 
-    /// The model that is asked, as the server describes it.
+    /// Returns the tested model, as the server describes it.
     fn model<'a>(&self, models: &'a Value) -> Result<&'a Value> {
         let all = models["models"].as_array().map(Vec::as_slice).unwrap_or_default();
         let names: Vec<&str> = all.iter().filter_map(|model| model["name"].as_str()).collect();
@@ -127,7 +127,7 @@ impl Bench {
         })
     }
 
-    /// A search under a bound begins at a rate whose runs can say something.
+    /// Checks that runs at the start rate of a peak search are long enough to estimate the quantile of its bound.
     fn check_length(&self, contenders: &[Contender]) -> Result<()> {
         for Contender { name, load, .. } in contenders.iter().filter(|_| self.find_peak) {
             let Some((bound, SendTimes::Rate(rate))) = load.bound.zip(Some(&load.classes[0].timing)) else { continue };

@@ -1,4 +1,4 @@
-//! What a measurement says: lines or tables on stdout while it runs, and a folder with a report and charts at its end.
+//! Output of a measurement: lines or tables on stdout while it runs, and a folder with a report and charts at its end.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use crate::cli::output::say;
 use sterling_bench::{Contender, FigureRatio, Interval, Measured, Peak, Report};
 use sterling_core::error::{Error, Result};
 
-/// What has been said.
+/// Collected output.
 pub(super) struct Told {
     is_json: bool,
     folder: Option<PathBuf>,
@@ -19,10 +19,10 @@ pub(super) struct Told {
 }
 
 impl Told {
-    /// `options` are what the report says of how it came about.
+    /// Starts the output; the report contains the `options` of the measurement.
     ///
     /// # Errors
-    /// A folder that cannot be made.
+    /// If the folder cannot be created.
     pub(super) fn new(is_json: bool, folder: Option<PathBuf>, options: Value) -> Result<Self> {
         if let Some(folder) = &folder {
             std::fs::create_dir_all(folder).map_err(|e| Error::io(folder.display(), e))?;
@@ -30,7 +30,7 @@ impl Told {
         Ok(Told { is_json, folder, options, runs: Vec::new(), peaks: Vec::new(), comparisons: Vec::new() })
     }
 
-    /// A run of a contender, with more that is to be known of it.
+    /// Reports a run of a contender, with additional fields.
     pub(super) fn run(&mut self, contender: &Contender, report: &Report, more: Value) -> Result<()> {
         let told = with(json!(report), [setting(contender), object(more)]);
         match self.is_json {
@@ -41,7 +41,7 @@ impl Told {
         Ok(())
     }
 
-    /// The peak of a contender.
+    /// Reports the peak of a contender.
     pub(super) fn peak(&mut self, contender: &Contender, peak: &Peak) -> Result<()> {
         let quality = peak.report.as_ref().and_then(|report| report.quality.as_ref());
         let quality = quality.map(|quality| json!({"quality": quality})).unwrap_or_default();
@@ -61,7 +61,7 @@ impl Told {
         Ok(())
     }
 
-    /// What a contender differs by from another one.
+    /// Reports the ratios of a contender to another one.
     pub(super) fn comparison(&mut self, measured: &str, baseline: &str, found: &FigureRatio) -> Result<()> {
         let names = json!({"of": measured, "against": baseline});
         let told = with(json!(found), [object(names), Map::new()]);
@@ -79,7 +79,7 @@ impl Told {
         Ok(())
     }
 
-    /// Writes the folder, where one is wanted.
+    /// Writes the report folder, if requested.
     ///
     /// # Errors
     /// Files that cannot be written.
@@ -111,7 +111,7 @@ fn with(told: Value, more: [Map<String, Value>; 2]) -> Value {
     Value::Object(told)
 }
 
-/// What a contender's lines say of its setting; nothing where there is one setting alone.
+/// Fields of a contender's setting; empty for a single setting.
 fn setting(contender: &Contender) -> Map<String, Value> {
     if contender.setting.is_empty() {
         return Map::new();

@@ -1,13 +1,13 @@
-//! Items that are put or changed, a row each.
+//! Item updates in Arrow format, one per row.
 //!
-//! | column | is |
+//! | column | meaning |
 //! |---|---|
-//! | `id` | the item, an integer |
-//! | `embedding` | its vector |
-//! | `attributes.NAME` | an attribute; with these the row is all of the item |
-//! | `set.NAME` | in their place: an attribute that changes, while all others and the vector stay |
+//! | `id` | item id, an integer |
+//! | `embedding` | vector of the item |
+//! | `attributes.NAME` | an attribute; the row replaces the complete item |
+//! | `set.NAME` | alternative: an attribute that changes, while all others and the vector stay |
 //!
-//! What is null, or a float that is no number, is missing: of `set` the attribute is taken away.
+//! Null and NaN mean a missing value; in a `set` column they remove the attribute.
 
 use arrow_array::{RecordBatch, UInt32Array};
 use arrow_ipc::writer::StreamWriter;
@@ -26,22 +26,22 @@ use sterling_snapshot::shard_of;
 
 const ATTRIBUTES: &str = "attributes.";
 const SET: &str = "set.";
-/// Memory of an item beside its values, in bytes.
+/// Memory of an item in addition to its values, in bytes.
 const ITEM_BYTES: usize = 256;
 
-/// What a column is to a row.
+/// Role of a column.
 #[derive(Debug, PartialEq)]
 enum Role {
     Id,
     Embedding,
-    /// With its name.
+    /// Attribute with its name.
     Attribute(String),
 }
 
-/// Reads the items of an upsert from a stream of Arrow. An item that is wrong is wrong alone.
+/// Reads the items of an upsert from an Arrow stream. An invalid item is an error in its place only.
 ///
 /// # Errors
-/// `Invalid` or `Unsupported` with the message or the column; that of `hold`, which takes the memory of what the rows become.
+/// `Invalid` or `Unsupported` with the message or the column; errors of `hold`, which reserves memory for the rows.
 pub fn arrow_upserts(body: &[u8], hold: Hold<'_>) -> Result<Vec<Result<GivenItem, Wrong>>> {
     let mut stream = Stream::open(body, UPDATES_MAX)?;
     let rows = Rows::of(stream.schema())?;
@@ -57,7 +57,8 @@ pub fn arrow_upserts(body: &[u8], hold: Hold<'_>) -> Result<Vec<Result<GivenItem
     Ok(items)
 }
 
-/// The items of an upsert, by the shard that each belongs to: their places, and a stream with them. Those without a readable id belong to none.
+/// Divides the items of an upsert by shard: per shard their positions in the call and a stream with them. Items without a
+/// readable id belong to no shard.
 ///
 /// # Errors
 /// As [`arrow_upserts`].
@@ -90,7 +91,7 @@ pub fn arrow_divided(body: &[u8], shards: usize, hold: Hold<'_>) -> Result<(Vec<
     Ok((parts.collect::<Result<_>>()?, refused))
 }
 
-/// What goes to one shard.
+/// Items of one shard.
 #[derive(Default)]
 struct Part {
     places: Vec<usize>,
@@ -123,12 +124,12 @@ fn broken(error: &ArrowError) -> Error {
     Error::internal(format!("items of a shard as Arrow: {error}"))
 }
 
-/// What the columns of a stream are to its rows.
+/// Roles of the columns of a stream.
 struct Rows {
     columns: Vec<Role>,
-    /// Which of them has the ids.
+    /// Index of the id column.
     id: usize,
-    /// Whether a row is all of its item.
+    /// Whether a row replaces its complete item.
     whole: bool,
 }
 
@@ -190,7 +191,7 @@ fn id(column: &ArrowColumn, row: usize) -> Result<i64> {
     }
 }
 
-/// The values of an attribute; a list of none is none, as in JSON.
+/// Converts the values of an attribute; an empty list is missing, as in JSON.
 fn given(values: Option<Values>) -> Result<GivenValues> {
     Ok(match values {
         Some(Values::Integers(list)) if !list.is_empty() => GivenValues::Integers(list),

@@ -1,6 +1,6 @@
-//! Arrow's IPC stream format: bodies of requests and answers.
+//! Request bodies and answers in Arrow's IPC stream format.
 //!
-//! `stream` reads a body within bounds, `requests` and `items` make retrievals and items of its rows; `reply` writes answers.
+//! `stream` reads a body within limits, `requests` and `items` convert its rows to retrievals and items; `reply` writes answers.
 
 mod items;
 mod reply;

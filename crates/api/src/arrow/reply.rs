@@ -1,8 +1,8 @@
-//! Answers as a stream of Arrow's IPC format, a record batch at a time.
+//! Answers as an Arrow IPC stream, one record batch at a time.
 //!
-//! A row is an item. Its columns are called as the paths of JSON: `id`, `score`, `similarity`, `tasks.{task}`, `columns.{column}`; of a list
-//! of requests `request` stands first, the place of the request that the item answers. All else that JSON says lies in the schema's metadata under
-//! `sterling`, as JSON.
+//! A row is an item. Columns are named as the paths in JSON: `id`, `score`, `similarity`, `tasks.{task}`, `columns.{column}`. For
+//! a list of requests, the first column is `request`, the index of the request that the item answers. All other JSON fields are
+//! in the schema's metadata under `sterling`, as JSON.
 
 use std::collections::HashMap;
 use std::iter::once;
@@ -21,31 +21,32 @@ use sterling_core::error::{Error, Result};
 use sterling_index::columns::Cell;
 use sterling_serving::quota::Memory;
 
-/// Rows of a record batch at most.
+/// Maximum rows per record batch.
 pub(crate) const ROWS_MAX: usize = 4096;
 /// Bytes of columns after which a record batch ends.
 pub(crate) const BATCH_BYTES: usize = 256 << 10;
-/// Bytes of a value in a record batch, whatever it is.
+/// Fixed bytes per value in a record batch.
 const VALUE_BYTES: usize = 8;
-/// Copies of a record batch that there are at once at most: its arrays with room to grow, the message, and the pieces that are made and sent.
+/// Maximum number of simultaneous copies of a record batch: its arrays with spare capacity, the message, and the chunks that are
+/// built and sent.
 pub(crate) const BATCH_COPIES: usize = 5;
 
-/// The media type of such a stream.
+/// Media type of an Arrow stream.
 pub const ARROW_STREAM: &str = "application/vnd.apache.arrow.stream";
 
-/// A reply written as Arrow, a piece at a time: the schema with the first record batch, then the others, then the end.
+/// A reply written as Arrow in chunks: the schema with the first record batch, the other batches, the end.
 pub struct ArrowReply {
     writer: StreamWriter<Vec<u8>>,
     schema: SchemaRef,
     columns: Vec<(String, CellKind)>,
     entries: Vec<Entry>,
     is_list: bool,
-    /// The entry and its row that come next.
+    /// Next entry and row.
     at: (usize, usize),
     is_done: bool,
 }
 
-/// Rows of an entry that go into one record batch.
+/// Rows of an entry within one record batch.
 struct Part<'a> {
     request: u32,
     items: &'a Items,
@@ -53,16 +54,17 @@ struct Part<'a> {
 }
 
 impl ArrowReply {
-    /// The stream of a reply to a call of this id.
+    /// Creates the stream of a reply to the call with this id.
     ///
     /// # Errors
-    /// `Unavailable` for what a shard said that is not read; `Internal` for a schema that Arrow has not; those of [`Memory::add`].
+    /// `Unavailable` for an unreadable answer of a shard; `Internal` for a schema that Arrow cannot represent; errors of
+    /// [`Memory::add`].
     pub fn new(reply: Reply, request_id: &str, memory: &Memory) -> Result<Self> {
         let entries = reply.entries.into_iter().map(|entry| entry.by_columns(memory)).collect::<Result<Vec<_>>>()?;
         let read = entries.iter().filter_map(|entry| entry.0.as_ref().ok());
         let read = read.filter(|items| matches!(items.rest, Rest::Read(_)));
         let read_bytes = read.map(|items| items.row_bytes()).max().unwrap_or(0);
-        // How large the items of others are is known by now alone.
+        // The size of items from shards is known only now.
         memory.add(if read_bytes > 0 { BATCH_COPIES * (BATCH_BYTES + read_bytes) } else { 0 } as u64)?;
         let mut told = Vec::new();
         write_json(&mut told, &reply.served);
@@ -100,7 +102,7 @@ impl ArrowReply {
         Ok(ArrowReply { writer, schema, columns, entries, is_list: reply.is_list, at: (0, 0), is_done: false })
     }
 
-    /// The rows that come next.
+    /// Returns the rows of the next record batch.
     fn parts(&mut self) -> Vec<Part<'_>> {
         let (mut parts, mut room, mut bytes) = (Vec::new(), ROWS_MAX, 0);
         let (mut entry, mut row) = self.at;
@@ -137,7 +139,7 @@ impl ArrowReply {
         Ok(std::mem::take(self.writer.get_mut()))
     }
 
-    /// True where no piece is left.
+    /// Returns whether all chunks are written.
     pub fn is_done(&self) -> bool {
         self.is_done
     }
@@ -156,13 +158,13 @@ impl Iterator for ArrowReply {
     }
 }
 
-/// Where rows end with which a record batch is full that has so many bytes before them; they are added. At least one row is taken.
+/// Returns the row at which a record batch is full; `bytes` is the size of the batch and is updated. Takes at least one row.
 fn until_full(items: &Items, rows: Range<usize>, bytes: &mut usize) -> usize {
     let columns = items.columns().len();
     if columns == 0 {
         return rows.end;
     }
-    // Where even the widest rows fit, none need be looked at.
+    // If even the widest rows fit, their sizes need not be computed.
     let beside = columns * VALUE_BYTES;
     let most = (beside + items.row_bytes()).saturating_mul(rows.len());
     if *bytes + most <= BATCH_BYTES {
@@ -178,7 +180,7 @@ fn until_full(items: &Items, rows: Range<usize>, bytes: &mut usize) -> usize {
     rows.end
 }
 
-/// What the metadata says of the answers: as JSON does, without their items.
+/// Writes the JSON of the answers without their items, for the metadata.
 fn tell(entries: &[Entry], is_list: bool, out: &mut Vec<u8>) {
     if !is_list {
         if let Some(Entry(Ok(items))) = entries.first() {
@@ -246,7 +248,7 @@ fn batch(parts: &[Part<'_>], schema: SchemaRef, columns: &[(String, CellKind)], 
     RecordBatch::try_new_with_options(schema, arrays, &options).map_err(broken)
 }
 
-/// The values of a column. What is none of its kind is missing.
+/// Builds the array of a column; values of another kind are missing.
 fn array<'a>(kind: CellKind, count: usize, cells: impl Iterator<Item = Cell<'a>>) -> Result<ArrayRef> {
     Ok(match kind {
         CellKind::Nothing => Arc::new(NullArray::new(count)),
@@ -310,7 +312,7 @@ fn array<'a>(kind: CellKind, count: usize, cells: impl Iterator<Item = Cell<'a>>
     })
 }
 
-/// Adds a text, where the 31 bits of Arrow's offsets have room for it.
+/// Appends a text if the 31-bit offsets of Arrow can address it.
 fn append(texts: &mut StringBuilder, text: &str) -> Result<()> {
     if texts.values_slice().len() + text.len() > i32::MAX as usize {
         return Err(Error::too_costly(format!(

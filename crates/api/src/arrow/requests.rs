@@ -1,13 +1,13 @@
-//! Retrievals, a row each.
+//! Retrieval requests in Arrow format, one per row.
 //!
-//! | column | is |
+//! | column | meaning |
 //! |---|---|
-//! | `vector` | the query, floats |
+//! | `vector` | query vector, floats |
 //! | `features.NAME` | values of a feature, one or a list: integers, floats, texts |
-//! | `features.NAME.weights` | the weights of its ids |
-//! | `filter` `exclude` `k` | these fields of the row's request; where they are null, as all rows have them |
+//! | `features.NAME.weights` | weights of the feature's ids |
+//! | `filter` `exclude` `k` | request fields of these names; null means the shared value |
 //!
-//! What all rows have in common lies in the schema's metadata under `sterling`, as the JSON of a request.
+//! Fields shared by all rows are in the schema's metadata under `sterling`, as the JSON of a request.
 
 use std::collections::BTreeMap;
 
@@ -23,15 +23,15 @@ use sterling_core::request::{self, Values};
 use sterling_serving::engine::Terms;
 use sterling_snapshot::items::ArrowColumn;
 
-/// Where the schema's metadata has what all rows share.
+/// Metadata key of the fields shared by all rows.
 pub(super) const SHARED: &str = "sterling";
 const FEATURES: &str = "features.";
 const WEIGHTS: &str = ".weights";
-/// Memory of a request for each byte of JSON that all rows share, and of one that is empty.
+/// Memory of a request per byte of shared JSON, and of an empty request.
 const SHARED_FACTOR: usize = 4;
 const REQUEST_BYTES: usize = 1024;
 
-/// What a column is to a row.
+/// Role of a column.
 #[derive(Debug)]
 enum Role {
     Vector,
@@ -42,10 +42,10 @@ enum Role {
     K,
 }
 
-/// Reads retrievals from a stream of Arrow. A row that is wrong is wrong alone.
+/// Reads retrievals from an Arrow stream. An invalid row is an error in its place only.
 ///
 /// # Errors
-/// `Invalid` or `Unsupported` with the message or the column; that of `hold`, which takes the memory of what the rows become.
+/// `Invalid` or `Unsupported` with the message or the column; errors of `hold`, which reserves memory for the rows.
 pub fn arrow_retrievals(body: &[u8], hold: Hold<'_>) -> Result<Retrievals> {
     let mut stream = Stream::open(body, BATCH_REQUESTS_MAX)?;
     let rows = Rows::of(stream.schema())?;
@@ -62,14 +62,13 @@ pub fn arrow_retrievals(body: &[u8], hold: Hold<'_>) -> Result<Retrievals> {
     Ok(Retrievals::Many(placed.collect()))
 }
 
-/// What the columns of a stream are to its rows.
+/// Roles of the columns of a stream.
 struct Rows {
-    /// In their order, with their names.
+    /// Roles in column order, with the column names.
     columns: Vec<(String, Role)>,
     shared: RetrieveRequest,
-    /// How long its JSON is.
+    /// Length of the shared JSON.
     shared_bytes: usize,
-    /// Whether a column is a feature.
     has_features: bool,
 }
 
@@ -124,7 +123,7 @@ impl Rows {
             let of = std::mem::replace(values, Values::Integers(Vec::new()));
             *values = of.weighted(weights).map_err(place)?;
         }
-        // Where features are columns a user may have none of them.
+        // If features are columns, a user may have none.
         if !features.is_empty() || self.has_features && given.vector.is_none() {
             given.features = Some(Named(features));
         }
@@ -167,7 +166,7 @@ fn at_most(length: usize, most: usize) -> Result<()> {
     Ok(())
 }
 
-/// Numbers, each of them finite.
+/// Returns the numbers if each is finite.
 fn finite(values: Values, most: usize) -> Result<Vec<f32>> {
     let numbers = values.into_numbers().ok_or_else(|| Error::invalid("got texts, expected numbers"))?;
     at_most(numbers.len(), most)?;
@@ -187,7 +186,7 @@ fn text(values: Values) -> Result<String> {
 fn ids(values: Values) -> Result<Vec<i64>> {
     match values {
         Values::Integers(ids) => at_most(ids.len(), EXCLUDE_MAX).map(|()| ids),
-        // A list of nothing has the type of nothing.
+        // Empty lists have no element type.
         Values::Numbers(none) if none.is_empty() => Ok(Vec::new()),
         _ => Err(Error::invalid("expected integers")),
     }

@@ -1,9 +1,10 @@
-//! A body in Arrow's IPC stream format, read a record batch at a time.
+//! Reader of a body in Arrow's IPC stream format, one record batch at a time.
 //!
-//! What describes a message is a flat buffer, whose parts may lie anywhere and be shared, and which says where in the message's body which values
-//! lie. Arrow's reader takes what it says of places and sizes as it is. So each message is looked at first: nothing is shared to speak of, every buffer
-//! lies in the body and has bytes of its own, and no count goes beyond what bytes can hold. Types that stand for more than their bytes (dictionaries,
-//! runs, views of lists, compressed buffers) are refused; what rows become is told to `hold` before it is made.
+//! The header of a message is a FlatBuffer, whose tables may be anywhere and may be shared, and which gives the location of
+//! values in the message's body. Arrow's reader trusts these offsets and sizes. Each message is therefore validated first: almost
+//! nothing is shared, every buffer is within the body without overlap, and no count exceeds the available bytes. Types that
+//! expand beyond their bytes (dictionaries, run-end encoding, list views, compressed buffers) are rejected. `hold` reserves
+//! memory for rows before they are created.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
@@ -22,50 +23,50 @@ use sterling_core::error::{Error, Result};
 use sterling_core::limits::FEATURES_MAX;
 use sterling_snapshot::items::ArrowColumn;
 
-/// Begins each message.
+/// Marker at the start of each message.
 const CONTINUATION: [u8; 4] = [0xff; 4];
-/// That, and how long the description is.
+/// Bytes of the marker and the header length.
 const PREFIX_BYTES: usize = 8;
-/// Longest description of a message, in bytes.
+/// Longest header of a message, in bytes.
 const DESCRIPTION_BYTES_MAX: usize = 1 << 20;
-/// How often a byte of a description may be looked at, with a little for short ones: more means that parts are shared.
+/// Maximum visits per byte of a header, and minimum budget for short headers; more visits mean shared tables.
 const LOOKS_MAX: usize = 8;
 const LOOKS_LEAST: usize = 4096;
-/// Most columns: features with their weights, and the few others.
+/// Maximum number of columns: features with their weights, and the few others.
 const COLUMNS_MAX: usize = 2 * FEATURES_MAX + 16;
-/// Memory of a value of a row beside its numbers or texts, and of each text, in bytes.
+/// Memory per value in addition to its numbers or texts, and per text, in bytes.
 const CELL_BYTES: usize = 128;
 const TEXT_BYTES: usize = 32;
 
-/// Takes memory for what a body becomes, so many bytes more, or refuses it.
+/// Reserves a number of further bytes for the rows of a body, or rejects it.
 pub(crate) type Hold<'a> = &'a mut dyn FnMut(usize) -> Result<()>;
 
 /// A stream whose schema has been read.
 #[derive(Debug)]
 pub(super) struct Stream {
     rest: Buffer,
-    /// What its messages have.
+    /// Schema of the messages.
     sent: SchemaRef,
-    /// What its batches have once they are read.
+    /// Schema of the batches after conversion to plain types.
     plain: SchemaRef,
-    /// Messages so far.
+    /// Number of messages so far.
     messages: usize,
-    /// Rows so far, and most of them.
+    /// Number of rows so far, and their maximum.
     rows: usize,
     rows_max: usize,
 }
 
-/// A message: what describes it, and the bytes of its arrays.
+/// A message: its header, and the bytes of its arrays.
 struct Message {
     description: Buffer,
     body: Buffer,
 }
 
 impl Stream {
-    /// Reads the schema of a stream of at most so many rows.
+    /// Reads the schema of a stream with at most `rows_max` rows.
     ///
     /// # Errors
-    /// `Invalid` with the place in the stream; `Unsupported` with a column of another type.
+    /// `Invalid` with the location in the stream; `Unsupported` with a column of an unsupported type.
     pub(super) fn open(body: &[u8], rows_max: usize) -> Result<Self> {
         if body.starts_with(b"ARROW1") {
             return Err(Error::invalid("body: a file of Arrow's IPC format, expected a stream of it"));
@@ -90,15 +91,15 @@ impl Stream {
         Ok(Stream { rest, sent: Arc::new(schema), plain: Arc::new(plain), messages: 1, rows: 0, rows_max })
     }
 
-    /// What its batches have, and what stands beside it.
+    /// Returns the schema of the batches, with its metadata.
     pub(super) fn schema(&self) -> &SchemaRef {
         &self.plain
     }
 
-    /// The next record batch, its columns of the few types that are read, and the place of its first row; none at the end.
+    /// Returns the next record batch, converted to plain types, and the index of its first row; `None` at the end.
     ///
     /// # Errors
-    /// `Invalid` with the place in the stream; that of `hold`.
+    /// `Invalid` with the location in the stream; errors of `hold`.
     pub(super) fn next(&mut self, hold: Hold<'_>) -> Result<Option<(usize, RecordBatch)>> {
         let (number, first) = (self.messages + 1, self.rows);
         let place = |e: Error| e.within(format!("body: message {number}"));
@@ -133,8 +134,7 @@ impl Stream {
     }
 }
 
-/// Calls `of` with each row of a batch: its columns and its place in them. Where values of some rows cannot be read, theirs alone are
-/// errors.
+/// Calls `of` with each row of a batch: its columns and its index in them. Unreadable values are errors of their rows only.
 pub(super) fn each_row<T>(
     batch: &RecordBatch,
     first_row: usize,
@@ -160,7 +160,7 @@ fn columns(batch: &RecordBatch, first_row: usize) -> Result<Vec<ArrowColumn>> {
         .collect()
 }
 
-/// Takes a message off the front; none where the stream ends.
+/// Takes the first message; `None` at the end of the stream.
 fn take(rest: &mut Buffer) -> Result<Option<Message>> {
     if rest.is_empty() {
         return Ok(None);
@@ -218,7 +218,7 @@ fn header(header: MessageHeader) -> &'static str {
     header.variant_name().unwrap_or("nothing that is known")
 }
 
-/// Refuses a batch that says more of its body than the body holds.
+/// Rejects a batch whose header describes more than its body contains.
 fn check(batch: &ipc::RecordBatch<'_>, body: usize, schema: &Schema) -> Result<()> {
     if batch.compression().is_some() {
         return Err(Error::unsupported(
@@ -228,7 +228,7 @@ fn check(batch: &ipc::RecordBatch<'_>, body: usize, schema: &Schema) -> Result<(
     let mut variadic = batch.variadicBufferCounts().into_iter().flatten();
     let (most, mut widths) = (batch.buffers().map_or(0, |buffers| buffers.len()), Vec::new());
     for field in schema.fields() {
-        // Of views there are as many buffers as the batch says, and no more than came.
+        // The batch gives the number of buffers of view arrays; it is limited by the buffers that exist.
         let mut views = |so_far: usize| {
             let count = variadic.next().and_then(|count| usize::try_from(count).ok()).unwrap_or(0);
             count.min(most.saturating_sub(so_far))
@@ -261,7 +261,7 @@ fn check(batch: &ipc::RecordBatch<'_>, body: usize, schema: &Schema) -> Result<(
     }
 }
 
-/// What the lengths of the buffers of a column are multiples of: of offsets and views whole ones are read.
+/// Returns per buffer of a column the unit of its length: offsets and views must be complete.
 fn widths_of(kind: &DataType, widths: &mut Vec<usize>, views: &mut dyn FnMut(usize) -> usize) {
     match kind {
         DataType::Null => {}
@@ -284,12 +284,12 @@ fn widths_of(kind: &DataType, widths: &mut Vec<usize>, views: &mut dyn FnMut(usi
     }
 }
 
-/// The type that values of a type are read as; none where they are not read.
+/// Returns the type to which values of a type are converted; `None` if it is not supported.
 fn plain(kind: &DataType) -> Option<DataType> {
     let list = |inner: &Field| Some(DataType::new_list(plain_value(inner.data_type())?, true));
     match kind {
         DataType::Null => Some(DataType::Null),
-        // Lists of nothing are what writers make of empty ones.
+        // Writers create lists of nulls from empty lists.
         DataType::List(inner) if inner.data_type().is_null() => Some(kind.clone()),
         DataType::List(inner) | DataType::LargeList(inner) => list(inner),
         DataType::FixedSizeList(inner, width) if *width > 0 => list(inner),
@@ -306,7 +306,7 @@ fn plain_value(kind: &DataType) -> Option<DataType> {
     }
 }
 
-/// The values of an array as one of the type that [`plain`] says.
+/// Converts the values of an array to the type from [`plain`].
 fn made_plain(array: &ArrayRef, to: &DataType) -> std::result::Result<ArrayRef, ArrowError> {
     let long = |offset: &i64| i32::try_from(*offset).map_err(|_| ArrowError::OffsetOverflowError(*offset as usize));
     Ok(match (array.data_type(), to) {
@@ -339,7 +339,7 @@ fn made_plain(array: &ArrayRef, to: &DataType) -> std::result::Result<ArrayRef, 
     })
 }
 
-/// Texts of so many bytes together, in no more memory than these take.
+/// Builds texts with this total number of bytes, without spare capacity.
 fn texts<'a>(texts: impl ExactSizeIterator<Item = Option<&'a str>>, bytes: usize) -> ArrayRef {
     let mut made = StringBuilder::with_capacity(texts.len(), bytes);
     texts.for_each(|text| made.append_option(text));
@@ -354,7 +354,7 @@ fn unread(field: &Field) -> Error {
     ))
 }
 
-/// Memory of what a column becomes: its values as they are cast, and as the rows have them.
+/// Returns the memory that a column needs: its converted values, and the values of the rows.
 fn bytes(array: &ArrayRef) -> usize {
     let values = match array.data_type() {
         DataType::List(_) => Some(array.as_list::<i32>().values()),
@@ -377,7 +377,7 @@ fn bytes(array: &ArrayRef) -> usize {
     held.saturating_add(array.len() * CELL_BYTES)
 }
 
-/// Bytes between the first offset and the last.
+/// Returns the bytes between the first and the last offset.
 fn span<T: Copy + TryInto<usize>>(offsets: &[T]) -> usize {
     let at = |offset: Option<&T>| offset.and_then(|offset| (*offset).try_into().ok()).unwrap_or(0);
     at(offsets.last()).saturating_sub(at(offsets.first()))

@@ -1,4 +1,4 @@
-//! Bodies in Arrow: what they say, what is refused, and what they take.
+//! Tests of Arrow bodies: contents, rejected input, and memory use.
 
 #![allow(clippy::unwrap_used)]
 
@@ -25,7 +25,7 @@ use sterling_core::units::ItemId;
 use sterling_serving::fresh::{GivenItem, GivenValues, UPDATES_MAX};
 use sterling_snapshot::shard_of;
 
-/// A stream of columns, cut into batches of so many rows, with what all rows share.
+/// Returns a stream of columns in batches of this number of rows, with shared fields.
 fn stream(columns: &[(&str, ArrayRef)], rows: usize, shared: Option<&str>) -> Vec<u8> {
     let fields: Vec<Field> =
         columns.iter().map(|(name, array)| Field::new(*name, array.data_type().clone(), true)).collect();
@@ -155,7 +155,7 @@ fn features_are_lists_texts_numbers_and_ids_with_weights() {
         ("of.weights", text("false")),
     ]);
     assert_eq!(users, [first, second]);
-    // A user of whom nothing is known is one.
+    // A user without any feature is valid.
     let nothing = read(&stream(&[("features.lang", texts(&[None]))], 1, None)).unwrap();
     assert_eq!(nothing[0].as_ref().unwrap().user, of(vec![]));
 }
@@ -176,7 +176,7 @@ fn a_wrong_row_is_wrong_alone_and_names_its_column() {
     ]) {
         assert!(said.starts_with(expected), "{said}");
     }
-    // What no value of the type can hold is told with its row, and keeps no other row back.
+    // A value that the type cannot represent is an error of its row only.
     let vector = fixed(&[Some([1.0, 0.0]); 3]);
     let large: ArrayRef = Arc::new(UInt64Array::from(vec![1, u64::MAX, 3]));
     let requests = read(&stream(&[("vector", vector), ("k", large)], 2, None)).unwrap();
@@ -253,7 +253,7 @@ fn bytes_that_are_cut_or_changed_break_nothing() {
     ];
     let good = stream(&columns, 2, Some("{\"k\": 3}"));
     for length in 0..good.len() {
-        // It may be cut between two messages: then it has fewer rows.
+        // A stream may end between two messages; it then has fewer rows.
         if let Ok(requests) = read(&good[..length]) {
             assert!(requests.len() == 2 || length + 8 >= good.len(), "{length} of {}", good.len());
         }
@@ -262,14 +262,14 @@ fn bytes_that_are_cut_or_changed_break_nothing() {
         for value in [0, 1, 0x7f, 0x80, 0xff, good[at] ^ 1, good[at] ^ 0x10] {
             let mut wrong = good.clone();
             wrong[at] = value;
-            // Whatever it says then.
+            // It must not panic; the result is irrelevant.
             drop(read(&wrong));
             drop(arrow_upserts(&wrong, &mut |_| Ok(())));
         }
     }
 }
 
-/// A schema of which every field is the same one.
+/// A schema whose fields all share one table.
 fn repeated(count: usize, name: usize) -> Vec<u8> {
     let mut buffer = FlatBufferBuilder::new();
     let name = buffer.create_string(&"x".repeat(name));
@@ -347,7 +347,7 @@ fn what_a_body_becomes_is_taken_before_it_is_made() {
         });
         let bound = held as u64 + 3 * body.len() as u64 + (1 << 20);
         assert!(used.bytes_max < bound, "{} bytes, {held} were taken for {}", used.bytes_max, body.len());
-        // Who has no more gives none.
+        // A caller without memory rejects the reservation.
         let refuse = || Error::overloaded("full");
         let most = used.bytes_max as usize / 4;
         let mut held = 0;

@@ -1,4 +1,4 @@
-//! Requests: tensors and parameters become retrievals.
+//! Requests: converts tensors and parameters to retrievals.
 
 use std::collections::BTreeSet;
 
@@ -14,42 +14,42 @@ use sterling_core::limits::{BATCH_REQUESTS_MAX, COLUMNS_MAX, FEATURES_MAX};
 use sterling_core::request::{self, Features, Priority, Reading, Retrieve, User, Values};
 use sterling_serving::engine::Terms;
 
-/// Most tensors of a request: each feature with its counts and its weights.
+/// Maximum tensors of a request: each feature with its counts and its weights.
 const INPUTS_MAX: usize = 3 * FEATURES_MAX;
-/// Bytes of the filters of all rows: each row is planned by itself.
+/// Maximum bytes of the filters of all rows, because each row is planned separately.
 const FILTERS_BYTES_MAX: usize = 4 << 20;
-/// The query itself in place of features.
+/// Tensor of query vectors, in place of features.
 const VECTOR: &str = "vector";
-/// Where a name ends, of tensors that tell of another.
+/// Name suffixes of tensors that describe another one.
 const COUNTS: &str = ".counts";
 const WEIGHTS: &str = ".weights";
-/// Where the name of an output of a column begins.
+/// Name prefix of column outputs.
 pub(super) const COLUMNS: &str = "columns.";
 
-/// Users as tensors, and which tensors to answer with.
+/// Users as tensors, and the requested output tensors.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct InferenceRequest {
-    /// Comes back with the answer.
+    /// Request id, returned with the answer.
     #[serde(default)]
     id: Option<String>,
-    /// The model, which the path says: some clients say it again.
+    /// Model name; some clients repeat it although the path contains it.
     #[serde(default)]
     model_name: Option<String>,
-    /// How to retrieve, for all of the users.
+    /// Retrieval parameters for all users.
     #[serde(default, deserialize_with = "nullable")]
     #[schema(value_type = Option<InferenceParameters>)]
     parameters: InferenceParameters,
-    /// The users' features, or their vectors.
+    /// Features of the users, or their vectors.
     #[schema(value_type = Vec<InputTensor>, min_items = 1)]
     inputs: List<InputTensor, INPUTS_MAX>,
-    /// The tensors to answer with; all but columns where none is named.
+    /// Requested output tensors; default: all except columns.
     #[serde(default, deserialize_with = "nullable")]
     #[schema(value_type = Option<Vec<RequestedOutput>>)]
     outputs: List<RequestedOutput, { COLUMNS_MAX + INPUTS_MAX }>,
 }
 
-/// How to retrieve; the names mean what they mean in a retrieval.
+/// Retrieval parameters, with the same meaning as in a retrieval.
 #[derive(Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct InferenceParameters {
@@ -74,23 +74,23 @@ struct InferenceParameters {
     #[serde(default)]
     #[schema(minimum = 1, maximum = 600_000)]
     timeout_ms: Option<u64>,
-    /// The same in microseconds, as Triton's clients send it; 0 for none.
+    /// The same in microseconds, as sent by Triton clients; 0 means none.
     #[serde(default)]
     timeout: Option<u64>,
-    /// A name, or a level as Triton's clients send it: 0 and 1 are `interactive`, others `batch`.
+    /// Name, or level as sent by Triton clients: 0 and 1 are `interactive`, others `batch`.
     #[serde(default)]
     #[schema(value_type = Option<PriorityName>)]
     priority: Option<PriorityLevel>,
     #[serde(default, deserialize_with = "on_degraded")]
     #[schema(value_type = Option<OnDegradedName>)]
     on_degraded: request::OnDegraded,
-    /// Answers with all tensors as bytes behind the JSON.
+    /// Whether all output tensors are returned as bytes after the JSON.
     #[serde(default, deserialize_with = "nullable")]
     #[schema(value_type = Option<bool>)]
     binary_data_output: bool,
 }
 
-/// Who goes first where requests wait.
+/// Priority class in the queue.
 #[derive(Clone, Copy, Deserialize)]
 #[serde(untagged, expecting = "expected `interactive`, `batch` or an integer from 0")]
 enum PriorityLevel {
@@ -115,7 +115,7 @@ impl InferenceParameters {
     }
 }
 
-/// A tensor to answer with.
+/// A requested output tensor.
 #[derive(Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct RequestedOutput {
@@ -129,28 +129,29 @@ struct RequestedOutput {
 #[derive(Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct OutputParameters {
-    /// Whether its values are bytes behind the JSON.
+    /// Whether its values are returned as bytes after the JSON.
     #[serde(default)]
     binary_data: Option<bool>,
 }
 
-/// An output that is asked for, and whether as bytes.
+/// Name of a requested output, and whether its values are bytes.
 pub(super) type Wanted = (String, bool);
 
-/// A call that was read.
+/// A parsed call.
 pub struct Inference {
-    /// The retrievals, one a row of the tensors.
+    /// Retrievals, one per row of the tensors.
     pub requests: Vec<(Retrieve, Terms)>,
     pub(super) id: Option<String>,
-    /// The outputs by name; all but columns where there is none.
+    /// Requested outputs by name; all except columns if there is none.
     pub(super) wanted: Vec<Wanted>,
     pub(super) is_binary: bool,
 }
 
-/// Reads a call of `model`: JSON, and behind its first `header` bytes, where that is given, those of tensors. `features` are the names of the model's.
+/// Parses a call of `model`: JSON and, if `header` gives its length, bytes of tensors after it. `features` are the names of the
+/// model's features.
 ///
 /// # Errors
-/// `Invalid` with the tensor or the field, what came and what was expected.
+/// `Invalid` with the tensor or the field, the received and the expected value.
 pub fn inference(model: &str, body: &[u8], header: Option<usize>, features: &BTreeSet<&str>) -> Result<Inference> {
     let (json, mut binary) = match header {
         None => (body, &[][..]),
@@ -198,7 +199,7 @@ pub fn inference(model: &str, body: &[u8], header: Option<usize>, features: &BTr
     Ok(Inference { requests, id, wanted, is_binary })
 }
 
-/// The users of the rows of tensors.
+/// Returns the users of the rows of tensors.
 fn users(tensors: Vec<Tensor>, features: &BTreeSet<&str>) -> Result<Vec<User>> {
     let rows = tensors.first().map_or(0, |tensor| tensor.rows);
     if rows == 0 || rows > BATCH_REQUESTS_MAX {
@@ -248,7 +249,7 @@ fn users(tensors: Vec<Tensor>, features: &BTreeSet<&str>) -> Result<Vec<User>> {
     Ok(users)
 }
 
-/// The values of a feature in a row.
+/// Returns the values of a feature in a row.
 fn values(tensor: &Tensor, counts: Option<&Tensor>, weights: Option<&Tensor>, row: usize) -> Result<Values> {
     let (name, width) = (&tensor.name, tensor.width);
     let count = match counts {

@@ -1,8 +1,9 @@
-//! KServe's Open Inference Protocol, version 2: users in as tensors, the best items of each out as tensors.
+//! KServe's Open Inference Protocol, version 2: users as input tensors, their best items as output tensors.
 //!
-//! The first dimension of every tensor is the request, so that a call is a list of retrievals over one version. Where rows have fewer values than the tensor has
-//! room for, a tensor of counts says how many. `tensor` reads and writes tensors, in JSON or as raw bytes behind it; `call` makes retrievals of them, `outcome` tensors of
-//! answers, `model` says which there are.
+//! The first dimension of every tensor is the request, so that a call is a list of retrievals over one version. If rows have
+//! fewer values than the width of a tensor, a tensor of counts gives their numbers. `tensor` reads and writes tensors, as JSON or
+//! as raw bytes after it; `call` converts tensors to retrievals, `outcome` converts answers to tensors, `model` describes the
+//! available tensors.
 
 mod call;
 mod model;

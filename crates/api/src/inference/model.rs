@@ -1,77 +1,78 @@
-//! What the protocol says of the server and of models.
+//! Descriptions of the server and of models in the protocol.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::info::ModelInfo;
 
-/// The server.
+/// Description of the server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct InferenceServer {
     /// `sterling`.
     pub name: String,
-    /// Its release.
+    /// Release of the server.
     pub version: String,
-    /// Extensions of the protocol that it has.
+    /// Supported extensions of the protocol.
     pub extensions: Vec<String>,
 }
 
-/// What was wrong.
+/// An error of the protocol.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct InferenceError {
-    /// In words.
+    /// Error message.
     pub error: String,
 }
 
-/// Whether something lives or is ready.
+/// Liveness or readiness.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct InferenceReady {
-    /// The model, where one is asked for.
+    /// Model name, if one was requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Of a server: it answers.
+    /// For a server: it answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub live: Option<bool>,
-    /// It takes requests.
+    /// It accepts requests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ready: Option<bool>,
 }
 
-/// A model.
+/// Description of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct InferenceModel {
-    /// Its name.
+    /// Name of the model.
     pub name: String,
-    /// Its versions in memory.
+    /// Versions in memory.
     pub versions: Vec<String>,
     /// `sterling`.
     pub platform: String,
-    /// The tensors that it takes; all of them may be left out but one.
+    /// Input tensors; all except one are optional.
     pub inputs: Vec<TensorInfo>,
-    /// The tensors that it gives.
+    /// Output tensors.
     pub outputs: Vec<TensorInfo>,
 }
 
-/// A tensor.
+/// Description of a tensor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TensorInfo {
-    /// Its name.
+    /// Name of the tensor.
     pub name: String,
-    /// What its values are.
+    /// Data type of its values.
     pub datatype: String,
-    /// Its dimensions, -1 for one of any size.
+    /// Dimensions; -1 means any size.
     pub shape: Vec<i64>,
 }
 
 impl InferenceReady {
-    /// A server that takes requests: the protocol's text names that `live` here too, KServe's own server and client `ready`.
+    /// Returns the state of a server that accepts requests. Sets both fields: the text of the protocol calls it `live`, KServe's
+    /// server and client `ready`.
     pub fn server() -> Self {
         InferenceReady { name: None, live: Some(true), ready: Some(true) }
     }
 }
 
 impl InferenceServer {
-    /// This one.
+    /// Returns the description of this server.
     pub fn this() -> Self {
         InferenceServer {
             name: "sterling".into(),
@@ -81,7 +82,7 @@ impl InferenceServer {
     }
 }
 
-/// A model as the protocol tells of it.
+/// Returns the protocol's description of a model.
 pub fn inference_model(model: &ModelInfo, versions: Vec<u64>) -> InferenceModel {
     let tensor = |name: &str, datatype: &str, shape: &[i64]| TensorInfo {
         name: name.into(),

@@ -1,4 +1,4 @@
-//! Answers: items become tensors, written value by value: what is held is the items and one piece of the text or bytes.
+//! Answers: converts items to tensors, value by value, so that only the items and one chunk of the output are in memory.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -11,110 +11,110 @@ use crate::response::Served;
 use sterling_core::error::{Error, Result};
 use sterling_index::columns::Cell;
 
-/// What a value takes, about.
+/// Approximate bytes per value.
 const VALUE_BYTES: usize = 64;
-/// What stands in an item's place where a row has fewer than others.
+/// Filler for rows with fewer items than others.
 const NO_ITEM: i64 = -1;
 
 /// The best items of each user as tensors, `[users, items]`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct InferenceResponse {
-    /// The model's name.
+    /// Name of the model.
     pub model_name: String,
-    /// The version that answered.
+    /// Version that answered.
     pub model_version: String,
-    /// That of the request.
+    /// Id of the request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id: Option<String>,
-    /// Which snapshot answered.
+    /// Snapshot that answered.
     pub parameters: InferenceServed,
-    /// The tensors.
+    /// Output tensors.
     pub outputs: Vec<OutputTensor>,
 }
 
-/// Which snapshot answered.
+/// Snapshot that answered.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct InferenceServed {
-    /// The digest of the snapshot's bytes.
+    /// Digest of the snapshot's files.
     pub digest: String,
-    /// The share of the items that was there to be searched, 0 to 1.
+    /// Share of the items that could be searched, 0 to 1.
     pub coverage: f64,
-    /// The position of the updates that the answer saw.
+    /// Position of the updates that are visible in the answer.
     pub position: u64,
 }
 
 /// A tensor of an answer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct OutputTensor {
-    /// What it is.
+    /// Name of the tensor.
     pub name: String,
     /// `INT64`, `FP32` or `BYTES`.
     pub datatype: String,
-    /// Its dimensions.
+    /// Dimensions.
     pub shape: Vec<usize>,
-    /// Of one whose values are bytes behind the JSON: how many.
+    /// Size of its values, if these are bytes after the JSON.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parameters: Option<OutputSize>,
-    /// Its values, row after row.
+    /// Values, row-major.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data: Option<OutputData>,
 }
 
-/// How many bytes a tensor's values are.
+/// Size of a tensor's values.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct OutputSize {
-    /// Bytes behind the JSON.
+    /// Bytes after the JSON.
     pub binary_data_size: usize,
 }
 
-/// An answer, as the pieces that it is sent in.
+/// An answer, written in chunks.
 pub struct InferenceReply {
     rows: Vec<Items>,
     outputs: Vec<Output>,
-    /// Items of the row that has most.
+    /// Largest number of items per row.
     width: usize,
-    /// What stands before the first output.
+    /// JSON before the first output.
     start: Vec<u8>,
     header_bytes: Option<usize>,
     at: Place,
 }
 
-/// A tensor that is to be written.
+/// An output tensor to be written.
 struct Output {
-    /// Its name, data type, shape and size, without the end of the object.
+    /// Name, data type, shape and size as JSON, without the end of the object.
     about: Vec<u8>,
     is_binary: bool,
     of: Source,
 }
 
-/// Where the values of a tensor come from.
+/// Source of a tensor's values.
 enum Source {
     Ids,
     Counts,
     Scores,
     Similarities,
     Task(usize),
-    /// The place of a column in each row.
+    /// Index of a column in each row.
     Column(Vec<usize>),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Start,
-    /// What is said of an output.
+    /// JSON before the values of an output.
     About(usize),
-    /// Of an output in JSON, a value by its number.
+    /// Value of an output in JSON, by number.
     Value(usize, usize),
-    /// Of an output in bytes, the same.
+    /// Value of an output in bytes, by number.
     Bytes(usize, usize),
     End,
 }
 
 impl InferenceReply {
-    /// The answer to a call from those to its retrievals, one an entry.
+    /// Creates the answer to a call from the answers to its retrievals.
     ///
     /// # Errors
-    /// `Invalid` for an output that is not there; `Internal` for a problem in place of an answer.
+    /// `Invalid` for an unknown output; `Internal` for a problem in place of an answer.
     pub fn new(call: &Inference, served: &Served, entries: Vec<Entry>) -> Result<Self> {
         let wrong = |_| Error::internal("a problem in place of items");
         let rows =
@@ -136,7 +136,7 @@ impl InferenceReply {
             outputs: Vec::new(),
         };
         let mut start = serde_json::to_vec(&response).map_err(|e| Error::internal(format!("an answer: {e}")))?;
-        // The end of the list and of the object come behind the outputs.
+        // The end of the list and of the object follow after the outputs.
         start.truncate(start.len() - b"]}".len());
         let mut reply = InferenceReply { rows, outputs, width, start, header_bytes: None, at: Place::Start };
         if reply.outputs.iter().any(|output| output.is_binary) {
@@ -146,27 +146,27 @@ impl InferenceReply {
         Ok(reply)
     }
 
-    /// Bytes of the JSON, where others stand behind them.
+    /// Returns the bytes of the JSON, if bytes of tensors follow it.
     pub fn header_bytes(&self) -> Option<usize> {
         self.header_bytes
     }
 
-    /// Items of all rows.
+    /// Returns the number of items of all rows.
     pub fn len(&self) -> usize {
         self.rows.iter().map(|items| items.len()).sum()
     }
 
-    /// True where no row has one.
+    /// Returns whether no row has items.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// True where no piece is left.
+    /// Returns whether all chunks are written.
     pub fn is_done(&self) -> bool {
         self.at == Place::End
     }
 
-    /// Bytes of the JSON, which is written for that and thrown away.
+    /// Computes the bytes of the JSON by writing and discarding it.
     fn json_bytes(&mut self) -> usize {
         let (mut bytes, mut piece) = (0, Vec::new());
         while !matches!(self.at, Place::Bytes(..) | Place::End) {
@@ -177,7 +177,7 @@ impl InferenceReply {
         bytes
     }
 
-    /// Values of an output.
+    /// Returns the number of values of an output.
     fn values(&self, output: &Output) -> usize {
         let of_row = if matches!(output.of, Source::Counts) { 1 } else { self.width };
         self.rows.len() * of_row
@@ -233,7 +233,8 @@ impl InferenceReply {
         Place::Value(n, 0)
     }
 
-    /// The row of a value and its place there; rows with fewer items than the longest end with -1, 0 or an empty text.
+    /// Returns the row and the index within it of a value, and whether there is an item; shorter rows are padded with -1, 0 or an
+    /// empty text.
     fn item(&self, value: usize) -> (&Items, usize, bool) {
         let (row, at) = (value / self.width.max(1), value % self.width.max(1));
         let items = &self.rows[row];
@@ -280,7 +281,7 @@ impl InferenceReply {
         }
     }
 
-    /// Writes a value as bytes, little-endian; a text behind its length.
+    /// Writes a value as bytes, little-endian; a text follows its length.
     fn pack(&self, output: &Output, value: usize, out: &mut Vec<u8>) {
         if let Some(integer) = self.integer(output, value) {
             out.extend_from_slice(&integer.to_le_bytes());
@@ -325,10 +326,10 @@ impl Output {
 }
 
 impl Source {
-    /// What the output of a name is made of, and its data type.
+    /// Returns the source of the output with this name, and its data type.
     fn named(name: &str, rows: &[Items]) -> Result<(Self, &'static str)> {
         if let Some(column) = name.strip_prefix(COLUMNS) {
-            // A column may be asked for by its number too, and stands in its place then.
+            // A column requested by its number has that number as its name.
             let place = |items: &Items| items.columns().iter().position(|key| key.name == column);
             let places: Option<Vec<usize>> = rows.iter().map(place).collect();
             let none = || Error::invalid(format!("output `{name}`: expected the column's name"));
@@ -352,7 +353,7 @@ impl Source {
     }
 }
 
-/// Bytes of an output that is written as bytes.
+/// Returns the bytes of an output in binary form.
 fn packed_bytes(of: &Source, rows: &[Items], width: usize) -> usize {
     match of {
         Source::Counts => rows.len() * size_of::<i64>(),
@@ -374,7 +375,7 @@ fn all_outputs(rows: &[Items]) -> Vec<String> {
     ["ids", "scores", "similarities", "counts"].map(str::to_owned).into_iter().chain(tasks).collect()
 }
 
-/// The values of an item as a text: a text as it is, all else as JSON, and an empty one where it is missing.
+/// Passes the values of an item as text: a text unchanged, other values as JSON, empty if missing.
 fn with_text(cell: &Cell<'_>, mut told: impl FnMut(&str)) {
     match cell {
         Cell::Missing => told(""),

@@ -1,4 +1,4 @@
-//! Tensors: a name, a shape, a data type, and values in JSON or as little-endian bytes.
+//! Tensors: name, shape, data type, and values in JSON or as little-endian bytes.
 
 use std::fmt;
 
@@ -12,21 +12,21 @@ use crate::values::{Push, nullable};
 use sterling_core::error::{Error, Result};
 use sterling_core::request::Values;
 
-/// Deepest nesting of values in JSON: that of a tensor's dimensions.
+/// Maximum nesting of values in JSON, equal to the maximum number of dimensions.
 const DEPTH_MAX: usize = 8;
 
 /// A tensor of a request.
 #[derive(Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct InputTensor {
-    /// What it is: a feature of the user, `FEATURE.counts`, `FEATURE.weights`, or `vector`.
+    /// Role of the tensor: a user feature, `FEATURE.counts`, `FEATURE.weights`, or `vector`.
     pub(super) name: String,
-    /// Its dimensions; the first is the request.
+    /// Dimensions; the first is the request.
     #[schema(value_type = Vec<u64>, min_items = 1, max_items = 8)]
     shape: Vec<u64>,
-    /// `INT64` and other integers, `FP32`, `FP64`, `BYTES`, or, with its values as bytes, `FP16`.
+    /// `INT64` and other integers, `FP32`, `FP64`, `BYTES`, or `FP16` if its values are bytes.
     datatype: String,
-    /// Says how many bytes behind the JSON are its values.
+    /// Size of its values, if these are bytes after the JSON.
     #[serde(default, deserialize_with = "nullable")]
     #[schema(value_type = Option<TensorParameters>)]
     parameters: TensorParameters,
@@ -39,18 +39,18 @@ pub(super) struct InputTensor {
 #[derive(Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 struct TensorParameters {
-    /// Bytes behind the JSON, those of the tensors in their order.
+    /// Bytes after the JSON; tensors follow one another in order.
     #[serde(default)]
     binary_data_size: Option<usize>,
 }
 
-/// The schema of values in JSON, which may nest.
+/// Returns the schema of values in JSON, which may be nested.
 fn nested_values() -> Schema {
     let described = ArrayBuilder::new().description(Some("Its values, nested or not, row after row."));
     Schema::Array(described.build())
 }
 
-/// Values in JSON, whichever way they nest.
+/// Values in JSON, nested or flat.
 struct Data(Values);
 
 impl<'de> Deserialize<'de> for Data {
@@ -106,19 +106,19 @@ impl<'de> Visitor<'de> for Nested<'_> {
     }
 }
 
-/// A tensor that was read.
+/// A parsed tensor.
 #[derive(Debug, PartialEq)]
 pub(super) struct Tensor {
     pub(super) name: String,
-    /// The first dimension.
+    /// Size of the first dimension.
     pub(super) rows: usize,
-    /// Values of a row.
+    /// Values per row.
     pub(super) width: usize,
     pub(super) values: Values,
 }
 
 impl InputTensor {
-    /// The tensor, its bytes taken from the beginning of `binary` where they lie there.
+    /// Parses the tensor; takes its bytes from the beginning of `binary` if its values are there.
     pub(super) fn read(self, binary: &mut &[u8]) -> Result<Tensor> {
         let InputTensor { name, shape, datatype, parameters, data } = self;
         let wrong = |what: String| Error::invalid(format!("input `{name}`: {what}"));
@@ -155,7 +155,7 @@ fn is_integer(datatype: &str) -> bool {
     ["INT64", "INT32", "INT16", "INT8", "UINT64", "UINT32", "UINT16", "UINT8"].contains(&datatype)
 }
 
-/// Values as their data type says.
+/// Converts values to their data type.
 fn typed(values: Values, datatype: &str) -> Result<Values, String> {
     match (datatype, values) {
         (name, Values::Integers(list)) if is_integer(name) => Ok(Values::Integers(list)),
@@ -180,7 +180,7 @@ fn unknown(datatype: &str) -> String {
     format!("datatype `{datatype}`, expected an INT or UINT, FP16, FP32, FP64 or BYTES")
 }
 
-/// Little-endian values as their data type says; texts follow their length, 32 bits.
+/// Decodes little-endian values of a data type; texts follow their 32-bit length.
 fn unpacked(bytes: &[u8], datatype: &str) -> Result<Values, String> {
     fn each<const SIZE: usize, T>(
         bytes: &[u8],
@@ -227,10 +227,10 @@ fn texts(mut bytes: &[u8]) -> Result<Vec<String>, String> {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(untagged)]
 pub enum OutputData {
-    /// Of INT64.
+    /// Values of type INT64.
     Integers(Vec<i64>),
-    /// Of FP32.
+    /// Values of type FP32.
     Numbers(Vec<f32>),
-    /// Of BYTES.
+    /// Values of type BYTES.
     Texts(Vec<String>),
 }

@@ -1,4 +1,4 @@
-//! The folder of a job: what it was begun with, and which of its units are done.
+//! The folder of a job: its terms, its input files, and which units are done.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write as _};
@@ -14,59 +14,59 @@ use sterling_snapshot::items::{RowFile, check_format};
 use sterling_storage::files::{self, Checksum, Unchanged};
 
 const JOB_FILE: &str = "_job.json";
-/// What a job is for: what is asked of every unit of it.
+/// Terms of a job, which apply to each of its units.
 pub trait Purpose: Clone + Serialize + DeserializeOwned {
-    /// The first thing in which others differ from these: what it is called, what it is here and what it is there.
+    /// Returns the first term that differs from the other's: its name, its value here and its value there.
     fn difference(&self, others: &Self) -> Option<(&'static str, String, String)>;
 }
 
-/// An input file.
+/// An input file of a job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Unit {
-    /// Its absolute path.
+    /// Absolute path of the file.
     pub input: PathBuf,
-    /// Its length and hash.
+    /// Length and hash of the file.
     pub sum: Checksum,
-    /// Columns that the folders it was found in give all of its rows.
+    /// Partition columns from folder names such as `day=2`, which apply to all rows.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub columns: Vec<(String, String)>,
 }
 
 impl Unit {
-    /// The file with the columns of its folders.
+    /// Returns the file with its partition columns.
     pub fn file(&self) -> RowFile {
         RowFile { path: self.input.clone(), columns: self.columns.clone() }
     }
 }
 
-/// Everything that the outputs of a job follow from.
+/// Everything that determines the outputs of a job; contents of `_job.json`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Job<T> {
     asked: T,
-    /// The input files in the order of their paths, each of which makes one output file.
+    /// Input files in order of their paths; each makes one output file.
     units: Vec<Unit>,
 }
 
-/// The folder that a job writes to.
+/// Folder of a job and its outputs.
 #[derive(Clone, Debug)]
 pub struct JobFolder<T> {
     root: PathBuf,
     job: Job<T>,
-    /// True where the inputs were hashed just now.
+    /// True if this process hashed the inputs when it created the job.
     is_new: bool,
 }
 
 impl<T: Purpose> JobFolder<T> {
-    /// Begins the job in a folder, or goes on with it where it was begun there. Of several that begin at once one writes what the
-    /// job is, and all others find it. Inputs are hashed by the one that begins; [`JobFolder::check_all`] and
-    /// [`JobFolder::check`] do it again. An input that is a folder is all files below it.
+    /// Creates a job in a folder, or resumes the job of that folder. If several processes start at once, one writes the job file
+    /// and the others read it. The process that creates the job hashes the inputs; [`JobFolder::check_all`] and
+    /// [`JobFolder::check`] hash them again. A folder among the inputs stands for all files below it.
     ///
     /// # Errors
-    /// `Conflict` with the first difference where another job was begun there; `Invalid` without inputs, where one stands
-    /// twice or beside the outputs, and as [`RowFile::below`]; `Unsupported` with the format of one that is not read; `NotFound` or `Io` with
-    /// the path. A job that could not be done is not begun.
+    /// `Conflict` with the first difference if the folder has another job. `Invalid` without inputs, if an input is listed twice
+    /// or overlaps the output folder, and as [`RowFile::below`]. `Unsupported` with an input format that cannot be read;
+    /// `NotFound` or `Io` with the path. No job is created after an error.
     pub fn open(root: &Path, asked: T, given: Vec<PathBuf>) -> Result<Self> {
         let mut inputs = Vec::with_capacity(given.len());
         let outputs = resolved(root)?;
@@ -125,17 +125,17 @@ impl<T: Purpose> JobFolder<T> {
         }
     }
 
-    /// The job that was begun in a folder, whatever it asks.
+    /// Opens the existing job of a folder and accepts any terms.
     ///
     /// # Errors
-    /// `NotFound` where none was; `Corrupt` or `Io`.
+    /// `NotFound` if there is none; `Corrupt` or `Io`.
     pub fn begun(root: &Path) -> Result<Self> {
         let job = read(&root.join(JOB_FILE))?;
         let job = job.ok_or_else(|| Error::not_found(format!("{}: no job was begun here", root.display())))?;
         Ok(JobFolder { root: root.into(), job, is_new: false })
     }
 
-    /// Refuses other terms than those that the job was begun with.
+    /// Rejects terms that differ from the job's.
     ///
     /// # Errors
     /// `Conflict` with the first difference.
@@ -143,25 +143,25 @@ impl<T: Purpose> JobFolder<T> {
         terms_differ(&self.job, asked).map_or(Ok(()), |difference| Err(another(&self.root, &difference)))
     }
 
-    /// The folder.
+    /// Returns the path of the folder.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// What is asked of every unit.
+    /// Returns the terms of the job.
     pub fn asked(&self) -> &T {
         &self.job.asked
     }
 
-    /// The input files, in the order of their paths.
+    /// Returns the input files in order of their paths.
     pub fn units(&self) -> &[Unit] {
         &self.job.units
     }
 
-    /// Looks whether all inputs hold what they held when the job was begun.
+    /// Verifies that no input has changed since the job was created.
     ///
     /// # Errors
-    /// As [`JobFolder::check`], of the first that does not.
+    /// As [`JobFolder::check`], for the first changed input.
     pub fn check_all(&self) -> Result<()> {
         match self.is_new {
             true => Ok(()),
@@ -169,11 +169,11 @@ impl<T: Purpose> JobFolder<T> {
         }
     }
 
-    /// Looks whether an input holds what it held when the job was begun. Whoever reads it then checks what comes back: that it still
-    /// does.
+    /// Verifies that an input has not changed since the job was created. After reading the input, the caller checks the returned
+    /// [`Unchanged`] to detect a change in the meantime.
     ///
     /// # Errors
-    /// `Conflict` where it does not; `NotFound` or `Io` with its path.
+    /// `Conflict` if the input changed; `NotFound` or `Io` with its path.
     pub fn check(&self, unit: usize) -> Result<Unchanged> {
         let Unit { input, sum, .. } = &self.job.units[unit];
         let before = Unchanged::of([input.as_path()])?;
@@ -192,22 +192,22 @@ impl<T: Purpose> JobFolder<T> {
         }
     }
 
-    /// What the outputs of a unit are called.
+    /// Returns the base name of a unit's output files.
     pub fn name(&self, unit: usize) -> String {
         let input = self.job.units[unit].input.to_string_lossy();
         format!("part-{unit:05}-{:016x}", xxh3_64(input.as_bytes()))
     }
 
-    /// What the output of a unit follows from, as its file says it.
+    /// Returns the JSON that identifies the job terms and the input of a unit; its output stores it as metadata.
     ///
     /// # Errors
-    /// `Internal` where it cannot be written.
+    /// `Internal` if it cannot be serialized.
     pub fn origin(&self, unit: usize) -> Result<String> {
         serde_json::to_string(&(&self.job.asked, &self.job.units[unit]))
             .map_err(|e| Error::internal(format!("job: {e}")))
     }
 
-    /// Removes what killed workers left behind of the job, of its units, and of other outputs of these names.
+    /// Removes temporary files that killed workers left: those of the job, of its units, and of the file names in `others`.
     ///
     /// # Errors
     /// `Io` with the folder.
@@ -216,7 +216,8 @@ impl<T: Purpose> JobFolder<T> {
         left.extend([".part-".into(), "._part-".into()]);
         for entry in fs::read_dir(&self.root).map_err(|e| Error::io(self.root.display(), e))?.flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
-            // Whoever still writes one finds the output there; another may have removed it before.
+            // Errors are ignored: another worker may have removed the file, and a worker that still writes it finds the final
+            // output in place.
             if left.iter().any(|start| name.starts_with(start)) {
                 let _ = fs::remove_file(entry.path()).or_else(|_| fs::remove_dir_all(entry.path()));
             }
@@ -225,7 +226,7 @@ impl<T: Purpose> JobFolder<T> {
     }
 }
 
-/// The path without links, of which the last names need not be there yet.
+/// Resolves symbolic links of a path whose last components may not exist yet.
 fn resolved(path: &Path) -> Result<PathBuf> {
     let found = match fs::canonicalize(path) {
         Err(e) if e.kind() == ErrorKind::NotFound => path::absolute(path),
@@ -255,7 +256,7 @@ fn read<T: Purpose>(path: &Path) -> Result<Option<Job<T>>> {
     }
 }
 
-/// Writes the file of a job, whole, unless another did so first; the job that is there then.
+/// Writes the job file atomically unless another process was first; returns the job that is then in place.
 fn create<T: Purpose>(path: &Path, job: Job<T>) -> Result<Job<T>> {
     let text = serde_json::to_vec_pretty(&job).map_err(|e| Error::internal(format!("job: {e}")))?;
     let whole = files::temporary(path);
@@ -264,13 +265,14 @@ fn create<T: Purpose>(path: &Path, job: Job<T>) -> Result<Job<T>> {
     let linked = fs::hard_link(&whole, path);
     let placed = match &linked {
         Err(e) if e.kind() != ErrorKind::AlreadyExists => {
-            // A file system without links: of two who begin different jobs at the same instant the outputs tell at the end.
+            // The file system has no hard links. If two processes create different jobs at the same instant, the metadata of the
+            // outputs reveal it at the end.
             fs::rename(&whole, path)
         }
         _ => fs::remove_file(&whole),
     };
     if let Err(e) = placed {
-        // Another's may stand, and whoever ended that job has removed this one.
+        // The file of another process may be in place, and the end of that job may have removed this temporary file.
         return read(path)?.ok_or_else(|| Error::io(path.display(), e));
     }
     let folder = path.parent().unwrap_or(Path::new("."));
@@ -281,7 +283,7 @@ fn create<T: Purpose>(path: &Path, job: Job<T>) -> Result<Job<T>> {
     }
 }
 
-/// What differs first between the job that was begun and what is asked for.
+/// Returns the first difference between the existing job and the requested one.
 fn difference<T: Purpose>(begun: &Job<T>, asked: &T, inputs: &[RowFile]) -> Result<Option<String>> {
     if let Some(difference) = terms_differ(begun, asked) {
         return Ok(Some(difference));
@@ -290,7 +292,7 @@ fn difference<T: Purpose>(begun: &Job<T>, asked: &T, inputs: &[RowFile]) -> Resu
         return Ok(Some(differ("number of inputs", &begun.units.len(), &inputs.len())));
     }
     for (unit, RowFile { path: input, .. }) in begun.units.iter().zip(inputs) {
-        // A job that was begun by an earlier release may name inputs by relative paths.
+        // Jobs created by an earlier release may name inputs by relative paths.
         if unit.input != *input && resolved(&unit.input).ok() != Some(resolved(input)?) {
             return Ok(Some(differ("input", &unit.input.display(), &input.display())));
         }

@@ -2,10 +2,11 @@
 
 use std::io::{BufRead, ErrorKind};
 
-/// Reads a line without its end, of which it keeps one byte more than `most`; the bytes that it went over, none at the end.
+/// Reads a line without its newline, and keeps at most `most + 1` bytes of it, so that the caller can detect a longer one.
+/// Returns the number of bytes consumed, 0 at the end of the input.
 ///
 /// # Errors
-/// What the reader says.
+/// Errors of the reader.
 pub fn next_line(file: &mut impl BufRead, line: &mut Vec<u8>, most: usize) -> std::io::Result<u64> {
     let mut read = 0;
     loop {

@@ -1,10 +1,11 @@
-//! Work over files that many workers share, without anybody who tells them what to do.
+//! Work over files that many workers share without a coordinator.
 //!
-//! 1. A *job* ([`JobFolder`]) is a folder, what is asked ([`Purpose`]), and a list of input files; it is written once, as `_job.json`, and
-//!    a run that asks for anything else is refused.
-//! 2. Each input file is a *unit*, whose outputs are named by it. They are written under another name, synced and renamed: an output is
-//!    there whole or not at all. So a run that was killed goes on where it was, and two that do the same unit write the same bytes.
-//! 3. Engines tell a worker the numbers of units by lines ([`serve`]); nobody passes rows.
+//! 1. A *job* ([`JobFolder`]) is a folder with terms ([`Purpose`]) and a list of input files. They are written once, as
+//!    `_job.json`; a run with other terms or inputs is rejected.
+//! 2. Each input file is a *unit*, which determines the names of its outputs. Outputs are written under a temporary name, synced
+//!    and renamed, so an output is either complete or absent. A killed run therefore resumes at its unfinished units, and two
+//!    workers that process the same unit write the same bytes.
+//! 3. A processing engine such as Spark sends unit numbers to a worker, one per line ([`serve`]); no rows pass through it.
 
 mod folder;
 mod lines;

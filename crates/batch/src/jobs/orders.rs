@@ -1,11 +1,11 @@
-//! The worker of an engine: numbers of units come in, a line each, and a line of JSON goes out for each.
+//! Worker protocol of processing engines: unit numbers on stdin, one per line, and one line of JSON per unit on stdout.
 //!
 //! | line in | line out |
 //! |---|---|
-//! | | first of all `{"ready": true, "units": 16}`: all is loaded, the job begun |
-//! | `2` | `{"unit": 2, "done": true, "counts": {..}}`, without `counts` where there was nothing to do |
-//! | what fails, or is no number of a unit | `{"unit": 2, "done": false, "code": "..", "retryable": false, "error": ".."}` |
-//! | nothing | nothing |
+//! | | first `{"ready": true, "units": 16}`: the model is loaded and the job is open |
+//! | `2` | `{"unit": 2, "done": true, "counts": {..}}`, without `counts` if the unit was already done |
+//! | a unit that fails, or an invalid number | `{"unit": 2, "done": false, "code": "..", "retryable": false, "error": ".."}` |
+//! | an empty line | none |
 
 use std::io::{BufRead, Write};
 
@@ -15,14 +15,13 @@ use serde_json::{Value, json};
 use super::lines::next_line;
 use sterling_core::error::{Error, Result};
 
-/// Longest line that comes in, in bytes.
 const ORDER_BYTES_MAX: usize = 64;
 
-/// Does the units that are named, of so many, until there are no more, or nobody reads what became of them. `run` does one and counts
-/// what it made; nothing where it was done.
+/// Processes units read from `from` (one number per line, below `units`) until its end, or until `to` is closed. `run` processes
+/// one unit and returns its counts, or `None` if it was already done.
 ///
 /// # Errors
-/// The first of what failed; `Io` where the lines cannot be read or written.
+/// The first error of a unit; `Io` if lines cannot be read or written.
 pub fn serve<C: Serialize>(
     units: usize,
     mut run: impl FnMut(usize) -> Result<Option<C>>,
@@ -61,10 +60,10 @@ pub fn serve<C: Serialize>(
     }
 }
 
-/// Refuses a number that none of so many units has.
+/// Rejects a unit number that is not below `units`.
 ///
 /// # Errors
-/// `Invalid` with those that there are.
+/// `Invalid` with the valid range.
 pub fn checked(unit: usize, units: usize) -> Result<usize> {
     match unit < units {
         true => Ok(unit),

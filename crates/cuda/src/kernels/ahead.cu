@@ -1,52 +1,53 @@
-// When a filtered search ends, as `crates/index/src/ivf/filtered.rs` and `crates/index/src/ivf/ahead.rs` say, a look at a time.
+// Termination check of filtered searches, as in `crates/index/src/ivf/filtered.rs` and `crates/index/src/ivf/ahead.rs`, one check
+// per launch.
 #include "digits.cuh"
 
-// What a search is judged by.
+// Termination criteria of a search.
 struct Judged {
-    double passing; // items that pass, scanned or not: an estimate
-    double left;    // of the best, how many may be expected ahead
-    u32 enough;     // survivors that must be found where a search ends by what the last lists brought
-    u32 found;      // and where by what is ahead; the score of the last of them is the threshold
-    u32 is_gain;    // whether a search ends by what the last lists brought, for want of margins
-    // Survivors that are enough after so many lists, whatever is ahead; 0 lists for none.
+    double passing; // estimated number of items that pass, scanned or not
+    double left;    // expected number of best items in unscanned lists at which it ends
+    u32 enough;     // survivors to find before a search may end by the yield of its last lists
+    u32 found;      // and before it may end by its unscanned lists; the score of the last of them is the threshold
+    u32 is_gain;    // whether a search ends by the yield of its last lists, for lack of score-residual quantiles
+    // Survivors that are enough after `suffices_at` lists, regardless of unscanned lists; 0 lists for none.
     u32 suffices, suffices_at;
-    u32 least; // survivors below which a search does not end by what is ahead
+    u32 least; // survivors below which a search does not end by its unscanned lists
 };
 
 #define RANGES 128u
 #define KINSHIP_MAX 3.0
 #define FOUND_MIN 10.0
 
-// What is known of a search so far.
+// State of a search.
 struct Sighted {
-    u64 ahead[RANGES]; // items of the lists in each range of scores that were not scanned
-    double scanned[RANGES]; // items that passed of those that were
+    u64 ahead[RANGES]; // items of unscanned lists in each range of list scores
+    double scanned[RANGES]; // passing items of scanned lists in each range
     u64 items_ahead;
-    u64 items_before; // at the last look
+    u64 items_before; // at the last check
     float low, step;
     u32 survivors_before, kept_before;
-    u32 threshold; // ordered; 0 while none is known
+    u32 threshold; // ordered key; 0 if unknown
     u32 unused;
 };
 
 struct LookArgs {
     const Judged* judged;   // [queries]
     Sighted* sighted;       // [queries]
-    const u32* looks;       // [rounds + 1, queries] after how many lists each look is
-    const double* gains;    // [rounds + 1, queries] what a chunk of lists must bring for a search to go on
-    const u32* list_keys;   // [queries, lists] ordered scores
+    const u32* looks;       // [rounds + 1, queries] number of lists before each check
+    const double* gains;    // [rounds + 1, queries] minimum yield of a chunk of lists for a search to continue
+    const u32* list_keys;   // [queries, lists] ordered keys
     const u32* order;       // [queries, stride] lists, best first
     const u32* lengths;     // [lists]
     const float* vectors;   // [queries, dimension]
-    const float* margins;   // [margin_count] rising
-    const u32* keys;        // [queries, room] ordered scores of candidates
+    const float* margins;   // [margin_count] ascending
+    const u32* keys;        // [queries, room] ordered keys of candidates
     const u32* counts;      // [queries]
     const u32* survivors;   // [queries]
-    u32* begins;            // [queries] the lists that were scanned last, and those that are next
+    u32* begins;            // [queries] range of the lists that were scanned last; then of the next ones
     u32* ends;
-    u64* items;             // [queries] of all lists that were scanned
+    u64* items;             // [queries] items of all scanned lists
     u32 round, lists, stride, dimension, margin_count, room;
-    float slope; // the share of its list's score that an item is expected to have
+    float slope; // regression slope of item score on list score
     u32 unused;
 };
 
@@ -55,7 +56,7 @@ DEVICE u32 range_of(float score, float low, float step) {
     return place > 0 ? min((u32)fminf(place, 1e6f), RANGES - 1) : 0;
 }
 
-// The share of items whose margin is larger, for a query of length 1: `Margins::share_above`.
+// Share of items with a larger score residual, for a query of length 1: `Margins::share_above`.
 DEVICE double share_above(const LookArgs& a, float margin) {
     const float least = 1.17549435e-38f;
     if (a.margin_count < 2) return 0.5;
@@ -76,7 +77,7 @@ DEVICE double share_above(const LookArgs& a, float margin) {
     return exp2(-(double)whole) * (1.0 - (double)__fadd_rn(halvings, -(float)whole) / 2.0);
 }
 
-// The length of a query. A whole warp.
+// Length of a query. Called by the complete warp.
 DEVICE float length_of(const LookArgs& a, u32 query) {
     float sum = 0;
     for (u32 d = lane_of(); d < a.dimension; d += 32) {
@@ -87,7 +88,8 @@ DEVICE float length_of(const LookArgs& a, u32 query) {
     return fmaxf(sqrtf(sum), 1.17549435e-38f);
 }
 
-// All lists are ahead. A whole block, which waits for itself before it reads what is seen; `items` are two more numbers than ranges.
+// Marks all lists as unscanned. Called by the complete block, which must reach a barrier before it reads the state; `items` has
+// two more numbers than there are ranges.
 DEVICE void begin(const LookArgs& a, u32 query, Sighted& seen, u32* extremes, u32* items) {
     const u32* keys = a.list_keys + (u64)query * a.lists;
     if (threadIdx.x == 0) {
@@ -111,7 +113,7 @@ DEVICE void begin(const LookArgs& a, u32 query, Sighted& seen, u32* extremes, u3
     __syncthreads();
     float least = unordered(extremes[0]);
     float step = fmaxf(__fdiv_rn(__fadd_rn(unordered(extremes[1]), -least), (float)RANGES), 1.17549435e-38f);
-    // Slots are numbers of 32 bits, and so are sums of items.
+    // Slots are 32-bit numbers, and so are sums of items.
     u32 all = 0;
     for (u32 n = threadIdx.x; n < a.lists; n += blockDim.x) {
         u32 length = a.lengths[n];
@@ -136,7 +138,8 @@ DEVICE void begin(const LookArgs& a, u32 query, Sighted& seen, u32* extremes, u3
     }
 }
 
-// How many items that pass are expected ahead above the threshold: `Ahead::expected`. A whole block; thread 0 has it.
+// Expected number of passing items in unscanned lists above the threshold: `Ahead::expected`. Called by the complete block;
+// thread 0 has the result.
 DEVICE double expected(const LookArgs& a, u32 query, const Sighted& seen, u32 survivors, double lately, double* terms) {
     double* past = terms + RANGES;
     float scale = length_of(a, query), threshold = unordered(seen.threshold);
@@ -162,12 +165,12 @@ DEVICE double expected(const LookArgs& a, u32 query, const Sighted& seen, u32 su
     return fmax(density, lately) * kinship * surprise * above;
 }
 
-// Looks whether each search goes on, and with which lists: a block a query.
+// Checks whether each search continues, and with which lists: one block per query.
 KERNEL(1024, look_ahead, LookArgs) {
     u32* histogram = (u32*)shared_memory();
     double* terms = (double*)(histogram + DESCENT_WORDS);
     u32* fresh = (u32*)(terms + 2 * RANGES); // items of the lists that were scanned last, in each range of scores
-    u32* scanned = fresh + RANGES;           // and all of them
+    u32* scanned = fresh + RANGES;           // and of all scanned lists
     u32* gained = scanned + 1;
     u32* extremes = gained + 1;
     u32 query = blockIdx.x, queries = gridDim.x, first = a.begins[query], done = a.ends[query];

@@ -1,15 +1,15 @@
-// The steps of dense programs, over all rows of several requests at a time.
+// Steps of dense graphs, over all rows of several requests at a time.
 #include "dense.cuh"
 
 struct MatricesArgs {
     Numbers left, right, out;
-    const u32* left_at; // [batch] where each matrix starts in a row
+    const u32* left_at; // [batch] offset of each matrix in a row
     const u32* right_at;
     const u32* counts;
     u32 batch, m, k, n;
 };
 
-// Products of matrices that differ from row to row: grid (parts, requests), a thread a number.
+// Products of matrices that differ from row to row: grid (parts, requests), one thread per number.
 KERNEL(256, product_of_matrices, MatricesArgs) {
     u64 each = (u64)a.batch * a.m * a.n, total = each * a.counts[blockIdx.y];
     for (u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x; at < total; at += (u64)gridDim.x * blockDim.x) {
@@ -66,7 +66,7 @@ DEVICE float binary(u32 f, float x, float y) {
 }
 
 struct MapArgs {
-    Numbers first, second; // the second of pairs
+    Numbers first, second; // second operand of binary functions
     Numbers out;
     const u32* counts;
     u32 function, outer, inner, unused;
@@ -76,7 +76,7 @@ DEVICE float operand(const Numbers& of, u32 request, u32 row, u32 outer, u32 inn
     return row_at(of, request, row)[(u64)outer * of.outer + inner * of.inner];
 }
 
-// What each number becomes: grid (parts, requests).
+// Applies a unary function: grid (parts, requests).
 KERNEL(256, map_one, MapArgs) {
     u64 each = (u64)a.outer * a.inner, total = each * a.counts[blockIdx.y];
     for (u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x; at < total; at += (u64)gridDim.x * blockDim.x) {
@@ -86,7 +86,7 @@ KERNEL(256, map_one, MapArgs) {
     }
 }
 
-// What each pair becomes: grid (parts, requests).
+// Applies a binary function: grid (parts, requests).
 KERNEL(256, map_two, MapArgs) {
     u64 each = (u64)a.outer * a.inner, total = each * a.counts[blockIdx.y];
     for (u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x; at < total; at += (u64)gridDim.x * blockDim.x) {
@@ -97,7 +97,7 @@ KERNEL(256, map_two, MapArgs) {
     }
 }
 
-// The function of two numbers by which a fold goes on, and what it starts with: sum, maximum, minimum.
+// Binary function and initial value of a reduction: sum, maximum, minimum.
 DEVICE u32 fold_of(u32 fold) {
     return fold == 0 ? SUM_OF : fold == 1 ? MAX_OF : MIN_OF;
 }
@@ -112,7 +112,7 @@ DEVICE float fold_lanes(u32 f, float folded) {
     return folded;
 }
 
-// Sum, maximum or minimum of runs of `inner` numbers, a warp each: grid (parts, requests).
+// Reduces runs of `inner` numbers by sum, maximum or minimum, one warp per run: grid (parts, requests).
 KERNEL(256, fold_runs, MapArgs) {
     u32 f = fold_of(a.function);
     u64 total = (u64)a.outer * a.counts[blockIdx.y];
@@ -126,21 +126,22 @@ KERNEL(256, fold_runs, MapArgs) {
     }
 }
 
-// A fold of the numbers beside keys.
+// Reduction of the numbers next to keys.
 struct EqualFold {
     Numbers values;
     u32 function, unused[3];
 };
 
 struct EqualArgs {
-    Numbers key, keys; // a key of each row; keys of a request
-    Numbers out;       // a number of each fold
+    Numbers key, keys; // one key per row; keys of a request
+    Numbers out;       // one number per reduction
     EqualFold folds[4];
     const u32* counts;
     u32 fold_count, count;
 };
 
-// Folds of numbers, each times 1 where the key beside it is the row's and times 0 elsewhere, a warp a row: grid (parts, requests).
+// Masked reductions: each number times 1 if its key equals the row's key, and times 0 otherwise. One warp per row: grid (parts,
+// requests).
 KERNEL(256, fold_equal, EqualArgs) {
     for (u64 row = (u64)blockIdx.x * warps_of() + warp_of(); row < a.counts[blockIdx.y]; row += (u64)gridDim.x * warps_of()) {
         float key = *row_at(a.key, blockIdx.y, (u32)row);
@@ -169,12 +170,13 @@ struct ChainArgs {
     Numbers reads[24];
     Numbers out;
     const u32* counts;
-    u32 links[24]; // function, first and second register, and whether there are two: a byte each
-    u32 kept[24];  // the registers that are numbers of the result
+    u32 links[24]; // one byte each: function, first and second register, and whether it is binary
+    u32 kept[24];  // registers that are numbers of the result
     u32 read_count, link_count, kept_count, unused;
 };
 
-// Element-wise work on single numbers of a row, a thread a row: grid (parts, requests). Register n of a thread is shared[n, thread].
+// Element-wise functions on single numbers of a row, one thread per row: grid (parts, requests). Register n of a thread is
+// shared[n, thread].
 KERNEL(128, chain, ChainArgs) {
     float* registers = (float*)shared_memory() + threadIdx.x;
     for (u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x; at < a.counts[blockIdx.y]; at += (u64)gridDim.x * blockDim.x) {
@@ -192,14 +194,14 @@ KERNEL(128, chain, ChainArgs) {
 
 struct PickArgs {
     Numbers from, out;
-    const u32* index; // number n of a row is number index[n] of it; null: as they lie
-    const u32* rows;  // row n is row rows[n]; null: as they lie
+    const u32* index; // number n of a row is number index[n] of it; null: number n
+    const u32* rows;  // row n is row rows[n]; null: row n
     const u32* counts;
-    // Runs of `count` numbers that come to lie `stride` apart from number `first` on.
+    // Runs of `count` numbers, written `stride` apart from number `first` on.
     u32 runs, count, stride, first;
 };
 
-// Transposes, slices, expands, gathers, and puts side by side: grid (parts, requests).
+// Copies numbers: transpose, slice, expand, gather and concatenate. Grid (parts, requests).
 KERNEL(256, pick, PickArgs) {
     u64 each = (u64)a.runs * a.count, total = each * a.counts[blockIdx.y];
     for (u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x; at < total; at += (u64)gridDim.x * blockDim.x) {

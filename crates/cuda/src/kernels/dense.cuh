@@ -1,8 +1,8 @@
-// Where the numbers and the factors of dense programs lie.
+// Addresses of the numbers and factors of dense graphs.
 #pragma once
 #include "platform.cuh"
 
-// Numbers of a step: those of a request start `request` after those of the one before, 0 where all share them.
+// Strided numbers of a step: consecutive requests are `request` numbers apart; 0 if all share them.
 struct Numbers {
     float* at;
     u64 request;
@@ -13,7 +13,7 @@ DEVICE const float* row_at(const Numbers& of, u32 request, u32 row) {
     return of.at + request * of.request + (u64)row * of.row;
 }
 
-// A factor of a product: rows of `depth` and a matrix in panels of 32 columns.
+// Factor of a product: rows of `depth` numbers, and a matrix in panels of 32 columns.
 struct Factor {
     Numbers rows, matrix;
     u32 depth, row_stride, panel_stride, unused;
@@ -21,8 +21,8 @@ struct Factor {
 
 struct ProductOfArgs {
     Factor parts[16];
-    Numbers bias; // a null address where there is none
+    Numbers bias; // null address for none
     Numbers out;
-    const u32* counts; // [requests] rows of each
+    const u32* counts; // [requests] number of rows
     u32 part_count, runs, columns, is_rectified;
 };

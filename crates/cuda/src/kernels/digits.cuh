@@ -1,20 +1,20 @@
-// The K-th largest of many numbers, digit by digit.
+// Radix search of the K-th largest of many numbers, digit by digit.
 #pragma once
 #include "platform.cuh"
 
 #define DIGIT_BITS 11u
 #define DIGITS (1u << DIGIT_BITS)
-// Numbers of shared memory that a descent takes: a histogram, and what its warps and `reached` found.
+// Words of shared memory of a search: a histogram, and the results of its warps and of `reached`.
 #define DESCENT_WORDS (DIGITS + 36u)
 
-// The lowest bit of a digit, and how many bits it has: 11, 11 and the last 10 of a key.
+// Lowest bit and width of each digit of a key: 11, 11 and the last 10 bits.
 DEVICE void digit_at(i32 shift, u32& low, u32& bits) {
     low = (u32)max(shift, 0);
     bits = (u32)((i32)DIGIT_BITS + min(shift, 0));
 }
 
-// Finds the digit at which `wanted` items are reached, from the top digit down or from the lowest one up. A whole block,
-// which comes to a barrier before `sums` is written again.
+// Finds the digit at which `wanted` items are reached, from the top digit down or from the lowest one up. Called by the complete
+// block, which must reach a barrier before `sums` is written again.
 DEVICE u32 reached(const u32* histogram, u32* sums, u32& wanted, bool from_top) {
     u32 each = DIGITS / blockDim.x, first = threadIdx.x * each, sum = 0;
     for (u32 n = first; n < first + each; n++) sum += histogram[from_top ? DIGITS - 1 - n : n];
@@ -45,10 +45,10 @@ DEVICE void clear(u32* histogram) {
     __syncthreads();
 }
 
-// Keys of a thread that are under way together.
+// Number of keys that a thread loads together.
 #define KEYS_AHEAD 4u
 
-// Counts the digits of each so many-th key for which something holds.
+// Counts the digits of every `stride`-th key for which a condition holds.
 template <class Holds>
 DEVICE void count_digits(const u32* keys, u32 first, u32 stride, u32 count, u32* histogram, Holds holds, u32 low, u32 bits) {
     for (u32 n = first; n < count; n += KEYS_AHEAD * stride) {
@@ -61,8 +61,8 @@ DEVICE void count_digits(const u32* keys, u32 first, u32 stride, u32 count, u32*
     }
 }
 
-// The `wanted`-th largest of some keys, of which there are as many; `wanted` becomes how many of those that equal it are
-// wanted. A whole block.
+// Returns the `wanted`-th largest of at least that many keys; `wanted` becomes the number of its equals that are needed. Called
+// by the complete block.
 DEVICE u32 kth(const u32* keys, u32 count, u32& wanted, u32* histogram) {
     u32 last = 0, decided = 0;
     for (i32 shift = 21; shift >= -1; shift -= 11) {

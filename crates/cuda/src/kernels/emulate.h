@@ -1,14 +1,14 @@
-// Runs kernels on a host processor: what CUDA gives a kernel, for g++ on x86-64.
+// Runs kernels on a host processor: provides what CUDA provides to a kernel, for g++ on x86-64.
 //
-// Each thread of a block is a fiber. The threads of a warp, the warps of a block and the blocks of a grid take turns in an
-// order that a seed chooses; threads lose their turn at every shuffle, vote, barrier and now and then at an atomic. In some
-// blocks all warps get their turns, in others a warp runs as long as it can while those behind it starve. Shared
-// memory is filled with a pattern before each block, and allocated for each block, so that an address sanitizer sees what
-// leaves it. What a device would hang or be undefined at is an error that names the kernel: a barrier that not all threads
-// reach, a warp operation whose lanes differ, a shuffle from a lane that takes no part.
+// Each thread of a block is a fiber. The threads of a warp, the warps of a block and the blocks of a grid are scheduled in an
+// order that a seed determines; threads yield at every shuffle, vote and barrier, and sometimes at an atomic. In some blocks all
+// warps are scheduled fairly, in others a warp runs as long as it can while later ones starve. Shared memory is filled with a
+// pattern before each block, and allocated per block, so that an address sanitizer detects accesses beyond it. Undefined
+// behaviour and deadlocks of a device are errors that name the kernel: a barrier that some threads miss, a warp operation whose
+// lanes differ, a shuffle from an inactive lane.
 //
-// Not seen here: the order of memory between blocks, races inside a stretch without any of those points (beyond the order
-// of turns), bank conflicts, alignment traps, occupancy, and speed.
+// Not detected: memory ordering between blocks, races between two scheduling points (beyond the random order), bank conflicts,
+// alignment traps, occupancy, and speed.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -50,12 +50,12 @@ namespace emu {
 
 enum class State : uint8_t { Ready, AtWarp, AtBlock, Done };
 
-// What a lane brings to an operation of its warp.
+// Operand of a lane in a warp operation.
 struct Slot {
     uint64_t words[6];
 };
 
-// Four words that a thread asked for and that are not in shared memory yet.
+// Four words of a pending asynchronous copy to shared memory.
 struct Coming {
     uint32_t* to;
     const uint32_t* from;
@@ -71,25 +71,25 @@ struct Fiber {
     State state;
     uint32_t mask;
     const char* operation;
-    Slot brought;  // what this lane brings to the operation that it waits in
-    Slot given;    // what it brought to the last one that all its lanes have reached
+    Slot brought;  // operand of this lane in the operation that it waits in
+    Slot given;    // its operand in the last operation that all its lanes have reached
     Fiber* warp;
 };
 
-// Not a power of two: stacks that far apart would all take the same sets of the caches.
+// Not a power of two: stacks at such distances would all map to the same cache sets.
 constexpr size_t STACK_BYTES = (64 << 10) + 320;
 constexpr unsigned THREADS_MAX = 1024;
 
-// Multiply-adds that are counted.
+// Counters of multiply-adds.
 enum Operation { DP4A, TENSOR_INT8, TENSOR_BF16, TENSOR_TF32, SINGLE, OPERATIONS };
 
-// Memory of the host that kernels may read.
+// Host memory that kernels may read.
 struct Host {
-    const uint64_t (*runs)[2]; // where each begins and ends
+    const uint64_t (*runs)[2]; // start and end of each range
     size_t count;
 };
 
-// A block at work. One a host thread.
+// Running block, one per host thread.
 struct Machine {
     uint64_t operations[OPERATIONS];
     dim3 block_dim, grid_dim, block;
@@ -146,7 +146,8 @@ template <class T> inline void bring(const T& value) {
     static_assert(sizeof(T) <= sizeof(Slot), "a slot holds 48 bytes");
     std::memcpy(&machine->current->brought, &value, sizeof(T));
 }
-// What a lane has brought to the operation that was just met. It stays until the next one is, which is after every lane's turn.
+// Operand of a lane in the operation that was just completed. It stays valid until the next one, which follows after every lane's
+// turn.
 template <class T> inline T given(unsigned lane) {
     T value;
     std::memcpy(&value, &machine->current->warp[lane].given, sizeof(T));
@@ -160,7 +161,7 @@ template <class T> inline T shuffle(uint32_t mask, T value, int from, const char
     return from < 0 ? value : given<T>(unsigned(from & 31));
 }
 
-// Now and then another thread runs between two atomics.
+// Sometimes another thread runs between two atomics.
 inline void perhaps_rest() {
     if (machine->random(8) == 0) rest();
 }
@@ -171,7 +172,7 @@ inline void entry() {
     for (;;) rest();
 }
 
-// Releases the lanes of a warp that all wait in one operation. Returns whether any were.
+// Releases the lanes of a warp that all wait in one operation. Returns whether there were any.
 inline bool release_warp(Fiber* warp, unsigned lanes) {
     Machine& m = *machine;
     uint32_t waiting = 0;
@@ -201,7 +202,7 @@ inline bool release_warp(Fiber* warp, unsigned lanes) {
     return any;
 }
 
-// A turn of every lane of a warp that can have one. Returns whether any could.
+// Runs every runnable lane of a warp once. Returns whether there was one.
 inline bool run_warp(Fiber* warp, unsigned lanes) {
     Machine& m = *machine;
     bool moved = false;
@@ -240,7 +241,7 @@ inline void run_block() {
     std::vector<unsigned> order(warps);
     for (unsigned w = 0; w < warps; w++) order[w] = w;
     for (unsigned w = warps; w > 1; w--) std::swap(order[w - 1], order[m.random(w)]);
-    // Whether the first warp that can move does so, and all behind it wait until it cannot.
+    // Whether the first runnable warp runs alone, while later ones wait until it blocks.
     bool starves = m.random(2);
     std::vector<bool> stuck(warps, false);
     for (;;) {
@@ -419,13 +420,13 @@ template <class T> static inline T atomicOr(T* p, T value) {
     return old;
 }
 
-// A value that other blocks may be changing.
+// Reads a value that other blocks may be changing.
 template <class T> static inline T fresh(const T* p) {
     emu::perhaps_rest();
     return *p;
 }
 
-// Four unsigned by four signed bytes, added to a sum.
+// Adds the products of four unsigned and four signed bytes to a sum.
 static inline int sum4(unsigned codes, unsigned query, int sum) {
     for (int i = 0; i < 32; i += 8) sum += int(codes >> i & 0xff) * int(int8_t(query >> i & 0xff));
     return sum;
@@ -435,13 +436,13 @@ static inline int dot4(unsigned codes, unsigned query, int sum) {
     return sum4(codes, query, sum);
 }
 
-// What a lane brings to a product of matrices, as the PTX manual lays it out: rows of the left and columns of the right one.
+// Fragment of a lane in a matrix product, in the layout of the PTX manual: rows of the left and columns of the right matrix.
 struct Fragment {
     unsigned a[4], b[2];
 };
 
-// A product of a warp into 16 by 8 results, four a lane. `add` adds to a result of the upper or lower half what the four lanes of its
-// row and the four of its column have brought.
+// Matrix product of a warp with 16 by 8 results, four per lane. `add` accumulates a result of the upper or lower half from the
+// fragments of the four lanes of its row and the four of its column.
 template <class T, class Add>
 static inline void mma(const char* name, T (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2], Add add) {
     Fragment mine;
@@ -462,7 +463,7 @@ static inline void mma(const char* name, T (&c)[4], const unsigned (&a)[4], cons
 
 // mma.m16n8k32 of unsigned by signed bytes.
 static inline void mma_u8_s8(int (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
-    // Of 16 * 8 * 32 a lane's share.
+    // Share of a lane in 16 * 8 * 32.
     emu::machine->operations[emu::TENSOR_INT8] += 128;
     mma("mma.m16n8k32", c, a, b, [](int sum, const Fragment* row, const Fragment* column, unsigned lower) {
         for (unsigned k = 0; k < 4; k++) {
@@ -473,7 +474,7 @@ static inline void mma_u8_s8(int (&c)[4], const unsigned (&a)[4], const unsigned
     });
 }
 
-// mma.m16n8k16 of bf16 by bf16. A card sums in an order of its own.
+// mma.m16n8k16 of bf16 by bf16. A GPU sums in a different order.
 static inline void mma_bf16(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
     emu::machine->operations[emu::TENSOR_BF16] += 64;
     mma("mma.m16n8k16", c, a, b, [](float sum, const Fragment* row, const Fragment* column, unsigned lower) {
@@ -486,7 +487,7 @@ static inline void mma_bf16(float (&c)[4], const unsigned (&a)[4], const unsigne
     });
 }
 
-// mma.m16n8k8 of TF32 by TF32: what is behind eleven bits of a number is not read, and sums are cut off, as cards do.
+// mma.m16n8k8 of TF32 by TF32: ignores the bits of a number beyond the first eleven, and truncates sums, as GPUs do.
 static inline void mma_tf32(float (&c)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
     emu::machine->operations[emu::TENSOR_TF32] += 32;
     mma("mma.m16n8k8", c, a, b, [](float sum, const Fragment* row, const Fragment* column, unsigned lower) {
@@ -500,7 +501,7 @@ static inline void mma_tf32(float (&c)[4], const unsigned (&a)[4], const unsigne
     });
 }
 
-// IEEE half precision to single.
+// Converts IEEE half precision to single.
 static inline float half_to_float(unsigned short h) {
     unsigned sign = unsigned(h & 0x8000) << 16, exponent = h >> 10 & 31, mantissa = h & 1023;
     if (exponent == 31) return __uint_as_float(sign | 0x7f800000u | mantissa << 13);

@@ -12,7 +12,7 @@ thread_local Machine* machine = nullptr;
 static thread_local std::string failure;
 } // namespace emu
 
-// Saves what a call keeps on the stack, and goes on with another stack.
+// Saves the callee-saved registers on the stack, and switches to another stack.
 __asm__(".text\n"
         ".globl emu_switch\n"
         ".type emu_switch,@function\n"
@@ -54,7 +54,7 @@ namespace worth {
 #include "value.cu"
 }
 
-// Runs a kernel over a grid, and adds up its multiply-adds of each kind. Returns null, or why it failed.
+// Runs a kernel over a grid, and counts its multiply-adds by kind. Returns null, or the reason of a failure.
 extern "C" const char* emu_launch(const char* name, const unsigned* grid, unsigned threads, size_t shared_bytes,
                                   const void* arguments, size_t argument_bytes, emu::Host host,
                                   unsigned long long seed, unsigned long long* operations) {
@@ -68,7 +68,7 @@ extern "C" const char* emu_launch(const char* name, const unsigned* grid, unsign
         return fails("its arguments take " + std::to_string(found->second.argument_bytes) + " bytes, got " +
                      std::to_string(argument_bytes));
     }
-    // Whoever calls has held the launch against the limits of a device.
+    // The caller has checked the launch against the limits of a device.
     uint64_t blocks = uint64_t(grid[0]) * grid[1] * grid[2];
     static thread_local emu::Machine machine;
     if (!machine.stacks) {
@@ -87,7 +87,7 @@ extern "C" const char* emu_launch(const char* name, const unsigned* grid, unsign
     machine.seed = seed * 0x9E3779B97F4A7C15ull | 1;
     machine.failure.clear();
     std::memset(machine.operations, 0, sizeof machine.operations);
-    // Blocks in an order of their own: every so many-th, from one that the seed chooses.
+    // Varies the order of blocks: every `step`-th, from a start that the seed determines.
     uint64_t step = blocks > 2 ? 1 + 2 * machine.random(unsigned(blocks < 4096 ? blocks / 2 : 2048)) : 1;
     while (true) {
         uint64_t a = step, b = blocks;
@@ -102,7 +102,7 @@ extern "C" const char* emu_launch(const char* name, const unsigned* grid, unsign
     uint64_t at = machine.random(unsigned(blocks < 1u << 30 ? blocks : 1u << 30));
     for (uint64_t n = 0; n < blocks && machine.failure.empty(); n++, at = (at + step) % blocks) {
         machine.block = dim3{unsigned(at % grid[0]), unsigned(at / grid[0] % grid[1]), unsigned(at / grid[0] / grid[1])};
-        // Just these bytes, for a sanitizer to see what leaves them.
+        // Allocates exactly this size, so that a sanitizer detects accesses beyond it.
         void* shared = nullptr;
         if (posix_memalign(&shared, 16, shared_bytes ? shared_bytes : 1)) return fails("no memory for its blocks");
         machine.shared = static_cast<unsigned char*>(shared);
@@ -113,21 +113,21 @@ extern "C" const char* emu_launch(const char* name, const unsigned* grid, unsign
     }
     for (unsigned kind = 0; kind < emu::OPERATIONS; kind++) operations[kind] += machine.operations[kind];
     if (machine.failure.empty()) return nullptr;
-    // Threads that a failure stopped leave what a sanitizer holds of their variables on stacks that others have next.
+    // Threads that a failure stopped leave the sanitizer's marks of their variables on stacks that are reused.
 #ifdef __SANITIZE_ADDRESS__
     ASAN_UNPOISON_MEMORY_REGION(machine.stacks, emu::STACK_BYTES * emu::THREADS_MAX);
 #endif
     return fails(machine.failure);
 }
 
-// Memory of just these bytes, for a sanitizer to see what leaves it.
+// Allocates exactly this size, so that a sanitizer detects accesses beyond it.
 extern "C" void* emu_alloc(size_t bytes) {
     void* memory = malloc(bytes ? bytes : 1);
-    // Not zeros: a kernel that reads what nobody wrote must show.
+    // Not zeros: a kernel that reads uninitialised memory must fail.
     if (memory) std::memset(memory, 0xCD, bytes);
     return memory;
 }
-// What is freed is neither what it was nor plausible: a kernel that still reads it must show.
+// Freed memory is overwritten with an implausible pattern: a kernel that still reads it must fail.
 extern "C" void emu_poison(void* memory, size_t bytes) {
 #ifdef __SANITIZE_ADDRESS__
     ASAN_POISON_MEMORY_REGION(memory, bytes);

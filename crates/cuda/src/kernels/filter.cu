@@ -1,9 +1,10 @@
-// Filters: programs over bit planes, 64 items a word and a word a thread; what planes only suspect is looked up.
+// Filters: programs over Bloom planes and posting lists, with 64 items per word and one word per thread; items that planes only
+// suspect are checked exactly.
 #include "platform.cuh"
 
 #define NO_PLANE 0xffffffffu
 
-// A step of a program. Those of words stand in `crates/index/src/filter/program.rs`; those of items push one bit.
+// Step of a program. Steps over words are those of `crates/index/src/filter/program.rs`; steps over items push one bit.
 enum Operation {
     EVERY, NONE, PUSH, KEEP, ADD, BLOOM, NUMBER, COMPARE, AND, OR,
     HAS_TERM, HOLDS
@@ -13,11 +14,11 @@ struct FilterStep {
     u32 operation, is_negated;
     u32 plane;  // PUSH, KEEP, ADD
     u32 column; // NUMBER, COMPARE, HAS_TERM, HOLDS
-    // NUMBER: its runs of planes, sure ones first. HAS_TERM: its codes, ascending.
+    // NUMBER: its value ranges of planes, sure ones first. HAS_TERM: its codes, ascending.
     u32 first, count, sure;
-    // Of a comparison: 0 to 5 as in `crates/index/src/columns/operator.rs`, or 6 for ranges of codes.
+    // Operator of a comparison: 0 to 5 as in `crates/index/src/columns/operator.rs`, or 6 for ranges of codes.
     u32 comparison;
-    // BLOOM: the hash. A comparison: the number, or two ranges [low, high) of codes, low halves first.
+    // BLOOM: the hash. Comparison: the number, or two ranges [low, high) of codes, low halves first.
     u64 x, y;
 };
 
@@ -27,12 +28,12 @@ struct FilterColumn {
     const double* floats; // [slots], or null
 };
 
-// A filter, and where the words of what passes it go.
+// Filter, and the destination of its bitmap.
 struct FilterProgram {
     const FilterStep* steps;
-    const FilterStep* checks; // what an item must hold where words are not the truth
-    const u32* runs;          // pairs: a plane, and the one before or NO_PLANE
-    const u32* codes;         // of HAS_TERM
+    const FilterStep* checks; // exact check of items, if the words are not exact
+    const u32* runs;          // pairs: a plane, and its predecessor or NO_PLANE
+    const u32* codes;         // for HAS_TERM
     const u64* every;         // [words]
     u64* out;                 // [words]
     u32 step_count, check_count;
@@ -72,7 +73,7 @@ DEVICE double number_of(u64 bits) {
 #endif
 }
 
-// Whether a comparison holds for any value of a slot.
+// Returns whether a comparison holds for any value of a slot.
 DEVICE bool compares(const FilterStep& step, const FilterColumn& column, u32 slot) {
     if (step.comparison < 6) return number_holds(step.comparison, column.floats[slot], number_of(step.x));
     for (u32 n = column.offsets[slot]; n < column.offsets[slot + 1]; n++) {
@@ -96,7 +97,7 @@ DEVICE bool has_term(const FilterStep& step, const u32* wanted, const FilterColu
     return false;
 }
 
-// Whether an item passes, exactly.
+// Returns whether an item passes, exactly.
 DEVICE bool passes(const FilterArgs& a, const FilterProgram& program, u32 slot) {
     u64 stack = 0;
     for (u32 n = 0; n < program.check_count; n++) {
@@ -113,7 +114,7 @@ DEVICE bool passes(const FilterArgs& a, const FilterProgram& program, u32 slot) 
     return stack & 1;
 }
 
-// The asked items of a word for which a comparison, or its opposite, holds.
+// Returns which of the requested items of a word satisfy a comparison or its complement.
 DEVICE u64 holding(const FilterArgs& a, const FilterStep& step, u32 word, u64 asked) {
     u64 held = 0;
     for (u64 left = asked; left; left &= left - 1) {
@@ -129,13 +130,13 @@ DEVICE u64 run_of(const FilterArgs& a, const FilterProgram& program, u32 run, u3
     return earlier == NO_PLANE ? bits : bits & ~a.planes[(u64)earlier * a.words + word];
 }
 
-// The plane of a step that reads one; the next step's is under way while a step is done.
+// Loads the plane of a step; the load of the next step runs during the current one.
 DEVICE u64 plane_of(const FilterArgs& a, const FilterProgram& program, u32 step, u32 word) {
     if (step >= program.step_count || program.steps[step].plane == NO_PLANE) return 0;
     return a.planes[(u64)program.steps[step].plane * a.words + word];
 }
 
-// The eligible items of a word. `stack` is the thread's own part of [depth, threads].
+// Returns the eligible items of a word. `stack` is the thread's own part of [depth, threads].
 DEVICE u64 eligible(const FilterArgs& a, const FilterProgram& program, u32 word, u64* stack) {
     u64 top = 0, every = program.every[word], ahead = plane_of(a, program, 0, word);
     u32 height = 0;
@@ -187,7 +188,7 @@ DEVICE u64 eligible(const FilterArgs& a, const FilterProgram& program, u32 word,
     return top;
 }
 
-// What passes each filter of all lists: grid (parts, filters), a thread a word.
+// Evaluates each filter over all lists: grid (parts, filters), one thread per word.
 KERNEL(256, filter_words, FilterArgs) {
     u64* stack = (u64*)shared_memory() + threadIdx.x;
     const FilterProgram program = a.programs[blockIdx.y];
@@ -200,13 +201,14 @@ KERNEL(256, filter_words, FilterArgs) {
 struct FilterListsArgs {
     FilterArgs of;
     const u32* filters; // [queries], or NO_FILTER
-    const u32* order;   // [queries, stride] lists: those of query q from begins[q], or from the first, up to ends[q]
+    const u32* order;   // [queries, stride] lists: those of query q from begins[q], or from the first, to ends[q]
     const u32* begins;
     const u32* ends;
     u32 stride, unused;
 };
 
-// What passes the filter of each query of its next lists: grid (parts, queries), a warp a list. Queries of one filter write the same words.
+// Evaluates the filter of each query over its next lists: grid (parts, queries), one warp per list. Queries with the same filter
+// write the same words.
 KERNEL(256, filter_lists, FilterListsArgs) {
     u64* stack = (u64*)shared_memory() + threadIdx.x;
     u32 query = blockIdx.y, filter = a.filters[query];

@@ -1,19 +1,19 @@
-// What several queries of a request found becomes one list of candidates.
+// Merges the candidates of several queries of a request into one list.
 #include "platform.cuh"
 
 struct MergeArgs {
-    const u32* slots;     // [requests, queries, stride], of each query the highest slot first
-    const u32* keys;      // the same of their ordered scores
+    const u32* slots;     // [requests, queries, stride], sorted by descending slot per query
+    const u32* keys;      // their ordered keys
     const u32* counts;    // [requests, queries]
     const float* weights; // [queries]
     u32* slots_out;       // [requests, stride_out]
     u32* keys_out;
-    u32* counts_out; // [requests], 0 before
+    u32* counts_out; // [requests], initially 0
     u32 queries, stride, stride_out;
-    u32 needs_all; // whether all queries must have found an item, whose scores are added then; else the largest counts
+    u32 needs_all; // whether an item must be a candidate of all queries, with added scores; otherwise the largest score counts
 };
 
-// The place of a slot among descending ones; `count` where it is not there.
+// Returns the index of a slot among descending ones; `count` if it is missing.
 DEVICE u32 place_of(const u32* slots, u32 count, u32 slot) {
     u32 low = 0, high = count;
     while (low < high) {
@@ -24,7 +24,7 @@ DEVICE u32 place_of(const u32* slots, u32 count, u32 slot) {
     return low < count && slots[low] == slot ? low : count;
 }
 
-// Each item once, with one score: grid (parts, requests x queries), a thread an item that a query found.
+// Writes each distinct item with one score: grid (parts, requests x queries), one thread per candidate of a query.
 KERNEL(256, merge_queries, MergeArgs) {
     u32 request = blockIdx.y / a.queries, own = blockIdx.y % a.queries, count = a.counts[blockIdx.y];
     u32 whole = (count + 31) / 32 * 32;
@@ -37,7 +37,7 @@ KERNEL(256, merge_queries, MergeArgs) {
             u64 row = (u64)request * a.queries + query, base = row * a.stride;
             u32 at = query == own ? n : place_of(a.slots + base, a.counts[row], slot);
             if (at == a.counts[row]) continue;
-            // The first query that found an item speaks for it.
+            // Only the first query with an item writes it.
             if (query < own) stays = false;
             float weighted = finite(__fmul_rn(a.weights[query], unordered(a.keys[base + at])));
             score = found == 0 ? weighted : a.needs_all ? __fadd_rn(score, weighted) : fmaxf(score, weighted);

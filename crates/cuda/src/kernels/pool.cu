@@ -1,13 +1,13 @@
-// Pooled embedding bags: one warp a bag, rows of every format; how rows come to the device, and results to the host.
+// Embedding bags: one warp per bag, for rows of every format; also uploads of rows to their places, and downloads of results.
 #include "platform.cuh"
 
 struct PoolArgs {
     const u8* rows;
-    const i64* ids;       // rows of all bags; a negative one adds nothing
+    const i64* ids;       // rows of all bags; negative ids add nothing
     const u32* offsets;   // [bags + 1]
-    const float* weights; // one an id, or null
-    float* sums;          // [bags, stride], of which columns `column` .. `column + width` are written
-    const u8* staged;     // rows that came with the ids: id `resident + n` is the n-th of them
+    const float* weights; // one per id, or null
+    float* sums;          // [bags, stride], of which columns `column` to `column + width` are written
+    const u8* staged;     // rows uploaded with the ids: id `resident + n` is the n-th of them
     u64 resident;
     u32 bags, width, row_bytes, stride, column;
     u32 is_mean;
@@ -15,20 +15,21 @@ struct PoolArgs {
 
 enum RowFormat { F32, F16, BF16, INT8, INT4, INT2 };
 
-// Numbers that are read together.
+// Number of adjacent numbers that are read together.
 #define EACH 4u
 
-// Bits of a stored number.
+// Bits per stored number.
 template <int FORMAT> DEVICE constexpr u32 bits_of() {
     return FORMAT == F32 ? 32 : FORMAT == F16 || FORMAT == BF16 ? 16 : FORMAT == INT8 ? 8 : FORMAT == INT4 ? 4 : 2;
 }
 
-// Four numbers of a row as they are stored, side by side.
+// Four adjacent numbers of a row in storage format.
 struct Stored {
     u32 words[EACH];
 };
 
-// Reads them from column `first` on. Rows that are whole fours at aligned addresses take one load. A row that is null is none.
+// Reads four numbers from column `first` on. If rows are multiples of four numbers at aligned addresses, this is one load. A null
+// row reads as zero.
 template <int FORMAT, bool IS_WHOLE> DEVICE Stored stored(const u8* row, u32 first, u32 width) {
     Stored s = {{0, 0, 0, 0}};
     if (!row) return s;
@@ -48,7 +49,7 @@ template <int FORMAT, bool IS_WHOLE> DEVICE Stored stored(const u8* row, u32 fir
         }
         return s;
     }
-    // Rows of an odd number of bytes lie at any address.
+    // Rows with an odd number of bytes are unaligned.
 #pragma unroll
     for (u32 i = 0; i < EACH; i++) {
         u32 at = first + i, number;
@@ -61,7 +62,7 @@ template <int FORMAT, bool IS_WHOLE> DEVICE Stored stored(const u8* row, u32 fir
     return s;
 }
 
-// The scale and bias in front of quantized numbers.
+// Scale and bias in front of quantized numbers.
 template <int FORMAT, bool IS_WHOLE> DEVICE u32 head_of(const u8* row) {
     if (FORMAT < INT8 || !row) return 0;
     if (IS_WHOLE) return __ldg((const u32*)row);
@@ -77,26 +78,26 @@ template <int FORMAT> DEVICE float number_of(u32 head, const Stored& s, u32 i) {
     return __fadd_rn(__fmul_rn(half_to_float((u16)head), (float)number), half_to_float((u16)(head >> 16)));
 }
 
-// Rows of a table, and how a bag of them becomes one.
+// Rows of a table, and the pooling of a bag.
 struct Pooled {
     const u8* rows;
     const u8* staged; // rows from number `resident` on
-    const float* weights; // one a place, or null
+    const float* weights; // one per place, or null
     u64 resident;
     u32 width, row_bytes, is_mean;
 };
 
-// The rows at places `begin` to `end` as one, by a whole warp, of which a lane takes so many fours of a row's numbers: more of them are more
-// rows a warp, and fewer instructions to find a row. `row_of` says which row a place takes; a negative one adds nothing.
+// Pools the rows at places `begin` to `end` by a complete warp. A lane handles FOURS groups of four numbers of a row: more of
+// them mean fewer instructions to find a row. `row_of` returns the row of a place; a negative one adds nothing.
 template <int FORMAT, bool IS_WHOLE, u32 FOURS, class RowOf>
 DEVICE void pool_rows(const Pooled& a, u32 begin, u32 end, RowOf row_of, float* out) {
     const u32 ROWS_AHEAD = FOURS > 1 ? 2 : 4; // under way together
-    // Narrow rows share a warp: each of its parts takes every so many-th row.
+    // Narrow rows share a warp: its parts process interleaved rows.
     u32 lanes = 32;
     while (lanes > 1 && (lanes / 2) * FOURS * EACH >= a.width) lanes /= 2;
     u32 parts = 32 / lanes, part = lane_of() / lanes, within = lane_of() % lanes;
     for (u32 first = 0; first < a.width; first += lanes * FOURS * EACH) {
-        u32 column = first + within * EACH; // of the first four; the others are lanes apart
+        u32 column = first + within * EACH; // of the first group of four; the others are `lanes` groups apart
         float sums[FOURS][EACH] = {};
         for (u32 from = begin + part; from < end; from += parts * ROWS_AHEAD) {
             const u8* rows[ROWS_AHEAD];
@@ -139,7 +140,7 @@ DEVICE void pool_rows(const Pooled& a, u32 begin, u32 end, RowOf row_of, float* 
             for (u32 n = 0; n < FOURS * EACH; n++) sums[n / EACH][n % EACH] += __shfl_xor_sync(EVERY_LANE, sums[n / EACH][n % EACH], step);
         }
         float factor = a.is_mean && end > begin ? __fdiv_rn(1.0f, (float)(end - begin)) : 1.0f;
-        // Lanes that write a number each would write a part of each of memory's pieces, one time after the other.
+        // If each lane wrote a single number, every memory sector would be written in several parts.
         bool is_aligned = IS_WHOLE && (u64)out % 16 == 0;
 #pragma unroll
         for (u32 f = 0; f < FOURS; f++) {
@@ -160,7 +161,7 @@ DEVICE void pool_rows(const Pooled& a, u32 begin, u32 end, RowOf row_of, float* 
 }
 
 template <int FORMAT, u32 FOURS, class RowOf> DEVICE void pool_bag(const Pooled& a, u32 begin, u32 end, RowOf row_of, float* out) {
-    // Codes of four bits come in twos of bytes behind a head of four.
+    // Codes of four bits are stored in pairs of bytes after a head of four bytes.
     u32 aligned = FORMAT == F32 ? 16 : FORMAT == F16 || FORMAT == BF16 ? 8 : 4;
     if (a.width % EACH == 0 && a.row_bytes % aligned == 0 && ((u64)a.rows | (u64)a.staged) % aligned == 0)
         pool_rows<FORMAT, true, FOURS>(a, begin, end, row_of, out);
@@ -185,10 +186,10 @@ KERNEL(256, pool_int2, PoolArgs) { pool<INT2>(a); }
 struct SlotBagsArgs {
     const u8* rows;
     const u32* keys;    // rows of the table, NO_ROW adds nothing; null: a slot takes the row of its own number
-    const u32* offsets; // [slots + 1] where the keys of each slot start; null: each has one
+    const u32* offsets; // [slots + 1] start of each slot's keys; null: one key per slot
     const u32* slots;   // [queries, stride]
     const u32* counts;  // [queries]
-    float* out;         // [queries, stride, out_stride], of which columns `column` .. `column + width` are written
+    float* out;         // [queries, stride, out_stride], of which columns `column` to `column + width` are written
     u32 width, row_bytes, format, stride, out_stride, column;
     u32 is_mean, unused;
 };
@@ -201,7 +202,7 @@ template <int FORMAT> DEVICE void pool_slot(const SlotBagsArgs& a, u32 slot, flo
     pool_bag<FORMAT, 1>({a.rows, nullptr, nullptr, ~0ull, a.width, a.row_bytes, a.is_mean}, begin, end, row_of, out);
 }
 
-// What candidates are looked up in: grid (parts, queries), a warp a candidate.
+// Pools the looked-up rows of candidates: grid (parts, queries), one warp per candidate.
 KERNEL(256, pool_slots, SlotBagsArgs) {
     u32 count = a.counts[blockIdx.y];
     for (u32 n = blockIdx.x * warps_of() + warp_of(); n < count; n += gridDim.x * warps_of()) {
@@ -220,13 +221,13 @@ KERNEL(256, pool_slots, SlotBagsArgs) {
 
 struct PlaceArgs {
     const u8* staged;  // rows
-    const u32* taken;  // [count] which of them
-    const u32* places; // [count] where each goes
+    const u32* taken;  // [count] staged row of each
+    const u32* places; // [count] destination of each
     u8* rows;
     u32 count, row_bytes;
 };
 
-// Puts staged rows in their places: a warp a row.
+// Copies staged rows to their places: one warp per row.
 KERNEL(256, place_rows, PlaceArgs) {
     u32 n = blockIdx.x * warps_of() + warp_of();
     if (n >= a.count) return;
@@ -236,13 +237,13 @@ KERNEL(256, place_rows, PlaceArgs) {
 }
 
 struct FetchArgs {
-    const u8* host;    // rows, in memory of the host
-    const i64* wanted; // [count] which of them
+    const u8* host;    // rows in host memory
+    const i64* wanted; // [count] requested rows
     u8* rows;          // [count, row_bytes]
     u32 count, row_bytes;
 };
 
-// Reads of a lane that are under way together.
+// Number of loads of a lane in flight together.
 #define AHEAD 4u
 
 template <class Word> DEVICE void fetch(const Word* from, Word* to, u32 words) {
@@ -257,7 +258,7 @@ template <class Word> DEVICE void fetch(const Word* from, Word* to, u32 words) {
     }
 }
 
-// Rows of the host side by side: a warp a row, so that all are under way at once, by reads of a whole line each.
+// Gathers rows in host memory: one warp per row, so that all are in flight at once, with reads of complete lines.
 KERNEL(256, fetch_rows, FetchArgs) {
     u32 n = blockIdx.x * warps_of() + warp_of();
     if (n >= a.count) return;
@@ -271,7 +272,7 @@ KERNEL(256, fetch_rows, FetchArgs) {
 
 struct ResultAt {
     const u32* from;
-    u32* to; // pinned memory of the host
+    u32* to; // pinned host memory
     u64 bytes;
 };
 
@@ -279,7 +280,7 @@ struct ResultsArgs {
     ResultAt results[RESULTS_MAX];
 };
 
-// Results to where the host reads them: grid (parts, results), a word a thread.
+// Copies results to pinned host memory: grid (parts, results), one word per thread.
 KERNEL(256, send_results, ResultsArgs) {
     const ResultAt& result = a.results[blockIdx.y];
     u64 n = (u64)blockIdx.x * blockDim.x + threadIdx.x, whole = result.bytes / 4;

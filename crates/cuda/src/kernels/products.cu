@@ -1,22 +1,22 @@
-// Products of rows with matrices by tensor cores: of pairs of bf16, and of single numbers, each split in two of TF32; and rows and matrices
-// brought into pairs.
+// Products of rows with matrices on tensor cores: of pairs of bf16, and of single-precision numbers split into two TF32 numbers
+// each; and the conversion of rows and matrices to pairs.
 #include "dense.cuh"
 
 #define PRODUCT_ROWS 128u
-// Words of depth that lie in shared memory at a time: each a pair or a number.
+// Words of depth per stage in shared memory: each a pair or a number.
 #define PRODUCT_DEPTH 16u
-// Tiles of depth that come while one is multiplied.
+// Number of tiles of depth that are loaded while one is multiplied.
 #define TILES_AHEAD 2u
-// From a row to the next in shared memory: such that the lanes that read a fragment differ in banks.
+// Row stride in shared memory, chosen so that the lanes that read a fragment use different banks.
 #define LEFT_STRIDE (PRODUCT_DEPTH + 4u)
 
 struct PairArgs {
-    ProductOfArgs of; // depths, strides of rows and of matrices in words
-    u32 is_paired;    // whether the result goes out in pairs
+    ProductOfArgs of; // depths and strides of rows and matrices, in words
+    u32 is_paired;    // whether the result is written as pairs
     u32 unused;
 };
 
-// Four words, of which so many are there, and zeros in place of the others: one load where all are and lie side by side as cards like it.
+// Loads four words, with zeros in place of missing ones: one load if all exist, are adjacent and aligned.
 DEVICE uint4 four(const u32* from, u32 count) {
     if (count >= 4 && ((u64)from & 15) == 0) return *(const uint4*)from;
     uint4 words = {0, 0, 0, 0};
@@ -27,13 +27,14 @@ DEVICE uint4 four(const u32* from, u32 count) {
     return words;
 }
 
-// The same to shared memory, where they are once `brought` says so.
+// Copies them to shared memory, where they are available after `brought`.
 DEVICE void bring(u32* to, const u32* from, u32 count) {
     if (count >= 4 && ((u64)from & 15) == 0) bring_four(to, from);
     else *(uint4*)to = four(from, count);
 }
 
-// What is left of a number behind the 11 bits that TF32 keeps of it, rounded: of the 12 bits and a sign tensor cores read all but the last.
+// Rounds a number to the 11 bits that TF32 retains, and returns the remainder: 12 bits and a sign, of which tensor cores read all
+// but the last bit.
 DEVICE u32 split(u32& number) {
     u32 near = (number + 0x1000) & 0xffffe000u;
     u32 rest = __float_as_uint(__uint_as_float(number) - __uint_as_float(near));
@@ -41,8 +42,9 @@ DEVICE u32 split(u32& number) {
     return rest;
 }
 
-// Adds what the tensor cores make of a step of depth: 16 pairs, or 8 numbers as the products of their parts but the least. These are summed
-// apart: cards cut sums off where single precision rounds, and so no more than the sum of a step is cut.
+// Adds the tensor-core product of one step of depth: 16 pairs, or 8 numbers as the products of their parts without the smallest.
+// A step is summed separately, because tensor cores truncate sums where single precision rounds: only the sum of one step is
+// truncated.
 template <bool IS_PAIRED>
 DEVICE void step_of(float (&sums)[4], const u32 (&x)[4], const u32 (&x_rest)[4], const u32 (&w)[2], const u32 (&w_rest)[2]) {
     if (IS_PAIRED) {
@@ -57,8 +59,8 @@ DEVICE void step_of(float (&sums)[4], const u32 (&x)[4], const u32 (&x_rest)[4],
     for (u32 n = 0; n < 4; n++) sums[n] = __fadd_rn(sums[n], step[n]);
 }
 
-// Sums of products, a tile of 128 rows a block: grid (tiles of columns, tiles of rows, requests), a warp 32 rows and half of the columns.
-// Whatever the tile, a number is summed in one order.
+// Computes sums of products, one tile of 128 rows per block: grid (tiles of columns, tiles of rows, requests); a warp handles 32
+// rows and half of the columns. The order of summation does not depend on the tile.
 template <bool IS_PAIRED, u32 COLUMNS> DEVICE void products(const ProductOfArgs& a, bool is_out_paired) {
     const u32 RIGHT_STRIDE = COLUMNS + 8, ACROSS = COLUMNS / 16;
     const u32 TILE_WORDS = PRODUCT_ROWS * LEFT_STRIDE + PRODUCT_DEPTH * RIGHT_STRIDE;
@@ -69,7 +71,7 @@ template <bool IS_PAIRED, u32 COLUMNS> DEVICE void products(const ProductOfArgs&
     u32 warp_row = warp_of() / 2 * 32, warp_column = warp_of() % 2 * (COLUMNS / 2), group = lane_of() >> 2, within = lane_of() & 3;
     // Two threads load a row.
     u32 of_row = threadIdx.x / 2, row_loaded = first_row + of_row, first_word = threadIdx.x % 2 * 8;
-    // The part and the depth of the tile that is brought next.
+    // Factor and depth of the tile that is loaded next.
     u32 next = 0, next_depth = 0;
     const u32 *row = nullptr, *matrix = nullptr;
     auto bring_tile = [&](u32 stage) {
@@ -104,7 +106,7 @@ template <bool IS_PAIRED, u32 COLUMNS> DEVICE void products(const ProductOfArgs&
     float sums[2][ACROSS][4] = {};
     for (u32 tile = 0; tile < tile_count; tile++) {
         brought<TILES_AHEAD - 1>();
-        // All have come here, and are done with the tile whose place the next one takes.
+        // All threads are done with the tile whose place the next one takes.
         __syncthreads();
         bring_tile((tile + TILES_AHEAD) % (TILES_AHEAD + 1));
         const u32 *left = tiles + tile % (TILES_AHEAD + 1) * TILE_WORDS, *right = left + PRODUCT_ROWS * LEFT_STRIDE;
@@ -170,7 +172,7 @@ struct NarrowArgs {
     u32 count, unused;
 };
 
-// The numbers of each row as pairs: grid (parts, requests).
+// Converts the numbers of each row to pairs: grid (parts, requests).
 KERNEL(256, narrow, NarrowArgs) {
     u64 each = (a.count + 1) / 2, total = each * a.counts[blockIdx.y];
     for (u64 at = (u64)blockIdx.x * blockDim.x + threadIdx.x; at < total; at += (u64)gridDim.x * blockDim.x) {
@@ -187,8 +189,8 @@ struct PackArgs {
     u32 depth, columns, panel_rows, unused;
 };
 
-// A matrix [depth, columns] of each row packed in pairs of its rows, in panels of 32 columns, whose rows others share: grid (parts,
-// requests).
+// Packs a matrix [depth, columns] of each row as pairs of its rows, in panels of 32 columns whose rows it shares with others:
+// grid (parts, requests).
 KERNEL(256, pack_narrow, PackArgs) {
     u32 pairs = (a.depth + 1) / 2;
     u64 each = (u64)pairs * ((a.columns + 31) / 32) * 32, total = each * a.counts[blockIdx.y];

@@ -1,9 +1,9 @@
-// Rows in full width: products with candidates, the exact scan, and what a reranker reads of its candidates.
+// Rows in full width: products with candidates, the exact scan, and the reranker inputs of candidates.
 #include "scan.cuh"
 
 enum RowKind { CODES, ROWS_BF16, ROWS_F16, ROWS_F32 };
 
-// The rows of the items, the widest that are kept.
+// Widest stored rows of the items.
 struct WideRows {
     const u8* rows;      // [slots, dimension], or blocks of codes
     const float* scales; // of codes
@@ -20,7 +20,7 @@ DEVICE float number_at(const WideRows& w, u64 slot, u32 d) {
     return (float)code - 128.0f;
 }
 
-// Eight numbers of a row whose rows are whole eights.
+// Eight numbers of a row whose width is a multiple of eight.
 DEVICE void read8(const WideRows& w, u64 slot, u32 d, float (&x)[8]) {
     u64 at = slot * w.dimension + d;
     if (w.kind == ROWS_F32) {
@@ -38,14 +38,14 @@ DEVICE void read8(const WideRows& w, u64 slot, u32 d, float (&x)[8]) {
     }
 }
 
-// Lanes of a warp that share a row.
+// Number of lanes of a warp that share a row.
 DEVICE u32 lanes_a_row(u32 dimension) {
     u32 lanes = 32;
     while (lanes > 1 && (lanes / 2) * 8 >= dimension) lanes /= 2;
     return lanes;
 }
 
-// The product of a query with a row, by `lanes` lanes of a warp each; all of the warp take part.
+// Product of a query with a row, by `lanes` lanes each; called by the complete warp.
 DEVICE float product(const WideRows& w, const float* query, u32 slot, bool has_one, u32 lanes) {
     u32 within = lane_of() % lanes;
     float sum = 0;
@@ -66,20 +66,20 @@ DEVICE float product(const WideRows& w, const float* query, u32 slot, bool has_o
 struct ProductArgs {
     WideRows rows;
     const float* queries; // [requests, each, dimension]
-    const float* weights; // [each], or null: then each is 1, and the product counts as it is
+    const float* weights; // [each], or null: then each is 1, and the product is written unweighted
     const u32* slots;     // [requests, stride]
     const u32* counts;    // [requests]
-    u32* keys;            // [requests, stride] ordered products, or the weighted sums of those with all queries of a request
+    u32* keys;            // [requests, stride] ordered keys of the products, or of the weighted sums over all queries of a request
     u32 stride, each;
 };
 
-// Products of candidates with their queries: grid (parts, requests).
+// Computes the products of candidates with their queries: grid (parts, requests).
 KERNEL(256, row_products, ProductArgs) {
     float* query = (float*)shared_memory();
     u32 lanes = lanes_a_row(a.rows.dimension), rows = 32 / lanes, count = a.counts[blockIdx.y];
     u64 base = (u64)blockIdx.y * a.stride;
     for (u32 q = 0; q < a.each; q++) {
-        // Every warp is done with the query before.
+        // Every warp is done with the previous query.
         __syncthreads();
         for (u32 d = threadIdx.x; d < a.rows.dimension; d += blockDim.x)
             query[d] = a.queries[((u64)blockIdx.y * a.each + q) * a.rows.dimension + d];
@@ -99,12 +99,12 @@ struct ExactArgs {
     WideRows rows;
     Candidates to;
     const float* queries;    // [queries, dimension]
-    const u64* const* words; // [queries] eligible items of all words
+    const u64* const* words; // [queries] filter bitmap over all words
     const u32* word_slots;   // [words]
     u32 words_count, unused;
 };
 
-// Scores every eligible item by its widest row: grid (parts, queries), a warp a word.
+// Scores every eligible item by its widest row: grid (parts, queries), one warp per word.
 KERNEL(256, scan_exact, ExactArgs) {
     float* query = (float*)shared_memory();
     for (u32 d = threadIdx.x; d < a.rows.dimension; d += blockDim.x)
@@ -116,7 +116,7 @@ KERNEL(256, scan_exact, ExactArgs) {
         u64 left = a.words[blockIdx.y][word];
         scored += __popcll(left);
         while (left) {
-            // The n-th part of the warp takes the n-th item that is left.
+            // The n-th part of the warp takes the n-th remaining item.
             u32 bit = 64;
             for (u32 n = 0; n < each && left; n++, left &= left - 1)
                 if (n == mine) bit = (u32)__ffsll((i64)left) - 1;
@@ -132,11 +132,11 @@ KERNEL(256, scan_exact, ExactArgs) {
 struct NormArgs {
     WideRows rows;
     WideRows codes;
-    u32* most; // the bits of the largest norm
+    u32* most; // bits of the largest norm
     u32 slots, unused;
 };
 
-// The largest norm of any item, of its codes and of its widest row: grid (parts), a warp an item.
+// Finds the largest norm of any item, by its codes and by its widest row: grid (parts), one warp per item.
 KERNEL(256, largest_norm, NormArgs) {
     float most = 0;
     for (u32 slot = blockIdx.x * warps_of() + warp_of(); slot < a.slots; slot += gridDim.x * warps_of()) {
@@ -161,18 +161,18 @@ struct GatherArgs {
     WideRows rows;
     const u32* slots;      // [queries, stride]
     const u32* counts;     // [queries]
-    const u32* similarity; // [queries, stride] ordered retrieval scores
-    // Columns of one number a slot; null for the retrieval score.
+    const u32* similarity; // [queries, stride] ordered keys of the retrieval scores
+    // Columns with one number per slot; null for the retrieval score.
     const float* const* columns;
     float* out; // [queries, stride, out_stride]
-    // Where the row goes, NOWHERE for a row that is not read, and the first of the columns.
+    // Destination of the row, or NOWHERE if it is not read, and of the first column.
     u32 row_at, column_at;
     u32 stride, out_stride, column_count, unused;
 };
 
 #define NOWHERE 0xffffffffu
 
-// What a reranker takes of each candidate: its row and its columns. Grid (parts, queries), a warp a candidate.
+// Gathers the reranker inputs of each candidate: its row and its columns. Grid (parts, queries), one warp per candidate.
 KERNEL(256, gather_rows, GatherArgs) {
     u32 count = a.counts[blockIdx.y];
     for (u32 n = blockIdx.x * warps_of() + warp_of(); n < count; n += gridDim.x * warps_of()) {

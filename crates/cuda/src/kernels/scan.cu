@@ -1,4 +1,4 @@
-// Int8 scans: centroids, lists of one query by dp4a, lists of many queries by tensor cores, and rows in full width.
+// Int8 scans: centroids, lists of one query with dp4a, lists of many queries on tensor cores, and the related counts.
 #include "scan.cuh"
 
 struct QuantizeArgs {
@@ -6,12 +6,12 @@ struct QuantizeArgs {
     u32* rows;            // [queries, 2, groups]
     QueryHead* heads;
     u32 dimension, groups;
-    // The largest norm of an item: with that of the query it bounds every score.
+    // Largest norm of an item: with the query's norm it bounds every score.
     float norm_max;
     u32 unused;
 };
 
-// The codes of the queries, a warp each, as `crates/index/src/ivf/quantize.rs` makes them, bit for bit.
+// Quantizes the queries, one warp each, bit for bit as `crates/index/src/ivf/quantize.rs`.
 KERNEL(128, quantize_queries, QuantizeArgs) {
     const float* vector = a.vectors + (u64)blockIdx.x * a.dimension;
     if (warp_of() > 0) return;
@@ -34,7 +34,7 @@ KERNEL(128, quantize_queries, QuantizeArgs) {
         u32 high_word = 0, low_word = 0;
         for (u32 i = 0; i < 4 && group * 4 + i < a.dimension; i++) {
             float x = fminf(fmaxf(__fmul_rn(vector[group * 4 + i], inverse), -codes_max), codes_max);
-            // The nearest integer, ties to even, as the host rounds.
+            // Nearest integer, ties to even, as the host rounds.
             const float shift = 12582912.0f;
             i32 code = (i32)(__float_as_uint(__fadd_rn(x, shift)) - __float_as_uint(shift));
             i32 high = (code + 64) >> 7;
@@ -59,7 +59,7 @@ KERNEL(128, quantize_queries, QuantizeArgs) {
 }
 
 struct CentroidArgs {
-    const u8* codes; // the centroids as blocks, a list a slot
+    const u8* codes; // centroids as blocks, one list per slot
     const float* scales;
     const float* penalties; // [lists], or null
     const u32* rows;
@@ -68,7 +68,7 @@ struct CentroidArgs {
     u32 lists, groups;
 };
 
-// The ordered scores of all lists: grid (parts, queries), a warp a block of 16.
+// Computes the ordered keys of all list scores: grid (parts, queries), one warp per block of 16.
 KERNEL(256, score_lists, CentroidArgs) {
     u32* row = (u32*)shared_memory();
     u32 query = blockIdx.y;
@@ -88,7 +88,7 @@ KERNEL(256, score_lists, CentroidArgs) {
     }
 }
 
-// The lists of an index.
+// Lists of an index.
 struct Lists {
     const u8* codes; // [blocks, groups, 16, 4]
     const float* scales;
@@ -99,17 +99,17 @@ struct Lists {
 struct ScanArgs {
     Lists lists;
     Candidates to;
-    // [queries, stride] lists to scan: those of query q from begins[q], or from the first, up to ends[q].
+    // [queries, stride] lists to scan: those of query q from begins[q], or from the first, to ends[q].
     const u32* order;
     const u32* begins;
     const u32* ends;
-    // Eligible items, a bit each: the words of list l of query q are words[q][firsts[l]] and on; null where all are.
+    // Filter bitmap, one bit per item: the words of list l of query q start at words[q][firsts[l]]; null if all are eligible.
     const u64* const* words;
     const u32* firsts;
     u32 stride, unused;
 };
 
-// The first `count` bits.
+// Mask of the first `count` bits.
 DEVICE u64 first_bits(u32 count) { return count >= 64 ? ~0ull : (1ull << count) - 1; }
 
 // Eligible items of a list that are excluded.
@@ -122,12 +122,12 @@ DEVICE u32 excluded_of(const Candidates& to, u32 query, u32 first_slot, u32 leng
     return count;
 }
 
-// The eligible items of a block, a bit each.
+// Eligible items of a block, one bit each.
 struct Pick {
     u32 block, items;
 };
 
-// Scores the items of some blocks together, by a whole warp.
+// Scores the items of several blocks together, by a complete warp.
 template <u32 COUNT>
 DEVICE void score_picks(const ScanArgs& a, u32 query, const Pick (&picks)[COUNT], const u32* row, const QueryHead& head, Found& found) {
     u32 bar = fresh(a.to.bars + query), blocks[COUNT], item = item_of_lane();
@@ -148,17 +148,17 @@ DEVICE void score_picks(const ScanArgs& a, u32 query, const Pick (&picks)[COUNT]
     }
 }
 
-// A list of a query: where its words end among those of all, and what it has.
+// List of a query: the end of its words among those of all lists, and its size.
 struct Span {
     u32 end, first_slot, length, first_word;
 };
 
-// Lists that a block looks up together, one a thread.
+// Number of lists that a block looks up together, one per thread.
 #define SPANS 256u
-// Words that a warp looks at together, one a lane, of four blocks each.
+// Number of words that a warp processes together, one per lane, with four blocks each.
 #define WORDS_TOGETHER 32u
 
-// The eligible items of word `n` of some lists.
+// Eligible items of word `n` of several lists.
 DEVICE u64 word_of(const Span* spans, u32 lists, u32 n, const u64* words, u32* first_block) {
     u32 low = 0, high = lists - 1;
     while (low < high) {
@@ -173,13 +173,13 @@ DEVICE u64 word_of(const Span* spans, u32 lists, u32 n, const u64* words, u32* f
     return words ? bits & words[of.first_word + word] : bits;
 }
 
-// Scans lists for one query each: grid (parts, queries). The words of a query's lists are shared out evenly among all warps of its blocks,
-// however long each list is, and those of the best lists first, so that all end together; each warp collects the blocks of its words that
-// hold eligible items, so that nobody waits for blocks without any.
+// Scans lists for one query each: grid (parts, queries). The words of a query's lists are distributed evenly over all warps of
+// its blocks, regardless of list lengths, and the best lists come first, so that all warps end together. Each warp collects the
+// blocks that contain eligible items, so that no time is spent on others.
 KERNEL_OF_THREE(256, scan_lists, ScanArgs) {
     u32 groups = a.to.groups, query = blockIdx.y;
     Span* spans = (Span*)shared_memory();               // [SPANS]
-    QueryHead* head = (QueryHead*)(spans + SPANS);      // of the query
+    QueryHead* head = (QueryHead*)(spans + SPANS);      // head of the query
     Pick* all_picks = (Pick*)(head + 1);                // [warps, 4 WORDS_TOGETHER]
     u32* finds = (u32*)(all_picks + 4 * WORDS_TOGETHER * warps_of()); // [warps, 2, FOUND_MAX]
     u32* sums = finds + 2 * FOUND_MAX * warps_of();     // [warps]
@@ -234,17 +234,17 @@ KERNEL_OF_THREE(256, scan_lists, ScanArgs) {
 struct SharedScanArgs {
     Lists lists;
     Candidates to;
-    // The queries of each list: those of list l are askers[starts[l]] .. askers[starts[l + 1]].
+    // Queries of each list: those of list l are askers[starts[l]] .. askers[starts[l + 1]].
     const u32* starts;
     const u32* askers;
-    // Items that are there, a bit each: those of list l in words[firsts[l]] and on; null where all are.
+    // Live bitmap, one bit per item: the words of list l start at words[firsts[l]]; null if all are live.
     const u64* words;
     const u32* firsts;
     u32 list_count;
     u32 unused;
 };
 
-// Items of a list that are there, by the lanes of a warp together; no words where all are.
+// Counts the live items of a list, by the lanes of a warp together; null words mean all.
 DEVICE u32 live_of(const u64* words, u32 length) {
     if (!words) return length;
     u32 count = 0;
@@ -252,21 +252,21 @@ DEVICE u32 live_of(const u64* words, u32 length) {
     return __reduce_add_sync(EVERY_LANE, count);
 }
 
-// Queries of a tile: 4 tiles of 8 columns, each 4 queries of two rows.
+// Queries per tile: 4 tiles of 8 columns, each with 4 queries of two rows.
 #define TILE_QUERIES 16u
 
-// Scans lists for all queries that ask for them, by tensor cores: grid (lists' parts), a warp a block of 16 items. Fragments
-// of codes come straight from memory: register words are words of the stored layout.
+// Scans each list for all queries that probe it, on tensor cores: grid (parts of lists), one warp per block of 16 items.
+// Fragments of codes are loaded directly from memory: register words are words of the stored layout.
 KERNEL(256, scan_shared, SharedScanArgs) {
     u32 groups = a.to.groups, padded = (groups + 7) / 8 * 8;
-    u32* rows = (u32*)shared_memory(); // [TILE_QUERIES, 2, padded + 4], 4 words apart so that columns differ in banks
+    u32* rows = (u32*)shared_memory(); // [TILE_QUERIES, 2, padded + 4]; the padding of 4 words makes columns use different banks
     u32 row_words = padded + 4;
     u32 within = lane_of() & 3, group_of = lane_of() >> 2;
     for (u32 list = blockIdx.x; list < a.list_count; list += gridDim.x) {
         u32 length = a.lists.lengths[list], first_slot = a.lists.offsets[list];
         u32 begin = a.starts[list], end = a.starts[list + 1];
         const u64* words = a.words ? a.words + a.firsts[list] : nullptr;
-        // All of the first warp, whose lanes count for the queries.
+        // Complete first warp, whose lanes count for the queries.
         u32 live = warp_of() == 0 && begin < end ? live_of(words, length) : 0;
         for (u32 tile = begin; tile < end; tile += TILE_QUERIES) {
             u32 queries = min(TILE_QUERIES, end - tile);
@@ -299,13 +299,13 @@ KERNEL(256, scan_shared, SharedScanArgs) {
                 }
 #pragma unroll
                 for (u32 t = 0; t < 4; t++) {
-                    // Every quarter of the warp holds another query: column pairs are rows of one.
+                    // Each quarter of the warp holds a different query: column pairs are the two rows of one.
                     u32 n = t * 4 + within;
                     u32 query = n < queries ? a.askers[tile + n] : EVERY_LANE;
 #pragma unroll
                     for (u32 half = 0; half < 2; half++) {
                         u32 within_block = group_of + 8 * half, item = b * 16 + within_block, slot = first_slot + item;
-                        // The first lanes tell all others of their query, also where their own item is not there.
+                        // The first lanes broadcast their query, even if their own item is not live.
                         bool has_query = query != EVERY_LANE && item < length;
                         bool has_one = has_query && (items >> within_block & 1);
                         float score = 0, bins = 0;
@@ -340,7 +340,7 @@ struct SumArgs {
     u32 stride, unused;
 };
 
-// Items of the lists of each query: grid (queries).
+// Counts the items of the lists of each query: grid (queries).
 KERNEL(256, sum_lengths, SumArgs) {
     u64* sum = (u64*)shared_memory();
     if (threadIdx.x == 0) *sum = 0;
@@ -356,7 +356,7 @@ KERNEL(256, sum_lengths, SumArgs) {
 struct InvertArgs {
     const u32* order; // [queries, stride]
     const u32* counts;
-    u32* starts; // [lists + 1]: counts first, then where each list's queries start
+    u32* starts; // [lists + 1]: first the counts, then the start of each list's queries
     u32* filled; // [lists]
     u32* askers;
     u32 queries, stride, lists, unused;
@@ -368,7 +368,7 @@ KERNEL(256, count_askers, InvertArgs) {
         atomicAdd(a.starts + 1 + a.order[(u64)blockIdx.x * a.stride + n], 1u);
 }
 
-// Turns counts into starts: one block.
+// Converts counts to starts: one block.
 KERNEL(1024, start_askers, InvertArgs) {
     u32* sums = (u32*)shared_memory(); // [warps]
     u32 carried = 0;
@@ -381,7 +381,7 @@ KERNEL(1024, start_askers, InvertArgs) {
     }
 }
 
-// Puts the queries of each list side by side: grid (queries).
+// Groups the queries by list: grid (queries).
 KERNEL(256, place_askers, InvertArgs) {
     for (u32 n = threadIdx.x; n < a.counts[blockIdx.x]; n += blockDim.x) {
         u32 list = a.order[(u64)blockIdx.x * a.stride + n];

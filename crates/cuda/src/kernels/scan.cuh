@@ -1,19 +1,19 @@
-// The int8 product of one block of 16 items with one query, and where scored items go.
+// Int8 product of a block of 16 items with a query, and the collection of scored items.
 #pragma once
 #include "platform.cuh"
 
-// A query in two rows of int8: a number is `scale (128 high + low)`.
+// Query in two rows of int8: a number is `scale (128 high + low)`.
 struct QueryHead {
     float scale;
     i32 high_correction, low_correction;
-    // Bins a unit of score is worth; see `bin_of`.
+    // Number of bins per unit of score; see `bin_of`.
     float bins_per_score;
 };
 
 #define BINS 2048u
 
-// The sum of the values of all threads of a block up to one's own, and that of all. A whole block; `sums` is [warps] of its shared memory,
-// which nobody may write before all have come to a barrier behind this.
+// Inclusive prefix sum over the threads of a block, and the total. Called by the complete block; `sums` is [warps] of its shared
+// memory, which must not be written before a later barrier of all threads.
 DEVICE u32 sum_upto(u32 value, u32* sums, u32* all) {
     value = lanes_upto(value);
     if (lane_of() == 31) sums[warp_of()] = value;
@@ -26,42 +26,43 @@ DEVICE u32 sum_upto(u32 value, u32* sums, u32* all) {
     return value;
 }
 
-// The queries of a launch and the candidates that they collect.
+// Queries of a launch, and the candidates that they collect.
 struct Candidates {
-    // [queries, 2, groups] words of four codes, and their heads.
+    // [queries, 2, groups] words of four codes, and the query heads.
     const u32* rows;
     const QueryHead* heads;
-    // [queries, room] ordered scores and slots, of which `counts` are filled.
+    // [queries, room] ordered keys and slots; the first `counts` are filled.
     u32* keys;
     u32* slots;
     u32* counts;
-    // [queries, BINS] how many candidates are in each bin of scores, and the bin that a candidate must reach.
+    // [queries, BINS] number of candidates per score bin, and the lowest bin that a candidate must reach.
     u32* histogram;
     u32* bars;
-    // [queries] how many candidates will be selected.
+    // [queries] number of candidates to select.
     const u32* wanted;
-    // Slots that are no candidates, ascending: those of query q from excluded_starts[q] on; [queries + 1].
+    // Excluded slots, ascending: those of query q from excluded_starts[q] on; [queries + 1].
     const u32* excluded;
     const u32* excluded_starts;
-    // [queries] items that were scored.
+    // [queries] number of scored items.
     u32* survivors;
     u32 room;
     u32 groups;
-    // Candidates of a query after which its bar is raised again.
+    // Number of candidates of a query after which its threshold is raised again.
     u32 raise_every;
     u32 unused;
 };
 
-// Bins rise with scores, so that a candidate below the bin of the K-th best is never wanted.
+// Bins ascend with scores, so a candidate below the bin of the K-th best is never needed.
 DEVICE u32 bin_of(float score, float bins_per_score) {
     float place = fminf(fmaxf(__fmaf_rn(score, bins_per_score, 0.5f * BINS), 0.0f), BINS - 1.0f);
     return (u32)place;
 }
 
-// Bins that a lane adds up at a time.
+// Number of bins that a lane sums at a time.
 #define BINS_EACH 8u
 
-// Raises the bar of a query to the bin that holds its K-th best candidate so far, if there are as many. A whole warp.
+// Raises the threshold of a query to the bin of its K-th best candidate so far, if there are that many. Called by the complete
+// warp.
 DEVICE void raise_bar(const Candidates& to, u32 query) {
     const u32* histogram = to.histogram + (u64)query * BINS;
     u32 wanted = to.wanted[query], above = 0;
@@ -89,7 +90,7 @@ DEVICE void raise_bar(const Candidates& to, u32 query) {
     }
 }
 
-// The place of the first excluded slot of a query that is not below `slot`.
+// Returns the index of the first excluded slot of a query that is not below `slot`.
 DEVICE u32 first_excluded(const Candidates& to, u32 query, u32 slot) {
     u32 low = to.excluded_starts[query], high = to.excluded_starts[query + 1];
     while (low < high) {
@@ -105,15 +106,15 @@ DEVICE bool is_excluded(const Candidates& to, u32 query, u32 slot) {
     return place < to.excluded_starts[query + 1] && to.excluded[place] == slot;
 }
 
-// Candidates of one query that a warp has found and not written yet: room for as many as two calls find.
+// Buffer of candidates of one query that a warp has not written yet, with room for the results of two calls.
 struct Found {
-    u32* all; // keys [FOUND_MAX], slots [FOUND_MAX], in shared memory of the warp's own
+    u32* all; // keys [FOUND_MAX], slots [FOUND_MAX], in the warp's own shared memory
     u32 count;
 };
 
 #define FOUND_MAX 64u
 
-// Writes what was found, by one number added to the count of all. A whole warp.
+// Writes the buffered candidates, with one atomic addition to the count. Called by the complete warp.
 DEVICE void write_found(const Candidates& to, u32 query, Found& found) {
     u32 base = 0, count = found.count;
     if (count == 0) return;
@@ -129,7 +130,7 @@ DEVICE void write_found(const Candidates& to, u32 query, Found& found) {
     if (base / to.raise_every != (base + count) / to.raise_every) raise_bar(to, query);
 }
 
-// Keeps the scored items of the lanes that have one, where they reach the bar, and writes them at once. A whole warp, for one query.
+// Writes the scored items of the lanes that have one, if they reach the threshold. Called by the complete warp, for one query.
 DEVICE void keep_now(const Candidates& to, u32 query, bool has_one, float score, u32 slot, u32 bar, float bins_per_score) {
     u32 bin = bin_of(score, bins_per_score);
     bool kept = has_one && bin >= bar && !is_excluded(to, query, slot);
@@ -147,7 +148,7 @@ DEVICE void keep_now(const Candidates& to, u32 query, bool has_one, float score,
     if (base / to.raise_every != (base + count) / to.raise_every) raise_bar(to, query);
 }
 
-// The same, but puts them aside, and writes them once they are many: a count that many blocks add to answers late.
+// Same, but buffers them and writes many at once, because atomics on a count that many blocks use are slow.
 DEVICE void keep(const Candidates& to, u32 query, bool has_one, float score, u32 slot, u32 bar, float bins_per_score, Found& found) {
     u32 bin = bin_of(score, bins_per_score);
     bool kept = has_one && bin >= bar && !is_excluded(to, query, slot);
@@ -168,14 +169,15 @@ DEVICE float score_of(i32 high, i32 low, const QueryHead& head, float scale) {
     return __fmul_rn(__fmul_rn(dot, scale), head.scale);
 }
 
-// The item of the block whose sums a lane holds after `block_sums`; lanes 4 apart hold the same.
+// Index of the item whose sums a lane holds after `block_sums`; lanes 4 apart hold the same.
 DEVICE u32 item_of_lane() { return 4 * (lane_of() & 3) + 2 * (lane_of() >> 4 & 1) + (lane_of() >> 3 & 1); }
 
-// Steps of 8 groups whose codes a lane asks for before it multiplies any.
+// Steps of 8 groups whose codes a lane loads before it multiplies any.
 #define STEPS_AHEAD 4u
 
-// Sums of the products of 16 items of each of some blocks with both rows of a query, by a whole warp: all that is read is under way
-// together. Lane l reads items 4 (l % 4) and on of group l / 4, so that each load of a warp is 512 consecutive bytes.
+// Computes the products of the 16 items of each of several blocks with both rows of a query, by a complete warp, with all loads
+// in flight together. Lane l reads items 4 (l % 4) and following of group l / 4, so that each load of a warp covers 512
+// consecutive bytes.
 template <u32 COUNT>
 DEVICE void block_sums(const u8* blocks, const u32 (&numbers)[COUNT], const u32* row, u32 groups, i32 (&made)[COUNT][2]) {
     i32 sums[COUNT][2][4] = {};
@@ -209,7 +211,7 @@ DEVICE void block_sums(const u8* blocks, const u32 (&numbers)[COUNT], const u32*
             }
         }
     }
-    // Halves are exchanged, so that 8 shuffles do what 24 would: first items, then the rest of the groups.
+    // Halves are exchanged, so that 8 shuffles do the work of 24: first the items, then the rest of the groups.
     bool is_upper = lane_of() & 16, is_odd = lane_of() & 8;
 #pragma unroll
     for (u32 b = 0; b < COUNT; b++) {

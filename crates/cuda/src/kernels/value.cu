@@ -1,4 +1,4 @@
-// The value model, and the columns of the best.
+// Value model, and the columns of the best candidates.
 #include "platform.cuh"
 
 enum ValueOperation {
@@ -7,12 +7,12 @@ enum ValueOperation {
     CHOOSE
 };
 
-// What an input of the model is: a task's scores, a column of the items, or the retrieval score.
+// Kind of a model input: scores of a task, column of the items, or the retrieval score.
 enum InputKind { TASK, COLUMN, SIMILARITY };
 
 struct ValueStep {
     u32 operation;
-    u32 operand; // the bits of a number, or which input or constant
+    u32 operand; // bits of a number, or index of an input or constant
 };
 
 struct ValueInput {
@@ -26,11 +26,11 @@ struct ValueArgs {
     const float* constants; // [queries, constants]
     const float* logits;    // [queries, stride, logit_stride]; null without a reranker
     const u32* slots;       // [queries, stride]
-    const u32* similarity;  // [queries, stride] ordered
+    const u32* similarity;  // [queries, stride] ordered keys
     const u32* counts;      // [queries]
     float* tasks;           // [queries, stride, tasks] scores
-    u32* keys;              // [queries, stride] ordered values
-    u32* bad;               // [queries] is set where a task's score is not a number
+    u32* keys;              // [queries, stride] ordered keys of the values
+    u32* bad;               // [queries] set if a task score is NaN
     u32 stride, step_count, constant_count, task_count, logit_stride, unused;
 };
 
@@ -63,7 +63,8 @@ DEVICE float value_binary(u32 f, float a, float b) {
     }
 }
 
-// Task scores and the value of each candidate: grid (parts, queries), a thread a candidate, its stack in shared memory.
+// Computes task scores and the value of each candidate: grid (parts, queries), one thread per candidate, with its stack in shared
+// memory.
 KERNEL(128, evaluate, ValueArgs) {
     float* stack = (float*)shared_memory() + threadIdx.x; // [depth, threads]
     u32 query = blockIdx.y, count = a.counts[query];
@@ -104,8 +105,8 @@ KERNEL(128, evaluate, ValueArgs) {
 }
 
 struct ColumnsArgs {
-    const u32* places; // [queries, top_stride] places among the candidates, best first
-    const u32* counts; // [queries] how many
+    const u32* places; // [queries, top_stride] indexes among the candidates, best first
+    const u32* counts; // [queries] number of results
     const u32* slots;  // [queries, stride]
     const u32* similarity;
     const float* tasks; // [queries, stride, tasks]
@@ -115,7 +116,7 @@ struct ColumnsArgs {
     u32 stride, top_stride, task_count, unused;
 };
 
-// What is told of the best: grid (parts, queries).
+// Gathers the columns of the best candidates: grid (parts, queries).
 KERNEL(256, take_columns, ColumnsArgs) {
     u32 query = blockIdx.y;
     for (u32 n = blockIdx.x * blockDim.x + threadIdx.x; n < a.counts[query]; n += gridDim.x * blockDim.x) {

@@ -1,4 +1,4 @@
-//! Pooled embedding bags.
+//! Embedding bags: pooled lookup of rows.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -14,55 +14,55 @@ use sterling_kernels::cpu::pool::RowFormat;
 pub struct TableRows {
     /// `[rows, row_bytes]`
     pub bytes: Array<u8>,
-    /// How their numbers are stored.
+    /// Number format of the rows.
     pub format: RowFormat,
-    /// Numbers of a row.
+    /// Numbers per row.
     pub width: usize,
 }
 
 impl TableRows {
-    /// How many rows there are.
+    /// Number of rows.
     ///
     /// # Errors
-    /// `Invalid` for a width that its format does not have.
+    /// `Invalid` for a width that its format does not support.
     pub fn rows(&self) -> Result<usize> {
         Ok(self.bytes.len() / self.format.row_bytes(self.width)?.max(1))
     }
 }
 
-/// Bags of ids: rows of the table, or negative ones, which add nothing.
+/// Bags of ids: rows of the table; negative ids add nothing.
 #[derive(Debug)]
 pub struct IdBags<'a> {
     /// Row numbers of all bags; each negative or below the number of rows.
     pub ids: &'a Array<i64>,
-    /// `[bags + 1]`, rising from 0.
+    /// Row offsets `[bags + 1]`, rising from 0.
     pub offsets: &'a Array<u32>,
-    /// One an id; none means 1.
+    /// One weight per id; `None` means 1.
     pub weights: Option<&'a Array<f32>>,
-    /// Divides each sum by the length of its bag.
+    /// Whether each sum is divided by the length of its bag.
     pub is_mean: bool,
 }
 
-/// Where the sums go: bag `b` to `data[b * stride + column ..]`.
+/// Destination of the sums: bag `b` at `data[b * stride + column ..]`.
 #[derive(Debug)]
 pub struct SumsTo<'a> {
     /// `[bags, stride]`
     pub data: &'a Array<f32>,
-    /// From one bag to the next.
+    /// Distance between bags, in numbers.
     pub stride: usize,
-    /// The first column.
+    /// First column.
     pub column: usize,
 }
 
 /// Pools bags of rows.
 ///
 /// # Errors
-/// `Internal` for arrays that are too short or where the launch fails; `Invalid` for a width that its format does not have.
+/// `Internal` for arrays that are too short or if the launch fails; `Invalid` for a width that its format does not support.
 pub fn pool(device: &Device, rows: &TableRows, bags: &IdBags<'_>, to: &SumsTo<'_>) -> Result<()> {
     pool_staged(device, (rows, None), bags, to)
 }
 
-/// The same where ids from the number of the table's rows on are those of `staged`, rows that came with them.
+/// Same as [`pool`], where ids beyond the table's rows refer to rows of `staged`, which were uploaded with them.
 ///
 /// # Errors
 /// As [`pool`].
@@ -123,7 +123,7 @@ pub fn pool_staged(
     launch(device, &Shape { kernel, grid, threads: 256, shared_bytes: 0, demand }, &arguments)
 }
 
-/// Puts rows of `staged`, of so many numbers each, in places of an array of rows: row `taken[n]` at `places[n]`, no two at one place.
+/// Copies rows of `staged` with `width` numbers to places of an array: row `taken[n]` to `places[n]`; places are distinct.
 ///
 /// # Errors
 /// As [`pool`].
@@ -157,10 +157,10 @@ pub fn place_rows<T: Pod>(
     launch(device, &Shape { kernel: "place_rows", grid, threads: 256, shared_bytes: 0, demand }, &arguments)
 }
 
-/// Rows of a table in memory of the host, those that are wanted, side by side on the device.
+/// Gathers the requested rows of a table in host memory into an array on the device.
 ///
 /// # Errors
-/// `Internal` for rows that are not there, or where the launch fails; `Overloaded` where the device has not enough memory.
+/// `Internal` for rows that do not exist, or if the launch fails; `Overloaded` if device memory is exhausted.
 pub fn fetch_rows(device: &Device, table: &HostBytes, wanted: &[i64], row_bytes: usize) -> Result<Array<u8>> {
     #[repr(C)]
     #[derive(Clone, Copy, Pod, Zeroable)]
@@ -191,19 +191,19 @@ pub fn fetch_rows(device: &Device, table: &HostBytes, wanted: &[i64], row_bytes:
     Ok(fetched)
 }
 
-/// The rows of a table that each slot takes.
+/// Rows of a table per slot.
 #[derive(Debug, Default)]
 pub struct SlotKeys {
-    /// Rows, [`SlotKeys::NONE`] for none. Nothing where each slot takes the row of its own number.
+    /// Row numbers, or [`SlotKeys::NONE`]. `None` if each slot takes the row of its own number.
     pub keys: Option<Array<u32>>,
-    /// Where the keys of each slot start, `[slots + 1]`. Nothing where each slot has one.
+    /// Offsets of each slot's keys, `[slots + 1]`. `None` if each slot has one key.
     pub offsets: Option<Array<u32>>,
-    /// Divides each sum by the number of keys.
+    /// Whether each sum is divided by the number of keys.
     pub is_mean: bool,
 }
 
 impl SlotKeys {
-    /// A key that takes no row.
+    /// Key without a row.
     pub const NONE: u32 = u32::MAX;
 }
 
@@ -269,7 +269,7 @@ pub fn pool_slots(
     launch(device, &Shape { kernel: "pool_slots", grid, threads: 256, shared_bytes: 0, demand }, &arguments)
 }
 
-/// The number of a format in `kernels/pool.cu`.
+/// Number of a format in `kernels/pool.cu`.
 fn kernel_number(format: RowFormat) -> u32 {
     match format {
         RowFormat::F32 => 0,

@@ -1,4 +1,4 @@
-//! Whether filtered searches go on: a look at what each has found, after every so many of its lists.
+//! Termination check of filtered searches: decides after each round of lists whether a search continues.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -8,66 +8,67 @@ use crate::driver::Demand;
 use crate::memory::{Array, Device};
 use sterling_core::error::{Error, Result};
 
-/// Ranges of scores that lists ahead are counted in.
+/// Number of score ranges in which unscanned lists are counted.
 const RANGES: usize = 128;
-/// Numbers of 8 bytes that are kept of a search between looks.
+/// Words of 8 bytes that are stored per search between checks.
 const SIGHTED_WORDS: usize = 2 * RANGES + 5;
-/// Shared memory of a block that looks: a descent, three numbers of each range, and what its threads add up.
+/// Shared memory per block of the check: a digit search, three numbers per range, and the partial sums of its threads.
 const SHARED_BYTES: usize = 4 * (super::top::DESCENT_WORDS + 5 * RANGES + 4);
 
-/// What a search is judged by.
+/// Termination criteria of a search.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Pod, Zeroable)]
 pub struct Judged {
-    /// Items that pass, scanned or not: an estimate.
+    /// Estimated number of items that pass, scanned or not.
     pub passing: f64,
-    /// How many of the best may be expected ahead when it ends.
+    /// Expected number of best items in unscanned lists at which it ends.
     pub left: f64,
-    /// Survivors that must be found before it ends by what its last lists brought.
+    /// Number of survivors to find before it may end by the yield of its last lists.
     pub enough: u32,
-    /// Survivors that must be found before it ends by what is ahead; the score of the last of them is what others must beat.
+    /// Number of survivors to find before it may end by its unscanned lists; the score of the last of them is the threshold for
+    /// others.
     pub found: u32,
-    /// 1 where it ends by what its last lists brought, for want of margins.
+    /// 1 if it ends by the yield of its last lists, because there are no score-residual quantiles.
     pub is_gain: u32,
-    /// Survivors that are enough after `suffices_at` lists, whatever is ahead.
+    /// Number of survivors that is enough after `suffices_at` lists, regardless of unscanned lists.
     pub suffices: u32,
     /// See `suffices`; 0 for none.
     pub suffices_at: u32,
-    /// Survivors below which it does not end by what is ahead.
+    /// Number of survivors below which it does not end by its unscanned lists.
     pub least: u32,
 }
 
-/// What is judged of one search, and when.
+/// Criteria of one search, and the times of its checks.
 #[derive(Clone, Debug, Default)]
 pub struct Schedule {
-    /// By what.
+    /// Termination criteria.
     pub judged: Judged,
-    /// After how many lists, rising; the last ones are the most that it scans.
+    /// Ascending numbers of lists after which checks happen; the last one is the maximum to scan.
     pub looks: Vec<u32>,
-    /// What the lists before each look must bring, where `is_gain`.
+    /// Yield that the lists before each check must reach, with `is_gain`.
     pub gains: Vec<f64>,
 }
 
-/// The lists of searches, best first, and how they score.
+/// Lists of searches, best first, and their scores.
 #[derive(Clone, Copy, Debug)]
 pub struct Lookout<'a> {
-    /// Ordered scores of all lists, `[queries, lists]`.
+    /// Ordered keys of all list scores, `[queries, lists]`.
     pub keys: &'a Array<u32>,
     /// `[queries, stride]`
     pub order: &'a Array<u32>,
-    /// Lists that are ordered of each query.
+    /// Number of sorted lists per query.
     pub stride: usize,
-    /// Items of each list, `[lists]`.
+    /// Number of items per list, `[lists]`.
     pub lengths: &'a Array<u32>,
-    /// The queries, `[queries, D]`.
+    /// Query embeddings, `[queries, D]`.
     pub vectors: &'a Array<f32>,
-    /// How far items score above a share of their list's score, rising.
+    /// Score-residual quantiles: how far items score above `slope` times their list's score, ascending.
     pub margins: &'a Array<f32>,
-    /// That share.
+    /// Regression slope of item score on list score.
     pub slope: f32,
 }
 
-/// Searches under way.
+/// Running searches.
 #[derive(Debug)]
 pub struct Looks {
     judged: Array<Judged>,
@@ -75,26 +76,26 @@ pub struct Looks {
     looks: Array<u32>,
     gains: Array<f64>,
     most: Vec<usize>,
-    /// The lists that are scanned next, from and to; nothing where a search is over. `[queries]`
+    /// First list of the next round, `[queries]`; equal to `ends` if a search is over.
     pub begins: Array<u32>,
-    /// See `begins`. At the end: how many lists were scanned.
+    /// End of the next round's lists, `[queries]`. After the search: the number of scanned lists.
     pub ends: Array<u32>,
-    /// Items of the lists that were scanned, `[queries]`.
+    /// Number of items in the scanned lists, `[queries]`.
     pub items: Array<u64>,
 }
 
 impl Looks {
-    /// Searches that have not begun.
+    /// Creates searches that have not begun.
     ///
     /// # Errors
-    /// `Internal` for a search without looks, or whose looks do not rise; as [`Device::copy`].
+    /// `Internal` for a search without checks, or whose checks do not ascend; as [`Device::copy`].
     pub fn new(device: &Device, searches: &[Schedule]) -> Result<Self> {
         let wrong = |s: &&Schedule| s.looks.is_empty() || !s.looks.is_sorted() || s.gains.len() != s.looks.len();
         if let Some(wrong) = searches.iter().find(wrong) {
             return Err(Error::internal(format!("looks at {:?}, {} gains", wrong.looks, wrong.gains.len())));
         }
         let rounds = searches.iter().map(|s| s.looks.len()).max().unwrap_or(0);
-        // Behind its last look a search stays where it is.
+        // After its last check a search does not advance.
         let at = |s: &Schedule, round: usize| s.looks[round.min(s.looks.len() - 1)];
         let (mut looks, mut gains, mut most) = (Vec::new(), Vec::new(), Vec::new());
         for round in 0..=rounds {
@@ -117,15 +118,15 @@ impl Looks {
         })
     }
 
-    /// How many lists a query scans in each round at most.
+    /// Maximum number of lists per query in each round.
     pub fn rounds(&self) -> &[usize] {
         &self.most
     }
 
-    /// Looks at what the lists of a round brought.
+    /// Checks the results of a round.
     ///
     /// # Errors
-    /// `Internal` for arrays that are too short, or where the launch fails.
+    /// `Internal` for arrays that are too short, or if the launch fails.
     pub fn look(&self, device: &Device, round: usize, kept: &Kept<'_>, of: &Lookout<'_>) -> Result<()> {
         #[repr(C)]
         #[derive(Clone, Copy, Pod, Zeroable)]
@@ -187,7 +188,7 @@ impl Looks {
             slope: of.slope,
             unused: 0,
         };
-        // The scores of candidates are read three times, for the digits of the last of them.
+        // The scores of candidates are read three times, for the digits of the threshold.
         let lists_bytes = queries * of.lengths.len() * 8;
         let demand = Demand { again: 2 * kept.bytes as u64, ..Demand::of_bytes(kept.bytes + lists_bytes) };
         let (grid, shared_bytes) = ([queries, 1, 1], SHARED_BYTES);

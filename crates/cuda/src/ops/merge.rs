@@ -1,4 +1,4 @@
-//! What several queries of a request found, as one list.
+//! Merges the candidates of a request's queries into one list.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -8,20 +8,21 @@ use crate::driver::Demand;
 use crate::memory::{Array, Device};
 use sterling_core::error::{Error, Result};
 
-/// Which items stay of those that queries found, and what their score is.
+/// Rule for the items to retain and their scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FoundBy {
-    /// Any query, with the largest weighted score.
+    /// Items of any query, with the largest weighted score.
     Any,
-    /// Every query, with the sum of the weighted scores.
+    /// Items of every query, with the sum of the weighted scores.
     All,
 }
 
-/// Each item once that the queries of a request found, in no order. Rows of `found` are those of queries, as many a request as there are
-/// weights, each item at most once in a row; `most` is what is kept of a request, at least as many as there are.
+/// Returns the distinct items of the queries of each request, unsorted. Rows of `found` belong to queries, as many per request as
+/// there are weights, with distinct items per row. `most` is the size of the result per request, at least the number of distinct
+/// items.
 ///
 /// # Errors
-/// `Internal` for arrays that are too short, or where a launch fails; `Overloaded` where there is no more memory.
+/// `Internal` for arrays that are too short, or if a launch fails; `Overloaded` if memory is exhausted.
 pub fn merge(device: &Device, found: Best, by: FoundBy, weights: &Array<f32>, most: usize) -> Result<Best> {
     #[repr(C)]
     #[derive(Clone, Copy, Pod, Zeroable)]
@@ -44,7 +45,7 @@ pub fn merge(device: &Device, found: Best, by: FoundBy, weights: &Array<f32>, mo
     }
     need("slots", &found.slots, rows * stride)?;
     need("scores", &found.keys, rows * stride)?;
-    // By slots, to look them up: they stand where scores do, and bring their scores along.
+    // Sorts by slot for the lookup: slots take the place of scores, and carry their scores along.
     let by_slot = Best { keys: found.slots, slots: found.keys, counts: found.counts, stride };
     let by_slot = top::sort(device, by_slot, &Ties::default())?;
     let requests = rows / queries;
@@ -68,7 +69,7 @@ pub fn merge(device: &Device, found: Best, by: FoundBy, weights: &Array<f32>, mo
         needs_all: u32::from(by == FoundBy::All),
     };
     let grid = [if stride == 0 { 0 } else { parts(device, stride, 256, rows) }, rows, 1];
-    // A search in the row of each other query, which comes from the caches.
+    // One binary search in the row of each other query, which is cached.
     let steps = stride.max(1).ilog2() as usize + 1;
     let again = times(&[rows, stride, queries - 1, steps, 4]);
     let demand = Demand { again, ..Demand::of_bytes(rows * stride * 8 + requests * most * 8) };

@@ -1,18 +1,20 @@
-//! The operations of a pass, each a launch of one kernel or a few over arrays whose lengths are checked first.
+//! Operations of a pass. Each launches one or several kernels, after checking the lengths of its arrays.
 //!
-//! A kernel trusts what stands in its arrays: slots, lists, places and offsets that kernels made are in range by the way they are
-//! made, and those that come from the host are checked by whoever uploads them, against the snapshot that they index.
+//! A kernel trusts the content of its arrays. Slots, lists, places and offsets that kernels compute are in range by construction;
+//! those from the host are checked by the uploading code, against the snapshot that they index.
+//!
+//! An *ordered key* is a score encoded as a 32-bit integer that sorts in the same order.
 //!
 //! | file | kernels |
 //! |---|---|
-//! | `scan` | queries to codes, lists scored, lists scanned by dp4a and by tensor cores |
+//! | `scan` | query quantization, list scores, list scans with dp4a and tensor cores |
 //! | `top` | the best K, sorted or not |
-//! | `merge` | what several queries of a request found |
-//! | `bags` | pooled embedding bags |
+//! | `merge` | candidates of several queries of a request |
+//! | `bags` | embedding bags |
 //! | `words` | filter programs |
-//! | `looks` | when filtered searches end |
-//! | `rows` | full-width rows: products, the exact scan, what a reranker reads |
-//! | `steps` | dense programs |
+//! | `looks` | termination checks of filtered searches |
+//! | `rows` | full-width rows: products, the exact scan, reranker inputs |
+//! | `steps` | compiled dense graphs |
 //! | `worth` | the value model, and the columns of the best |
 
 pub mod bags;
@@ -31,10 +33,10 @@ use super::driver::{Demand, Launch};
 use super::memory::{Array, Device};
 use sterling_core::error::{Error, Result};
 
-/// Blocks along the second and third axis of a grid at most.
+/// Maximum number of blocks along the second and third axis of a grid.
 pub const ROWS_MAX: usize = 65_535;
 
-/// A launch but for its arguments.
+/// Launch without its arguments.
 struct Shape {
     kernel: &'static str,
     grid: [usize; 3],
@@ -43,7 +45,7 @@ struct Shape {
     demand: Demand,
 }
 
-/// Launches a kernel over its arguments, unless there is nothing to do.
+/// Launches a kernel, unless its grid is empty.
 fn launch<A: Pod>(device: &Device, shape: &Shape, arguments: &A) -> Result<()> {
     if shape.grid.contains(&0) {
         return Ok(());
@@ -67,13 +69,13 @@ fn launch<A: Pod>(device: &Device, shape: &Shape, arguments: &A) -> Result<()> {
         arguments: bytemuck::bytes_of(arguments),
         demand: shape.demand,
     };
-    // SAFETY: arguments are made in the files beside this one alone: the structure is the kernel's, its addresses are those of arrays
-    // that are borrowed until the launch is queued (memory is given back in the order of launches) and that hold, by the checks
-    // before, what the kernel reads and writes, given indices in range as the module says.
+    // SAFETY: only files of this module create arguments: the structure is the kernel's, and its addresses belong to arrays that
+    // are borrowed until the launch is queued (memory is freed in launch order). The checks before ensure that they contain
+    // everything that the kernel reads and writes, given indices in range as the module documentation states.
     unsafe { device.driver().launch(&launch) }
 }
 
-/// Refuses an array that is shorter than an operation needs.
+/// Rejects an array that is shorter than an operation needs.
 fn need<T: Pod>(what: &str, array: &Array<T>, len: usize) -> Result<()> {
     if array.len() < len {
         return Err(Error::internal(format!("{what}: an array of {}, expected at least {len}", array.len())));
@@ -81,18 +83,18 @@ fn need<T: Pod>(what: &str, array: &Array<T>, len: usize) -> Result<()> {
     Ok(())
 }
 
-/// Blocks that share out `count` things, `each` at a time, over so many rows of a grid: no more than keep the device busy, and what
-/// there is more to do is done in turns.
+/// Returns the number of blocks for `count` things, `each` at a time, in a grid with `rows` rows: at most as many as keep the
+/// device busy; blocks loop over the rest.
 fn parts(device: &Device, count: usize, each: usize, rows: usize) -> usize {
     count.div_ceil(each.max(1)).clamp(1, (device.driver().blocks() / rows.max(1)).max(1))
 }
 
-/// A product of counts.
+/// Multiplies counts, saturating.
 fn times(counts: &[usize]) -> u64 {
     counts.iter().fold(1, |product, &count| product.saturating_mul(count as u64))
 }
 
-/// The address of an array that may be missing.
+/// Address of an optional array, or 0.
 fn address_of<T: Pod>(array: Option<&Array<T>>) -> u64 {
     array.map_or(0, Array::address)
 }

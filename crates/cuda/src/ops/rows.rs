@@ -1,4 +1,4 @@
-//! Rows in full width.
+//! Operations on rows in full width.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -8,7 +8,7 @@ use crate::driver::Demand;
 use crate::memory::{Array, Device};
 use sterling_core::error::{Error, Result};
 
-/// How the numbers of a row are stored.
+/// Number format of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 #[allow(missing_docs)]
@@ -19,16 +19,16 @@ pub enum RowKind {
     F32,
 }
 
-/// The widest rows that are kept of the items.
+/// Widest stored rows of the items: the rescoring rows, or int8 rows if there are none.
 #[derive(Clone, Copy, Debug)]
 pub struct ItemRows<'a> {
-    /// `[slots, D]`, or blocks of codes.
+    /// Row data, `[slots, D]`, or blocks of codes.
     pub bytes: &'a Array<u8>,
-    /// The scales of codes, `[slots]`.
+    /// Scales of codes, `[slots]`.
     pub scales: &'a Array<f32>,
-    /// How their numbers are stored.
+    /// Number format.
     pub kind: RowKind,
-    /// Numbers of a row, D.
+    /// Numbers per row, D.
     pub dimension: usize,
 }
 
@@ -51,7 +51,7 @@ impl ItemRows<'_> {
         }
     }
 
-    /// Bytes of a row.
+    /// Bytes per row.
     fn row_bytes(&self) -> usize {
         match self.kind {
             RowKind::Codes => self.dimension.div_ceil(4) * 4,
@@ -64,11 +64,12 @@ impl ItemRows<'_> {
         need("rows", self.bytes, self.scales.len() * self.row_bytes())
     }
 
-    /// The ordered products of candidates `slots[r, ..counts[r]]` with the query of request `r`, of queries `[requests, D]`; with weights their
-    /// weighted sums, of queries `[requests, weights, D]`. They go to `[requests, stride]`.
+    /// Computes the ordered keys of the products of candidates `slots[r, ..counts[r]]` with the query of request `r`, from
+    /// queries `[requests, D]`. With weights, computes weighted sums, from queries `[requests, weights, D]`. The result has the
+    /// shape `[requests, stride]`.
     ///
     /// # Errors
-    /// `Internal` for arrays that are too short or where the launch fails.
+    /// `Internal` for arrays that are too short or if the launch fails.
     pub fn products(
         &self,
         device: &Device,
@@ -113,8 +114,8 @@ impl ItemRows<'_> {
         launch(device, &shape, &arguments)
     }
 
-    /// Scores every eligible item: those of the words of each query, all words one after the other. `word_slots` has the first
-    /// slot of each word.
+    /// Scores every eligible item, from the filter bitmap of each query over all words. `word_slots` has the first slot of each
+    /// word.
     ///
     /// # Errors
     /// As [`ItemRows::products`].
@@ -161,7 +162,7 @@ impl ItemRows<'_> {
         launch(device, &shape, &arguments)
     }
 
-    /// The largest norm of any of the first `slots` items, of their codes too.
+    /// Returns the largest norm of the first `slots` items, and of their codes.
     ///
     /// # Errors
     /// As [`ItemRows::products`].
@@ -196,8 +197,8 @@ impl ItemRows<'_> {
         Ok(f32::from_bits(most.to_vec()?[0]))
     }
 
-    /// Writes what a reranker reads of each candidate, `[queries, stride, out_stride]`: its row from number `row_at` on, where
-    /// that is read, and its columns.
+    /// Writes the reranker inputs of each candidate, `[queries, stride, out_stride]`: its row from number `row_at` on, if that is
+    /// read, and its columns.
     ///
     /// # Errors
     /// As [`ItemRows::products`].
@@ -255,17 +256,17 @@ impl ItemRows<'_> {
     }
 }
 
-/// The row of a candidate that is not read.
+/// Marks that candidate rows are not read.
 const NOWHERE: u32 = u32::MAX;
 
-/// Numbers of candidates that follow their rows.
+/// Columns of candidates that follow their rows.
 #[derive(Clone, Copy, Debug)]
 pub struct CandidateColumns<'a> {
-    /// Addresses of columns of one number a slot; 0 for the retrieval score.
+    /// Addresses of columns with one number per slot; 0 for the retrieval score.
     pub addresses: &'a Array<u64>,
-    /// The ordered retrieval scores, `[queries, stride]`.
+    /// Ordered keys of the retrieval scores, `[queries, stride]`.
     pub similarity: &'a Array<u32>,
-    /// Where the first of them goes.
+    /// Index of the first column in the output row.
     pub at: usize,
 }
 
@@ -276,6 +277,6 @@ pub struct SlotRows<'a> {
     pub slots: &'a Array<u32>,
     /// `[queries]`
     pub counts: &'a Array<u32>,
-    /// Slots of a query at most.
+    /// Maximum number of slots per query.
     pub stride: usize,
 }

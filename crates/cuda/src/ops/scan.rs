@@ -1,4 +1,4 @@
-//! Int8 scans and the candidates that they collect.
+//! Int8 scans, and the candidates that they collect.
 
 use std::sync::Arc;
 
@@ -9,26 +9,26 @@ use crate::driver::{BLOCKS_A_PROCESSOR, Demand};
 use crate::memory::{Array, Device};
 use sterling_core::error::{Error, Result};
 
-/// Bins of scores by which a running threshold is found.
+/// Number of score bins for the running threshold.
 const BINS: usize = 2048;
-/// Threads of a block of the scans, and its warps.
+/// Threads per block of the scans, and its warps.
 const THREADS: usize = 256;
 const WARPS: usize = THREADS / 32;
-/// Blocks of a scan that a multiprocessor has under way.
+/// Concurrent scan blocks per multiprocessor.
 const AT_ONCE: usize = 3;
-/// Lists that a block looks up together, and words of them that a warp looks at together.
+/// Number of lists that a block looks up together, and of their words that a warp processes together.
 const SPANS: usize = 256;
 const WORDS_TOGETHER: usize = 32;
-/// Candidates that a warp puts aside before it writes them.
+/// Number of candidates that a warp buffers before it writes them.
 const FOUND_MAX: usize = 64;
-/// Queries that tensor cores score together.
+/// Number of queries that tensor cores score together.
 const TILE_QUERIES: usize = 16;
 
-/// A query's scale and corrections, as kernels read them.
+/// Scale and corrections of a query, in the kernels' layout.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct QueryHead {
-    /// What one is worth in the low row.
+    /// Value of one unit of the low row.
     pub scale: f32,
     /// 128 times the sum of the high row, and of the low row.
     pub corrections: [i32; 2],
@@ -38,19 +38,19 @@ pub struct QueryHead {
 /// Blocked int8 rows of all lists.
 #[derive(Debug)]
 pub struct BlockLists {
-    /// `[blocks, G, 16, 4]`; lists beside these may lie in the same array.
+    /// Codes, `[blocks, G, 16, 4]`; other lists may share the array.
     pub codes: Arc<Array<u8>>,
-    /// One a slot of these blocks.
+    /// One scale per slot of these blocks.
     pub scales: Arc<Array<f32>>,
-    /// Slots of these lists.
+    /// Number of slots in these lists.
     pub slots: usize,
-    /// First slots, `[lists + 1]`
+    /// First slot per list, `[lists + 1]`.
     pub offsets: Array<u32>,
-    /// Items, `[lists]`
+    /// Number of items per list, `[lists]`.
     pub lengths: Array<u32>,
     /// Groups of 4 dimensions, G.
     pub groups: usize,
-    /// Items of the longest list.
+    /// Number of items in the longest list.
     pub longest: usize,
 }
 
@@ -65,15 +65,15 @@ pub struct Collection {
     pub codes: Array<u32>,
     /// `[queries]`
     pub heads: Array<QueryHead>,
-    /// Ordered scores of candidates, `[queries, room]`.
+    /// Ordered keys of candidates, `[queries, room]`.
     pub keys: Array<u32>,
-    /// Their slots.
+    /// Slots of the candidates.
     pub slots: Array<u32>,
-    /// How many, `[queries]`.
+    /// Number of candidates, `[queries]`.
     pub counts: Array<u32>,
-    /// How many will be selected, `[queries]`.
+    /// Number of candidates to select, `[queries]`.
     pub wanted: Array<u32>,
-    /// Items that were scored, `[queries]`.
+    /// Number of scored items, `[queries]`.
     pub survivors: Array<u32>,
     histogram: Array<u32>,
     bars: Array<u32>,
@@ -81,18 +81,18 @@ pub struct Collection {
     excluded_starts: Array<u32>,
 }
 
-/// What searches have found so far: of each query candidates, of which the best are among them, and how many passed.
+/// Results of searches so far: candidates of each query, including the best, and the number of items that passed.
 #[derive(Clone, Copy, Debug)]
 pub struct Kept<'a> {
-    /// Ordered scores of candidates, `[queries, room]`; those that came later behind those before.
+    /// Ordered keys of candidates, `[queries, room]`, in order of arrival.
     pub keys: &'a Array<u32>,
-    /// How many, `[queries]`.
+    /// Number of candidates, `[queries]`.
     pub counts: &'a Array<u32>,
-    /// Items that were scored, `[queries]`.
+    /// Number of scored items, `[queries]`.
     pub survivors: &'a Array<u32>,
-    /// Candidates of a query at most.
+    /// Maximum number of candidates per query.
     pub room: usize,
-    /// Bytes of all scores at most.
+    /// Maximum bytes of all scores.
     pub bytes: usize,
 }
 
@@ -117,8 +117,8 @@ pub(super) struct CandidatesArgs {
 }
 
 impl Collection {
-    /// Room for `room` candidates of each query, of which `wanted[q]` will be selected. `excluded[q]` are slots, ascending, that are
-    /// none.
+    /// Allocates room for `room` candidates per query, of which `wanted[q]` will be selected. `excluded[q]` are ascending slots
+    /// that never become candidates.
     ///
     /// # Errors
     /// As [`Device::copy`].
@@ -138,7 +138,7 @@ impl Collection {
             *end += slots.len() as u32;
             Some(*end)
         }));
-        // Where little is wanted a bar soon pays; raising it costs about as much as keeping a hundred candidates.
+        // If few are wanted, a threshold soon pays off; raising it costs about as much as storing a hundred candidates.
         let raise_every = wanted.iter().copied().max().unwrap_or(0).max(512);
         Ok(Collection {
             queries,
@@ -159,31 +159,31 @@ impl Collection {
         })
     }
 
-    /// How many queries.
+    /// Number of queries.
     pub fn queries(&self) -> usize {
         self.queries
     }
 
-    /// Candidates of a query at most.
+    /// Maximum number of candidates per query.
     pub fn room(&self) -> usize {
         self.room
     }
 
-    /// Bytes of the candidates of all queries that are written where each scans so many items in no order: of the n-th item the share
-    /// that is wanted of those before it.
+    /// Estimates the bytes of candidates that are written if each query scans `items` items in random order: the n-th item is
+    /// stored with the probability that it is among the wanted ones so far.
     fn kept_bytes(&self, items: usize) -> usize {
         let (items, wanted) = (items.max(1) as f64, self.raise_every as f64);
         let kept = if items > wanted { wanted * (1.0 + (items / wanted).ln()) } else { items };
         8 * self.queries * kept as usize
     }
 
-    /// What it has collected so far, as a look takes it.
+    /// Returns the candidates so far, for a termination check.
     pub fn kept(&self) -> Kept<'_> {
         let Collection { keys, counts, survivors, room, .. } = self;
         Kept { keys, counts, survivors, room: *room, bytes: self.kept_bytes(*room) / 2 }
     }
 
-    /// Bytes that a collection takes for each query, beside its candidates.
+    /// Bytes per query of a collection, without its candidates.
     pub fn bytes_a_query(dimension: usize) -> usize {
         BINS * 4 + dimension.div_ceil(4) * 8 + 64
     }
@@ -208,10 +208,10 @@ impl Collection {
         }
     }
 
-    /// Writes the codes of the queries `[queries, dimension]`. `norm_max` is the largest norm of an item.
+    /// Quantizes the queries `[queries, dimension]`. `norm_max` is the largest norm of an item.
     ///
     /// # Errors
-    /// `Internal` for arrays of other lengths, or where the launch fails.
+    /// `Internal` for arrays of other lengths, or if the launch fails.
     pub fn quantize(&self, device: &Device, vectors: &Array<f32>, dimension: usize, norm_max: f32) -> Result<()> {
         #[repr(C)]
         #[derive(Clone, Copy, Pod, Zeroable)]
@@ -242,21 +242,21 @@ impl Collection {
     }
 }
 
-/// The centroids of an index as blocks, a list a slot.
+/// Centroids of an index as blocks, one list per slot.
 #[derive(Debug)]
 pub struct Centroids {
     /// `[ceil(lists / 16), G, 16, 4]`
     pub codes: Array<u8>,
     /// `[lists]`, and up to 16 more
     pub scales: Array<f32>,
-    /// What is taken off each list's score, `[lists]`.
+    /// Penalty that is subtracted from each list's score, `[lists]`.
     pub penalties: Option<Array<f32>>,
-    /// Lists, C.
+    /// Number of lists, C.
     pub lists: usize,
 }
 
 impl Centroids {
-    /// Writes the ordered score of every list for every query, `[queries, lists]`.
+    /// Writes the ordered key of every list's score for every query, `[queries, lists]`.
     ///
     /// # Errors
     /// As [`Collection::quantize`].
@@ -307,18 +307,18 @@ impl Centroids {
 pub struct Order<'a> {
     /// `[queries, stride]`
     pub order: &'a Array<u32>,
-    /// `[queries]`; none for the first.
+    /// First index, `[queries]`; `None` for 0.
     pub begins: Option<&'a Array<u32>>,
-    /// `[queries]`
+    /// End index, `[queries]`.
     pub ends: &'a Array<u32>,
-    /// Lists that are ordered of each query.
+    /// Number of sorted lists per query.
     pub stride: usize,
-    /// Lists that a query scans at most.
+    /// Maximum number of lists that a query scans.
     pub most: usize,
 }
 
 impl<'a> Order<'a> {
-    /// The first lists of each query, `counts[q]` of them.
+    /// Selects the first `counts[q]` lists of each query.
     pub fn first(order: &'a Array<u32>, counts: &'a Array<u32>, stride: usize) -> Self {
         Order { order, begins: None, ends: counts, stride, most: stride }
     }
@@ -327,27 +327,27 @@ impl<'a> Order<'a> {
 /// Eligible items of each query.
 #[derive(Debug)]
 pub struct Eligible<'a> {
-    /// The address of each query's words, `[queries]`.
+    /// Address of each query's filter bitmap, `[queries]`.
     pub words: &'a Array<u64>,
-    /// The first word of each list, `[lists + 1]`.
+    /// First word of each list, `[lists + 1]`.
     pub firsts: &'a Array<u32>,
 }
 
-/// Items that are there for every query.
+/// Live items, the same for every query.
 #[derive(Clone, Copy, Debug)]
 pub struct LiveItems<'a> {
-    /// A bit each, list after list.
+    /// Live bitmap, one bit per item, list after list.
     pub words: &'a Array<u64>,
-    /// The first word of each list, `[lists + 1]`.
+    /// First word of each list, `[lists + 1]`.
     pub firsts: &'a Array<u32>,
 }
 
-/// Blocks that share out the work of each of so many queries evenly, at most so many: as many as make all end soonest.
+/// Returns the number of blocks per query, at most `most`, with which all of them finish earliest.
 fn even_parts(device: &Device, most: usize, queries: usize) -> usize {
     let at_once = (device.driver().blocks() / BLOCKS_A_PROCESSOR).max(1) * AT_ONCE;
     let last = most.clamp(1, (at_once / queries.max(1)).max(4));
     let turns_by = |parts: &usize| (queries * parts).div_ceil(at_once);
-    // Turns over parts are how long it takes: compared without a division.
+    // The duration is proportional to turns divided by parts; the comparison avoids the division.
     (1..=last).min_by(|a, b| (turns_by(a) * b).cmp(&(turns_by(b) * a))).unwrap_or(1)
 }
 
@@ -370,7 +370,7 @@ impl BlockLists {
         }
     }
 
-    /// Lists, C.
+    /// Number of lists, C.
     pub fn lists(&self) -> usize {
         self.lengths.len()
     }
@@ -384,7 +384,7 @@ impl BlockLists {
         Ok(())
     }
 
-    /// Scans the lists of each query by itself; where words are given, the eligible items of these lists.
+    /// Scans the lists of each query separately; with filter bitmaps, only their eligible items.
     ///
     /// # Errors
     /// As [`Collection::quantize`].
@@ -442,7 +442,7 @@ impl BlockLists {
         launch(device, &Shape { kernel: "scan_lists", grid, threads: THREADS as u32, shared_bytes, demand }, &arguments)
     }
 
-    /// Items of the first lists of each query, `[queries]`.
+    /// Counts the items in the first lists of each query, `[queries]`.
     ///
     /// # Errors
     /// As [`Collection::quantize`].
@@ -473,8 +473,8 @@ impl BlockLists {
         Ok(items)
     }
 
-    /// Scans the first lists of each query for all queries that ask for them, by tensor cores; where words are given, those items
-    /// of them that are there for every query.
+    /// Scans the first lists of each query on tensor cores, each list for all queries that probe it; with a live bitmap, only its
+    /// live items.
     ///
     /// # Errors
     /// As [`Collection::quantize`].
@@ -528,21 +528,22 @@ impl BlockLists {
         4 * TILE_QUERIES * 2 * row_words
     }
 
-    /// Whether a block of the device has enough shared memory for [`BlockLists::scan_shared`]; else [`BlockLists::scan`] finds the same.
+    /// Returns whether a block of the device has enough shared memory for [`BlockLists::scan_shared`]; otherwise
+    /// [`BlockLists::scan`] gives the same results.
     pub fn can_scan_shared(&self, device: &Device) -> bool {
         self.shared_scan_bytes() <= device.driver().shared_bytes_max()
     }
 
-    /// Items of a list on average, the room behind the last one of each included.
+    /// Mean number of slots per list, including padding.
     fn mean_items(&self) -> usize {
         self.slots.div_ceil(self.lists().max(1))
     }
 
-    /// What a scan list by list moves and computes, whose lists are probed evenly.
+    /// Estimates the demand of a shared scan, assuming evenly probed lists.
     fn shared_demand(&self, to: &Collection, order: &Order<'_>) -> Demand {
         let probes = to.queries * order.most;
         let lists = probes.min(self.lists());
-        // So many of the lists have a query that asks for them, and so many of these queries each.
+        // Number of probed lists, and of query tiles per list.
         let tiles = lists * probes.div_ceil(lists.max(1)).div_ceil(TILE_QUERIES);
         let list_bytes = self.mean_items() * (4 * self.groups + 4);
         Demand {
@@ -552,7 +553,7 @@ impl BlockLists {
         }
     }
 
-    /// The queries of each list: where they start, and they.
+    /// Inverts the probes: returns the offsets of each list's queries, and the queries.
     fn invert(&self, device: &Device, to: &Collection, order: &Order<'_>) -> Result<(Array<u32>, Array<u32>)> {
         #[repr(C)]
         #[derive(Clone, Copy, Pod, Zeroable)]

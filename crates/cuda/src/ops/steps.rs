@@ -1,4 +1,4 @@
-//! The steps of dense programs.
+//! Steps of compiled dense graphs.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -10,30 +10,31 @@ use sterling_kernels::cpu::dense::{
     Binary, CHAIN_MAX, ChainLink, EQUAL_FOLDS_MAX, Fold, Form, PANEL, PARTS_MAX, PairRows, Unary,
 };
 
-/// Rows of a tile of a product and those of a warp of it, its columns where it is narrow and where it is wide, and words of depth that lie
-/// in shared memory at a time.
+/// Tile of a matrix product: its rows, its rows per warp, its columns (narrow and wide), and the words of depth per stage in
+/// shared memory.
 const TILE_ROWS: usize = 128;
 const WARP_ROWS: usize = 32;
 const TILE_COLUMNS: [usize; 2] = [64, 128];
 const TILE_DEPTH: usize = 16;
-/// Tiles in shared memory: one that is multiplied and two that come.
+/// Tiles in shared memory: one that is being multiplied, and two that are being loaded.
 const TILES_HELD: usize = 3;
-/// Products of parts that make a product of single numbers by tensor cores.
+/// Number of partial products that emulate a single-precision product on tensor cores.
 const SPLIT_PRODUCTS: usize = 3;
 
-/// Numbers of a step, as kernels read them: number `[request, row, outer, inner]` is so many times each of these after the first.
+/// Strided numbers of a step, in the kernels' layout: number `[request, row, outer, inner]` is at the address plus the sum of
+/// index times stride.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 pub struct NumbersAt {
     /// Address of the first f32; 0 for none.
     pub address: u64,
-    /// From a request to the next; 0 where all share them.
+    /// Stride of requests; 0 if all share the numbers.
     pub request: u64,
-    /// From a row to the next.
+    /// Stride of rows.
     pub row: u32,
-    /// From a run to the next.
+    /// Stride of runs.
     pub outer: u32,
-    /// 1, or 0 where a run is one number.
+    /// Stride within a run: 1, or 0 if a run repeats one number.
     pub inner: u32,
     unused: u32,
 }
@@ -45,12 +46,12 @@ impl NumbersAt {
         NumbersAt { address, request: request as u64, row: row as u32, outer: 0, inner: 1, unused: 0 }
     }
 
-    /// The same from so many numbers further on.
+    /// Skips `count` numbers.
     pub fn behind(self, count: usize) -> Self {
         NumbersAt { address: self.address + 4 * count as u64, ..self }
     }
 
-    /// The same in runs.
+    /// Sets the strides of runs.
     pub fn runs(self, outer: usize, inner: usize) -> Self {
         NumbersAt { outer: outer as u32, inner: inner as u32, ..self }
     }
@@ -61,7 +62,7 @@ impl NumbersAt {
 pub struct RowsOf<'a> {
     /// `[requests]`
     pub counts: &'a Array<u32>,
-    /// Rows of a request at most.
+    /// Maximum number of rows per request.
     pub most: usize,
 }
 
@@ -71,54 +72,54 @@ impl RowsOf<'_> {
     }
 }
 
-/// A factor of a product, as kernels read it.
+/// Factor of a matrix product, in the kernels' layout.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 pub struct FactorAt {
     /// Rows of `depth` numbers.
     pub rows: NumbersAt,
-    /// `[depth, columns]` in panels of 32 columns.
+    /// Matrix `[depth, columns]` in panels of 32 columns.
     pub matrix: NumbersAt,
-    /// Numbers of a row.
+    /// Numbers per row.
     pub depth: u32,
-    /// From a row of the matrix to the next.
+    /// Stride of matrix rows.
     pub row_stride: u32,
-    /// From a panel to the next.
+    /// Stride of panels.
     pub panel_stride: u32,
     unused: u32,
 }
 
 impl FactorAt {
-    /// A factor.
+    /// Creates a factor.
     pub fn new(rows: NumbersAt, matrix: NumbersAt, depth: usize, strides: (usize, usize)) -> Self {
         let (row_stride, panel_stride) = (strides.0 as u32, strides.1 as u32);
         FactorAt { rows, matrix, depth: depth as u32, row_stride, panel_stride, unused: 0 }
     }
 }
 
-/// What a product does to its sums.
+/// Output of a matrix product.
 #[derive(Clone, Copy, Debug)]
 pub struct ProductTo {
-    /// Added to each row; none at address 0.
+    /// Bias that is added to each row; address 0 for none.
     pub bias: NumbersAt,
-    /// Where rows go, `runs` of `columns` each side by side.
+    /// Destination of the rows, each with `runs` adjacent runs of `columns` numbers.
     pub out: NumbersAt,
-    /// Rows of each part in a row.
+    /// Number of runs per row.
     pub runs: usize,
-    /// Columns.
+    /// Number of columns.
     pub columns: usize,
-    /// Whether what is negative becomes 0.
+    /// Whether negative results become 0.
     pub relu: bool,
-    /// In which form the factors come: depths and strides count pairs then.
+    /// Number format of the factors; with pairs, depths and strides count pairs.
     pub factors: Form,
-    /// In which form the result goes out; in pairs only where the factors are.
+    /// Number format of the result; pairs only if the factors are pairs.
     pub result: Form,
 }
 
-/// Rows times matrices, summed.
+/// Multiplies rows by matrices and sums the products.
 ///
 /// # Errors
-/// `Internal` for more parts than a product has, or where the launch fails.
+/// `Internal` for more factors than supported, or if the launch fails.
 pub fn product(device: &Device, rows: RowsOf<'_>, parts: &[FactorAt], to: &ProductTo) -> Result<()> {
     #[repr(C)]
     #[derive(Clone, Copy, Pod, Zeroable)]
@@ -158,7 +159,8 @@ pub fn product(device: &Device, rows: RowsOf<'_>, parts: &[FactorAt], to: &Produ
     let depth: usize = parts.iter().map(|part| part.depth as usize).sum();
     let tall = count.div_ceil(TILE_ROWS);
     let [narrow, wide] = TILE_COLUMNS;
-    // Wide tiles read rows half as often, where there are enough of them to keep the device busy; single numbers wait for the tensor cores.
+    // Wide tiles read rows half as often, if enough tiles remain to keep the device busy. Single-precision products are limited
+    // by the tensor cores instead.
     let is_wide = to.factors == Form::Pairs
         && to.columns > narrow
         && BLOCKS_A_PROCESSOR * rows.requests() * tall * to.columns.div_ceil(wide) >= device.driver().blocks();
@@ -181,8 +183,8 @@ pub fn product(device: &Device, rows: RowsOf<'_>, parts: &[FactorAt], to: &Produ
     }
 }
 
-/// What products of `[rows, depth]` of each request with `[depth, columns]` move and compute, in tiles so wide. Every tile reads its rows
-/// and its columns; all but the first reading comes from the caches. Tensor cores compute the whole tiles of warps.
+/// Estimates the demand of products of `[rows, depth]` per request with `[depth, columns]`, in tiles of this width. Every tile
+/// reads its rows and columns; all reads but the first come from the caches. Tensor cores compute complete warp tiles.
 fn product_demand(
     requests: usize,
     [rows, depth, columns]: [usize; 3],
@@ -197,17 +199,17 @@ fn product_demand(
     let whole = times(&[requests, tall, wide, depth.next_multiple_of(TILE_DEPTH)]);
     match to.factors {
         Form::Single => Demand { tensor_tf32: times(&[SPLIT_PRODUCTS]) * whole, ..demand },
-        // A number of depth is a pair.
+        // One unit of depth is a pair.
         Form::Pairs => Demand { tensor_bf16: 2 * whole, ..demand },
     }
 }
 
-/// Bytes of steps that read and write so many numbers of each row.
+/// Demand of steps that read and write `numbers` numbers per row.
 fn numbers_demand(rows: RowsOf<'_>, numbers: usize) -> Demand {
     Demand::of_bytes(4 * rows.requests() * rows.most * numbers)
 }
 
-/// The first `count` numbers of each row as pairs.
+/// Converts the first `count` numbers of each row to pairs of bf16.
 ///
 /// # Errors
 /// As [`product`].
@@ -227,7 +229,7 @@ pub fn narrow(device: &Device, rows: RowsOf<'_>, from: NumbersAt, count: usize, 
     launch(device, &Shape { kernel: "narrow", grid, threads: 256, shared_bytes: 0, demand }, &arguments)
 }
 
-/// A matrix `[depth, columns]` of each row packed in pairs of its rows, into rows of the panels of `out`.
+/// Packs a matrix `[depth, columns]` of each row as pairs of its rows, into the panels of `out`.
 ///
 /// # Errors
 /// As [`product`].
@@ -264,18 +266,18 @@ pub fn pack_narrow(
     launch(device, &Shape { kernel: "pack_narrow", grid, threads: 256, shared_bytes: 0, demand }, &arguments)
 }
 
-/// Matrices of rows: `[m, k]` at each of `left`, `[k, n]` at each of `right`.
+/// Matrices per row: `[m, k]` at each offset of `left`, `[k, n]` at each offset of `right`.
 #[derive(Clone, Copy, Debug)]
 pub struct MatricesAt<'a> {
-    /// The left ones, and where each starts.
+    /// Left matrices, with the offset of each.
     pub left: (NumbersAt, &'a Array<u32>),
-    /// The right ones.
+    /// Right matrices, with the offset of each.
     pub right: (NumbersAt, &'a Array<u32>),
-    /// `m`, `k` and `n`.
+    /// Shape `m`, `k` and `n`.
     pub shape: [usize; 3],
 }
 
-/// Products of matrices that differ from row to row.
+/// Multiplies matrices that differ from row to row.
 ///
 /// # Errors
 /// As [`product`].
@@ -326,12 +328,12 @@ struct MapArgs {
     unused: u32,
 }
 
-/// Runs of numbers of a row.
+/// Runs of numbers within a row.
 #[derive(Clone, Copy, Debug)]
 pub struct RunsOfRow {
-    /// How many.
+    /// Number of runs.
     pub outer: usize,
-    /// Numbers of each.
+    /// Numbers per run.
     pub inner: usize,
 }
 
@@ -354,7 +356,7 @@ fn map(
     launch(device, &Shape { kernel, grid, threads: 256, shared_bytes: 0, demand }, &arguments)
 }
 
-/// What each number becomes.
+/// Applies a unary function to each number.
 ///
 /// # Errors
 /// As [`product`].
@@ -362,7 +364,7 @@ pub fn map1(device: &Device, rows: RowsOf<'_>, f: Unary, runs: RunsOfRow, a: Num
     map(device, rows, "map_one", runs, [a, NumbersAt::default(), out], f as u32)
 }
 
-/// What each pair becomes.
+/// Applies a binary function to each pair of numbers.
 ///
 /// # Errors
 /// As [`product`].
@@ -377,7 +379,7 @@ pub fn map2(
     map(device, rows, "map_two", runs, [a, b, out], f as u32)
 }
 
-/// Folds each run to one number.
+/// Reduces each run to one number.
 ///
 /// # Errors
 /// As [`product`].
@@ -385,28 +387,28 @@ pub fn fold(device: &Device, rows: RowsOf<'_>, f: Fold, runs: RunsOfRow, a: Numb
     map(device, rows, "fold_runs", runs, [a, NumbersAt::default(), out], f as u32)
 }
 
-/// A fold of numbers that lie beside keys, as kernels read it.
+/// Masked reduction of numbers with one key each, in the kernels' layout.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 pub struct FoldBesideAt {
-    /// A number beside each key.
+    /// One number per key.
     pub values: NumbersAt,
     function: u32,
     unused: [u32; 3],
 }
 
 impl FoldBesideAt {
-    /// A fold.
+    /// Creates a reduction.
     pub fn new(f: Fold, values: NumbersAt) -> Self {
         FoldBesideAt { values, function: f as u32, unused: [0; 3] }
     }
 }
 
-/// Folds, of each row, numbers times 1 where the key beside them is the row's and times 0 elsewhere: `count` keys. Fold `n` makes
-/// number `n` of a row.
+/// Reduces, for each row, the numbers multiplied by 1 if their key equals the row's key and by 0 otherwise, over `count` keys.
+/// Reduction `n` produces number `n` of a row.
 ///
 /// # Errors
-/// `Internal` for more folds than a step has, or where the launch fails.
+/// `Internal` for more reductions than supported, or if the launch fails.
 pub fn fold_equal(
     device: &Device,
     rows: RowsOf<'_>,
@@ -434,7 +436,7 @@ pub fn fold_equal(
     let (fold_count, count) = (folds.len() as u32, count as u32);
     let arguments = EqualArgs { key, keys, out, folds: all, counts, fold_count, count };
     let grid = [parts(device, rows.most, 8, rows.requests()), rows.requests(), 1];
-    // Keys and numbers of a request come from memory once and from the caches for each row.
+    // Keys and numbers of a request are read from memory once, and from the caches for each row.
     let (requests, beside) = (rows.requests(), count as usize * (1 + folds.len()));
     let again = 4 * times(&[requests, rows.most.saturating_sub(1), beside]);
     let once = 4 * requests * (beside + rows.most * (1 + folds.len()));
@@ -443,24 +445,24 @@ pub fn fold_equal(
     launch(device, &Shape { kernel: "fold_equal", grid, threads: 256, shared_bytes: 0, demand }, &arguments)
 }
 
-/// A chain over single numbers of each row, as `cpu::dense::Chain` is one.
+/// Chain of functions over single numbers of each row, like `cpu::dense::Chain`.
 #[derive(Clone, Copy, Debug)]
 pub struct ChainAt<'a> {
-    /// What fills the first registers.
+    /// Inputs in the first registers.
     pub reads: &'a [NumbersAt],
-    /// What fills the next ones.
+    /// Functions whose results fill the next registers.
     pub links: &'a [ChainLink],
-    /// Number `n` of a row is register `kept[n]`.
+    /// Output number `n` of a row is register `kept[n]`.
     pub kept: &'a [usize],
 }
 
-/// Threads of a block of a chain: the registers of their rows are its shared memory.
+/// Threads per block of a chain: the registers of their rows are in shared memory.
 const CHAIN_THREADS: usize = 128;
 
 /// Runs a chain over single numbers of each row.
 ///
 /// # Errors
-/// `Internal` for a longer chain than a step has, or where the launch fails.
+/// `Internal` for a longer chain than supported, or if the launch fails.
 pub fn chain(device: &Device, rows: RowsOf<'_>, chain: &ChainAt<'_>, out: NumbersAt) -> Result<()> {
     #[repr(C)]
     #[derive(Clone, Copy, Pod, Zeroable)]
@@ -490,7 +492,7 @@ pub fn chain(device: &Device, rows: RowsOf<'_>, chain: &ChainAt<'_>, out: Number
     };
     arguments.reads[..reads.len()].copy_from_slice(reads);
     for (to, link) in arguments.links.iter_mut().zip(links) {
-        // Function, the two registers, and whether there are two, a byte each.
+        // One byte each: the function, its two registers, and whether it is binary.
         *to = match *link {
             ChainLink::One(f, a) => f as u32 | (a as u32) << 8,
             ChainLink::Two(f, [a, b]) => f as u32 | (a as u32) << 8 | (b as u32) << 16 | 1 << 24,
@@ -506,29 +508,29 @@ pub fn chain(device: &Device, rows: RowsOf<'_>, chain: &ChainAt<'_>, out: Number
     launch(device, &Shape { kernel: "chain", grid, threads, shared_bytes, demand }, &arguments)
 }
 
-/// Where picked numbers come to lie: runs of `count`, `stride` apart, from number `first` on.
+/// Destination of picked numbers: runs of `count`, `stride` apart, from number `first` on.
 #[derive(Clone, Copy, Debug)]
 pub struct Placing {
-    /// Runs.
+    /// Number of runs.
     pub runs: usize,
-    /// Numbers of each.
+    /// Numbers per run.
     pub count: usize,
-    /// From a run to the next.
+    /// Stride of runs.
     pub stride: usize,
-    /// The first number.
+    /// First number.
     pub first: usize,
 }
 
-/// Which numbers are copied.
+/// Selection of the copied numbers.
 #[derive(Clone, Copy, Default)]
 struct Picked<'a> {
-    /// Number `n` of a row is number `numbers[n]` of it.
+    /// Output number `n` of a row is number `numbers[n]` of it.
     numbers: Option<&'a Array<u32>>,
-    /// Row `n` is row `rows[n]`.
+    /// Output row `n` is row `rows[n]`.
     rows: Option<&'a Array<u32>>,
 }
 
-/// Copies numbers of each row: number `n` is number `index[n]`, or as they lie.
+/// Copies numbers of each row: number `n` is number `index[n]`, or number `n` without an index.
 ///
 /// # Errors
 /// As [`product`].
@@ -543,10 +545,10 @@ pub fn pick(
     picked(device, rows, [from, out], Picked { numbers: index, rows: None }, placing)
 }
 
-/// Rows of a matrix `[_, width]`, those that are named, side by side. Whoever names them makes sure that they are there.
+/// Gathers the named rows of a matrix `[_, width]`.
 ///
 /// # Errors
-/// As [`product`]; `Overloaded` where the device has not enough memory.
+/// `Internal` for a row that does not exist; as [`product`]; `Overloaded` if device memory is exhausted.
 pub fn take_rows(device: &Device, matrix: &Array<f32>, width: usize, named: &[usize]) -> Result<Array<f32>> {
     if named.iter().any(|row| (row + 1).saturating_mul(width) > matrix.len()) {
         return Err(Error::internal(format!(

@@ -1,4 +1,4 @@
-//! The exact K best of many scored items.
+//! Exact selection of the K best of many scored items.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -8,17 +8,18 @@ use crate::memory::{Array, Device};
 use sterling_core::error::Result;
 
 const DIGITS: usize = 1 << 11;
-/// Numbers of shared memory that a descent to the K-th largest takes.
+/// Words of shared memory for the digit search of the K-th largest key.
 pub(super) const DESCENT_WORDS: usize = DIGITS + 36;
-/// Items of a row that one block goes through, and room for those of which it is not said how many there are: bars leave few of them.
+/// Maximum items per row for a single block; and maximum room of a row with unknown count, of which score thresholds leave little
+/// used.
 const ALONE_MAX: usize = 1 << 16;
 const ALONE_ROOM_MAX: usize = 1 << 19;
-/// Items of a row for each of several blocks.
+/// Number of items of a row per block, with several blocks.
 const SHARE: usize = 1 << 14;
-/// Items that are sorted in shared memory.
+/// Number of items that are sorted in shared memory.
 const RUN: usize = 1024;
 
-/// Room for about so many: in steps of an eighth, so that requests that differ a little ask for the same launches.
+/// Rounds a size up in steps of an eighth, so that requests of similar size cause the same launches.
 pub fn bucket(count: usize) -> usize {
     count.next_multiple_of((count.next_power_of_two() / 8).max(8))
 }
@@ -26,35 +27,35 @@ pub fn bucket(count: usize) -> usize {
 /// Scored items of several rows.
 #[derive(Clone, Copy, Debug)]
 pub struct Scored<'a> {
-    /// Ordered scores, `[rows, stride]`.
+    /// Ordered keys, `[rows, stride]`.
     pub keys: &'a Array<u32>,
-    /// Slots; without them an item's place is its slot.
+    /// Slots; `None` if an item's index is its slot.
     pub slots: Option<&'a Array<u32>>,
-    /// How many there are in each row; without them `stride`.
+    /// Number of items per row; `None` for `stride`.
     pub counts: Option<&'a Array<u32>>,
-    /// Room of a row.
+    /// Room per row.
     pub stride: usize,
 }
 
-/// What equal scores rank by, the lowest first.
+/// Tie-breaking of equal scores, lowest id first.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Ties<'a> {
-    /// The id of each slot; without ids the slot itself.
+    /// Id of each slot; `None` for the slot itself.
     pub ids: Option<&'a Array<i64>>,
-    /// What stands for the slots of row `r`: `map[r, slot]`, and from one row to the next.
+    /// Mapping of slots in row `r`, `map[r, slot]`, and its row stride.
     pub map: Option<(&'a Array<u32>, usize)>,
 }
 
-/// The best of each row.
+/// Best items of each row.
 #[derive(Debug)]
 pub struct Best {
-    /// Ordered scores, `[rows, stride]`.
+    /// Ordered keys, `[rows, stride]`.
     pub keys: Array<u32>,
     /// `[rows, stride]`
     pub slots: Array<u32>,
-    /// How many, `[rows]`.
+    /// Number of items, `[rows]`.
     pub counts: Array<u32>,
-    /// From a row to the next, at least the largest K of all rows.
+    /// Row stride, at least the largest K of all rows.
     pub stride: usize,
 }
 
@@ -87,17 +88,17 @@ struct SortArgs {
     unused: u32,
 }
 
-/// Selects the `wanted[r]` best of each row, at most `most`, in no order.
+/// Selects the `wanted[r]` best items of each row, at most `most`, unsorted.
 ///
 /// # Errors
-/// `Internal` for arrays that are too short, or where a launch fails; `Overloaded` where there is no more memory.
+/// `Internal` for arrays that are too short, or if a launch fails; `Overloaded` if memory is exhausted.
 pub fn select(device: &Device, from: &Scored<'_>, ties: &Ties<'_>, wanted: &Array<u32>, most: usize) -> Result<Best> {
     let alone = if from.counts.is_some() { ALONE_ROOM_MAX } else { ALONE_MAX };
     let blocks = if from.stride <= alone { 1 } else { parts(device, from.stride, SHARE, wanted.len()) };
     select_by(device, blocks, from, ties, (wanted, most))
 }
 
-/// The same by so many blocks a row.
+/// Same with a given number of blocks per row.
 ///
 /// # Errors
 /// As [`select`].
@@ -141,7 +142,7 @@ pub fn select_by(
     };
     if blocks == 1 {
         let shared_bytes = 4 * (DESCENT_WORDS + 2);
-        // Three readings of the keys for the last one of the best, and one of keys and slots.
+        // Three passes over the keys for the K-th largest, and one over keys and slots.
         let demand =
             Demand { again: times(&[rows, from.stride, 8]), ..Demand::of_bytes(rows * (from.stride * 12 + most * 8)) };
         let grid = [rows, 1, 1];
@@ -152,7 +153,7 @@ pub fn select_by(
     Ok(best)
 }
 
-/// Several blocks a row: a launch for each digit of the last key, and one that takes what is above it.
+/// Several blocks per row: one launch per digit of the K-th largest key, and one that collects all items above it.
 fn select_together(device: &Device, of: TopArgs, rows: usize, blocks: usize) -> Result<()> {
     #[repr(C)]
     #[derive(Clone, Copy, Pod, Zeroable)]
@@ -173,7 +174,7 @@ fn select_together(device: &Device, of: TopArgs, rows: usize, blocks: usize) -> 
     Ok(())
 }
 
-/// Sorts the best of each row, best first.
+/// Sorts the items of each row, best first.
 ///
 /// # Errors
 /// As [`select`].

@@ -1,4 +1,4 @@
-//! Filter programs over bit planes.
+//! Filter programs over Bloom planes and posting lists, which produce filter bitmaps.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -8,23 +8,23 @@ use crate::driver::Demand;
 use crate::memory::{Array, Device};
 use sterling_core::error::{Error, Result};
 
-/// Bits on the stack of a program's check at most.
+/// Maximum number of bits on the stack of a program's exact check.
 pub const CHECK_STACK_MAX: usize = 64;
-/// Runs of words on a program's stack at most: those of one warp fill a block's shared memory.
+/// Maximum stack depth of a program: the stacks of one warp then fill a block's shared memory.
 pub const STACK_MAX: usize = 1 + SHARED_BYTES / (8 * 32);
-/// Threads of a block at most.
+/// Maximum threads per block.
 const THREADS: usize = 256;
-/// Shared memory that a block of any device has.
+/// Shared memory per block on any device, in bytes.
 const SHARED_BYTES: usize = 48 << 10;
 
-/// Threads of a block, of which each has a stack of so many words but for the top: as many warps as have room.
+/// Returns the threads per block for a stack depth (the top of the stack is in registers): as many warps as fit.
 fn threads_of(depth: usize) -> usize {
     (SHARED_BYTES / (8 * (depth - 1).max(1)) / 32 * 32).clamp(32, THREADS)
 }
-/// Stands where a step has no plane, and a run none before it.
+/// Marks a step without plane, or a run without predecessor.
 pub const NO_PLANE: u32 = u32::MAX;
 
-/// What a step does. The first ten stand over words; the last two and those between them push or join bits of one item.
+/// Operation of a step. The first ten work on words; the last two, and the operations between, push or combine bits of one item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Operation {
@@ -32,21 +32,21 @@ pub enum Operation {
     Every,
     /// Pushes no item.
     None,
-    /// Pushes a plane or its opposite.
+    /// Pushes a plane or its complement.
     Push,
-    /// ANDs a plane or its opposite.
+    /// ANDs a plane or its complement.
     Keep,
     /// ORs a plane.
     Add,
     /// ANDs the planes of a term's Bloom positions.
     Bloom,
-    /// ANDs a comparison that runs of planes answer but for some items.
+    /// ANDs a numeric comparison that planes of value ranges decide for all but some items.
     Number,
-    /// ANDs a comparison that is made for each item.
+    /// ANDs a comparison that is evaluated per item.
     Compare,
-    /// Pops and ANDs.
+    /// Pops two values and pushes their AND.
     And,
-    /// Pops and ORs.
+    /// Pops two values and pushes their OR.
     Or,
     /// Pushes whether an item has one of the terms.
     HasTerm,
@@ -54,59 +54,59 @@ pub enum Operation {
     Holds,
 }
 
-/// A step of a filter program, as kernels read it.
+/// Step of a filter program, in the kernels' layout.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Pod, Zeroable)]
 pub struct FilterStep {
-    /// An [`Operation`].
+    /// Number of an [`Operation`].
     pub operation: u32,
-    /// 1 for the opposite.
+    /// 1 for the complement.
     pub is_negated: u32,
-    /// The plane, or [`NO_PLANE`].
+    /// Plane, or [`NO_PLANE`].
     pub plane: u32,
-    /// The column that is looked at.
+    /// Column that is read.
     pub column: u32,
-    /// Its first run or code, and how many.
+    /// First value range or code, with its number in `count`.
     pub first: u32,
     /// See `first`.
     pub count: u32,
-    /// Runs that pass whole.
+    /// Number of value ranges that pass completely.
     pub sure: u32,
-    /// The operator of a comparison, or 6 for ranges of codes.
+    /// Operator of a comparison, or 6 for ranges of codes.
     pub comparison: u32,
-    /// The hash of a term, the bits of a number, or a range of codes, its low end in the low half.
+    /// Hash of a term, bits of a number, or range of codes with its start in the low half.
     pub x: u64,
-    /// The step of the hash, or the second range.
+    /// Step of the hash, or the second range.
     pub y: u64,
 }
 
 impl FilterStep {
-    /// A step without operands.
+    /// Creates a step without operands.
     pub fn plain(operation: Operation) -> Self {
         FilterStep { operation: operation as u32, plane: NO_PLANE, ..FilterStep::zeroed() }
     }
 }
 
-/// A filter's program as the host made it.
+/// Compiled filter on the host.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct WordProgram {
-    /// Over words.
+    /// Steps over words.
     pub steps: Vec<FilterStep>,
-    /// What an item must hold where the words are only suspected; else none.
+    /// Exact check of items that the words only suspect; empty if the words are exact.
     pub checks: Vec<FilterStep>,
-    /// Pairs: a plane and the one before it, or [`NO_PLANE`].
+    /// Pairs of a plane and its predecessor, or [`NO_PLANE`].
     pub runs: Vec<u32>,
-    /// Codes of terms, ascending for each step.
+    /// Codes of terms, ascending per step.
     pub codes: Vec<u32>,
-    /// Runs of words that stand on the stack at most.
+    /// Maximum stack depth.
     pub depth: usize,
 }
 
 impl WordProgram {
-    /// Whether a device can evaluate it.
+    /// Checks that a device can evaluate the program.
     ///
     /// # Errors
-    /// `Unsupported` where it nests too deep.
+    /// `Unsupported` if it is nested too deeply.
     pub fn check(&self) -> Result<()> {
         let (depth, checks) = (self.depth, check_depth(&self.checks));
         if depth > STACK_MAX || checks > CHECK_STACK_MAX {
@@ -117,7 +117,7 @@ impl WordProgram {
         Ok(())
     }
 
-    /// Words of planes that are read for each word of items, where all positions of a Bloom filter have to be looked at.
+    /// Number of plane words read per word of items, if all positions of a Bloom filter have to be read.
     fn planes(&self, hashes: usize) -> usize {
         let planes = |step: &FilterStep| match step.operation {
             operation if operation == Operation::Bloom as u32 => hashes,
@@ -128,44 +128,44 @@ impl WordProgram {
     }
 }
 
-/// Where the values of a column lie on the device, as kernels read it; 0 where there are none.
+/// Addresses of a column's values on the device, in the kernels' layout; 0 for none.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, Pod, Zeroable)]
 pub struct ColumnAt {
-    /// u32 `[slots + 1]`
+    /// Offsets, u32 `[slots + 1]`.
     pub offsets: u64,
-    /// u32
+    /// Codes, u32.
     pub codes: u64,
-    /// f64 `[slots]`
+    /// Numbers, f64 `[slots]`.
     pub floats: u64,
 }
 
-/// The eligibility index on the device.
+/// Filter index on the device.
 #[derive(Debug)]
 pub struct PlaneIndex {
     /// `[planes, words]`
     pub planes: Array<u64>,
     /// `[words]`
     pub every: Array<u64>,
-    /// The Bloom planes of each list in turn.
+    /// Bloom planes, list by list.
     pub bloom: Array<u64>,
-    /// Where they start, `[lists]`.
+    /// Start of each list's planes, `[lists]`.
     pub bloom_starts: Array<u64>,
     /// `[lists]`
     pub widths: Array<u32>,
-    /// The first word of each list, `[lists + 1]`.
+    /// First word of each list, `[lists + 1]`.
     pub firsts: Array<u32>,
-    /// The list of each word.
+    /// List of each word.
     pub word_lists: Array<u32>,
-    /// The first slot of each word.
+    /// First slot of each word.
     pub word_slots: Array<u32>,
     /// `[columns]`
     pub columns: Array<ColumnAt>,
-    /// Positions of a term in a Bloom filter.
+    /// Number of positions of a term in a Bloom filter.
     pub hashes: usize,
 }
 
-/// A filter's program on the device, as kernels read it.
+/// Compiled filter on the device, in the kernels' layout.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 struct ProgramAt {
@@ -179,39 +179,39 @@ struct ProgramAt {
     check_count: u32,
 }
 
-/// Filters on the device, and room for the items that pass each.
+/// Filters on the device, with their bitmaps.
 #[derive(Debug)]
 pub struct Filters {
     programs: Array<ProgramAt>,
-    /// What the programs read.
+    /// Arrays that the programs read.
     _parts: Vec<(Array<FilterStep>, Array<u32>)>,
-    /// A bit an item, `[filters, words]`.
+    /// Filter bitmaps, `[filters, words]`.
     pub words: Array<u64>,
     words_each: usize,
     threads: usize,
     shared_bytes: usize,
-    /// Bytes that a word of one of them takes.
+    /// Bytes read per word of one bitmap.
     bytes_a_word: usize,
 }
 
 impl Filters {
-    /// How many.
+    /// Number of filters.
     pub fn len(&self) -> usize {
         self.programs.len()
     }
 
-    /// True where there are none.
+    /// Returns whether there are no filters.
     pub fn is_empty(&self) -> bool {
         self.programs.is_empty()
     }
 
-    /// Where the words of one of them lie.
+    /// Address of a filter's bitmap.
     pub fn address(&self, filter: usize) -> u64 {
         self.words.address() + (8 * filter * self.words_each) as u64
     }
 }
 
-/// Stands for a query without a filter.
+/// Marks a query without a filter.
 pub const NO_FILTER: u32 = u32::MAX;
 
 #[repr(C)]
@@ -231,7 +231,7 @@ struct FilterArgs {
 }
 
 impl PlaneIndex {
-    /// Filters by their programs, with room for what passes them; `every` has the bits of all items that are there.
+    /// Uploads filters and allocates their bitmaps; `every` has the bits of all live items.
     ///
     /// # Errors
     /// `Unsupported` for a program with too deep a stack; as [`Device::copy`].
@@ -282,7 +282,7 @@ impl PlaneIndex {
     /// Evaluates filters over all lists.
     ///
     /// # Errors
-    /// `Internal` where the launch fails.
+    /// `Internal` if the launch fails.
     pub fn evaluate(&self, device: &Device, filters: &Filters) -> Result<()> {
         let (count, words) = (filters.len(), filters.words_each);
         if count * words == 0 {
@@ -298,10 +298,10 @@ impl PlaneIndex {
         launch(device, &shape, &self.arguments(filters))
     }
 
-    /// Evaluates the filter of each query, `of_queries` or [`NO_FILTER`], over its next lists alone.
+    /// Evaluates the filter of each query, `of_queries` or [`NO_FILTER`], only over its next lists.
     ///
     /// # Errors
-    /// `Internal` for arrays of other lengths, or where the launch fails.
+    /// `Internal` for arrays of other lengths, or if the launch fails.
     pub fn evaluate_lists(
         &self,
         device: &Device,
@@ -346,7 +346,7 @@ impl PlaneIndex {
     }
 }
 
-/// Bits that a check has on its stack at most.
+/// Maximum number of bits on the stack of an exact check.
 fn check_depth(checks: &[FilterStep]) -> usize {
     let (mut height, mut most) = (0usize, 0);
     for step in checks {

@@ -1,4 +1,4 @@
-//! The value model, and what is told of the best.
+//! Value model, and the columns of the best candidates.
 
 use bytemuck::{Pod, Zeroable};
 
@@ -8,27 +8,27 @@ use crate::driver::Demand;
 use crate::memory::{Array, Device};
 use sterling_core::error::Result;
 
-/// Threads of a block that evaluates, at most.
+/// Maximum threads per block of the evaluation.
 const THREADS_MAX: usize = 128;
-/// Shared memory that a block of any card has.
+/// Shared memory per block on any GPU, in bytes.
 const SHARED_BYTES: usize = 48 << 10;
 
-/// Threads of a block whose stacks are so deep: as many warps as have room.
+/// Returns the threads per block for a stack depth: as many warps as fit.
 fn threads_of(depth: usize) -> usize {
     (SHARED_BYTES / (4 * depth.max(1)) / 32 * 32).clamp(32, THREADS_MAX)
 }
 
-/// A step of a value model, as kernels read it.
+/// Step of a value model, in the kernels' layout.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct ValueStep {
-    /// Its number in `kernels/value.cu`.
+    /// Number of the operation in `kernels/value.cu`.
     pub operation: u32,
-    /// The bits of a number, or which input or constant.
+    /// Bits of a number, or index of an input or constant.
     pub operand: u32,
 }
 
-/// Where an input of a value model comes from, as kernels read it.
+/// Input of a value model, in the kernels' layout.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Pod, Zeroable)]
 pub struct ValueInput {
@@ -38,64 +38,64 @@ pub struct ValueInput {
 }
 
 impl ValueInput {
-    /// The scores of a task.
+    /// Scores of a task.
     pub fn task(task: usize) -> Self {
         ValueInput { kind: 0, task: task as u32, column: 0 }
     }
 
-    /// A column of one number a slot.
+    /// Column with one number per slot.
     pub fn column(column: &Array<f32>) -> Self {
         ValueInput { kind: 1, task: 0, column: column.address() }
     }
 
-    /// The retrieval score.
+    /// Retrieval score.
     pub fn similarity() -> Self {
         ValueInput { kind: 2, task: 0, column: 0 }
     }
 }
 
-/// A value model on the device.
+/// Value model on the device.
 #[derive(Debug)]
 pub struct ValueProgram {
-    /// Stack code.
+    /// Code of a stack machine.
     pub steps: Array<ValueStep>,
-    /// What it reads.
+    /// Inputs that it reads.
     pub inputs: Array<ValueInput>,
-    /// Constants of a request.
+    /// Number of constants per request.
     pub constants: usize,
-    /// Tasks of the reranker, T.
+    /// Number of reranker tasks, T.
     pub tasks: usize,
-    /// Numbers that stand on its stack at most.
+    /// Maximum stack depth.
     pub depth: usize,
 }
 
-/// What candidates come with.
+/// Inputs of the evaluation per candidate.
 #[derive(Clone, Copy, Debug)]
 pub struct Rated<'a> {
-    /// The candidates.
+    /// Candidates.
     pub of: SlotRows<'a>,
-    /// Their ordered retrieval scores.
+    /// Ordered keys of the retrieval scores.
     pub similarity: &'a Array<u32>,
-    /// Their logits `[queries, stride, n]` and n; none without a reranker.
+    /// Logits `[queries, stride, n]`, and n; `None` without a reranker.
     pub logits: Option<(&'a Array<f32>, usize)>,
 }
 
-/// What candidates are worth.
+/// Values of candidates.
 #[derive(Debug)]
 pub struct Valued {
     /// Task scores, `[queries, stride, T]`.
     pub tasks: Array<f32>,
-    /// Ordered values, `[queries, stride]`.
+    /// Ordered keys of the values, `[queries, stride]`.
     pub keys: Array<u32>,
-    /// Set where a task's score is not a number, `[queries]`.
+    /// Set if a task score is NaN, `[queries]`.
     pub bad: Array<u32>,
 }
 
 impl ValueProgram {
-    /// Task scores and values. `constants` are those of each query.
+    /// Computes task scores and values. `constants` holds those of each query.
     ///
     /// # Errors
-    /// `Internal` for arrays that are too short or where the launch fails.
+    /// `Internal` for arrays that are too short or if the launch fails.
     pub fn evaluate(&self, device: &Device, rated: &Rated<'_>, constants: &Array<f32>) -> Result<Valued> {
         #[repr(C)]
         #[derive(Clone, Copy, Pod, Zeroable)]
@@ -158,18 +158,18 @@ impl ValueProgram {
     }
 }
 
-/// What is told of the best.
+/// Returned columns of the best candidates.
 #[derive(Debug)]
 pub struct Told {
     /// `[queries, top_stride]`
     pub slots: Array<u32>,
-    /// Ordered retrieval scores.
+    /// Ordered keys of the retrieval scores.
     pub similarity: Array<u32>,
     /// Task scores, `[queries, top_stride, T]`.
     pub tasks: Array<f32>,
 }
 
-/// Gathers what is told of the best: `places[q, ..counts[q]]` among the candidates of query `q`.
+/// Gathers the columns of the best: `places[q, ..counts[q]]` among the candidates of query `q`.
 ///
 /// # Errors
 /// As [`ValueProgram::evaluate`].
@@ -223,7 +223,8 @@ mod tests {
     use super::*;
     use sterling_core::limits::VALUE_DEPTH_MAX;
 
-    /// Five numbers wait at each level of an expression at most: two arguments, a comparison's, a sum's and a product's left one.
+    /// Each level of an expression needs at most five numbers: two arguments, and the left operand of a comparison, a sum and a
+    /// product.
     #[test]
     fn stacks_of_any_depth_fit_the_shared_memory_of_any_card() {
         for depth in 0..=5 * (VALUE_DEPTH_MAX + 1) + 1 {

@@ -1,4 +1,4 @@
-//! Columns as an item file has them, and their encoding in slot order.
+//! Input columns of an item file, and their encoding in slot order.
 
 use std::collections::BTreeSet;
 
@@ -6,48 +6,48 @@ use super::view::{ColumnKind, Declared};
 use sterling_core::error::{Error, Result};
 use sterling_storage::files::TensorFile;
 
-/// One column of an item file, in the file's order.
+/// Column of an item file, in the order of the file.
 #[derive(Clone, Debug)]
 pub struct ItemColumn {
-    /// The name that filters, value models and replies use.
+    /// Name that filters, value models and answers use.
     pub name: String,
-    /// True where filters may ask about it; otherwise it is only returned.
+    /// True if filters may use the column; otherwise it can only be returned.
     pub filter: bool,
-    /// The values of all items.
+    /// Values of all items.
     pub values: ItemValues,
 }
 
-/// The values of a column. Item `i` has the values `offsets[i]..offsets[i + 1]`; none means missing.
+/// Values of a column. Item `i` has the values `offsets[i]..offsets[i + 1]`; an empty range means missing.
 #[derive(Clone, Debug)]
 pub enum ItemValues {
     /// Integer categories, also comparable.
     Integers {
-        /// `[N + 1]`, ascending.
+        /// Range boundaries, `[N + 1]`, ascending.
         offsets: Vec<u32>,
-        /// All values.
+        /// Values of all items, concatenated.
         values: Vec<i64>,
     },
     /// Text categories.
     Texts {
-        /// `[N + 1]`, ascending.
+        /// Range boundaries, `[N + 1]`, ascending.
         offsets: Vec<u32>,
-        /// All values.
+        /// Values of all items, concatenated.
         values: Vec<String>,
     },
-    /// Numbers, one an item, `[N]`; NaN means missing.
+    /// Numbers, one per item, `[N]`; NaN means missing.
     Floats(Vec<f64>),
 }
 
-/// Bytes of a heap beside those of a text: its length, its place, and what an allocation is rounded up by.
+/// Memory of a heap-allocated text in addition to its characters: the `String` (24 bytes) and the rounding of the allocator.
 const TEXT_BYTES: usize = 24 + 16;
 
-/// Bytes of memory that a text of a column takes.
+/// Returns the memory of a text of a column, in bytes.
 pub fn text_bytes(text: &str) -> usize {
     text.len() + TEXT_BYTES
 }
 
 impl ItemValues {
-    /// How many values there are.
+    /// Returns the number of values.
     pub fn count(&self) -> usize {
         match self {
             ItemValues::Integers { values, .. } => values.len(),
@@ -56,7 +56,7 @@ impl ItemValues {
         }
     }
 
-    /// Bytes of memory that they take.
+    /// Returns the memory of the values, in bytes.
     pub fn bytes(&self) -> usize {
         match self {
             ItemValues::Integers { offsets, values } => 4 * offsets.len() + 8 * values.len(),
@@ -67,7 +67,7 @@ impl ItemValues {
         }
     }
 
-    /// What a column of these holds.
+    /// Returns the type of a column with these values.
     pub fn kind(&self) -> ColumnKind {
         match self {
             ItemValues::Integers { .. } => ColumnKind::Integers,
@@ -77,11 +77,11 @@ impl ItemValues {
     }
 }
 
-/// Adds the tensors of `columns` to `file`, slot `s` taking the values of item `order[s]`, or none where that is
+/// Adds the tensors of `columns` to `file`. Slot `s` gets the values of item `order[s]`, or none if that is
 /// [`NO_ITEM`](sterling_core::units::NO_ITEM).
 ///
 /// # Errors
-/// `Invalid` for two columns of one name.
+/// `Invalid` if two columns have the same name.
 pub fn encode(columns: &[ItemColumn], order: &[u32], file: &mut TensorFile<'_>) -> Result<()> {
     let mut names = BTreeSet::new();
     let mut declared = Vec::new();
@@ -125,7 +125,7 @@ pub fn encode(columns: &[ItemColumn], order: &[u32], file: &mut TensorFile<'_>) 
     file.add_json("columns", &declared)
 }
 
-/// The distinct values, sorted, and the rank of each value.
+/// Returns the sorted distinct values, and the rank of each input value.
 pub(super) fn dictionary<T: Ord>(values: &[T]) -> (Vec<&T>, Vec<u32>) {
     let mut sorted: Vec<&T> = values.iter().collect();
     sorted.sort_unstable();
@@ -135,10 +135,10 @@ pub(super) fn dictionary<T: Ord>(values: &[T]) -> (Vec<&T>, Vec<u32>) {
     (sorted, codes)
 }
 
-/// The place behind so many values of a column, as offsets have it.
+/// Returns the end offset after `values` values of a column.
 ///
 /// # Errors
-/// `Invalid` where there are more than offsets of 32 bits reach.
+/// `Invalid` if it exceeds 32 bits.
 pub fn values_end(values: usize) -> Result<u32> {
     u32::try_from(values)
         .map_err(|_| Error::invalid(format!("{values} values in one column, expected at most {}", u32::MAX)))

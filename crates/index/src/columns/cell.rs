@@ -1,6 +1,6 @@
-//! What a column tells of a slot.
+//! Value of a column at a slot.
 
-/// The values of one slot in one column.
+/// Values of one slot in one column.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs)]
 pub enum Cell<'a> {
@@ -12,22 +12,22 @@ pub enum Cell<'a> {
     Texts(Vec<&'a str>),
 }
 
-/// Bytes of an integer and of a number with a comma, as text, at most.
+/// Maximum length of an integer and of a float in an answer, each with a comma, in bytes.
 const INTEGER_BYTES: usize = 21;
 pub(super) const FLOAT_BYTES: usize = 26;
 
-/// Bytes of a text in an answer that needs no escapes: quotes and a comma, or an offset.
+/// Returns the length of a text in an answer if it needs no escapes: with quotes and a comma, or with an offset.
 pub(super) const fn text_bytes(text_len: usize) -> usize {
     text_len + 4
 }
 
-/// Bytes of so many integers in an answer, at most.
+/// Returns the maximum length of `count` integers in an answer, in bytes.
 pub(super) const fn integer_bytes(count: usize) -> usize {
     count * INTEGER_BYTES
 }
 
 impl Cell<'_> {
-    /// Bytes that an answer takes for it at most, where its texts need no escapes.
+    /// Returns the maximum length of the value in an answer, in bytes, if its texts need no escapes.
     pub fn bytes(&self) -> usize {
         match self {
             Cell::Missing => 0,

@@ -1,23 +1,23 @@
-//! Which values of a category hold a text.
+//! Search for category values that contain a text.
 
 use super::cell::Cell;
 use super::view::Column;
 
-/// How a value holds a text, the closest first.
+/// Match quality of a value and a searched text, best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Contains {
-    /// It is the text.
+    /// The value equals the text.
     Whole,
-    /// It begins with it.
+    /// The value starts with the text.
     Start,
-    /// It has it in another place.
+    /// The value contains the text elsewhere.
     Inside,
-    /// It does not.
+    /// No match.
     Not,
 }
 
 impl Contains {
-    /// How `value` holds `text`; letters of ASCII are alike in both cases.
+    /// Matches `value` against `text`, ignoring the case of ASCII letters.
     pub fn of(value: &str, text: &str) -> Self {
         let (value, text) = (value.as_bytes(), text.as_bytes());
         if value.eq_ignore_ascii_case(text) {
@@ -33,7 +33,7 @@ impl Contains {
 }
 
 impl Column {
-    /// How each value of the dictionary holds `text`, `[V]`; integers as they are written.
+    /// Matches each value of the dictionary, `[V]`; integers in decimal notation.
     pub fn containing(&self, text: &str) -> Vec<Contains> {
         let of = |code: usize| match self.value(code as u32) {
             Cell::Text(value) => Contains::of(value, text),

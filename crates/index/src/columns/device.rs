@@ -1,4 +1,4 @@
-//! What filters ask of columns, in the memory of a device.
+//! Filterable columns in GPU memory.
 
 use super::view::Columns;
 use sterling_core::error::Result;
@@ -6,7 +6,7 @@ use sterling_cuda::cut::ListCut;
 use sterling_cuda::ops::words::ColumnAt;
 use sterling_cuda::{Array, Device};
 
-/// The codes and numbers of the filterable columns; dictionaries stay with the host.
+/// Codes and numbers of the filterable columns; dictionaries stay on the host.
 #[derive(Debug)]
 pub struct DeviceColumns {
     places: Vec<ColumnAt>,
@@ -15,10 +15,10 @@ pub struct DeviceColumns {
 }
 
 impl DeviceColumns {
-    /// Copies what a card has of the filterable columns.
+    /// Copies this GPU's share of the filterable columns.
     ///
     /// # Errors
-    /// `Overloaded` where the device has not enough memory.
+    /// `Overloaded` if the device has not enough memory.
     pub fn copy(device: &Device, columns: &Columns, cut: &ListCut) -> Result<Self> {
         let mut all = DeviceColumns { places: Vec::new(), codes: Vec::new(), floats: Vec::new() };
         for column in columns.list() {
@@ -38,12 +38,12 @@ impl DeviceColumns {
         Ok(all)
     }
 
-    /// Where each column lies, in their order.
+    /// Returns the device addresses of the columns, in column order.
     pub fn places(&self) -> &[ColumnAt] {
         &self.places
     }
 
-    /// Bytes that they take on the device.
+    /// Returns the device memory in bytes.
     pub fn bytes(&self) -> usize {
         self.codes.iter().map(Array::bytes).sum::<usize>() + self.floats.iter().map(Array::bytes).sum::<usize>()
     }

@@ -1,17 +1,17 @@
-//! Which items are alike in what filters ask about.
+//! Ordering of items within a list by their filterable attributes.
 //!
-//! Within a list any order of the items is right. Where items of equal attributes lie together, the survivors of a filter
-//! share blocks: a scan reads a few whole blocks instead of one for every other survivor.
+//! Any order of items within a list is valid. With items of equal attributes next to each other, the items that pass a filter
+//! share blocks, so a scan reads fewer blocks.
 
 use super::build::{ItemColumn, ItemValues, dictionary};
 use sterling_core::error::{Error, Result};
 
-/// A number for each of `items` items; items with near numbers are alike. The columns named in `first` count most, in that
-/// order; where none is named, those that filters may ask about for equality, the ones with the fewest values first. An
-/// item counts by its most frequent value.
+/// Returns a sort key per item; items with equal attributes get equal keys. The columns named in `first` are the most
+/// significant, in that order. If it is empty, the filterable category columns are used, those with the fewest distinct values
+/// first. An item with several values counts by its most frequent one.
 ///
 /// # Errors
-/// `Invalid` for a name that is no such column.
+/// `Invalid` if a name is not such a column.
 pub fn likeness(columns: &[ItemColumn], first: &[String], items: usize) -> Result<Vec<u64>> {
     let mut ranked: Vec<(&str, Ranks)> = Vec::new();
     for column in columns.iter().filter(|c| c.filter && (first.is_empty() || first.contains(&c.name))) {
@@ -32,9 +32,9 @@ pub fn likeness(columns: &[ItemColumn], first: &[String], items: usize) -> Resul
     }
     let mut keys = vec![0u64; items];
     let mut free = u64::BITS;
-    // A column that no item has a value of tells nothing apart.
+    // A column without any values cannot distinguish items.
     for (_, ranks) in ranked.iter().filter(|(_, ranks)| ranks.distinct > 0) {
-        // One more than there are values: items without one come last.
+        // One extra rank: items without a value come last.
         let bits = u64::BITS - (ranks.distinct as u64).leading_zeros();
         if bits > free {
             break;
@@ -45,10 +45,10 @@ pub fn likeness(columns: &[ItemColumn], first: &[String], items: usize) -> Resul
     Ok(keys)
 }
 
-/// The values of a column by how frequent they are.
+/// Ranks of the values of a column by frequency.
 struct Ranks {
     distinct: usize,
-    /// The rank of each item's most frequent value, `distinct` for none.
+    /// Rank of each item's most frequent value; `distinct` if it has none.
     of_items: Vec<u32>,
 }
 
@@ -95,7 +95,7 @@ mod tests {
     fn equal_attributes_come_together_and_the_column_with_fewest_values_leads() {
         let kinds = texts("kind", &[&["b"], &["a"], &["b"], &[], &["a"], &["b"]]);
         let langs = texts("lang", &[&["fr"], &["en"], &["en", "fr"], &["en"], &["de"], &["fr"]]);
-        // `b` is the most frequent kind, `en` and `fr` are equally frequent: the smaller value leads.
+        // `b` is the most frequent kind; `en` and `fr` are equally frequent, so the smaller value comes first.
         let keys = likeness(&[langs.clone(), kinds.clone()], &[], 6).unwrap();
         assert_eq!(order(&keys), [2, 0, 5, 1, 4, 3]);
         assert_eq!(keys[0], keys[5]);

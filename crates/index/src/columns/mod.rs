@@ -1,16 +1,16 @@
-//! Item columns of a snapshot: what a filter asks about, what a value model reads and what a reply shows.
+//! Item columns of a snapshot: filters and value models read them, and answers return them.
 //!
-//! Columns arrive in the order of the item file ([`ItemColumn`]), are encoded in slot order ([`encode`]) and are read
-//! from the mapped file ([`Columns`]). A category column is dictionary-encoded: its distinct values are sorted, a value's
-//! rank is its *code*, and the codes of each slot stand in compressed sparse rows. Sorted dictionaries make a comparison of
-//! an integer column a range of codes. Every (filterable category, code) pair is one [`sterling_core::units::TermId`], dense over the snapshot.
+//! Columns arrive in the order of the item file ([`ItemColumn`]), are encoded in slot order ([`encode`]) and are read from the
+//! mapped file ([`Columns`]). A category column is dictionary-encoded: its distinct values are sorted, the rank of a value is its
+//! *code*, and the codes per slot are compressed sparse rows. Because dictionaries are sorted, a comparison on integers is a
+//! range of codes. Every (filterable category, code) pair is one [`sterling_core::units::TermId`], dense within the snapshot.
 //!
 //! | tensor (`c3` = column 3) | holds |
 //! |---|---|
 //! | `columns` u8 | JSON list of names, kinds, whether filterable |
 //! | `c3.integers` i64 `[V]`, or `c3.text_offsets` u64 `[V+1]` and `c3.text_bytes` u8 | the dictionary, ascending |
 //! | `c3.offsets` u32 `[S+1]`, `c3.codes` u32 | codes of each slot, ascending |
-//! | `c3.floats` f64 `[S]` | numbers, NaN where missing |
+//! | `c3.floats` f64 `[S]` | numbers, NaN if missing |
 
 mod build;
 mod cell;

@@ -1,6 +1,6 @@
-//! The comparisons that a column of numbers answers.
+//! Comparison operators of numeric columns.
 
-/// What integers are compared with: any number, exactly for every i64.
+/// Right-hand side of a comparison with integers: any decimal number, compared exactly with every i64.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Threshold {
     floor: i128,
@@ -8,7 +8,7 @@ pub struct Threshold {
 }
 
 impl Threshold {
-    /// Reads a decimal number as `f64::from_str` does, but without rounding. The text must be a finite number.
+    /// Parses a decimal number like `f64::from_str`, but without rounding. The text must be a finite number.
     pub fn of(text: &str) -> Self {
         let (is_negative, text) = match text.as_bytes().first() {
             Some(b'-') => (true, &text[1..]),
@@ -17,7 +17,7 @@ impl Threshold {
         };
         let (mantissa, exponent) = text.split_once(['e', 'E']).unwrap_or((text, "0"));
         let (before, behind) = mantissa.split_once('.').unwrap_or((mantissa, ""));
-        // An exponent beyond 64 bits saturates: its text has no room for digits that would outweigh it.
+        // An exponent beyond 64 bits saturates: no text is long enough for digits that would compensate it.
         let huge = if exponent.starts_with('-') { i64::MIN } else { i64::MAX };
         let point = (before.len() as i64).saturating_add(exponent.parse().unwrap_or(huge));
         let (mut whole, mut is_whole) = (0i128, true);
@@ -28,24 +28,24 @@ impl Threshold {
                 is_whole &= digit == 0;
             }
         }
-        // Zeros that the exponent adds; 39 of them exceed 128 bits.
+        // Zeros added by the exponent; 39 of them exceed 128 bits.
         let zeros = point.saturating_sub((before.len() + behind.len()) as i64).clamp(0, 39);
         let whole = (0..zeros).fold(whole, |whole, _| whole.saturating_mul(10));
         let floor = if is_negative { -whole - i128::from(!is_whole) } else { whole };
         Threshold { floor, is_whole }
     }
 
-    /// Whether an integer is less.
+    /// Returns true if the integer is less than the threshold.
     pub(super) fn is_above(self, value: i64) -> bool {
         i128::from(value) < self.floor.saturating_add(i128::from(!self.is_whole))
     }
 
-    /// Whether an integer is less, or the bound itself.
+    /// Returns true if the integer is at most the threshold.
     pub(super) fn is_not_below(self, value: i64) -> bool {
         i128::from(value) <= self.floor
     }
 
-    /// Whether an integer compares so with it.
+    /// Returns true if `value operator threshold` holds.
     pub fn holds(self, operator: Operator, value: i64) -> bool {
         let (less, no_more) = (self.is_above(value), self.is_not_below(value));
         match operator {
@@ -59,7 +59,7 @@ impl Threshold {
     }
 }
 
-/// How a number is compared.
+/// Comparison operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[allow(missing_docs)]
 pub enum Operator {
@@ -72,7 +72,7 @@ pub enum Operator {
 }
 
 impl Operator {
-    /// True where `left` compares so to `right`; never for a NaN.
+    /// Returns true if `left operator right` holds; always false for NaN.
     #[allow(clippy::double_comparisons)] // `left != right` would hold for a NaN.
     pub fn holds(self, left: f64, right: f64) -> bool {
         match self {
@@ -85,7 +85,7 @@ impl Operator {
         }
     }
 
-    /// The operator as a filter writes it.
+    /// Returns the operator in filter syntax.
     pub fn sign(self) -> &'static str {
         match self {
             Operator::Less => "<",
@@ -140,7 +140,7 @@ mod tests {
             value in -1_000_000i64..1_000_000,
         ) {
             use Operator::*;
-            // Scaled by 10^5, all of these bounds are whole numbers that a float holds.
+            // Multiplied by 10^5, all of these thresholds are integers that a float represents exactly.
             let number = (text.parse::<f64>().unwrap() * 1e5).round();
             for operator in [Less, LessEqual, Greater, GreaterEqual, Equal, NotEqual] {
                 let expected = operator.holds(value as f64 * 1e5, number);

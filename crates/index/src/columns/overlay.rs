@@ -1,7 +1,7 @@
-//! Values that have changed since the columns were written.
+//! Overlay of values that were updated after the columns were written.
 //!
-//! Columns stay as they are, and what has become of a slot lies beside them, column by column: whoever asks for a value looks
-//! there first. A column that nothing has changed in costs a filter nothing.
+//! Columns are immutable. Updated values are stored per column and slot in an overlay that readers consult first. A column
+//! without updates adds no cost to a filter.
 
 use std::sync::Arc;
 
@@ -10,22 +10,22 @@ use super::operator::{Operator, Threshold};
 use super::sparse::{Sparse, bits};
 use sterling_core::units::Slot;
 
-/// The values of one slot in one column, as they are now.
+/// Current values of one slot in one column.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs)]
 pub enum Value {
     Missing,
     Integer(i64),
-    /// Ascending, two at least.
+    /// At least two, ascending.
     Integers(Arc<[i64]>),
     Float(f64),
     Text(Arc<str>),
-    /// Ascending, two at least.
+    /// At least two, ascending.
     Texts(Arc<[String]>),
 }
 
 impl Value {
-    /// Integers, which are a set.
+    /// Creates a value from a set of integers.
     pub fn of_integers(values: &[i64]) -> Self {
         match *values {
             [] => Value::Missing,
@@ -39,7 +39,7 @@ impl Value {
         }
     }
 
-    /// Texts, which are a set.
+    /// Creates a value from a set of texts.
     pub fn of_texts(values: &[String]) -> Self {
         match values {
             [] => Value::Missing,
@@ -53,7 +53,7 @@ impl Value {
         }
     }
 
-    /// The same as columns tell it.
+    /// Converts to the representation that columns return.
     pub fn cell(&self) -> Cell<'_> {
         match self {
             Value::Missing => Cell::Missing,
@@ -65,7 +65,7 @@ impl Value {
         }
     }
 
-    /// As rerankers and value models read it: as [`super::Column::numbers`].
+    /// Returns the number that rerankers and value models read, as [`super::Column::numbers`].
     pub fn number(&self) -> f32 {
         match self {
             Value::Integer(value) => *value as f32,
@@ -75,7 +75,7 @@ impl Value {
         }
     }
 
-    /// Bytes that it takes in memory.
+    /// Returns the memory of the value, in bytes.
     pub fn bytes(&self) -> usize {
         let beside = match self {
             Value::Missing | Value::Integer(_) | Value::Float(_) => 0,
@@ -99,23 +99,23 @@ impl Value {
     }
 }
 
-/// What a filter asks of the values of a column.
+/// Test of a filter on the values of a column.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Predicate {
-    /// One of these integers is among them.
+    /// One of the values is one of these integers.
     Integers(Vec<i64>),
-    /// One of these texts is.
+    /// One of the values is one of these texts.
     Texts(Vec<String>),
-    /// An integer compares so with the bound.
+    /// One of the integers satisfies the comparison.
     Threshold(Operator, Threshold),
-    /// The number compares so.
+    /// The number satisfies the comparison.
     Number(Operator, f64),
     /// There is a value.
     Present,
 }
 
 impl Predicate {
-    /// Whether values hold it.
+    /// Returns true if the value satisfies the test.
     pub fn holds(&self, value: &Value) -> bool {
         match (self, value) {
             (Predicate::Integers(wanted), value) => value.integers().iter().any(|value| wanted.contains(value)),
@@ -132,22 +132,22 @@ impl Predicate {
     }
 }
 
-/// Values by column and slot, in the place of those that columns have.
+/// Values by column and slot that replace those of the columns.
 #[derive(Clone, Debug, Default)]
 pub struct Overlay {
     columns: Vec<OfColumn>,
-    /// Slots that have any.
+    /// Number of slots with updated values.
     slots: usize,
-    /// What the values take in memory.
+    /// Memory of the values, in bytes.
     bytes: usize,
 }
 
 #[derive(Clone, Debug)]
 struct OfColumn {
     values: Sparse<Value>,
-    /// Whether no slot ever had two values.
+    /// True if no slot ever had two values.
     is_single: bool,
-    /// Bytes of the largest values that a slot ever had.
+    /// Length of the largest values that a slot ever had, in bytes of an answer.
     cell_bytes: usize,
 }
 
@@ -158,57 +158,57 @@ impl Default for OfColumn {
 }
 
 impl Overlay {
-    /// Number of slots of which a value has changed.
+    /// Returns the number of slots with updated values.
     pub fn len(&self) -> usize {
         self.slots
     }
 
-    /// True where none has.
+    /// Returns true if there are no updated values.
     pub fn is_empty(&self) -> bool {
         self.slots == 0
     }
 
-    /// Bytes that the changed values take in memory.
+    /// Returns the memory of the updated values, in bytes.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// True where a value of the slot has changed.
+    /// Returns true if the slot has an updated value.
     pub fn contains(&self, slot: Slot) -> bool {
         self.columns.iter().any(|column| column.values.get(slot).is_some())
     }
 
-    /// True where a value of the column of a number has changed.
+    /// Returns true if the column has an updated value.
     pub fn has_column(&self, column: usize) -> bool {
         self.columns.get(column).is_some_and(|column| column.values.len() > 0)
     }
 
-    /// True where no slot has, or had, two values in the column.
+    /// Returns true if no slot has, or ever had, two values in the column.
     pub fn is_single(&self, column: usize) -> bool {
         self.columns.get(column).is_none_or(|column| column.is_single)
     }
 
-    /// Bytes of the largest values that a slot has, or had, in the column of a number, as [`Cell::bytes`] counts them.
+    /// Returns the length of the largest values that a slot has, or ever had, in the column, as [`Cell::bytes`] counts it.
     pub fn cell_bytes(&self, column: usize) -> usize {
         self.columns.get(column).map_or(0, |column| column.cell_bytes)
     }
 
-    /// What a slot has in a column, where that has changed.
+    /// Returns the updated value of a slot in a column, if there is one.
     pub fn get(&self, column: usize, slot: Slot) -> Option<&Value> {
         self.columns.get(column)?.values.get(slot)
     }
 
-    /// Those of the 64 slots from `word * 64` on whose values in a column have changed, bit by bit, and these values.
+    /// Returns the slots with updated values in a column among the 64 slots from `word * 64` on, as a bitmap, and these values.
     pub fn word(&self, column: usize, word: usize) -> (u64, &[Value]) {
         self.columns.get(column).map_or((0, &[]), |column| column.values.word(word))
     }
 
-    /// The words of 64 slots of which some have changed in a column, ascending.
+    /// Returns the numbers of the 64-slot words with updated values in a column, ascending.
     pub fn words(&self, column: usize) -> impl Iterator<Item = usize> + '_ {
         self.columns.get(column).into_iter().flat_map(|column| column.values.words())
     }
 
-    /// Slots that have changed in a column, ascending, with what they have now.
+    /// Returns the slots with updated values in a column, ascending, with these values.
     pub fn changed(&self, column: usize) -> impl Iterator<Item = (Slot, &Value)> {
         self.words(column).flat_map(move |word| {
             let (filled, values) = self.word(column, word);
@@ -216,7 +216,7 @@ impl Overlay {
         })
     }
 
-    /// Changes a value.
+    /// Sets a value.
     pub fn set(&mut self, column: usize, slot: Slot, value: Value) {
         self.slots += usize::from(!self.contains(slot));
         if self.columns.len() <= column {
@@ -230,7 +230,7 @@ impl Overlay {
         self.bytes -= replaced.map_or(0, |value| value.bytes());
     }
 
-    /// Forgets what has changed of a slot.
+    /// Removes all updated values of a slot.
     pub fn remove(&mut self, slot: Slot) {
         self.slots -= usize::from(self.contains(slot));
         let removed = self.columns.iter_mut().filter_map(|column| column.values.remove(slot));

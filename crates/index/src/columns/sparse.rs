@@ -1,27 +1,27 @@
-//! Values of a few slots among many, in pages of a word of slots each: a page holds no more than its values, in the order of
-//! their slots, beside a bitmap of these (Bagwell, "Ideal Hash Trees", 2001). A copy shares what neither changes afterwards, so
-//! that readers keep theirs while a writer goes on: a change copies a page and the node that it hangs on.
+//! Persistent sparse map from slots to values. Each page covers 64 slots and stores a bitmap with only the present values, in
+//! slot order (Bagwell, "Ideal Hash Trees", 2001). Clones share pages until one of them changes (copy-on-write), so readers keep
+//! their version while a writer goes on. A change copies one page and its node.
 
 use std::sync::Arc;
 
 use sterling_core::units::Slot;
 
-/// Slots of a page: a word of them.
+/// Slots per page: one bitmap word.
 const SLOTS: usize = u64::BITS as usize;
-/// Pages of a node: 1 KiB, which a change of a shared node copies.
+/// Pages per node: 1 KiB, which a change of a shared node copies.
 const PAGES: usize = 128;
 
 #[derive(Clone, Debug)]
 struct Page<T> {
-    /// The slots that have a value.
+    /// Bitmap of the slots that have a value.
     filled: u64,
-    /// Theirs, in their order.
+    /// Values of these slots, in slot order.
     values: Vec<T>,
 }
 
 type Node<T> = [Option<Arc<Page<T>>>; PAGES];
 
-/// Some slots with a value each.
+/// Sparse map from slots to values.
 #[derive(Clone, Debug)]
 pub(super) struct Sparse<T> {
     nodes: Vec<Option<Arc<Node<T>>>>,
@@ -35,25 +35,23 @@ impl<T> Default for Sparse<T> {
 }
 
 impl<T> Sparse<T> {
-    /// Number of slots that have a value.
     pub(super) fn len(&self) -> usize {
         self.len
     }
 
-    /// Those of the 64 slots from `word * 64` on that have a value, bit by bit, and their values.
+    /// Returns the slots with a value among the 64 slots from `word * 64` on, as a bitmap, and their values.
     pub(super) fn word(&self, word: usize) -> (u64, &[T]) {
         let node = self.nodes.get(word / PAGES).and_then(Option::as_ref);
         let page = node.and_then(|node| node[word % PAGES].as_ref());
         page.map_or((0, &[]), |page| (page.filled, &page.values))
     }
 
-    /// The words of 64 slots of which some have a value, ascending.
+    /// Returns the numbers of the non-empty 64-slot words, ascending.
     pub(super) fn words(&self) -> impl Iterator<Item = usize> + '_ {
         let nodes = self.nodes.iter().enumerate().filter_map(|(n, node)| Some((n, node.as_ref()?)));
         nodes.flat_map(|(n, node)| (0..PAGES).filter(|&page| node[page].is_some()).map(move |page| n * PAGES + page))
     }
 
-    /// The value of a slot.
     pub(super) fn get(&self, slot: Slot) -> Option<&T> {
         let (filled, values) = self.word(slot.index() / SLOTS);
         let bit = slot.index() % SLOTS;
@@ -62,7 +60,7 @@ impl<T> Sparse<T> {
 }
 
 impl<T: Clone> Sparse<T> {
-    /// Gives a slot a value. Returns the one that it had.
+    /// Sets the value of a slot. Returns the previous one.
     pub(super) fn insert(&mut self, slot: Slot, value: T) -> Option<T> {
         let (word, bit) = (slot.index() / SLOTS, slot.index() % SLOTS);
         if self.nodes.len() <= word / PAGES {
@@ -82,9 +80,8 @@ impl<T: Clone> Sparse<T> {
         None
     }
 
-    /// Takes the value of a slot away, where it has one.
     pub(super) fn remove(&mut self, slot: Slot) -> Option<T> {
-        // What is shared is copied only where something is taken.
+        // Checked first, because `make_mut` copies shared nodes even if there is nothing to remove.
         self.get(slot)?;
         let (word, bit) = (slot.index() / SLOTS, slot.index() % SLOTS);
         let page = &mut Arc::make_mut(self.nodes[word / PAGES].as_mut()?)[word % PAGES];
@@ -99,7 +96,7 @@ impl<T: Clone> Sparse<T> {
     }
 }
 
-/// The bits of a word that are set, ascending.
+/// Returns the set bits of a word, ascending.
 pub(crate) fn bits(mut word: u64) -> impl Iterator<Item = u32> {
     std::iter::from_fn(move || {
         let bit = (word != 0).then(|| word.trailing_zeros())?;
@@ -108,7 +105,7 @@ pub(crate) fn bits(mut word: u64) -> impl Iterator<Item = u32> {
     })
 }
 
-/// Where the value of a bit lies among those of a page.
+/// Returns the index of a slot's value within its page.
 fn place(filled: u64, bit: usize) -> usize {
     (filled & ((1 << bit) - 1)).count_ones() as usize
 }
@@ -125,7 +122,7 @@ mod tests {
             let (mut sparse, mut expected) = (Sparse::default(), BTreeMap::new());
             let mut copies = Vec::new();
             for (n, &(slot, value)) in changes.iter().enumerate() {
-                // Few slots, so that many of them are changed again.
+                // A small range of slots, so that many are changed repeatedly.
                 let slot = if n % 2 == 0 { slot } else { slot % 100 };
                 match value {
                     Some(value) => prop_assert_eq!(sparse.insert(Slot(slot), value), expected.insert(slot, value)),

@@ -14,20 +14,20 @@ use sterling_core::units::{Slot, TermId};
 use sterling_kernels::buffer::Buffer;
 use sterling_storage::files::Tensors;
 
-/// What a column holds.
+/// Type of a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ColumnKind {
-    /// Integer categories, one or many an item, also comparable.
+    /// Integer categories, one or several per item, also comparable.
     Integers,
-    /// Text categories, one or many an item.
+    /// Text categories, one or several per item.
     Texts,
-    /// One comparable number an item.
+    /// One comparable number per item.
     Floats,
 }
 
 impl ColumnKind {
-    /// What its values are.
+    /// Returns the description of its values in messages.
     pub fn plural(self) -> &'static str {
         match self {
             ColumnKind::Integers => "integers",
@@ -51,7 +51,7 @@ enum Values {
     Floats(Buffer<f64>),
 }
 
-/// One column of a snapshot.
+/// Column of a snapshot.
 #[derive(Clone, Debug)]
 pub struct Column {
     declared: Declared,
@@ -70,18 +70,17 @@ pub struct Columns {
     terms: usize,
 }
 
-/// A comparison made ready for one column.
+/// Comparison prepared for one column.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Comparison {
-    /// Holds where a code of the slot lies in one of these ranges of an integer dictionary.
+    /// Holds if a code of the slot is in one of these ranges of an integer dictionary.
     Codes([Range<u32>; 2]),
-    /// Holds where the float of the slot compares so.
+    /// Holds if the float of the slot satisfies the comparison.
     Float(Operator, f64),
 }
 
 impl Comparison {
-    /// Whether the comparison holds for all values of which the first and the last lie at these places ([`Column::place`]),
-    /// for none, or `None` where it depends.
+    /// Returns whether the comparison holds for all or no values between two places ([`Column::place`]); `None` if it depends.
     pub fn over(&self, first: f64, last: f64) -> Option<bool> {
         let (all, any) = match self {
             Comparison::Codes(ranges) => {
@@ -112,7 +111,7 @@ impl Columns {
     /// Opens the tensors of [`super::encode`] for `slots` slots.
     ///
     /// # Errors
-    /// `Corrupt` with the tensor where something is missing, out of range or out of order.
+    /// `Corrupt` with the tensor that is missing, out of range or out of order.
     pub fn open(tensors: &Tensors, slots: usize) -> Result<Self> {
         let declared: Vec<Declared> = tensors.json("columns")?;
         let mut terms = 0;
@@ -131,30 +130,30 @@ impl Columns {
         Ok(Columns { columns: columns.into(), terms })
     }
 
-    /// The columns in their order; a column's number is its place here.
+    /// Returns the columns in order; the number of a column is its index here.
     pub fn list(&self) -> std::slice::Iter<'_, Column> {
         self.columns.iter()
     }
 
-    /// The column of a number that [`Columns::number`] gave.
+    /// Returns the column with this number ([`Columns::number`]).
     pub fn at(&self, number: usize) -> &Column {
         &self.columns[number]
     }
 
-    /// Number of terms over all filterable categories.
+    /// Returns the number of terms of all filterable categories.
     pub fn terms(&self) -> usize {
         self.terms
     }
 
-    /// A column by its name, or by its number.
+    /// Returns a column by its name, or by its number in decimal notation.
     ///
     /// # Errors
-    /// `Invalid` naming the known columns.
+    /// `Invalid` with the names of all columns.
     pub fn column(&self, name: &str) -> Result<&Column> {
         self.number(name).map(|n| &self.columns[n])
     }
 
-    /// The number of the column that [`Columns::column`] finds.
+    /// Returns the number of the column that [`Columns::column`] returns.
     ///
     /// # Errors
     /// As [`Columns::column`].
@@ -166,7 +165,7 @@ impl Columns {
         })
     }
 
-    /// The terms of a slot over all filterable categories.
+    /// Returns the terms of a slot in all filterable categories.
     pub fn slot_terms(&self, slot: Slot) -> impl Iterator<Item = TermId> + '_ {
         self.columns
             .iter()
@@ -174,7 +173,7 @@ impl Columns {
             .flat_map(move |(column, first)| column.codes(slot).iter().map(move |code| TermId(first.0 + code)))
     }
 
-    /// What stands for a term in a hash: its column's name and its value.
+    /// Returns the hash key of a term: the name of its column and its value.
     pub fn term_key(&self, term: TermId) -> Option<Vec<u8>> {
         let column = self.columns.iter().rfind(|c| c.first_term.is_some_and(|first| first <= term))?;
         let code = term.0 - column.first_term?.0;
@@ -245,7 +244,7 @@ impl Column {
         Ok(Column { cell_bytes, ..column })
     }
 
-    /// What [`Column::cell_bytes`] is where no slot has more than `most` values.
+    /// Computes [`Column::cell_bytes`] for a column with at most `most` values per slot.
     fn largest_cell(&self, most: usize) -> usize {
         let Values::Texts { offsets, .. } = &self.values else { return integer_bytes(most) };
         let of_code = |code: usize| text_bytes((offsets[code + 1] - offsets[code]) as usize);
@@ -257,27 +256,27 @@ impl Column {
         self.offsets.windows(2).map(of_slot).max().unwrap_or(0)
     }
 
-    /// Bytes that an answer takes for the values of a slot at most, as [`Cell::bytes`] counts them.
+    /// Returns the maximum length of the values of a slot in an answer, as [`Cell::bytes`] counts it.
     pub fn cell_bytes(&self) -> usize {
         self.cell_bytes
     }
 
-    /// The name that filters and replies use.
+    /// Returns the name that filters and answers use.
     pub fn name(&self) -> &str {
         &self.declared.name
     }
 
-    /// What the column holds.
+    /// Returns the type of the column.
     pub fn kind(&self) -> ColumnKind {
         self.declared.kind
     }
 
-    /// True where filters may ask about it.
+    /// Returns true if filters may use the column.
     pub fn is_filterable(&self) -> bool {
         self.declared.filter
     }
 
-    /// Number of distinct values of a category; 0 for numbers.
+    /// Returns the number of distinct values of a category; 0 for numbers.
     pub fn dictionary_len(&self) -> usize {
         match &self.values {
             Values::Integers(values) => values.len(),
@@ -286,7 +285,7 @@ impl Column {
         }
     }
 
-    /// The codes of a slot, ascending; none for a column of numbers.
+    /// Returns the codes of a slot, ascending; empty for a column of numbers.
     pub fn codes(&self, slot: Slot) -> &[u32] {
         match self.offsets.get(slot.index()..slot.index() + 2) {
             Some(&[from, to]) => &self.codes[from as usize..to as usize],
@@ -294,12 +293,12 @@ impl Column {
         }
     }
 
-    /// Where the codes of each slot start, `[S + 1]`, and the codes of all slots.
+    /// Returns the offsets of the codes of each slot, `[S + 1]`, and the codes of all slots.
     pub fn all_codes(&self) -> (&[u32], &[u32]) {
         (&self.offsets, &self.codes)
     }
 
-    /// The numbers of a column that has one a slot, NaN where it is missing.
+    /// Returns the numbers of a float column, one per slot, NaN if missing.
     pub fn floats(&self) -> Option<&[f64]> {
         match &self.values {
             Values::Floats(values) => Some(values),
@@ -307,7 +306,7 @@ impl Column {
         }
     }
 
-    /// The least and the greatest value of a dictionary of integers.
+    /// Returns the minimum and maximum of an integer dictionary.
     pub fn extremes(&self) -> Option<[i64; 2]> {
         match &self.values {
             Values::Integers(values) => Some([*values.first()?, *values.last()?]),
@@ -315,15 +314,15 @@ impl Column {
         }
     }
 
-    /// The number of the code that a term of this column stands for.
+    /// Returns the code of a term of this column.
     pub fn code(&self, term: TermId) -> Option<u32> {
         term.0.checked_sub(self.first_term?.0).filter(|code| (*code as usize) < self.dictionary_len())
     }
 
-    /// The term of a value as a filter writes it; `None` where no item has this value.
+    /// Resolves a value in filter syntax to its term; `None` if no item has this value.
     ///
     /// # Errors
-    /// `Invalid` where the column cannot be asked so.
+    /// `Invalid` if the column does not support such tests.
     pub fn term(&self, value: &str) -> Result<Option<TermId>> {
         self.check_has_terms()?;
         let rank = match &self.values {
@@ -341,10 +340,10 @@ impl Column {
         Ok(rank.zip(self.first_term).map(|(rank, first)| TermId(first.0 + rank as u32)))
     }
 
-    /// Checks that [`Column::term`] may be asked for values.
+    /// Checks that the column supports tests for values ([`Column::term`]).
     ///
     /// # Errors
-    /// `Invalid` where the column cannot be asked so.
+    /// `Invalid` if it does not.
     pub fn check_has_terms(&self) -> Result<()> {
         self.check_filterable()?;
         match &self.values {
@@ -364,10 +363,10 @@ impl Column {
             .ok_or_else(|| Error::invalid(format!("column `{name}` is not filterable in this snapshot")))
     }
 
-    /// A comparison that holds for every value of the column: the slot has one.
+    /// Returns a comparison that holds if the slot has any value.
     ///
     /// # Errors
-    /// `Invalid` where the column may not be filtered.
+    /// `Invalid` if the column is not filterable.
     pub fn presence(&self) -> Result<Comparison> {
         self.check_filterable()?;
         Ok(match &self.values {
@@ -376,7 +375,7 @@ impl Column {
         })
     }
 
-    /// The value of a code; `Missing` where there is none.
+    /// Returns the value of a code; `Missing` for unknown codes.
     pub fn value(&self, code: u32) -> Cell<'_> {
         match &self.values {
             Values::Integers(values) => values.get(code as usize).map_or(Cell::Missing, |&n| Cell::Integer(n)),
@@ -395,10 +394,10 @@ impl Column {
         }
     }
 
-    /// A comparison with the number that `text` writes.
+    /// Prepares a comparison with the number in `text`.
     ///
     /// # Errors
-    /// `Invalid` where the column does not hold numbers, may not be filtered, or the text is no number.
+    /// `Invalid` if the column has no numbers or is not filterable, or if the text is not a number.
     pub fn comparison(&self, operator: Operator, text: &str) -> Result<Comparison> {
         let number = self.compared_number(text)?;
         match &self.values {
@@ -424,7 +423,6 @@ impl Column {
         }
     }
 
-    /// The number that a comparison writes.
     fn compared_number(&self, text: &str) -> Result<f64> {
         self.check_filterable()?;
         let name = self.name();
@@ -434,14 +432,13 @@ impl Column {
             .ok_or_else(|| Error::invalid(format!("got `{text}`, expected a number to compare `{name}` with")))
     }
 
-    /// The integer that a filter writes.
     fn integer(&self, text: &str) -> Result<i64> {
         text.parse().map_err(|_| {
             Error::invalid(format!("column `{}` holds integers: got `{text}`, expected an integer", self.name()))
         })
     }
 
-    /// What asking for one of some values, which [`Column::term`] takes, asks of values that came later.
+    /// Returns the test for one of some values ([`Column::term`]) on values of an overlay, which the dictionary may not have.
     ///
     /// # Errors
     /// As [`Column::term`].
@@ -454,7 +451,7 @@ impl Column {
         }
     }
 
-    /// What [`Column::comparison`] asks of values that came later.
+    /// Returns the test of [`Column::comparison`] that applies to values of an overlay.
     ///
     /// # Errors
     /// As [`Column::comparison`].
@@ -466,7 +463,7 @@ impl Column {
         })
     }
 
-    /// True where the comparison holds for any value of the slot.
+    /// Returns true if the comparison holds for any value of the slot.
     pub fn compares(&self, comparison: &Comparison, slot: Slot) -> bool {
         match (comparison, &self.values) {
             (Comparison::Float(operator, number), Values::Floats(values)) => {
@@ -477,7 +474,7 @@ impl Column {
         }
     }
 
-    /// Those of 64 slots from `first` on that are `asked` about, bit by bit, and for which the comparison holds.
+    /// Evaluates the comparison on 64 slots from `first` on. Only the slots of the bitmap `asked` are evaluated and returned.
     pub(crate) fn holding(&self, comparison: &Comparison, first: Slot, asked: u64) -> u64 {
         let (Comparison::Float(operator, number), Values::Floats(values)) = (comparison, &self.values) else {
             return asked_one_by_one(asked, |bit| self.compares(comparison, Slot(first.0 + bit)));
@@ -494,8 +491,8 @@ impl Column {
         }
     }
 
-    /// Where the slot's value lies on the axis along which the column is compared: the number itself, or the code of an
-    /// integer. `None` where it is missing; the first of several.
+    /// Returns the position of the slot's value on the axis of comparisons: the number itself, or the code of an integer (of the
+    /// first one if there are several). `None` if missing.
     pub fn place(&self, slot: Slot) -> Option<f64> {
         match &self.values {
             Values::Floats(values) => values.get(slot.index()).copied().filter(|v| !v.is_nan()),
@@ -504,17 +501,17 @@ impl Column {
         }
     }
 
-    /// True where no slot has two values.
+    /// Returns true if no slot has two values.
     pub fn is_single(&self) -> bool {
         self.is_single
     }
 
-    /// The first term of a filterable category; its codes follow.
+    /// Returns the first term of a filterable category; the terms of its codes are consecutive.
     pub fn first_term(&self) -> Option<TermId> {
         self.first_term
     }
 
-    /// The values of a slot.
+    /// Returns the values of a slot.
     pub fn cell(&self, slot: Slot) -> Cell<'_> {
         let codes = self.codes(slot);
         match &self.values {
@@ -535,8 +532,8 @@ impl Column {
         }
     }
 
-    /// The column as one f32 a slot, as rerankers and value models read it: the number, or the smallest of several
-    /// integers; 0 where it is missing. `None` for texts.
+    /// Returns one f32 per slot, as rerankers and value models read it: the number, or the smallest of several integers; 0 if
+    /// missing. `None` for texts.
     pub fn numbers(&self) -> Option<Vec<f32>> {
         match &self.values {
             Values::Texts { .. } => None,
@@ -550,12 +547,12 @@ impl Column {
     }
 }
 
-/// Those of the asked bits that hold.
+/// Evaluates `holds` on each set bit of `asked`, and returns the bits for which it is true.
 pub(crate) fn asked_one_by_one(asked: u64, holds: impl Fn(u32) -> bool) -> u64 {
     bits(asked).fold(0, |holding, bit| holding | u64::from(holds(bit)) << bit)
 }
 
-/// Where many of the 64 are asked about, looking at all of them without a branch is cheaper.
+/// Evaluates `holds` on 64 values and masks the result with `asked`. A branch-free loop is cheaper if many bits are set.
 fn asked_of(values: &[f64], asked: u64, holds: impl Fn(f64) -> bool) -> u64 {
     match values.first_chunk::<64>() {
         Some(values) if asked.count_ones() > 16 => {

@@ -1,8 +1,8 @@
-//! A filter over items whose values have changed since planes and posting lists were made of them.
+//! Filter evaluation for items whose values were updated after the index was built.
 //!
-//! Of an item that has changed in a column that the filter asks about, planes tell what it was. It is asked anew, by the values
-//! that it has now: when the words of its list are wanted, so that a search pays for what has changed in the lists it looks
-//! into, and all of them at once where a filter is answered with slots.
+//! The planes still hold the old values of such an item, so it is evaluated again with its current values. That happens per list
+//! when the filter bitmap of the list is computed, so a search pays only for the lists it probes. If the filter resolves to
+//! slots, all updated items are evaluated at once.
 
 use std::sync::Arc;
 
@@ -13,19 +13,19 @@ use sterling_core::error::Result;
 use sterling_core::units::Slot;
 
 const SLOTS: u32 = u64::BITS;
-/// Words of slots that are looked at to tell how many items pass now.
+/// Sampled words for the estimate of how many updated items pass.
 const SAMPLED_MAX: usize = 256;
 
-/// What has changed, as one filter sees it.
+/// Updated values, as one filter sees them.
 #[derive(Clone, Debug)]
 pub(super) struct Changed {
     root: Node,
     overlay: Arc<Overlay>,
-    /// The columns that the filter asks about and in which something has changed.
+    /// Columns that the filter reads and that have updated values.
     columns: Vec<usize>,
 }
 
-/// The filter's tree: nothing is left out because no item of the snapshot holds it.
+/// Filter tree. Unlike the plan's tree, it keeps leaves that match no item of the snapshot.
 #[derive(Clone, Debug, PartialEq)]
 enum Node {
     All,
@@ -36,7 +36,7 @@ enum Node {
 }
 
 impl Changed {
-    /// What has changed for a filter; `None` where that is nothing.
+    /// Prepares the updates that affect a filter; `None` if there are none.
     ///
     /// # Errors
     /// As [`super::Plan::new`].
@@ -52,14 +52,14 @@ impl Changed {
         Ok((!asked.is_empty()).then(|| Changed { root, overlay: overlay.clone(), columns: asked }))
     }
 
-    /// Whether an item that has changed passes; `None` for one that has not.
+    /// Returns whether an updated item passes; `None` if it was not updated.
     pub(super) fn passes(&self, slot: Slot, columns: &Columns) -> Option<bool> {
         let (word, bit) = (slot.index() / SLOTS as usize, slot.0 % SLOTS);
         let asked = self.filled(word) & 1 << bit;
         (asked != 0).then(|| self.holding(&self.root, columns, word, asked) != 0)
     }
 
-    /// Puts right the words of a plane that stand for the slots from `first` up to `end`.
+    /// Corrects the filter bitmap of the slots `first..end`.
     pub(super) fn put_right(&self, columns: &Columns, first: u32, end: u32, words: &mut [u64]) {
         for word in first / SLOTS..end.div_ceil(SLOTS) {
             let start = word * SLOTS;
@@ -79,12 +79,11 @@ impl Changed {
         }
     }
 
-    /// True where an item has changed.
     pub(super) fn contains(&self, slot: Slot) -> bool {
         self.filled(slot.index() / SLOTS as usize) >> (slot.0 % SLOTS) & 1 == 1
     }
 
-    /// The items that have changed and pass, ascending.
+    /// Returns the updated items that pass, ascending.
     pub(super) fn passing(&self, columns: &Columns) -> Vec<Slot> {
         let mut words: Vec<usize> = self.columns.iter().flat_map(|&column| self.overlay.words(column)).collect();
         words.sort_unstable();
@@ -96,7 +95,7 @@ impl Changed {
         words.into_iter().flat_map(of_word).collect()
     }
 
-    /// Items among `slots` that have changed, and those of them that pass: about, by a sample that is spread over all of them.
+    /// Estimates the number of updated items among `slots`, and of those that pass, from an evenly spaced sample.
     pub(super) fn counts(&self, columns: &Columns, slots: u32) -> (f64, f64) {
         let words = slots.div_ceil(SLOTS).max(1) as usize;
         let sampled = words.min(SAMPLED_MAX);
@@ -110,12 +109,12 @@ impl Changed {
         (of_all(changed), of_all(passing))
     }
 
-    /// Those of 64 slots that have changed.
+    /// Returns the bitmap of the updated items among 64 slots.
     fn filled(&self, word: usize) -> u64 {
         self.columns.iter().fold(0, |filled, &column| filled | self.overlay.word(column, word).0)
     }
 
-    /// Those of the `asked` ones of 64 slots for which a node holds.
+    /// Evaluates a node on the `asked` bits of 64 slots.
     fn holding(&self, node: &Node, columns: &Columns, word: usize, asked: u64) -> u64 {
         match node {
             Node::All => asked,
@@ -136,14 +135,14 @@ impl Changed {
     }
 }
 
-/// Two of one overlay that ask the same.
+/// Equal if they have the same overlay and the same filter tree.
 impl PartialEq for Changed {
     fn eq(&self, other: &Self) -> bool {
         self.root == other.root && Arc::ptr_eq(&self.overlay, &other.overlay)
     }
 }
 
-/// The tree of a filter; adds the columns that it asks about.
+/// Builds the tree of a filter and collects the columns that it reads.
 fn node(filter: &Canonical, columns: &Columns, asked: &mut Vec<usize>) -> Result<Node> {
     let mut all = |parts: &[Canonical]| parts.iter().map(|part| node(part, columns, asked)).collect::<Result<Vec<_>>>();
     Ok(match filter {

@@ -1,8 +1,8 @@
-//! The filter: what an expression means, and which items pass it.
+//! Filters: parsing, planning and evaluation of expressions over items.
 //!
-//! `language` turns text into a canonical tree. `index` holds bits and posting lists of the items, built when a snapshot is
-//! published. A [`Plan`] resolves a tree against the columns and the index of one snapshot (`question`), and compiles it
-//! into operations on planes (`program`). Items that have changed since are asked anew (`changed`).
+//! `language` parses text into a canonical tree. `index` holds bit planes and posting lists of the items, built when a snapshot
+//! is published. A [`Plan`] resolves a tree against the columns and the index of one snapshot (`question`) and compiles it into
+//! operations on planes (`program`). Items that were updated since are evaluated again (`changed`).
 
 mod changed;
 pub mod index;

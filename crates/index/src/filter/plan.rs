@@ -1,14 +1,14 @@
-//! A filter made ready for one snapshot: which way to find eligible items, and how.
+//! Filter plan for one snapshot: chooses how to find the eligible items.
 //!
-//! 1. Leaves are resolved against the columns: names to columns, values to terms or ranges of codes, unknown values to
-//!    "no item".
-//! 2. The negation-free tree becomes a program over planes and posting lists (`program`) whose result is an upper bound: a positive
-//!    leaf is exact or Bloom, a negated one is exact where it can be and passes otherwise.
-//! 3. The share of items that pass is estimated from the terms' counts, taken as independent. They are not: the price of a search
-//!    rests on a sample besides (`sample`).
-//! 4. Where few items pass, these are found before any list is looked at, exactly ([`Route::Slots`]): through the posting list of a rare
-//!    term, or by the words of all lists, where a sample lets expect few and words are cheap.
-//! 5. Where values have changed since the index was built, all of this tells of the others alone ([`Plan::with_changes`]).
+//! 1. Leaves are resolved against the columns: names to columns, values to terms or ranges of codes, unknown values to "none".
+//! 2. The tree with negations at its leaves is compiled to a program over planes and posting lists (`program`), whose result is
+//!    an upper bound. A positive leaf is exact or uses Bloom planes. A negated leaf is exact if possible and passes every item
+//!    otherwise.
+//! 3. The share of passing items is estimated from the counts of terms, as if terms were independent. They are not, so the cost
+//!    estimate of a search also uses a sample (`sample`).
+//! 4. If few items pass, they are found exactly before any list is scanned ([`Route::Slots`]). They come from the posting list of
+//!    a rare term, or from the filter bitmaps of all lists if a sample predicts few items and bitmaps are cheap.
+//! 5. If values were updated since the index was built, all of this covers only the other items ([`Plan::with_changes`]).
 
 #[cfg(feature = "cuda")]
 mod lower;
@@ -26,73 +26,73 @@ use crate::columns::{Columns, Comparison, Overlay, bits};
 use sterling_core::error::Result;
 use sterling_core::units::{ListId, Slot};
 
-/// So many items that posting lists hold may always be searched one by one.
+/// Up to this number of items from posting lists may always be searched one by one.
 const POSTED_MIN: usize = 256;
-/// Nanoseconds for each list that the words of all of them may take, for items that are searched one by one.
+/// Time budget for computing the bitmaps of all lists in order to search the items one by one, in nanoseconds per list.
 const SWEEP_NS_A_LIST: f64 = 40.0;
-/// Nanoseconds of asking one item one question.
+/// Estimated cost of one test on one item, in nanoseconds.
 const QUESTION_NS: f64 = 5.0;
-/// Share of the items up to which counts of values are taken for counts of items that may have several.
+/// Share of items up to which value counts approximate item counts, even if items may have several values.
 const COUNTED_SHARE_MAX: f64 = 0.05;
-/// Lists that are asked for one after another are evaluated so many words ahead; a run of the stack is then 4 KiB.
+/// Words evaluated at once if lists are visited in order; a stack entry is then 4 KiB.
 const AHEAD_WORDS: usize = 512;
-/// Lists in a row after which the next ones are expected to follow.
+/// Number of consecutive lists after which the next ones are expected to follow.
 const IN_A_ROW_MIN: u32 = 3;
 
-/// The way to the eligible items.
+/// Way to find the eligible items.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Route {
     /// Every item is eligible.
     All,
-    /// No item is.
+    /// No item is eligible.
     Nothing,
-    /// These slots are, ascending, and no others: few of them.
+    /// Exactly these slots are eligible, ascending; few of them.
     Slots(Vec<Slot>),
-    /// Evaluate [`Plan::words`] on the lists that are probed.
+    /// Evaluate [`Plan::words`] on the probed lists.
     Words,
 }
 
-/// A filter made ready for one snapshot.
+/// Filter prepared for one snapshot.
 #[derive(Clone, Debug)]
 pub struct Plan {
     route: Route,
     root: Node,
     program: Program,
     pass_rate: f64,
-    /// Items that were checked one by one while it was made, and those whose words were evaluated.
+    /// Items that were checked one by one during planning, and items whose bitmaps were evaluated.
     checked: usize,
     swept: usize,
-    /// Of words, where they were looked into.
+    /// Sample of filter bitmaps, if it was taken.
     sample: Sample,
     columns: Columns,
-    /// So many are few.
+    /// Maximum number of items that count as few.
     slots_max: usize,
-    /// Items of which planes and posting lists tell what they were.
+    /// Updated items, for which planes and posting lists are outdated.
     changed: Option<Changed>,
-    /// Tells the plans apart whose words a scratch may hold.
+    /// Identifies the plan whose bitmaps a scratch holds.
     number: u64,
 }
 
 static PLANS: AtomicU64 = AtomicU64::new(1);
 
-/// Words in use while a plan is evaluated; kept between calls so that nothing is allocated.
+/// Buffers for the evaluation of plans, reused between calls to avoid allocations.
 #[derive(Debug, Default)]
 pub struct Scratch {
     stack: Vec<u64>,
-    /// The plan and the list of the last call, and how many lists came in a row.
+    /// Plan and list of the last call, and the number of consecutive lists before it.
     plan: u64,
     last: usize,
     in_a_row: u32,
-    /// The lists whose words are the first of the stack.
+    /// Lists whose bitmaps are at the start of the stack.
     ahead: std::ops::Range<usize>,
-    /// The plan whose words are kept, its words where they lie in a plane, and the lists whose words are there.
+    /// Plan whose bitmaps are cached, the bitmaps in plane order, and the lists that are present.
     keeps: u64,
     pub(super) kept: Vec<u64>,
     has: Vec<bool>,
 }
 
 impl Scratch {
-    /// From here on the words of `plan` are kept, so that several searches with it evaluate each list once.
+    /// Caches the bitmaps of `plan` from now on, so that several searches with it evaluate each list once.
     pub fn keep(&mut self, plan: &Plan) {
         if self.keeps != plan.number {
             self.keeps = plan.number;
@@ -102,11 +102,10 @@ impl Scratch {
 }
 
 impl Plan {
-    /// Plans a filter for a snapshot's columns and index, of which so many items at most are searched one by one sooner than in the
-    /// lists of a search.
+    /// Plans a filter for the columns and the index of a snapshot. Up to `slots_max` items are searched one by one, not in lists.
     ///
     /// # Errors
-    /// `Invalid` with the offset of the term for unknown columns and questions that a column cannot answer.
+    /// `Invalid` with the offset of the term, for unknown columns and tests that a column does not support.
     pub fn new(filter: &Canonical, columns: &Columns, index: &Index, slots_max: usize) -> Result<Self> {
         let root = resolve(filter, columns, index)?;
         let mut plan = Plan {
@@ -136,7 +135,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// The eligible slots, where few are; else a sample is taken.
+    /// Returns the eligible slots if there are few. Otherwise a sample is taken for later estimates.
     fn few(&mut self, index: &Index) -> Option<Vec<Slot>> {
         let walked = walk(&self.root, index).filter(|&walked| walked <= self.slots_max.max(POSTED_MIN));
         let sweep_ns = self.words_ns() * index.items() as f64;
@@ -158,7 +157,7 @@ impl Plan {
         walked.map(|_| self.posted(index))
     }
 
-    /// The eligible slots that posting lists hold.
+    /// Returns the eligible slots from posting lists.
     fn posted(&mut self, index: &Index) -> Vec<Slot> {
         let mut slots = Vec::new();
         collect(&self.root, index, &mut slots);
@@ -170,7 +169,7 @@ impl Plan {
         slots
     }
 
-    /// The eligible slots by the words of all lists, unless these are many more than were expected.
+    /// Computes the eligible slots by the bitmaps of all lists. Returns `None` if there are many more than expected.
     fn sweep(&mut self, index: &Index) -> Option<Vec<Slot>> {
         self.swept = index.items();
         let (mut slots, mut stack, mut next) = (Vec::new(), Vec::new(), 0);
@@ -192,13 +191,13 @@ impl Plan {
         Some(slots)
     }
 
-    /// Keeps those that pass.
+    /// Retains the slots that pass.
     fn check(&mut self, slots: &mut Vec<Slot>) {
         self.checked += slots.len();
         slots.retain(|&slot| self.passes(slot));
     }
 
-    /// The same plan for a snapshot in which values have changed since its index was built; `filter` is what the plan was made of.
+    /// Adapts the plan to a snapshot with values updated since its index was built; `filter` is the source of the plan.
     ///
     /// # Errors
     /// As [`Plan::new`].
@@ -228,17 +227,17 @@ impl Plan {
         Ok(self)
     }
 
-    /// The way to the eligible items.
+    /// Returns the way to find the eligible items.
     pub fn route(&self) -> &Route {
         &self.route
     }
 
-    /// The estimated share of items that pass, 0 to 1.
+    /// Returns the estimated share of items that pass, 0 to 1.
     pub fn pass_rate(&self) -> f64 {
         self.pass_rate
     }
 
-    /// What passes by its words, as some lists show it; counts of terms do not tell what they have in common.
+    /// Returns the shares of items and lists that pass, from a sample: counts of terms do not show their correlations.
     pub fn passing(&self, index: &Index) -> PassingShares {
         match self.route {
             Route::All => PassingShares { items: 1.0, lists: 1.0 },
@@ -246,33 +245,33 @@ impl Plan {
         }
     }
 
-    /// The share of items whose words pass that the filter holds for, as a sample shows it.
+    /// Returns the share of items passing by the bitmaps for which the filter holds, from a sample.
     pub fn holding(&self) -> f64 {
         self.sample.holding()
     }
 
-    /// True where [`Plan::words`] is the truth and not only an upper bound.
+    /// Returns true if [`Plan::words`] is exact and not only an upper bound.
     pub fn is_exact(&self) -> bool {
         self.program.is_exact()
     }
 
-    /// What [`Plan::words`] is thought to take, in nanoseconds of one core for each item.
+    /// Estimates the cost of [`Plan::words`], in nanoseconds of one core per item.
     pub fn words_ns(&self) -> f64 {
         self.program.item_ns()
     }
 
-    /// What [`Plan::passes`] is thought to take, in nanoseconds of one core.
+    /// Estimates the cost of [`Plan::passes`], in nanoseconds of one core.
     pub fn passes_ns(&self) -> f64 {
         questions(&self.root) as f64 * QUESTION_NS
     }
 
-    /// What it took to make the plan, beside reading the filter, in nanoseconds of one core.
+    /// Returns the estimated cost of planning without parsing, in nanoseconds of one core.
     pub fn planning_ns(&self) -> f64 {
         let asked = self.checked + self.sample.asked();
         asked as f64 * self.passes_ns() + (self.sample.items() + self.swept) as f64 * self.words_ns()
     }
 
-    /// True where the item in the slot satisfies the filter.
+    /// Returns true if the item in the slot satisfies the filter.
     pub fn passes(&self, slot: Slot) -> bool {
         let of_changed = self.changed.as_ref().and_then(|changed| changed.passes(slot, &self.columns));
         of_changed.unwrap_or_else(|| self.holds(&self.root, slot))
@@ -288,11 +287,11 @@ impl Plan {
         }
     }
 
-    /// Evaluates the filter on one list: bit `i` of `out` (`[W]`, `W` = [`Index::words`]) is set for every item `i` of the
-    /// list that passes, and for some that do not where the plan is not exact. Bits past the list's items are 0.
+    /// Computes the filter bitmap of one list: bit `i` of `out` (`[W]`, `W` = [`Index::words`]) is set for every item `i` of the
+    /// list that passes. If the plan is not exact, it is also set for some others. Bits past the list's items are 0.
     ///
-    /// Lists that are asked for in their order are evaluated many at a time, which a sweep over all of them profits from;
-    /// those of a plan whose words are kept ([`Scratch::keep`]) are copied from the second time on.
+    /// Lists that are visited in order are evaluated many at a time, which speeds up sweeps over all lists. With a cache
+    /// ([`Scratch::keep`]), lists are copied from the second time on.
     pub fn words(&self, index: &Index, list: ListId, scratch: &mut Scratch, out: &mut [u64]) {
         self.words_of_planes(index, list, scratch, out);
         if let Some(changed) = &self.changed {
@@ -301,7 +300,7 @@ impl Plan {
         }
     }
 
-    /// The same by planes alone.
+    /// Computes the bitmap by planes only, without updated values.
     fn words_of_planes(&self, index: &Index, list: ListId, scratch: &mut Scratch, out: &mut [u64]) {
         let list = list.index();
         if scratch.plan != self.number {
@@ -335,14 +334,14 @@ impl Plan {
     }
 }
 
-/// Two plans of one snapshot that ask the same.
+/// Equal if both plans of a snapshot test the same.
 impl PartialEq for Plan {
     fn eq(&self, other: &Self) -> bool {
         self.root == other.root && self.changed == other.changed
     }
 }
 
-/// The share of items that pass, with terms taken as independent.
+/// Estimates the share of items that pass, as if terms were independent.
 fn pass_rate(node: &Node, columns: &Columns, index: &Index) -> f64 {
     let items = index.items().max(1) as f64;
     let rate = match node {
@@ -352,7 +351,7 @@ fn pass_rate(node: &Node, columns: &Columns, index: &Index) -> f64 {
         Node::Or(parts) => 1.0 - parts.iter().map(|p| 1.0 - pass_rate(p, columns, index)).product::<f64>(),
         Node::Literal { question, negated } => {
             let rate = match question {
-                // Of values that exclude each other shares add up.
+                // Shares of mutually exclusive values add up.
                 Question::Terms { column, terms } if columns.at(*column).is_single() => {
                     terms.iter().map(|&t| f64::from(index.count(t))).sum::<f64>() / items
                 }
@@ -367,7 +366,7 @@ fn pass_rate(node: &Node, columns: &Columns, index: &Index) -> f64 {
     rate.clamp(0.0, 1.0)
 }
 
-/// About how many items a comparison holds for.
+/// Estimates the number of items that satisfy a comparison.
 fn compared(number: usize, comparison: &Comparison, columns: &Columns, index: &Index) -> f64 {
     let column = columns.at(number);
     if let (Comparison::Codes(ranges), Some(first)) = (comparison, column.first_term()) {
@@ -379,14 +378,14 @@ fn compared(number: usize, comparison: &Comparison, columns: &Columns, index: &I
     } else if let Some(answer) = index.numbers.answer(number, comparison) {
         return answer.items;
     }
-    // A sample of a thousand slots tells a share to within a few hundredths.
+    // A sample of a thousand slots estimates a share to within a few hundredths.
     let slots = index.list_end();
     let sampled = (0..slots).step_by((slots / 1024).max(1) as usize);
     let held = sampled.clone().filter(|&s| column.compares(comparison, Slot(s))).count();
     held as f64 / sampled.count().max(1) as f64 * index.items() as f64
 }
 
-/// How many questions a filter may ask one item.
+/// Returns the maximum number of tests that a filter applies to one item.
 fn questions(node: &Node) -> usize {
     match node {
         Node::All | Node::Nothing => 0,
@@ -396,7 +395,7 @@ fn questions(node: &Node) -> usize {
     }
 }
 
-/// How many slots of posting lists hold all eligible ones; `None` where no posting lists do.
+/// Returns the number of posting-list slots that include all eligible ones; `None` if posting lists do not cover the filter.
 fn walk(node: &Node, index: &Index) -> Option<usize> {
     match node {
         Node::Nothing => Some(0),
@@ -409,7 +408,7 @@ fn walk(node: &Node, index: &Index) -> Option<usize> {
     }
 }
 
-/// Whether some of the slots that posting lists hold may not be eligible.
+/// Returns true if posting-list slots may include ineligible ones.
 fn has_and(node: &Node) -> bool {
     match node {
         Node::And(_) => true,
@@ -418,7 +417,7 @@ fn has_and(node: &Node) -> bool {
     }
 }
 
-/// Adds the slots that [`walk`] counted, in no order.
+/// Appends the slots that [`walk`] counted, unordered.
 fn collect(node: &Node, index: &Index, slots: &mut Vec<Slot>) {
     match node {
         Node::Literal { question: Question::Terms { terms, .. }, negated: false } => {

@@ -1,25 +1,26 @@
-//! The postfix program of a plan, and its evaluation over runs of lists.
+//! Postfix program of a plan, and its evaluation over consecutive lists.
 //!
-//! The stack holds runs of words. A leaf does not push: it narrows the run on top (`Keep`, `DropPosted`, `Bloom`, `Number`, `Compare`), so
-//! that a conjunction of leaves is a chain of flat loops over one run, and the leaves that look at single items see only
-//! those that the cheaper ones left. Every run on the stack is 0 outside the items, which makes negation safe.
+//! The stack holds bitmaps of consecutive lists. A leaf usually does not push: it narrows the bitmap on top (`Keep`,
+//! `DropPosted`, `Bloom`, `Number`, `Compare`). A conjunction of leaves is then a chain of flat loops over one bitmap, and leaves
+//! that test single items see only the items that cheaper leaves left. Every bitmap is 0 outside of the items, so negation is
+//! safe.
 //!
-//! A posting list is where few items are, so that its words are made of zeros: it is pushed.
+//! A posting list has few items, so its bitmap is built from zeros and pushed.
 
 use super::index::{Held, Index, Run, TermHash};
 use super::question::{Node, Question};
 use crate::columns::{Column, Columns, Comparison};
 use sterling_core::units::{ListId, TermId};
 
-/// Integer comparisons that cover at most this many values, all of them frequent, are answered from the values' planes.
+/// Integer comparisons that cover at most this many values, all with exact planes, use those planes.
 const VALUE_PLANES_MAX: usize = 64;
-/// Lists whose Bloom planes are on their way from memory while one is evaluated.
+/// Prefetch distance for Bloom planes, in lists.
 const BLOOM_AHEAD: usize = 4;
-/// Words of a comparison that are answered at a time.
+/// Words of a comparison that are evaluated at a time.
 const BUCKET_WORDS: usize = 16;
 
-/// Nanoseconds of a step for each item that it looks at: of planes, of a posting list, of a Bloom filter, of buckets with the few items
-/// that they leave open, and of a comparison with every item.
+/// Estimated cost of a step in nanoseconds per item: for planes, a posting list, a Bloom filter, buckets including the few items
+/// tested one by one, and a comparison with every item.
 const PLANE_NS: f64 = 0.02;
 const POSTED_NS: f64 = 0.1;
 const BLOOM_NS: f64 = 0.35;
@@ -28,17 +29,17 @@ const COMPARE_NS: f64 = 10.0;
 
 #[derive(Clone, Debug)]
 pub(super) enum Step {
-    /// Pushes every item.
+    /// Pushes the bitmap of all items.
     Every,
-    /// Pushes no item.
+    /// Pushes an empty bitmap.
     None,
-    /// Pushes a plane or its opposite.
+    /// Pushes a plane or its complement.
     Push { plane: usize, negated: bool },
-    /// ANDs a plane or its opposite.
+    /// ANDs a plane or its complement.
     Keep { plane: usize, negated: bool },
     /// ORs a plane.
     Add { plane: usize },
-    /// Pushes the items of a posting list, of the term whose Bloom positions these are.
+    /// Pushes the items of a posting list; `hash` is that of its term.
     PushPosted {
         posting: usize,
         #[cfg_attr(
@@ -47,7 +48,7 @@ pub(super) enum Step {
         )]
         hash: TermHash,
     },
-    /// ORs them.
+    /// ORs the items of a posting list.
     AddPosted {
         posting: usize,
         #[cfg_attr(
@@ -56,22 +57,22 @@ pub(super) enum Step {
         )]
         hash: TermHash,
     },
-    /// ANDs all other items.
+    /// ANDs the complement of a posting list.
     DropPosted { posting: usize },
     /// ANDs the planes of a term's Bloom positions.
     Bloom { hash: TermHash },
-    /// ANDs a comparison that buckets answer.
+    /// ANDs a comparison by buckets.
     Number { sure: Vec<Run>, unsure: Vec<Run>, column: usize, comparison: Comparison, negated: bool },
-    /// ANDs a comparison that is made for each item.
+    /// ANDs a comparison evaluated per item.
     Compare { column: usize, comparison: Comparison, negated: bool },
-    /// Pops a run and ANDs it.
+    /// Pops a bitmap and ANDs it.
     And,
-    /// Pops a run and ORs it.
+    /// Pops a bitmap and ORs it.
     Or,
 }
 
 impl Step {
-    /// The height of a stack that was so high before it.
+    /// Returns the stack height after the step.
     fn height_after(&self, height: usize) -> usize {
         match self {
             Step::Every | Step::None | Step::Push { .. } | Step::PushPosted { .. } => height + 1,
@@ -91,7 +92,7 @@ impl Step {
     }
 }
 
-/// A compiled filter.
+/// Compiled filter.
 #[derive(Clone, Debug)]
 pub(super) struct Program {
     pub(super) steps: Vec<Step>,
@@ -99,7 +100,7 @@ pub(super) struct Program {
     exact: bool,
 }
 
-/// What a leaf costs beside the others of a conjunction; cheap ones go first.
+/// Relative cost of a part of a conjunction; cheap ones run first.
 fn rank(node: &Node, index: &Index) -> u8 {
     match node {
         Node::All | Node::Nothing => 0,
@@ -126,17 +127,17 @@ impl Program {
         program
     }
 
-    /// True where the words are the truth and not only an upper bound.
+    /// Returns true if the bitmap is exact and not only an upper bound.
     pub(super) fn is_exact(&self) -> bool {
         self.exact
     }
 
-    /// What evaluating it is thought to take, in nanoseconds of one core for each item.
+    /// Estimates the cost of an evaluation, in nanoseconds of one core per item.
     pub(super) fn item_ns(&self) -> f64 {
         self.steps.iter().map(Step::item_ns).sum()
     }
 
-    /// Evaluates the program over consecutive lists; their words are then the first of `stack`.
+    /// Evaluates the program over consecutive lists; the result is at the start of `stack`.
     pub(super) fn run(&self, columns: &Columns, index: &Index, lists: std::ops::Range<usize>, stack: &mut Vec<u64>) {
         let span = index.span(lists.clone());
         let words = span.len();
@@ -205,7 +206,7 @@ impl Program {
     }
 }
 
-/// A comparison that looks at items.
+/// Comparison that tests items one by one.
 struct Looked<'a> {
     column: &'a Column,
     comparison: &'a Comparison,
@@ -213,7 +214,7 @@ struct Looked<'a> {
 }
 
 impl Looked<'_> {
-    /// Those of the `asked` items of a word for which the comparison, or its opposite, holds.
+    /// Tests the `asked` items of a word against the comparison or its negation.
     fn holding(&self, index: &Index, word: usize, asked: u64) -> u64 {
         if asked == 0 {
             return 0;
@@ -222,7 +223,7 @@ impl Looked<'_> {
         if self.negated { asked & !holding } else { holding }
     }
 
-    /// ANDs the comparison into the words from `first` on, with the buckets that pass whole and those that are looked into.
+    /// ANDs the comparison into the words from `first` on. Buckets in `sure` pass entirely; items of `unsure` are tested.
     fn narrow_through(&self, index: &Index, sure: &[Run], unsure: &[Run], first: usize, run: &mut [u64]) {
         let flip = if self.negated { u64::MAX } else { 0 };
         let (mut passing, mut open) = ([0; BUCKET_WORDS], [0; BUCKET_WORDS]);
@@ -251,7 +252,7 @@ impl Compiler<'_> {
         self.program.steps.push(step);
     }
 
-    /// Leaves the run of a node on top of the stack.
+    /// Pushes the bitmap of a node.
     fn push(&mut self, node: &Node) {
         match node {
             Node::All => self.emit(Step::Every),
@@ -302,7 +303,6 @@ impl Compiler<'_> {
         }
     }
 
-    /// Pushes the items that have a term.
     fn push_one(&mut self, term: TermId) {
         match self.index.held(term) {
             Held::Plane(plane) => self.emit(Step::Push { plane, negated: false }),
@@ -314,7 +314,7 @@ impl Compiler<'_> {
         }
     }
 
-    /// ORs them.
+    /// ORs the items that have a term.
     fn add(&mut self, term: TermId) {
         match self.index.held(term) {
             Held::Plane(plane) => self.emit(Step::Add { plane }),
@@ -335,7 +335,7 @@ impl Compiler<'_> {
         self.emit(Step::Bloom { hash: self.hash(term) });
     }
 
-    /// ANDs a node into the run on top.
+    /// ANDs a node into the bitmap on top.
     fn narrow(&mut self, node: &Node) {
         let Node::Literal { question, negated } = node else {
             if *node != Node::All {
@@ -346,7 +346,7 @@ impl Compiler<'_> {
         };
         match (self.terms(question), question) {
             (Some(terms), _) if *negated => {
-                // Every term must be absent; those with Bloom planes alone say nothing here and are checked later.
+                // Every term must be absent. Terms with only Bloom planes do not narrow the bitmap; verification handles them.
                 for term in terms {
                     match self.index.held(term) {
                         Held::Plane(plane) => self.emit(Step::Keep { plane, negated: true }),
@@ -378,7 +378,7 @@ impl Compiler<'_> {
         }
     }
 
-    /// ORs a node into the run on top.
+    /// ORs a node into the bitmap on top.
     fn widen(&mut self, node: &Node) {
         if let Node::Literal { question, negated: false } = node
             && let Some(terms) = self.terms(question)
@@ -390,7 +390,7 @@ impl Compiler<'_> {
         self.emit(Step::Or);
     }
 
-    /// The terms that answer a question: those it asks for, or the few frequent values that a comparison covers.
+    /// Returns the terms equivalent to a test: its own terms, or the few frequent values that a comparison covers.
     fn terms(&self, question: &Question) -> Option<Vec<TermId>> {
         match question {
             Question::Terms { terms, .. } => Some(terms.clone()),

@@ -1,4 +1,4 @@
-//! What a filter asks of one snapshot: its tree with names resolved to columns and values to terms.
+//! Filter tree resolved for one snapshot: names to columns, values to terms.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,17 +8,17 @@ use crate::columns::{Column, Columns, Comparison, Operator, asked_one_by_one};
 use sterling_core::error::Result;
 use sterling_core::units::{Slot, TermId};
 
-/// A resolved leaf.
+/// Resolved leaf.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Question {
     /// The item has one of these terms.
     Terms { column: usize, terms: Vec<TermId> },
-    /// A number of the item compares so.
+    /// A number of the item satisfies the comparison.
     Compares { column: usize, comparison: Comparison },
 }
 
 impl Question {
-    /// True where no item of the snapshot can answer it with yes.
+    /// Returns true if the test holds for no item of the snapshot.
     fn is_empty(&self) -> bool {
         match self {
             Question::Terms { terms, .. } => terms.is_empty(),
@@ -27,7 +27,7 @@ impl Question {
         }
     }
 
-    /// Whether the item of a slot answers it with yes.
+    /// Returns true if the test holds for the item in the slot.
     pub(super) fn holds(&self, columns: &Columns, slot: Slot) -> bool {
         match self {
             Question::Terms { column, terms } => {
@@ -39,7 +39,7 @@ impl Question {
         }
     }
 
-    /// Those of the 64 slots from `first` on that are `asked`, bit by bit, and answer it with yes.
+    /// Evaluates the test on the `asked` slots among 64 slots from `first` on, as bitmaps.
     pub(super) fn holding(&self, columns: &Columns, first: Slot, asked: u64) -> u64 {
         match self {
             Question::Terms { .. } => asked_one_by_one(asked, |bit| self.holds(columns, Slot(first.0 + bit))),
@@ -57,8 +57,8 @@ pub(super) enum Node {
     Or(Vec<Node>),
 }
 
-/// Resolves the leaves of a filter; parts that no item or every item answers are gone from the tree, and equalities with values of one
-/// column are one leaf, as if the filter had written `IN`.
+/// Resolves the leaves of a filter. Parts that are always true or always false are removed. Equalities with several values of one
+/// column become one leaf, as if the filter had used `IN`.
 pub(super) fn resolve(filter: &Canonical, columns: &Columns, index: &Index) -> Result<Node> {
     let all = |parts: &[Canonical]| parts.iter().map(|p| resolve(p, columns, index)).collect::<Result<Vec<_>>>();
     Ok(match filter {
@@ -68,7 +68,7 @@ pub(super) fn resolve(filter: &Canonical, columns: &Columns, index: &Index) -> R
             let question = question(leaf, columns)
                 .map_err(|e| e.within(format_args!("filter: `{leaf}` at byte {}", leaf.offset)).at(leaf.offset))?;
             match question {
-                // Values that no item has: nothing passes, and everything passes the opposite.
+                // No item has the values: nothing passes, and everything passes the negation.
                 question if question.is_empty() && *negated => Node::All,
                 question if question.is_empty() => Node::Nothing,
                 question => Node::Literal { question: as_terms(question, leaf, columns, index), negated: *negated },
@@ -99,7 +99,7 @@ pub(super) fn resolve(filter: &Canonical, columns: &Columns, index: &Index) -> R
     })
 }
 
-/// An equality with an integer as a question for its term, unless only Bloom planes would answer that: comparisons are exact.
+/// Converts an equality with an integer to a test for its term, unless the term has only Bloom planes: comparisons are exact.
 fn as_terms(question: Question, leaf: &Leaf, columns: &Columns, index: &Index) -> Question {
     if let Question::Compares { column, comparison: Comparison::Codes([codes, _]) } = &question
         && matches!(leaf.test, Test::Compares(Operator::Equal, _))
@@ -111,10 +111,10 @@ fn as_terms(question: Question, leaf: &Leaf, columns: &Columns, index: &Index) -
     question
 }
 
-/// Joins the parts of an OR that ask for terms of one column, and those of an AND that ask for items without them.
+/// Merges the parts of an OR that test for terms of one column, and those of an AND that test for their absence.
 ///
-/// Where no item has two values of a column, `x != 1 AND x != 2` says `x != 1 AND NOT x:2`, and `NOT x != 1 OR NOT x != 2` says
-/// `NOT x != 1 OR x:2`: one comparison remains of several.
+/// If no item has two values of a column, `x != 1 AND x != 2` equals `x != 1 AND NOT x:2`, and `NOT x != 1 OR NOT x != 2` equals
+/// `NOT x != 1 OR x:2`. Only one comparison remains.
 fn join(parts: &mut Vec<Node>, is_and: bool, columns: &Columns, index: &Index) {
     let (mut terms_of, mut has_compared) = (BTreeMap::<usize, Vec<TermId>>::new(), BTreeSet::new());
     parts.retain(|part| match part {
@@ -137,11 +137,11 @@ fn join(parts: &mut Vec<Node>, is_and: bool, columns: &Columns, index: &Index) {
         terms.dedup();
         Node::Literal { question: Question::Terms { column, terms }, negated: is_and }
     });
-    // An item is asked the parts in their order, and terms answer at once.
+    // Parts are tested in order, and terms are the cheapest test.
     parts.splice(0..0, joined);
 }
 
-/// The term of the one value that an inequality excludes, in a column of which no item has two values.
+/// Returns the term of the only value that an inequality excludes, in a column with at most one value per item.
 fn excluded(column: &Column, comparison: &Comparison, index: &Index) -> Option<TermId> {
     let Comparison::Codes([below, above]) = comparison else { return None };
     let is_inequality = below.start == 0

@@ -1,7 +1,7 @@
-//! What some lists say of a filter: how many items its words let through, and how many of these it holds for.
+//! Sample of a filter: estimates how many items pass the filter bitmap, and how many of those pass the filter.
 //!
-//! Counts of terms tell nothing of how they go together: two halves may share all of their items or none. What a search will
-//! look at depends on it, so a few lists, spread over all, are evaluated when the filter is planned. They rule no answer.
+//! Counts of terms do not show correlations: two terms with half of the items each may share all of them or none. The cost of a
+//! search depends on it, so planning evaluates a few evenly spaced lists. The sample never affects results.
 
 use std::ops::RangeInclusive;
 
@@ -10,25 +10,25 @@ use super::program::Program;
 use crate::columns::{Columns, bits};
 use sterling_core::units::{ListId, Slot};
 
-/// Lists that are looked at; no more of them than hold so many items, or take so many nanoseconds.
+/// Number of sampled lists; sampling stops at this number of items or at this cost in nanoseconds.
 const LISTS: RangeInclusive<usize> = 4..=64;
 const ITEMS_ENOUGH: f64 = 4096.0;
 const NS_ENOUGH: f64 = 5000.0;
-/// Items that seem to pass of which each is asked, and the nanoseconds after which fewer do.
+/// Number of items passing the bitmap that are verified, and the cost in nanoseconds that limits it.
 const ASKED: RangeInclusive<usize> = 4..=32;
-/// Where so many were expected to pass and none does, the filter contradicts itself.
+/// If at least this number was expected to pass and none does, the filter's terms contradict each other.
 const EXPECTED_MIN: f64 = 8.0;
 
-/// What passes, as shares of a catalogue.
+/// Estimated shares that pass a filter.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PassingShares {
-    /// Of the items.
+    /// Share of the items that pass.
     pub items: f64,
-    /// Of the lists: those that hold such items.
+    /// Share of the lists that hold passing items.
     pub lists: f64,
 }
 
-/// Counts over some lists.
+/// Counts over the sampled lists.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Sample {
     lists: usize,
@@ -40,8 +40,8 @@ pub(super) struct Sample {
 }
 
 impl Sample {
-    /// Evaluates a program on some lists, and asks some of the items that seem to pass whether they do; `None` where words are
-    /// the truth. To ask one takes so many nanoseconds.
+    /// Evaluates a program on some lists and verifies some of the passing items. `passes` is the test and its cost in
+    /// nanoseconds; `None` if bitmaps are exact.
     pub(super) fn of(
         program: &Program,
         columns: &Columns,
@@ -53,7 +53,7 @@ impl Sample {
         let lists = ((items / items_a_list) as usize).clamp(*LISTS.start(), *LISTS.end()).min(index.lists());
         let (mut sample, mut stack, mut maybes) = (Sample::default(), Vec::new(), Vec::new());
         for n in 0..lists {
-            // The middle of each of so many equal parts.
+            // The middle of each of `lists` equal intervals.
             let list = (2 * n + 1) * index.lists() / (2 * lists);
             program.run(columns, index, list..list + 1, &mut stack);
             let list = ListId(list as u32);
@@ -79,7 +79,7 @@ impl Sample {
         sample
     }
 
-    /// What passes, where counts of terms let such a share of all items expect, and lists hold so many.
+    /// Returns the shares that pass; `expected`, from term counts, is used if the sample is too small for it.
     pub(super) fn passing(&self, expected: f64, items_a_list: f64) -> PassingShares {
         if self.passing == 0 && expected * (self.items as f64) < EXPECTED_MIN {
             return PassingShares { items: expected, lists: 1.0 - (1.0 - expected).powf(items_a_list) };
@@ -88,17 +88,17 @@ impl Sample {
         PassingShares { items: share(self.passing, self.items), lists: share(self.lists_passing, self.lists) }
     }
 
-    /// The share of these that the filter holds for; all of them, where none was asked.
+    /// Returns the share of items passing the bitmap for which the filter holds; 1 if none was verified.
     pub(super) fn holding(&self) -> f64 {
         if self.asked == 0 { 1.0 } else { self.holding as f64 / self.asked as f64 }
     }
 
-    /// Items that were asked one by one.
+    /// Returns the number of items verified one by one.
     pub(super) fn asked(&self) -> usize {
         self.asked
     }
 
-    /// Items whose words were evaluated.
+    /// Returns the number of items whose bitmaps were evaluated.
     pub(super) fn items(&self) -> usize {
         self.items
     }

@@ -1,4 +1,4 @@
-//! The filter's promise on random catalogues and random expressions, against a naive reading of the items.
+//! Tests filters on random catalogues and random expressions against a naive evaluation of the items.
 
 #![allow(clippy::unwrap_used)]
 
@@ -12,7 +12,7 @@ use crate::columns::{self, Columns, ItemColumn, ItemValues, Operator, Overlay, V
 use sterling_core::units::{ListId, NO_ITEM, Slot};
 use sterling_storage::files::{TensorFile, Tensors};
 
-/// An item as a person would write it down.
+/// Item with plain attributes.
 #[derive(Clone, Debug, Default)]
 struct Item {
     tags: Vec<String>,
@@ -99,7 +99,7 @@ fn catalogue_by(hashing: Hashing, items: Vec<Item>, lists: usize, options: &Opti
 }
 
 impl Catalogue {
-    /// Gives each item the values of another in the columns that `changes` says of it.
+    /// Gives each item the values of another one in the columns that `changes` selects.
     fn change(&mut self, changes: &[(Item, [bool; 3])]) {
         let mut overlay = Overlay::default();
         let column = |name: &str| self.columns.number(name).unwrap();
@@ -124,7 +124,7 @@ impl Catalogue {
         self.overlay = Arc::new(overlay);
     }
 
-    /// Slots whose bit is set, checking that no bit stands outside the items.
+    /// Returns the slots whose bit is set, and checks that no bit is set outside of the items.
     fn words(&self, plan: &Plan, scratch: &mut Scratch) -> Vec<Slot> {
         let (mut found, mut all) = (Vec::new(), Vec::new());
         for list in (0..self.index.lists() as u32).map(ListId) {
@@ -141,7 +141,7 @@ impl Catalogue {
             }
             all.push(words);
         }
-        // Kept from here on: the second sweep evaluates and the third one copies, without a single allocation.
+        // Cached from here on: the second sweep evaluates and the third one copies, without any allocation.
         scratch.keep(plan);
         for sweep in 0..2 {
             for (list, words) in all.iter().enumerate() {
@@ -165,7 +165,7 @@ impl Catalogue {
         [0, 4096].into_iter().for_each(|slots_max| self.check_by(expr, slots_max, scratch));
     }
 
-    /// With so many items that are searched one by one.
+    /// Checks an expression, with up to `slots_max` items searched one by one.
     fn check_by(&self, expr: &Expr, slots_max: usize, scratch: &mut Scratch) {
         let filter = expr.canonical();
         let plan = Plan::new(&filter, &self.columns, &self.index, slots_max).unwrap();
@@ -195,7 +195,7 @@ impl Catalogue {
         }
     }
 
-    /// True where all values have changed, so that it is known how many pass.
+    /// Returns true if all values were updated, so that the number of passing items is exact.
     fn has_changed_wholly(&self) -> bool {
         let of_column = |name: &&str| self.overlay.changed(self.columns.number(name).unwrap()).count();
         ["tag", "year", "first", "price"].iter().all(|name| of_column(name) == self.items.len())
@@ -203,7 +203,7 @@ impl Catalogue {
 }
 
 fn item() -> impl Strategy<Value = Item> {
-    // Tag `t0` is on most items, `t39` on few: frequent, middle and rare terms in every catalogue.
+    // Most items have tag `t0`, few have `t39`: every catalogue has frequent, medium and rare terms.
     let tags = proptest::collection::vec((0u32..1000).prop_map(|x| format!("t{}", x * x / 25_000)), 0..6);
     (
         tags,
@@ -217,7 +217,7 @@ fn items() -> impl Strategy<Value = Vec<Item>> {
     proptest::collection::vec(item(), 1..300)
 }
 
-/// Of each item what becomes of it: nothing of none, some or all of its values.
+/// Updates per item: of none, some or all of its values.
 fn changes() -> impl Strategy<Value = Vec<(Item, [bool; 3])>> {
     prop_oneof![
         2 => Just(Vec::new()),
@@ -226,7 +226,7 @@ fn changes() -> impl Strategy<Value = Vec<(Item, [bool; 3])>> {
     ]
 }
 
-/// Several questions of one column, as generated filters ask them.
+/// Several tests of one column, as generated filters have them.
 fn equalities() -> impl Strategy<Value = Expr> {
     let column = prop_oneof![Just("first"), Just("year")];
     let operator = prop_oneof![Just(Operator::Equal), Just(Operator::NotEqual)];
@@ -285,7 +285,7 @@ proptest! {
         let mut catalogue = catalogue_by(hashing, items, lists, &options);
         catalogue.change(&changes);
         if posting_share_max >= exact_share_min {
-            // Each term has a plane or a posting list.
+            // Each term has an exact plane or a posting list.
             let plan = |expr: &Expr| Plan::new(&expr.canonical(), &catalogue.columns, &catalogue.index, 0).unwrap();
             prop_assert!(exprs.iter().all(|expr| plan(expr).is_exact()));
         }
@@ -301,7 +301,7 @@ fn tagged(n: u32) -> Item {
 
 #[test]
 fn not_of_a_bloom_term_loses_nothing_however_full_the_filter() {
-    // Filters so narrow that nearly every bit is set: a negated "maybe" would lose nearly everything.
+    // Bloom filters so narrow that nearly every bit is set: negating a "maybe" would lose nearly all items.
     let items: Vec<Item> = (0..200).map(|n| tagged(n % 40)).collect();
     let options = Options { fixed_bits: Some(8), exact_share_min: 1.0, posting_share_max: 0.0, ..Options::default() };
     let catalogue = catalogue(items, 3, &options);
@@ -313,8 +313,8 @@ fn not_of_a_bloom_term_loses_nothing_however_full_the_filter() {
 
 #[test]
 fn the_false_positive_rate_falls_with_the_width() {
-    // SilverTorch reports 6.98 % at 512 bits and 0.067 % at 1024 for 6 features of 10 values and 5 hashes; the rate that
-    // theory gives for n terms, k hashes and m bits is (1 - e^(-kn/m))^k.
+    // SilverTorch reports 6.98 % at 512 bits and 0.067 % at 1024 for 6 features of 10 values and 5 hashes. In theory the rate is
+    // (1 - e^(-kn/m))^k for n terms, k hashes and m bits.
     let items: Vec<Item> =
         (0..512).map(|n| Item { tags: (0..60).map(|t| format!("{n}-{t}")).collect(), ..Item::default() }).collect();
     let mut before = 1.0;
@@ -427,7 +427,7 @@ fn wrong_terms_name_their_place() {
 
 #[test]
 fn equalities_of_one_column_are_planned_as_lists() {
-    // Values that few items have, many have and several of one item are.
+    // Columns with rare values, with frequent values, and with several values per item.
     let items: Vec<Item> = (0..3000)
         .map(|n| Item {
             years: if n % 3 == 0 { vec![i64::from(n), 7] } else { vec![i64::from(n)] },
@@ -456,7 +456,7 @@ fn equalities_of_one_column_are_planned_as_lists() {
         assert_eq!(equalities.pass_rate(), list.pass_rate());
         assert_eq!(equalities.words_ns(), list.words_ns());
     }
-    // Too many to be searched one by one, so that they are estimated.
+    // Too many to be searched one by one, so their number is estimated.
     let many = (0..300).map(|n| format!("first = {}", 10 * n)).collect::<Vec<_>>().join(" OR ");
     let shares = |text: &str| plan(text).pass_rate() * 3000.0;
     for (text, least, most) in [

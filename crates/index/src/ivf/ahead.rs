@@ -1,10 +1,10 @@
-//! What lists that were not scanned may still hold: when a filtered search may end.
+//! Termination of filtered searches: estimates how many good items the unscanned lists still hold.
 //!
-//! An item scores about as its list's centroid does: a share of that score, for a list's items lie closer to the middle than its
-//! centroid of full length, and a margin that depends on the query's length and on chance. The share and how margins spread were
-//! measured with sample queries ([`Margins`]). So each list ahead tells, by its score, how many of its survivors may be expected
-//! to beat what was found ([`Ahead`]). The idea of ending a search by what is expected ahead
-//! is that of Auncel (NSDI 2023) and Quake (OSDI 2025), which take it from geometry; here it is measured, and calibrated.
+//! The score of an item is modelled as a share of the score of its list's centroid plus a residual. The share is mostly below 1:
+//! centroids are normalized, and the items of a list are closer to the origin. The residual scales with the length of the query.
+//! The share and the distribution of residuals are measured with sample queries ([`Margins`]). From the score of each unscanned
+//! list follows how many of its passing items are expected to beat the results so far ([`Ahead`]). Auncel (NSDI 2023) and Quake
+//! (OSDI 2025) also stop a search by the expected remainder, but derive it from geometry; here it is measured and calibrated.
 
 use std::ops::RangeInclusive;
 
@@ -12,27 +12,27 @@ use serde::{Deserialize, Serialize};
 
 use super::pace::Pace;
 
-/// Score ranges that lists are counted in.
+/// Number of score ranges (bins) that lists are counted in.
 const BINS: usize = 128;
-/// Lists just scanned that hold more survivors than those ahead, on average, tell of a filter that goes with the scores: its
-/// survivors are then as many times likelier to score well, at most these.
+/// If passing items are denser in the lists scanned last than in the unscanned ones, the filter correlates with the scores.
+/// Passing items are then assumed to score well more often by the same ratio, up to this factor.
 const KINSHIP_MAX: f64 = 3.0;
-/// Survivors that were found to score well beyond those expected count from so many on.
+/// Added to the found and the expected number of good items before their ratio is taken, so small counts matter little.
 const FOUND_MIN: f64 = 10.0;
-/// What a slope may be.
+/// Valid range of a slope.
 const SLOPES: RangeInclusive<f32> = 0.0..=2.0;
 
-/// How items score where their list's centroid is known, for a query of length 1.
+/// Score-residual quantiles: distribution of item scores given the score of the list's centroid, for a query of length 1.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(from = "Told")]
 pub struct Margins {
-    /// What of the centroid's score an item may be expected to have.
+    /// Regression slope of item score on centroid score: `E[item] = slope * centroid`.
     slope: f32,
-    /// How far items score above that, ascending: the n-th is exceeded by a share `2^-n` of the items.
+    /// Upper quantiles of the residual, ascending: a share `2^-n` of the items exceeds entry `n`.
     halvings: Vec<f32>,
 }
 
-/// Margins as files hold them: those written first were of the whole score of a centroid.
+/// Serialized form. The first files had no slope; it is 1 for them.
 #[derive(Deserialize)]
 #[serde(untagged, deny_unknown_fields)]
 enum Told {
@@ -50,9 +50,9 @@ impl From<Told> for Margins {
 }
 
 impl Margins {
-    /// The margins of a sample of items and queries: the score of each item's list and its own, for queries of length 1.
+    /// Computes the quantiles of a sample of (centroid score, item score) pairs, for queries of length 1.
     pub fn of(sample: &[(f32, f32)]) -> Self {
-        /// Fewer items above a number do not tell their share.
+        /// Minimum number of samples above a quantile.
         const ABOVE_MIN: usize = 4;
         let slope = slope(sample);
         let mut margins: Vec<f32> = sample.iter().map(|(list, item)| item - slope * list).collect();
@@ -61,10 +61,10 @@ impl Margins {
         Margins { slope, halvings: shares.map(|above| margins[above - 1]).collect() }
     }
 
-    /// What is wrong with margins that come from a file.
+    /// Validates quantiles read from a file.
     ///
     /// # Errors
-    /// What was expected.
+    /// The expected values.
     pub fn check(&self) -> Result<(), String> {
         let fit = self.halvings.len() <= 64 && self.halvings.iter().all(|m| m.is_finite()) && self.halvings.is_sorted();
         match SLOPES.contains(&self.slope) {
@@ -74,35 +74,35 @@ impl Margins {
         }
     }
 
-    /// The shares of items with larger margins, of margins that fall.
+    /// Returns a cursor over the shares of items that exceed falling residuals.
     fn shares(&self) -> Shares<'_> {
         Shares { halvings: &self.halvings, place: self.halvings.len() }
     }
 }
 
-/// What a GPU reads of them.
+/// Accessors for the copy to a GPU.
 #[cfg(feature = "cuda")]
 impl Margins {
-    /// What of the centroid's score an item may be expected to have.
+    /// Returns the regression slope of item score on centroid score.
     pub(super) fn slope(&self) -> f32 {
         self.slope
     }
 
-    /// How far items score above that, rising.
+    /// Returns the upper quantiles of the residual, ascending.
     pub(super) fn halvings(&self) -> &[f32] {
         &self.halvings
     }
 }
 
-/// Shares of items with larger margins, of one margin after another, each smaller than the one before.
+/// Share of items that exceed a residual, for a sequence of falling residuals.
 struct Shares<'a> {
     halvings: &'a [f32],
-    /// So many halvings are no larger than the margin.
+    /// Number of quantiles that are at most the residual.
     place: usize,
 }
 
 impl Shares<'_> {
-    /// The share of items with a larger margin; beyond the measured ones their number falls on as it fell last.
+    /// Returns the share of items with a larger residual; beyond the largest quantile it extrapolates the last decrease.
     fn above(&mut self, margin: f32) -> f64 {
         while self.place > 0 && self.halvings[self.place - 1] > margin {
             self.place -= 1;
@@ -119,13 +119,13 @@ impl Shares<'_> {
                 (place - 1) as f32 + (margin - from) / (to - from).max(f32::MIN_POSITIVE)
             }
         };
-        // Between two halvings along a line, which searches need not raise numbers to powers for.
+        // Linear interpolation between two powers of two, which is cheaper than `exp2`.
         let whole = halvings.min(1000.0) as u64;
         f64::from_bits((1023 - whole) << 52) * (1.0 - f64::from(halvings.min(1000.0) - whole as f32) / 2.0)
     }
 }
 
-/// The line through a sample that errs least, by its squares: how much of a list's score its items have.
+/// Computes the least-squares slope of item score on centroid score.
 fn slope(sample: &[(f32, f32)]) -> f32 {
     let count = sample.len().max(1) as f64;
     let mean = |of: fn(&(f32, f32)) -> f32| sample.iter().map(|pair| f64::from(of(pair))).sum::<f64>() / count;
@@ -134,72 +134,72 @@ fn slope(sample: &[(f32, f32)]) -> f32 {
     let squares: f64 = sample.iter().map(|pair| away(pair).0.powi(2)).sum();
     let products: f64 = sample.iter().map(|pair| away(pair).0 * away(pair).1).sum();
     let slope = (products / squares) as f32;
-    // Lists that all score alike tell nothing.
+    // Undefined if all lists of the sample have the same score.
     if slope.is_finite() { slope.clamp(*SLOPES.start(), *SLOPES.end()) } else { 1.0 }
 }
 
-/// When a filtered search of measured probes ends.
+/// Termination criterion of a filtered search whose probes were calibrated.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Ending<'a> {
-    /// How far items score above their lists.
+    /// Score-residual quantiles of the index.
     pub margins: &'a Margins,
-    /// Of the best K0, the share that is to be found: so many of those found so far tell what lists ahead must beat.
+    /// Recall target: share of the best K0 to find. The score at that rank is the bar for unscanned lists.
     pub recall: f64,
-    /// Of the best K0, the share that may be expected ahead.
+    /// Expected share of the best K0 that may remain in unscanned lists.
     pub left: f64,
 }
 
 impl Ending<'_> {
-    /// The place among the best `k0` so far whose score lists ahead must beat: where the recall is just reached, that of the
-    /// true K0-th best.
+    /// Returns the rank among the best `k0` so far whose score unscanned lists must beat. At exactly the recall target, this is
+    /// the score of the true K0-th best item.
     pub(super) fn found(&self, k0: usize) -> usize {
         ((k0 as f64 * self.recall).ceil() as usize).max(1)
     }
 
-    /// A search goes on whose lists since the last look brought so many that beat what was found before, whatever is expected ahead:
-    /// as many as may be missed. What is expected rests on queries like this one, what was brought on this one alone.
+    /// Returns the gain at which a search continues regardless of the estimate: the number of items that the recall target allows
+    /// to miss. The estimate rests on similar queries, whereas the gain is measured on this one.
     pub(super) fn gain_max(&self, k0: usize) -> usize {
         k0.saturating_sub(self.found(k0)).max(1)
     }
 }
 
-/// The lists that a search has not scanned, by their scores.
+/// Unscanned lists of a search, binned by their scores.
 #[derive(Clone, Debug, Default)]
 pub struct Ahead {
-    /// Of the lists in each range of scores, the items ahead and the survivors that were scanned.
+    /// Bins by score, each with its unscanned items and the passing items scanned.
     bins: Vec<Bin>,
     low: f32,
     step: f32,
     items: u64,
-    /// The query's length.
+    /// Length of the query.
     scale: f32,
 }
 
-/// The lists of a range of scores.
+/// Lists within a range of scores.
 #[derive(Clone, Copy, Debug, Default)]
 struct Bin {
-    /// Items of those that were not scanned, and of those that were since the last look.
+    /// Items of unscanned lists, and of lists scanned since the last check.
     ahead: u64,
     fresh: u64,
-    /// Items that passed of all that were, as many in each list as in others between two looks.
+    /// Estimated passing items of the scanned lists: the pass rate between two checks is taken as equal for all lists.
     survivors: f64,
 }
 
-/// What a search has seen of the items that pass.
+/// Passing items seen by a search so far.
 #[derive(Clone, Copy, Debug)]
 pub struct Seen {
-    /// Items that pass, scanned or not: an estimate.
+    /// Estimated number of passing items, scanned or not.
     pub passing: f64,
-    /// Those that were scanned.
+    /// Passing items that were scanned.
     pub survivors: u64,
-    /// Those of them that score above the threshold.
+    /// Scanned passing items that score above the threshold.
     pub above: u64,
-    /// The share of items that passed in the lists scanned last.
+    /// Pass rate in the lists scanned last.
     pub lately: f64,
 }
 
 impl Ahead {
-    /// All lists are ahead of a query `[D]`: those of the given scores and lengths.
+    /// Starts a query `[D]` with all lists unscanned; `lists` holds their scores and lengths.
     pub fn begin(&mut self, vector: &[f32], lists: impl Iterator<Item = (f32, u32)> + Clone) {
         let (mut low, mut high) = (f32::MAX, f32::MIN);
         for (score, _) in lists.clone() {
@@ -219,7 +219,7 @@ impl Ahead {
         }
     }
 
-    /// A list is scanned.
+    /// Marks a list as scanned.
     pub fn take(&mut self, score: f32, length: u32) {
         let bin = self.bin(score);
         let bin = &mut self.bins[bin];
@@ -228,7 +228,7 @@ impl Ahead {
         self.items = self.items.saturating_sub(u64::from(length));
     }
 
-    /// A share of the items passed in the lists that were scanned since this was told last: at each look.
+    /// Records the pass rate of the lists scanned since the last check.
     pub fn passed(&mut self, lately: f64) {
         for bin in &mut self.bins {
             bin.survivors += bin.fresh as f64 * lately;
@@ -236,12 +236,12 @@ impl Ahead {
         }
     }
 
-    /// How many items that pass are expected ahead with a score above `threshold`.
+    /// Returns the expected number of passing items in unscanned lists that score above `threshold`.
     pub fn expected(&self, threshold: f32, seen: Seen, margins: &Margins) -> f64 {
         let density = (seen.passing - seen.survivors as f64).max(0.0) / self.items.max(1) as f64;
         let density = density.min(1.0);
-        // Where the filter keeps to a region and the search is in it, the next lists are as those before, and what passes
-        // there scores better than what does not.
+        // If the filter selects a region that the search is in, the next lists resemble the last ones, and passing items score
+        // better.
         let kinship = (seen.lately / density.max(f64::MIN_POSITIVE)).clamp(1.0, KINSHIP_MAX);
         let (mut ahead, mut scanned) = (0.0, 0.0);
         let mut shares = margins.shares();
@@ -251,7 +251,7 @@ impl Ahead {
             ahead += bin.ahead as f64 * share;
             scanned += bin.survivors * share;
         }
-        // A query around which more lies than around most may expect more of the same.
+        // A query in a dense region, with more good items than expected so far, will find more of them.
         let surprise = ((seen.above as f64 + FOUND_MIN) / (scanned + FOUND_MIN)).max(1.0);
         density.max(seen.lately) * kinship * surprise * ahead
     }
@@ -261,8 +261,8 @@ impl Ahead {
     }
 }
 
-/// After how many of all `lists` a search looks ahead next that did so after `done` of them: when its lists have grown by a
-/// share, or by so many of all that one from afar does not go on for long where it could end.
+/// Returns the number of scanned lists at which a search checks next, after a check at `done` of all `lists`. The interval grows
+/// geometrically, but is capped at a share of all lists, so that a long search does not overshoot far.
 pub fn next_look(done: usize, lists: usize, pace: Pace) -> usize {
     let (growth, looks) = match pace {
         Pace::Often => (1.25, 16),
@@ -291,7 +291,7 @@ mod tests {
         let mut falling = margins.shares();
         assert!((0..200).rev().all(|n| falling.above(n as f32 * 500.0) == shares[n]));
         assert!(shares.is_sorted_by(|a, b| a >= b) && shares.iter().all(|s| (0.0..=1.0).contains(s)));
-        // Nothing is known of no items: half of them may lie anywhere.
+        // Without items nothing is known: one half is assumed.
         assert_eq!(Margins::of(&[(0.0, 1.0); 3]).shares().above(7.0), 0.5);
         for (slope, halvings) in [(1.0, vec![1.0, 0.5]), (1.0, vec![f32::NAN]), (f32::NAN, vec![]), (-0.1, vec![])] {
             assert!(Margins { slope, halvings }.check().is_err());
@@ -300,7 +300,7 @@ mod tests {
 
     #[test]
     fn a_share_of_a_list_score_is_what_its_items_have_of_it() {
-        // Items score three quarters of their list's score, and one in four an eighth more.
+        // Items score three quarters of their list's score, and one item in four scores an eighth more.
         let pairs = (0..4096).map(|n| (n as f32 / 1024.0, 0.75 * (n as f32 / 1024.0) + f32::from(n % 4 == 0) / 8.0));
         let margins = Margins::of(&pairs.collect::<Vec<_>>());
         assert!((margins.slope - 0.75).abs() < 1e-3, "{margins:?}");
@@ -308,7 +308,7 @@ mod tests {
             let share = |above: f32| margins.shares().above(0.75 * list + above - margins.slope * list);
             assert!(share(-0.1) == 1.0 && (share(0.06) - 0.25).abs() < 0.15 && share(0.2) < 0.01, "{margins:?}");
         }
-        // What was written before there were slopes is read as it was meant.
+        // Files written before slopes existed keep their meaning.
         let old: Margins = serde_json::from_str("[0.5,1.5]").unwrap();
         assert_eq!(old, Margins { slope: 1.0, halvings: vec![0.5, 1.5] });
         let text = serde_json::to_string(&margins).unwrap();
@@ -328,7 +328,7 @@ mod tests {
         assert!(ahead.expected(0.9, Seen { survivors: 500, ..seen }, &margins) < last);
         assert!(ahead.expected(0.9, Seen { lately: 1.0, ..seen }, &margins) > last);
         assert!(ahead.expected(0.9, Seen { above: 50, ..seen }, &margins) > last);
-        // What is ahead is as dense as what was seen lately: then each list that is scanned leaves less.
+        // The unscanned lists are as dense as the last ones, so each scanned list reduces the expectation.
         let seen = Seen { passing: 0.0, survivors: 0, above: 0, lately: 0.3 };
         last = ahead.expected(0.9, seen, &margins);
         for (score, length) in lists {
@@ -346,7 +346,7 @@ mod tests {
         let margins = Margins::of(&[]);
         let of = |recall, k0| Ending { margins: &margins, recall, left: 0.0 }.gain_max(k0);
         assert_eq!([of(0.98, 1000), of(0.98, 100), of(0.95, 100), of(0.5, 3)], [20, 2, 5, 1]);
-        // Where none may be missed, and where nothing is asked for, one is much.
+        // If no item may be missed, or none is wanted, a gain of one is enough.
         assert_eq!([of(0.98, 10), of(1.0, 1000), of(0.98, 1), of(0.98, 0)], [1; 4]);
     }
 

@@ -1,4 +1,4 @@
-//! Further rows for an index that is there: which of its lists each belongs to, and an index of them over the same lists.
+//! Assignment of further rows to the lists of an existing index, and delta indexes of such rows.
 
 use super::build::{Built, Lists, from_lists};
 use super::coded::CodedRow;
@@ -14,36 +14,36 @@ use sterling_core::tensor::Matrix;
 use sterling_core::units::Slot;
 use sterling_kernels::cpu::Kernels;
 
-/// Rows of an index that tell whether all have one length.
+/// Sampled rows of an index for the test whether all have one length.
 const SAMPLED: usize = 1000;
-/// How far the length of a centroid is from 1 where lists were built for rows of one length.
+/// Tolerance of a centroid's length around 1 if lists were built for rows of one length.
 const UNIT_TOLERANCE: f32 = 1e-3;
 
-/// Rows a list, on average, from which on rows lie in the lists of the index: of fewer, blocks would mostly be padding.
+/// Minimum mean number of rows per list for rows to use the lists of the index: with fewer, blocks would be mostly padding.
 const LISTED_MIN: usize = 2;
-/// Strays from which on they lie in several lists: fewer are scanned in less time than a request takes otherwise.
+/// Minimum number of strays for several own lists: scanning fewer takes less time than the rest of a request.
 const RANKED_MIN: usize = 2048;
-/// Own lists by the root of their rows, as those of a snapshot, and rows of each at least.
+/// Number of own lists per square root of their rows, as in a snapshot, and minimum rows per own list.
 const OWN_PER_ROOT: f64 = 4.0;
 const OWN_ROWS_MIN: usize = 32;
-/// What the score of an own list is raised by: so many times what its rows lie farther from their centroid than those of the index do,
-/// along one dimension. Rows of clusters differ in few of their dimensions, along each of these more than on average.
+/// Factor of the raise of an own list's score: multiplied with the excess distance of its rows to their centroid over rows of the
+/// index, divided by √D. Rows of clusters differ mostly in few dimensions, and in those by more than the mean.
 const RAISE: f32 = 4.0;
 
-/// Finds the lists of rows as the build of an index did.
+/// Assigns rows to lists as the build of the index did.
 pub struct Assigner {
     centroids: Centroids,
     kernels: Kernels,
     dimension: usize,
     nearest: bool,
     rescore: Rescore,
-    /// The one length of the rows that the lists were built for, where they have one.
+    /// Common length of the rows that the lists were built for, if there is one.
     length: Option<f32>,
     residuals: Residuals,
 }
 
 impl Assigner {
-    /// The lists of an index.
+    /// Creates an assigner for the lists of an index.
     pub fn new(index: &Index) -> Self {
         let dimension = index.dimension();
         let length = if index.penalties.is_empty() { length_of_rows(index) } else { None };
@@ -64,24 +64,24 @@ impl Assigner {
         }
     }
 
-    /// Number of lists, C.
+    /// Returns the number of lists, C.
     pub fn lists(&self) -> usize {
         self.centroids.rows.len() / self.dimension
     }
 
-    /// The list of each of `rows` `[N, D]`.
+    /// Returns the list of each of `rows` `[N, D]`.
     pub fn assign(&self, rows: Matrix<'_>) -> Vec<u32> {
         self.centroids.assign_all(self.kernels, rows, None, &|_| ())
     }
 
-    /// Whether a vector `[D]`, whose list is given, is unlike the rows that the lists were made for: it then is to lie in a list of its own
-    /// kind.
+    /// Returns true if a vector `[D]`, assigned to `list`, is a stray: unlike the rows that the lists were trained on, so that it
+    /// belongs in an own list.
     pub fn is_stray(&self, vector: &[f32], list: u32) -> bool {
         let centroid = &self.centroids.rows[list as usize * self.dimension..][..self.dimension];
         self.lists() > 1 && self.residuals.is_stray(vector, centroid)
     }
 
-    /// An index of `rows` `[N, D]` in given lists, searched as the index is whose lists these are.
+    /// Builds an index of `rows` `[N, D]` in the given lists, with the search settings of this index.
     ///
     /// # Errors
     /// As [`RowSurvey::of`] and [`from_lists`].
@@ -90,18 +90,18 @@ impl Assigner {
         from_lists(&RowSurvey::of(&rows.into())?, lists, self.rescore)
     }
 
-    /// A vector `[D]` as the index keeps it.
+    /// Encodes a vector `[D]` in the formats of the index.
     pub fn coded(&self, vector: &[f32]) -> CodedRow {
         CodedRow::of(vector, self.rescore)
     }
 
-    /// The row of a slot as it lies in the index, or in one of such rows.
+    /// Returns the encoded row of a slot of the index, or of a segment with its row formats.
     pub fn taken(&self, index: &Index, slot: Slot) -> CodedRow {
         CodedRow::read(index, slot, self.rescore)
     }
 
-    /// An index of rows that are coded: in given lists, searched as the index is whose lists these are, or in a single one, all of which
-    /// every search looks at.
+    /// Builds an index of encoded rows: in the given lists, with the search settings of this index, or in a single list that
+    /// every search scans.
     ///
     /// # Errors
     /// As [`from_lists`].
@@ -121,9 +121,9 @@ impl Assigner {
         from_lists(&RowSurvey::of_coded(rows.len(), self.dimension), lists, rescore)
     }
 
-    /// An index of rows that came later, each with its list of the index and whether it is a stray: rows that fit the lists lie in them
-    /// where they are enough, and strays in lists of their own. Where too few fit, all lie in own lists. Which are own is told where any
-    /// are, but for a single one that has all rows.
+    /// Builds the delta index of later rows, given the list of each and whether it is a stray. Rows that fit use the snapshot's
+    /// lists if there are enough of them; strays get own lists. If too few rows fit, all use own lists. Returns the layout of own
+    /// lists, or `None` if there are none or a single one holds all rows.
     ///
     /// # Errors
     /// As [`from_lists`].
@@ -166,7 +166,7 @@ impl Assigner {
     }
 }
 
-/// The one length of an index's rows, where its lists were built for such.
+/// Returns the common length of an index's rows if its lists were built for one.
 fn length_of_rows(index: &Index) -> Option<f32> {
     let dimension = index.dimension();
     let is_unit = |row: &[f32]| (row.iter().map(|x| x * x).sum::<f32>().sqrt() - 1.0).abs() <= UNIT_TOLERANCE;

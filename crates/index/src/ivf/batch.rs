@@ -1,11 +1,11 @@
-//! Searching a batch, list by list: each block that is loaded serves every query that probes its list.
+//! Batch search, list by list: each loaded block serves every query that probes its list.
 //!
-//! 1. The centroids are scored for all queries, four at a time, and each query's best P lists are selected.
-//! 2. The (list, query) pairs are sorted by list, so that memory is read once and forwards. The lists that hold a query's
-//!    first K0 items come before all others: what follows then meets a threshold and is mostly not kept.
-//! 3. Each list is scanned for its queries together.
+//! 1. The centroids are scored for all queries, four at a time, and the best P lists of each query are selected.
+//! 2. The (list, query) pairs are sorted by list, so that memory is read once and sequentially. Lists that hold the first K0
+//!    items of a query come before all others: later items then face a threshold that rejects most of them.
+//! 3. Each list is scanned for all of its queries together.
 //!
-//! Where queries would hardly meet in a list each goes through its own lists instead, best first.
+//! If queries would rarely share a list, each query scans its own lists instead, best first.
 
 use std::borrow::{Borrow, BorrowMut};
 use std::time::Instant;
@@ -20,46 +20,46 @@ use crate::topk::{Selector, unkey};
 use sterling_core::units::{ListId, Slot};
 use sterling_kernels::cpu::kernels::Blocks;
 
-/// Blocks that are scanned for all their queries before the next ones: they stay in the second-level cache meanwhile.
+/// Blocks that are scanned for all of their queries before the next ones, so that they stay in the L2 cache.
 const BLOCKS: usize = 64;
-/// Probes of all queries for each list of the index from which on queries meet often enough.
+/// Minimum number of probes of all queries per list of the index for queries to share lists often enough.
 const PROBES_PER_LIST_MIN: f64 = 0.5;
 
-/// One query of a batch, without a filter.
+/// Query of a batch, without a filter.
 #[derive(Debug)]
 pub struct Search<'a> {
-    /// `[D]`
+    /// Query vector, `[D]`.
     pub vector: &'a [f32],
-    /// Lists, P.
+    /// Number of probed lists, nprobe (P).
     pub probes: usize,
-    /// [`Probing::by_codes`]
+    /// As [`Probing::by_codes`].
     pub by_codes: bool,
-    /// Takes the candidates; the caller has set its K0.
+    /// Collects the candidates; the caller has set its K0.
     pub selector: &'a mut Selector,
-    /// What the search did.
+    /// Counters of the search.
     pub counters: Counters,
 }
 
 impl<'a> Search<'a> {
-    /// A search of the best `probes` lists of `vector` `[D]` by int8 rows that has not run yet.
+    /// Creates a search of the best `probes` lists for `vector` `[D]` by int8 rows.
     pub fn new(vector: &'a [f32], probes: usize, selector: &'a mut Selector) -> Self {
         Search { vector, probes, by_codes: false, selector, counters: Counters::default() }
     }
 }
 
-/// Memory of batch searches, kept between calls.
+/// Buffers of batch searches, reused between calls.
 #[derive(Debug, Default)]
 pub struct BatchScratch {
     queries: Vec<Quantized>,
-    /// Of those that are searched by the first pass's codes.
+    /// Tables of the queries that use first-pass codes.
     tables: Vec<Tables>,
     coarse: Vec<Selector>,
-    /// Of the queries that are searched alone, and of lists that have penalties.
+    /// For queries that are searched alone, and for lists with penalties.
     search: Scratch,
-    /// Turn, list and query of each pair, as one number that sorts so.
+    /// (Phase, list, query) of each pair, packed into one sortable number.
     pairs: Vec<u64>,
     of_list: Vec<usize>,
-    /// The score of the last list that each query scans; less than any score where it scans all.
+    /// Score of the last list that each query scans; negative infinity if it scans all.
     thresholds: Vec<f32>,
     own: OwnScratch,
 }
@@ -76,7 +76,7 @@ impl BatchScratch {
 }
 
 impl Union<'_> {
-    /// Searches the best lists of each query. What each finds is what [`Union::search`] finds without words.
+    /// Searches the best lists of each query. The results equal those of [`Union::search`] without a filter.
     pub fn search_batch(&self, searches: &mut [Search<'_>], batch: &mut BatchScratch) {
         let lists = self.lists.lists();
         let probes: usize = searches.iter().map(|s| s.probes.clamp(1, lists)).sum();
@@ -139,7 +139,7 @@ impl Union<'_> {
     }
 }
 
-/// All queries of a batch in the forms that scans take.
+/// Queries of a batch in the forms that scans take.
 #[derive(Clone, Copy)]
 struct Queries<'a> {
     int8: &'a [Quantized],
@@ -147,7 +147,7 @@ struct Queries<'a> {
 }
 
 impl Queries<'_> {
-    /// Scans a list of a member for the queries at the given places; where it has codes those by codes come first.
+    /// Scans a list of a segment for the queries in `which`. Queries that use codes come first if the segment has codes.
     fn scan(
         &self,
         member: &Member<'_>,
@@ -175,17 +175,17 @@ impl Queries<'_> {
 }
 
 impl Index {
-    /// True where queries that probe so many lists, counted over all of them, meet often enough to go list by list.
+    /// Returns true if queries with this total number of probes share lists often enough to search list by list.
     pub fn shares_lists(&self, probes: usize) -> bool {
         probes as f64 >= PROBES_PER_LIST_MIN * self.lists() as f64
     }
 
-    /// Searches the best lists of each query. What each finds is what [`Index::search`] finds without words.
+    /// Searches the best lists of each query. The results equal those of [`Index::search`] without a filter.
     pub fn search_batch(&self, searches: &mut [Search<'_>], batch: &mut BatchScratch) {
         Union { lists: self, members: &[self.alone()] }.search_batch(searches, batch);
     }
 
-    /// Chooses the best lists of each query: afterwards `batch` holds the pairs, in the order in which they are scanned.
+    /// Selects the best lists of each query and fills `batch` with the pairs in scan order.
     fn choose(&self, searches: &[Search<'_>], batch: &mut BatchScratch) {
         let BatchScratch { queries, tables, coarse, search, pairs, of_list, thresholds, .. } = batch;
         for ((one, query), coarse) in searches.iter().zip(&mut *queries).zip(&mut *coarse) {
@@ -224,7 +224,7 @@ impl Index {
         pairs.sort_unstable();
     }
 
-    /// Scans blocks for the queries at the given places, each place once.
+    /// Scans blocks for the queries with the given numbers, which must be distinct.
     fn scan_together<S: BorrowMut<Selector>>(
         &self,
         blocks: &Blocks<'_>,
@@ -247,7 +247,7 @@ impl Index {
         which: [usize; N],
     ) {
         let held = {
-            let some = selectors.get_disjoint_mut(which).expect("each place is named once");
+            let some = selectors.get_disjoint_mut(which).expect("query numbers are distinct");
             let mut number = which.iter();
             let mut lanes =
                 some.map(|s| s.borrow_mut().lane(queries[*number.next().expect("N of them")].view(), blocks.items));

@@ -1,5 +1,4 @@
-//! Vectors to an index: train on a sample, assign chunk by chunk, or take lists that are there; order by list. What is written of
-//! each slot then is in `encode`.
+//! Index build: trains on a sample, assigns rows in chunks or takes existing lists, and orders rows by list.
 
 use rayon::prelude::*;
 
@@ -16,40 +15,40 @@ use sterling_core::units::{NO_ITEM, Slot};
 use sterling_kernels::cpu::kernels::BLOCK;
 use sterling_storage::rows::RowStore;
 
-/// An index in memory, on its way into a file.
+/// Index in memory before it is written to a file.
 #[derive(Debug)]
 pub struct Built {
-    /// `[S]`: the row of each slot, or [`NO_ITEM`].
+    /// Row of each slot, `[S]`, or [`NO_ITEM`].
     pub order: Vec<u32>,
-    /// `[C + 1]`: the first slot of each list; multiples of 16.
+    /// First slot of each list, `[C + 1]`; multiples of 16.
     pub list_offsets: Vec<u32>,
-    /// `[C]`: the items of each list.
+    /// Number of items of each list, `[C]`.
     pub list_lengths: Vec<u32>,
     pub(super) centroids: Vec<f32>,
-    /// `[C]`, or empty where lists are probed by inner products alone.
+    /// L2 penalties, `[C]`; empty if lists are probed by inner products only.
     pub(super) penalties: Vec<f32>,
     pub(super) dimension: usize,
     pub(super) rescore: Rescore,
-    /// What makes the first pass's codes, where it has any.
+    /// Encoder of the first-pass codes, if the index has them.
     pub(super) coder: Option<Coder>,
 }
 
-/// Lists that vectors bring along.
+/// Existing lists of the vectors.
 #[derive(Clone, Debug)]
 pub struct Lists {
-    /// `[C, D]`: the centres.
+    /// Centroids, `[C, D]`.
     pub centroids: Vec<f32>,
-    /// `[N]`: the list of each row.
+    /// List of each row, `[N]`.
     pub of_rows: Vec<u32>,
-    /// True where a query is to probe the nearest centroids in L2, false where those with the largest inner products.
+    /// True if queries probe the nearest centroids in L2, false if those with the largest inner products.
     pub nearest: bool,
 }
 
-/// Clusters `rows` `[N, D]`, of which one chunk and the sample that trains lie in memory. `progress` is told of rows assigned; there
-/// will be [`steps`] of them.
+/// Clusters `rows` `[N, D]`, with one chunk and the training sample in memory. `progress` receives numbers of assigned rows
+/// ([`steps`]).
 ///
 /// # Errors
-/// `Invalid` for options that cannot be; as [`RowStore::read`].
+/// `Invalid` for invalid options; as [`RowStore::read`].
 pub fn build(
     rows: &RowStore<'_>,
     survey: &RowSurvey,
@@ -64,10 +63,10 @@ pub fn build(
     Ok(built)
 }
 
-/// Takes the lists that rows came with as they are, without codes for a first pass.
+/// Builds an index from existing lists, without first-pass codes.
 ///
 /// # Errors
-/// `Invalid` for lists that do not fit the rows.
+/// `Invalid` if the lists do not match the rows.
 pub fn from_lists(survey: &RowSurvey, lists: Lists, rescore: Rescore) -> Result<Built> {
     let centroids = Matrix::new(&lists.centroids, survey.cols)?;
     let count = centroids.rows();
@@ -86,12 +85,12 @@ pub fn from_lists(survey: &RowSurvey, lists: Lists, rescore: Rescore) -> Result<
     Ok(arrange(survey.cols, lists, survey.fitted(rescore)))
 }
 
-/// Half the squared length of a centroid: what the nearest one in L2 has the least of, beside the largest product.
+/// Returns half the squared length of a centroid. The inner product minus this penalty is largest for the nearest centroid in L2.
 fn penalty(centroid: &[f32]) -> f32 {
     centroid.iter().map(|x| x * x).sum::<f32>() / 2.0
 }
 
-/// The first slot of each list of so many items, and one past the last: multiples of 16.
+/// Returns the first slot of each list with these lengths, and the total at the end: multiples of 16.
 pub fn list_offsets(lengths: &[u32]) -> Vec<u32> {
     let offset = lengths.iter().scan(0, |end, length| {
         *end += length.next_multiple_of(BLOCK as u32);
@@ -100,7 +99,7 @@ pub fn list_offsets(lengths: &[u32]) -> Vec<u32> {
     [0].into_iter().chain(offset).collect()
 }
 
-/// Gives every row a slot in its list.
+/// Assigns a slot of its list to every row.
 fn arrange(dimension: usize, lists: Lists, rescore: Rescore) -> Built {
     let Lists { centroids, of_rows, nearest } = lists;
     let mut list_lengths = vec![0u32; centroids.len() / dimension];
@@ -116,7 +115,7 @@ fn arrange(dimension: usize, lists: Lists, rescore: Rescore) -> Built {
     Built { order, list_offsets, list_lengths, centroids, penalties, dimension, rescore, coder: None }
 }
 
-/// Rows assigned by a build over rows, for a progress bar.
+/// Returns the total of rows that a build assigns, for a progress bar.
 ///
 /// # Errors
 /// As [`Options::shape_of`].
@@ -126,16 +125,16 @@ pub fn steps(survey: &RowSurvey, options: &Options) -> Result<usize> {
 }
 
 impl Built {
-    /// The size of the index.
+    /// Returns the size of the index.
     pub fn extent(&self) -> IndexExtent {
         let items = self.list_lengths.iter().map(|&length| length as usize).sum();
         IndexExtent { items, dimension: self.dimension, row_bytes: self.rescore.width() * self.dimension }
     }
 
-    /// Orders the items of each list by their keys, `keys` `[N]`; equal keys keep the order of the rows.
+    /// Sorts the items of each list by `keys` `[N]`; ties keep the order of the rows.
     ///
     /// # Panics
-    /// Where a row has no key.
+    /// If a row has no key.
     pub fn sort_lists(&mut self, keys: &[u64]) {
         let mut left = self.order.as_mut_slice();
         let mut lists = Vec::with_capacity(self.list_lengths.len());
@@ -147,7 +146,7 @@ impl Built {
         lists.into_par_iter().for_each(|list| list.sort_unstable_by_key(|&row| (keys[row as usize], row)));
     }
 
-    /// The same lists with the rows that `keeps`, in the same order: a shard of the index.
+    /// Returns the same lists with only the rows for which `keeps` is true, in the same order: a shard of the index.
     #[must_use]
     pub fn part(&self, keeps: impl Fn(u32) -> bool) -> Built {
         let mut of_rows = Vec::with_capacity(self.list_lengths.len());
@@ -172,10 +171,11 @@ impl Built {
         }
     }
 
-    /// `[S]`: the slot in the whole, of which this is a [`Built::part`], of each item; of slots without an item nothing that counts.
+    /// Returns the slot of each item in `whole`, of which this is a [`Built::part`], `[S]`; meaningless for slots without an
+    /// item.
     ///
     /// # Panics
-    /// Where it is no part of that.
+    /// If this is not a part of `whole`.
     #[must_use]
     pub fn places_in(&self, whole: &Built) -> Vec<u32> {
         let mut places = vec![NO_ITEM; self.order.len()];
@@ -184,13 +184,13 @@ impl Built {
             let mut slots = whole.list_offsets[list]..whole.list_offsets[list + 1];
             for (place, row) in places[own.clone()].iter_mut().zip(&self.order[own]) {
                 let found = slots.find(|&slot| whole.order[slot as usize] == *row);
-                *place = found.expect("a part has its items in the order of the whole");
+                *place = found.expect("a part keeps the order of the items of `whole`");
             }
         }
         places
     }
 
-    /// Some of the `rows` that it was built from, as its index keeps them.
+    /// Returns some of the `rows` that the index was built from, rounded as the index stores them.
     ///
     /// # Errors
     /// As [`RowStore::read`].
@@ -209,7 +209,7 @@ impl Built {
         Ok(numbers.iter().map(kept).collect())
     }
 
-    /// Trains what makes the first pass's codes on the same `rows` that it was built from, where the options ask for codes.
+    /// Trains the encoder of the first-pass codes on the `rows` that the index was built from, if the options request codes.
     ///
     /// # Errors
     /// As [`Options::shape_of`] and [`RowStore::read`].
@@ -223,7 +223,7 @@ impl Built {
         Ok(())
     }
 
-    /// What a sample of so many `rows` has beside the centroids of its lists.
+    /// Returns the residuals of a sample of `rows`.
     fn residuals(&self, rows: &RowStore<'_>, wanted: usize, seed: u64) -> Result<Vec<f32>> {
         let mut of_rows = vec![0u32; rows.rows()];
         for (list, bounds) in self.list_offsets.windows(2).enumerate() {
@@ -239,7 +239,7 @@ impl Built {
         Ok(residuals)
     }
 
-    /// Takes over what makes the codes of another index, of which it holds more or fewer items.
+    /// Reuses the first-pass encoder of another index with more or fewer items.
     pub fn keep_first_pass(&mut self, index: &Index) {
         self.coder = index.first_pass.as_ref().map(|codes| codes.coder.clone());
     }
@@ -248,7 +248,7 @@ impl Built {
         &self.centroids[list * self.dimension..][..self.dimension]
     }
 
-    /// Items in all lists, N.
+    /// Returns the number of items in all lists, N.
     pub fn items(&self) -> usize {
         self.list_lengths.iter().map(|&length| length as usize).sum()
     }

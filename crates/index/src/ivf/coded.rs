@@ -1,4 +1,4 @@
-//! Rows as an index keeps them, on their way into another one: what was rounded once is never rounded again.
+//! Encoded rows that move between indexes without rounding them a second time.
 
 use bytemuck::{cast_slice, cast_slice_mut};
 use half::slice::HalfFloatSliceExt;
@@ -11,20 +11,20 @@ use super::view::{Index, WideRows};
 use sterling_core::units::Slot;
 use sterling_kernels::cpu::kernels::BLOCK;
 
-/// A row in the formats of an index.
+/// Row in the formats of an index.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CodedRow {
     pub(super) scale: f32,
-    /// As they lie in a block, four numbers side by side: `[G, 4]`.
+    /// Codes as in a block, in groups of four, `[G, 4]`.
     pub(super) codes: Vec<u8>,
-    /// What the numbers that rescore are kept in.
+    /// Format of the wide row for rescoring.
     pub(super) rescore: Rescore,
-    /// The bytes of these, `[D]`.
+    /// Bytes of the wide row, `[D]`.
     pub(super) wide: Vec<u8>,
 }
 
 impl CodedRow {
-    /// A vector as an index with such rows keeps it: in f32 where half precision does not hold it.
+    /// Encodes a vector; the wide row is f32 if half precision cannot represent it.
     pub(super) fn of(vector: &[f32], rescore: Rescore) -> Self {
         let groups = vector.len().div_ceil(4);
         let (mut block, mut codes) = (vec![128; groups * 4 * BLOCK], vec![0; groups * 4]);
@@ -34,7 +34,7 @@ impl CodedRow {
         CodedRow { scale, codes, rescore, wide: wide(vector, rescore) }
     }
 
-    /// The row of a slot, its wide numbers in `rescore` where that holds them.
+    /// Returns the row of a slot, with its wide row in the format `rescore` if that can represent it.
     pub(super) fn read(index: &Index, slot: Slot, rescore: Rescore) -> Self {
         let mut codes = vec![0; index.dimension.div_ceil(4) * 4];
         let block = &index.codes[slot.index() / BLOCK * codes.len() * BLOCK..][..codes.len() * BLOCK];
@@ -44,7 +44,7 @@ impl CodedRow {
             WideRows::None => (Rescore::None, Vec::new()),
             WideRows::Bf16(rows) => (Rescore::Bf16, cast_slice(&rows[range]).to_vec()),
             WideRows::F16(rows) => (Rescore::F16, cast_slice(&rows[range]).to_vec()),
-            // Of a segment that holds a row which half precision does not: all others go back to it.
+            // A segment is f32 if any of its rows exceeds half precision; all other rows return to `rescore`.
             WideRows::F32(rows) => {
                 let rescore = fitting(&rows[range.clone()], rescore);
                 (rescore, wide(&rows[range], rescore))
@@ -53,7 +53,7 @@ impl CodedRow {
         CodedRow { scale: index.scales[slot.index()], codes, rescore, wide }
     }
 
-    /// Its numbers in f32, as exact as they are kept.
+    /// Decodes the row to f32 from its most precise format.
     pub(super) fn numbers(&self, out: &mut [f32]) {
         match self.rescore {
             Rescore::None => {
@@ -64,7 +64,7 @@ impl CodedRow {
         }
     }
 
-    /// Writes its wide numbers as those of another format, which is its own or f32.
+    /// Writes the wide row in a format that is its own or f32.
     pub(super) fn write_wide(&self, rescore: Rescore, out: &mut [u8]) {
         if self.rescore == rescore {
             return out.copy_from_slice(&self.wide);
@@ -78,7 +78,7 @@ impl CodedRow {
     }
 }
 
-/// The bytes of a vector in the format of rows that rescore.
+/// Encodes a vector in a rescoring format.
 fn wide(vector: &[f32], rescore: Rescore) -> Vec<u8> {
     match rescore {
         Rescore::None => Vec::new(),

@@ -1,4 +1,4 @@
-//! An index in the memory of a device: the stored blocks as they are, which is the layout that its kernels read.
+//! Index in GPU memory: the stored blocks unchanged, because kernels read the same layout.
 
 use std::sync::Arc;
 
@@ -18,26 +18,26 @@ use sterling_cuda::{Array, Device};
 use sterling_kernels::buffer::Buffer;
 use sterling_kernels::cpu::kernels::BLOCK;
 
-/// Codes, scales, centroids and wide rows in the memory of a device.
+/// Codes, scales, centroids and wide rows in GPU memory.
 #[derive(Debug)]
 pub struct DeviceIndex {
-    /// The lists.
+    /// Inverted lists.
     pub lists: BlockLists,
-    /// Their centroids.
+    /// Centroids of the lists.
     pub centroids: Centroids,
     wide: Option<Array<u8>>,
     kind: RowKind,
     dimension: usize,
     norm_max: f32,
-    /// The items of each list on all cards, where this one has a part of them alone.
+    /// Lengths of the lists over all GPUs, if this GPU holds only a partition of the items.
     all_lengths: Option<Array<u32>>,
-    /// Items here of the so many lists that have most of them, `[C + 1]`.
+    /// Prefix sums of the list lengths on this GPU, longest first, `[C + 1]`.
     longest: Vec<usize>,
-    /// Items on all cards of the so many shortest lists, `[C + 1]`.
+    /// Prefix sums of the list lengths over all GPUs, shortest first, `[C + 1]`.
     shortest: Vec<usize>,
 }
 
-/// The rows as bytes, with their kind; none where codes are the widest.
+/// Returns the wide rows as bytes, with their format; `None` if int8 codes are the widest.
 fn wide_rows(index: &Index) -> (Option<&[u8]>, RowKind) {
     fn bytes<T: Pod>(rows: &Buffer<T>) -> Option<&[u8]> {
         Some(cast_slice(rows))
@@ -50,7 +50,7 @@ fn wide_rows(index: &Index) -> (Option<&[u8]>, RowKind) {
     }
 }
 
-/// Bytes of a row.
+/// Returns the size of a row in bytes.
 fn row_bytes(rows: &[u8], index: &Index) -> usize {
     rows.len() / index.slots().max(1)
 }
@@ -64,10 +64,10 @@ fn sums(lengths: impl Iterator<Item = u32>) -> Vec<usize> {
 }
 
 impl DeviceIndex {
-    /// Copies what a card has of an index, with room for `spare` slots more, whole blocks, behind it. Centroids are on every card.
+    /// Copies this GPU's share of an index, with room for `spare` more slots (a multiple of a block). Centroids are on every GPU.
     ///
     /// # Errors
-    /// `Overloaded` where the device has not enough memory.
+    /// `Overloaded` if the device has not enough memory.
     pub fn copy(device: &Device, index: &Index, cut: &ListCut, spare: usize) -> Result<Self> {
         let (centroid_codes, centroid_scales) = index.centroid_blocks();
         let groups = index.dimension().div_ceil(4);
@@ -109,7 +109,7 @@ impl DeviceIndex {
         Ok(copied)
     }
 
-    /// The widest rows that are kept.
+    /// Returns the most precise rows of the index.
     pub fn rows(&self) -> ItemRows<'_> {
         ItemRows {
             bytes: self.wide.as_ref().unwrap_or(&self.lists.codes),
@@ -119,31 +119,31 @@ impl DeviceIndex {
         }
     }
 
-    /// Whether rows wider than the codes are kept.
+    /// Returns true if rows wider than the codes are present.
     pub fn has_wide_rows(&self) -> bool {
         self.wide.is_some()
     }
 
-    /// Width of a vector, D.
+    /// Returns the dimension of a vector, D.
     pub fn dimension(&self) -> usize {
         self.dimension
     }
 
-    /// The largest norm of an item, by which the codes of queries are made.
+    /// Returns the largest norm of an item, which the quantization of queries uses.
     pub fn norm_max(&self) -> f32 {
         self.norm_max
     }
 
-    /// The same on all cards, where this one has a part of the items.
+    /// Sets the largest norm over all GPUs, if this one holds a partition of the items.
     pub fn set_norm_max(&mut self, norm_max: f32) {
         self.norm_max = norm_max;
     }
 
-    /// Puts what a card has of another index in the place of spare slots from `first` on, a multiple of a block, and tells where that
-    /// lies: in lists like those of this one, or in lists of its own.
+    /// Copies this GPU's share of another index into the spare slots from `first` on, a multiple of a block. Returns its
+    /// location: in lists like those of this index, or in own lists.
     ///
     /// # Errors
-    /// `Internal` for an index of other rows, or where the slots are not there; `Unavailable` where the card does not answer.
+    /// `Internal` for an index with other row formats or without enough slots; `Unavailable` if the GPU does not answer.
     pub fn put(&self, device: &Device, (other, cut): (&Index, &ListCut), first: u32) -> Result<BesideLists> {
         let (of, at, groups) = (&self.lists, first as usize, self.lists.groups);
         let (rows, kind) = wide_rows(other);
@@ -179,20 +179,20 @@ impl DeviceIndex {
         })
     }
 
-    /// Items here that so many lists hold at most.
+    /// Returns the maximum number of items of `lists` lists on this GPU.
     pub fn items_at_most(&self, lists: usize) -> usize {
         self.longest[lists.min(self.longest.len() - 1)]
     }
 
-    /// Items on all cards that so many lists hold at least.
+    /// Returns the minimum number of items of `lists` lists over all GPUs.
     pub fn items_at_least(&self, lists: usize) -> usize {
         self.shortest[lists.min(self.shortest.len() - 1)]
     }
 
-    /// The lists of each query by their scores: `wanted[q]` of them, in no order, and the ordered scores of all.
+    /// Selects the best lists of each query, `wanted[q]` of them, unsorted. Also returns the sortable scores of all lists.
     ///
     /// # Errors
-    /// `Internal` where a launch fails; `Overloaded` where the device has not enough memory.
+    /// `Internal` if a kernel launch fails; `Overloaded` if the device has not enough memory.
     pub fn best_lists(&self, device: &Device, queries: &Collection, wanted: &[u32]) -> Result<(Best, Array<u32>)> {
         let lists = self.centroids.lists;
         let keys = device.room(queries.queries() * lists)?;
@@ -203,9 +203,9 @@ impl DeviceIndex {
         Ok((best, keys))
     }
 
-    /// Scans the eligible items of the best lists of each query, until its search ends by the rule of the CPU's: as far as a
-    /// device asks as often; then those of lists that are not probed. Returns how many lists each query scanned, and the items of
-    /// these in each part.
+    /// Scans the eligible items of the best lists of each query until the termination criterion of the CPU holds, checked at the
+    /// device's intervals; then scans the lists that are not probed. Returns the lists that each query scanned, and their items
+    /// per segment.
     ///
     /// # Errors
     /// As [`DeviceIndex::best_lists`].
@@ -227,7 +227,7 @@ impl DeviceIndex {
         Ok((ends, std::iter::once(items).chain(beside).collect()))
     }
 
-    /// The beginning of [`DeviceIndex::scan_until`], which cards that have a part of the items each go through a round at a time.
+    /// Starts [`DeviceIndex::scan_until`]. GPUs that hold partitions of the items run it together, round by round.
     ///
     /// # Errors
     /// As [`DeviceIndex::best_lists`].
@@ -249,7 +249,7 @@ impl DeviceIndex {
         Ok(Until { order, keys, margins, slope, looks: Looks::new(device, &schedules)? })
     }
 
-    /// Scans what the card has of the lists of a round.
+    /// Scans this GPU's share of the lists of a round.
     ///
     /// # Errors
     /// As [`DeviceIndex::best_lists`].
@@ -268,7 +268,7 @@ impl DeviceIndex {
         Ok(())
     }
 
-    /// Looks whether searches go on, given what all cards have found.
+    /// Runs the termination check of the searches on the results of all GPUs.
     ///
     /// # Errors
     /// As [`Looks::look`].
@@ -291,7 +291,7 @@ impl DeviceIndex {
         until.looks.look(device, round, kept, &of)
     }
 
-    /// Scans the lists that are not probed. Returns the items of the lists that each query scanned, of the parts beside the index.
+    /// Scans the lists that are not probed. Returns the items of the scanned lists per query, for the segments of the delta.
     ///
     /// # Errors
     /// As [`DeviceIndex::best_lists`].
@@ -316,8 +316,8 @@ impl DeviceIndex {
         Ok(items)
     }
 
-    /// Scans the best lists of each query, `order`, and all of those that are not probed: list by list for all queries where they
-    /// are to be `shared` and a block of the device has the memory for it. Returns the items of these in the parts.
+    /// Scans the best lists of each query (`order`) and all lists that are not probed. With `shared`, lists are scanned once for
+    /// all queries if a thread block has enough shared memory. Returns the items of the lists per segment.
     ///
     /// # Errors
     /// As [`DeviceIndex::best_lists`].
@@ -349,7 +349,7 @@ impl DeviceIndex {
         Ok(items)
     }
 
-    /// Bytes that it takes on the device.
+    /// Returns the device memory in bytes.
     pub fn bytes(&self) -> usize {
         let centroids = self.centroids.codes.bytes() + self.centroids.scales.bytes();
         let lists = self.lists.codes.bytes() + self.lists.scales.bytes() + self.lists.offsets.bytes();
@@ -357,7 +357,7 @@ impl DeviceIndex {
     }
 }
 
-/// Scans the lists of each query by itself, those items of them that are there.
+/// Scans the live items of the lists of each query separately.
 fn scan_live(
     device: &Device,
     lists: &BlockLists,
@@ -369,29 +369,29 @@ fn scan_live(
     lists.scan(device, to, order, Some(&Eligible { words: &words, firsts: live.firsts }))
 }
 
-/// Searches with words under way.
+/// Filtered searches in progress.
 #[derive(Debug)]
 pub struct Until {
     order: Best,
     keys: Array<u32>,
     margins: Array<f32>,
     slope: f32,
-    /// How far they have come, the same on all cards.
+    /// State of the termination checks, the same on all GPUs.
     pub looks: Looks,
 }
 
 impl Until {
-    /// How many rounds they take at most.
+    /// Returns the maximum number of rounds.
     pub fn rounds(&self) -> usize {
         self.looks.rounds().len()
     }
 
-    /// Lists that a search scans at most.
+    /// Returns the maximum number of lists that a search scans.
     pub fn most_lists(&self) -> usize {
         self.order.stride
     }
 
-    /// The lists that are scanned in a round.
+    /// Returns the lists to scan in a round.
     pub fn round(&self, round: usize) -> Order<'_> {
         let Until { order, looks, .. } = self;
         let (begins, most) = (Some(&looks.begins), looks.rounds()[round]);
@@ -400,28 +400,28 @@ impl Until {
 }
 
 impl Index {
-    /// A card's share of the lists.
+    /// Returns the share of the lists that belongs to one GPU.
     pub fn cut(&self, share: Share) -> ListCut {
         ListCut::of(share, self.list_offsets(), self.list_lengths())
     }
 }
 
-/// Items beside those of an index, in slots behind its own.
+/// Items of a delta segment, in slots after those of the index.
 #[derive(Debug)]
 pub struct BesideLists {
-    /// Where they lie.
+    /// Inverted lists of the segment.
     pub lists: BlockLists,
-    /// The first so many are like those of the index, and are scanned where these are: all of its, or none. Every search scans the
-    /// others: to choose between them would take a device longer.
+    /// Number of leading lists that correspond to those of the index and are scanned with them: all of them or none. Every search
+    /// scans the other lists, because selecting among them would take a GPU longer.
     probed: usize,
-    /// Items of the so many longest lists that are probed.
+    /// Prefix sums of the lengths of probed lists, longest first.
     longest: Vec<usize>,
-    /// Items of the lists that every search scans.
+    /// Number of items in the lists that every search scans.
     scanned: usize,
 }
 
 impl BesideLists {
-    /// Items that are scanned at most where so many lists are.
+    /// Returns the maximum number of items that a search of `lists` lists scans.
     pub fn items_at_most(&self, lists: usize) -> usize {
         self.longest[lists.min(self.longest.len() - 1)] + self.scanned
     }
@@ -430,7 +430,7 @@ impl BesideLists {
         self.probed < self.lists.lists()
     }
 
-    /// Has the lists that are not probed scanned for every query, by `scan`. Returns their items, of each query.
+    /// Calls `scan` for the lists that are not probed, for every query. Returns their items per query.
     fn scan_own(
         &self,
         device: &Device,
@@ -446,32 +446,32 @@ impl BesideLists {
     }
 }
 
-/// What of an index and of what lies beside it is eligible for each query.
+/// Eligible items of an index and its delta, per query.
 #[derive(Debug)]
 pub struct EligibleParts<'a> {
     /// Of the index itself.
     pub main: Eligible<'a>,
-    /// Of each part beside it.
+    /// Of each delta segment.
     pub beside: Vec<(&'a BesideLists, Eligible<'a>)>,
 }
 
-/// What of an index and of what lies beside it is there for every query; none where all is.
+/// Live items of an index and its delta, the same for every query; `None` if all are live.
 #[derive(Debug)]
 pub struct LiveParts<'a> {
     /// Of the index itself.
     pub main: Option<LiveItems<'a>>,
-    /// Of each part beside it.
+    /// Of each delta segment.
     pub beside: Vec<(&'a BesideLists, Option<LiveItems<'a>>)>,
 }
 
-/// A search with words, as a device runs it. All that have an ending have the same margins.
+/// Filtered search on a GPU. All searches with a termination criterion share the same quantiles.
 #[derive(Clone, Copy, Debug)]
 pub struct FilteredSearch<'a> {
-    /// How many lists it looks at.
+    /// Number of lists to probe, and when to stop.
     pub probing: Probing<'a>,
-    /// Survivors that must be found before it ends.
+    /// Minimum number of passing items before the search may stop.
     pub enough: usize,
-    /// Lists after which so many survivors do, whatever is ahead.
+    /// Number of lists, and the number of passing items that suffices after them regardless of the estimate.
     pub suffices: Option<(usize, usize)>,
 }
 

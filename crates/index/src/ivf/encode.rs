@@ -1,8 +1,8 @@
-//! An index into its tensors: codes, scales and the rows that rescore, in the order of slots.
+//! Writes an index as tensors: codes, scales and wide rows, in slot order.
 //!
-//! Rows in memory are taken from where they lie. Rows in a file are read from its start to its end once for each *bucket*, a run of
-//! slots whose rows fit the memory that is given: each pass keeps the rows of its bucket and drops all others. With B buckets that
-//! is B times the file, read forwards; nothing is written but the index.
+//! Rows in memory are read in place. Rows in a file are read sequentially once per *bucket*, a range of slots whose rows fit the
+//! memory budget: each pass keeps the rows of its bucket and skips all others. B buckets read the file B times, but no temporary
+//! files are written.
 
 use std::ops::Range;
 use std::path::Path;
@@ -21,15 +21,15 @@ use sterling_kernels::cpu::kernels::BLOCK;
 use sterling_storage::files::{Checksum, Element, Places, TensorFile, Tensors};
 use sterling_storage::rows::RowStore;
 
-/// Numbers that are encoded together: their codes and rows are in memory a second time.
+/// Numbers that are encoded at a time; their codes and rows are in memory twice.
 const RUN_NUMBERS: usize = 1 << 22;
-/// Slots of coded rows that are put together: they stay in a core's cache.
+/// Slots of encoded rows that are assembled at a time, so that they stay in a core's cache.
 const CODED_SLOTS: usize = 64 * BLOCK;
-/// Memory of a bucket where nobody says how much.
+/// Default memory of a bucket.
 const BUCKET_BYTES: u64 = 1 << 30;
 
 impl Built {
-    /// The tensors of the index over the same `rows` that it was built from, as they are read back; `name` stands in errors.
+    /// Builds the tensors in memory from the `rows` that the index was built from; `name` stands for the file in errors.
     ///
     /// # Errors
     /// As [`RowStore::read`] and [`TensorFile::in_memory`].
@@ -37,7 +37,7 @@ impl Built {
         self.declared()?.in_memory_filled(name, |places| self.fill(rows, BUCKET_BYTES, places))
     }
 
-    /// The same over rows that are coded already.
+    /// Builds the tensors in memory from rows that are already encoded.
     ///
     /// # Errors
     /// As [`TensorFile::in_memory`].
@@ -73,7 +73,7 @@ impl Built {
         Ok(())
     }
 
-    /// Writes the file of the index over the same `rows` that it was built from, with about `bucket_bytes` of memory for rows of a
+    /// Writes the index file from the `rows` that the index was built from, with about `bucket_bytes` of memory for rows of a
     /// file.
     ///
     /// # Errors
@@ -82,7 +82,7 @@ impl Built {
         self.declared()?.write_filled(path, |places| self.fill(rows, bucket_bytes, places))
     }
 
-    /// Slots of a bucket whose rows take about so much memory.
+    /// Returns the number of slots of a bucket whose rows take about `bytes` of memory.
     pub(super) fn bucket_slots(&self, bytes: u64) -> usize {
         let slots = usize::try_from(bytes / (self.dimension * size_of::<f32>()) as u64).unwrap_or(usize::MAX);
         (slots / BLOCK * BLOCK).clamp(BLOCK, self.order.len().max(BLOCK))
@@ -140,7 +140,7 @@ impl Built {
         Ok(())
     }
 
-    /// Puts what is written of these slots into its places; `row` gives the row of a slot that has one.
+    /// Writes the tensors of these slots; `row` returns the row of a slot that has one.
     fn put<'r>(
         &self,
         slots: Range<usize>,

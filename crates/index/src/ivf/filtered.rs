@@ -1,11 +1,12 @@
-//! Searching with a filter: every list, the best ones and on while that pays, or until a measured recall is reached.
+//! Filtered search: of every list, of the best lists while that pays, or until a calibrated recall is reached.
 //!
-//! A block is read whole for a single survivor. Where survivors are few and rows that rescore are kept, those rows are read
-//! instead: a tenth of the items touches four fifths of the blocks, 1 KB a survivor, while a row in half precision is 256 B.
+//! A block is read entirely even for one passing item. If few items pass and wide rows are available, the rows are read instead.
+//! When a tenth of the items passes, four fifths of the blocks are touched: 1 KB per passing item, but a row in half precision
+//! has 256 bytes.
 //!
-//! Where the first pass's codes are scanned, survivors are scored by these in each list, whatever their number: so the same items
-//! have the same scores in a shard, whose lists hold fewer. Codes err, and what seems to be the best of many is so by luck too: its
-//! scores are higher than those of its rows. Before a search ends by what it found, that is scored by rows.
+//! With first-pass codes, passing items are always scored by codes, regardless of their number. Items then have the same scores
+//! in a shard, whose lists are shorter. Codes are inexact, and the best of many are partly best by luck, so their scores exceed
+//! those of their rows. Before a search stops by its results, these are scored by rows.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -21,35 +22,35 @@ use crate::topk::{Selector, key, unkey};
 use sterling_core::units::{ListId, Slot};
 use sterling_kernels::cpu::kernels::{BLOCK, Pick};
 
-/// Lists whose words survive a filter: fills the words of a list, one bit an item.
+/// Callback that fills the filter bitmap of a list, one bit per item.
 pub type Words<'a> = &'a mut dyn FnMut(ListId, &mut [u64]);
-/// The same of several indexes: told the number of a member first.
+/// Callback for several segments; its first argument is the number of the segment.
 pub type MemberWords<'a> = &'a mut dyn FnMut(usize, ListId, &mut [u64]);
 
-/// What a byte of scattered rows costs beside a byte of blocks, which are read forwards.
+/// Cost of a byte of scattered rows, relative to a byte of sequentially read blocks.
 const ROW_COST: u64 = 2;
-/// Survivors that are collected before their rows are scored, so that the memory always has some to bring.
+/// Passing items that are collected before their rows are scored, so that enough memory loads are in flight.
 const ROWS_AT_ONCE: usize = 1024;
-/// The same for blocks that hold survivors.
+/// Blocks with passing items that are collected before they are scored.
 const PICKS_AT_ONCE: usize = 512;
 
-/// Lists whose words are filled before any of their survivors is looked at, so that many share two looks at the clock.
+/// Lists whose bitmaps are filled at a time, to share the two clock readings.
 const LISTS_AT_ONCE: usize = 16;
 
-/// What is searched for.
+/// Query of a filtered search.
 #[derive(Clone, Copy)]
 pub(super) struct FilteredQuery<'a> {
-    /// `[D]`
+    /// Query vector, `[D]`.
     pub(super) vector: &'a [f32],
-    /// Where codes of a first pass are to be scanned.
+    /// Tables, if first-pass codes are scanned.
     pub(super) tables: Option<&'a Tables>,
-    /// Candidates that are wanted, K0.
+    /// Number of candidates, K0.
     pub(super) k0: usize,
-    /// As of [`Probing`].
+    /// As [`Probing::may_read_rows`].
     pub(super) may_read_rows: bool,
 }
 
-/// A search with a filter, under way.
+/// Filtered search in progress.
 pub(super) struct Filtered<'a, 'w> {
     union: Union<'a>,
     query: FilteredQuery<'a>,
@@ -57,14 +58,14 @@ pub(super) struct Filtered<'a, 'w> {
     selector: &'a mut Selector,
     scratch: &'a mut Scratch,
     counters: Counters,
-    /// How much higher codes scored the best that were found than rows did, when these were looked at last.
+    /// Excess of the code scores over the row scores of the best results, at the last check.
     above_rows: f32,
-    /// The score that lists ahead had to beat at the last look, and how many of what was selected then reached it.
+    /// Score that unscanned lists had to beat at the last check, and the number of selected items that reached it then.
     reached: Option<(f32, usize)>,
 }
 
 impl<'a, 'w> Filtered<'a, 'w> {
-    /// A search that has not begun.
+    /// Creates a search.
     pub(super) fn of(
         union: Union<'a>,
         query: FilteredQuery<'a>,
@@ -84,7 +85,7 @@ impl<'a, 'w> Filtered<'a, 'w> {
         }
     }
 
-    /// Searches until `probing`, whose numbers fit the index, says that it is enough.
+    /// Runs the search until `probing`, whose numbers fit the index, ends it.
     pub(super) fn run(mut self, probing: Probing<'_>) -> Counters {
         let members = self.union.members;
         self.scratch.left.resize_with(members.len().max(self.scratch.left.len()), Left::default);
@@ -103,12 +104,11 @@ impl<'a, 'w> Filtered<'a, 'w> {
         self.counters
     }
 
-    /// Number of lists, C.
     fn lists(&self) -> usize {
         self.union.lists.lists()
     }
 
-    /// Scans the survivors of every list; `has_lists` where any of them are those of the index.
+    /// Scans the passing items of every list; `has_lists` is true if segments use the lists of the index.
     fn every(&mut self, has_lists: bool) {
         let union = self.union;
         union.lists.quantize(self.query.vector, &mut self.scratch.query);
@@ -119,7 +119,7 @@ impl<'a, 'w> Filtered<'a, 'w> {
         }
     }
 
-    /// Scans the survivors of the lists that every search scans.
+    /// Scans the passing items of the lists that every search scans.
     fn scan_whole_lists(&mut self) {
         let union = self.union;
         for (number, member) in union.members.iter().enumerate() {
@@ -129,7 +129,7 @@ impl<'a, 'w> Filtered<'a, 'w> {
         }
     }
 
-    /// Scans the survivors of the best lists, and goes on to further lists while that still pays.
+    /// Scans the passing items of the best lists, and continues with further lists while that pays.
     fn on(&mut self, probing: Probing<'_>) {
         self.score_lists();
         let mut done = 0;
@@ -145,14 +145,14 @@ impl<'a, 'w> Filtered<'a, 'w> {
             }
             done = end;
             if enough {
-                // The threshold of the K0-th best so far is what later lists must beat.
+                // Later lists must beat the score of the K0-th best item so far.
                 self.selector.shrink();
             }
         }
     }
 
-    /// Scans the best lists until those ahead are expected to hold no more of the best K0 than `ending` leaves. Lists without
-    /// survivors cost their words and count for nothing.
+    /// Scans the best lists until the unscanned ones are expected to hold at most the share of the best K0 that `ending` allows.
+    /// Lists without passing items cost only their bitmaps.
     fn until(&mut self, probing: Probing<'_>, ending: Ending<'_>) {
         self.score_lists();
         let Filtered { union, query, scratch, .. } = self;
@@ -175,8 +175,8 @@ impl<'a, 'w> Filtered<'a, 'w> {
         }
     }
 
-    /// True where enough was found, the lists scanned last brought little of it, and lists ahead are expected to hold no more than
-    /// `ending` leaves; `before` is what was counted at the last look.
+    /// Termination check: true if enough was found, the last lists contributed little, and the unscanned ones are expected to
+    /// hold at most what `ending` allows. `before` are the counters at the last check.
     fn expects_no_more_than(&mut self, before: &Counters, probing: &Probing<'_>, ending: Ending<'_>) -> bool {
         let lately =
             (self.counters.survivors - before.survivors) as f64 / (self.counters.items - before.items).max(1) as f64;
@@ -188,7 +188,7 @@ impl<'a, 'w> Filtered<'a, 'w> {
         let seen = Seen { passing, survivors: self.counters.survivors, above: found as u64, lately };
         let (ahead, left) = (&mut self.scratch.ahead, ending.left * self.query.k0 as f64);
         let brought_much = gained.is_some_and(|gained| gained >= ending.gain_max(self.query.k0));
-        // The recall that was asked for may be reached with fewer items than the request wants.
+        // The recall target may be reached with fewer items than the request wants.
         let is_short = self.counters.survivors < probing.least as u64;
         if is_short || brought_much || ahead.expected(threshold - self.above_rows, seen, ending.margins) > left {
             return false;
@@ -201,11 +201,11 @@ impl<'a, 'w> Filtered<'a, 'w> {
         self.scratch.ahead.expected(by_rows, seen, ending.margins) <= left
     }
 
-    /// How many of what is selected beat what was found at the last look, which knew a threshold, and came since; `threshold` is that of
-    /// this look.
+    /// Returns the number of selected items found since the last check that beat its threshold; `None` at the first check.
+    /// `threshold` is that of this check.
     fn gained(&mut self, threshold: f32) -> Option<usize> {
         let gained = self.reached.map(|(before, reached)| match self.selector.threshold() > before {
-            // As many as are selected: those that reached it and were dropped are not known.
+            // Assumes all selected: it is unknown how many reached the score and were dropped again.
             true => self.query.k0,
             false => self.selector.reaching(before).saturating_sub(reached),
         });
@@ -213,7 +213,7 @@ impl<'a, 'w> Filtered<'a, 'w> {
         gained
     }
 
-    /// The `k`-th best score by rows of what is selected so far, which is as many at least.
+    /// Returns the `k`-th best row score among the selected items, of which there must be at least `k`.
     fn kth_by_rows(&mut self, k: usize) -> f32 {
         let Filtered { union, query, selector, scratch, .. } = self;
         let Scratch { row_slots, products, .. } = &mut **scratch;
@@ -238,7 +238,7 @@ impl<'a, 'w> Filtered<'a, 'w> {
         self.counters.probe_time = start.elapsed();
     }
 
-    /// Scores the ranked lists of the members' own, which come behind those of the index.
+    /// Scores the ranked own lists of the segments, which are numbered after those of the index.
     fn score_own_lists(&mut self) {
         let lists = self.lists();
         let Filtered { union, query, scratch, .. } = self;
@@ -252,7 +252,7 @@ impl<'a, 'w> Filtered<'a, 'w> {
         }
     }
 
-    /// Scans the survivors of the lists at these places of the order, those of all members that have them.
+    /// Scans the passing items of the lists at these ranks, for all segments that have them.
     fn scan_ordered(&mut self, range: Range<usize>) {
         self.scratch.order(range.end);
         self.counters.lists += range.len() as u64;
@@ -273,7 +273,7 @@ impl<'a, 'w> Filtered<'a, 'w> {
         self.score_left();
     }
 
-    /// Leaves the survivors of the lists that were asked for to [`Filtered::score_left`].
+    /// Collects the passing items of the queued lists for [`Filtered::score_left`].
     fn scan_asked(&mut self) {
         let mut asked = std::mem::take(&mut self.scratch.asked);
         for lists in asked.chunks(LISTS_AT_ONCE) {
@@ -290,7 +290,7 @@ impl<'a, 'w> Filtered<'a, 'w> {
         self.scratch.asked = asked;
     }
 
-    /// Fills the words of lists, one behind the other.
+    /// Fills the bitmaps of lists, one after the other.
     fn fill_words(&mut self, lists: &[(usize, ListId)]) {
         let start = Instant::now();
         let Filtered { union, scratch, words, .. } = self;
@@ -306,7 +306,7 @@ impl<'a, 'w> Filtered<'a, 'w> {
         self.counters.words_time += start.elapsed();
     }
 
-    /// Scores the survivors of a list of one member, whose words were filled, by their codes, or leaves them to be scored.
+    /// Scores the passing items of a list of one segment by codes, or collects them for later scoring.
     fn take_survivors(&mut self, number: usize, (list, next): (ListId, Option<ListId>), words: Range<usize>) {
         let Filtered { union, query, selector, scratch, counters, .. } = self;
         let member = &union.members[number];
@@ -355,12 +355,12 @@ impl<'a, 'w> Filtered<'a, 'w> {
         }
     }
 
-    /// Offers the survivors that were left to be scored.
+    /// Scores the collected items.
     fn score_left(&mut self) {
         (0..self.union.members.len()).for_each(|number| self.score_left_of(number));
     }
 
-    /// The same of one member, in their blocks or by their rows.
+    /// Scores the collected items of one segment, by blocks or by rows.
     fn score_left_of(&mut self, number: usize) {
         let Filtered { union, query: asked, selector, scratch, .. } = self;
         let member = &union.members[number];
@@ -376,23 +376,23 @@ impl<'a, 'w> Filtered<'a, 'w> {
 }
 
 impl Index {
-    /// Words of a list: one bit an item, of whole blocks.
+    /// Returns the number of bitmap words of a list.
     fn words_of(&self, list: ListId) -> usize {
         ((self.list_offsets[list.index() + 1] - self.list_offsets[list.index()]) as usize).div_ceil(64)
     }
 
-    /// Whether the rows of survivors are read in place of the blocks that they lie in, so many bytes of either.
+    /// Returns true if reading the rows of the passing items is cheaper than reading their blocks, given the bytes of both.
     pub fn reads_rows(&self, rows: u64, blocks: u64) -> bool {
         !matches!(self.rows, WideRows::None) && rows * ROW_COST <= blocks
     }
 
-    /// Bytes of blocks that are read in the time that survivors take, of whose rows and of whose blocks there are so many bytes.
+    /// Returns the cost of the passing items as an equivalent of block bytes, given the bytes of their rows and of their blocks.
     pub fn survivor_bytes(&self, rows: u64, blocks: u64) -> u64 {
         if self.reads_rows(rows, blocks) { rows * ROW_COST } else { blocks }
     }
 }
 
-/// The blocks of 16 items that a word has bits in.
+/// Returns the number of 16-item blocks in which a word has bits.
 fn blocks_of(word: u64) -> u32 {
     const FIRSTS: u64 = 0x0001_0001_0001_0001;
     let halves = word | word >> 8;

@@ -1,15 +1,14 @@
-//! Spherical k-means over a sample, deterministic from a seed.
+//! Spherical k-means on a sample, deterministic for a seed.
 //!
-//! 1. A sample of the rows is drawn; a hash of the seed and the row decides, so that the same rows come every time. Only the sample
-//!    lies in memory.
-//! 2. The first centroids are sampled rows, each drawn with a chance in proportion to its squared distance to those before
-//!    it, as in k-means++ (Arthur and Vassilvitskii 2007); many are drawn a round, as in k-means|| (Bahmani et al. 2012).
-//! 3. Each round assigns every sampled row to the centroid with the largest product of int8 codes, less what rounding the
-//!    centroid adds to it along its direction, and takes the mean of each, in f32, normalised.
-//! 4. Lists are balanced as the rounds go: those far below the mean size give up their place, and lists far above it are
-//!    halved into the places. Balance moves centroids, never a row away from its best one.
+//! 1. A sample of the rows is drawn by a hash of the seed and the row, so it is always the same. Only the sample is in memory.
+//! 2. Initial centroids are sampled rows, each chosen with probability proportional to its squared distance from the previous
+//!    ones, as in k-means++ (Arthur and Vassilvitskii 2007). Many are chosen per round, as in k-means|| (Bahmani et al. 2012).
+//! 3. Each round assigns every sampled row to the centroid with the largest product of int8 codes, corrected for the rounding of
+//!    the centroid along its direction. Centroids then become the normalized f32 means.
+//! 4. Lists are balanced during the rounds: lists far below the mean size are dissolved, and lists far above it are split in two
+//!    to replace them. Balancing moves centroids, never a row away from its best one.
 //!
-//! Rows of unequal length are assigned by `x·c - |c|²/2`, the nearest centroid in L2; centroids keep their length then.
+//! Rows of unequal length are assigned by `x·c - |c|²/2`, the nearest centroid in L2; centroids then keep their length.
 
 use rayon::prelude::*;
 
@@ -23,28 +22,28 @@ use sterling_kernels::cpu::kernels::{BLOCK, Blocks};
 use sterling_kernels::priority::breathe;
 use sterling_storage::rows::RowStore;
 
-/// Rounds of drawing the first centroids.
+/// Number of rounds that choose the initial centroids.
 const SEED_ROUNDS: usize = 8;
-/// They are drawn from one row of the sample in so many.
+/// One row of the sample in `SEED_SHARE` is a possible initial centroid.
 const SEED_SHARE: usize = 4;
-/// A list below this share of the mean size gives up its place ...
+/// A list below this share of the mean size is dissolved ...
 const SMALL: f64 = 0.25;
-/// ... to half of a list above this many times the mean size.
+/// ... and replaced by half of a list above this multiple of the mean size.
 const LARGE: f64 = 3.0;
-/// Rounds at the end that leave the lists alone but for empty ones, so that what was moved settles.
+/// Final rounds that replace only empty lists, so that moved centroids settle.
 const ROUNDS_SETTLING: usize = 2;
-/// Rows that are assigned at a time: each line of the centroids that is loaded serves all of them.
+/// Rows that are assigned at a time: each loaded line of the centroids serves all of them.
 const ROWS: usize = 4;
 
-/// Centroids `[C, D]` with their int8 form.
+/// Centroids `[C, D]` with their int8 codes.
 pub(super) struct Centroids {
     pub(super) rows: Vec<f32>,
     dimension: usize,
     codes: Vec<u8>,
     scales: Vec<f32>,
-    /// What the products with each lose: what rounding its codes adds to them for rows of its direction, without which one
-    /// of several close centroids would take the rows of all, and half its squared length where rows are of unequal length.
-    /// Padded to whole blocks.
+    /// Penalties subtracted from the products. They correct the bias from rounding a centroid for rows in its direction; without
+    /// it, one of several close centroids would attract the rows of all. For rows of unequal length they include half the squared
+    /// length. Padded to a multiple of a block.
     penalties: Vec<f32>,
 }
 
@@ -76,7 +75,7 @@ impl Centroids {
         self.rows.len() / self.dimension
     }
 
-    /// The best centroid of each row of `rows`, at most [`ROWS`] of them.
+    /// Returns the best centroid of each of up to [`ROWS`] rows.
     fn assign(&self, kernels: Kernels, rows: &[&[f32]], queries: &mut [Quantized; ROWS], out: &mut [u32]) {
         for (n, query) in queries.iter_mut().enumerate() {
             query.set(rows[n.min(rows.len() - 1)]);
@@ -93,7 +92,7 @@ impl Centroids {
         out.copy_from_slice(&nearest[..out.len()]);
     }
 
-    /// The best centroid of every row.
+    /// Returns the best centroid of every row.
     pub(super) fn assign_all(
         &self,
         kernels: Kernels,
@@ -118,7 +117,7 @@ impl Centroids {
     }
 }
 
-/// Rows (or none, for pads) as blocked int8 codes and scales.
+/// Encodes rows as blocked int8 codes and scales; `None` rows are padding.
 pub(super) fn blocked<'a>(
     rows: impl Iterator<Item = Option<&'a [f32]>>,
     dimension: usize,
@@ -136,18 +135,18 @@ pub(super) fn blocked<'a>(
     (codes, scales)
 }
 
-/// Rows that train centroids, in the order in which they came.
+/// Training rows, in row order.
 pub(super) struct Sample {
     values: Vec<f32>,
     cols: usize,
-    /// The number of each among all rows.
+    /// Numbers of the rows among all rows.
     numbers: Vec<u32>,
-    /// The rows of the sample in a random order.
+    /// The rows of the sample in random order.
     shuffled: Vec<u32>,
 }
 
 impl Sample {
-    /// Draws `wanted` of all rows.
+    /// Samples `wanted` of all rows.
     ///
     /// # Errors
     /// As [`RowStore::read`].
@@ -163,7 +162,7 @@ impl Sample {
     }
 
     fn rows(&self) -> Matrix<'_> {
-        Matrix::new(&self.values, self.cols).expect("a store's rows are as wide as it says")
+        Matrix::new(&self.values, self.cols).expect("the row width divides the number of values")
     }
 
     fn row(&self, n: u32) -> &[f32] {
@@ -171,8 +170,8 @@ impl Sample {
     }
 }
 
-/// Those `wanted` of `count` rows that a hash puts first, ascending. Only about as many are held at a time: the hash is even, so that
-/// all below a bound are some more than are wanted.
+/// Returns the `wanted` of `count` rows with the smallest hashes, ascending. A bound on the uniform hash keeps only slightly more
+/// than `wanted` rows in memory.
 pub(super) fn drawn(count: usize, wanted: usize, seed: u64) -> Vec<u32> {
     if wanted >= count {
         return (0..count as u32).collect();
@@ -196,7 +195,7 @@ pub(super) fn drawn(count: usize, wanted: usize, seed: u64) -> Vec<u32> {
     rows
 }
 
-/// Trains `lists` centroids on a sample of at least as many rows, which are of one `length` where that is given.
+/// Trains `lists` centroids on a sample of at least as many rows; `length` is their common length, if they have one.
 pub(super) fn train(
     kernels: Kernels,
     sample: &Sample,
@@ -218,7 +217,7 @@ pub(super) fn train(
     centroids
 }
 
-/// Draws `count` rows of a part of the sample.
+/// Chooses `count` initial centroids among a part of the sample.
 fn seeds(kernels: Kernels, sample: &Sample, count: usize, seed: u64, length: Option<f32>) -> Vec<u32> {
     let rows = sample.rows();
     let picked = &sample.shuffled[..(sample.shuffled.len() / SEED_SHARE).max(count)];
@@ -233,8 +232,8 @@ fn seeds(kernels: Kernels, sample: &Sample, count: usize, seed: u64, length: Opt
         nearest.par_iter_mut().zip(picked).zip(&assigned).for_each(|((nearest, &row), &c)| {
             *nearest = nearest.min(distance(sample.row(row), sample.row(drawn[fresh.start + c as usize])));
         });
-        // Times to the first event at rates of the distances: the earliest are a draw without replacement by weight
-        // (Efraimidis and Spirakis 2006). Rows that were drawn come after all others, also after their own doubles.
+        // Weighted sampling without replacement (Efraimidis and Spirakis 2006): the rows with the earliest events at rates equal
+        // to the distances. Chosen rows come last, even after their own duplicates.
         let round_seed = mix(seed, drawn.len() as u64);
         let time = |n: usize| {
             let random = ((mix(round_seed, u64::from(sample.numbers[picked[n] as usize])) >> 12) as f64 + 0.5)
@@ -257,7 +256,7 @@ pub(super) fn distance(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).map(|(x, y)| (x - y) * (x - y)).sum()
 }
 
-/// Gives the places of lists that are too small, or only of those that are empty, to halves of the largest ones.
+/// Replaces lists that are too small (or only empty ones) by halves of the largest lists.
 fn balance(rows: Matrix<'_>, members: &mut [Vec<u32>], empty_only: bool) {
     let mean = members.iter().map(Vec::len).sum::<usize>() as f64 / members.len() as f64;
     let mut by_size: Vec<usize> = (0..members.len()).collect();
@@ -273,7 +272,7 @@ fn balance(rows: Matrix<'_>, members: &mut [Vec<u32>], empty_only: bool) {
     }
 }
 
-/// Two parts of a list, neither of them empty: around its first row and the row farthest from that.
+/// Splits a list into two non-empty parts: around its first row and around the row farthest from it.
 pub(super) fn halves(rows: Matrix<'_>, list: &[u32]) -> (Vec<u32>, Vec<u32>) {
     let row = |n: u32| rows.row(n as usize);
     let one = row(list[0]);
@@ -287,7 +286,7 @@ pub(super) fn halves(rows: Matrix<'_>, list: &[u32]) -> (Vec<u32>, Vec<u32>) {
     (near, rest)
 }
 
-/// The mean row of each list.
+/// Returns the mean row of each list.
 pub(super) fn means(rows: Matrix<'_>, members: &[Vec<u32>], spherical: bool) -> Vec<f32> {
     let mut means = vec![0f32; members.len() * rows.cols()];
     means.par_chunks_mut(rows.cols()).zip(members).for_each(|(mean, members)| {

@@ -1,23 +1,23 @@
-//! The item index: an inverted file of int8 rows.
+//! Inverted file index (IVF) over int8 rows.
 //!
-//! Items lie in the order of C lists, the clusters of a k-means. A query scores the centroids, takes the best P lists and
-//! scans their rows with integer products; the best K0 are the candidates. Rows kept in a wider format rescore them.
+//! Items are grouped into C inverted lists, the clusters of a k-means. A query scores the centroids, selects the best P lists
+//! (nprobe) and scans their rows with integer products; the best K0 items are the candidates. Wide rows rescore them.
 //!
 //! | tensor | holds |
 //! |---|---|
 //! | `codes` u8 `[blocks, G, 16, 4]` | int8 rows plus 128, in blocks of 16 items (see [`sterling_kernels::cpu::kernels`]) |
-//! | `scales` f32 `[S]` | what a code of each slot is worth; 0 where a slot holds no item |
-//! | `list_lengths` u32 `[C]` | items of each list; a list takes whole blocks |
-//! | `centroids` f32 `[C, D]` | the centres of the lists |
-//! | `penalties` f32 `[C]` | what a centroid's product loses, where queries probe the nearest centroids in L2: `|c|² / 2` |
-//! | `rows` bf16, f16 or f32 `[S, D]` | the rows that rescore, where the recipe asks for them |
+//! | `scales` f32 `[S]` | scale of each slot's codes; 0 for slots without an item |
+//! | `list_lengths` u32 `[C]` | items of each list; a list occupies a whole number of blocks |
+//! | `centroids` f32 `[C, D]` | centroids of the lists |
+//! | `penalties` f32 `[C]` | subtracted from a centroid's product if queries probe the nearest centroids in L2: `|c|² / 2` |
+//! | `rows` bf16, f16 or f32 `[S, D]` | wide rows for rescoring, if the recipe requests them |
 //!
-//! Rows that came later lie in the same lists, or, where these do not fit them, in lists of their own (`stray`, `own`).
+//! Later rows use the same lists, or lists of their own if they do not fit (`stray`, `own`).
 //!
-//! Where the recipe asks for them, smaller codes are scanned in place of the int8 rows for few candidates (`first_pass`).
+//! If the recipe requests them, smaller codes are scanned in place of the int8 rows to select a few candidates (`first_pass`).
 //!
-//! Scores are inner products. Source: IVF with scalar quantisation as in Faiss (arXiv 2401.08281), and the int8
-//! co-design of SilverTorch (arXiv 2511.14881).
+//! Scores are inner products. Source: IVF with scalar quantization as in Faiss (arXiv 2401.08281), and the int8 co-design of
+//! SilverTorch (arXiv 2511.14881).
 
 mod ahead;
 mod assign;

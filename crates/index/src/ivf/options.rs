@@ -1,4 +1,4 @@
-//! How an index is built.
+//! Build options of an index.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,28 +7,28 @@ use sterling_core::error::{Error, Result};
 use sterling_core::limits;
 use sterling_kernels::cpu::kernels::BLOCK;
 
-/// Lists for the square root of the items: with more, queries lose on centroids what they save on items (`docs/internals/index.md`).
+/// Lists per square root of the items: with more, centroids cost more than is saved on items (`docs/internals/index.md`).
 const LISTS_PER_ROOT: f64 = 4.0;
-/// The same where codes are scanned: an item costs less then, and a centroid what it did.
+/// The same with first-pass codes: scanning an item costs less, while a centroid costs the same.
 const CODED_LISTS_PER_ROOT: f64 = 2.0;
 
-/// The rows that rescore candidates.
+/// Format of the wide rows that rescore candidates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Rescore {
-    /// None: candidates keep the int8 scores.
+    /// No wide rows: candidates keep their int8 scores.
     None,
-    /// bfloat16, 2 D bytes an item.
+    /// bfloat16, 2 D bytes per item.
     Bf16,
-    /// Half precision, 2 D bytes an item; f32 where an item's vector leaves the range of half precision.
+    /// Half precision, 2 D bytes per item; f32 if a vector exceeds the range of half precision.
     #[default]
     F16,
-    /// f32, 4 D bytes an item.
+    /// f32, 4 D bytes per item.
     F32,
 }
 
 impl Rescore {
-    /// Bytes of a number of a row; 0 without rows.
+    /// Returns the bytes per number; 0 without wide rows.
     pub(super) fn width(self) -> usize {
         match self {
             Rescore::None => 0,
@@ -38,22 +38,21 @@ impl Rescore {
     }
 }
 
-/// How an index is built.
+/// Build options of an index.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Options {
-    /// Lists, C; 0 takes about 4 √N, half of it with codes for a first pass, but no fewer than 1 and no list smaller than 16 items on
-    /// average.
+    /// Number of lists, C. 0 means about 4 √N, half of it with first-pass codes, and at least 16 items per list on average.
     pub lists: usize,
-    /// Rows that train the centroids, as a multiple of the lists.
+    /// Training rows of the centroids, as a multiple of the lists.
     pub sample_per_list: usize,
     /// Rounds of k-means.
     pub iterations: usize,
-    /// The seed of everything random.
+    /// Random seed.
     pub seed: u64,
-    /// The rows that rescore.
+    /// Format of the wide rows.
     pub rescore: Rescore,
-    /// What is scanned in place of int8 rows, where that takes less time.
+    /// First-pass codes that are scanned in place of int8 rows if that is faster.
     #[serde(skip_serializing_if = "FirstPass::is_none")]
     pub first_pass: FirstPass,
 }
@@ -65,22 +64,22 @@ impl Default for Options {
     }
 }
 
-/// What an index is made of, as options have it.
+/// Structure of an index that follows from the options.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IndexShape {
-    /// Lists, C.
+    /// Number of lists, C.
     pub lists: usize,
-    /// The first pass's codes.
+    /// First-pass codes.
     pub codes: Option<CodeShape>,
-    /// What these were chosen between, where the recipe leaves the choice.
+    /// Alternatives of the choice, if the recipe has `auto`.
     pub choice: Option<CodeChoice>,
 }
 
 impl Options {
-    /// The lists and codes of an index over rows. Where lists come with the rows the codes are the same as without.
+    /// Returns the lists and codes of an index. The codes are the same if the rows have existing lists.
     ///
     /// # Errors
-    /// `Invalid` with the option, its value and its range; for codes without rows that score what they find.
+    /// `Invalid` with the option, its value and its range; also for codes without rows to rescore.
     pub fn shape_of(&self, extent: &IndexExtent) -> Result<IndexShape> {
         let by_rows = self.lists_of(extent.items, false)?;
         let by_codes = self.lists_of(extent.items, true)?;
@@ -92,7 +91,7 @@ impl Options {
         Ok(IndexShape { lists: if codes.is_some() { by_codes } else { by_rows }, codes, choice })
     }
 
-    /// Lists of an index over so many items, C.
+    /// Returns the number of lists of an index of `items` items, C.
     ///
     /// # Errors
     /// `Invalid` with the option, its value and its range.
@@ -121,10 +120,10 @@ impl Options {
         }
     }
 
-    /// The first pass's codes that are named, of vectors of so many dimensions; none without codes.
+    /// Returns the first-pass codes that the options name, for vectors of this dimension; `None` without codes.
     ///
     /// # Errors
-    /// `Invalid` with the option, its value and its range; for codes without rows that score what they find.
+    /// `Invalid` with the option, its value and its range; also for codes without rows to rescore.
     pub fn codes(&self, dimension: usize) -> Result<Option<CodeShape>> {
         let codes = self.first_pass.shape_of(dimension)?;
         match (self.rescore, codes) {
@@ -136,7 +135,7 @@ impl Options {
         }
     }
 
-    /// Rows of `items` that train `lists` centroids.
+    /// Returns the number of training rows for `lists` centroids.
     pub(super) fn sample(&self, items: usize, lists: usize) -> usize {
         lists.saturating_mul(self.sample_per_list).clamp(lists, items.max(lists)).min(items)
     }

@@ -1,9 +1,8 @@
-//! Lists that a delta index has of its own, for rows that the lists of its snapshot do not fit.
+//! Own lists of a delta index, for rows that do not fit the lists of its snapshot.
 //!
-//! A search scans one of them wherever its score is as high as that of the last snapshot list that is scanned, so that it costs
-//! nothing where queries are not like its rows. Where its rows lie farther from their centroid than rows of the snapshot do, the
-//! centroid predicts less, and the score is raised by what they may be expected to score beyond that. Few rows lie in a single list,
-//! which every search scans.
+//! A search scans an own list if its score is at least that of the last snapshot list it scans. Own lists thus cost nothing for
+//! queries unlike their rows. If the rows of an own list are farther from their centroid than rows of the snapshot are, the
+//! centroid predicts less. Its score is then raised by the expected excess. Few rows use a single list that every search scans.
 
 use super::kmeans::blocked;
 use super::quantize::Quantized;
@@ -11,23 +10,23 @@ use sterling_core::units::ListId;
 use sterling_kernels::cpu::Kernels;
 use sterling_kernels::cpu::kernels::{BLOCK, Blocks, Staging};
 
-/// Which lists of a delta index are its own.
+/// Layout of a delta index with own lists.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OwnLayout {
-    /// The first of them; all before it are the snapshot's.
+    /// Number of the first own list; all before it are the snapshot's.
     pub first: usize,
-    /// What the score of each is raised by for a query of length 1; none where there is a single one, which every search scans.
+    /// Score raise of each own list for a query of length 1; `None` for a single list, which every search scans.
     pub raises: Option<Vec<f32>>,
 }
 
-/// Own lists of a delta index, behind those that it shares with the snapshot.
+/// Own lists of a delta index, after those that it shares with the snapshot.
 #[derive(Clone, Debug)]
 pub(super) struct OwnLists {
-    /// Number of lists that are the snapshot's: all of its, or none.
+    /// Number of shared lists: all of the snapshot's, or none.
     pub(super) first: usize,
-    /// Items in the own lists.
+    /// Number of items in own lists.
     pub(super) items: usize,
-    /// None where there is a single one, which every search scans.
+    /// `None` for a single list, which every search scans.
     pub(super) ranked: Option<RankedLists>,
 }
 
@@ -36,21 +35,21 @@ pub(super) struct OwnLists {
 pub(super) struct RankedLists {
     codes: Vec<u8>,
     scales: Vec<f32>,
-    /// What is added to the score of each list, for a query of length 1.
+    /// Score raise of each list, for a query of length 1.
     raises: Vec<f32>,
 }
 
-/// Memory of scoring own lists, kept between calls.
+/// Buffers for scoring own lists, reused between calls.
 #[derive(Debug, Default)]
 pub(super) struct OwnScratch {
     slots: Vec<u32>,
-    /// The score of each own list of one index.
+    /// Scores of the own lists of one index.
     pub(super) scores: Vec<f32>,
-    /// The lists that a search scans.
+    /// Lists that a search scans.
     pub(super) chosen: Vec<ListId>,
 }
 
-/// A query as own lists are scored for it.
+/// Query in the form that own lists are scored with.
 #[derive(Clone, Copy)]
 pub(super) struct OwnQuery<'a> {
     pub(super) int8: &'a Quantized,
@@ -64,7 +63,7 @@ impl<'a> OwnQuery<'a> {
 }
 
 impl RankedLists {
-    /// Those of centroids `[C, D]`.
+    /// Encodes the centroids `[C, D]` of own lists.
     pub(super) fn new(centroids: &[f32], dimension: usize, raises: Vec<f32>) -> Self {
         let rows = centroids.chunks_exact(dimension).map(Some);
         let (codes, scales) = blocked(rows, dimension, raises.len());
@@ -75,7 +74,7 @@ impl RankedLists {
         self.raises.len()
     }
 
-    /// Fills the scores of all lists, less `penalties` where there are any.
+    /// Computes the scores of all lists, minus `penalties` if there are any.
     pub(super) fn score(&self, kernels: Kernels, query: OwnQuery<'_>, penalties: &[f32], scratch: &mut OwnScratch) {
         let (lists, padded) = (self.count(), self.count().next_multiple_of(BLOCK) + BLOCK);
         let OwnScratch { slots, scores, .. } = scratch;
@@ -93,8 +92,8 @@ impl RankedLists {
 }
 
 impl OwnScratch {
-    /// Chooses the lists, of which `first` is the first, that score at least as high as `threshold`, the score of the last snapshot
-    /// list that is scanned.
+    /// Selects the lists that score at least `threshold`, the score of the last snapshot list that is scanned. `first` is the
+    /// number of the first own list.
     pub(super) fn choose(&mut self, first: usize, threshold: f32) {
         self.chosen.clear();
         let reaching = self.scores.iter().enumerate().filter(|(_, score)| **score >= threshold);

@@ -1,10 +1,10 @@
-//! How often a search judges itself.
+//! Frequency of the termination check.
 
-/// How often a search asks itself whether it may end.
+/// Interval between termination checks of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pace {
-    /// Soon again: to ask costs little beside a list.
+    /// Short intervals: on a CPU a check costs little compared with a list.
     Often,
-    /// After about as many lists again as were scanned: to ask is a launch, for which all searches of a batch wait.
+    /// Intervals that double: on a GPU a check is a kernel launch, and all searches of a batch wait for it.
     Rare,
 }

@@ -1,14 +1,14 @@
-//! f32 vectors to codes: one scale a vector, symmetric, so that a product of codes times two scales is the score. Items take
-//! int8; a query takes 15 bits in two rows of int8, so that it adds next to nothing to the items' rounding.
+//! Quantization of f32 vectors: one symmetric scale per vector, so that the score is the product of codes times two scales. Items
+//! use int8. A query uses 15 bits in two rows of int8, so that its rounding error is negligible compared with that of the items.
 
 use sterling_kernels::cpu::kernels::{BLOCK, Int8Query};
 
-/// Codes of a query that make one of its high row.
+/// Unit of the high row of a query in units of the low row.
 const LOW: i32 = 128;
 
-/// The scale of a vector whose largest magnitude is worth `most` codes.
+/// Returns the scale that maps the largest magnitude of a vector to `most`.
 fn scale(vector: &[f32], most: f32) -> f32 {
-    // In lanes, which run in vectors.
+    // Independent accumulators let the compiler vectorize the maximum.
     let mut lanes = [0f32; BLOCK];
     let (blocks, rest) = vector.as_chunks::<BLOCK>();
     for block in blocks {
@@ -17,8 +17,8 @@ fn scale(vector: &[f32], most: f32) -> f32 {
     rest.iter().chain(&lanes).fold(0f32, |most, x| most.max(x.abs())) / most
 }
 
-/// The nearest integer of a number within 2^22 of zero: adding this constant leaves it in the low bits of the mantissa.
-/// Unlike `round`, which calls the mathematics library, this is arithmetic that runs in vectors.
+/// Returns the nearest integer of a number within 2^22 of zero. Adding this constant leaves the integer in the low bits of the
+/// mantissa. Unlike `round`, which calls the math library, this vectorizes.
 fn nearest(x: f32) -> i32 {
     const SHIFT: f32 = 12_582_912.0;
     (x + SHIFT).to_bits() as i32 - SHIFT.to_bits() as i32
@@ -32,7 +32,7 @@ fn inverse(scale: f32) -> f32 {
     if scale > 0.0 && scale.recip().is_finite() { scale.recip() } else { 0.0 }
 }
 
-/// A query in codes, kept between calls so that nothing is allocated.
+/// Quantized query, reused between calls to avoid allocations.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Quantized {
     high: Vec<i8>,
@@ -42,7 +42,7 @@ pub(crate) struct Quantized {
 }
 
 impl Quantized {
-    /// Takes the codes of `vector` `[D]`.
+    /// Quantizes `vector` `[D]`.
     pub(crate) fn set(&mut self, vector: &[f32]) {
         let most = (127 * LOW) as f32;
         self.scale = scale(vector, most);
@@ -60,14 +60,13 @@ impl Quantized {
         self.corrections = [&self.high, &self.low].map(|row| 128 * row.iter().map(|&c| i32::from(c)).sum::<i32>());
     }
 
-    /// The query as kernels take it.
     pub(crate) fn view(&self) -> Int8Query<'_> {
         Int8Query { rows: [&self.high, &self.low], corrections: self.corrections, scale: self.scale }
     }
 }
 
-/// Writes the row of a slot into blocked codes and returns its scale. `codes` holds the block of 16 slots that `lane`
-/// (`0..16`) is in.
+/// Quantizes the row of a slot into blocked codes and returns its scale. `block` holds 16 slots; `lane` (`0..16`) is the position
+/// of the slot.
 pub(super) fn write_row(vector: &[f32], lane: usize, block: &mut [u8]) -> f32 {
     let scale = scale(vector, 127.0);
     let inverse = inverse(scale);
@@ -77,26 +76,26 @@ pub(super) fn write_row(vector: &[f32], lane: usize, block: &mut [u8]) -> f32 {
     if inverse == 0.0 { 0.0 } else { scale }
 }
 
-/// The codes `[D]` that [`write_row`] wrote for a slot, in the blocked codes of all slots.
+/// Returns the codes `[D]` of a slot from the blocked codes of all slots.
 pub(super) fn read_row(codes: &[u8], dimension: usize, slot: usize) -> impl Iterator<Item = f32> {
     let bytes = dimension.div_ceil(4) * 4 * BLOCK;
     let block = &codes[slot / BLOCK * bytes..][..bytes];
     (0..dimension).map(move |d| f32::from(block[place(slot % BLOCK, d)]) - 128.0)
 }
 
-/// The codes of one of the 16 slots of a block, `[G, 4]`.
+/// Copies the codes of one of the 16 slots out of a block, `[G, 4]`.
 pub(super) fn read_lane(block: &[u8], lane: usize, to: &mut [u8]) {
     let groups = block.chunks_exact(4 * BLOCK);
     to.chunks_exact_mut(4).zip(groups).for_each(|(to, group)| to.copy_from_slice(&group[lane * 4..][..4]));
 }
 
-/// Puts into a block what [`read_lane`] has read.
+/// Copies codes from [`read_lane`] into a block.
 pub(super) fn write_lane(codes: &[u8], lane: usize, block: &mut [u8]) {
     let groups = block.chunks_exact_mut(4 * BLOCK);
     codes.chunks_exact(4).zip(groups).for_each(|(codes, group)| group[lane * 4..][..4].copy_from_slice(codes));
 }
 
-/// Where dimension `d` of an item of a block lies in it.
+/// Returns the index of dimension `d` of an item within its block.
 fn place(lane: usize, d: usize) -> usize {
     d / 4 * 4 * BLOCK + lane * 4 + d % 4
 }

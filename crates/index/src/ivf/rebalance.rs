@@ -1,11 +1,11 @@
-//! Lists that go on with other rows: those that were there, moved and balanced, in place of a training from nothing.
+//! Rebalancing of existing lists for changed rows, in place of a new training.
 //!
-//! 1. Strays, rows that the lists were not made for, are clustered into lists of the mean size.
-//! 2. Lists that hold next to nothing are dropped. The centroids of all others become the means of their rows, and every row
-//!    goes to its best centroid: a round of the k-means that made them.
-//! 3. Lists far above the mean size are halved, the largest first, until none is. A half keeps its rows, so that the bound holds
-//!    for rows that lie however close together.
-//! 4. The centroid of every list becomes the mean of the rows that it ended up with.
+//! 1. Strays, rows that the lists were not trained on, are clustered into lists of the mean size.
+//! 2. Almost empty lists are dropped. The centroids of all others become the means of their rows, and every row moves to its best
+//!    centroid: one round of the k-means that created them.
+//! 3. Lists far above the mean size are split in two, the largest first, until none is left. Each half keeps its rows, so the
+//!    bound also holds for rows that are arbitrarily close together.
+//! 4. The centroid of every list becomes the mean of its final rows.
 
 use std::collections::BinaryHeap;
 
@@ -21,14 +21,14 @@ use sterling_kernels::cpu::Kernels;
 
 /// A list below this share of the mean size is dropped.
 const SMALL: f64 = 0.125;
-/// A list above so many times the mean size is halved.
+/// A list above this multiple of the mean size is split.
 const LARGE: f64 = 3.0;
-/// Rounds of the k-means that halves a list.
+/// Rounds of the k-means that splits a list.
 const ROUNDS: usize = 4;
-/// A part of fewer than one in so many of a list's rows is no half of it.
+/// A part with less than one in `LOPSIDED` of a list's rows is too small.
 const LOPSIDED: usize = 8;
 
-/// An index of `rows` `[N, D]` that lay in the lists `of_rows` `[N]`, but for the `strays` among them. `nearest` is [`Lists::nearest`].
+/// Builds an index of `rows` `[N, D]` in the lists `of_rows` `[N]`, except for the `strays` among them; see [`Lists::nearest`].
 ///
 /// # Errors
 /// As [`RowSurvey::of`] and [`from_lists`].
@@ -65,15 +65,15 @@ pub fn rebalance(rows: Matrix<'_>, of_rows: &[u32], strays: &[u32], nearest: boo
     from_lists(&survey, Lists { centroids, of_rows: places, nearest }, rescore)
 }
 
-/// The rows of each of `count` lists.
+/// Returns the rows of each of `count` lists.
 fn grouped(of_rows: &[u32], count: usize) -> Vec<Vec<u32>> {
     let mut lists = vec![Vec::new(); count];
     of_rows.iter().enumerate().for_each(|(row, &list)| lists[list as usize].push(row as u32));
     lists
 }
 
-/// Halves the largest list as long as it is far above the mean size of so many lists as there were `before`, or of those that there
-/// are where these are more: so those that were dropped give up their places.
+/// Splits the largest list while it is far above the mean size. The mean refers to the number of lists `before`, or the current
+/// one if larger, so that dropped lists can be replaced.
 fn halve_large(rows: Matrix<'_>, lists: &mut Vec<Vec<u32>>, before: usize) {
     let mut by_size: BinaryHeap<(usize, usize)> = lists.iter().map(Vec::len).zip(0..).collect();
     while let Some((length, list)) = by_size.pop() {
@@ -88,8 +88,8 @@ fn halve_large(rows: Matrix<'_>, lists: &mut Vec<Vec<u32>>, before: usize) {
     }
 }
 
-/// Two parts of a list, neither of them much smaller than the other: a k-means of two, or, where one centre takes nearly all, a
-/// cut across the line between the centres.
+/// Splits a list into two parts of similar size: by a k-means with two centroids, or at the median between both if one attracts
+/// nearly all.
 fn halve(rows: Matrix<'_>, list: &[u32]) -> [Vec<u32>; 2] {
     let (one, other) = halves(rows, list);
     let mut parts = [one, other];
@@ -133,7 +133,7 @@ mod tests {
             nearest: bool,
         ) {
             let mut numbers: Vec<f32> = numbers.iter().map(|&x| f32::from(x)).collect();
-            // Many rows that are one and the same cannot be told apart, and are halved all the same.
+            // Many identical rows cannot be separated, but must be split all the same.
             numbers.extend(std::iter::repeat_n([2.0, 1.0], clump).flatten());
             numbers.truncate(numbers.len() / 2 * 2);
             let rows = Matrix::new(&numbers, 2).unwrap();
@@ -167,10 +167,10 @@ mod tests {
             numbers.extend(row);
             of_rows.push(list);
         };
-        // Equal rows in the first list and in the last one, of which one takes all.
+        // Equal rows in the first and in the last list; one of the lists takes all.
         (0..10).for_each(|_| put([100.0, 0.0], 0));
         (0..10).for_each(|_| put([100.0, 0.0], 11));
-        // A list that has grown, of two groups.
+        // A list that has grown and consists of two groups.
         (0..50).for_each(|n| put([-50.0 + n as f32 / 50.0, 300.0], 1));
         (0..50).for_each(|n| put([50.0 + n as f32 / 50.0, 300.0], 1));
         (2..11).for_each(|list| (0..10).for_each(|n| put([-500.0 * list as f32, n as f32], list)));
@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn strays_get_lists_of_their_own() {
-        // Old lists, and three groups far away that all lay in the first of them, one of which is small.
+        // Old lists, and three distant groups (one of them small), all assigned to the first list.
         let row = |n: usize| match n {
             0..200 => [if n.is_multiple_of(2) { 10.0 } else { -10.0 }, n as f32 / 200.0],
             200..260 => [9.0, 90.0 + n as f32 / 260.0],
@@ -206,7 +206,7 @@ mod tests {
 
     #[test]
     fn what_belongs_together_stays_together() {
-        // Two groups that one list holds, and a list that next to nobody is left in.
+        // Two groups in one list, and a list that becomes almost empty.
         let numbers: Vec<f32> =
             (0..400).flat_map(|n| if n % 2 == 0 { [10.0, n as f32 / 400.0] } else { [-10.0, 1.0] }).collect();
         let rows = Matrix::new(&numbers, 2).unwrap();

@@ -1,11 +1,11 @@
-//! Int8 scores of whole lists, without a selection: for what offers an item's score to several selections.
+//! Int8 scores of all items of lists, for callers that offer a score to several selections.
 
 use super::quantize::Quantized;
 use super::view::Index;
 use sterling_core::units::ListId;
 use sterling_kernels::cpu::kernels::{BLOCK, Staging};
 
-/// Scores the items of lists by their int8 rows, as a search that scans them does.
+/// Scores the items of lists by their int8 rows, with the same results as a search.
 #[derive(Debug, Default)]
 pub struct Int8Scores {
     query: Quantized,
@@ -14,12 +14,12 @@ pub struct Int8Scores {
 }
 
 impl Int8Scores {
-    /// Takes a query `[D]` of an index.
+    /// Sets a query `[D]` for an index.
     pub fn set(&mut self, index: &Index, query: &[f32]) {
         index.quantize(query, &mut self.query);
     }
 
-    /// Returns the scores of the items of a list, slot by slot, by the query that was set for this index.
+    /// Returns the scores of the items of a list in slot order, for the query set for this index.
     pub fn of_list(&mut self, index: &Index, list: ListId) -> &[f32] {
         let items = index.list_lengths[list.index()] as usize;
         let room = items.next_multiple_of(BLOCK) + BLOCK;

@@ -1,8 +1,8 @@
-//! Searching: probe and scan the best lists, or look at every item.
+//! Search of an index: probes and scans the best lists, or all lists.
 //!
-//! Sketch for one query (D = 128, C = 4096): centroids are 0.5 MB of int8 and stay in the second-level cache; P lists of N/C
-//! items are `P N/C D` bytes read once from memory (P = 32, N = 1M: 1 MB, 40 µs at 25 GB/s) and as many multiply-adds,
-//! 64 an instruction. A filter costs `words / 8` bytes a plane and list before that, and saves the blocks without survivors.
+//! Cost sketch for one query (D = 128, C = 4096): centroids are 0.5 MB of int8 and stay in the L2 cache. P lists of N/C items are
+//! `P N/C D` bytes read once from memory (P = 32, N = 1M: 1 MB, 40 µs at 25 GB/s), with as many multiply-adds, 64 per
+//! instruction. A filter first reads one bit per item and plane of a list, and saves the blocks without passing items.
 
 use std::time::Instant;
 
@@ -17,18 +17,19 @@ use crate::topk::{self, Selector, unkey};
 use sterling_core::units::{ListId, Slot};
 use sterling_kernels::cpu::kernels::{BLOCK, Blocks, Staging};
 
-/// Nanoseconds for each of all lists that a search takes which looks at those that it must, with a filter that few items pass: it scores
-/// and orders them, and fills and goes through the words of many.
+/// Cost in nanoseconds per list of the index for a filtered search with a low pass rate: it scores and orders all lists, and
+/// computes and traverses the bitmaps of many.
 const FILTERED_LIST_NS: f64 = 100.0;
 
 impl Union<'_> {
     /// Searches the best lists of `vector` `[D]` for the candidates of `selector`, whose K0 the caller has set.
     ///
-    /// Without `words` exactly `probes` lists are scanned. With them and an ending, as many as it takes until the lists ahead
-    /// are expected to hold too little of the best K0, and at least until `least` survivors were found. With words alone, all lists are where few items pass; else the search
-    /// probes on beyond `probes` until K0 survivors were found and further lists hardly bring better ones. `probes_max` ends
-    /// either. Lists that every search scans are scanned besides, and without `words` those ranked ones of the members' own that score
-    /// as high as the last list of the index.
+    /// Without `words` (a filter), exactly `probes` lists are scanned. With a filter and a termination criterion, lists are
+    /// scanned until the unscanned ones are expected to hold too little of the best K0 and at least `least` items passed. With a
+    /// filter only, all lists are scanned if the pass rate is low. Otherwise the search continues beyond `probes` until K0 items
+    /// passed and further lists yield hardly any better ones. `probes_max` ends both. Lists that every search scans are scanned
+    /// in addition. Without a filter, ranked own lists of segments are scanned if they score at least as high as the last list of
+    /// the index.
     pub fn search(
         &self,
         vector: &[f32],
@@ -53,7 +54,7 @@ impl Union<'_> {
         }
     }
 
-    /// Scans the best lists, all items of them.
+    /// Scans all items of the best lists.
     fn search_best(
         &self,
         vector: &[f32],
@@ -99,7 +100,7 @@ impl Union<'_> {
 }
 
 impl Index {
-    /// Scores every centroid. Afterwards `scratch` hands out lists, best first.
+    /// Scores every centroid. Afterwards `scratch` holds the lists, to be sorted on demand.
     pub(super) fn score_lists(&self, vector: &[f32], scratch: &mut Scratch) {
         self.quantize(vector, &mut scratch.query);
         let lists = self.lists();
@@ -114,7 +115,7 @@ impl Index {
         scratch.ordered = 0;
     }
 
-    /// The P best lists of a vector, best first.
+    /// Returns the P best lists of a vector, best first.
     pub fn probe<'a>(
         &self,
         vector: &[f32],
@@ -129,7 +130,7 @@ impl Index {
         })
     }
 
-    /// The P best lists of a vector, fewer than all, best first as keys, with the vector's int8 form.
+    /// Returns the P best lists of a vector (fewer than all) as keys, best first, with the quantized vector.
     pub(super) fn best_lists<'a>(
         &self,
         vector: &[f32],
@@ -147,7 +148,7 @@ impl Index {
         (&scratch.query, &scratch.lists[..probes])
     }
 
-    /// As [`Union::search`], of this index alone.
+    /// Searches this index alone, as [`Union::search`].
     pub fn search(
         &self,
         vector: &[f32],
@@ -168,12 +169,12 @@ impl Index {
         }
     }
 
-    /// The only member of a union.
+    /// Returns the index as the only segment of a union.
     pub(super) fn alone(&self) -> Member<'_> {
         Member { index: self, first_slot: 0 }
     }
 
-    /// The centroids as blocks that are scanned, a list a slot.
+    /// Returns the centroids as blocks to scan, one list per slot.
     pub(super) fn centroids(&self) -> Blocks<'_> {
         Blocks {
             codes: &self.centroid_codes,
@@ -185,7 +186,7 @@ impl Index {
         }
     }
 
-    /// Makes a query's tables for the first pass's codes; false where there are none.
+    /// Computes the query tables for first-pass codes; returns false if the index has none.
     pub(super) fn make_tables(&self, vector: &[f32], tables: &mut Tables) -> bool {
         self.first_pass.as_ref().is_some_and(|codes| {
             tables.set(&codes.coder, vector);
@@ -193,23 +194,22 @@ impl Index {
         })
     }
 
-    /// Bytes of a block of 16 items: codes and scales.
+    /// Returns the size of a block of 16 items in bytes: codes and scales.
     pub fn block_bytes(&self) -> u64 {
         (self.dimension.div_ceil(4) * 64 + BLOCK * 4) as u64
     }
 
-    /// The same where a search scans the first pass's codes.
+    /// Returns the size of a block of 16 items in bytes that a search with first-pass codes scans.
     pub fn first_pass_block_bytes(&self) -> u64 {
         self.first_pass.as_ref().map_or_else(|| self.block_bytes(), ItemCodes::block_bytes)
     }
 
-    /// Of so many items that pass a filter all rows are read in the time that a search takes for the lists that it looks at, which are most
-    /// where few items pass.
+    /// Returns the number of items whose rows can be read one by one in the time that a filtered search spends on lists.
     pub fn slots_max(&self) -> usize {
         (self.lists() as f64 * FILTERED_LIST_NS / Rates::row_ns(self.row_bytes() as f64)) as usize
     }
 
-    /// Bytes of the widest row that is kept of an item.
+    /// Returns the size of an item's most precise row in bytes.
     pub fn row_bytes(&self) -> u64 {
         let width = match &self.rows {
             WideRows::None => 1,

@@ -1,4 +1,4 @@
-//! How large an index will be, and why: told before it is built.
+//! Size of an index before it is built, with the reasons.
 
 use std::fmt;
 
@@ -8,10 +8,10 @@ use super::survey::RowSurvey;
 use sterling_core::error::Result;
 use sterling_kernels::cpu::kernels::BLOCK;
 
-/// Pads of a list beyond half a block, for lists of one item on average, and as much fewer as lists are longer: measured.
+/// Mean padding slots beyond half a block, for lists of one item; inversely proportional to the list length (measured).
 const SHORT_LISTS: f64 = 12.0;
 
-/// Where the number of lists comes from.
+/// Origin of the number of lists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Origin {
     Items,
@@ -19,29 +19,29 @@ enum Origin {
     Brought,
 }
 
-/// What an index of so many items will be.
+/// Size of an index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sizes {
-    /// Items, N.
+    /// Number of items, N.
     pub items: usize,
-    /// Width of a vector, D.
+    /// Dimension of a vector, D.
     pub dimension: usize,
-    /// Lists, C.
+    /// Number of lists, C.
     pub lists: usize,
-    /// Rows that train the centroids; none where the lists are there already.
+    /// Training rows of the centroids; 0 if the lists exist already.
     pub sample: usize,
-    /// Bytes of a number of the rows that rescore; 0 without such rows.
+    /// Bytes per number of the wide rows; 0 without wide rows.
     pub row_width: usize,
-    /// The first pass's codes.
+    /// First-pass codes.
     pub codes: Option<CodeShape>,
-    /// What these were chosen between, where the recipe leaves the choice.
+    /// Alternatives of the choice, if the recipe has `auto`.
     pub choice: Option<CodeChoice>,
     rounds: usize,
     origin: Origin,
 }
 
 impl Sizes {
-    /// The sizes of an index that is built over rows.
+    /// Returns the size of an index that is built from rows.
     ///
     /// # Errors
     /// As [`Options::shape_of`].
@@ -55,7 +55,7 @@ impl Sizes {
         })
     }
 
-    /// The sizes of an index over lists that rows came with.
+    /// Returns the size of an index over existing lists.
     ///
     /// # Errors
     /// As [`Options::shape_of`].
@@ -71,15 +71,15 @@ impl Sizes {
         Ok(Sizes { items, dimension, lists, sample: 0, row_width, codes, choice, rounds: 0, origin })
     }
 
-    /// About how many slots there will be. Lists take whole blocks: half a block more each, on average, and somewhat more where many
-    /// of them are shorter than one.
+    /// Estimates the number of slots. Lists occupy whole blocks: half a block of padding each on average, and somewhat more if
+    /// many lists are shorter than a block.
     pub fn slots(&self) -> usize {
         let short = SHORT_LISTS * self.lists as f64 / self.items.max(1) as f64;
         let pads = self.lists as f64 * ((BLOCK - 1) as f64 / 2.0 + short);
         self.items + pads as usize
     }
 
-    /// Bytes in memory of all that serves but the filter's planes and the columns.
+    /// Returns the memory of a served index in bytes, without the filter's planes and the columns.
     pub fn bytes(&self) -> u64 {
         let int8 = self.dimension.next_multiple_of(4) + 4;
         let centroids = self.lists.next_multiple_of(BLOCK) * int8;
@@ -134,7 +134,7 @@ mod tests {
         RowSurvey::of(&rows.into()).unwrap()
     }
 
-    /// Numbers that look random, of unequal clusters.
+    /// Pseudorandom numbers in clusters of unequal size.
     fn rows(items: usize, dimension: usize) -> Vec<f32> {
         let number = |n: usize| (n.wrapping_mul(0x9E37_79B9) >> 7) as u32 as f32 / u32::MAX as f32;
         let centre = |row: usize, d: usize| 3.0 * number(row * row % 37 * 1000 + d);
@@ -209,7 +209,7 @@ mod tests {
         let text = told(&Options { first_pass, ..Options::default() });
         assert!(text.contains(" µs by int8 rows, ") && text.ends_with(": codes none"), "{text}");
         assert!(Sizes::of(&surveyed(rows), &Options { lists: 5000, ..Options::default() }).is_err());
-        // Half precision cannot hold these, which takes twice the memory.
+        // Half precision cannot represent these, so f32 takes twice the memory.
         let large: Vec<f32> = rows.data().iter().map(|x| x * 1e6).collect();
         assert_eq!(Sizes::of(&surveyed(Matrix::new(&large, 10).unwrap()), &Options::default()).unwrap().row_width, 4);
     }

@@ -1,10 +1,10 @@
-//! Rows that the lists of an index were not made for.
+//! Detection of strays: rows that the lists of an index were not trained on.
 //!
-//! The score of a centroid predicts what the rows of its list score, as long as they lie about as far from it as the rows that the
-//! list was made of. A row that lies much farther away may score well for a query that scores the centroid badly: a number of probes
-//! that was measured with other rows does not find it. So the residual of a new row (its squared distance to its centroid, as a share
-//! of its squared length) is compared with those of the index's own rows of about its length. Strays, the rows whose residual is
-//! larger than nearly all of these, get lists of their own.
+//! The score of a centroid predicts the scores of its rows if these are about as far from it as the rows that the list was
+//! trained on. A row that is much farther away may score well for a query whose product with the centroid is low. An nprobe
+//! calibrated on other rows does not find it. Therefore the relative residual of a new row (its squared distance to its centroid,
+//! divided by its squared length) is compared with those of indexed rows of similar length. Strays are the rows whose residual
+//! exceeds nearly all of these; they get lists of their own.
 
 use super::kmeans::{Sample, distance, means, train};
 use super::options::Options;
@@ -14,26 +14,26 @@ use sterling_core::tensor::Matrix;
 use sterling_kernels::cpu::Kernels;
 use sterling_storage::rows::RowStore;
 
-/// Rows of the index that are sampled.
+/// Number of sampled rows of the index.
 const SAMPLED: usize = 16_384;
-/// Sampled rows that are compared as being of about one length, at least.
+/// Minimum number of sampled rows per group of similar length.
 const GROUP_MIN: usize = 512;
-/// Groups of rows of about one length, at most.
+/// Maximum number of groups of similar length.
 const GROUPS_MAX: usize = 16;
-/// Share of the index's own rows whose residuals are no larger than what a row that is no stray may have.
+/// Quantile of the indexed rows' residuals up to which a row fits.
 const FITTING: f64 = 0.98;
-/// Residual up to which a row is the same as its centroid but for rounding.
+/// Residual up to which a row equals its centroid except for rounding.
 const SAME: f32 = 1e-4;
-/// Rounds of the k-means over strays, and rows a list that train it.
+/// Rounds of the k-means on strays, and its training rows per list.
 const ROUNDS: usize = 6;
 const SAMPLE_PER_LIST: usize = 32;
 
 /// Residuals of the rows of an index.
 #[derive(Debug)]
 pub(super) struct Residuals {
-    /// Groups of sampled rows by rising length: the largest squared length of each, and the largest residual that fits.
+    /// Groups of sampled rows by ascending length: the largest squared length of each, and the largest residual that fits.
     groups: Vec<(f32, f32)>,
-    /// Root mean square of the distances to the centroids.
+    /// Root mean square distance of rows to their centroids.
     pub(super) distance: f32,
 }
 
@@ -61,7 +61,7 @@ impl Residuals {
         }
     }
 
-    /// Whether the residual of a row `[D]` is larger than those of nearly all rows of the index.
+    /// Returns true if the residual of a row `[D]` exceeds those of nearly all rows of the index.
     pub(super) fn is_stray(&self, row: &[f32], centroid: &[f32]) -> bool {
         let square = square(row);
         let longer = self.groups.partition_point(|(longest, _)| *longest < square);
@@ -70,19 +70,19 @@ impl Residuals {
     }
 }
 
-/// Rows in lists that were trained for them alone.
+/// Rows in lists that were trained on them alone.
 pub(super) struct Clustered {
-    /// `[C, D]`
+    /// Centroids, `[C, D]`.
     pub(super) centroids: Vec<f32>,
-    /// `[N]`: the list of each row.
+    /// List of each row, `[N]`.
     pub(super) of_rows: Vec<u32>,
-    /// `[C]`: root mean square of the distances of each list's rows to its centroid.
+    /// Root mean square distance of each list's rows to its centroid, `[C]`.
     pub(super) distances: Vec<f32>,
 }
 
 impl Clustered {
-    /// Clusters rows `[N, D]` into so many lists, none of them more than there are rows. Where an index has rows of one `length` the
-    /// centroids are comparable with its own: as long as its own would be for rows of that length.
+    /// Clusters rows `[N, D]` into `lists` lists, at most one per row. If the rows of the index have a common `length`, the
+    /// centroids are scaled to be comparable with those of the index.
     ///
     /// # Errors
     /// As [`Kernels::detect`].

@@ -1,4 +1,4 @@
-//! What must be known of all rows before an index of them is built, found in one pass over them.
+//! Statistics of all rows that an index build needs, collected in one pass.
 
 use half::f16;
 use rayon::prelude::*;
@@ -11,28 +11,27 @@ use sterling_core::limits;
 use sterling_core::tensor::Matrix;
 use sterling_storage::rows::RowStore;
 
-/// How far rows of one length may differ from it, as a share.
+/// Relative tolerance for rows of one length.
 const LENGTH_TOLERANCE: f32 = 1e-3;
 
-/// Rows that can be searched, and what they are like.
+/// Statistics of rows that can be indexed.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RowSurvey {
     pub(super) rows: usize,
     pub(super) cols: usize,
-    /// The lengths of the first row, of the shortest and of the longest.
+    /// Lengths of the first, the shortest and the longest row.
     lengths: Option<[f32; 3]>,
-    /// The first row that half precision does not hold, and its largest number: half precision ends at 65,504, and below its
-    /// smallest normal number, 2^-14, it keeps few digits or none. A row all of whose numbers are that small would lose its order.
+    /// First row that half precision cannot represent, with its largest magnitude. Half precision ends at 65,504, and below its
+    /// smallest normal number, 2^-14, it keeps few digits or none. A row with only such small numbers would lose its order.
     pub(super) beyond_half: Option<(usize, f32)>,
 }
 
 impl RowSurvey {
-    /// Looks at all rows.
+    /// Reads all rows.
     ///
     /// # Errors
-    /// `Invalid` for more of them, or wider ones, than an index holds, and with the first number that is not finite or too large;
-    /// as [`RowStore::read`].
+    /// `Invalid` for too many or too wide rows, and for the first number that is not finite or too large; as [`RowStore::read`].
     pub fn of(rows: &RowStore<'_>) -> Result<Self> {
         let mut survey = RowSurvey { rows: rows.rows(), cols: rows.cols(), lengths: None, beyond_half: None };
         survey.check_size()?;
@@ -40,15 +39,15 @@ impl RowSurvey {
         Ok(survey)
     }
 
-    /// Rows that were looked at before they were coded, and are arranged as they are.
+    /// Creates statistics for encoded rows, which were checked before and are arranged unchanged.
     pub(super) fn of_coded(rows: usize, cols: usize) -> Self {
         RowSurvey { rows, cols, lengths: None, beyond_half: None }
     }
 
-    /// What rows are like that are looked at in parts, one part after the other.
+    /// Merges the statistics of consecutive parts.
     ///
     /// # Errors
-    /// `Invalid` for parts without rows or of unequal width, and as [`RowSurvey::of`].
+    /// `Invalid` for no parts or parts of unequal width; as [`RowSurvey::of`].
     pub fn joined(parts: impl IntoIterator<Item = RowSurvey>) -> Result<Self> {
         let mut parts = parts.into_iter();
         let mut all = parts.next().ok_or_else(|| Error::invalid("index: no rows, expected at least one"))?;
@@ -67,13 +66,13 @@ impl RowSurvey {
         all.check_size().map(|()| all)
     }
 
-    /// The size of an index over the rows, where rows rescore as is asked for.
+    /// Returns the size of an index of the rows with this rescoring format.
     pub(super) fn extent(&self, rescore: Rescore) -> IndexExtent {
         let (items, dimension) = (self.rows, self.cols);
         IndexExtent { items, dimension, row_bytes: self.fitting(rescore).width() * dimension }
     }
 
-    /// The length of all rows, where they have one up to a thousandth.
+    /// Returns the common length of all rows, if they agree to a thousandth.
     pub fn length(&self) -> Option<f32> {
         let [first, least, most] = self.lengths?;
         (first > 0.0 && is_of_length(least, first) && is_of_length(most, first)).then_some(first)
@@ -115,18 +114,18 @@ impl RowSurvey {
         Ok(())
     }
 
-    /// The rows that hold these vectors: f32 instead of f16 where one leaves its range.
+    /// Returns a format that can represent the rows: f32 instead of f16 if one exceeds its range.
     pub(super) fn fitting(&self, rescore: Rescore) -> Rescore {
         if rescore == Rescore::F16 && self.beyond_half.is_some() { Rescore::F32 } else { rescore }
     }
 
-    /// The same, where others than those asked for with a warning.
+    /// Like [`RowSurvey::fitting`], but logs a warning if the format changes.
     pub(super) fn fitted(&self, rescore: Rescore) -> Rescore {
         let fitting = self.fitting(rescore);
         if let Some((row, most)) = self.beyond_half.filter(|_| fitting != rescore) {
             let item = row + 1;
             tracing::warn!(
-                "index.rescore: f32 instead of f16, which does not hold item {item}, whose largest number is {most:e}"
+                "index.rescore: stored as f32 instead of f16, which cannot represent item {item} (largest number {most:e})"
             );
         }
         fitting
@@ -149,12 +148,12 @@ fn is_of_length(length: f32, wanted: f32) -> bool {
     (length - wanted).abs() <= wanted * LENGTH_TOLERANCE
 }
 
-/// What holds one row: f32 instead of f16 where it leaves its range.
+/// Returns a format that can represent one row: f32 instead of f16 if it exceeds its range.
 pub(super) fn fitting(row: &[f32], rescore: Rescore) -> Rescore {
     if rescore == Rescore::F16 && leaves_half(most(row)) { Rescore::F32 } else { rescore }
 }
 
-/// The length of all rows, where they have one up to a thousandth.
+/// Returns the common length of all rows, if they agree to a thousandth.
 pub(super) fn common_length(rows: Matrix<'_>) -> Option<f32> {
     let are_of = |wanted: f32| (0..rows.rows()).into_par_iter().all(|row| is_of_length(length(rows.row(row)), wanted));
     Some(length(rows.row(0))).filter(|length| *length > 0.0 && are_of(*length))

@@ -1,4 +1,4 @@
-//! The index against a plain reading of inner products.
+//! Tests the index against a naive computation of inner products.
 
 #![allow(clippy::unwrap_used)]
 
@@ -48,13 +48,13 @@ fn written(built: &Built, rows: Matrix<'_>) -> Index {
     Index::open(&built.in_memory(&rows.into(), "index").unwrap()).unwrap()
 }
 
-/// An index over lists that are given: centroids of unequal length, rows in the list nearest to them.
+/// Index over given lists: centroids of unequal length, each row in the list nearest to it.
 fn given(rows: Matrix<'_>, centroids: &[f32], nearest: bool, rescore: Rescore) -> Index {
     let of_rows = (0..rows.rows()).map(|r| by_distance(rows.row(r), centroids)[0]).collect();
     written(&from_lists(rows, Lists { centroids: centroids.to_vec(), of_rows, nearest }, rescore).unwrap(), rows)
 }
 
-/// The centroids by falling `x·c - |c|²/2`: the nearest first.
+/// Centroids by descending `x·c - |c|²/2`: the nearest first.
 fn by_distance(row: &[f32], centroids: &[f32]) -> Vec<u32> {
     let square = |c: &[f32]| row.iter().zip(c).map(|(x, c)| f64::from(x - c).powi(2)).sum::<f64>();
     let distances: Vec<f64> = centroids.chunks_exact(row.len()).map(square).collect();
@@ -78,7 +78,7 @@ fn every_item_has_one_slot_in_the_list_of_a_good_centroid() {
     assert!(built.list_lengths.iter().all(|&n| n > 0), "a list stayed empty: {:?}", built.list_lengths);
     assert!(built.list_offsets.iter().all(|o| o % 16 == 0));
     assert_eq!((index.items(), index.slots(), index.lists()), (1000, built.order.len(), 20));
-    // The best list of an item's own vector is mostly the one it lies in.
+    // The best list for an item's own vector is usually the list of the item.
     let mut scratch = Scratch::default();
     let at_home = (0..index.slots()).filter(|&s| built.order[s] != NO_ITEM).filter(|&s| {
         let list = index.probe(rows.row(built.order[s] as usize), 1, &mut scratch).next().unwrap().0;
@@ -173,8 +173,8 @@ fn filters_cost_no_recall_with(rescore: Rescore) {
     }
 }
 
-/// Lists of 20 items whose centroids score ever less, and the items by `score` of their list's number: how many of 40 lists a search
-/// looks at that may leave half of the items ahead.
+/// Builds 40 lists of 20 items with ever lower centroid scores and item scores `score(list)`. Returns how many lists a search
+/// scans that may leave half of the best items behind.
 fn lists_looked_at(score: impl Fn(usize) -> f32) -> u64 {
     let unit = |x: f32| [x, (1.0 - x * x).sqrt(), 0.0, 0.0];
     let values: Vec<f32> = (0..800).flat_map(|row| unit(score(row / 20) + (row % 20) as f32 * 1e-4)).collect();
@@ -182,7 +182,7 @@ fn lists_looked_at(score: impl Fn(usize) -> f32) -> u64 {
     let lists = Lists { centroids, of_rows: (0..800).map(|row| row / 20).collect(), nearest: false };
     let rows = Matrix::new(&values, 4).unwrap();
     let index = written(&from_lists(rows, lists, Rescore::F32).unwrap(), rows);
-    // Of nothing measured half of the items ahead may be better, wherever they lie.
+    // Without a measurement, half of the unscanned items are assumed to be better.
     let margins = Margins::of(&[]);
     let ending = Some(Ending { margins: &margins, recall: 0.5, left: 20.0 });
     let mut all = |list: ListId, out: &mut [u64]| {
@@ -244,7 +244,7 @@ fn a_batch_finds_it_in(index: &Index) {
     }
 }
 
-/// An index of some rows, of which the first has a number, and the number of the row in each slot.
+/// Index of some rows with consecutive numbers from `first` on, and the number of the row in each slot.
 fn numbered(rows: &[f32], lists: &Lists, first: usize) -> (Index, Buffer<i64>) {
     let rows = Matrix::new(rows, 24).unwrap();
     let of_rows = (0..rows.rows()).map(|r| by_distance(rows.row(r), &lists.centroids)[0]).collect();
@@ -257,7 +257,7 @@ fn numbered(rows: &[f32], lists: &Lists, first: usize) -> (Index, Buffer<i64>) {
 #[test]
 fn a_union_finds_what_one_index_of_all_items_would() {
     let values = vectors(900, 24, 21);
-    // Some rows are there twice: equal scores rank by number, whichever member holds them.
+    // Some rows occur twice: ties rank by number, regardless of the segment.
     let values: Vec<f32> = [&values[..], &values[..200 * 24]].concat();
     for nearest in [false, true] {
         let lists = Lists { centroids: vectors(40, 24, 22), of_rows: Vec::new(), nearest };
@@ -360,7 +360,7 @@ fn given_lists_are_kept_and_probed_in_the_order_of_their_metric() {
         }
         let mut scratch = Scratch::default();
         let found: Vec<u32> = index.probe(rows.row(query), 30, &mut scratch).map(|(list, _)| list.0).collect();
-        // Centroids are up to three long: their rounding to int8 moves no product by more than this.
+        // Centroids have lengths up to three: rounding them to int8 changes no product by more than this.
         let score = |list: u32| {
             let half = index.penalties.get(list as usize).map_or(0.0, |p| f64::from(*p));
             product(rows.row(query), list) - half
@@ -391,7 +391,7 @@ fn lists_that_do_not_fit_their_rows_are_refused() {
     }
 }
 
-/// Rows around `sizes.len()` random unit vectors, as many around each as told, at most `spread` away in each direction.
+/// Rows around `sizes.len()` random unit vectors, `sizes[n]` around each, at most `spread` away per dimension.
 fn clumps(sizes: &[usize], spread: f32, dimension: usize) -> Vec<f32> {
     let number = |n: u64| (mix(5, n) >> 40) as f32 / (1u64 << 23) as f32 - 1.0;
     let mut values = Vec::new();
@@ -410,7 +410,7 @@ fn clumps(sizes: &[usize], spread: f32, dimension: usize) -> Vec<f32> {
 
 #[test]
 fn rare_clumps_get_lists_of_their_own() {
-    // Drawn at random, the first centroids would all but miss the 31 clumps of 40 rows beside the one of 9000.
+    // With uniform random initial centroids, most of the 31 clumps of 40 rows would be missed because of the one of 9000.
     let sizes: Vec<usize> = std::iter::once(9000).chain(std::iter::repeat_n(40, 31)).collect();
     let values = clumps(&sizes, 0.05, 16);
     let rows = Matrix::new(&values, 16).unwrap();
@@ -518,7 +518,7 @@ fn progress_adds_up_to_the_steps() {
 #[test]
 fn coded_rows_make_the_index_of_their_vectors_and_are_never_rounded_again() {
     for rescore in [Rescore::None, Rescore::Bf16, Rescore::F16, Rescore::F32] {
-        // No multiple of four, and lists that leave slots empty.
+        // A dimension that is not a multiple of four, and lists with empty slots.
         let (items, dimension) = (1500, 30);
         let rows = vectors(items, dimension, 5);
         let matrix = Matrix::new(&rows, dimension).unwrap();
@@ -534,7 +534,7 @@ fn coded_rows_make_the_index_of_their_vectors_and_are_never_rounded_again() {
         let made = built.coded_in_memory(&all, "coded").unwrap();
         assert!(made.bytes() == plain.bytes(), "{rescore:?}: as if their vectors had been arranged");
 
-        // Through a single list and back into the lists, in another order.
+        // Into a single list and back into the lists, in another order.
         let single = assigner.arrange_coded(&all, None).unwrap();
         let single = (Index::open(&single.coded_in_memory(&all, "single").unwrap()).unwrap(), single.order);
         assert_eq!(single.0.lists(), 1);
@@ -595,7 +595,7 @@ fn strays_lie_in_lists_of_their_own_and_are_found_alone_and_together() {
         let told = |range: std::ops::Range<usize>| is_stray[range].iter().filter(|is_stray| **is_stray).count();
         assert!(told(0..fitting) <= fitting / 8, "{} of {fitting} rows like the old ones", told(0..fitting));
         assert!(told(fitting..rows.rows()) >= strays * 9 / 10, "{} of {strays}", told(fitting..rows.rows()));
-        // Which are strays is given, so that what follows does not rest on a few that are told apart badly.
+        // Strays are given, so that the test does not depend on a few misclassified rows.
         let is_stray: Vec<bool> = (0..rows.rows()).map(|row| row >= fitting).collect();
         let coded: Vec<CodedRow> = (0..rows.rows()).map(|row| assigner.coded(rows.row(row))).collect();
         let coded: Vec<&CodedRow> = coded.iter().collect();
@@ -659,7 +659,7 @@ fn strays_lie_in_lists_of_their_own_and_are_found_alone_and_together() {
     }
 }
 
-/// A vector as half precision has it.
+/// Rounds a vector to half precision.
 fn halved(row: &[f32], out: &mut [f32]) {
     out.iter_mut().zip(row).for_each(|(out, x)| *out = half::f16::from_f32(*x).to_f32());
 }

@@ -1,4 +1,4 @@
-//! Centroids that a sample has trained, and the lists that rows get by them: each by itself, whoever assigns it.
+//! Centroids trained on a sample, and the assignment of rows to them, which is independent per row.
 
 use super::kmeans::{self, Centroids, Sample};
 use super::options::Options;
@@ -14,10 +14,10 @@ pub struct Trained {
 }
 
 impl Trained {
-    /// Trains on a sample of `rows` `[N, D]`, which alone lies in memory. `progress` is told of rows assigned.
+    /// Trains on a sample of `rows` `[N, D]`; only the sample is in memory. `progress` receives numbers of assigned rows.
     ///
     /// # Errors
-    /// `Invalid` for options that cannot be; as [`RowStore::read`].
+    /// `Invalid` for invalid options; as [`RowStore::read`].
     pub fn train(
         rows: &RowStore<'_>,
         survey: &RowSurvey,
@@ -30,7 +30,7 @@ impl Trained {
         Ok(Trained { centroids: kmeans::train(kernels, &sample, lists, options, survey.length(), progress), kernels })
     }
 
-    /// Those that were trained before, `[C, D]`, on rows of one `length` where they have one.
+    /// Restores trained centroids `[C, D]`; `length` is the common length of the training rows, if they had one.
     ///
     /// # Errors
     /// As [`Kernels::detect`].
@@ -38,7 +38,7 @@ impl Trained {
         Ok(Trained { centroids: Centroids::new(centroids, dimension, length), kernels: Kernels::detect()? })
     }
 
-    /// The list of each of `rows` `[N, D]`, of which one chunk lies in memory. `progress` is told of rows assigned.
+    /// Returns the list of each of `rows` `[N, D]`, with one chunk in memory. `progress` receives numbers of assigned rows.
     ///
     /// # Errors
     /// As [`RowStore::read`].
@@ -51,7 +51,7 @@ impl Trained {
         Ok(of_rows)
     }
 
-    /// The centroids `[C, D]`.
+    /// Returns the centroids `[C, D]`.
     pub fn into_centroids(self) -> Vec<f32> {
         self.centroids.rows
     }

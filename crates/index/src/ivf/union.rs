@@ -1,10 +1,9 @@
-//! Searching an index and others over its lists as one.
+//! Search of an index and its delta segments as one.
 //!
-//! Lists are scored and chosen once, by the index; each member that has these lists is scanned in the chosen ones, and a member
-//! of a single list of its own is scanned whole. Of a member that has several lists of its own (`own`) those are scanned that score as
-//! high as the last one that was chosen. All of them offer their items to one selector, under slots that are counted
-//! over all: so what is selected is what an index of all items over the same lists would select, and a member costs no more
-//! than its blocks.
+//! Lists are scored and selected once, by the index. Segments that share these lists are scanned in the selected ones; a segment
+//! with a single own list is scanned entirely. Of a segment with several own lists (`own`), those are scanned that score at least
+//! as high as the last selected list. All segments offer their items to one selector, under slots that are numbered over all of
+//! them. The result is therefore that of one index of all items over the same lists, and a segment costs no more than its blocks.
 
 use super::first_pass::{ItemCodes, Tables};
 use super::own::{OwnLists, OwnQuery, OwnScratch, RankedLists};
@@ -16,44 +15,44 @@ use sterling_core::units::{ListId, Slot};
 use sterling_kernels::cpu::kernels::{BLOCK, Blocks, CodeBlocks};
 use sterling_kernels::memory::prefetch;
 
-/// Slots whose rows are scored together, so that the memory always has some to bring.
+/// Slots whose rows are scored at a time, so that enough memory loads are in flight.
 const ROWS_AT_ONCE: usize = 1024;
 
-/// An index of a union, and what its slots are called there.
+/// Segment of a union: an index with the offset of its slots.
 #[derive(Clone, Copy, Debug)]
 pub struct Member<'a> {
-    /// Items in the lists of the union, in lists of its own, or in either.
+    /// Index of the items, in the lists of the union, in own lists, or in both.
     pub index: &'a Index,
-    /// What its slot 0 is called.
+    /// Number of its slot 0 in the union.
     pub first_slot: u32,
 }
 
-/// A query in the forms that scans take.
+/// Query in the forms that scans take.
 #[derive(Clone, Copy)]
 pub(super) struct Forms<'a> {
-    /// `[D]`
+    /// Query vector, `[D]`.
     pub(super) vector: &'a [f32],
     pub(super) int8: &'a Quantized,
-    /// Where codes of a first pass are to be scanned.
+    /// Tables, if first-pass codes are scanned.
     pub(super) tables: Option<&'a Tables>,
 }
 
 /// Indexes that are searched as one.
 #[derive(Clone, Copy, Debug)]
 pub struct Union<'a> {
-    /// Whose lists are probed.
+    /// Index whose lists are probed.
     pub lists: &'a Index,
-    /// What is scanned, in ascending order of their slots. Codes for a first pass has none but the index of the lists.
+    /// Segments to scan, in ascending order of their slots. Only the index of the lists may have first-pass codes.
     pub members: &'a [Member<'a>],
 }
 
 impl Union<'_> {
-    /// Whether a member lies in the lists that are probed.
+    /// Returns true if a segment uses the lists that are probed.
     pub(super) fn has_lists(&self, member: &Member<'_>) -> bool {
         member.index.shared_lists() == self.lists.lists()
     }
 
-    /// The lists of a member that every search scans.
+    /// Returns the lists of a segment that every search scans.
     pub(super) fn whole_lists(&self, member: &Member<'_>) -> impl Iterator<Item = ListId> + use<> {
         let lists = member.index.lists();
         let first = match &member.index.own {
@@ -65,7 +64,7 @@ impl Union<'_> {
         (first as u32..lists as u32).map(ListId)
     }
 
-    /// The items of each list, over the members that have it, then those of each ranked list of the members' own.
+    /// Returns the length of each list over the segments that use it, followed by those of the ranked own lists.
     pub(super) fn list_lengths(&self, lengths: &mut Vec<u32>) {
         lengths.clear();
         lengths.resize(self.lists.lists(), 0);
@@ -77,25 +76,25 @@ impl Union<'_> {
         }
     }
 
-    /// Number of lists that a filtered search looks into at most.
+    /// Returns the maximum number of lists that a filtered search scans.
     pub fn most_lists(&self, probing: &Probing<'_>) -> usize {
         let has_lists = self.members.iter().any(|member| self.has_lists(member));
         if has_lists { self.over_all_lists(probing.most(self.lists.lists())) } else { 0 }
     }
 
-    /// A number of lists at most, where the members' own ranked lists are probed with those of the index: all, if it was all of the index.
+    /// Extends a maximum number of lists to the ranked own lists: if it covers all lists of the index, it covers those too.
     pub(super) fn over_all_lists(&self, most: usize) -> usize {
         let own: usize = self.ranked().map(|(.., ranked)| ranked.count()).sum();
         most + if most == self.lists.lists() { own } else { 0 }
     }
 
-    /// The items that do not lie in lists which every search scans.
+    /// Returns the number of items outside of the lists that every search scans.
     pub(super) fn items_in_lists(&self) -> usize {
         self.members.iter().map(|member| member.index.items() - member.index.items_scanned(self.lists.lists())).sum()
     }
 
-    /// Members with ranked lists of their own, each with its number. Where all lists of a union are counted, these come behind those of
-    /// the index, member by member.
+    /// Returns the segments with ranked own lists, each with its number. In the numbering of all lists, own lists follow those of
+    /// the index, segment by segment.
     pub(super) fn ranked(&self) -> impl Iterator<Item = (usize, &Member<'_>, &OwnLists, &RankedLists)> {
         let members = self.members.iter().enumerate();
         members.filter_map(|(number, member)| {
@@ -104,7 +103,7 @@ impl Union<'_> {
         })
     }
 
-    /// The member that has a list, as all lists of a union are counted, for its own, and what the list is called there.
+    /// Returns the segment that owns a list of the union, and the number of the list there.
     pub(super) fn owner(&self, list: ListId) -> Option<(usize, ListId)> {
         let mut number = list.index().checked_sub(self.lists.lists())?;
         self.ranked().find_map(|(member, _, own, ranked)| match number.checked_sub(ranked.count()) {
@@ -118,7 +117,7 @@ impl Union<'_> {
 }
 
 impl Index {
-    /// Items that every search scans of a delta index of a snapshot with so many lists.
+    /// Returns the number of items of a delta index that every search scans; `lists` is the number of lists of its snapshot.
     pub fn items_scanned(&self, lists: usize) -> usize {
         match &self.own {
             Some(OwnLists { ranked: Some(_), .. }) => 0,
@@ -130,12 +129,11 @@ impl Index {
 }
 
 impl<'a> Member<'a> {
-    /// What a slot of its own is called.
+    /// Converts an own slot to a slot of the union.
     pub fn name(&self, slot: Slot) -> Slot {
         Slot(self.first_slot + slot.0)
     }
 
-    /// Scores the ranked lists of its own.
     pub(super) fn score_own(
         &self,
         own: &OwnLists,
@@ -147,23 +145,23 @@ impl<'a> Member<'a> {
         ranked.score(self.index.kernels, query, penalties, scratch);
     }
 
-    /// The lists that hold items.
+    /// Returns the lists that hold items.
     pub(super) fn filled_lists(&self) -> impl Iterator<Item = ListId> + use<'a> {
         self.filled_of((0..self.index.lists() as u32).map(ListId))
     }
 
-    /// Those of some lists that hold items.
+    /// Retains the lists that hold items.
     pub(super) fn filled_of<L: Iterator<Item = ListId>>(&self, lists: L) -> impl Iterator<Item = ListId> + use<'a, L> {
         let index = self.index;
         lists.filter(move |list| index.list_lengths[list.index()] > 0)
     }
 
-    /// The blocks of a list, before those of the `next` one.
+    /// Returns the blocks of a list, with those of `next` to prefetch.
     pub(super) fn blocks_before(&self, list: ListId, next: Option<ListId>) -> Blocks<'a> {
         self.named(self.index.blocks_before(list, next))
     }
 
-    /// The blocks of all lists; their pads are items that nobody picks.
+    /// Returns the blocks of all lists; callers pick no padding slots.
     pub(super) fn all_blocks(&self) -> Blocks<'a> {
         self.named(self.index.all_blocks())
     }
@@ -172,7 +170,7 @@ impl<'a> Member<'a> {
         Blocks { first_slot: blocks.first_slot + self.first_slot, ..blocks }
     }
 
-    /// Scans all items of lists, one after the other.
+    /// Scans all items of lists, one list after the other.
     pub(super) fn scan_whole(
         &self,
         lists: impl Iterator<Item = ListId>,
@@ -196,12 +194,12 @@ impl<'a> Member<'a> {
         }
     }
 
-    /// The first pass's codes, where it has some and a query comes with tables.
+    /// Returns the first-pass codes if the segment has them and the query has tables.
     pub(super) fn codes_for<'t>(&self, tables: Option<&'t Tables>) -> Option<(&'a ItemCodes, &'t Tables)> {
         self.index.first_pass.as_ref().zip(tables)
     }
 
-    /// Scans the codes of a list, before those of the next one: of all items, or, where there are words, of those that they name.
+    /// Scans the codes of a list, with those of `next` to prefetch: of all items, or of those in the filter bitmap `words`.
     pub(super) fn scan_codes(
         &self,
         (codes, words): (&ItemCodes, &[u64]),
@@ -216,12 +214,12 @@ impl<'a> Member<'a> {
         selector.scan_codes(self.index.kernels, &blocks, &query);
     }
 
-    /// Counts a list all items of which were scored by their codes.
+    /// Counts a list whose items were all scored by codes.
     pub(super) fn count_codes(&self, codes: &ItemCodes, list: ListId, counters: &mut Counters) {
         self.count(list, codes.block_bytes(), counters);
     }
 
-    /// Counts a list all items of which were scored.
+    /// Counts a list whose items were all scored by int8 rows.
     pub(super) fn count_whole(&self, list: ListId, counters: &mut Counters) {
         self.count(list, self.index.block_bytes(), counters);
     }
@@ -233,7 +231,7 @@ impl<'a> Member<'a> {
         counters.bytes += length.div_ceil(BLOCK) as u64 * block_bytes;
     }
 
-    /// Offers slots of its own, scored as [`Index::product`] does: the way of posting lists.
+    /// Scores own slots as [`Index::product`] and offers them to the selector; used for items from posting lists.
     pub fn search_slots(&self, vector: &[f32], slots: &[Slot], selector: &mut Selector) -> Counters {
         for slots in slots.chunks(ROWS_AT_ONCE) {
             let (mut numbers, mut products) = ([0u32; ROWS_AT_ONCE], [0f32; ROWS_AT_ONCE]);
@@ -246,7 +244,7 @@ impl<'a> Member<'a> {
         Counters { items: n, survivors: n, bytes: n * width, ..Counters::default() }
     }
 
-    /// Offers every item whose own slot `eligible` lets pass, scored as [`Index::product`] does: exact search.
+    /// Exact search: scores every item for whose own slot `eligible` returns true, as [`Index::product`].
     pub fn search_exact(
         &self,
         vector: &[f32],

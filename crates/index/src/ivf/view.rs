@@ -1,4 +1,4 @@
-//! An index read from a mapped tensor file, without a copy.
+//! Index read from a mapped tensor file, without a copy.
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -15,15 +15,15 @@ use sterling_kernels::cpu::kernels::{BLOCK, Blocks, CodeBlocks};
 use sterling_kernels::cpu::pool::{RowFormat, Rows};
 use sterling_storage::files::{Dtype, Tensors};
 
-/// What the numbers of vectors are to be.
+/// Valid numbers of vectors, for error messages.
 pub(super) const EXPECTED: &str = "finite numbers between -2^56 and 2^56";
 
-/// Where a vector holds a number that its products might not survive.
+/// Returns the position of the first number of a vector that is not finite or too large for products.
 pub(super) fn unfit(vector: &[f32]) -> Option<usize> {
     vector.iter().position(|x| x.is_nan() || x.abs() > limits::COMPONENT_MAX)
 }
 
-/// The rows that rescore candidates, `[S, D]`.
+/// Wide rows for rescoring candidates, `[S, D]`.
 #[derive(Clone, Debug)]
 #[allow(missing_docs)]
 pub enum WideRows {
@@ -34,7 +34,7 @@ pub enum WideRows {
 }
 
 impl WideRows {
-    /// How many are to be selected by their codes' scores for the best `k0`: some more, where rows decide between them.
+    /// Returns the number of items to select by code scores for the best `k0`: more than `k0` if rows rescore them.
     pub fn selected(&self, k0: usize) -> usize {
         match self {
             WideRows::None => k0,
@@ -42,7 +42,7 @@ impl WideRows {
         }
     }
 
-    /// The rows, each `[D]`, where there are any.
+    /// Returns the rows, each `[D]`, if there are any.
     pub fn stored(&self, dimension: usize) -> Option<Rows<'_>> {
         let (format, bytes) = match self {
             WideRows::None => return None,
@@ -50,11 +50,11 @@ impl WideRows {
             WideRows::F16(rows) => (RowFormat::F16, bytemuck::cast_slice(rows)),
             WideRows::F32(rows) => (RowFormat::F32, bytemuck::cast_slice(rows)),
         };
-        Some(Rows::new(format, dimension, bytes).expect("one row a slot, as was checked when they were read"))
+        Some(Rows::new(format, dimension, bytes).expect("one row per slot, checked by `Index::open`"))
     }
 }
 
-/// The item index of a snapshot.
+/// Item index of a snapshot.
 #[derive(Clone, Debug)]
 pub struct Index {
     pub(super) kernels: Kernels,
@@ -66,11 +66,11 @@ pub struct Index {
     pub(super) centroids: Buffer<f32>,
     pub(super) centroid_codes: Vec<u8>,
     pub(super) centroid_scales: Vec<f32>,
-    /// `[C]`, or empty where lists are probed by inner products alone.
+    /// L2 penalties, `[C]`; empty if lists are probed by inner products only.
     pub(super) penalties: Buffer<f32>,
     pub(super) rows: WideRows,
     pub(super) first_pass: Option<ItemCodes>,
-    /// Lists of a delta index that are not the snapshot's.
+    /// Own lists of a delta index.
     pub(super) own: Option<OwnLists>,
     items: usize,
 }
@@ -79,7 +79,7 @@ impl Index {
     /// Opens the tensors of [`super::Built::write`].
     ///
     /// # Errors
-    /// `Corrupt` with the tensor where something is missing or does not fit the rest.
+    /// `Corrupt` with the tensor that is missing or inconsistent.
     pub fn open(tensors: &Tensors) -> Result<Self> {
         let corrupt = |tensor: &str, what: String| Error::corrupt(format!("tensor `{tensor}`: {what}"));
         let (centroids, shape) = tensors.get::<f32>("centroids", 2)?;
@@ -154,10 +154,10 @@ impl Index {
         })
     }
 
-    /// Refuses a query that is not as wide as the items or whose scores might not be finite.
+    /// Rejects a query with the wrong dimension or whose scores might not be finite.
     ///
     /// # Errors
-    /// `Invalid` with what is wrong, but not where the query came from.
+    /// `Invalid` with the reason, but without the location of the query.
     pub fn check_query(&self, vector: &[f32]) -> Result<()> {
         if vector.len() != self.dimension {
             return Err(Error::invalid(format!("got {} numbers, expected {}", vector.len(), self.dimension)));
@@ -168,7 +168,7 @@ impl Index {
         }
     }
 
-    /// The same index, some lists of which are not the snapshot's.
+    /// Declares some lists as own lists of a delta index.
     pub fn with_own_lists(mut self, OwnLayout { first, raises }: OwnLayout) -> Self {
         let items = self.list_lengths[first..].iter().map(|&length| length as usize).sum();
         let centroids = &self.centroids[first * self.dimension..];
@@ -177,89 +177,89 @@ impl Index {
         self
     }
 
-    /// Number of lists that are not its own: of a delta index those that it shares with the snapshot.
+    /// Returns the number of lists that are not own lists; in a delta index these are shared with the snapshot.
     pub fn shared_lists(&self) -> usize {
         self.own.as_ref().map_or(self.lists(), |own| own.first)
     }
 
-    /// The same index with other kernels, for comparisons.
+    /// Replaces the kernels, for comparisons.
     pub fn with_kernels(mut self, kernels: Kernels) -> Self {
         self.kernels = kernels;
         self
     }
 
-    /// The name of the kernels in use.
+    /// Returns the name of the kernels in use.
     pub fn kernel(&self) -> &'static str {
         self.kernels.name()
     }
 
-    /// Width of a vector, D.
+    /// Returns the dimension of a vector, D.
     pub fn dimension(&self) -> usize {
         self.dimension
     }
 
-    /// Number of lists, C.
+    /// Returns the number of lists, C.
     pub fn lists(&self) -> usize {
         self.list_lengths.len()
     }
 
-    /// Number of items, N.
+    /// Returns the number of items, N.
     pub fn items(&self) -> usize {
         self.items
     }
 
-    /// Number of slots, S.
+    /// Returns the number of slots, S.
     pub fn slots(&self) -> usize {
         self.scales.len()
     }
 
-    /// The first slot of each list, and one past the last, `[C + 1]`.
+    /// Returns the first slot of each list, and the total at the end, `[C + 1]`.
     pub fn list_offsets(&self) -> &[u32] {
         &self.list_offsets
     }
 
-    /// The items of each list, `[C]`.
+    /// Returns the number of items of each list, `[C]`.
     pub fn list_lengths(&self) -> &[u32] {
         &self.list_lengths
     }
 
-    /// The list of a slot.
+    /// Returns the list of a slot.
     pub fn list_of(&self, slot: Slot) -> ListId {
         ListId(self.list_offsets.partition_point(|&first| first <= slot.0).saturating_sub(1) as u32)
     }
 
-    /// The slots that hold items, list by list.
+    /// Returns the slots that hold items, list by list.
     pub fn filled_slots(&self) -> impl Iterator<Item = Slot> + '_ {
         let lists = self.list_offsets.iter().zip(&*self.list_lengths);
         lists.flat_map(|(&first, &length)| (first..first + length).map(Slot))
     }
 
-    /// The codes of all slots, `[blocks, G, 16, 4]`.
+    /// Returns the codes of all slots, `[blocks, G, 16, 4]`.
     pub fn codes(&self) -> &Buffer<u8> {
         &self.codes
     }
 
-    /// The scale of each slot, `[S]`.
+    /// Returns the scale of each slot, `[S]`.
     pub fn scales(&self) -> &Buffer<f32> {
         &self.scales
     }
 
-    /// The centroids as blocks in which a list is a slot: codes and scales.
+    /// Returns the centroids as blocks with one list per slot: codes and scales.
     pub fn centroid_blocks(&self) -> (&[u8], &[f32]) {
         (&self.centroid_codes, &self.centroid_scales)
     }
 
-    /// What is taken off each list's score, `[C]`; empty where nothing is.
+    /// Returns the L2 penalty of each list's score, `[C]`; empty if there is none.
     pub fn penalties(&self) -> &Buffer<f32> {
         &self.penalties
     }
 
-    /// The rows that rescore.
+    /// Returns the wide rows.
     pub fn rows(&self) -> &WideRows {
         &self.rows
     }
 
-    /// Bytes of everything that serves: codes, scales, rescoring rows and int8 centroids.
+    /// Returns the size of all that is served in bytes: codes, scales, wide rows, int8 centroids and first-pass codes.
     pub fn bytes(&self) -> usize {
         let rows = match &self.rows {
             WideRows::None => 0,
@@ -276,7 +276,6 @@ impl Index {
             + self.first_pass.as_ref().map_or(0, ItemCodes::bytes)
     }
 
-    /// The blocks of a list.
     fn blocks(&self, list: ListId) -> Blocks<'_> {
         let (from, to) = (self.list_offsets[list.index()] as usize, self.list_offsets[list.index() + 1] as usize);
         let groups = self.dimension.div_ceil(4);
@@ -291,7 +290,7 @@ impl Index {
         }
     }
 
-    /// The blocks of all lists; their pads are items that nobody picks.
+    /// Returns the blocks of all lists; callers pick no padding slots.
     pub(super) fn all_blocks(&self) -> Blocks<'_> {
         Blocks {
             codes: &self.codes,
@@ -303,34 +302,34 @@ impl Index {
         }
     }
 
-    /// The same with the list that is scanned after it, if there is one.
+    /// Returns the blocks of a list, with those of `next` to prefetch.
     pub(super) fn blocks_before(&self, list: ListId, next: Option<ListId>) -> Blocks<'_> {
         Blocks { next: next.map_or(&[], |next| self.blocks(next).codes), ..self.blocks(list) }
     }
 
-    /// Whether it has codes that a first pass scans in place of int8 rows.
+    /// Returns true if the index has first-pass codes.
     pub fn has_first_pass(&self) -> bool {
         self.first_pass.is_some()
     }
 
-    /// The first pass's codes of a list, before those of the `next` one.
+    /// Returns the first-pass codes of a list, with those of `next` to prefetch.
     pub(super) fn codes_before<'a>(&self, codes: &'a ItemCodes, list: ListId, next: Option<ListId>) -> CodeBlocks<'a> {
         let first = |list: ListId| self.list_offsets[list.index()];
         codes.blocks(first(list), self.list_lengths[list.index()] as usize, next.map(first))
     }
 
-    /// The product of a vector with the centroid of a list, in f32.
+    /// Returns the product of a vector with the centroid of a list, in f32.
     pub(super) fn centroid_product(&self, vector: &[f32], list: ListId) -> f32 {
         self.kernels.dot_f32(vector, self.centroid(list))
     }
 
-    /// The centroid of a list in f32, `[D]`.
+    /// Returns the centroid of a list in f32, `[D]`.
     pub(super) fn centroid(&self, list: ListId) -> &[f32] {
         &self.centroids[list.index() * self.dimension..(list.index() + 1) * self.dimension]
     }
 
-    /// The inner product of a vector with the row of a slot, in f32 from the widest rows that are kept: the number that
-    /// rescoring and exact search rank by.
+    /// Returns the inner product of a vector with the row of a slot, in f32 from the most precise row: rescoring and exact search
+    /// rank by this number.
     pub fn product(&self, vector: &[f32], slot: Slot) -> f32 {
         let range = slot.index() * self.dimension..(slot.index() + 1) * self.dimension;
         match &self.rows {
@@ -344,10 +343,10 @@ impl Index {
         }
     }
 
-    /// [`Index::product`] for many slots.
+    /// Computes [`Index::product`] for many slots.
     ///
     /// # Panics
-    /// Where `out` is not as long as `slots`.
+    /// If `out` is not as long as `slots`.
     pub fn products(&self, vector: &[f32], slots: &[u32], out: &mut [f32]) {
         match &self.rows {
             WideRows::Bf16(rows) => self.kernels.dots_bf16(vector, rows, slots, out),
@@ -360,12 +359,12 @@ impl Index {
         }
     }
 
-    /// The row of a slot in f32, `[D]`, from the widest rows that are kept.
+    /// Decodes the row of a slot to f32, `[D]`, from the most precise row.
     pub fn row(&self, slot: Slot, out: &mut [f32]) {
         let range = slot.index() * self.dimension..(slot.index() + 1) * self.dimension;
         match &self.rows {
             WideRows::Bf16(rows) => out.iter_mut().zip(&rows[range]).for_each(|(o, x)| *o = x.to_f32()),
-            // Number by number, whether the processor converts them would be asked for each.
+            // A conversion per number would test for the processor feature each time.
             WideRows::F16(rows) => rows[range].convert_to_f32_slice(out),
             WideRows::F32(rows) => out.copy_from_slice(&rows[range]),
             WideRows::None => {
@@ -375,7 +374,6 @@ impl Index {
         }
     }
 
-    /// Takes the int8 form of a query.
     pub(super) fn quantize(&self, vector: &[f32], to: &mut Quantized) {
         debug_assert_eq!(vector.len(), self.dimension);
         to.set(vector);

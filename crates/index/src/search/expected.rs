@@ -1,40 +1,40 @@
-//! What a search is thought to look at: what its price rests on, before anything of it is done.
+//! Estimate of a search's work before it runs, for cost estimates.
 //!
-//! It is reckoned as the search goes, with shares of items where the search has items: lists until there are survivors enough,
-//! which are all of them where a filter contradicts itself, and all of it again for more candidates where too few of those that
-//! seem to pass will. What the search finds by distance, that further lists bring little, is not known before.
+//! The estimate follows the steps of the search, with shares of items in place of items. It counts the lists until enough items
+//! pass, which are all lists if the filter contradicts itself. It adds another round for more candidates if too many are likely
+//! to fail verification. It cannot predict early termination by distance, when further lists yield little.
 
 use super::find::{Round, Walked};
 use super::{Catalogue, CataloguePart, Query};
 use crate::filter::{Plan, Route};
 
-/// Items of a block, which is read whole for one of them.
+/// Items per block; a block is read entirely even for one item.
 const ITEMS_A_BLOCK: f64 = 16.0;
 
-/// To look again costs several times as much: it is expected where this share of what seems to hold would not do.
+/// Safety factor: a further, several times more expensive round is expected if this share of the valid candidates is too few.
 const HOLDING_DOUBT: f64 = 0.8;
 
-/// What a search is thought to look at, over all its rounds and parts.
+/// Estimated work of a search, over all rounds and segments.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Expected {
-    /// Lists that are scored.
+    /// Lists scored.
     pub lists: f64,
-    /// Items of the lists that are looked into: their words are evaluated, or all of them are scored.
+    /// Items of the scanned lists: their bitmaps are computed, or all of them are scored.
     pub items: f64,
-    /// Items that are scored.
+    /// Items scored.
     pub survivors: f64,
-    /// Bytes of blocks that are read for it.
+    /// Bytes of blocks read.
     pub block_bytes: f64,
-    /// Rows that are read for it one by one.
+    /// Rows read one by one.
     pub rows: f64,
-    /// Rows that are read one after the other.
+    /// Rows read sequentially.
     pub exact_rows: f64,
     /// Nanoseconds of one core for the filter.
     pub filter_ns: f64,
 }
 
 impl Expected {
-    /// Adds what else is looked at.
+    /// Adds other work.
     pub fn add(&mut self, other: &Expected) {
         let Expected { lists, items, survivors, block_bytes, rows, exact_rows, filter_ns } = other;
         self.lists += lists;
@@ -47,17 +47,17 @@ impl Expected {
     }
 }
 
-/// A part whose lists are walked, and what is thought to pass of it.
+/// Segment whose lists are scanned, with its estimated passing shares.
 struct Share<'a> {
     part: &'a CataloguePart<'a>,
     plan: &'a Plan,
-    /// Of its items.
+    /// Share of its items that pass.
     passing: f64,
-    /// Of its lists: those that hold such items.
+    /// Share of its lists with passing items.
     holding: f64,
-    /// Whether any of its lists are probed, and not a single one scanned whole.
+    /// True if lists of the segment are probed, false if it is scanned entirely.
     is_probed: bool,
-    /// Items of it that are scanned whatever is probed.
+    /// Number of its items that every search scans.
     scanned: usize,
 }
 
@@ -66,8 +66,7 @@ impl Share<'_> {
         self.part.index.items() as f64 * self.passing
     }
 
-    /// What it takes to score those that pass in a share of the lists that are probed: their blocks, of int8 rows or of codes, or,
-    /// where that is less, their rows.
+    /// Estimates the work to score the passing items in a share of the probed lists: by blocks, or by rows if that is cheaper.
     fn scanned(&self, probed: f64, by_codes: bool) -> Expected {
         let index = self.part.index;
         let items = (index.items() - self.scanned) as f64 * probed + self.scanned as f64;
@@ -83,7 +82,7 @@ impl Share<'_> {
 }
 
 impl<'a> Catalogue<'a> {
-    /// What a search is thought to look at; its vector may be missing.
+    /// Estimates the work of a search; its vector may be missing.
     pub fn expected(&self, query: &Query<'a>) -> Expected {
         let walked = Walked::of(self, query);
         let mut expected = self.expected_by_rows(query);
@@ -105,7 +104,7 @@ impl<'a> Catalogue<'a> {
         let probed = query.search.probes.clamp(1, lists);
         let mut found = 0.0;
         for share in &shares {
-            // Those that are gone are scored too.
+            // Deleted items are scored too.
             let whole =
                 Share { passing: 1.0, ..*share }.scanned(probed as f64 / lists as f64, query.search.by_codes.is_some());
             found += whole.items * share.passing;
@@ -121,7 +120,7 @@ impl<'a> Catalogue<'a> {
         expected
     }
 
-    /// Items that are looked at by rows: all of an exact search, else those that posting lists tell.
+    /// Estimates the items scored by rows: all in an exact search, otherwise those from posting lists.
     fn expected_by_rows(&self, query: &Query<'a>) -> Expected {
         let mut expected = Expected::default();
         for (n, part) in self.parts.iter().enumerate() {
@@ -144,7 +143,7 @@ impl<'a> Catalogue<'a> {
         expected
     }
 
-    /// The rounds of a search with words.
+    /// Estimates the rounds of a filtered search.
     fn expected_filtered(&self, query: &Query<'a>, walked: &Walked<'a>, shares: &[Share<'_>]) -> Expected {
         let lists = self.main().index.lists();
         let probed = || shares.iter().filter(|share| share.is_probed);
@@ -189,7 +188,7 @@ impl<'a> Catalogue<'a> {
 }
 
 impl CataloguePart<'_> {
-    /// The share of its items that are not gone.
+    /// Returns the share of its items that are not deleted.
     fn live(&self) -> f64 {
         let gone = self.gone.map_or(0, |gone| gone.len());
         1.0 - (gone as f64 / self.index.items().max(1) as f64).min(1.0)

@@ -1,4 +1,4 @@
-//! Steps 4 to 7: candidates, verified, each with the score that chose it.
+//! Steps 4 to 7 of the pass: finds candidates and verifies them, each with the score that selected it.
 
 use std::borrow::Cow;
 use std::time::Instant;
@@ -10,21 +10,22 @@ use crate::ivf::{Counters, Member, Probing, Union};
 use crate::topk::Selector;
 use sterling_core::units::{ListId, Slot};
 
-/// Candidates more that are selected where some may be gone.
+/// Additional candidates to select if some may be deleted.
 const GONE_ROOM: usize = 64;
-/// So many times the candidates are selected where too few of those that seemed to pass did ...
+/// Growth factor of the selection if too few of the selected items pass verification ...
 const ROOM_GROWTH: usize = 4;
-/// ... up to so many, which bounds what a search takes of memory. Beyond, items are looked at before they are selected.
+/// ... up to this number, which limits the memory of a search. Beyond it, items are verified before they are selected.
 const ROOM_MAX: usize = 1 << 16;
 
-/// How often a search with words begins anew, and how.
+/// One attempt of a filtered search.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Round {
-    /// Candidates that are selected by int8 scores.
+    /// Candidates to select by int8 scores.
     pub(super) room: usize,
-    /// Candidates that are selected.
+    /// Candidates to select.
     pub(super) selected: usize,
-    /// Whether each item whose word lets it pass is looked at before it is selected, in all lists: as many as at first are enough then.
+    /// True if every item that passes the bitmap is verified before it is selected; the initial number of candidates then
+    /// suffices.
     pub(super) is_checked: bool,
 }
 
@@ -33,7 +34,7 @@ impl Round {
         Round { room: query.room(catalogue), selected: query.room_at_first(catalogue), is_checked: false }
     }
 
-    /// The round after this one, where too few of those that seemed to pass did.
+    /// Returns the next round, after too few of the selected items passed verification.
     pub(super) fn next(self, catalogue: &Catalogue<'_>, query: &Query<'_>) -> Self {
         let room = self.room * ROOM_GROWTH;
         match room < ROOM_MAX.min(catalogue.items()) {
@@ -43,15 +44,15 @@ impl Round {
     }
 }
 
-/// The parts of a catalogue whose lists a query walks: what a posting list does not tell.
+/// Segments whose lists a query scans: those not answered by posting lists.
 pub(super) struct Walked<'a> {
-    /// Each a member of the union that is searched ...
+    /// Each as a segment of the union to search ...
     members: Vec<Member<'a>>,
-    /// ... with its part ...
+    /// ... with its data ...
     pub(super) parts: Vec<&'a CataloguePart<'a>>,
-    /// ... the number of that among all parts ...
+    /// ... its number among all segments ...
     numbers: Vec<usize>,
-    /// ... and which of its items are eligible.
+    /// ... and its filter plan.
     pub(super) plans: Vec<&'a Plan>,
 }
 
@@ -77,13 +78,13 @@ impl<'a> Walked<'a> {
         self.numbers.first() == Some(&0)
     }
 
-    /// Survivors that a filtered search does with, which selects `room` of them by int8 scores.
+    /// Returns the number of passing items with which a filtered search may stop; `room` candidates are selected by int8 scores.
     pub(super) fn enough(&self, query: &Query<'_>, probing: &Probing<'_>, room: usize) -> usize {
-        // Of survivors that are no "maybes" none drops out again.
+        // With exact bitmaps no candidate fails verification.
         if probing.ending.is_some() && self.is_exact() { query.search.k0 } else { room }
     }
 
-    /// The estimated share of their items that pass.
+    /// Returns the estimated share of their items that pass.
     fn pass_rate(&self) -> f64 {
         if let [plan] = self.plans[..] {
             return plan.pass_rate();
@@ -95,18 +96,18 @@ impl<'a> Walked<'a> {
 }
 
 impl<'a> Catalogue<'a> {
-    /// Candidates that are selected without words: some of them may be excluded or gone.
+    /// Returns the number of candidates to select without a filter, some of which may be excluded or deleted.
     pub(super) fn room_unfiltered(&self, query: &Query<'_>) -> usize {
         let room = query.room_at_first(self) + query.excluded.len();
         match self.parts.iter().filter_map(|part| part.gone).map(|gone| gone.len()).sum() {
             0usize => room,
-            // About as many as there are among so many, and half as many again.
+            // The expected number of deleted ones among the selected, plus a half.
             gone => room + (room as f64 * (gone as f64 / self.items().max(1) as f64) * 1.5) as usize + GONE_ROOM,
         }
     }
 
-    /// Fills `scratch.candidates` with verified slots and the int8 scores that chose them, best first where that matters, and `scratch.scored` with
-    /// those that are scored by their rows already.
+    /// Fills `scratch.candidates` with verified slots and the int8 scores that selected them, best first if the order matters.
+    /// Fills `scratch.scored` with slots that are already scored by rows.
     pub(super) fn find(
         &self,
         query: &Query<'_>,
@@ -140,18 +141,17 @@ impl<'a> Catalogue<'a> {
             return self.find_filtered(query, walked, scratch, times);
         }
         let counters = self.find_unfiltered(query, walked, together, scratch, times);
-        // Without a filter the first P lists do, unless they hold too few: then the pass probes on, as with one.
+        // Without a filter, the first P lists suffice unless they hold too few items; then the search continues as with a filter.
         let has_probed_all = counters.lists == self.main().index.lists() as u64;
         let enough = scratch.candidates.len() + scratch.scored.len() >= query.search.k || has_probed_all;
-        // Where more of the selected were gone than there was room for, words keep them from being selected.
+        // More of the selected items were deleted than expected: repeat with bitmaps, which exclude deleted items beforehand.
         let crowded_out = walked.parts.iter().any(|part| part.gone.is_some())
             && counters.survivors > self.room_unfiltered(query) as u64
             && scratch.candidates.len() < query.room_at_first(self);
         if enough && !crowded_out { counters } else { self.find_filtered(query, walked, scratch, times) }
     }
 
-    /// Fills `scratch.scored` with the best of what is looked at by rows: all items of an exact search, else those that posting
-    /// lists tell.
+    /// Fills `scratch.scored` with the best items scored by rows: all in an exact search, otherwise those from posting lists.
     fn find_by_rows(&self, query: &Query<'_>, scratch: &mut Scratch, times: &mut Times) -> Counters {
         let start = Instant::now();
         let mut counters = Counters::default();
@@ -246,8 +246,7 @@ impl<'a> Catalogue<'a> {
             let counters = Counters { again, ..counters };
             times.add_search(start.elapsed(), &counters);
             self.verify(query, selector, candidates, times);
-            // Where too few of the survivors held, which the words only suspect, more of them are looked at: those that were not selected, and
-            // those of further lists.
+            // Too few passing items were verified: look at more of them, both unselected ones and those of further lists.
             let all_seen = counters.survivors <= selected as u64 && counters.lists >= most_lists;
             if candidates.len() >= query.kept() || all_seen || is_exact || is_checked {
                 return counters;
@@ -258,7 +257,7 @@ impl<'a> Catalogue<'a> {
     }
 
     pub(super) fn probing<'q>(&self, query: &Query<'q>, walked: &Walked<'_>) -> Probing<'q> {
-        // What was measured, and what is to be spared, are lists of the first part.
+        // The calibration and `probes_max` refer to the lists of the first segment.
         let (probes_max, ending) = match walked.has_main() {
             true => (self.probes_max, query.ending),
             false => (self.main().index.lists(), None),
@@ -268,7 +267,7 @@ impl<'a> Catalogue<'a> {
         Probing { pass_rate, ending, least, by_codes, ..Probing::of(query.search.probes, probes_max) }
     }
 
-    /// Step 7: what is selected, less what is excluded or gone or only seemed to pass.
+    /// Step 7: removes selected items that are excluded, deleted, or false positives of the filter.
     fn verify(&self, query: &Query<'_>, selected: &mut Selector, candidates: &mut Vec<(f32, Slot)>, times: &mut Times) {
         let start = Instant::now();
         let is_sure = |part: usize| self.parts[part].gone.is_none() && query.plan_of(part).is_exact();

@@ -1,18 +1,18 @@
-//! How many of the best K fall into one shard.
+//! Number of the best K items that fall into one shard.
 
-/// The chance that some shard of a request has more of the best than it is asked for.
+/// Maximum probability that any shard of a request has more of the best items than requested.
 const MISS_MAX: f64 = 1e-4;
-/// Weights below this share of the largest one add nothing.
+/// Weights below this share of the largest one are neglected.
 const NEGLIGIBLE: f64 = 1e-18;
 
-/// How many to ask each of `shards` for, so that with probability 1 - 10^-4 none has more of the best `k`: the least k' for which
-/// the binomial tails P(X > k'), X of k items each with chance 1/S, sum to no more over all shards.
+/// Returns the number of items to request from each of `shards` so that with probability 1 - 10^-4 no shard has more of the best
+/// `k`. It is the smallest k' with P(X > k') at most 10^-4 / S, for X of k items with probability 1/S each.
 pub fn likely(k: usize, shards: u32) -> usize {
     if shards <= 1 || k == 0 {
         return k;
     }
     let odds = 1.0 / f64::from(shards - 1);
-    // Weights beside that of the mode, upwards and downwards from it, until they are nothing.
+    // Weights relative to the mode, upwards and downwards from it until they are negligible.
     let mode = ((k + 1) as f64 / f64::from(shards)) as usize;
     let rises = |at: usize| (k - at) as f64 / (at + 1) as f64 * odds;
     let mut above = vec![1.0];
@@ -52,7 +52,7 @@ mod tests {
         for k in [0, 1, 20, 1000, 200_000] {
             assert_eq!(likely(k, 1), k);
         }
-        // As a simulation of a hundred thousand requests found them, to within one or two.
+        // A simulation of a hundred thousand requests gave these numbers, to within one or two.
         for (k, shards, expected) in [
             (100, 4, 44),
             (100, 16, 19),

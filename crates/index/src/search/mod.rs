@@ -1,21 +1,21 @@
-//! Steps 4 to 8 of the pass: the best K0 eligible items of each query, by their retrieval score.
+//! Steps 4 to 8 of the pass: finds the best K0 eligible items of each query by retrieval score.
 //!
-//! 1. A filter whose survivors are known slots, and an exact search, score those items by their widest rows.
-//! 2. Queries without a filter probe their best lists: together, list by list, where they are so many that they share lists.
-//! 3. Queries with a filter evaluate its words on the lists they probe, and probe on while too few items survive. Queries with
-//!    an equal plan come after one another and share its words.
-//! 4. Candidates are verified: excluded items drop out, and those that only a Bloom bit let through. Where these were too many,
-//!    more of the survivors are looked at.
-//! 5. Candidates of int8 products are scored again by their wide rows. The int8 scores choose who is scored again: some more
-//!    than K0, so that rounding at the edge costs nothing.
+//! 1. If the filter resolves to slots, or the search is exact, items are scored by their most precise rows.
+//! 2. Queries without a filter probe their best lists, together and list by list if there are enough of them to share lists.
+//! 3. Queries with a filter compute its bitmaps on the probed lists, and probe more lists while too few items pass. Queries with
+//!    the same plan run one after the other and share its bitmaps.
+//! 4. Candidates are verified: excluded items and false positives of Bloom planes are removed. If too many are, more items are
+//!    examined.
+//! 5. Candidates selected by int8 scores are rescored by their wide rows. Somewhat more than K0 are selected for that, so that
+//!    rounding near the cutoff has no effect.
 //!
-//! Items that came after the catalogue was built lie in further parts of it, over the lists of the first one, over a single
-//! list, or over lists of their own. All parts are searched as one ([`ivf::Union`]): lists are chosen once, and the best of all are selected, verified and
-//! scored again together. Items that are gone have a tombstone.
+//! Items added after the catalogue was built are in further segments: over the lists of the first one, in a single list, or in
+//! own lists. All segments are searched as one ([`ivf::Union`]): lists are selected once, and candidates of all segments are
+//! selected, verified and rescored together. Deleted items have a tombstone.
 //!
-//! Where the index has smaller codes for a first pass, a query may have these scanned in place of int8 rows, with a filter those of the
-//! items that pass its words. More are selected then; all else is the same. Parts beside it have int8 rows alone: either score is about the product of the two
-//! vectors, so that they are selected together, and the rows of the selected decide.
+//! If the index has first-pass codes, a query may scan these in place of int8 rows; with a filter only the passing items. More
+//! candidates are selected then; all else is the same. Delta segments have int8 rows only. Both scores approximate the same
+//! product, so their items are selected together and the rows decide.
 
 mod expected;
 mod find;
@@ -36,38 +36,38 @@ pub use expected::Expected;
 pub use likely::likely;
 pub use tombstones::Tombstones;
 
-/// What is searched.
+/// Segments to search.
 #[derive(Clone, Copy, Debug)]
 pub struct Catalogue<'a> {
-    /// Its items, in ascending order of their slots; the first part is the one whose lists are probed.
+    /// Segments in ascending order of their slots; the lists of the first one are probed.
     pub parts: &'a [CataloguePart<'a>],
-    /// Most lists that a filtered query may probe.
+    /// Maximum number of lists that a filtered query may probe.
     pub probes_max: usize,
 }
 
-/// Some of the items that are searched.
+/// Segment of a catalogue.
 #[derive(Clone, Copy, Debug)]
 pub struct CataloguePart<'a> {
-    /// The item index: over the lists of the first part, over one list, or over lists of its own.
+    /// Item index: over the lists of the first segment, in one list, or in own lists.
     pub index: &'a ivf::Index,
     /// Planes and posting lists of its items.
     pub filter: &'a filter::Index,
-    /// The item of each slot, `[S]`: of equal scores the lowest ids are found. Without it those of the lowest slots.
+    /// Item id of each slot, `[S]`. Ties are won by the lowest ids; without ids by the lowest slots.
     pub ids: Option<&'a Buffer<i64>>,
-    /// Slots whose items are gone, where there are any.
+    /// Deleted slots, if there are any.
     pub gone: Option<&'a Tombstones>,
-    /// Its slot 0, counted over all parts.
+    /// Number of its slot 0 over all segments.
     pub first_slot: u32,
 }
 
-/// How one query is searched. The pass decides it once per request; every device reads it.
+/// Search parameters of one query. The pass decides them once per request; every device uses the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SearchPlan {
-    /// Number of results, K: a query that finds fewer probes on.
+    /// Number of results, K: a query that finds fewer probes more lists.
     pub k: usize,
     /// Number of candidates, K0.
     pub k0: usize,
-    /// Number of items to select, all of which are scored and returned, in place of K0: a shard selects for a caller that merges.
+    /// Number of items to select, score and return in place of K0, for a shard whose caller merges.
     pub selected: Option<usize>,
     /// Number of inverted lists to probe, nprobe.
     pub probes: usize,
@@ -75,59 +75,59 @@ pub struct SearchPlan {
     pub exact: bool,
     /// Number of items that first-pass codes select, R, if these are scanned in place of int8 rows.
     pub by_codes: Option<usize>,
-    /// Least number of items that int8 scores select.
+    /// Minimum number of items that int8 scores select.
     pub by_int8: usize,
 }
 
-/// One query with the items that are eligible for it.
+/// Query with its eligible items.
 #[derive(Clone, Copy, Debug)]
 pub struct Query<'a> {
-    /// `[D]`
+    /// Query vector, `[D]`.
     pub vector: &'a [f32],
-    /// How it is searched.
+    /// Search parameters.
     pub search: SearchPlan,
-    /// Which items of the first part are eligible.
+    /// Filter plan of the first segment.
     pub plan: &'a Plan,
-    /// The same for each further part.
+    /// Filter plans of further segments.
     pub beside: &'a [Plan],
-    /// Slots that are not, ascending.
+    /// Excluded slots, ascending.
     pub excluded: &'a [Slot],
-    /// When a search with a filter ends, where its probes were measured.
+    /// Termination criterion of a filtered search, if nprobe was calibrated.
     pub ending: Option<ivf::Ending<'a>>,
 }
 
-/// What a query found.
+/// Result of a query.
 #[derive(Debug)]
 pub struct Found<'a> {
-    /// Retrieval score and slot, best first, at most K0.
+    /// Retrieval scores and slots, best first, at most K0.
     pub candidates: &'a mut Vec<(f32, Slot)>,
-    /// The same with the scores that they were selected by, where the query says how many are selected; else empty.
+    /// The candidates with the scores that selected them, if the query sets `selected`; otherwise empty.
     pub selected: &'a [(f32, Slot)],
-    /// What the search looked at.
+    /// Counters of the search.
     pub counters: Counters,
-    /// Candidates whose rows were scored again.
+    /// Number of candidates that were rescored.
     pub rescored: u64,
-    /// What its steps took.
+    /// Times of the steps.
     pub times: Times,
 }
 
-/// What the steps of a search took.
+/// Times of the steps of a search.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Times {
-    /// Step 4.
+    /// Step 4: selection of the lists.
     pub probe: Duration,
-    /// Step 5.
+    /// Step 5: filter bitmaps.
     pub words: Duration,
-    /// Step 6.
+    /// Step 6: scan.
     pub scan: Duration,
-    /// Step 7.
+    /// Step 7: verification.
     pub verify: Duration,
-    /// Step 8.
+    /// Step 8: rescoring.
     pub rescore: Duration,
 }
 
 impl Times {
-    /// Adds what other searches took.
+    /// Adds the times of other searches.
     pub fn add(&mut self, other: &Times) {
         let Times { probe, words, scan, verify, rescore } = other;
         self.probe += *probe;
@@ -137,7 +137,7 @@ impl Times {
         self.rescore += *rescore;
     }
 
-    /// Adds what a search took; what it did not take to probe and for words it scanned.
+    /// Adds the time of a search; time outside of probing and bitmaps counts as scanning.
     fn add_search(&mut self, took: Duration, counters: &Counters) {
         self.probe += counters.probe_time;
         self.words += counters.words_time;
@@ -145,37 +145,37 @@ impl Times {
     }
 }
 
-/// Takes what queries find, in any order.
+/// Receives the results of queries, in any order.
 pub trait Sink {
-    /// False where query `n` need not be searched any more.
+    /// Returns false if query `n` no longer needs to be searched.
     fn is_wanted(&mut self, n: usize) -> bool;
 
-    /// Takes what query `n` found.
+    /// Receives the result of query `n`.
     fn found(&mut self, n: usize, found: Found<'_>);
 }
 
-/// Memory of searches, kept between calls.
+/// Buffers of searches, reused between calls.
 #[derive(Debug, Default)]
 pub struct Scratch {
     selector: Selector,
     alone: ivf::Scratch,
-    /// Of queries that are searched together.
+    /// Selectors of queries that are searched together.
     selectors: Vec<Selector>,
     batch: ivf::BatchScratch,
-    /// One for each part.
+    /// Filter buffers, one per segment.
     words: Vec<filter::Scratch>,
     candidates: Vec<(f32, Slot)>,
-    /// Candidates that are not selected by int8 scores, with those of their rows.
+    /// Candidates that are already scored by their rows.
     scored: Vec<(f32, Slot)>,
-    /// Candidates with the scores that they were selected by, of queries that ask for them.
+    /// Candidates with the scores that selected them, for queries that request them.
     selected: Vec<(f32, Slot)>,
     slots: Vec<u32>,
-    /// Those of one part, as that counts them.
+    /// Slots of one segment, in its own numbering.
     own: Vec<u32>,
     products: Vec<f32>,
 }
 
-/// What a query found together with others: in which of the scratch's selectors, and its share of what they took.
+/// Result of a query that was searched together with others: the number of its selector, its counters and its share of the time.
 struct Together {
     selector: usize,
     counters: Counters,
@@ -183,19 +183,18 @@ struct Together {
 }
 
 impl<'a> Query<'a> {
-    /// Which items of a part are eligible.
     fn plan_of(&self, part: usize) -> &'a Plan {
         part.checked_sub(1).map_or(self.plan, |at| &self.beside[at])
     }
 
-    /// Candidates that are selected by int8 scores.
+    /// Returns the number of candidates to select by int8 scores.
     fn room(&self, catalogue: &Catalogue<'_>) -> usize {
         self.search
             .selected
             .unwrap_or_else(|| catalogue.main().index.rows().selected(self.search.k0).max(self.search.by_int8))
     }
 
-    /// Candidates that are selected at first: by the first pass's codes, or else by int8 scores.
+    /// Returns the number of candidates to select first: by first-pass codes, or otherwise by int8 scores.
     fn room_at_first(&self, catalogue: &Catalogue<'_>) -> usize {
         match (self.search.selected, self.search.by_codes) {
             (None, Some(selected)) => selected.max(self.search.k0),
@@ -203,7 +202,7 @@ impl<'a> Query<'a> {
         }
     }
 
-    /// Candidates that are kept.
+    /// Returns the number of candidates to retain.
     fn kept(&self) -> usize {
         self.search.selected.unwrap_or(self.search.k0)
     }
@@ -214,7 +213,7 @@ impl<'a> Query<'a> {
 }
 
 impl<'a> Catalogue<'a> {
-    /// Searches all queries and hands `sink` what each found as soon as it is found.
+    /// Searches all queries and passes each result to `sink` as soon as it is complete.
     pub fn search(&self, queries: &[Query<'_>], scratch: &mut Scratch, sink: &mut dyn Sink) {
         let mut together: Vec<Option<Together>> = self.search_together(queries, scratch);
         scratch.words.resize_with(self.parts.len().max(scratch.words.len()), Default::default);
@@ -243,23 +242,23 @@ impl<'a> Catalogue<'a> {
         }
     }
 
-    /// The part whose lists are probed.
+    /// Returns the segment whose lists are probed.
     fn main(&self) -> &'a CataloguePart<'a> {
         &self.parts[0]
     }
 
-    /// Items, those that are gone with them.
+    /// Returns the number of items, including deleted ones.
     fn items(&self) -> usize {
         self.parts.iter().map(|part| part.index.items()).sum()
     }
 
-    /// The part that holds a slot, and its slot there.
+    /// Returns the segment of a slot, and the slot in its own numbering.
     fn part_of(&self, slot: Slot) -> (usize, Slot) {
         let at = self.parts.partition_point(|part| part.first_slot <= slot.0).saturating_sub(1);
         (at, Slot(slot.0 - self.parts[at].first_slot))
     }
 
-    /// Selects the `k` best of what follows.
+    /// Resets a selector to the `k` best, with ties by id.
     fn begin(&self, selector: &mut Selector, k: usize) {
         let ids = self.parts.iter().filter_map(|part| Some((part.first_slot, part.ids?)));
         selector.reset_by_id(k, ids);
@@ -271,12 +270,11 @@ impl<'a> CataloguePart<'a> {
         self.gone.is_some_and(|gone| gone.contains(slot))
     }
 
-    /// The part as it is searched with others.
     fn member(&self) -> Member<'a> {
         Member { index: self.index, first_slot: self.first_slot }
     }
 
-    /// Those of ascending slots of all parts that are this one's, counted from its own first.
+    /// Returns those of the ascending `slots` that belong to this segment, in its own numbering.
     fn take(&self, slots: &[Slot]) -> Vec<Slot> {
         let from = slots.partition_point(|slot| slot.0 < self.first_slot);
         let end = u64::from(self.first_slot) + self.index.slots() as u64;
@@ -285,7 +283,7 @@ impl<'a> CataloguePart<'a> {
     }
 }
 
-/// Takes what a selector has selected, best first.
+/// Returns the selected items, best first.
 fn taken(selector: &mut Selector) -> impl Iterator<Item = (f32, Slot)> {
     selector.finish().iter().map(|&key| unkey(key))
 }

@@ -1,4 +1,4 @@
-//! Step 8: the scores that candidates are ranked by.
+//! Step 8 of the pass: the scores that candidates are ranked by.
 
 use std::time::Instant;
 
@@ -7,8 +7,8 @@ use crate::ivf::{Counters, WideRows};
 use sterling_core::units::{ItemId, Slot, by_score};
 
 impl Catalogue<'_> {
-    /// Scores candidates of int8 products by their wide rows, and keeps the best K0 of them and of those that are scored so
-    /// already. Returns how many were scored.
+    /// Rescores candidates by their wide rows, and retains the best K0 of them and of those already scored by rows. Returns the
+    /// number of rescored candidates.
     pub(super) fn settle(&self, query: &Query<'_>, scratch: &mut Scratch, times: &mut Times) -> u64 {
         let Scratch { candidates, scored, selected, .. } = &mut *scratch;
         selected.clear();
@@ -36,19 +36,19 @@ impl Catalogue<'_> {
             std::mem::swap(candidates, scored);
         } else if !scored.is_empty() {
             candidates.append(scored);
-            // Which of them are selected was decided by other scores.
+            // With `selected`, other scores decided which candidates to retain.
             let kept = if query.search.selected.is_some() { candidates.len() } else { query.search.k0 };
             self.keep_best(kept, candidates);
         }
         rescored
     }
 
-    /// True where nothing comes of the order of int8 scores: rows decide, and nobody asks for what was selected.
+    /// Returns true if the order by int8 scores is irrelevant: rows decide, and the selection is not returned.
     pub(super) fn ranks_by_rows(&self, query: &Query<'_>) -> bool {
         query.search.selected.is_none() && !matches!(self.main().index.rows(), WideRows::None)
     }
 
-    /// Keeps the best `k` of candidates, best first; of equal scores those of the lowest ids.
+    /// Retains the best `k` candidates, best first; ties by id.
     fn keep_best(&self, k: usize, candidates: &mut Vec<(f32, Slot)>) {
         let better =
             |a: &(f32, Slot), b: &(f32, Slot)| by_score(a.0, b.0).then_with(|| self.rank(a.1).cmp(&self.rank(b.1)));
@@ -59,13 +59,13 @@ impl Catalogue<'_> {
         candidates.sort_unstable_by(better);
     }
 
-    /// What equal scores are ordered by: the item in a slot, or the slot where no items are known.
+    /// Returns the order of ties: the item id, or the slot without ids.
     fn rank(&self, slot: Slot) -> (ItemId, Slot) {
         let (part, own) = self.part_of(slot);
         (self.parts[part].ids.map_or(ItemId(0), |ids| ItemId(ids[own.index()])), slot)
     }
 
-    /// Scores ascending `slots` by their widest rows: best first in the candidates of what is found.
+    /// Scores ascending `slots` by their most precise rows; the candidates of the result are sorted, best first.
     pub fn score(&self, vector: &[f32], slots: &[Slot], scratch: &mut Scratch, sink: &mut dyn FnMut(Found<'_>)) {
         let start = Instant::now();
         scratch.candidates.clear();
@@ -76,7 +76,7 @@ impl Catalogue<'_> {
         sink(Found { candidates, selected: &[], counters: Counters::default(), rescored, times });
     }
 
-    /// Scores the candidates with the widest rows, part by part, and keeps the best K0, best first.
+    /// Scores the candidates by their most precise rows, segment by segment, and retains the best K0, best first.
     fn rescore(&self, vector: &[f32], k0: usize, scratch: &mut Scratch) -> u64 {
         let Scratch { candidates, selector, slots, own, products, .. } = scratch;
         slots.clear();

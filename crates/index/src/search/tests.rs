@@ -1,4 +1,4 @@
-//! What a search is thought to look at against what it looks at.
+//! Tests the estimates of a search's work against its counters.
 
 #![allow(clippy::unwrap_used)]
 
@@ -12,29 +12,29 @@ use sterling_storage::rows::RowStore;
 const DIMENSION: usize = 16;
 const ITEMS: usize = 12_000;
 const CENTRES: usize = 40;
-/// How much less or more than what is counted may be expected, beside this share of the items: what the average list holds is
-/// not what the nearest ones do, and whether a search looks again may hang on one candidate.
+/// Tolerated factors by which an estimate may be too low or too high, in addition to `SLACK`, a share of the items. The nearest
+/// lists differ from the average list, and a further round may depend on a single candidate.
 const LOW_MAX: f64 = 3.0;
 const HIGH_MAX: f64 = 4.0;
 const SLACK: f64 = 0.02;
 
-/// Numbers that look random, of a seed.
+/// Pseudorandom numbers of a seed.
 struct Dice(u64);
 
 impl Dice {
-    /// One of so many.
+    /// Returns a number in `0..sides`.
     fn roll(&mut self, sides: usize) -> usize {
         self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         (self.0 >> 33) as usize % sides
     }
 
-    /// A number of a normal distribution, about.
+    /// Returns an approximately normally distributed number.
     fn gauss(&mut self) -> f32 {
         (0..6).map(|_| self.roll(1 << 20) as f32 / (1 << 20) as f32).sum::<f32>() - 3.0
     }
 }
 
-/// Items around some centres, with the columns that filters ask for.
+/// Items around some centres, with the columns that the filters use.
 struct Shop {
     index: ivf::Index,
     filter: filter::Index,
@@ -42,7 +42,7 @@ struct Shop {
     queries: Vec<f32>,
 }
 
-/// A column of texts of each item.
+/// Text column with values per item.
 fn texts(name: &str, items: usize, of: impl Fn(&mut Dice, usize) -> Vec<String>) -> ItemColumn {
     let mut dice = Dice(name.len() as u64);
     let (mut offsets, mut values) = (vec![0u32], Vec::new());
@@ -54,7 +54,7 @@ fn texts(name: &str, items: usize, of: impl Fn(&mut Dice, usize) -> Vec<String>)
 }
 
 impl Shop {
-    /// `exact_share_min` decides which terms are "maybes": those on a smaller share of the items.
+    /// `exact_share_min` decides which terms have only Bloom planes: those of a smaller share of the items.
     fn new(rescore: ivf::Rescore, exact_share_min: f64) -> Self {
         let mut dice = Dice(7);
         let centres: Vec<f32> = (0..CENTRES * DIMENSION).map(|_| dice.gauss()).collect();
@@ -77,7 +77,7 @@ impl Shop {
         let items = rows.rows();
         let index = ivf::Index::open(&built.in_memory(&rows.into(), "index").unwrap()).unwrap();
 
-        // One value an item of 2, 5 or 30 that know nothing of each other, the region that it lies in, and many tags.
+        // Independent columns with one of 2, 5 or 30 values per item, the region of the item, and many tags.
         let one_of = |sides: usize| move |dice: &mut Dice, _: usize| vec![dice.roll(sides).to_string()];
         let mut file = TensorFile::new();
         let columns = [
@@ -103,7 +103,7 @@ impl Shop {
         Shop { index, filter, columns, queries }
     }
 
-    /// Makes the planes of the filter anew.
+    /// Rebuilds the planes of the filter.
     fn plane(&mut self, options: &filter::Options) {
         let (mut file, index) = (TensorFile::new(), &self.index);
         let (offsets, lengths) = (index.list_offsets(), index.list_lengths());
@@ -122,7 +122,7 @@ impl Shop {
     }
 }
 
-/// What searches with all vectors looked at, on average.
+/// Mean counters of searches with all vectors.
 struct Mean(Vec<Counters>);
 
 impl Sink for Mean {
@@ -141,13 +141,13 @@ impl Mean {
         total as f64 / self.0.len() as f64
     }
 
-    /// How often a search went over its lists; before the last time it was over as many of them at most.
+    /// Number of rounds of a search; earlier rounds scanned at most as many lists as the last one.
     fn rounds(&self) -> f64 {
         1.0 + self.of(|counters| counters.again)
     }
 }
 
-/// Filters of every kind: those that hold, those that contradict themselves, those that go with the embedding.
+/// Filters of every kind: satisfiable, contradictory, and correlated with the embedding.
 fn filters(dice: &mut Dice) -> String {
     let mut leaf = || match dice.roll(7) {
         0 => format!("half:{}", dice.roll(2)),
@@ -172,7 +172,7 @@ fn filters(dice: &mut Dice) -> String {
 #[test]
 fn what_is_expected_of_a_search_is_what_it_looks_at() {
     let mut dice = Dice(9);
-    // An item scores as its list does, more or less.
+    // An item scores about as its list does.
     let mut pair = || {
         let list = dice.gauss();
         (list, list + 0.4 * dice.gauss())
@@ -233,7 +233,7 @@ fn what_is_expected_of_a_search_is_what_it_looks_at() {
     assert!(missed.is_empty(), "{}", missed.join("\n"));
 }
 
-/// What each query found.
+/// Results of each query.
 #[derive(Default)]
 struct All(Vec<(usize, Vec<(f32, Slot)>)>);
 
@@ -258,7 +258,7 @@ fn tombstones(shop: &Shop, are: impl Fn(u32) -> bool) -> Tombstones {
 #[test]
 fn where_codes_select_all_answers_are_those_of_int8_rows() {
     let shop = Shop::new(ivf::Rescore::F16, 0.01);
-    // Later items, in the lists of the first ones and in a single list, neither of which has codes.
+    // Later items, in the lists of the first ones and in a single list, both without codes.
     let mut dice = Dice(11);
     let (later, assigner) =
         ((0..600 * DIMENSION).map(|_| dice.gauss()).collect::<Vec<f32>>(), Assigner::new(&shop.index));
@@ -302,7 +302,7 @@ fn where_codes_select_all_answers_are_those_of_int8_rows() {
                     }
                     all
                 };
-                // So many of all that int8 scores leave none out.
+                // Enough are selected that int8 scores omit none.
                 let most = ITEMS + 600;
                 let mut expected = ask(most, &|_| None, 1);
                 expected.iter_mut().for_each(|found| found.truncate(10));
@@ -310,7 +310,7 @@ fn where_codes_select_all_answers_are_those_of_int8_rows() {
                     let told = format!("`{filter}` {probes} {together}");
                     let by_codes = Some(most);
                     assert_eq!(ask(10, &|_| by_codes, together), expected, "{told}");
-                    // Some by codes and some by rows.
+                    // Some queries by codes and some by rows.
                     let either = ask(10, &|n| by_codes.filter(|_| n.is_multiple_of(2)), together);
                     let of_codes = |all: &[Vec<(f32, Slot)>]| all.iter().step_by(2).cloned().collect::<Vec<_>>();
                     assert_eq!(of_codes(&either), of_codes(&expected), "{told}");
@@ -370,7 +370,7 @@ fn as_many_are_found_as_are_wanted_and_eligible() {
     };
     let usual = filter::Options { exact_share_min: 1.0, posting_share_max: 0.0, ..filter::Options::default() };
     let (mut scratch, mut short) = (Scratch::default(), Vec::new());
-    // Words that let through much that does not hold, little of it, and nothing.
+    // Bitmaps with many false positives, with few, and with none.
     for options in [weak, usual, filter::Options::default()] {
         let mut shop = Shop::new(ivf::Rescore::F16, 1.0);
         shop.plane(&options);

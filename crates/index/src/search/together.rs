@@ -1,4 +1,4 @@
-//! Steps 4 and 6 for many queries at once.
+//! Steps 4 and 6 of the pass for many queries at once.
 
 use std::time::Instant;
 
@@ -7,11 +7,11 @@ use crate::filter::Route;
 use crate::ivf::{Counters, Member, Search, Union};
 use crate::topk::Selector;
 
-/// Most candidates of all searches that run together; a selector takes about 34 bytes for each and keeps them.
+/// Maximum number of candidates of all searches that run together; a selector reserves about 34 bytes for each.
 const TOGETHER_MAX: usize = 1 << 18;
 
 impl Catalogue<'_> {
-    /// Steps 4 and 6 for all queries without a filter, list by list, where they are so many that they share lists.
+    /// Runs steps 4 and 6 for all queries without a filter, list by list, if there are enough of them to share lists.
     pub(super) fn search_together(&self, queries: &[Query<'_>], scratch: &mut Scratch) -> Vec<Option<Together>> {
         let mut found: Vec<Option<Together>> = queries.iter().map(|_| None).collect();
         let mut left = TOGETHER_MAX;
@@ -28,7 +28,7 @@ impl Catalogue<'_> {
         if taken.len() < 2 || !self.main().index.shares_lists(probes) {
             return found;
         }
-        // The largest first: then the first selectors alone grow large, and stay so.
+        // Largest first: only the first selectors then grow large, and they are reused.
         taken.sort_by_key(|(_, room)| std::cmp::Reverse(*room));
         let Scratch { selectors, batch, .. } = scratch;
         selectors.resize_with(taken.len().max(selectors.len()), Selector::new);

@@ -1,16 +1,16 @@
-//! Slots whose items are gone: a bitmap in pieces, of which a copy costs a pointer a piece.
+//! Tombstones of deleted items: a bitmap in chunks with copy-on-write. A copy costs one pointer per chunk.
 
 use std::sync::Arc;
 
 use sterling_core::units::Slot;
 
-/// Words of a piece: 4 KiB, which a change of a shared piece copies.
+/// Words per chunk: 4 KiB, which a change of a shared chunk copies.
 const WORDS: usize = 512;
 const SLOTS: usize = WORDS * 64;
 
 type Piece = Option<Arc<[u64; WORDS]>>;
 
-/// A set of slots. A copy shares what neither changes afterwards, so that readers keep theirs while a writer goes on.
+/// Set of slots. Copies share unchanged chunks, so readers keep their version while a writer goes on.
 #[derive(Clone, Debug, Default)]
 pub struct Tombstones {
     pieces: Vec<Piece>,
@@ -18,22 +18,22 @@ pub struct Tombstones {
 }
 
 impl Tombstones {
-    /// Number of slots in the set.
+    /// Returns the number of slots in the set.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// True without any slot.
+    /// Returns true if the set is empty.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// True where the slot is in the set.
+    /// Returns true if the slot is in the set.
     pub fn contains(&self, slot: Slot) -> bool {
         self.word(slot.index() / 64) >> (slot.index() % 64) & 1 == 1
     }
 
-    /// Adds a slot; false where it was there.
+    /// Adds a slot; returns false if it was present.
     pub fn insert(&mut self, slot: Slot) -> bool {
         if self.contains(slot) {
             return false;
@@ -48,7 +48,7 @@ impl Tombstones {
         true
     }
 
-    /// The slots that are in this set or the other but not in both, ascending. What the two share is not looked at.
+    /// Returns the symmetric difference of both sets, ascending. Shared chunks are skipped.
     pub fn differing(&self, other: &Tombstones) -> Vec<Slot> {
         let mut slots = Vec::new();
         let at = |pieces: &[Piece], n: usize| pieces.get(n).cloned().flatten();
@@ -67,7 +67,7 @@ impl Tombstones {
         slots
     }
 
-    /// Clears the bits of its slots in words that stand for the slots from `first` on.
+    /// Clears the bits of its slots in a bitmap of the slots from `first` on.
     pub fn clear(&self, first: u32, words: &mut [u64]) {
         if self.is_empty() {
             return;

@@ -1,12 +1,12 @@
-//! The K best of very many: a threshold that rises, and a partition now and then, no heap.
+//! Top-k selection with a rising threshold and occasional partitioning, instead of a heap.
 //!
-//! Kernels store scores that reach the threshold, with their slots, straight into a buffer somewhat larger than K. When it
-//! is full, the K-th best score becomes the threshold and what lies below it is packed away. Each scored item costs a
-//! compare, each kept one O(1) on average, whatever K is.
+//! Kernels write scores that reach the threshold, with their slots, directly into a buffer somewhat larger than K. When it is
+//! full, the K-th best score becomes the threshold and lower scores are removed. Each scored item costs one comparison, and each
+//! accepted one O(1) on average, independently of K.
 //!
-//! A result is one 64-bit key: the score's bits in an order that integers share, then the slot inverted, so that a larger
-//! key is a better result. Equal scores rank by the lower item id where the selector was given ids, else by the lower slot;
-//! ids are looked up for scores that are equal, which is rare, and for no others.
+//! A result is one 64-bit key: the bits of the score in an order-preserving form, then the inverted slot, so that a larger key is
+//! a better result. Ties rank by the lower item id if the selector has ids, else by the lower slot. Ids are looked up only for
+//! ties, which are rare.
 
 mod sort;
 
@@ -15,31 +15,31 @@ use sterling_kernels::buffer::Buffer;
 use sterling_kernels::cpu::Kernels;
 use sterling_kernels::cpu::kernels::{BLOCK, Blocks, CodeBlocks, CodeQuery, Int8Query, Lane, Pick, Staging};
 
-/// Scores beyond K that are kept before a partition, besides a share of K.
+/// Buffer space beyond K before a partition, in addition to a share of K.
 const ROOM_MIN: usize = 256;
 
-/// A score and a slot as one number that sorts as they rank.
+/// Packs a score and a slot into a number that sorts in rank order.
 pub fn key(score: f32, slot: Slot) -> u64 {
-    // Adding zero makes one zero of two, so that keys order as scores compare.
+    // Adding +0 turns -0 into +0, so that keys order as scores compare.
     let bits = (score + 0.0).to_bits();
     let ordered = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
     u64::from(ordered) << 32 | u64::from(!slot.0)
 }
 
-/// The score and the slot of a key.
+/// Unpacks the score and the slot of a key.
 pub fn unkey(key: u64) -> (f32, Slot) {
     let ordered = (key >> 32) as u32;
     let bits = if ordered >> 31 == 1 { ordered & !(1 << 31) } else { !ordered };
     (f32::from_bits(bits), Slot(!(key as u32)))
 }
 
-/// The items of the slots from one on.
+/// First slot of a segment, and the item ids from there on.
 type IdsFrom = (u32, Buffer<i64>);
 
-/// What items of one score rank by, the lowest first.
+/// Returns the rank of an item among ties, lowest first.
 fn rank(ids: &[IdsFrom], slot: u32) -> u64 {
     match ids.iter().rev().find(|(first, _)| *first <= slot) {
-        // Flipping the sign bit makes signed numbers order as unsigned ones.
+        // Flipping the sign bit maps the order of signed numbers to that of unsigned ones.
         Some((first, ids)) => ids[(slot - first) as usize] as u64 ^ 1 << 63,
         None => u64::from(slot),
     }
@@ -56,7 +56,7 @@ pub struct Selector {
     room: usize,
     threshold: f32,
     accepted: u64,
-    /// The items of the slots in ascending runs, until the result was taken.
+    /// Item ids by ascending first slots, until the result is taken.
     ids: Vec<IdsFrom>,
     spare: Vec<f32>,
     keys: Vec<u64>,
@@ -70,7 +70,7 @@ impl Default for Selector {
 }
 
 impl Selector {
-    /// A selector of nothing; [`Selector::reset`] before use.
+    /// Creates a selector that selects nothing; call [`Selector::reset`] before use.
     pub fn new() -> Self {
         Selector {
             kernels: Kernels::best(),
@@ -88,8 +88,7 @@ impl Selector {
         }
     }
 
-    /// Forgets everything and selects the `k` best from here on, of equal scores those with the lowest slots. Keeps its
-    /// memory.
+    /// Clears the selector to select the `k` best, with ties by slot. Reuses its buffers.
     pub fn reset(&mut self, k: usize) {
         self.ids.clear();
         self.k = k;
@@ -99,8 +98,7 @@ impl Selector {
         self.set_room(k + k / 2 + ROOM_MIN + BLOCK);
     }
 
-    /// As [`Selector::reset`], but of equal scores those with the lowest ids: each of `ids` has the items of the slots from its
-    /// first one on, in ascending order.
+    /// Like [`Selector::reset`], but with ties by id: each of `ids` has the items from a first slot on, in ascending order.
     pub fn reset_by_id<'a>(&mut self, k: usize, ids: impl Iterator<Item = (u32, &'a Buffer<i64>)>) {
         self.reset(k);
         self.ids.extend(ids.map(|(first, ids)| (first, ids.clone())));
@@ -114,32 +112,32 @@ impl Selector {
         }
     }
 
-    /// Results asked for, K.
+    /// Returns the requested number of results, K.
     pub fn k(&self) -> usize {
         self.k
     }
 
-    /// The score that an item must reach to be kept; it only rises.
+    /// Returns the minimum score for an item to be accepted; it only rises.
     pub fn threshold(&self) -> f32 {
         self.threshold
     }
 
-    /// Items that reached the threshold of their moment.
+    /// Returns the number of items that reached the threshold of their time.
     pub fn accepted(&self) -> u64 {
         self.accepted
     }
 
-    /// Number of slots held, at most K after [`Selector::finish`].
+    /// Returns the number of collected slots, at most K after [`Selector::finish`].
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// True where nothing was kept.
+    /// Returns true if nothing was collected.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Room for more: what a kernel may fill before the next partition.
+    /// Returns the buffer that a kernel may fill before the next partition.
     fn staging(&mut self) -> Staging<'_> {
         Staging { scores: &mut self.scores[..self.room], slots: &mut self.slots[..self.room], len: self.len }
     }
@@ -152,7 +150,8 @@ impl Selector {
         }
     }
 
-    /// Keeps what `scan` stages of `count` blocks or picks, given the next of them and the threshold; it returns where it stopped.
+    /// Collects the items that `scan` stages from `count` blocks or picks. `scan` gets the number of the next one and the
+    /// threshold, and returns where it stopped.
     #[inline]
     fn keep_staged(&mut self, count: usize, scan: impl Fn(usize, f32, &mut Staging<'_>) -> usize) {
         let mut next = 0;
@@ -165,28 +164,28 @@ impl Selector {
         }
     }
 
-    /// Scans blocks and keeps what reaches the threshold.
+    /// Scans blocks and collects the items that reach the threshold.
     pub fn scan(&mut self, kernels: Kernels, blocks: &Blocks<'_>, query: &Int8Query<'_>) {
         self.keep_staged(blocks.items.div_ceil(BLOCK), |next, threshold, staging| {
             kernels.scan(blocks, query, threshold, next, staging)
         });
     }
 
-    /// Scans blocks of product codes and keeps what reaches the threshold.
+    /// Scans blocks of first-pass codes and collects the items that reach the threshold.
     pub fn scan_codes(&mut self, kernels: Kernels, blocks: &CodeBlocks<'_>, query: &CodeQuery<'_>) {
         self.keep_staged(blocks.items.div_ceil(BLOCK), |next, threshold, staging| {
             kernels.scan_codes(blocks, query, threshold, next, staging)
         });
     }
 
-    /// Scans the picked blocks and keeps what reaches the threshold.
+    /// Scans the picked blocks and collects the items that reach the threshold.
     pub fn scan_picks(&mut self, kernels: Kernels, blocks: &Blocks<'_>, picks: &[Pick], query: &Int8Query<'_>) {
         self.keep_staged(picks.len(), |next, threshold, staging| {
             kernels.scan_picks(blocks, picks, query, threshold, next, staging)
         });
     }
 
-    /// The selector as one of several that scan together, with room for `items` more in one go.
+    /// Returns the selector's state for a scan of several queries, with room for `items` more items.
     pub fn lane<'a>(&'a mut self, query: Int8Query<'a>, items: usize) -> Lane<'a> {
         let room = self.len + items.next_multiple_of(BLOCK);
         if self.scores.len() < room {
@@ -200,12 +199,12 @@ impl Selector {
         }
     }
 
-    /// Takes over what a lane of this selector came to hold.
+    /// Accepts the new length of the buffer after such a scan.
     pub fn take(&mut self, held: usize) {
         self.staged(held);
     }
 
-    /// Keeps what reaches the threshold among the scores of consecutive slots; a multiple of 16 of them.
+    /// Collects the slots whose scores reach the threshold; `scores` are those of consecutive slots, a multiple of 16.
     pub fn keep(&mut self, kernels: Kernels, scores: &[f32], first_slot: Slot) {
         self.keep_staged(scores.len() / BLOCK, |next, threshold, staging| {
             kernels.keep(scores, first_slot.0, threshold, next, staging)
@@ -220,7 +219,7 @@ impl Selector {
         }
     }
 
-    /// Offers scored `slots`, each counted from `first_slot` on.
+    /// Offers scored `slots`, each relative to `first_slot`.
     pub fn offer(&mut self, scores: &[f32], slots: &[u32], first_slot: u32) {
         for (scores, slots) in scores.chunks(BLOCK).zip(slots.chunks(BLOCK)) {
             let mut len = self.len;
@@ -232,7 +231,7 @@ impl Selector {
         }
     }
 
-    /// Keeps the K best of what is held; the threshold becomes the K-th best score.
+    /// Reduces the buffer to the K best; the threshold becomes the K-th best score.
     pub fn shrink(&mut self) {
         if self.k == 0 {
             self.len = 0;
@@ -247,7 +246,7 @@ impl Selector {
         }
     }
 
-    /// The `k`-th best score so far, for any `k` up to K; `None` while fewer are held.
+    /// Returns the `k`-th best score so far, for any `k` up to K; `None` if fewer are collected.
     pub fn kth(&mut self, k: usize) -> Option<f32> {
         if k == 0 || k > self.len {
             return None;
@@ -257,17 +256,17 @@ impl Selector {
         Some(self.kernels.kth(&mut self.spare, k))
     }
 
-    /// How many are held with at least this score.
+    /// Returns the number of collected items with at least this score.
     pub fn reaching(&self, score: f32) -> usize {
         self.scores[..self.len].iter().filter(|held| **held >= score).count()
     }
 
-    /// The slots that are held, in no order.
+    /// Returns the collected slots, unordered.
     pub fn slots(&self) -> &[u32] {
         &self.slots[..self.len]
     }
 
-    /// Of the items at the threshold itself those that rank first stay, as many as K has room for.
+    /// Removes items tied at the threshold, those that rank last first, until K remain.
     fn drop_ties(&mut self) {
         let Selector { k, scores, slots, len, threshold, ids, sorting, .. } = self;
         sorting.clear();
@@ -285,14 +284,14 @@ impl Selector {
         *len = kept;
     }
 
-    /// The K best, in the order that they came in. Lets go of the ids.
+    /// Returns the K best in the order of arrival. Releases the ids.
     pub fn kept(&mut self) -> impl Iterator<Item = (f32, Slot)> {
         self.shrink();
         self.ids.clear();
         self.scores[..self.len].iter().zip(&self.slots[..self.len]).map(|(&score, &slot)| (score, Slot(slot)))
     }
 
-    /// The K best, best first. Lets go of the ids.
+    /// Returns the keys of the K best, best first. Releases the ids.
     pub fn finish(&mut self) -> &[u64] {
         self.shrink();
         self.keys.clear();
@@ -353,14 +352,14 @@ mod tests {
 
         #[test]
         fn equal_scores_rank_by_id(scored in proptest::collection::vec((-3i8..3, 0u16..), 1..3000), k in 1usize..400, parts in 1usize..4) {
-            // Both zeros, ids of both signs in no order of the slots, and slots that come in no order.
+            // Both zeros, ids of both signs in random order, and slots in random order.
             let score = |n: i8| if n == -1 { -0.0 } else { f32::from(n) };
             let count = scored.len();
             let ids: Vec<i64> = (0..count).map(|slot| ((slot * 7919 + 13) % count) as i64).collect();
             let distinct = ids.iter().collect::<std::collections::BTreeSet<_>>().len() == count;
             let ids: Vec<i64> = if distinct { ids } else { (0..count as i64).rev().collect() };
             let ids: Vec<i64> = ids.iter().map(|id| id - count as i64 / 2).collect();
-            // In one run, or in two.
+            // In one range or in two.
             let (low, high) = ids.split_at(if parts % 2 == 0 { count / 3 } else { 0 });
             let runs = [(0, Buffer::copied(low).unwrap()), (low.len() as u32, Buffer::copied(high).unwrap())];
             let mut slots: Vec<usize> = (0..count).collect();

@@ -1,15 +1,15 @@
-//! Sorting keys: a radix sort of the bits in which they differ.
+//! Radix sort of keys by the bits in which they differ.
 //!
-//! The upper half of a key is an ordered score, and the scores of one result lie close together: about 23 bits of them
-//! differ. Those are sorted by counting, 8 or 11 bits a pass from the lowest; then runs of equal scores, which are rare and
-//! short, are sorted by what ranks them.
+//! The upper half of a key is an ordered score, and the scores of one result are close together: they differ in about 23 bits.
+//! Those are sorted by counting, 8 or 11 bits per pass from the lowest. Then runs of equal scores, which are rare and short, are
+//! sorted by rank.
 
-/// Below this many keys a comparison sort is as fast.
+/// Below this number of keys a comparison sort is as fast.
 const RADIX_MIN: usize = 256;
-/// From this many keys on, wider digits save more than their larger counts cost.
+/// From this number of keys on, wider digits save more than their larger counts cost.
 const WIDE_MIN: usize = 4096;
 
-/// Sorts `keys`, the largest score first and of equal scores the lowest `rank`. `spare` is overwritten.
+/// Sorts `keys` by descending score, then by ascending `rank`. `spare` is overwritten.
 pub(super) fn descending(keys: &mut Vec<u64>, spare: &mut Vec<u64>, rank: impl Fn(u64) -> u64) {
     match keys.len() < RADIX_MIN {
         true => keys.sort_unstable_by_key(|key| std::cmp::Reverse(key >> 32)),
@@ -36,7 +36,7 @@ fn by_score(keys: &mut Vec<u64>, spare: &mut Vec<u64>) {
     }
 }
 
-/// One stable counting sort by a digit of the scores, which count down from the largest: that makes them descend.
+/// Runs one stable counting sort by a digit of the distance from the largest score, which yields descending order.
 fn pass<const RANKS: usize>(from: &[u64], to: &mut [u64], most: u32, shift: u32) {
     let rank = |key: u64| ((most - (key >> 32) as u32) >> shift) as usize % RANKS;
     let mut ends = [0u32; RANKS];

@@ -1,10 +1,10 @@
-//! A value model as the steps that a GPU runs.
+//! Lowers a value model to the steps that a GPU runs.
 
 use super::{Program, Step};
 use sterling_cuda::ops::worth::ValueStep;
 
 impl Program {
-    /// The program as a device runs it.
+    /// Returns the program in the form that a device runs.
     pub fn lower(&self) -> Vec<ValueStep> {
         let lowered = |step: &Step| match step {
             Step::Number(x) => (0, x.to_bits()),

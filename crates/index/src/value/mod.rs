@@ -1,9 +1,9 @@
-//! The value model: one number from the task scores and columns of a candidate.
+//! Value model: computes one number from the task scores and columns of a candidate.
 //!
-//! An expression such as `depends + w_rec * recommends + if(section_age > 5, 0.1, 0)` is parsed once into stack code
-//! ([`Program`]), with its constant parts folded, and evaluated over columns of candidates in chunks that stay in the
-//! cache, never through a tree for each item. Comparisons are 1 or 0. A result that is not a number ranks last: it becomes
-//! the lowest f32, and infinities become the largest and lowest ones, so that every value can be written as JSON.
+//! An expression such as `depends + w_rec * recommends + if(section_age > 5, 0.1, 0)` is compiled once into stack code
+//! ([`Program`]) with constant folding. It is evaluated over columns of candidates in chunks that fit the cache, not through a
+//! tree per item. Comparisons yield 1 or 0. NaN becomes the lowest f32 and thus ranks last; infinities become the largest and the
+//! lowest f32, so that every value can be written as JSON.
 //!
 //! The grammar, with examples that a test runs, is in `docs/reference/value-model.md`.
 
@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 
 use sterling_core::error::{Error, Result};
 
-/// Candidates evaluated at a time: a chunk of each stack place fits the first-level cache.
+/// Candidates evaluated at a time, so that a chunk of each stack entry fits the L1 cache.
 const CHUNK: usize = 256;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -79,7 +79,7 @@ impl Binary {
     }
 }
 
-/// `if(c, a, b)`: `a` where `c` is neither 0 nor NaN.
+/// Evaluates `if(c, a, b)`: `a` if `c` is neither 0 nor NaN.
 fn choose(c: f32, a: f32, b: f32) -> f32 {
     if c != 0.0 && !c.is_nan() { a } else { b }
 }
@@ -94,7 +94,7 @@ enum Step {
     Choose,
 }
 
-/// A compiled value model.
+/// Compiled value model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Program {
     steps: Vec<Step>,
@@ -103,27 +103,27 @@ pub struct Program {
     depth: usize,
 }
 
-/// Memory of an evaluation, kept between calls.
+/// Buffers of an evaluation, reused between calls.
 #[derive(Debug, Default)]
 pub struct Scratch {
     stack: Vec<f32>,
 }
 
 impl Program {
-    /// The inputs that the expression reads, in the order in which [`Program::evaluate`] takes them.
+    /// Returns the names of the inputs that the expression reads, in the order of [`Program::evaluate`].
     pub fn inputs(&self) -> &[String] {
         &self.inputs
     }
 
-    /// Numbers that stand on the stack at most.
+    /// Returns the maximum height of the stack.
     pub fn depth(&self) -> usize {
         self.depth
     }
 
-    /// The values of the named constants under a request's overrides.
+    /// Returns the values of the named constants with a request's overrides.
     ///
     /// # Errors
-    /// `Invalid` for a name that is no constant of this model, or a value that is not finite.
+    /// `Invalid` for a name that is not a constant of this model, or a value that is not finite.
     pub fn constants(&self, overrides: &BTreeMap<String, f32>) -> Result<Vec<f32>> {
         for (name, value) in overrides {
             if !self.constants.contains_key(name) {
@@ -140,11 +140,11 @@ impl Program {
         Ok(self.constants.iter().map(|(name, value)| *overrides.get(name).unwrap_or(value)).collect())
     }
 
-    /// Evaluates the program for `out.len()` candidates: input `n` of [`Program::inputs`] is the column `inputs[n]`, as long
-    /// as `out`.
+    /// Evaluates the program for `out.len()` candidates. Column `inputs[n]` is input `n` of [`Program::inputs`] and as long as
+    /// `out`.
     ///
     /// # Panics
-    /// Where columns are missing or shorter than `out`.
+    /// If columns are missing or shorter than `out`.
     pub fn evaluate(&self, inputs: &[&[f32]], constants: &[f32], scratch: &mut Scratch, out: &mut [f32]) {
         assert_eq!(inputs.len(), self.inputs.len());
         scratch.stack.resize(self.depth * CHUNK, 0.0);
@@ -152,7 +152,7 @@ impl Program {
             let range = chunk * CHUNK..chunk * CHUNK + out.len();
             self.evaluate_chunk(inputs, range, constants, &mut scratch.stack);
             for (out, value) in out.iter_mut().zip(&scratch.stack) {
-                // Adding zero makes one zero of two, so that equal values are one value to every order.
+                // Adding +0 turns -0 into +0, so that equal values are equal in every order.
                 *out = if value.is_nan() { f32::MIN } else { value.clamp(f32::MIN, f32::MAX) + 0.0 };
             }
         }

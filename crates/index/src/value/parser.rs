@@ -1,4 +1,4 @@
-//! Text to stack code in one pass: precedence climbing that emits operators behind their operands.
+//! Single-pass compiler from text to stack code: recursive descent that emits operators after their operands.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ impl Program {
     /// ```
     ///
     /// # Errors
-    /// `Invalid` with the byte offset, what stood there and what was expected.
+    /// `Invalid` with the byte offset, the received token and the expected ones.
     pub fn compile(text: &str, names: &[&str], constants: &BTreeMap<String, f32>) -> Result<Self> {
         if text.len() > VALUE_BYTES_MAX {
             return Err(Error::invalid(format!("value: {} bytes, expected at most {VALUE_BYTES_MAX}", text.len()))
@@ -40,7 +40,7 @@ impl Program {
     }
 }
 
-/// A constant that has the name of an input would hide it, and one that is not finite could not be written as JSON.
+/// Rejects a constant with the name of an input, which it would hide, and one that is not finite, which JSON cannot represent.
 fn check_constants(names: &[&str], constants: &BTreeMap<String, f32>) -> Result<()> {
     for (name, value) in constants {
         let wrong = if names.contains(&name.as_str()) {
@@ -57,7 +57,7 @@ fn check_constants(names: &[&str], constants: &BTreeMap<String, f32>) -> Result<
 
 const OPERAND: &str = "a number, a name or `(`";
 
-/// A name as an expression writes it: in backquotes where it is no plain word.
+/// Returns a name in expression syntax: in backquotes if it is not a plain word.
 fn written(name: &str) -> String {
     let plain = name.starts_with(|c: char| c.is_alphabetic() || c == '_') && !name.contains(|c| !in_word(c));
     if plain { name.into() } else { format!("`{name}`") }
@@ -261,7 +261,7 @@ impl Compiler<'_> {
     fn call(&mut self, function: &str, start: usize) -> Result<()> {
         self.enter()?;
         let mut count = 0;
-        // `min` and `max` fold their arguments as they come, so that the stack stays low.
+        // Arguments of `min` and `max` are combined one by one, to keep the stack low.
         let fold = match function {
             "min" => Some(Binary::Min),
             "max" => Some(Binary::Max),
@@ -316,7 +316,7 @@ impl Compiler<'_> {
         Ok(())
     }
 
-    /// Takes the steps that make the topmost operand off the code.
+    /// Removes and returns the steps that compute the topmost operand.
     fn take_operand(&mut self) -> Vec<Step> {
         let mut wanted = 1usize;
         let mut from = self.program.steps.len();
@@ -337,7 +337,7 @@ impl Compiler<'_> {
     fn push(&mut self, step: Step) {
         self.program.steps.push(step);
         self.height += 1;
-        // A clamp puts its third operand back on top of a fold, which needs one place more than the height says.
+        // `clamp` pushes its third operand again after a combination, which needs one entry more than the current height.
         self.program.depth = self.program.depth.max(self.height + 1);
     }
 

@@ -1,4 +1,4 @@
-//! The language of docs/reference/value-model.md, and stack code against a tree that is walked item by item.
+//! Tests the language of docs/reference/value-model.md, and stack code against an interpreter of the tree.
 
 #![allow(clippy::unwrap_used)]
 
@@ -150,7 +150,7 @@ fn constants_have_their_own_names_and_are_finite() {
     }
 }
 
-/// The rows of the tables of docs/reference/value-model.md whose first cell is code.
+/// Rows of the tables in docs/reference/value-model.md whose first cell is code.
 fn rows_of_the_page() -> Vec<(String, String)> {
     let page = include_str!("../../../../docs/reference/value-model.md");
     let rows = page.lines().filter_map(|line| line.strip_prefix("| `` ")?.strip_suffix(" |"));

@@ -1,8 +1,8 @@
-//! What a server proves to the brokers who it is by.
+//! Credentials of a server at the NATS brokers.
 //!
-//! The addresses may hold a user with a password, or a token. A file may hold either, an nkey's seed, or what `nsc` makes of a user
-//! (a JWT with its seed). It is read at every connection, so that credentials are rotated by replacing it: brokers end connections
-//! whose credentials they no longer accept, and the next connection brings the new ones.
+//! The addresses may contain a user with a password, or a token. A file may contain either of them, the seed of an nkey, or the
+//! output of `nsc` for a user (a JWT with its seed). The file is read at every connection, so that credentials are rotated by
+//! replacing it: brokers close connections whose credentials they no longer accept, and the next connection uses the new ones.
 
 use std::path::PathBuf;
 
@@ -12,23 +12,21 @@ use percent_encoding::percent_decode_str;
 
 use sterling_core::error::{Error, Result};
 
-/// What begins and ends a JWT in a file of `nsc`.
+/// Delimiters of a JWT in a file of `nsc`.
 const JWT: (&str, &str) = ("-----BEGIN NATS USER JWT-----", "------END NATS USER JWT------");
-/// The same of a seed.
+/// Delimiters of a seed.
 const SEED: (&str, &str) = ("-----BEGIN USER NKEY SEED-----", "------END USER NKEY SEED------");
 
-/// Where the credentials come from.
+/// Source of the credentials.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) enum Source {
-    /// There are none.
+    /// No credentials.
     Nowhere,
-    /// The addresses.
     Addresses(Credentials),
-    /// A file.
     File(PathBuf),
 }
 
-/// What is sent at a connection.
+/// Credentials sent at a connection.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) enum Credentials {
     User { name: String, password: String },
@@ -38,10 +36,10 @@ pub(super) enum Credentials {
 }
 
 impl Source {
-    /// Those of a file, where one is named, else of addresses.
+    /// Returns the file as the source if one is configured, else the addresses.
     ///
     /// # Errors
-    /// `Invalid` where two addresses have different ones, or one is not UTF-8; `Io` or `Invalid` with a file that cannot be used.
+    /// `Invalid` if addresses have different credentials, or ones that are not UTF-8; `Io` or `Invalid` for an unusable file.
     pub(super) fn of(servers: &[String], file: Option<&PathBuf>) -> Result<Self> {
         if let Some(file) = file {
             let source = Source::File(file.clone());
@@ -59,7 +57,6 @@ impl Source {
         Ok(found.map_or(Source::Nowhere, Source::Addresses))
     }
 
-    /// What is to be sent now.
     fn read(&self) -> Result<Option<Credentials>> {
         match self {
             Source::Nowhere => Ok(None),
@@ -72,7 +69,7 @@ impl Source {
         }
     }
 
-    /// The answer to a broker that asks with a nonce.
+    /// Answers the nonce of a broker.
     pub(super) fn answer(&self, nonce: &[u8]) -> std::result::Result<Auth, AuthError> {
         let answered = self.read().and_then(|credentials| match credentials {
             Some(credentials) => credentials.answer(nonce),
@@ -103,7 +100,7 @@ impl Credentials {
 }
 
 fn pair(seed: &str) -> Result<KeyPair> {
-    // The seed itself is named nowhere.
+    // Error messages never contain the seed.
     KeyPair::from_seed(seed).map_err(|_| Error::invalid("streams.credentials: the seed is no nkey's"))
 }
 
@@ -111,7 +108,7 @@ fn signed(pair: &KeyPair, nonce: &[u8]) -> Result<Vec<u8>> {
     pair.sign(nonce).map_err(|_| Error::invalid("streams.credentials: the seed signs nothing"))
 }
 
-/// The user with a password, or the token, of an address.
+/// Parses the user with a password, or the token, of an address.
 fn of_address(server: &str) -> Result<Option<Credentials>> {
     let host = server.split_once("://").map_or(server, |(_, rest)| rest);
     let Some((user, _)) = host.rsplit_once('@') else { return Ok(None) };
@@ -125,7 +122,7 @@ fn of_address(server: &str) -> Result<Option<Credentials>> {
     }))
 }
 
-/// What a file holds, or why it holds none.
+/// Parses the contents of a credentials file.
 fn of_text(text: &str) -> std::result::Result<Credentials, String> {
     let between = |(begin, end): (&str, &str)| {
         let (_, rest) = text.split_once(begin)?;

@@ -1,4 +1,4 @@
-//! Following the records of a stream from a position on.
+//! Follower of a stream: reads its records from a position on.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,27 +13,27 @@ use crate::shared::Shared;
 use crate::{Follower, Record};
 use sterling_core::error::{Error, Result};
 
-/// Follows a [`super::StreamJournal`].
+/// Follower of a [`super::StreamJournal`].
 pub(super) struct StreamFollower {
     shared: Arc<Shared<State>>,
     remote: Remote,
     threads: Arc<Threads>,
-    /// The beginning of the stream that sequences are of.
+    /// Incarnation of the stream to which the sequence numbers belong.
     beginning: u64,
-    /// The message that is read next ...
+    /// Sequence number of the next message to consume.
     sequence: u64,
-    /// ... those from it on that are here, of which some are skipped ...
+    /// Messages from `sequence` on that are already read; `None` for a skipped one.
     read: VecDeque<Option<Arc<Commit>>>,
-    /// The number of the one before it, where that was taken.
+    /// Commit number of the message before, if it was consumed.
     before: Option<u128>,
-    /// ... and the position that is taken next, with the records of it and after it that are here.
+    /// Next position to return.
     next: u64,
     records: VecDeque<Record>,
 }
 
 impl StreamFollower {
     pub(super) fn new(shared: Arc<Shared<State>>, remote: Remote, threads: Arc<Threads>, after: u64) -> Result<Self> {
-        // A version that another server has made may hold updates that are still on their way here, or that were missed.
+        // A version published by another server may include updates that have not arrived here yet, or that were missed.
         shared.change(|state| state.wants(after));
         drop(shared.wait(|state| state.position >= after, ANSWER));
         let (first, last, may_come) = {
@@ -50,7 +50,7 @@ impl StreamFollower {
         }
         if after > last {
             let why = format!("stream `{name}`: no position {after}, the stream ends at {last}");
-            // Of one that cannot be read that is not known.
+            // The first position of an unreadable stream is unknown.
             return Err(if may_come { Error::unavailable(why) } else { Error::not_found(why) });
         }
         let mut follower = StreamFollower {
@@ -68,7 +68,7 @@ impl StreamFollower {
         Ok(follower)
     }
 
-    /// Goes to the message that holds the next position, or will.
+    /// Seeks to the message that contains the next position, or will.
     fn seek(&mut self) -> Result<()> {
         let (beginning, first, last) = {
             let state = self.shared.lock();
@@ -81,12 +81,12 @@ impl StreamFollower {
         Ok(())
     }
 
-    /// The last message of some that begins at the next position or before it.
+    /// Returns the last message of a range that begins at or before the next position.
     fn sought(&self, first: u64, last: u64) -> Result<u64> {
         let (mut found, mut low, mut high) = (first, first, last);
         while low < high {
             let middle = low + (high - low).div_ceil(2);
-            // One that is skipped tells nothing: the one before it does. Those that are gone lay before all others.
+            // A skipped message has no position, so the one before it is used. Deleted messages come before all others.
             let (mut at, mut told) = (middle, self.read(middle..middle + 1)?.pop());
             while at > low && matches!(told, Some(None)) {
                 at -= 1;
@@ -101,7 +101,7 @@ impl StreamFollower {
         Ok(found)
     }
 
-    /// Messages of the stream, `None` for one that is skipped; fewer where some are gone.
+    /// Reads messages of the stream: `None` for a skipped one; fewer if some were deleted.
     fn read(&self, messages: std::ops::Range<u64>) -> Result<Vec<Option<Commit>>> {
         let remote = self.remote.clone();
         let all = async move {
@@ -111,7 +111,7 @@ impl StreamFollower {
         wait(&self.threads, all).map_err(|e| e.within(format!("stream `{}`", self.remote.name)))
     }
 
-    /// The next message, which is there: its commit, or none where it is skipped.
+    /// Returns the commit of the next message, which exists; `None` if it is skipped.
     fn commit(&mut self) -> Result<Option<Arc<Commit>>> {
         if let Some(commit) = self.read.pop_front() {
             return Ok(commit);
@@ -142,7 +142,7 @@ impl Follower for StreamFollower {
             else {
                 return Ok(None);
             };
-            // What was read before is good.
+            // Messages read before are valid.
             if let Some(why) = broken.filter(|_| !is_there) {
                 return Err(Error::corrupt(why));
             }

@@ -1,4 +1,4 @@
-//! The task that keeps a stream: it commits what is appended, and reads what others have.
+//! Task that maintains a stream: it commits appends and reads commits of other servers.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -20,69 +20,69 @@ use crate::shared::Shared;
 use crate::{Append, Done};
 use sterling_core::error::{Error, Kind, Result};
 
-/// How often the stream is asked how far it is, where nothing rings.
+/// Polling interval of the stream's state if no notification arrives.
 const LOOK: Duration = Duration::from_millis(500);
-/// Waits for the message of a ring, the first and the last: each doubles the one before.
+/// Waits for the message of a notification: the first and the longest; each doubles the one before.
 const FIRST_RING: Duration = Duration::from_millis(1);
 const LAST_RING: Duration = Duration::from_millis(64);
-/// Rings that are noted before the stream is read.
+/// Notifications that are buffered before the stream is read.
 pub(super) const RINGS_MAX: usize = 1024;
-/// How long other servers are let go first at most.
+/// Longest time for which other servers are let first.
 const WAY: Duration = Duration::from_secs(2);
-/// How long what others write is read on end: where they write as fast as it is read, there is no end.
+/// Longest time of continuous reading; otherwise reading would not end while others write as fast.
 const READ: Duration = Duration::from_secs(1);
-/// How long a commit is tried before those who wait are told that nobody knows.
+/// Time for which a commit is retried before its outcome is reported as unknown.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Waits between trials, and at most: each trial doubles it.
+/// First wait between attempts, and the longest; each doubles the one before.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
-/// Bytes after which those that still wait are left to the next message.
+/// Bytes after which further appends wait for the next message.
 const COMMIT_BYTES: usize = 256 << 10;
-/// Appends that are committed before others are looked at.
+/// Appends that are committed before other work is checked.
 const TOGETHER_MAX: usize = 1024;
-/// Bytes of a message that are left to headers.
+/// Bytes of a message that are reserved for headers.
 pub(super) const HEADER_BYTES: usize = 1 << 10;
 
 pub(super) struct Keeper {
     remote: Remote,
     shared: Arc<Shared<State>>,
     arrivals: Receiver<(Append, Done)>,
-    /// Rings when somebody else publishes, whatever comes of it.
+    /// Notifications of attempts by other servers, successful or not.
     bell: Option<Subscriber>,
-    /// What rang and is not in the stream, and how long to wait until it is looked for again.
+    /// Attempt of another server that is not in the stream yet, and the wait until the next check.
     rung: Option<(Attempt, Duration)>,
-    /// The commit that is tried, until it is read.
+    /// Number of the commit being published, until it is read back.
     trying: Option<u128>,
-    /// How often others came first since the last commit, and how long it took to come to try again.
+    /// Number of lost races since the last commit, and the time per attempt.
     tries: u32,
     needs: Duration,
-    /// Messages that were read at a time last.
+    /// Number of messages in the last read.
     read: u64,
-    /// When the stream was looked at last.
+    /// Time of the last poll of the stream.
     looked: Instant,
-    /// Whether the stream was further at the last look than it could be read.
+    /// True if the last poll showed messages that could not be read.
     is_missing: bool,
-    /// For how long another server has tried that is let go first, and until when.
+    /// Time for which the server that is let first has tried, and the end of that precedence.
     gives_way: Option<(Duration, Instant)>,
 }
 
-/// An append that waits, or of which a part is written.
+/// An append that waits or is partly written.
 struct Waiting {
     append: Append,
     done: Done,
-    /// The positions of the records that are written.
+    /// Positions of its written records.
     written: Option<Range<u64>>,
-    /// How many they are.
+    /// Number of its written records.
     count: usize,
 }
 
-/// What came of a commit.
+/// Outcome of a commit.
 enum Outcome {
     Stored,
-    /// Others came first.
+    /// Another server's commit was first.
     Overtaken,
-    /// It is not there and will not be.
+    /// It is not in the stream and will not be.
     Refused(Error),
-    /// Nobody knows.
+    /// It is unknown whether it is in the stream.
     Unknown(Error),
 }
 
@@ -109,7 +109,7 @@ impl Keeper {
             if self.bell.is_none() {
                 self.bell = self.remote.client.subscribe(self.remote.subject.clone()).await.ok();
             }
-            // Writers that try again and again must not keep a stream that is back from being seen.
+            // Continuous appends must not keep a restored stream from being detected.
             if self.looked.elapsed() >= LOOK {
                 self.join().await;
                 self.look().await;
@@ -132,13 +132,13 @@ impl Keeper {
         }
     }
 
-    /// Takes note of what somebody else publishes.
+    /// Handles a notification of another server's attempt.
     fn note(&mut self, rang: Option<Message>) {
         let Some(message) = rang else {
             self.bell = None;
             return;
         };
-        // What is none is told when the stream has it.
+        // A payload that is not a commit is reported when it is read from the stream.
         let unknown = Attempt { first: u64::MAX, ..Attempt::default() };
         let attempt = Attempt::read(&message.payload).unwrap_or(unknown);
         let tried = tried_for(attempt.tries, attempt.needs);
@@ -151,7 +151,7 @@ impl Keeper {
         }
     }
 
-    /// Takes note of all that has rung by now, and reads on to there.
+    /// Handles all pending notifications and reads up to them.
     async fn heard(&mut self) {
         for _ in 0..RINGS_MAX {
             match ring(&mut self.bell).now_or_never() {
@@ -164,7 +164,8 @@ impl Keeper {
         }
     }
 
-    /// Reads on to what was published, which may ring before the stream has it: then it is looked for again after `wait`.
+    /// Reads up to a published attempt. The notification may arrive before the stream has the message; then it is checked again
+    /// after `wait`.
     async fn seek(&mut self, attempt: Attempt, wait: Duration) {
         let read = self.read_on().await;
         let may_come = {
@@ -174,8 +175,8 @@ impl Keeper {
         self.rung = (read.is_ok() && may_come && wait <= LAST_RING).then_some((attempt, wait));
     }
 
-    /// Lets servers go first that have tried for longer in vain. Where there is always one of them, it tries after a while all the
-    /// same: trials in vain are what the others go by.
+    /// Lets servers first that have tried for longer without success. If there always is one, this server tries after a while
+    /// regardless, because others decide by its lost races.
     async fn give_way(&mut self) {
         let last = Instant::now() + WAY;
         loop {
@@ -189,7 +190,7 @@ impl Keeper {
         }
     }
 
-    /// Joins a stream again that nothing could be read of, once a version holds all that was missed: as a start with that version would.
+    /// Rejoins an unreadable stream once a version includes all missed updates, as a restart with that version would.
     async fn join(&mut self) {
         let held = {
             let state = self.shared.lock();
@@ -201,17 +202,17 @@ impl Keeper {
                 tracing::info!(
                     stream = self.remote.name,
                     position = held,
-                    "a version holds what was missed, the stream is followed again"
+                    "a version includes the missed updates; following the stream again"
                 );
                 (self.rung, self.is_missing) = (None, false);
                 self.shared.change(|state| state.join(now, held));
             }
-            // It is not known what lies between, or the broker does not answer: that is told already, or by the next look.
+            // The contents in between are unknown, or the broker does not answer: already reported, or by the next poll.
             Ok(_) | Err(_) => {}
         }
     }
 
-    /// Asks how far the stream is, and reads on to there.
+    /// Polls the state of the stream and reads new messages.
     async fn look(&mut self) {
         let info = match self.remote.info().await {
             Ok(info) => info,
@@ -239,7 +240,7 @@ impl Keeper {
         }
         if told.messages == 0 {
             self.shared.change(|state| (state.first_sequence, state.first) = (told.first_sequence, state.position + 1));
-            // Nothing is left that tells the position to those who come later.
+            // No message is left from which a later reader could derive the position.
             return self.name_position(sequence).await;
         }
         if told.first_sequence > first
@@ -250,7 +251,7 @@ impl Keeper {
         if told.last_sequence > sequence {
             let read = self.read_on().await;
             let is_missing = read.is_ok() && self.shared.lock().sequence == sequence;
-            // Twice, for another broker of the cluster may have answered the second time.
+            // Twice in succession, because another broker of the cluster may have answered the second time.
             if is_missing && self.is_missing {
                 let last = told.last_sequence;
                 return self.broken(format!("it holds messages up to {last}, but not message {}", sequence + 1));
@@ -259,8 +260,8 @@ impl Keeper {
         }
     }
 
-    /// Goes on with a stream that holds less than was seen where it was begun anew after all of that, and waits for the one that was
-    /// followed where it was not.
+    /// Handles a stream with fewer messages than were seen. If it was recreated after the last seen commit, continues with it;
+    /// otherwise waits for the original stream.
     async fn shrunk(&mut self, first: u64, last: u64) {
         if last > 0
             && let Ok(Some(Ok(commit))) = self.remote.read(first).await
@@ -268,7 +269,7 @@ impl Keeper {
             && commit.first > self.shared.lock().position
         {
             let (stream, position) = (&self.remote.name, commit.first - 1);
-            tracing::warn!(stream, position, "the stream was begun anew after this position, and is followed there");
+            tracing::warn!(stream, position, "the stream was recreated after this position; following the new stream");
             return self.shared.change(|state| state.begin_anew(first, &commit));
         }
         let (sequence, position) = {
@@ -280,7 +281,7 @@ impl Keeper {
         ));
     }
 
-    /// Whether a stream that was away holds the last commit that was seen: then it is followed again.
+    /// Checks whether a missing stream is back with the last seen commit; if so, it is followed again.
     async fn is_back(&mut self) -> bool {
         let (last, number) = {
             let state = self.shared.lock();
@@ -295,7 +296,7 @@ impl Keeper {
             }
         };
         if is_back {
-            tracing::info!(stream = self.remote.name, "the stream is back, and is followed again");
+            tracing::info!(stream = self.remote.name, "the stream is back; following it again");
             self.shared.change(|state| state.away = None);
         } else {
             self.away(format!("its message {last} is not the one that was seen: it was begun anew, or lost updates"));
@@ -303,22 +304,22 @@ impl Keeper {
         is_back
     }
 
-    /// Writes a commit without a record, as the only message of a stream that its limits or a purge have emptied.
+    /// Writes a commit without records, so that a stream emptied by its limits or a purge still holds the position.
     async fn name_position(&mut self, after: u64) {
         let (first, before) = {
             let state = self.shared.lock();
             (state.position + 1, state.number)
         };
         let commit = self.next(first, before, Vec::new());
-        // Another server may have done it, which is read next time.
+        // Another server may have written it; it is read next time.
         if self.tried(&commit, after).await.is_ok() {
             drop(self.take(Ok(commit)));
         }
     }
 
-    /// Reads all messages that follow, or those that a while is enough for.
+    /// Reads all new messages, or as many as the time limit allows.
     async fn read_on(&mut self) -> Result<()> {
-        // About as many as there were last.
+        // About as many as the last read returned.
         let mut ahead = (self.read + 1).next_power_of_two().min(AHEAD);
         self.read = 0;
         let last = Instant::now() + READ;
@@ -341,7 +342,7 @@ impl Keeper {
         Ok(())
     }
 
-    /// Takes note of why a message cannot be read.
+    /// Records why a message cannot be read.
     fn failed(&self, e: &Error) {
         match e.kind() {
             Kind::Corrupt => self.broken(e.to_string()),
@@ -349,7 +350,7 @@ impl Keeper {
         }
     }
 
-    /// Takes the next message, whose positions must follow where a journal wrote it there.
+    /// Accepts the next message; the positions of an original commit must be consecutive.
     fn take(&mut self, read: std::result::Result<Commit, String>) -> Result<()> {
         let (sequence, position, number) = {
             let state = self.shared.lock();
@@ -371,7 +372,7 @@ impl Keeper {
             self.broken(why.clone());
             return Err(Error::corrupt(why));
         }
-        // It has come to write.
+        // The server that was let first has written its commit.
         self.gives_way.take_if(|(tried, _)| tried_for(commit.tries, commit.needs) >= *tried);
         self.trying.take_if(|trying| *trying == commit.number);
         self.shared.change(|state| {
@@ -381,16 +382,16 @@ impl Keeper {
         Ok(())
     }
 
-    /// Skips the next message, which is this: the commits before and after it tell that nothing is missing.
+    /// Skips the next message, described by `what`: the chain of commit numbers proves that no commit is missing.
     fn skip(&self, what: String) {
         let stream = self.remote.name.clone();
         let (message, is_told) = {
             let state = self.shared.lock();
             (state.sequence + 1, state.skipped.is_recent())
         };
-        // Of many a line a second.
+        // At most one line per second.
         if !is_told {
-            tracing::warn!(stream, message, what, "skipped a message that no journal wrote there");
+            tracing::warn!(stream, message, what, "skipped a message that no journal wrote to the stream");
         }
         metrics::counter!("sterling_stream_skipped_total", "stream" => stream).increment(1);
         self.shared.change(|state| state.skip(what));
@@ -399,7 +400,7 @@ impl Keeper {
     fn away(&self, why: String) {
         self.shared.change(|state| {
             if state.away.is_none() {
-                tracing::error!(stream = self.remote.name, why, "updates are refused until the stream is back");
+                tracing::error!(stream = self.remote.name, why, "updates are rejected until the stream is back");
             }
             (state.lost, state.away) = (None, Some(why));
         });
@@ -410,7 +411,7 @@ impl Keeper {
         self.shared.change(|state| match &mut state.lost {
             Some((_, last)) => *last = why,
             none => {
-                tracing::warn!(stream = self.remote.name, error = %why, "the stream does not answer; answers go on");
+                tracing::warn!(stream = self.remote.name, error = %why, "the stream does not answer; requests are answered without newer updates");
                 *none = Some((Instant::now(), why));
             }
         });
@@ -420,13 +421,13 @@ impl Keeper {
         let why = format!("stream `{}`: {why}", self.remote.name);
         self.shared.change(|state| {
             if state.broken.is_none() {
-                tracing::error!("{why}; it is followed no more");
+                tracing::error!("{why}; stopped following the stream");
                 state.broken = Some(why);
             }
         });
     }
 
-    /// Commits an append and all that wait with it, and tells everybody.
+    /// Commits an append together with all that are waiting, and calls their callbacks.
     async fn commit(&mut self, first: (Append, Done)) {
         let waiting = |(append, done)| Waiting { append, done, written: None, count: 0 };
         let mut all = VecDeque::from([waiting(first)]);
@@ -469,7 +470,7 @@ impl Keeper {
         }
     }
 
-    /// Why nothing can be appended, where nothing can.
+    /// Returns the reason why nothing can be appended, if there is one.
     fn stopped(&self) -> Option<Error> {
         let state = self.shared.lock();
         let broken = state.broken.as_ref().map(|why| Error::corrupt(why.clone()));
@@ -478,20 +479,20 @@ impl Keeper {
         broken.or(away)
     }
 
-    /// Bytes that a message may have, apart from its headers.
+    /// Returns the maximum bytes of a message without its headers.
     fn most(&self) -> usize {
         let of_stream = self.shared.lock().message_bytes_max.unwrap_or(usize::MAX);
         self.remote.client.max_payload().min(of_stream).saturating_sub(HEADER_BYTES)
     }
 
-    /// The next message: of those that wait, as many as it has room for, with how many records are whose. Those that cannot be
-    /// written are told so.
+    /// Plans the next message from the waiting appends, as many as fit; returns also the number of records per append. Appends
+    /// that cannot be written get their error.
     async fn plan(&mut self, all: &mut VecDeque<Waiting>) -> Option<(Commit, Vec<usize>)> {
         let most = self.most();
         let ahead =
             |position: u64| move |one: &Waiting| one.append.expected.is_some_and(|expected| expected > position);
         while all.iter().any(ahead(self.shared.lock().position)) {
-            // Whoever knows a later position has seen what was not read here yet. What went wrong is noted.
+            // An append that expects a later position knows of messages that were not read here yet. Errors are recorded.
             if self.read_on().await.is_err() || self.read == 0 {
                 break;
             }
@@ -511,7 +512,7 @@ impl Keeper {
             }
             let rest = &one.append.records[one.count..];
             let whole: usize = rest.iter().map(|record| LENGTH_BYTES + record.len()).sum();
-            // One that fits a message by itself is not divided.
+            // An append that fits a message is not divided.
             if !records.is_empty() && bytes + whole > COMMIT_BYTES.min(most) {
                 break;
             }
@@ -532,13 +533,13 @@ impl Keeper {
         (!shares.is_empty()).then(|| (self.next(first, before, records), shares))
     }
 
-    /// A commit of records, as it is tried next.
+    /// Creates a commit of records for the next attempt.
     fn next(&self, first: u64, before: u128, records: Vec<Vec<u8>>) -> Commit {
         let needs = if self.tries == 0 { 0 } else { u32::try_from(self.needs.as_micros()).unwrap_or(u32::MAX) };
         Commit { first, number: number(), before, tries: self.tries, needs, records }
     }
 
-    /// Publishes a commit until it is known what came of it.
+    /// Publishes a commit until its outcome is known.
     async fn publish(&mut self, commit: &Commit) -> Outcome {
         if commit.records.is_empty() {
             return Outcome::Stored;
@@ -556,10 +557,10 @@ impl Keeper {
                     metrics::histogram!("sterling_journal_commit_seconds").record(start.elapsed().as_secs_f64());
                     return self.take(Ok(commit.clone())).map_or_else(Outcome::Unknown, |()| Outcome::Stored);
                 }
-                // Where an earlier trial may have come through, that is known by reading on.
+                // If an earlier attempt may have succeeded, reading the stream decides.
                 Err(Failed::Refused(e)) if is_certain && e.kind() == Kind::NoSpace => return Outcome::Refused(e),
                 Err(Failed::Refused(e)) if is_certain && e.kind() == Kind::Invalid => {
-                    // The limits may be others by now, which a smaller commit keeps.
+                    // The limits of the stream may have changed; a smaller commit may fit.
                     let planned = self.most();
                     self.look().await;
                     return if self.most() < planned { Outcome::Overtaken } else { Outcome::Refused(e) };
@@ -570,7 +571,7 @@ impl Keeper {
                     e
                 }
             };
-            // It is the message after the last one that was seen, or it is not there.
+            // It is the message after the last one seen, or it is not in the stream.
             let read = self.read_on().await;
             if self.trying.is_none() {
                 return Outcome::Stored;
@@ -594,7 +595,7 @@ impl Keeper {
                 let outcome = if is_certain { "it was not written" } else { "the update may be lost or kept" };
                 return Outcome::Unknown(Error::unavailable(format!("journal: {failed}; {outcome}")));
             }
-            // The stream may be gone, or not be what it was.
+            // The stream may be deleted or replaced.
             self.look().await;
             sleep(wait).await;
             wait = (wait * 2).min(BACKOFF.1);
@@ -603,7 +604,7 @@ impl Keeper {
 
     /// Publishes a commit once.
     async fn tried(&self, commit: &Commit, after: u64) -> std::result::Result<(), Failed> {
-        // What would only wait in memory for a connection is not sent.
+        // Without a connection the client would only buffer the message.
         self.remote.connected().map_err(Failed::Refused)?;
         let e = match self.remote.publish(commit, after).await {
             Ok(sequence) if sequence == after + 1 => return Ok(()),
@@ -630,15 +631,15 @@ impl Keeper {
     }
 }
 
-/// Why a commit was not acknowledged.
+/// Reason of a missing acknowledgement.
 enum Failed {
-    /// The broker has not taken it.
+    /// The broker has rejected it.
     Refused(Error),
-    /// Nobody knows whether it has.
+    /// It is unknown whether the broker has stored it.
     Unknown(Error),
 }
 
-/// What a broker says where it has no room.
+/// Error codes of a broker without space.
 const FULL: [ErrorCode; 5] = [
     ErrorCode::STREAM_MAX_STREAM_BYTES_EXCEEDED,
     ErrorCode::STORAGE_RESOURCES_EXCEEDED,
@@ -647,7 +648,7 @@ const FULL: [ErrorCode; 5] = [
     ErrorCode::STREAM_STORE_FAILED,
 ];
 
-/// What somebody else publishes; nothing where the subscription has ended.
+/// Waits for a notification of another server's attempt; forever if the subscription has ended.
 async fn ring(bell: &mut Option<Subscriber>) -> Option<Message> {
     match bell {
         Some(bell) => bell.next().await,
@@ -655,7 +656,7 @@ async fn ring(bell: &mut Option<Subscriber>) -> Option<Message> {
     }
 }
 
-/// Tells those whose records are written by now, all of them.
+/// Calls the callbacks of appends whose records are all written.
 fn tell_written(all: &mut VecDeque<Waiting>, first: u64, shares: &[usize]) {
     let mut next = first;
     let mut whole = 0;
@@ -672,7 +673,7 @@ fn tell_written(all: &mut VecDeque<Waiting>, first: u64, shares: &[usize]) {
     }
 }
 
-/// Whether an append can be written from a position on.
+/// Checks whether an append can be written at a position.
 fn check(one: &Waiting, next: u64, most: usize) -> Result<()> {
     if let Some(expected) = one.append.expected.filter(|expected| one.written.is_none() && *expected != next - 1) {
         return Err(Error::conflict(format!("position {}, expected {expected}: updates came in between", next - 1)));

@@ -1,32 +1,32 @@
-//! The bytes of a message: the records of a commit. All numbers are little-endian.
+//! Byte format of a message: the records of a commit. All numbers are little-endian.
 //!
 //! | | |
 //! |---|---|
 //! | `STRLSTRM` | 8 bytes |
 //! | format u32 | [`FORMAT`] |
-//! | count u32 | records; none in the message that begins a stream |
-//! | first u64 | the position of the first record, or of the next one where there is none |
-//! | commit u128 | a number that no other commit has |
-//! | before u128 | that of the commit before; 0 in the first message |
-//! | tries u32 | how often others came first while its writer tried |
-//! | needs u32 | microseconds that it took its writer to come to try again |
-//! | records | each its length as u32, and its bytes |
-//! | check u64 | XXH3-64 of all before |
+//! | count u32 | number of records; 0 in the message that begins a stream |
+//! | first u64 | position of the first record, or of the next one if there is none |
+//! | commit u128 | unique commit number |
+//! | before u128 | number of the commit before; 0 in the first message |
+//! | tries u32 | number of races that its writer lost |
+//! | needs u32 | microseconds per attempt of its writer |
+//! | records | length as u32, and bytes, of each |
+//! | check u64 | XXH3-64 of all bytes before |
 
 use std::time::Duration;
 
 use xxhash_rust::xxh3::xxh3_64;
 
-/// The format that is written and read.
+/// Format version that is written and read.
 const FORMAT: u32 = 1;
 const MAGIC: &[u8; 8] = b"STRLSTRM";
 const HEAD_BYTES: usize = 64;
 const CHECK_BYTES: usize = 8;
-/// Bytes of a message besides its records, and of a record besides its own.
+/// Bytes of a message in addition to its records, and of a record in addition to its own.
 pub(super) const FRAME_BYTES: usize = HEAD_BYTES + CHECK_BYTES;
 pub(super) const LENGTH_BYTES: usize = 4;
 
-/// How long a writer has tried in vain, about: so often, and so many microseconds each time.
+/// Returns the approximate time that a writer has tried without success.
 pub(super) fn tried_for(tries: u32, needs: u32) -> Duration {
     Duration::from_micros(needs.into()) * tries
 }
@@ -34,20 +34,20 @@ pub(super) fn tried_for(tries: u32, needs: u32) -> Duration {
 /// Records that are committed together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Commit {
-    /// The position of the first record, or of the next one where there is none.
+    /// Position of the first record, or of the next one if there is none.
     pub(super) first: u64,
-    /// What no other commit has.
+    /// Unique number of the commit.
     pub(super) number: u128,
-    /// That of the commit before, by which messages that were lost and written anew are told from those that were seen.
+    /// Number of the commit before; it distinguishes messages that were lost and rewritten from those that were seen.
     pub(super) before: u128,
-    /// How often others came first while its writer tried.
+    /// Number of races that its writer lost.
     pub(super) tries: u32,
-    /// Microseconds that it took its writer to come to try again.
+    /// Microseconds per attempt of its writer.
     pub(super) needs: u32,
     pub(super) records: Vec<Vec<u8>>,
 }
 
-/// What is read of a commit that somebody publishes, before it is known whether the stream takes it.
+/// Header of a published commit, read before it is known whether the stream accepts it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Attempt {
     pub(super) number: u128,
@@ -57,7 +57,7 @@ pub(super) struct Attempt {
 }
 
 impl Attempt {
-    /// Reads the head of a message, where it has one.
+    /// Parses the header of a message, if it has one.
     pub(super) fn read(bytes: &[u8]) -> Option<Self> {
         let head = bytes.first_chunk::<HEAD_BYTES>().filter(|head| head.starts_with(MAGIC))?;
         Some(Attempt {
@@ -72,19 +72,19 @@ impl Attempt {
 /// A message of a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Read {
-    /// A commit that its headers say was published to stand where it stands.
+    /// A commit whose headers match its place in the stream.
     Original(Commit),
-    /// A commit without such headers: somebody published it again, or copied the whole stream.
+    /// A commit without matching headers: published again by another program, or part of a copied stream.
     Copy(Commit),
-    /// A message that no journal wrote, with what it is.
+    /// A message that no journal wrote, with a description.
     Stray(String),
 }
 
 impl Read {
-    /// Reads a message by its payload and the sequence that its headers expected before it.
+    /// Parses a message from its payload and the sequence number that its headers expected before it.
     ///
     /// # Errors
-    /// Why it cannot be read although a journal wrote it: it is damaged, or of a later release.
+    /// Reason why a message of a journal cannot be read: it is damaged, or of a later release.
     pub(super) fn of(payload: &[u8], sequence: u64, expected: Option<u64>) -> Result<Self, String> {
         match Commit::decode(payload) {
             Ok(commit) if expected.is_some_and(|expected| expected + 1 == sequence) => Ok(Read::Original(commit)),
@@ -94,7 +94,7 @@ impl Read {
         }
     }
 
-    /// The commit of a message, or why the message is skipped. Copies count only in a stream that was copied as a whole.
+    /// Returns the commit of a message, or the reason to skip it. Copies count only in a stream that is a complete copy.
     pub(super) fn commit(self, is_copied: bool) -> Result<Commit, String> {
         match self {
             Read::Original(commit) => Ok(commit),
@@ -106,7 +106,7 @@ impl Read {
 }
 
 impl Commit {
-    /// The position of the last record, or of the one before where there is none.
+    /// Returns the position of the last record, or of the one before if there is none.
     pub(super) fn last(&self) -> u64 {
         self.first + self.records.len() as u64 - 1
     }
@@ -130,7 +130,7 @@ impl Commit {
         bytes
     }
 
-    /// Reads what [`Commit::encode`] wrote, or says why it cannot be.
+    /// Decodes the output of [`Commit::encode`]; the error is the reason why it is invalid.
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, String> {
         let whole = bytes.split_last_chunk::<CHECK_BYTES>();
         let (Some((body, check)), true) = (whole, bytes.starts_with(MAGIC)) else {

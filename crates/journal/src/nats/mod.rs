@@ -1,30 +1,31 @@
-//! The journal of many machines: a stream of NATS JetStream.
+//! Journal of many machines: a stream of NATS JetStream.
 //!
-//! A model's updates are a stream of their own, which every server appends to and reads. A message is a commit: the records that
-//! waited together (`message`), published on the condition that the stream is at the message that the server has seen last.
-//! Of two servers that publish at the same time one succeeds; the other reads what came, numbers its records anew and tries
-//! again. So positions follow one another without a gap, an append that fits a message is there whole or not at all, and
-//! whoever expects a position is told for certain. The stream's acknowledgement is the acknowledgement.
+//! The updates of a model are one stream, to which every server appends and which every server reads. A message is a commit: the
+//! records that waited together (`message`), published on condition that the stream's last message is the last one this server
+//! has seen. If two servers publish at the same time, one succeeds; the other reads the new message, renumbers its records and
+//! tries again. Positions are therefore consecutive, an append that fits a message is stored completely or not at all, and an
+//! expected position is checked reliably. An append is acknowledged when the stream acknowledges it.
 //!
-//! **Exactly once.** Where an acknowledgement does not come, nobody knows whether the message is there: it can only be the one
-//! after the last that was seen, so that one is looked at. Where it is not there the same message is published again, under the
-//! same condition and message id: the stream takes it once.
+//! **Exactly once.** After a missing acknowledgement it is unknown whether the message is stored. It can only be the one after
+//! the last seen message, so that one is read. If it is not there, the same message is published again with the same condition
+//! and message id; the stream accepts it once.
 //!
-//! **Following.** Messages are asked for by their sequence, one after the other; the broker keeps no state of who reads. A
-//! subscription rings when something was published; now and then the stream is asked how far it is, so that a lost ring costs
-//! time and no update. A server that others were faster than says so with its next trial, and they let it go first: nobody is
-//! kept from writing by its way to the broker being longer.
+//! **Following.** Messages are read by sequence number; the broker keeps no consumer state. A subscription notifies of new
+//! messages; the stream is also polled, so that a lost notification costs time but no update. A server that loses races reports
+//! that in its next attempt, and the others let it go first. A longer network path to the broker thus keeps no server from
+//! writing.
 //!
-//! **Messages of others.** A message that no journal wrote is skipped, and so is a copy of a commit that was read before: each commit
-//! names the one before it, so that no update can be lost with them. They are counted, and operators are warned. A damaged commit, one
-//! of a later release, a gap, or a position that does not follow ends following with the reason: nothing is passed over. The
-//! stream is joined again once a version is followed from a position beyond what was missed.
+//! **Foreign messages.** A message that no journal wrote is skipped, and so is a copy of a commit that was read before. Each
+//! commit names the one before it, so that no update can be lost among them. Skipped messages are counted, and operators are
+//! warned. A damaged commit, one of a later release, a gap, or a position out of order stops following with the reason; nothing
+//! is skipped. The stream is rejoined once a version includes the missed positions.
 //!
-//! **Streams that are lost.** How far a stream came is noted outside of it (`mark`). A stream that is gone or ends before the note is
-//! not begun again: a start is refused, and a server that runs refuses updates, until the stream is back or begins after all that was seen.
+//! **Lost streams.** The last position is recorded outside of the stream (`mark`). A stream that is missing or ends before that
+//! position is not recreated: a start fails, and a running server rejects updates, until the stream is back or begins after
+//! everything that was seen.
 //!
-//! What is acknowledged is as durable as the stream: `docs/guide/updates.md` says which settings of the broker that takes. Records are
-//! released by the stream's own limits.
+//! Acknowledged updates are as durable as the stream: `docs/guide/updates.md` lists the required settings of the broker. Records
+//! are released by the limits of the stream.
 
 mod credentials;
 mod follow;
@@ -55,23 +56,23 @@ use remote::{ANSWER, Noted, Remote, Said, Threads, wait};
 use state::State;
 use sterling_core::error::{Error, Result};
 
-/// Appends that may wait; a server's requests for bodies are bounded long before.
+/// Maximum number of waiting appends; a server limits its requests to far fewer.
 const WAITING_MAX: usize = 4096;
-/// How often a connection is tried that says nothing: two pings without an answer, and another one is made.
+/// Ping interval of an idle connection; it is replaced after two pings without an answer.
 const PING: Duration = Duration::from_secs(2);
-/// Bytes that a message of a stream must be allowed to have at least.
+/// Smallest accepted limit on the bytes of a stream's messages.
 const MESSAGE_BYTES_MIN: i32 = 2 * HEADER_BYTES as i32;
-/// How often the position is noted.
+/// Interval at which the position is recorded.
 const NOTE: Duration = Duration::from_millis(500);
 
-/// Where streams are, and how they are made.
+/// Addresses of the brokers, and options of streams.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NatsOptions {
-    /// The servers of the cluster, `nats://` or `tls://` each, separated by commas.
+    /// Servers of the cluster, `nats://` or `tls://` each, separated by commas.
     pub servers: String,
-    /// What they must keep to.
+    /// Required properties of the streams.
     pub streams: StreamOptions,
-    /// The folder below which the positions of streams are noted; without one the streams alone tell them.
+    /// Folder below which the positions of streams are recorded; without it, the streams alone determine them.
     pub notes: Option<PathBuf>,
 }
 
@@ -93,17 +94,17 @@ struct StreamJournal {
 }
 
 impl Nats {
-    /// Connects; a connection that is lost later is made again, for as long as it takes.
+    /// Connects to the cluster; a lost connection is reestablished without a time limit.
     ///
     /// # Errors
-    /// `Unavailable` where no server answers, or a monitor does not; `Unsupported` where one tells that its broker acknowledges
-    /// what it has not synced.
+    /// `Unavailable` if no server or a monitor does not answer; `Unsupported` if a monitor reports that its broker acknowledges
+    /// messages before syncing them.
     pub fn connect(options: NatsOptions) -> Result<Self> {
         options.streams.check()?;
         options.streams.monitors.iter().try_for_each(|monitor| monitor::check(monitor))?;
         if options.streams.monitors.is_empty() {
             tracing::warn!(
-                "nobody looks whether the brokers sync what they acknowledge: by default they do so every two minutes; `streams.monitors` has them asked"
+                "`streams.monitors` is not set: cannot check that the brokers sync messages before they acknowledge them (by default they sync every two minutes)"
             );
         }
         let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -118,7 +119,7 @@ impl Nats {
             Source::Nowhere => ConnectOptions::new(),
             source => ConnectOptions::with_auth_callback(move |nonce| std::future::ready(source.answer(&nonce))),
         };
-        // What this server publishes it need not be told of.
+        // This server needs no notification of its own messages.
         let how = how.name("sterling").no_echo().connection_timeout(ANSWER).ping_interval(PING);
         let said = Said::default();
         let heard = said.clone();
@@ -136,14 +137,14 @@ impl Nats {
         Ok(Nats { options, client, context, said, threads })
     }
 
-    /// The file where the position of a stream is noted.
+    /// Opens the file with the position of a stream.
     fn mark(&self, stream: &str) -> Result<Option<Mark>> {
         let path = self.options.notes.as_ref().map(|notes| notes.join(MARKS).join(stream));
         path.map(|path| Mark::open(&path)).transpose()
     }
 }
 
-/// The stream of a configuration, which is made where there is none and `may_make` allows it.
+/// Returns the stream of a configuration; creates it if it does not exist and `may_make` allows that.
 async fn found(
     context: &Context,
     said: &Said,
@@ -160,12 +161,12 @@ async fn found(
     context.create_stream(config).await.map_err(|e| said.unavailable("making it", e))
 }
 
-/// Notes how far a stream came, until nobody follows it any more.
+/// Records the position of a stream until it is no longer followed.
 async fn note(shared: Weak<Shared<State>>, mut mark: Mark) {
     loop {
         tokio::time::sleep(NOTE).await;
         let Some(position) = shared.upgrade().map(|shared| shared.lock().position) else { return };
-        // A store on a network may not answer: that must hold nothing else up.
+        // Network storage may block; that must not delay anything else.
         let written = tokio::task::spawn_blocking(move || {
             let written = if position > mark.position() { mark.set(position) } else { Ok(()) };
             (mark, written)
@@ -180,7 +181,7 @@ async fn note(shared: Weak<Shared<State>>, mut mark: Mark) {
 
 impl Journals for Nats {
     fn open(&self, topic: &Topic, after: u64) -> Result<Box<dyn Journal>> {
-        // Neither a stream's name nor a part of a subject may have dots; the names of models have no tilde.
+        // Stream names and subject tokens must not contain dots; model names have no tilde.
         let token = topic.to_string().replace('.', "~");
         let StreamOptions { prefix, replicas, .. } = self.options.streams.clone();
         let (name, subject) = (format!("{prefix}-{token}"), format!("{prefix}.{token}"));
@@ -261,7 +262,7 @@ impl Journal for StreamJournal {
     }
 
     fn release(&self, _position: u64) -> Result<()> {
-        // Other servers may need them: the stream's own limits say how long records are kept.
+        // Other servers may need them: the limits of the stream decide how long records are retained.
         Ok(())
     }
 
@@ -299,7 +300,7 @@ impl Journal for StreamJournal {
     }
 }
 
-/// Whether a stream keeps what it acknowledges, in order, and so many copies of it.
+/// Checks that a stream retains acknowledged messages in order, with enough replicas.
 fn check(config: &Config, subject: &str, replicas: usize) -> Result<()> {
     let wrong = match config {
         Config { num_replicas: copies, .. } if *copies < replicas => {
@@ -328,7 +329,7 @@ fn check(config: &Config, subject: &str, replicas: usize) -> Result<()> {
     Err(Error::unsupported(wrong))
 }
 
-/// Servers without the secrets that their addresses may hold.
+/// Returns the addresses without the secrets that they may contain.
 fn named(servers: &str) -> String {
     let without = |server: &str| match (server.split_once("://"), server.rsplit_once('@')) {
         (Some((scheme, _)), Some((_, host))) => format!("{scheme}://{host}"),

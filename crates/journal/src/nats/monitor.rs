@@ -1,4 +1,4 @@
-//! What the monitor of a broker tells of its syncs, which clients are not told.
+//! Sync setting of a broker, queried at its monitoring port, because clients cannot query it.
 
 use std::time::Duration;
 
@@ -6,10 +6,10 @@ use serde::Deserialize;
 
 use sterling_core::error::{Error, Result};
 
-/// How long a monitor has to answer.
+/// Timeout of a monitor.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// What is read of `/varz`.
+/// Fields read from `/varz`.
 #[derive(Deserialize)]
 struct About {
     #[serde(default)]
@@ -30,10 +30,10 @@ struct Syncs {
     sync_always: bool,
 }
 
-/// Whether a broker syncs what it acknowledges, of which `monitor` is the address (`http://HOST:8222`).
+/// Checks that a broker syncs messages before it acknowledges them; `monitor` is its monitoring address (`http://HOST:8222`).
 ///
 /// # Errors
-/// `Unavailable` where it does not answer, `Unsupported` where it does not sync.
+/// `Unavailable` if it does not answer, `Unsupported` if it does not sync.
 pub(super) fn check(monitor: &str) -> Result<()> {
     let silent = |e: &dyn std::fmt::Display| Error::unavailable(format!("streams.monitors: {monitor}: {e}"));
     let agent: ureq::Agent = ureq::Agent::config_builder().timeout_global(Some(ANSWER)).build().into();
@@ -56,7 +56,7 @@ mod tests {
     use super::*;
     use sterling_core::error::Kind;
 
-    /// What is said of a monitor that answers so.
+    /// Returns the result for a monitor with this answer.
     fn said(answer: &'static str) -> Result<()> {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = format!("http://{}/", listener.local_addr().unwrap());

@@ -1,4 +1,4 @@
-//! A stream of the broker, as it is read and written.
+//! Access to a stream of the broker.
 
 use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
@@ -21,21 +21,22 @@ use sterling_core::blocking::may_block;
 use sterling_core::error::{Error, Result};
 use sterling_core::locks::locked;
 
-/// How long the broker has to answer.
+/// Timeout of the broker.
 pub(super) const ANSWER: Duration = Duration::from_secs(2);
-/// Messages that are asked for at a time where many are to be read.
+/// Messages that are requested at a time when many are read.
 pub(super) const AHEAD: u64 = 128;
-/// How long what a broker said is told as the reason of what failed: as long as a lost connection may wait before it is tried again, and a while.
+/// Time for which the last message of the broker is reported as the reason of failures: longer than the longest wait before a
+/// reconnect.
 const SAID: Duration = Duration::from_secs(10);
 
-/// The thread that streams are kept on.
+/// Runtime thread of the streams.
 pub(super) struct Threads {
     runtime: Option<Runtime>,
     pub(super) handle: Handle,
 }
 
 impl Threads {
-    /// Of a runtime.
+    /// Wraps a runtime.
     pub(super) fn of(runtime: Runtime) -> Self {
         let handle = runtime.handle().clone();
         Threads { runtime: Some(runtime), handle }
@@ -44,12 +45,12 @@ impl Threads {
 
 impl Drop for Threads {
     fn drop(&mut self) {
-        // Whoever lets go of it last may be a thread that must not wait.
+        // The last owner may be a thread that must not block.
         self.runtime.take().into_iter().for_each(Runtime::shutdown_background);
     }
 }
 
-/// A stream, as it is read and written.
+/// Access to a stream.
 #[derive(Clone)]
 pub(super) struct Remote {
     pub(super) name: String,
@@ -58,16 +59,16 @@ pub(super) struct Remote {
     pub(super) context: Context,
     pub(super) stream: Stream,
     pub(super) said: Said,
-    /// Whether the stream was copied from another one: then no message has the headers of its place.
+    /// True if the stream was copied from another one: its messages then lack matching headers.
     pub(super) is_copied: bool,
 }
 
-/// What the broker said last that no request is answered with: refusals of permissions, and why a connection cannot be made.
+/// Last asynchronous message of the broker, which answers no request: missing permissions, or a failed connection.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Said(Arc<Mutex<Option<(Instant, String)>>>);
 
 impl Said {
-    /// Takes note of what the connection tells.
+    /// Records an event of the connection.
     pub(super) fn hear(&self, event: &Event) {
         let said = match event {
             Event::Connected => None,
@@ -79,7 +80,7 @@ impl Said {
         *locked(&self.0) = said.map(|said| (Instant::now(), said));
     }
 
-    /// The error of something that the broker did not do, with what it said of that.
+    /// Returns the error of a failed operation, with the last message of the broker.
     pub(super) fn unavailable(&self, what: &str, e: impl std::fmt::Display) -> Error {
         let said = locked(&self.0).as_ref().filter(|(at, _)| at.elapsed() < SAID).map(|(_, said)| said.clone());
         let said = said.map_or(String::new(), |said| format!("; the broker said: {said}"));
@@ -87,7 +88,7 @@ impl Said {
     }
 }
 
-/// A position that was noted outside of a stream, which was durable once.
+/// A position that was once durable, recorded outside of a stream.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Noted {
     pub(super) position: u64,
@@ -95,7 +96,8 @@ pub(super) struct Noted {
 }
 
 impl Noted {
-    /// Refuses a stream that is this, where no position further than `known` is had of it or without it.
+    /// Rejects a stream, described by `what`, if neither it nor a version reaches the recorded position; `known` is the position
+    /// that they reach.
     pub(super) fn allows(&self, known: u64, what: &str) -> Result<()> {
         if known >= self.position {
             return Ok(());
@@ -108,10 +110,10 @@ impl Noted {
 }
 
 impl Remote {
-    /// How far the stream is, of which the updates after a position are wanted; a new one gets its first message.
+    /// Reads the state of the stream to follow it after a position; writes the first message of a new one.
     ///
     /// # Errors
-    /// `Unavailable` where it ends before a position that was noted; `Corrupt` where it does not tell its position.
+    /// `Unavailable` if it ends before the recorded position; `Corrupt` if its position cannot be determined.
     pub(super) async fn begin(&mut self, after: u64, noted: &Noted) -> Result<State> {
         let mut told = self.info().await?;
         if told.state.last_sequence == 0 {
@@ -124,7 +126,7 @@ impl Remote {
             let first =
                 Commit { first: after + 1, number: number(), before: 0, tries: 0, needs: 0, records: Vec::new() };
             match self.publish(&first, 0).await {
-                // Of two servers that begin it one does.
+                // Of two servers that begin it, one succeeds.
                 Ok(_) => {}
                 Err(e) if e.kind() == PublishErrorKind::WrongLastSequence => {}
                 Err(e) => return Err(self.unavailable("its first message", e)),
@@ -143,7 +145,7 @@ impl Remote {
         Ok(state)
     }
 
-    /// The first commit of messages, with its sequence. Where it is a copy, the whole stream is one.
+    /// Returns the first commit of a range of messages, with its sequence number. If it is a copy, the complete stream is one.
     async fn first(&mut self, from: u64, to: u64) -> Result<Option<(u64, Commit)>> {
         let mut next = from;
         while next <= to {
@@ -159,7 +161,7 @@ impl Remote {
         Ok(None)
     }
 
-    /// The last commit of messages, with its sequence.
+    /// Returns the last commit of a range of messages, with its sequence number.
     async fn last(&self, from: u64, to: u64) -> Result<Option<(u64, Commit)>> {
         let mut end = to + 1;
         let mut ahead = 1;
@@ -176,10 +178,10 @@ impl Remote {
         Ok(None)
     }
 
-    /// What the broker tells of the stream.
+    /// Returns the broker's information about the stream.
     ///
     /// # Errors
-    /// `NotFound` where there is none, `Unavailable` where it does not answer.
+    /// `NotFound` if it does not exist, `Unavailable` if the broker does not answer.
     pub(super) async fn info(&self) -> Result<Info> {
         self.connected()?;
         self.stream.get_info().await.map_err(|e| match refusal(&e) {
@@ -188,7 +190,7 @@ impl Remote {
         })
     }
 
-    /// Publishes a commit that is to follow a message of the stream.
+    /// Publishes a commit on condition that the stream's last message is `after`; returns its sequence number.
     pub(super) async fn publish(&self, commit: &Commit, after: u64) -> std::result::Result<u64, PublishError> {
         let message = PublishMessage::build()
             .payload(commit.encode().into())
@@ -197,7 +199,7 @@ impl Remote {
         Ok(self.context.send_publish(self.subject.clone(), message).await?.await?.sequence)
     }
 
-    /// Refuses what would only wait in memory for a connection.
+    /// Returns an error without a connection, because the client would only buffer the request.
     pub(super) fn connected(&self) -> Result<()> {
         match self.client.connection_state() {
             Connection::Connected => Ok(()),
@@ -205,12 +207,12 @@ impl Remote {
         }
     }
 
-    /// The commit of a message, or why the message is skipped; none where the stream does not hold it.
+    /// Returns the commit of a message, or the reason to skip it; `None` if the stream does not have it.
     pub(super) async fn read(&self, sequence: u64) -> Result<Option<std::result::Result<Commit, String>>> {
         Ok(self.message(sequence).await?.map(|read| read.commit(self.is_copied)))
     }
 
-    /// A message; none where the stream does not hold it.
+    /// Returns a message; `None` if the stream does not have it.
     async fn message(&self, sequence: u64) -> Result<Option<Read>> {
         self.connected()?;
         match self.stream.get_raw_message(sequence).await {
@@ -223,7 +225,7 @@ impl Remote {
         }
     }
 
-    /// Messages, in their order.
+    /// Returns messages in their order.
     async fn read_all(&self, messages: std::ops::Range<u64>) -> Result<Vec<Option<Read>>> {
         join_all(messages.map(|sequence| self.message(sequence))).await.into_iter().collect()
     }
@@ -233,31 +235,31 @@ impl Remote {
     }
 }
 
-/// The sequence that a message was published to follow.
+/// Returns the sequence number after which a message was published.
 fn expected(headers: &HeaderMap) -> Option<u64> {
     headers.get(NATS_EXPECTED_LAST_SEQUENCE)?.as_str().parse().ok()
 }
 
-/// What a broker refuses something with, which it has not done then.
+/// Returns the error code of a broker that rejected an operation, which then had no effect.
 pub(super) fn refusal(e: &(dyn std::error::Error + 'static)) -> Option<ErrorCode> {
     let said = e.source().and_then(|source| source.downcast_ref::<jetstream::Error>());
     said.map(jetstream::Error::error_code)
 }
 
-/// What no other commit has.
+/// Returns a unique commit number.
 pub(super) fn number() -> u128 {
     let half = || u128::from(RandomState::new().hash_one(std::process::id()));
     half() << 64 | half()
 }
 
-/// Why a message that comes after another one is not the one that was written after it.
+/// Returns the message about a commit that does not continue the previous one.
 pub(super) fn does_not_follow(sequence: u64) -> String {
     format!(
         "message {sequence} was not written after the one before it: the broker has lost messages that it acknowledged"
     )
 }
 
-/// What comes of something on the streams' thread, for another one.
+/// Runs a future on the streams' thread and blocks for its result.
 pub(super) fn wait<T: Send + 'static>(
     threads: &Threads,
     what: impl Future<Output = Result<T>> + Send + 'static,
@@ -265,7 +267,7 @@ pub(super) fn wait<T: Send + 'static>(
     may_block();
     let (tell, told) = mpsc::sync_channel(1);
     threads.handle.spawn(async move {
-        // Nobody may wait any more.
+        // The caller may have stopped waiting.
         let _ = tell.send(what.await);
     });
     told.recv().map_err(|_| Error::internal("what waits for the stream broke; this is a defect"))?

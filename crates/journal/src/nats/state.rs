@@ -1,4 +1,4 @@
-//! What the keeper of a stream and those who follow it share.
+//! State shared by the keeper and the followers of a stream.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,51 +9,51 @@ use async_nats::jetstream::stream::Info;
 use super::message::{Commit, LENGTH_BYTES};
 use crate::shared::Progress;
 
-/// Bytes of the newest messages that are kept for those who follow.
+/// Bytes of the newest messages that are cached for followers.
 const RECENT_BYTES: usize = 16 << 20;
-/// How long an operator is told of a message that was skipped.
+/// Time for which a skipped message is reported to operators.
 const TOLD: Duration = Duration::from_secs(3600);
 
-/// How far a stream is.
+/// Progress of a stream.
 #[derive(Debug, Default)]
 pub(super) struct State {
-    /// How often the stream was begun anew while this server followed it: sequences of one beginning mean nothing in another.
+    /// Number of times the stream was recreated or rejoined; sequence numbers are valid only within one incarnation.
     pub(super) beginning: u64,
-    /// The first message that is kept, and the position that it begins at.
+    /// First retained message, and its first position.
     pub(super) first_sequence: u64,
     pub(super) first: u64,
-    /// The last message, and the position that the journal ends at.
+    /// Last message, and the last position of the journal.
     pub(super) sequence: u64,
     pub(super) position: u64,
-    /// The number of the last commit, and its message.
+    /// Number of the last commit, and its message.
     pub(super) number: u128,
     pub(super) last_commit: u64,
-    /// The newest messages, without those that were skipped; the last one is that of `sequence`.
+    /// Newest messages, `None` for a skipped one; the last entry is that of `sequence`.
     recent: VecDeque<Option<Arc<Commit>>>,
     recent_bytes: usize,
-    /// Bytes of the stream at the last look.
+    /// Bytes of the stream at the last poll.
     pub(super) bytes: u64,
-    /// Bytes that a message of the stream may have, where the stream limits them.
+    /// Maximum bytes of a message, if the stream limits them.
     pub(super) message_bytes_max: Option<usize>,
-    /// Messages that were skipped, as no journal wrote them.
+    /// Skipped messages, which no journal wrote.
     pub(super) skipped: Skipped,
-    /// Since when the broker does not answer, and what it came to.
+    /// Time since which the broker does not answer, and the error.
     pub(super) lost: Option<(Instant, String)>,
-    /// When the last append was refused that nothing was wrong with, and why; none once a commit was written after it.
+    /// Time and reason of the last valid append that was rejected; cleared by the next commit.
     pub(super) refused: Option<(Instant, String)>,
-    /// Why the stream is not the one that was followed; it goes on once it is again.
+    /// Reason why the stream is not the one that was followed; cleared when it is back.
     pub(super) away: Option<String>,
-    /// Why nothing can be read any more, until a version holds what was missed.
+    /// Reason why nothing can be read, until a version includes the missed updates.
     pub(super) broken: Option<String>,
-    /// The position beyond the end, as far as it was read, from which a version was to be followed last.
+    /// Position beyond the known end from which a version was last to be followed.
     pub(super) held: u64,
-    /// Updates up to this position were missed by who followed before the stream was joined again.
+    /// Followers missed the updates up to this position before the stream was rejoined.
     pub(super) missed: u64,
-    /// Why the position cannot be noted outside of the stream.
+    /// Reason why the position cannot be recorded outside of the stream.
     pub(super) unnoted: Option<String>,
 }
 
-/// Messages that were skipped.
+/// Skipped messages.
 #[derive(Debug, Default)]
 pub(super) struct Skipped {
     count: u64,
@@ -61,18 +61,18 @@ pub(super) struct Skipped {
 }
 
 impl Skipped {
-    /// Counts a message, which is this.
+    /// Counts a message, described by `what`.
     fn take(&mut self, sequence: u64, what: String) {
         self.count += 1;
         self.last = Some((Instant::now(), sequence, what));
     }
 
-    /// Whether the last one came within a second.
+    /// Returns whether the last one was within a second.
     pub(super) fn is_recent(&self) -> bool {
         self.last.as_ref().is_some_and(|(at, ..)| at.elapsed() < Duration::from_secs(1))
     }
 
-    /// What an operator should know of those that came lately.
+    /// Returns the warning for operators about recent ones.
     pub(super) fn warning(&self) -> Option<String> {
         let (_, sequence, what) = self.last.as_ref().filter(|(at, ..)| at.elapsed() < TOLD)?;
         Some(format!(
@@ -89,8 +89,8 @@ impl Progress for State {
 }
 
 impl State {
-    /// That of a stream of which the first commit that is kept and the last one are known, each with its sequence. Messages up to
-    /// `last_sequence` are no commits.
+    /// Returns the state of a stream from its first and last retained commits with their sequence numbers. Messages after the
+    /// last commit, up to `last_sequence`, are not commits.
     pub(super) fn of(first: (u64, &Commit), last: (u64, &Commit), last_sequence: u64) -> Self {
         State {
             first_sequence: first.0,
@@ -103,7 +103,7 @@ impl State {
         }
     }
 
-    /// Goes on with the stream that was begun anew by a commit, the message of a sequence.
+    /// Continues with a recreated stream, from the commit with this sequence number.
     pub(super) fn begin_anew(&mut self, sequence: u64, commit: &Commit) {
         self.beginning += 1;
         (self.first_sequence, self.first) = (sequence, commit.first);
@@ -113,28 +113,28 @@ impl State {
         self.away = None;
     }
 
-    /// Takes note of the position from which a version is to be followed.
+    /// Records the position from which a version is to be followed.
     pub(super) fn wants(&mut self, after: u64) {
         if after > self.position {
             self.held = after;
         }
     }
 
-    /// Goes on with the stream as it is now, which is this: all that was missed up to a position is in a version.
+    /// Continues with the current stream, `now`; a version includes all updates missed up to position `missed`.
     pub(super) fn join(&mut self, now: State, missed: u64) {
         let (beginning, held) = (self.beginning + 1, self.held);
         let (skipped, unnoted) = (std::mem::take(&mut self.skipped), self.unnoted.take());
         *self = State { beginning, held, missed, skipped, unnoted, ..now };
     }
 
-    /// Takes note of what the broker tells of the stream.
+    /// Updates the limits and the size from the broker's information.
     pub(super) fn look_at(&mut self, told: &Info) {
         self.bytes = told.state.bytes;
-        // None is limited by -1.
+        // -1 means no limit.
         self.message_bytes_max = usize::try_from(told.config.max_message_size).ok().filter(|bytes| *bytes > 0);
     }
 
-    /// Takes the next message.
+    /// Accepts the next message.
     pub(super) fn take(&mut self, commit: Arc<Commit>) {
         self.position = commit.last();
         self.number = commit.number;
@@ -143,7 +143,7 @@ impl State {
         self.last_commit = self.sequence;
     }
 
-    /// Skips the next message, which is this.
+    /// Skips the next message, described by `what`.
     pub(super) fn skip(&mut self, what: String) {
         self.push(None);
         self.skipped.take(self.sequence, what);
@@ -160,12 +160,12 @@ impl State {
         }
     }
 
-    /// Whether a commit is one of the newest.
+    /// Returns whether a commit is among the newest.
     pub(super) fn has(&self, number: u128) -> bool {
         self.number == number || self.recent.iter().rev().flatten().any(|commit| commit.number == number)
     }
 
-    /// A message, where it is one of the newest: its commit, or `None` within for one that is skipped.
+    /// Returns a message if it is among the newest: its commit, or an inner `None` for a skipped one.
     pub(super) fn recent(&self, sequence: u64) -> Option<Option<Arc<Commit>>> {
         let first = self.sequence + 1 - self.recent.len() as u64;
         self.recent.get(sequence.checked_sub(first)? as usize).cloned()

@@ -1,34 +1,35 @@
-//! One failure at every operation of the disk in turn, over a script of appends, rotations, releases and restarts: nothing that was
-//! acknowledged is missing afterwards, nothing that was refused is there, and the log goes on as one that never failed.
+//! Fault injection: one failure at every operation of the disk in turn, over a script of appends, rotations, releases and
+//! restarts. Afterwards no acknowledged record is missing, no rejected record is present, and the log works as one that never
+//! failed.
 
-// How many cases were run is told.
+// The number of cases is printed.
 #![allow(clippy::print_stderr)]
 
 use super::*;
 
-/// What an operation fails with, once.
+/// Failure of one operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Failure {
     Code(Errno),
     Panic,
 }
 
-/// Which operation fails, and how.
+/// The operation that fails, and its failure.
 #[derive(Clone, Copy, Debug)]
 struct Case {
-    /// Counted from 0 over all operations on all files; none fails where it is the largest number.
+    /// Number of the operation over all files, from 0; the largest number means that none fails.
     at: usize,
     failure: Failure,
-    /// Whether it has its effect all the same: of a write half of it otherwise.
+    /// Whether it takes effect nevertheless; otherwise half of a write does.
     is_done: bool,
 }
 
-/// The disk, and how many operations were asked of it.
+/// The disk, with a count of its operations.
 #[derive(Clone)]
 struct OnceFailing {
     case: Case,
     asked: Arc<AtomicUsize>,
-    /// The operation that failed.
+    /// Name of the operation that failed.
     failed: Arc<Mutex<Option<&'static str>>>,
 }
 
@@ -47,7 +48,7 @@ impl OnceFailing {
         }
         match self.case.failure {
             Failure::Code(code) => Err(code.into()),
-            // As a panic, but for the message on the terminal.
+            // Like a panic, without the message on the terminal.
             Failure::Panic => std::panic::resume_unwind(Box::new("the disk broke")),
         }
     }
@@ -72,7 +73,7 @@ impl Disk for OnceFailing {
 impl Tail for OnceFailingTail {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         let OnceFailingTail(tail, disk) = self;
-        // No byte of a write that was interrupted counts, and none is there.
+        // An interrupted write stores no bytes.
         let is_interrupted = disk.case.failure == Failure::Code(Errno::INTR);
         if disk.asked.load(Ordering::SeqCst) == disk.case.at && !disk.case.is_done && !is_interrupted {
             let _ = tail.write(&bytes[..bytes.len() / 2])?;
@@ -95,18 +96,18 @@ impl Tail for OnceFailingTail {
     }
 }
 
-/// A log, and what its writers were told.
+/// A log, and the results of its writers.
 struct Script<'a> {
     root: &'a Path,
     disk: OnceFailing,
     log: Option<Log>,
-    /// Counted from 0.
+    /// Number of appends, from 0.
     appends: u64,
     starts: u64,
     acknowledged: BTreeMap<u64, Vec<u8>>,
-    /// Those of which the log said that they may be there.
+    /// Records that may be present according to the log's error.
     uncertain: Vec<Vec<u8>>,
-    /// Errors that writers were told.
+    /// Number of errors that writers got.
     refusals: u64,
 }
 
@@ -122,27 +123,27 @@ impl<'a> Script<'a> {
         self.log.as_ref().unwrap()
     }
 
-    /// Ends the log, where it is open, and opens it: at the second try at the latest.
+    /// Closes the log if it is open, and opens it: at the second attempt at the latest.
     fn start(&mut self) {
         drop(self.log.take());
         self.starts += 1;
         let mark = Some(self.root.join("positions/log"));
         let open = || {
             let options = LogOptions { mark: mark.clone(), ..options(self.disk.clone()) };
-            // A process that ends by a panic of its start is started again.
+            // A process whose start panics is restarted.
             caught(|| Log::open(&self.root.join("log"), options))?.ok()
         };
-        self.log = Some(open().or_else(open).expect("it opens where the disk is well"));
+        self.log = Some(open().or_else(open).expect("a healthy disk opens"));
     }
 
-    /// Appends a record: at the second try at the latest, or at the first after a start where the log says that it takes one.
+    /// Appends a record: at the second attempt at the latest, or at the first one after a restart if the log requires that.
     fn append(&mut self) {
         self.appends += 1;
         for attempt in 0..4 {
             let payload = format!("{} {attempt} {}", self.appends, "x".repeat(self.appends as usize % 40)).into_bytes();
             match append(self.log(), &[&payload]) {
                 Ok(range) => {
-                    assert_eq!(self.acknowledged.insert(range.start, payload), None, "a position is given once");
+                    assert_eq!(self.acknowledged.insert(range.start, payload), None, "a position is assigned once");
                     return;
                 }
                 Err(e) => {
@@ -157,7 +158,7 @@ impl<'a> Script<'a> {
                 }
             }
         }
-        panic!("nothing is appended though the disk is well: {:?}", self.log().trouble());
+        panic!("no append succeeds on a healthy disk: {:?}", self.log().trouble());
     }
 
     fn release(&mut self, position: u64) {
@@ -167,7 +168,7 @@ impl<'a> Script<'a> {
         }
     }
 
-    /// Holds what can be read against what was told.
+    /// Compares the readable records with the acknowledged ones.
     fn check(&self) {
         let first = self.log().first();
         let mut found: BTreeMap<u64, Vec<u8>> = read(self.log(), first - 1).unwrap().into_iter().collect();
@@ -175,7 +176,7 @@ impl<'a> Script<'a> {
             assert_eq!(found.remove(position).as_ref(), Some(payload), "position {position} was acknowledged");
         }
         for (position, payload) in found {
-            assert!(self.uncertain.contains(&payload), "position {position} was refused");
+            assert!(self.uncertain.contains(&payload), "position {position} was rejected");
         }
     }
 
@@ -186,7 +187,7 @@ impl<'a> Script<'a> {
         (0..5).for_each(|_| self.append());
         self.release(5);
         self.append();
-        // Who follows sees what was acknowledged, and nothing else, up to where the log that it follows ended.
+        // A follower sees exactly the acknowledged records, up to the end of the log that it follows.
         while let Some(record) = follower.next(NOW).unwrap() {
             assert_eq!(self.acknowledged.get(&record.position), Some(&record.payload));
         }
@@ -222,7 +223,7 @@ fn one_failure_at_any_operation_of_the_disk_is_over_with_it() {
     let failures = [Errno::MFILE, Errno::IO, Errno::NOSPC, Errno::INTR].map(Failure::Code);
     let mut cases = 0;
     for (failure, is_done) in failures.into_iter().chain([Failure::Panic]).flat_map(|f| [(f, false), (f, true)]) {
-        // The writer looks at its files by itself, once a second: a few operations more or less.
+        // The writer also checks its files once per second, so the number of operations varies slightly.
         for at in 0..operations {
             let ((refusals, starts, uncertain), failed, _) = run(Case { at, failure, is_done });
             let Some(operation) = failed else { continue };
@@ -231,25 +232,25 @@ fn one_failure_at_any_operation_of_the_disk_is_over_with_it() {
             assert!(refusals <= 1 && uncertain <= 1 && starts <= 4, "{case}: {refusals}, {uncertain}, {starts}");
             let mends = match (failure, operation) {
                 (Failure::Code(Errno::INTR), "write") => refusals == 0 && starts == 3,
-                // The segment was not begun: it is made later.
+                // The segment was not created; a later append creates it.
                 (Failure::Code(_), "create") if !is_done => starts == 3 && uncertain == 0,
                 (Failure::Code(Errno::NOSPC), "write") => starts == 3 && uncertain == 0,
                 (Failure::Code(_), "check") => starts == 3 && uncertain == 0,
                 _ => true,
             };
-            assert!(mends, "{case}: {refusals} refused, {uncertain} of them perhaps there, {starts} starts");
+            assert!(mends, "{case}: {refusals} rejected, {uncertain} of them uncertain, {starts} starts");
         }
     }
     eprintln!("{cases} failures, at {operations} operations");
     assert!(cases > 8 * operations, "{cases} of {operations} operations");
 }
 
-/// What comes of a call, unless it panics.
+/// Returns the result of a call, or `None` if it panics.
 fn caught<R>(call: impl FnOnce() -> R) -> Option<R> {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)).ok()
 }
 
-/// Where files are that need not survive this machine.
+/// Returns a folder for files that need not survive a reboot.
 fn memory() -> &'static Path {
     Some(Path::new("/dev/shm")).filter(|memory| memory.is_dir()).unwrap_or(Path::new("/tmp"))
 }

@@ -1,48 +1,49 @@
-//! How many candidates int8 rows or the codes of a first pass must select so that the true best are among them, and what that costs.
+//! Selection depth: the number of candidates that int8 rows or first-pass codes must select to include the true best, and its
+//! cost.
 //!
-//! For every query of the calibration all rows and codes are scanned, those of all items and those of shares of them, which tells the place
-//! of each of the true best in their order: of all lists, so that a search of fewer, in which fewer come before it, loses no more.
-//! What of the true best is not among so many selected is lost to a search besides what lies in lists that it does not probe, at
-//! most.
+//! Each calibration query scans all rows and codes, for all items and for shares of them. This gives the rank of each of the true
+//! best by int8 rows and by codes. The ranks are over all lists; a search of fewer lists has fewer items ahead of them, so it
+//! loses no more. Selecting too few candidates therefore costs at most this loss, in addition to the loss from lists that are not
+//! probed.
 //!
-//! Which of the numbers, or int8 rows, takes the least time is reckoned from bytes: those of the lists that the recall takes, and
-//! those of the rows that score what was selected.
+//! The cheapest choice is estimated from the bytes to read: those of the probed lists, and those of the rows that score the
+//! selected candidates.
 
 use super::confidence::bounded;
 use sterling_index::ivf::{self, Rates};
 
-/// How many int8 rows select, for each that they usually do.
+/// Multiples of the usual number of int8 candidates that are measured.
 const INT8_FACTORS: [usize; 7] = [1, 2, 4, 8, 16, 32, 64];
-/// How many codes select for each of K.
+/// Multiples of K that are measured for codes.
 const FACTORS: [f64; 15] = [1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 11.0, 16.0, 22.0, 32.0, 48.0, 64.0, 96.0];
-/// Beyond so many codes do not pay: by int8 rows a quarter more than K are selected.
+/// Maximum number of candidates of codes: beyond it, codes do not pay off, since int8 rows select only a quarter more than K.
 pub(super) const SELECTED_MAX: usize = 8192;
-/// Items of a block.
+/// Items per block.
 const BLOCK: f64 = 16.0;
 
-/// Shares of the items in which codes are measured; of fewer items rows are read one by one.
+/// Minimum share of the items for which codes are measured; for smaller shares rows are read individually.
 pub(super) const PASS_RATE_MIN: f64 = 0.1;
 
-/// Of the true best K of queries among a share of the items, those that are found among the first of an order: by int8 rows, or by codes.
+/// Number of the true best K, among a share of the items, that rank high enough by int8 rows or by codes.
 pub(super) struct Depths {
-    /// Which of the pass rates.
+    /// Index of the pass rate.
     pub(super) share: usize,
     pub(super) k: usize,
-    /// The numbers that may be selected, rising.
+    /// Measured numbers of candidates, ascending.
     selected: Vec<usize>,
-    /// Of each of them; and the squares.
+    /// Hits per number of candidates; then their squares.
     hits: Vec<u64>,
     squares: Vec<u64>,
 }
 
 impl Depths {
-    /// Of so many candidates of a share by codes; nothing was measured yet.
+    /// Starts a measurement of codes for a share.
     pub(super) fn by_codes(share: usize, k: usize) -> Self {
         let selected = FACTORS.into_iter().map(|factor| (k as f64 * factor) as usize);
         Depths::of(share, k, selected.take_while(|n| *n <= SELECTED_MAX).collect())
     }
 
-    /// Of so many candidates of a share by int8 rows, which usually select `usual`, and whose order is known up to `known`.
+    /// Starts a measurement of int8 rows for a share; they usually select `usual` candidates, and ranks are known up to `known`.
     pub(super) fn by_int8(share: usize, k: usize, (usual, known): (usize, usize)) -> Self {
         let selected = INT8_FACTORS.into_iter().map(|factor| usual * factor);
         Depths::of(share, k, selected.take_while(|n| *n <= known.max(usual)).collect())
@@ -53,7 +54,7 @@ impl Depths {
         Depths { share, k, selected, hits: none.clone(), squares: none }
     }
 
-    /// Adds a query, of which the places of the true best are known in the order, none where they were not selected.
+    /// Adds a query with the ranks of its true best; `None` for those that were not selected.
     pub(super) fn place(&mut self, places: &[Option<u32>]) {
         let best = &places[..self.k.min(places.len())];
         for (n, &selected) in self.selected.iter().enumerate() {
@@ -68,7 +69,7 @@ impl Depths {
         self.squares.iter_mut().zip(&other.squares).for_each(|(sum, n)| *sum += n);
     }
 
-    /// What is lost by each number that may be selected: the mean, and what that is below with 95 % confidence.
+    /// Returns the loss for each number of candidates: the mean, and its upper bound with 95 % confidence.
     pub(super) fn lost(&self, queries: usize) -> impl Iterator<Item = (usize, f64, f64)> {
         self.selected.iter().enumerate().map(move |(n, &selected)| {
             let (mean, low) = bounded(self.hits[n], self.squares[n], queries, self.k);
@@ -77,12 +78,12 @@ impl Depths {
     }
 }
 
-/// What was measured of the orders that are not those of the widest rows.
+/// Measurements of all scores except those of the widest rows.
 #[derive(Default)]
 pub(super) struct AllDepths {
-    /// By int8 rows; none where these are the widest.
+    /// For int8 rows; empty if these are the widest.
     pub(super) int8: Vec<Depths>,
-    /// By codes, in shares of many items; none without codes.
+    /// For codes, for large shares of the items; empty without codes.
     pub(super) coded: Vec<Depths>,
 }
 
@@ -93,20 +94,20 @@ impl AllDepths {
     }
 }
 
-/// What searches take, in nanoseconds.
+/// Estimated search times in nanoseconds.
 #[derive(Clone, Copy)]
 pub(super) struct ScanTimes {
-    /// Of the items of a list on average, by int8 rows and by codes.
+    /// Scan of an average list, by int8 rows and by codes.
     int8_list: f64,
     codes_list: f64,
     row: f64,
 }
 
 impl ScanTimes {
-    /// Where so large a share of the items passes, of rows as an index has them in so many slots.
+    /// Estimates the times for a pass rate and an index with the given number of slots.
     pub(super) fn of(index: &ivf::Index, slots: usize, pass_rate: f64) -> Self {
         let items = slots as f64 / index.lists() as f64;
-        // Blocks that hold any of them.
+        // Blocks with at least one passing item.
         let blocks = items / BLOCK * (1.0 - (1.0 - pass_rate).powf(BLOCK));
         let row_bytes = items * pass_rate * index.row_bytes() as f64;
         let int8_bytes = index.survivor_bytes(row_bytes as u64, (blocks * index.block_bytes() as f64) as u64);
@@ -117,12 +118,12 @@ impl ScanTimes {
         }
     }
 
-    /// Of a search of so many lists by int8 rows, which selects so many.
+    /// Time of a search with int8 rows, by numbers of probed lists and selected candidates.
     pub(super) fn by_rows(&self, probes: usize, selected: usize) -> f64 {
         probes as f64 * self.int8_list + selected as f64 * self.row
     }
 
-    /// Of one by codes, which selects so many.
+    /// Same for a search with codes.
     pub(super) fn by_codes(&self, probes: usize, selected: usize) -> f64 {
         probes as f64 * self.codes_list + selected as f64 * self.row
     }
@@ -135,7 +136,7 @@ mod tests {
     #[test]
     fn places_tell_what_each_number_loses() {
         let mut depths = Depths::by_codes(0, 10);
-        // Of two queries one has its best in the first places and the other every tenth, of which the last was not selected.
+        // One query has its best in the first ranks; the other has them at every tenth rank, of which the last was not selected.
         let first: Vec<Option<u32>> = (0..10).map(Some).collect();
         let tenth: Vec<Option<u32>> = (0..10).map(|n| (n < 9).then_some(n * 10)).collect();
         let mut other = Depths::by_codes(0, 10);
@@ -148,7 +149,7 @@ mod tests {
         let expected = [8.0, 8.0, 7.0, 7.0, 6.0, 5.0, 4.0, 2.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0];
         assert_eq!(lost, numbers.into_iter().zip(expected).collect::<Vec<_>>());
         assert!(depths.lost(2).all(|(_, mean, most)| mean <= most && most <= 1.0));
-        // No more are selected than pays.
+        // Numbers of candidates that do not pay off are not measured.
         assert!(Depths::by_codes(0, 1000).lost(1).all(|(selected, ..)| selected <= SELECTED_MAX));
         assert_eq!(Depths::by_codes(0, 10_000).lost(1).count(), 0);
         let by_int8 = |known| Depths::by_int8(0, 10, (76, known)).lost(1).map(|lost| lost.0).collect::<Vec<_>>();

@@ -1,5 +1,6 @@
-//! What queries find in an index, or in a shard of one: the true best of every share of the items by their widest rows, and the best by
-//! int8 rows and by codes, which lose some of them. All of a calibration follows from it and from the lists.
+//! Results of calibration queries in an index or in one shard: the true best of every share of the items by their widest rows,
+//! and the best by int8 rows and by codes, which lose some of them. The entire calibration is derived from these results and the
+//! lists.
 
 use super::depth::{PASS_RATE_MIN, SELECTED_MAX};
 use super::measured::Measured;
@@ -9,50 +10,51 @@ use sterling_index::ivf::{self, Probing, WideRows, Words};
 use sterling_index::topk::{Selector, key, unkey};
 use sterling_kernels::priority::breathe;
 
-/// Items of which a query tells how far they score above their lists.
+/// Number of sampled items per query for the score residuals.
 const MARGINS: usize = 4096;
-/// How many the first pass's codes are asked for: one of them may be the item that the query was made of.
+/// Number of candidates of first-pass codes; one of them may be the item from which the query was made.
 pub(super) const CODED: usize = SELECTED_MAX + 1;
 
-/// Queries that are found together: each list is read from memory once for all of them. Each takes up to 2 MB for what it selects.
+/// Number of queries that scan together: each list is read from memory once for all of them. Each query needs up to 2 MB for its
+/// results.
 pub(super) const TOGETHER: usize = 4;
-/// How many rows are scored between two looks at whether others need the processor.
+/// Number of rows scored between checks whether other work needs the processor.
 const BREATH_ROWS: usize = 65_536;
 
-/// How many int8 rows are asked for of the best `k`, one of which may be the item that the query was made of.
+/// Number of candidates of int8 rows for the best `k`, one of which may be the item from which the query was made.
 pub(super) fn selected(k: usize) -> usize {
     k + 1 + k / 4 + 64
 }
 
-/// True for shares in which codes are measured.
+/// Returns whether codes are measured for a share.
 pub(super) fn is_coded(share: usize) -> bool {
     PASS_RATES[share] >= PASS_RATE_MIN
 }
 
-/// An item that a query found.
+/// Result of a query.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scored {
-    /// Its score by the widest rows, by int8 rows or by codes.
+    /// Score by the widest rows, by int8 rows or by codes.
     pub(super) score: f32,
-    /// Its slot in the whole.
+    /// Slot in the complete index.
     pub(super) place: u32,
 }
 
 impl Scored {
-    /// What ranks it among others by the same scores, the best first.
+    /// Sort key, best first.
     fn rank(&self) -> std::cmp::Reverse<u64> {
         std::cmp::Reverse(key(self.score, Slot(self.place)))
     }
 }
 
-/// What a query found among the items of a share.
+/// Results of a query among the items of a share.
 #[derive(Clone, Debug, Default)]
 pub(super) struct FoundIn {
-    /// The best by the widest rows that are kept, best first.
+    /// Best by the widest stored rows, best first.
     pub(super) best: Vec<Scored>,
-    /// The best by int8 rows, best first; none where these are the widest.
+    /// Best by int8 rows, best first; empty if these are the widest.
     pub(super) int8: Vec<Scored>,
-    /// The best by codes, best first; none where there are no codes, or few items pass.
+    /// Best by codes, best first; empty without codes or if few items pass.
     pub(super) coded: Vec<Scored>,
 }
 
@@ -63,7 +65,7 @@ impl FoundIn {
         self.coded.clear();
     }
 
-    /// Keeps of what several shards found what the whole finds for the best `k`.
+    /// Reduces the combined results of several shards to those of the complete index for the best `k`.
     pub(super) fn keep_best(&mut self, k: usize) {
         for (found, most) in [(&mut self.best, k + 1), (&mut self.int8, selected(k)), (&mut self.coded, CODED)] {
             found.sort_unstable_by_key(Scored::rank);
@@ -72,30 +74,30 @@ impl FoundIn {
     }
 }
 
-/// A query, and what it has found so far.
+/// Running query with its results so far.
 #[derive(Default)]
 struct Finding {
     int8: ivf::Int8Scores,
-    /// Of each share, the best by the widest rows that are kept.
+    /// Best of each share by the widest stored rows.
     best: Vec<Selector>,
-    /// The same by int8 rows, where these are not the widest.
+    /// Best of each share by int8 rows, unless these are the widest.
     by_int8: Vec<Selector>,
 }
 
-/// The memory of one thread.
+/// Buffers of one thread.
 #[derive(Default)]
 pub(super) struct Finder {
     scratch: ivf::Scratch,
     by_codes: Selector,
     findings: Vec<Finding>,
-    /// The slots of a list, and their scores by rows.
+    /// Slots of a list, and their scores by rows.
     slots: Vec<u32>,
     scores: Vec<f32>,
 }
 
 impl Finder {
-    /// Finds the best `k` of each share for up to [`TOGETHER`] queries, each with its own draws of the shares; nothing of shares of which
-    /// none are wanted. Every item is scored once per query, whatever the number of shares that it is in.
+    /// Finds the best `k` of each share for up to [`TOGETHER`] queries, each with its own random shares; shares with `k` 0 are
+    /// skipped. Every item is scored once per query, regardless of the number of shares that contain it.
     pub(super) fn find(
         &mut self,
         measured: &Measured<'_>,
@@ -134,7 +136,7 @@ impl Finder {
         }
     }
 
-    /// Scores the items of all lists, list by list, and offers each score to the shares that the item is in.
+    /// Scores the items list by list, and offers each score to the shares that contain the item.
     fn scan(&mut self, measured: &Measured<'_>, queries: &[&[f32]], shares: &[Vec<&Share>], k: &[usize]) {
         let Finder { findings, slots, scores, .. } = self;
         let index = measured.index;
@@ -180,14 +182,13 @@ impl Finder {
     }
 }
 
-/// Takes the best that a selector holds, by slots in the whole.
+/// Takes the results of a selector, with slots of the complete index.
 fn take(measured: &Measured<'_>, selector: &mut Selector, found: &mut Vec<Scored>) {
     let keys = selector.finish().iter().map(|&key| unkey(key));
     found.extend(keys.map(|(score, slot)| Scored { score, place: measured.place(slot.0) }));
 }
 
-/// A sample of the items of the whole for the `n`-th query, those that the index holds: slots in the whole, rising, each with the item's
-/// score.
+/// Scores the sampled items of a query that this index holds; returns ascending slots of the complete index with scores.
 pub(super) fn sample(measured: &Measured<'_>, drawn: &[u32], query: &[f32]) -> Vec<(u32, f32)> {
     let own = drawn.iter().filter_map(|&place| Some((place, measured.own(place)?.0)));
     let (places, slots): (Vec<u32>, Vec<u32>) = own.unzip();
@@ -197,7 +198,7 @@ pub(super) fn sample(measured: &Measured<'_>, drawn: &[u32], query: &[f32]) -> V
     places.into_iter().zip(products).collect()
 }
 
-/// The slots of a sample of the items for the `n`-th query, rising.
+/// Returns the ascending slots of the sampled items for the `n`-th query.
 pub(super) fn drawn(filled: &super::measured::Filled<'_>, seed: u64, n: usize) -> Vec<u32> {
     let draw = |m| filled.nth(random(seed, n as u64 * MARGINS as u64 + m) as usize % filled.len());
     let mut drawn: Vec<u32> = (0..MARGINS as u64).map(draw).collect();
@@ -214,7 +215,7 @@ mod tests {
     use sterling_index::ivf::{Options, Rescore, RowSurvey};
     use sterling_storage::rows::RowStore;
 
-    /// The best `most` of a share by a score per slot.
+    /// Returns the best `most` slots of a share by a score function.
     fn best(index: &ivf::Index, share: &Share, most: usize, score: impl Fn(u32) -> f32) -> Vec<u32> {
         let mut scored = Vec::new();
         for list in (0..index.lists() as u32).map(ListId) {

@@ -1,14 +1,14 @@
-//! What the queries of a calibration find in each shard of a version, in a file each: shards are searched where they are made, and all
-//! that was found is counted once, as if it had been found in the whole.
+//! Results of calibration queries per shard, in one file each: each shard is searched where it is made, and the combined results
+//! are evaluated once, as if the complete index had been searched.
 //!
 //! ```text
-//! queries        f32 [Q, D]         made_of  u32 [Q], the slot in the whole of the item that each was made of, or none
-//! source         u8, text           where the queries came from
-//! passing        u32 [R, 8, C]      the shard's items of each draw of each pass rate, list by list
-//! sampled        u32 [Q + 1]        where the items begin that tell how far a query's lie above their lists
-//! sampled_places, sampled_scores    their slots in the whole, and their scores by rows
+//! queries        f32 [Q, D]         made_of  u32 [Q], slot in the complete index of the item that each was made from, or none
+//! source         u8, text           source of the queries
+//! passing        u32 [R, 8, C]      the shard's items in each random share of each pass rate, per list
+//! sampled        u32 [Q + 1]        offsets of each query's sampled items for the score residuals
+//! sampled_places, sampled_scores    their slots in the complete index, and their scores by rows
 //! best_counts    u32 [Q, R]         best_places, best_scores [Q, R, B]: the best of each share by the widest rows
-//! int8_counts    u32 [Q, R]         int8_places, int8_scores [Q, R, B']: the same by int8 rows, where these are not the widest
+//! int8_counts    u32 [Q, R]         int8_places, int8_scores [Q, R, B']: the same by int8 rows, unless these are the widest
 //! coded_counts   u32 [Q, R]         coded_places, coded_scores [Q, R, B'']: the same by codes
 //! ```
 
@@ -30,8 +30,8 @@ use sterling_kernels::buffer::Buffer;
 use sterling_snapshot::Calibration;
 use sterling_storage::files::{Checksum, TensorFile, Tensors};
 
-/// Searches a shard for queries, and writes what they find to a file. Of the whole each share is searched for the most candidates that any
-/// calibration measures.
+/// Searches a shard for queries, and writes the results to a file. Each share of the complete index is searched for the largest
+/// number of candidates that any calibration measures.
 pub(super) fn write(
     path: &Path,
     measured: &Measured<'_>,
@@ -101,7 +101,7 @@ pub(super) fn write(
     })
 }
 
-/// Some of the best by one kind of score: of each query and share so many, of the places that there are.
+/// Best results by one kind of score, per query and share.
 struct Best {
     counts: Buffer<u32>,
     places: Buffer<u32>,
@@ -130,10 +130,10 @@ impl Best {
     }
 }
 
-/// What was found in one shard.
+/// Results from one shard.
 struct Findings {
     queries: Queries,
-    /// `[R][8]`
+    /// Passing items, `[R][8]`.
     passing: Vec<Vec<Passing>>,
     sampled: Buffer<u32>,
     sampled_places: Buffer<u32>,
@@ -185,10 +185,10 @@ impl Findings {
     }
 }
 
-/// The calibration of a whole from what was found in each of its shards, of which `index` is one; and its queries.
+/// Computes the calibration of a version from the results of all shards, of which `index` is one; returns it with its queries.
 ///
 /// # Errors
-/// `Corrupt` with the file that cannot be what was found, or is of other queries.
+/// `Corrupt` with a file that does not contain results, or those of other queries.
 pub(super) fn counted(
     index: &ivf::Index,
     files: &[impl AsRef<Path>],

@@ -1,10 +1,9 @@
-//! Measuring how many lists a recall takes, and when a filtered search may end.
+//! Measures the number of lists per recall, and when a filtered search may end.
 //!
-//! For each query and pass rate every list is scanned once (`find`): where the true best lie in the order of the query's lists tells
-//! the recall of every number of probes at the same time, and what a filtered search would have expected ahead of it whenever
-//! it had looked (`tally`). The truth is the best by the widest rows that are kept; what int8 rows and codes
-//! do not select of it is measured besides (`depth`).
-//! Items of a pass rate are drawn by a hash of their slots.
+//! For each query and pass rate every list is scanned once (`find`). The positions of the true best in the query's list order
+//! give the recall for every number of probes at once, and the expected number of best items in unscanned lists at every possible
+//! check (`tally`). The ground truth is the best by the widest stored rows; the loss by selecting with int8 rows and codes is
+//! measured separately (`depth`). The items of a pass rate are sampled by a hash of their slots.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -21,10 +20,10 @@ use sterling_index::ivf::{self, Ahead, Margins, WideRows};
 use sterling_kernels::priority::breathe;
 use sterling_snapshot::{Calibration, TARGETS};
 
-/// So many draws of the items of a share take turns, so that none of them alone decides.
+/// Number of random item sets per share, used in rotation so that no single one dominates.
 pub(super) const DRAWS: u64 = 8;
 
-/// Measures an index, on all cores. `progress` is told how many of how many queries are done.
+/// Measures an index on all cores. `progress` receives the numbers of finished and of all queries.
 pub fn measure(
     index: &ivf::Index,
     queries: &Queries,
@@ -50,7 +49,7 @@ pub fn measure(
     counting.calibration(queries, finder, progress)
 }
 
-/// The draws of each pass rate.
+/// Samples the item sets of each pass rate.
 pub(super) fn shares(measured: &Measured<'_>, seed: u64) -> Vec<Vec<Share>> {
     let draw = |pass_rate| {
         (0..DRAWS).into_par_iter().map(move |n| Share::draw(measured, pass_rate, random(seed, n))).collect()
@@ -58,19 +57,19 @@ pub(super) fn shares(measured: &Measured<'_>, seed: u64) -> Vec<Vec<Share>> {
     PASS_RATES.into_iter().map(draw).collect()
 }
 
-/// Of the draws of each pass rate the one that the `n`-th query gets.
+/// Selects the item set of each pass rate for the `n`-th query.
 pub(super) fn of_query<T>(draws: &[Vec<T>], n: usize) -> Vec<&T> {
     draws.iter().map(|draws| &draws[n % draws.len()]).collect()
 }
 
-/// Items that tell how far they score above their lists, of each query.
+/// Returns the sampled items of each query for the score residuals.
 pub(super) fn samples(measured: &Measured<'_>, queries: &[Vec<f32>], seed: u64) -> Vec<Vec<(u32, f32)>> {
     let filled = measured.whole.filled();
     let of_query = |(n, query): (usize, &Vec<f32>)| sample(measured, &drawn(&filled, seed, n), query);
     queries.par_iter().enumerate().map(of_query).collect()
 }
 
-/// How far items score above their lists, by a sample of them for each query.
+/// Computes the score-residual quantiles from a sample of items per query.
 fn margins(index: &ivf::Index, layout: Layout<'_>, queries: &[Vec<f32>], samples: &[Vec<(u32, f32)>]) -> Margins {
     let of_query = |(query, sample): (&Vec<f32>, &Vec<(u32, f32)>)| {
         let (mut scratch, mut scores) = (ivf::Scratch::default(), vec![0.0; index.lists()]);
@@ -82,19 +81,19 @@ fn margins(index: &ivf::Index, layout: Layout<'_>, queries: &[Vec<f32>], samples
     Margins::of(&queries.par_iter().zip(samples).flat_map_iter(of_query).collect::<Vec<_>>())
 }
 
-/// What is counted of everything that queries find.
+/// Evaluation of query results.
 pub(super) struct Counting<'a> {
-    /// The centroids, and what rows are like: an index, or any shard of it.
+    /// Index or any shard of it, for centroids and row formats.
     index: &'a ivf::Index,
     layout: Layout<'a>,
     passing: Vec<Vec<Passing>>,
     margins: Margins,
-    /// The most candidates that are measured of each share; 0 of those that are not.
+    /// Maximum number of measured candidates per share; 0 if it is not measured.
     pub(super) k: Vec<usize>,
 }
 
 impl<'a> Counting<'a> {
-    /// Nothing was counted yet.
+    /// Starts an evaluation.
     pub(super) fn of(
         index: &'a ivf::Index,
         layout: Layout<'a>,
@@ -109,7 +108,8 @@ impl<'a> Counting<'a> {
         Counting { index, layout, passing, margins, k }
     }
 
-    /// Counts what all queries find, each thread by a finder of its own, which gets the numbers of up to [`TOGETHER`] queries.
+    /// Evaluates the results of all queries. Each thread uses its own finder, which receives the numbers of up to [`TOGETHER`]
+    /// queries.
     pub(super) fn calibration<F: FnMut(&[usize], &mut [Vec<FoundIn>])>(
         &self,
         queries: &Queries,
@@ -154,10 +154,10 @@ impl<'a> Counting<'a> {
         Calibration { source: queries.source.clone(), queries: ordinary, targets: TARGETS.to_vec(), margins, curves }
     }
 
-    /// An empty measurement of what int8 rows and codes select for each number of candidates.
+    /// Starts the measurement of selection depths.
     fn depths(&self, tallies: &[Tally]) -> AllDepths {
         let rows = self.index.rows();
-        // One of those that int8 rows selected may be the item that the query was made of.
+        // One selected candidate may be the item from which the query was made.
         let by_int8 = |t: &Tally| Depths::by_int8(t.share, t.k, (rows.selected(t.k), selected(self.k[t.share]) - 1));
         let coded = tallies.iter().filter(|tally| is_coded(tally.share) && self.index.has_first_pass());
         AllDepths {
@@ -167,33 +167,33 @@ impl<'a> Counting<'a> {
     }
 }
 
-/// A query whose finds are counted.
+/// Query whose results are evaluated.
 struct Asked<'a> {
     n: usize,
     query: &'a [f32],
-    /// The place of the item that it was made of.
+    /// Slot of the item from which it was made.
     made_of: Option<u32>,
     stratum: Option<usize>,
 }
 
-/// The memory of one thread.
+/// Buffers of one thread.
 #[derive(Default)]
 struct Counter {
     scratch: ivf::Scratch,
-    /// All lists and their scores, best first.
+    /// All lists with their scores, best first.
     order: Vec<(ListId, f32)>,
     best: Vec<Scored>,
-    /// Slots with their places in an order.
+    /// Slots with their ranks.
     placed: Vec<(u32, u32)>,
-    /// The places of the best in that order.
+    /// Ranks of the best in that order.
     places: Vec<Option<u32>>,
-    /// Of the best, those in each list, `[C]`.
+    /// Number of the best in each list, `[C]`.
     hits: Vec<u32>,
     ahead: Ahead,
 }
 
 impl Counter {
-    /// Counts what a query found. What int8 rows and codes lose is told by those of no stratum.
+    /// Evaluates the results of a query. Queries of strata do not count for selection depths.
     fn add(
         &mut self,
         counting: &Counting<'_>,
@@ -238,7 +238,7 @@ impl Counter {
         }
     }
 
-    /// Where the true best of a share lie in another order of its items.
+    /// Finds the ranks of a share's true best in another order of its items.
     fn place(&mut self, order: &[Scored], made_of: Option<u32>) {
         let ordered = order.iter().map(|scored| scored.place).filter(|place| Some(*place) != made_of);
         self.placed.clear();
@@ -270,7 +270,7 @@ mod tests {
         (0..count as u64).map(number).collect()
     }
 
-    /// The share of the best `k` by rows that a search finds which is told how many lists and candidates to take.
+    /// Returns the recall of the best `k` by rows, for a search with given numbers of lists and candidates.
     fn found(index: &ivf::Index, queries: &[Vec<f32>], k: usize, (probes, selected): (usize, usize)) -> f64 {
         let (mut selector, mut scratch, mut hits) = (Selector::new(), ivf::Scratch::default(), 0);
         let all: Vec<u32> = index.filled_slots().map(|slot| slot.0).collect();
@@ -292,7 +292,7 @@ mod tests {
         hits as f64 / (queries.len() * k) as f64
     }
 
-    /// A dimension that is large and alike for all items leaves int8 rows little room for the others.
+    /// A large dimension with similar values in all items leaves little resolution of int8 rows for the others.
     #[test]
     fn what_int8_rows_lose_is_measured_made_good_or_told() {
         const ITEMS: usize = 3000;

@@ -1,15 +1,15 @@
-//! What is measured: an index, or a shard of one that lies on another machine. Which items are drawn is a matter of their slots in
-//! the whole, so that shards draw together what the whole would.
+//! Measured index, or a shard of one on another machine. Items are sampled by their slots in the complete index, so that all
+//! shards together sample the same items as the complete index.
 
 use sterling_core::units::{ListId, Slot};
 use sterling_index::ivf;
 
-/// Where the lists of an index lie.
+/// Slot layout of the lists of an index.
 #[derive(Clone, Copy)]
 pub(super) struct Layout<'a> {
-    /// `[C + 1]`: the first slot of each list, and one past the last.
+    /// First slot of each list, and one past the last, `[C + 1]`.
     pub(super) offsets: &'a [u32],
-    /// `[C]`: the items of each list.
+    /// Number of items per list, `[C]`.
     pub(super) lengths: &'a [u32],
 }
 
@@ -26,12 +26,12 @@ impl<'a> Layout<'a> {
         self.offsets[self.lists()] as usize
     }
 
-    /// The list of a slot.
+    /// Returns the list of a slot.
     pub(super) fn list_of(&self, slot: u32) -> ListId {
         ListId(self.offsets.partition_point(|&first| first <= slot).saturating_sub(1) as u32)
     }
 
-    /// The slots that hold items.
+    /// Returns the occupied slots.
     pub(super) fn filled(self) -> Filled<'a> {
         let end = self.lengths.iter().scan(0, |end, &length| {
             *end += length as usize;
@@ -41,20 +41,20 @@ impl<'a> Layout<'a> {
     }
 }
 
-/// The slots that hold items, list by list.
+/// Occupied slots, list by list.
 pub(super) struct Filled<'a> {
     layout: Layout<'a>,
-    /// `[C]`: the items of each list and those before it.
+    /// Cumulative number of items per list, `[C]`.
     ends: Vec<usize>,
 }
 
 impl Filled<'_> {
-    /// How many there are.
+    /// Number of occupied slots.
     pub(super) fn len(&self) -> usize {
         self.ends.last().copied().unwrap_or(0)
     }
 
-    /// The `n`-th of them.
+    /// Returns the `n`-th occupied slot.
     pub(super) fn nth(&self, n: usize) -> u32 {
         let list = self.ends.partition_point(|&end| end <= n);
         let before = self.ends[list] - self.layout.lengths[list] as usize;
@@ -62,33 +62,33 @@ impl Filled<'_> {
     }
 }
 
-/// An index that is measured.
+/// Index to measure.
 #[derive(Clone, Copy)]
 pub(super) struct Measured<'a> {
     pub(super) index: &'a ivf::Index,
-    /// The lists of the whole.
+    /// Lists of the complete index.
     pub(super) whole: Layout<'a>,
-    /// `[S]`: the slot in the whole of each slot that holds an item, where the index is a shard of it.
+    /// For a shard: slot in the complete index of each occupied slot, `[S]`.
     places: Option<&'a [u32]>,
 }
 
 impl<'a> Measured<'a> {
-    /// One that is the whole.
+    /// Measures a complete index.
     pub(super) fn whole(index: &'a ivf::Index) -> Self {
         Measured { index, whole: Layout::of(index), places: None }
     }
 
-    /// A shard of a whole, whose items lie at these `places` of it, list by list in the same order.
+    /// Measures a shard whose items have these slots in the complete index, list by list in the same order.
     pub(super) fn shard(index: &'a ivf::Index, whole: Layout<'a>, places: &'a [u32]) -> Self {
         Measured { index, whole, places: Some(places) }
     }
 
-    /// Where an item of the index lies in the whole.
+    /// Converts a slot to the complete index.
     pub(super) fn place(&self, slot: u32) -> u32 {
         self.places.map_or(slot, |places| places[slot as usize])
     }
 
-    /// The slot of an item of the whole, where the index holds it.
+    /// Converts a slot of the complete index, if this index holds its item.
     pub(super) fn own(&self, place: u32) -> Option<Slot> {
         let Some(places) = self.places else { return Some(Slot(place)) };
         let list = self.whole.list_of(place).index();

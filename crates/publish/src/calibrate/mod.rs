@@ -1,7 +1,8 @@
-//! Calibration: how many lists a recall takes, by queries like those that will be asked.
+//! Calibration: measures the number of probed lists (nprobe) per recall, with queries like those of
+//! production.
 //!
-//! A publication calibrates its version; `sterling calibrate` does it again for one that is published, with other queries, and
-//! keeps the result beside it.
+//! A publication calibrates its version; `sterling calibrate` calibrates a published version again with other queries, and stores
+//! the result next to it.
 
 mod confidence;
 mod depth;
@@ -38,13 +39,13 @@ pub(super) use queries::spread;
 use queries::{drawn, most};
 use strata::Strata;
 
-/// What the queries of a calibration find in a shard, beside its files until the version is published.
+/// Results of a calibration in a shard, stored with its files until the version is published.
 pub(super) const FINDINGS_FILE: &str = "findings.safetensors";
-/// The queries of a calibration that was made again, where they are none of the version's items.
+/// Queries of a recalibration, unless they are items of the version.
 const RECALIBRATION_QUERIES_FILE: &str = "recalibration_queries.safetensors";
 
-/// The file of the queries that the version in `folder` was calibrated with last, where they are none of its items. The queries of an
-/// earlier recalibration may still lie beside one that was made of items: they are not of this version's calibration any more.
+/// Returns the file of the queries that the version in `folder` was last calibrated with, unless they are its items. The queries
+/// of an earlier recalibration may still exist after one with items, but do not belong to the version's calibration any more.
 ///
 /// # Errors
 /// As [`Recalibration::read`].
@@ -57,11 +58,11 @@ fn kept_queries(folder: &Path, manifest: &Manifest) -> Result<Option<PathBuf>> {
     Ok(Some(folder.join(file)).filter(|path| path.exists()))
 }
 
-/// Calibrates the version in `folder` with the queries of a file, else with perturbed items; not one whose index has a single list.
-/// Returns the queries too.
+/// Calibrates the version in `folder` with the queries of a file, otherwise with perturbed items; skips an index with a single
+/// list. Returns the queries too.
 ///
 /// # Errors
-/// What is wrong with the queries, with the file and the line.
+/// The invalid query, with the file and the line.
 pub(super) fn version(
     folder: &Path,
     queries: Option<&Path>,
@@ -74,28 +75,28 @@ pub(super) fn version(
     })
 }
 
-/// Queries of the newest version of a model, for one that comes without any.
+/// Queries of the newest version of a model, for a version that comes without any.
 pub(super) struct Inherited {
-    /// The version that they were kept with.
+    /// Version that they were stored with.
     version: u64,
-    /// The files of that version.
+    /// Files of that version.
     files: BTreeMap<String, Checksum>,
     /// Its sample requests.
     requests: Option<Vec<u8>>,
-    /// What its user tower made of them, or the vectors that came.
+    /// Outputs of its user tower for them, or the vectors from the caller.
     vectors: Option<Vec<u8>>,
 }
 
-/// What calibrates a version that comes without queries.
+/// Inherited queries for the calibration.
 pub(super) struct KeptQueries {
-    /// Its file in the folder of the new version.
+    /// Their file in the folder of the new version.
     pub(super) file: PathBuf,
-    /// What it is called from now on.
+    /// New description of their source.
     pub(super) source: String,
 }
 
 impl KeptQueries {
-    /// What was measured with them, under their name.
+    /// Sets the source of a calibration and its queries.
     pub(super) fn rename(self, calibration: Calibration, queries: Queries) -> (Calibration, Queries) {
         let source = self.source;
         (Calibration { source: source.clone(), ..calibration }, Queries { source, ..queries })
@@ -103,7 +104,7 @@ impl KeptQueries {
 }
 
 impl Inherited {
-    /// The queries of the newest version of a model in a store; none where it has none, or there is no version.
+    /// Returns the queries of the newest version of a model in a store; `None` without a version or queries.
     ///
     /// # Errors
     /// As [`Store::small_file`].
@@ -119,7 +120,8 @@ impl Inherited {
         Ok((inherited.requests.is_some() || inherited.vectors.is_some()).then_some(inherited))
     }
 
-    /// Puts them into the folder of a new version whose package has these `files`. Vectors of another user tower are of no use to it.
+    /// Copies them to the folder of a new version whose package has these `files`. Vectors of another user tower are unusable and
+    /// skipped.
     ///
     /// # Errors
     /// `Io` with the path.
@@ -143,8 +145,8 @@ impl Inherited {
     }
 }
 
-/// The share of the best of a sample of the items that their rows find as they are kept, with the queries of a calibration: of an index
-/// whose int8 rows are the widest, which measures nothing against the vectors that it was made of.
+/// Measures the recall of stored rows against the original vectors, on a sample of the items with the calibration queries. Needed
+/// for an index whose int8 rows are the widest, because its calibration compares them only with themselves.
 ///
 /// # Errors
 /// `Io`
@@ -170,7 +172,7 @@ pub(super) fn kept_share(arranged: &Arranged, queries: &Queries) -> Result<f64> 
     Ok(found as f64 / wanted.max(1) as f64)
 }
 
-/// Keeps the sample requests of a file in the folder of a version, for later versions; nothing of a file of vectors.
+/// Stores the sample requests of a file in the folder of a version, for later versions; skips files of vectors.
 ///
 /// # Errors
 /// `Io` with the path.
@@ -183,7 +185,7 @@ pub(super) fn keep_requests(source: &Path, folder: &Path) -> Result<Option<Check
     files::write_atomic(&folder.join(REQUESTS_FILE), |out| out.write_all(lines.as_bytes())).map(Some)
 }
 
-/// The file that queries come from: one that is given, or else that of the package in `package`.
+/// Returns the file of queries: the given one, otherwise that of the package.
 pub(super) fn source(queries: Option<&Path>, package: Option<&Path>) -> Option<PathBuf> {
     let own = || package.map(|package| package.join(REQUESTS_FILE)).filter(|path| path.exists());
     queries.map(Path::to_owned).or_else(own)
@@ -193,9 +195,9 @@ fn as_published(folder: &Path) -> Result<Package> {
     Package::open_placed(folder, &Decisions::default(), |_, tables| Ok(tables))
 }
 
-/// Searches the shard of a version whose files lie in `folder`, as the whole would be calibrated: with the queries of `source`, else with
-/// perturbed items of the whole. What they find is written to `folder`; nothing where the index has a single list. `built` are the items of
-/// the shard among those that were `arranged`.
+/// Searches the shard of a version whose files are in `folder`, as the calibration of the complete version would: with the
+/// queries of `source`, otherwise with perturbed items of the complete version. Writes the results to `folder`; skips an index
+/// with a single list. `built` are the items of the shard among the `arranged` ones.
 ///
 /// # Errors
 /// As [`version`].
@@ -213,7 +215,7 @@ pub(super) fn shard(
     let layout = Layout { offsets: &whole.list_offsets, lengths: &whole.list_lengths };
     let queries = match source {
         Some(path) => {
-            // A user tower reads tables in the formats that they are published in.
+            // The user tower reads tables in the formats in which they are published.
             let published = files::temporary(&folder.join("package"));
             fs::create_dir(&published).map_err(|e| Error::io(published.display(), e))?;
             version.write_package(&published)?;
@@ -232,10 +234,10 @@ pub(super) fn shard(
     findings::write(&folder.join(FINDINGS_FILE), &measured, &queries, seed, progress).map(Some)
 }
 
-/// The calibration of a version whose shards lie in these folders, and its queries; none where there was nothing to search.
+/// Returns the calibration of a version with shards in these folders, and its queries; `None` if there was nothing to search.
 ///
 /// # Errors
-/// As [`ivf::Index::open`]; `Corrupt` with the folder whose findings are not those of the others.
+/// As [`ivf::Index::open`]; `Corrupt` with the folder whose results do not belong to the others.
 pub(super) fn of_shards(
     folders: &[&Path],
     progress: &(dyn Fn(usize, usize) + Sync),
@@ -250,17 +252,18 @@ pub(super) fn of_shards(
     }
 }
 
-/// What a merged version is measured with.
+/// Calibration of the merged version.
 pub(super) struct OfMain<'a> {
-    /// The folder of the version that is merged.
+    /// Folder of the version that is merged.
     pub(super) folder: &'a Path,
     pub(super) manifest: &'a Manifest,
     pub(super) package: &'a Package,
     pub(super) recipe: &'a Recipe,
 }
 
-/// Calibrates the version in `folder`, of which only the index is there yet, with queries that were kept, else with perturbed items. Then
-/// those of new kinds, which lie in the `slots`, are a stratum beside those of earlier merges; the file of strata is written, too.
+/// Calibrates the version in `folder`, of which only the index exists so far, with stored queries, otherwise with perturbed
+/// items. Items of new kinds, which are in the `slots`, then form a stratum in addition to those of earlier merges; the file of
+/// strata is written too.
 ///
 /// # Errors
 /// As [`kept_queries`] and [`Strata::read`]; `Io`.
@@ -279,11 +282,11 @@ pub(super) fn merged(folder: &Path, main: &OfMain<'_>, slots: &[u32]) -> Result<
     Ok(measured.map(|(calibration, queries)| MergedCalibration { calibration, queries, strata }))
 }
 
-/// What a merge measured.
+/// Measurements of a merge.
 pub(super) struct MergedCalibration {
     pub(super) calibration: Calibration,
     pub(super) queries: Queries,
-    /// The file of strata, where there are any.
+    /// File of strata, if there are any.
     pub(super) strata: Option<Checksum>,
 }
 
@@ -301,11 +304,11 @@ fn measured(
     Ok(Some((measure(&index, &queries, recipe.index.seed, progress), queries)))
 }
 
-/// Calibrates a published version again, with the queries of a file or with perturbed items, and keeps the result beside it:
-/// servers take it in when they look at the store next.
+/// Calibrates a published version again, with the queries of a file or with perturbed items, and stores the result next to it.
+/// Servers load it the next time they poll the store.
 ///
 /// # Errors
-/// `NotFound` where there is no such version, `Invalid` where its index has a single list, what is wrong with the queries, `Io`.
+/// `NotFound` if there is no such version, `Invalid` if its index has a single list, the invalid query, `Io`.
 pub fn again(
     store: &Store,
     name: &str,

@@ -1,4 +1,4 @@
-//! Queries to calibrate with: vectors, requests that go through the user tower, or items that something random is added to.
+//! Calibration queries: vectors, requests that go through the user tower, or items with added noise.
 
 use std::fs;
 use std::path::Path;
@@ -16,39 +16,39 @@ use sterling_snapshot::model::Package;
 use sterling_storage::files::{Checksum, TensorFile, Tensors};
 use sterling_storage::npy;
 
-/// Most queries. Their scans take a fifth to a third of what a build takes, and less the more items there are.
+/// Maximum number of queries. Their scans take a fifth to a third of the build time, and a smaller share for more items.
 const QUERIES_MAX: usize = 256;
-/// Length of what is added to an item that becomes a query, as a share of the item's.
+/// Length of the noise that turns an item into a query, as a share of the item's length.
 const PERTURBED_BY: f32 = 0.1;
 
-/// The source of queries that are perturbed items.
+/// Source of queries that are perturbed items.
 pub(super) const OF_ITEMS: &str = "perturbed items";
 
-/// Queries to calibrate with.
+/// Queries for a calibration.
 #[derive(Debug, PartialEq)]
 pub struct Queries {
-    /// Where they came from.
+    /// Description of their source.
     pub source: String,
-    /// `[Q, D]`
+    /// Query embeddings, `[Q, D]`.
     pub vectors: Vec<Vec<f32>>,
-    /// The slot of the item that each was made of, which is no answer to it, or none.
+    /// Slot of the item that each was made from, which does not count as its result, or `None`.
     pub(super) made_of: Vec<Option<u32>>,
-    /// How many queries each stratum has: they are the last, and are measured apart.
+    /// Number of queries per stratum: they are the last ones, and are measured separately.
     pub(super) strata: Vec<usize>,
 }
 
 impl Queries {
-    /// Whether they are perturbed items.
+    /// Returns whether they are perturbed items.
     pub fn are_items(&self) -> bool {
         self.made_of.iter().any(Option::is_some)
     }
 
-    /// How many there are that belong to no stratum.
+    /// Number of queries outside of strata.
     pub(super) fn ordinary(&self) -> usize {
         self.vectors.len() - self.strata.iter().sum::<usize>()
     }
 
-    /// The stratum of the `n`-th, or none.
+    /// Stratum of the `n`-th query, if any.
     pub(super) fn stratum(&self, n: usize) -> Option<usize> {
         let mut left = n.checked_sub(self.ordinary())?;
         self.strata.iter().position(|&count| {
@@ -58,8 +58,8 @@ impl Queries {
         })
     }
 
-    /// Reads `most` queries of a file, spread over it: of a `.npy` matrix, of bodies of `:retrieve`, one a line, or what
-    /// [`Queries::write`] has kept.
+    /// Reads `most` queries of a file, evenly spread: from a `.npy` matrix, from bodies of `:retrieve`, one per line, or from the
+    /// output of [`Queries::write`].
     ///
     /// # Errors
     /// `Invalid` with the file and the line that is no query for this index; `Io`.
@@ -71,7 +71,7 @@ impl Queries {
         }
     }
 
-    /// Keeps queries that are none of the index's own items; `None` for others, which can be made again.
+    /// Writes queries that are not the index's own items; returns `None` for others, which can be recreated.
     ///
     /// # Errors
     /// `Io` with the path.
@@ -86,7 +86,7 @@ impl Queries {
         file.write(path).map(Some)
     }
 
-    /// Reads what [`Queries::write`] has kept.
+    /// Reads the output of [`Queries::write`].
     fn kept(path: &Path, index: &ivf::Index) -> Result<Self> {
         let tensors = Tensors::read(path)?;
         let (numbers, shape) = tensors.get::<f32>("queries", 2)?;
@@ -96,7 +96,7 @@ impl Queries {
         Ok(Queries { source, ..Queries::checked(path, Ok(vectors), index)? })
     }
 
-    /// Reads queries of a `.npy` matrix, `[Q, D]`, spread over it.
+    /// Reads evenly spread queries of a `.npy` matrix, `[Q, D]`.
     ///
     /// # Errors
     /// `Invalid` with the file and the row that is no query for this index; `Io`.
@@ -116,7 +116,7 @@ impl Queries {
         Ok(Queries { source, made_of: vec![None; vectors.len()], vectors, strata: Vec::new() })
     }
 
-    /// Items of an index that become queries by something random that is added to them.
+    /// Makes queries from items of an index by adding noise.
     pub fn of_items(index: &ivf::Index, seed: u64) -> Self {
         let layout = Layout::of(index);
         let drawn = drawn(layout, seed);
@@ -128,7 +128,7 @@ impl Queries {
         Queries::perturbed(drawn.iter().map(row).collect(), drawn, seed)
     }
 
-    /// Rows that become queries, those of items that lie at `places`.
+    /// Makes queries from the rows of the items in the slots `places`.
     pub(super) fn perturbed(rows: Vec<Vec<f32>>, places: Vec<u32>, seed: u64) -> Self {
         let vectors = rows.into_iter().zip(&places).map(|(row, place)| perturbed(row, *place, seed)).collect();
         let made_of = places.into_iter().map(Some).collect();
@@ -136,7 +136,7 @@ impl Queries {
     }
 }
 
-/// The row of the item at `place` as a query.
+/// Makes a query from the row of the item in slot `place`.
 pub(super) fn perturbed(mut row: Vec<f32>, place: u32, seed: u64) -> Vec<f32> {
     let noise: Vec<f32> = (0..row.len() as u64).map(|n| bell(random(seed ^ u64::from(place) << 24, n))).collect();
     let length = |x: &[f32]| x.iter().map(|x| x * x).sum::<f32>().sqrt();
@@ -146,23 +146,23 @@ pub(super) fn perturbed(mut row: Vec<f32>, place: u32, seed: u64) -> Vec<f32> {
     row
 }
 
-/// The slots of the items that become queries.
+/// Samples the slots of the items to make queries from.
 pub(super) fn drawn(layout: Layout<'_>, seed: u64) -> Vec<u32> {
     let filled = layout.filled();
     (0..most(filled.len()) as u64).map(|n| filled.nth(random(seed, n) as usize % filled.len())).collect()
 }
 
-/// Most queries for an index of so many items.
+/// Maximum number of queries for an index with `items` items.
 pub(super) fn most(items: usize) -> usize {
     QUERIES_MAX.min(items)
 }
 
-/// About normal, from the four quarters of a random number.
+/// Approximately normal number, from the four quarters of a random one.
 fn bell(random: u64) -> f32 {
     (0..4).map(|n| (random >> (n * 16) & 0xffff) as f32 / 65_536.0).sum::<f32>() - 2.0
 }
 
-/// `most` numbers below `count`, evenly spread.
+/// Returns `most` numbers below `count`, evenly spread.
 pub(crate) fn spread(count: usize, most: usize) -> impl Iterator<Item = usize> {
     let taken = count.min(most);
     (0..taken).map(move |n| n * count / taken)
@@ -173,7 +173,7 @@ fn matrix(path: &Path, most: usize) -> Result<Vec<Vec<f32>>> {
     Ok(spread(rows, most).map(|row| values[row * width..(row + 1) * width].to_vec()).collect())
 }
 
-/// Bodies of `:retrieve`, one a line.
+/// Reads bodies of `:retrieve`, one per line.
 fn requests(path: &Path, package: &Package, most: usize) -> Result<Vec<Vec<f32>>> {
     let text = fs::read_to_string(path).map_err(|e| Error::io("reading", e))?;
     let lines: Vec<&str> = text.lines().collect();
@@ -183,7 +183,7 @@ fn requests(path: &Path, package: &Package, most: usize) -> Result<Vec<Vec<f32>>
         .map(|queries| queries.concat())
 }
 
-/// The lines of a file of requests that [`Queries::read`] takes at most, as text.
+/// Returns the lines of a file of requests that [`Queries::read`] may use, as text.
 ///
 /// # Errors
 /// `Io` with the path.
@@ -193,7 +193,7 @@ pub(super) fn sampled_lines(path: &Path) -> Result<String> {
     Ok(spread(lines.len(), QUERIES_MAX).map(|n| format!("{}\n", lines[n])).collect())
 }
 
-/// What the body's user asks the index for: one query, or several.
+/// Returns the query embeddings of the body's user: one, or several.
 fn queries(line: &str, package: &Package) -> Result<Vec<Vec<f32>>> {
     let Retrievals::One(request, ..) = retrievals(line.as_bytes())? else {
         return Err(Error::invalid("got a list of requests, expected one request a line"));
@@ -213,7 +213,7 @@ fn queries(line: &str, package: &Package) -> Result<Vec<Vec<f32>>> {
     Ok(made[0].data().chunks(package.spec.dimension.max(1)).map(<[f32]>::to_vec).collect())
 }
 
-/// The queries of a user that come one after the other in a vector.
+/// Splits the concatenated queries of a user.
 fn each(vector: Vec<f32>, package: &Package) -> Result<Vec<Vec<f32>>> {
     let (queries, width) = (package.spec.queries().len(), package.spec.dimension);
     match queries {

@@ -1,32 +1,32 @@
-//! Items that a filter lets pass which knows nothing of the embedding: drawn by a hash of their slots.
+//! Random items that simulate a filter that is independent of the embedding: sampled by a hash of their slots.
 
 use super::measured::Measured;
 use sterling_core::units::{ListId, Slot};
 use sterling_index::topk::Selector;
 
-/// Shares of the items that are drawn.
+/// Sampled shares of the items.
 pub(super) const PASS_RATES: [f64; 5] = [1.0, 0.5, 0.1, 0.01, 0.001];
 
 /// Items of a pass rate.
 pub(super) struct Share {
-    /// Bits of the items, list after list; empty where all pass.
+    /// Bitmap of the items, list after list; empty if all pass.
     pub(super) words: Vec<u64>,
-    /// `[C + 1]`: where the words of each list begin.
+    /// First word of each list, `[C + 1]`.
     pub(super) offsets: Vec<usize>,
     pub(super) passing: Passing,
 }
 
-/// How many items a share has.
+/// Number of items of a share.
 #[derive(Clone)]
 pub(super) struct Passing {
-    /// In each list, `[C]`.
+    /// Number per list, `[C]`.
     pub(super) of_lists: Vec<u32>,
-    /// In all of them.
+    /// Total number.
     pub(super) items: usize,
 }
 
 impl Passing {
-    /// So many in each list.
+    /// Creates it from the numbers per list.
     pub(super) fn of(of_lists: Vec<u32>) -> Self {
         let items = of_lists.iter().map(|&n| n as usize).sum();
         Passing { of_lists, items }
@@ -34,12 +34,12 @@ impl Passing {
 }
 
 impl Share {
-    /// The bits of a list's items.
+    /// Bitmap of a list's items.
     pub(super) fn words_of(&self, list: ListId) -> &[u64] {
         &self.words[self.offsets[list.index()]..self.offsets[list.index() + 1]]
     }
 
-    /// Offers the items of a list that pass, by the scores and slots of all its items.
+    /// Offers the passing items of a list to a selector, given the scores and slots of all its items.
     pub(super) fn offer(&self, list: ListId, scores: &[f32], slots: &[u32], selector: &mut Selector) {
         if self.words.is_empty() {
             selector.offer(scores, slots, 0);
@@ -55,7 +55,7 @@ impl Share {
         }
     }
 
-    /// Draws a share of the items of an index, by their slots in the whole.
+    /// Samples a share of the items of an index, by their slots in the complete index.
     pub(super) fn draw(measured: &Measured<'_>, pass_rate: f64, seed: u64) -> Self {
         let index = measured.index;
         if pass_rate >= 1.0 {
@@ -80,7 +80,7 @@ impl Share {
     }
 }
 
-/// A number that looks random, of a seed and another number (splitmix64).
+/// Pseudo-random number from a seed and an index (splitmix64).
 pub(super) fn random(seed: u64, n: u64) -> u64 {
     let mut x = seed.wrapping_add(n.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     x = (x ^ x >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,5 +1,5 @@
-//! Items of a new kind, which merges brought: queries near them are measured apart from all others. In the mean of all queries a kind
-//! of few items counts for little, however badly it is found.
+//! Items of a new kind, added by merges: queries near them are measured separately. In the mean over all queries a kind with few
+//! items has little weight, however low its recall is.
 
 use std::path::Path;
 
@@ -11,29 +11,29 @@ use sterling_index::ivf;
 use sterling_snapshot::STRATA_FILE;
 use sterling_storage::files::{Checksum, TensorFile, Tensors};
 
-/// Most strata; the two of the fewest items become one where there is another.
+/// Maximum number of strata; beyond it the two with the fewest items are combined.
 const STRATA_MAX: usize = 4;
-/// Queries of a stratum.
+/// Number of queries per stratum.
 const QUERIES_MAX: usize = 32;
 
-/// What a merge brought of a new kind, or several merges.
+/// Items of a new kind from one merge or several.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Stratum {
-    /// How many items it had when they came.
+    /// Number of items when they were added.
     items: u32,
-    /// Some of them, perturbed: `[Q, D]`.
+    /// Perturbed sample of them, `[Q, D]`.
     queries: Vec<Vec<f32>>,
 }
 
-/// Queries near items of new kinds, as a version keeps them for its merges and calibrations.
+/// Queries near items of new kinds, stored with a version for its merges and calibrations.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Strata(Vec<Stratum>);
 
 impl Strata {
-    /// Those of the version in `folder`; none where no merge brought items of a new kind.
+    /// Reads the strata of the version in `folder`; empty if no merge added items of a new kind.
     ///
     /// # Errors
-    /// `Corrupt` with the file whose numbers do not fit together; as [`Tensors::read`].
+    /// `Corrupt` with the file if its arrays are inconsistent; as [`Tensors::read`].
     pub(super) fn read(folder: &Path) -> Result<Self> {
         let path = folder.join(STRATA_FILE);
         if !path.exists() {
@@ -56,7 +56,7 @@ impl Strata {
         Ok(Strata(items.iter().zip(&*counts).map(stratum).collect()))
     }
 
-    /// Keeps them in the folder of a version; `None` where there are none.
+    /// Writes the strata to the folder of a version; `None` if there are none.
     ///
     /// # Errors
     /// `Io` with the path.
@@ -70,7 +70,7 @@ impl Strata {
         file.write(&folder.join(STRATA_FILE)).map(Some)
     }
 
-    /// Adds a stratum of the items in these slots of an index.
+    /// Adds a stratum for the items in these slots of an index.
     pub(super) fn add(&mut self, index: &ivf::Index, slots: &[u32], seed: u64) {
         if slots.is_empty() {
             return;
@@ -93,7 +93,7 @@ impl Strata {
         }
     }
 
-    /// The queries of a calibration, with those of the strata behind them.
+    /// Appends the queries of the strata to those of a calibration.
     pub(super) fn beside(&self, mut queries: Queries) -> Queries {
         for stratum in &self.0 {
             queries.vectors.extend_from_slice(&stratum.queries);

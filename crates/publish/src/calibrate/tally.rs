@@ -1,4 +1,4 @@
-//! What queries found after each number of lists, and what curves follow from it.
+//! Cumulative results of queries per number of lists, and the recall curves computed from them.
 
 use super::confidence::bounded;
 use super::depth::{AllDepths, Depths, ScanTimes};
@@ -7,45 +7,45 @@ use sterling_core::units::ListId;
 use sterling_index::ivf::{Ahead, Margins, Pace, Rates, Seen, WideRows, next_look};
 use sterling_snapshot::{CodedCurve, RecallCurve, TARGETS};
 
-/// Numbers of candidates that are measured.
+/// Measured numbers of candidates.
 pub(super) const CANDIDATES: [usize; 4] = [10, 100, 1000, 10_000];
-/// A search that expects less than this share of K0 ahead has nothing left to decide.
+/// A search that expects less than this share of K0 in unscanned lists is complete.
 const LEFT_MIN: f64 = 1e-5;
-/// What int8 rows lose below this share of the best is nothing that searches should take longer for.
+/// Loss of int8 rows, as a share of the best, below which searches need not compensate.
 const LOST_MIN: f64 = 5e-4;
-/// How far the mean of a stratum may lie below what all queries reach.
+/// Tolerated difference of a stratum's mean recall to the target.
 const STRATUM_BELOW: f64 = 0.01;
-/// Halvings of the interval that holds the share at which searches may end.
+/// Number of bisection steps for the share at which searches may end.
 const HALVINGS: usize = 24;
 
-/// What the queries of a curve found, summed so that no order of them changes it.
+/// Summed results of the queries of a curve, independent of their order.
 pub(super) struct Tally {
-    /// Which of the pass rates.
+    /// Index of the pass rate.
     pub(super) share: usize,
     pub(super) k: usize,
-    /// `[C]`: of the true best, those in the first so many lists; and the squares.
+    /// Number of the true best in the first lists, by number of lists, `[C]`; then the squares.
     hits: Vec<u64>,
     squares: Vec<u64>,
-    /// The hits of each stratum, whose queries are none of those above, and how many queries it has.
+    /// Hits of each stratum, whose queries are not included above, and its number of queries.
     strata: Vec<(Vec<u64>, usize)>,
-    /// For each query, what it saw each time that it looked ahead.
+    /// Termination checks of each query.
     looks: Vec<Vec<Look>>,
 }
 
-/// What a query sees when it looks ahead.
+/// State of a query at a termination check.
 #[derive(Clone, Copy)]
 struct Look {
-    /// What it expects there, as a share of K.
+    /// Expected share of K in unscanned lists.
     left: f32,
-    /// Those of the true best that it has found.
+    /// Number of the true best that it has found.
     hits: u32,
 }
 
-/// One query's way through all lists.
+/// Path of one query through all lists.
 pub(super) struct Walk<'a> {
-    /// `[C]`: the lists with their scores, best first.
+    /// Lists with their scores, best first, `[C]`.
     pub(super) order: &'a [(ListId, f32)],
-    /// `[C]`: the items of each list, and those of them that are among the true best.
+    /// Number of items per list, and of the true best among them, `[C]`.
     pub(super) lengths: &'a [u32],
     pub(super) hits: &'a [u32],
     pub(super) margins: &'a Margins,
@@ -53,7 +53,7 @@ pub(super) struct Walk<'a> {
     pub(super) threshold: f32,
 }
 
-/// An empty tally of each curve: where no more items pass than are wanted there is nothing to choose.
+/// Creates an empty tally per curve; skips curves for which no more items pass than are wanted.
 pub(super) fn tallies(lists: usize, shares: &[Vec<Passing>], strata: &[usize]) -> Vec<Tally> {
     let empty = move || vec![0; lists];
     let of_strata = move || strata.iter().map(|&queries| (empty(), queries)).collect();
@@ -72,8 +72,8 @@ pub(super) fn tallies(lists: usize, shares: &[Vec<Passing>], strata: &[usize]) -
 }
 
 impl Tally {
-    /// Adds what a query finds among the items of a share, from list to list. Lists without any count for nothing, but where all items
-    /// pass: a search without a filter probes empty lists too.
+    /// Adds the results of a query among the items of a share, list by list. Lists without passing items are not counted, unless
+    /// all items pass: a search without filter probes empty lists too.
     pub(super) fn walk(&mut self, walk: &Walk<'_>, share: &Passing, ahead: &mut Ahead) {
         let (mut held, mut found, mut items, mut survivors) = (0, 0u64, 0u64, 0u64);
         let (mut look, mut before, mut looks) = (1, (0, 0), Vec::new());
@@ -110,7 +110,7 @@ impl Tally {
         self.looks.push(looks);
     }
 
-    /// Adds what a query of a stratum finds, from list to list.
+    /// Adds the results of a query of a stratum, list by list.
     pub(super) fn walk_stratum(&mut self, stratum: usize, walk: &Walk<'_>, share: &Passing) {
         let (hits, _) = &mut self.strata[stratum];
         let counts = |list: ListId| share.of_lists[list.index()] > 0 || PASS_RATES[self.share] == 1.0;
@@ -130,12 +130,13 @@ impl Tally {
         self.looks.extend(other.looks);
     }
 
-    /// The mean recall after so many lists, and what it is above with 95 % confidence.
+    /// Mean recall after a number of lists, and its lower bound with 95 % confidence.
     fn recall(&self, probes: usize, queries: usize) -> (f64, f64) {
         bounded(self.hits[probes - 1], self.squares[probes - 1], queries, self.k)
     }
 
-    /// The fewest lists, `least` or more, whose recall is above a target with 95 % confidence, and of no stratum clearly below it.
+    /// Returns the smallest number of lists, at least `least`, whose recall is above a target with 95 % confidence, and in no
+    /// stratum clearly below it.
     fn probes_for(&self, queries: usize, target: f64, least: usize) -> Option<usize> {
         let reaches = |(hits, queries): &(Vec<u64>, usize), probes: usize| {
             hits[probes - 1] as f64 >= (target - STRATUM_BELOW) * (queries * self.k) as f64
@@ -144,7 +145,7 @@ impl Tally {
         (least..=self.hits.len()).find(|&probes| self.recall(probes, queries).1 >= target && holds(probes))
     }
 
-    /// What searches may leave ahead of them, as a share of K, and still reach a recall with 95 % confidence.
+    /// Returns the largest share of K in unscanned lists at which searches may end and still reach a recall with 95 % confidence.
     fn left_for(&self, target: f64) -> f64 {
         let reaches = |left: f64| {
             let ends = self.looks.iter().map(|looks| {
@@ -166,36 +167,36 @@ impl Tally {
     }
 }
 
-/// What is chosen between beside the lists: how many codes select, or int8 rows.
+/// Alternatives besides the number of lists: how many candidates codes or int8 rows select.
 pub(super) struct Choices<'a> {
-    /// What each number that is selected loses.
+    /// Loss per number of candidates.
     pub(super) depths: &'a AllDepths,
-    /// Of each pass rate.
+    /// Estimated times per pass rate.
     pub(super) times: &'a [ScanTimes],
     pub(super) rows: &'a WideRows,
 }
 
-/// A point of a curve.
+/// Point of a curve.
 #[derive(Clone, Copy, Default)]
 struct Point {
     probes: usize,
     recall: f64,
     low: f64,
     left: f64,
-    /// How many int8 rows select, where they lose some of the best; else 0.
+    /// Number of candidates of int8 rows if they lose some of the best; otherwise 0.
     selected: usize,
     /// Whether the target is reached.
     reaches: bool,
 }
 
-/// What was measured for a tally.
+/// Returns the measurement for a tally.
 fn of<'a>(depths: &'a [Depths], tally: &Tally) -> Option<&'a Depths> {
     depths.iter().find(|depths| (depths.share, depths.k) == (tally.share, tally.k))
 }
 
 impl Choices<'_> {
-    /// What int8 rows take to reach a target, `least` lists at least. Where no number that they may select does, the one that loses least,
-    /// in as many lists as reach the target but for what is lost.
+    /// Returns the cheapest point with int8 rows that reaches a target, with at least `least` lists. If none does, returns the
+    /// one with the smallest loss, with as many lists as would reach the target without that loss.
     fn by_rows(&self, tally: &Tally, queries: usize, target: f64, least: usize) -> Point {
         let (times, all) = (&self.times[tally.share], tally.hits.len());
         let usual = (self.rows.selected(tally.k), 0.0, 0.0);
@@ -239,11 +240,11 @@ impl Choices<'_> {
         }
     }
 
-    /// How many codes are to select, and what they take then, where that is clearly less time than `rows` take.
+    /// Returns the number of candidates of codes, and the resulting point, if that is clearly faster than `rows`.
     fn by_codes(&self, tally: &Tally, queries: usize, target: f64, rows: &Point) -> Option<(usize, Point)> {
         let times = &self.times[tally.share];
         let by_rows = times.by_rows(rows.probes, rows.selected.max(self.rows.selected(tally.k)));
-        // Where int8 rows do not reach the target, codes may take any time.
+        // If int8 rows do not reach the target, codes may take any time.
         let mut time = if rows.reaches { Rates::CLEARLY * by_rows } else { f64::INFINITY };
         let mut best = None;
         for (selected, lost, lost_most) in of(&self.depths.coded, tally)?.lost(queries) {
@@ -268,8 +269,8 @@ impl Choices<'_> {
     }
 }
 
-/// The curves of tallies, none of which takes fewer lists than one of fewer candidates or more survivors by the same means: those of
-/// int8 rows are what they would be without codes.
+/// Computes the curves of tallies. They are monotonic: no curve takes fewer lists than one for fewer candidates or a higher pass
+/// rate with the same kind of score. The curves of int8 rows do not depend on codes.
 pub(super) fn curves(tallies: &[Tally], queries: usize, choices: &Choices<'_>) -> Vec<RecallCurve> {
     let mut curves: Vec<RecallCurve> = Vec::new();
     for tally in tallies {
@@ -277,7 +278,7 @@ pub(super) fn curves(tallies: &[Tally], queries: usize, choices: &Choices<'_>) -
         let below = |c: &&RecallCurve| c.k <= tally.k && c.pass_rate >= pass_rate;
         let mut points: Vec<Point> = Vec::new();
         for (n, target) in TARGETS.iter().enumerate() {
-            // Nor does a lower target take more lists.
+            // A lower target never takes more lists.
             let lower = points.last().map_or(1, |point| point.probes);
             let least = curves.iter().filter(below).map(|c| c.probes[n]).fold(lower, usize::max);
             points.push(choices.by_rows(tally, queries, *target, least));
@@ -297,7 +298,7 @@ pub(super) fn curves(tallies: &[Tally], queries: usize, choices: &Choices<'_>) -
     curves
 }
 
-/// Points as a curve holds them: lists, and recall, low and left to five digits.
+/// Converts points to the columns of a curve: lists; and recall, lower bound and unscanned share, to five digits.
 fn columns(points: &[Point]) -> (Vec<usize>, [Vec<f64>; 3]) {
     let digits = |of: fn(&Point) -> f64| points.iter().map(|point| (of(point) * 1e5).floor() / 1e5).collect();
     let probes = points.iter().map(|point| point.probes).collect();

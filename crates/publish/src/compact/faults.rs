@@ -1,8 +1,8 @@
-//! One failure at every call of the disk, the journals and the store in turn, over a script of publications, updates, merges, swaps,
-//! labels and restarts: nothing that was acknowledged is missing afterwards, nothing that was refused is there, and the server is
-//! as good as one that never failed.
+//! Fault injection: one failure at each call of the disk, the journals and the store, over a script of publications, updates,
+//! merges, swaps, labels and restarts. Afterwards all acknowledged updates exist, no rejected one does, and the server behaves
+//! like one that never failed.
 
-// How many cases were run is told.
+// The number of cases is printed.
 #![allow(clippy::unwrap_used, clippy::print_stderr)]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,25 +27,25 @@ use sterling_serving::view::Attribute;
 use sterling_snapshot::{Manifest, Store, Wish, failing};
 
 const MODEL: &str = "m";
-/// Items of what is published.
+/// Number of published items.
 const ITEMS: i64 = 40;
-/// How long what is to come by itself may take.
+/// Timeout of automatic recovery.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long cases are run in the ordinary suite. With `STERLING_TEST_FAULTS=1` all of them are, with `K/N` the K-th of N parts of them.
+/// Time limit of the cases in the ordinary suite. `STERLING_TEST_FAULTS=1` runs all of them, `K/N` the K-th of N parts.
 const TIME: Duration = Duration::from_secs(5);
-/// How long is waited between looks at most; each wait doubles the one before. A server looks once a second: looks that follow one
-/// another at once are one case to a fault.
+/// Maximum wait between polls; each wait doubles the previous one. A server polls once per second: polls in quick succession are
+/// one case for a fault.
 const LOOK_MAX: Duration = Duration::from_millis(64);
-/// Cases that are run side by side: most of their time they wait for what followed a journal before.
+/// Number of concurrent cases: most of their time they wait for the thread that tailed a journal before.
 const TOGETHER: usize = 8;
-/// Cases that are run at least.
+/// Minimum number of cases.
 const CASES_MIN: usize = 16;
 
-/// What a call fails with, once.
+/// Failure of a call, injected once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Failure {
     Code(Errno),
-    /// The store or the stream does not answer.
+    /// The store or the stream does not respond.
     Away,
     Panic,
 }
@@ -59,7 +59,7 @@ const FAILURES: [Failure; 6] = [
     Failure::Panic,
 ];
 
-/// Takes note of calls, and makes one of them fail.
+/// Records calls, and makes one of them fail.
 struct Faults {
     at: AtomicUsize,
     failure: Failure,
@@ -85,7 +85,7 @@ impl Faults {
             return Ok(());
         }
         match self.failure {
-            // As a panic, but for the message on the terminal.
+            // A panic without its message on the terminal.
             Failure::Panic => resume_unwind(Box::new("broken")),
             failure => Err(failure),
         }
@@ -146,7 +146,7 @@ impl Tail for FailingTail {
         self.0.cut(bytes)
     }
     fn check(&self) -> std::io::Result<()> {
-        // The writer asks by itself, too: such calls are not counted, for there are more or less of them.
+        // The writer's own calls are not counted, because their number varies.
         self.0.check()
     }
 }
@@ -155,7 +155,7 @@ struct FailingJournals(Logs, Arc<Faults>);
 
 struct FailingJournal(Box<dyn Journal>, Arc<Faults>);
 
-/// Fails in place of giving a record, which comes with the next call.
+/// Fails instead of returning a record, which the next call returns.
 struct FailingFollower(Box<dyn Follower>, Option<Record>, Arc<Faults>);
 
 impl Journals for FailingJournals {
@@ -206,18 +206,18 @@ impl Follower for FailingFollower {
     }
 }
 
-/// What comes of a call, unless it panics.
+/// Runs a call; `None` if it panics.
 fn caught<R>(call: impl FnOnce() -> R) -> Option<R> {
     catch_unwind(AssertUnwindSafe(call)).ok()
 }
 
-/// Folders that need not survive this machine.
+/// Temporary folder, in memory if possible.
 fn folder() -> tempfile::TempDir {
     let memory = Path::new("/dev/shm");
     if memory.is_dir() { tempfile::tempdir_in(memory) } else { tempfile::tempdir() }.unwrap()
 }
 
-/// A version as it was published, from which all publications are copied.
+/// Published version, from which all publications are copied.
 fn published() -> PathBuf {
     static PUBLISHED: OnceLock<tempfile::TempDir> = OnceLock::new();
     let folder = PUBLISHED.get_or_init(|| {
@@ -233,7 +233,7 @@ fn published() -> PathBuf {
     folder.path().join("store/m/1")
 }
 
-/// A server, but for HTTP.
+/// Server without HTTP.
 struct Server {
     registry: Arc<Registry>,
     feeds: Arc<Feeds>,
@@ -245,10 +245,10 @@ struct Script<'a> {
     faults: Arc<Faults>,
     store: Store,
     server: Option<Server>,
-    /// What items there are, each with the first number of its vector.
+    /// Expected items, each with the first number of its vector.
     items: BTreeMap<i64, f32>,
     position: u64,
-    /// Numbers that vectors had.
+    /// Last number used in a vector.
     given: f32,
     starts: usize,
 }
@@ -270,7 +270,7 @@ impl<'a> Script<'a> {
         self.until("the updates", || self.server().feeds.of(&topic))
     }
 
-    /// Does something again and again, looking at the store as a server does, until it comes to something.
+    /// Repeats an action until it returns a value, polling the store as a server does.
     fn until<R>(&self, what: &str, mut done: impl FnMut() -> Option<R>) -> R {
         let (start, mut wait) = (Instant::now(), Duration::from_millis(1));
         loop {
@@ -287,7 +287,7 @@ impl<'a> Script<'a> {
         }
     }
 
-    /// Begins a server, or ends the one that there is and begins another.
+    /// Starts or restarts the server.
     fn start(&mut self) {
         drop(self.server.take());
         self.starts += 1;
@@ -302,14 +302,14 @@ impl<'a> Script<'a> {
         let retry = (Duration::from_millis(1), Duration::from_millis(5));
         let options = registry::Options { memory_bytes: Some(1 << 30), retry, ..registry::Options::default() };
         let registry = Arc::new(Registry::new(self.store.clone(), loader, options));
-        // So small a share that each merge is overdue: none waits for an idle core.
+        // A tiny share makes each merge overdue, so that none waits for an idle core.
         let options = Options { share: 1e-6, cores: 0.01 };
         let compactor = Compactor::new(self.store.clone(), &registry, feeds.clone(), options);
         self.server = Some(Server { registry, feeds, compactor });
         self.until("a version", || self.server().registry.get(MODEL, Which::Active).ok());
     }
 
-    /// Publishes what was published at first, with the updates up to now.
+    /// Publishes the original version again, with the updates so far.
     fn publish(&mut self) -> u64 {
         let publish = || {
             self.store.publish(MODEL, |folder, version| {
@@ -331,7 +331,7 @@ impl<'a> Script<'a> {
         version
     }
 
-    /// Appends puts of some items and deletions of others, until they are acknowledged.
+    /// Appends upserts and deletions until they are acknowledged.
     fn update(&mut self, put: &[i64], delete: &[i64]) {
         let put = put.iter().map(|id| {
             self.given += 1.0;
@@ -354,7 +354,7 @@ impl<'a> Script<'a> {
             match told {
                 Ok(Ok(range)) => assert_eq!((range.start, range.end), (self.position + 1, last + 1)),
                 Ok(Err(e)) if last > self.position => assert!(e.to_string().contains("may be lost or kept"), "{e}"),
-                // It was told, or broke before it was.
+                // The update was acknowledged, or the call panicked before.
                 _ => assert_eq!(last, self.position),
             }
             if last > self.position {
@@ -373,9 +373,9 @@ impl<'a> Script<'a> {
         self.see();
     }
 
-    /// Waits until what answers shows all that was acknowledged, and holds it against that.
+    /// Waits until the active version shows all acknowledged updates, and compares.
     fn see(&self) {
-        let seen = self.until("what was acknowledged", || {
+        let seen = self.until("acknowledged updates", || {
             let loaded = self.server().registry.get(MODEL, Which::Active).ok()?;
             assert_eq!(loaded.content().stalled(), None);
             let view = loaded.view();
@@ -394,7 +394,7 @@ impl<'a> Script<'a> {
         assert_eq!(seen, (self.position, self.items.clone()));
     }
 
-    /// Merges, at the second try at the latest but for one, and lets go of what is not needed.
+    /// Merges, with at most two retries, and waits until the merged version is active.
     fn merge(&self) -> u64 {
         let Server { compactor, registry, .. } = self.server();
         let merged = || {
@@ -403,7 +403,7 @@ impl<'a> Script<'a> {
         };
         let merged = caught(merged).flatten().or_else(|| caught(merged).flatten()).or_else(merged).unwrap();
         assert_eq!((merged.position, merged.items), (self.position, self.items.len()));
-        self.until("what was merged", || self.is_active(merged.version).then_some(()));
+        self.until("merged version", || self.is_active(merged.version).then_some(()));
         self.see();
         merged.version
     }
@@ -412,7 +412,7 @@ impl<'a> Script<'a> {
         self.server().registry.get(MODEL, Which::Active).is_ok_and(|loaded| loaded.version() == version)
     }
 
-    /// Has the store wish something, and waits until the server follows.
+    /// Changes the desired state, and waits until the server has applied it.
     fn wish(&self, what: &str, change: impl Fn(&mut Wish), is_so: impl Fn(&Registry) -> bool) {
         self.until(what, || {
             let before = self.store.wish(MODEL).ok()?;
@@ -467,21 +467,21 @@ impl<'a> Script<'a> {
         self.check();
     }
 
-    /// Holds the server against one that never failed.
+    /// Compares the server with one that never failed.
     fn check(&self) {
         let Server { registry, .. } = self.server();
         self.until("a server without troubles", || {
             let versions = registry.versions(MODEL).ok()?;
             let loaded = registry.get(MODEL, Which::Active).ok()?;
             let is_well = registry.troubles().is_empty()
-                // One that was to be tried again, until another one was to answer, stays listed.
+                // A version that was to be retried before another one became desired stays listed.
                 && versions.iter().flat_map(|version| &version.refused).all(|refused| refused.retry_in.is_some())
                 && self.feed().trouble().is_none()
                 && loaded.content().warning().is_none();
             is_well.then_some(())
         });
         assert_eq!(registry.labels(MODEL).unwrap().len(), 1);
-        // One of the first publications, the second one, and what was merged and is needed.
+        // One of the first publications, the second one, and the merged ones that are needed.
         let kept = Store::new(self.root.join("store")).versions(MODEL).unwrap();
         assert!(kept.len() <= 7, "{kept:?}");
         let names = std::fs::read_dir(self.root.join("store/m")).unwrap();
@@ -490,7 +490,7 @@ impl<'a> Script<'a> {
     }
 }
 
-/// Runs the script. Returns the calls, and how often the server was begun.
+/// Runs the script. Returns the calls, and the number of server starts.
 fn run(at: usize, failure: Failure) -> (Vec<&'static str>, usize) {
     let faults = Faults::new(at, failure);
     let folder = folder();
@@ -503,7 +503,8 @@ fn run(at: usize, failure: Failure) -> (Vec<&'static str>, usize) {
     (asked.clone(), starts.unwrap_or_else(|| panic!("{failure:?} at call {at}, {:?}", asked.get(at))))
 }
 
-/// Every call with every failure: each kind of call in turn, so that a run that ends early has met all of them, in all parts of the script.
+/// Every call with every failure, alternating between kinds of calls, so that an early end has covered all kinds, in all parts of
+/// the script.
 fn cases(calls: &[&'static str]) -> Vec<(usize, Failure)> {
     let mut places: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
     calls.iter().enumerate().for_each(|(n, call)| places.entry(call).or_default().push(n));
@@ -538,7 +539,7 @@ fn one_failure_at_any_call_is_over_with_it() {
     let work = || {
         while let Some(&(at, failure)) = cases.get(next.fetch_add(1, SeqCst)) {
             let (asked, begins) = run(at, failure);
-            // Threads make more or fewer calls, such as of a store that is looked at again.
+            // The number of calls varies between runs, for example with the number of polls.
             let Some(call) = asked.get(at) else { continue };
             assert!(begins <= starts + 1, "{failure:?} at call {at}, {call}: {begins} starts");
             let mut met = met.lock().unwrap();
@@ -567,7 +568,7 @@ fn a_look_that_fails_at_a_start_leaves_no_refusal() {
     script.start();
     script.update(&[100], &[]);
     script.activate(first);
-    // The updates behind the first version are released: it cannot be loaded any more, and what was merged from it stands for it.
+    // The updates after the first version are truncated: it can no longer be loaded, and its latest merge represents it.
     for id in 101..105 {
         script.update(&[id, 1, 2, 3], &[]);
         script.merge();

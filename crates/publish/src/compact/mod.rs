@@ -1,10 +1,10 @@
-//! Keeping small what lies beside snapshots: updates become part of a version, and the journal lets go of what versions hold.
+//! Compaction: publishes snapshot and delta as the next version, and truncates the journal.
 //!
-//! A thread looks after the active versions ([`Compactor`]). Where updates have changed enough of one, or somebody asks, what it
-//! shows is published as the next version ([`crate::merge`]), on a few threads at the lowest priority; the version is
-//! loaded like any other and answers in the place of the one that it was made of. A shard stays the version that it is of: it is
-//! folded into another snapshot of it, which takes its place. What no version needs any more then goes (`retention`): segments of
-//! the journal, and versions that were merged.
+//! A thread watches the active versions ([`Compactor`]). When updates have changed enough of one, or on request, its view is
+//! published as the next version ([`crate::merge`]), on a few threads at the lowest priority. The new version is loaded like any
+//! other, and replaces the one that it was made from. A shard keeps its version number: its updates are merged into a checkpoint,
+//! another snapshot that replaces it. Journal segments and merged versions that are no longer needed are then deleted
+//! (`retention`).
 
 #[cfg(test)]
 mod faults;
@@ -20,9 +20,9 @@ use sterling_kernels::priority::Background;
 pub use retention::release;
 pub use worker::Compactor;
 
-/// At so many times the share at which it is due a merge is overdue.
+/// A merge is overdue when the delta reaches this multiple of the configured share.
 const OVERDUE: f64 = 2.0;
-/// An item of a new kind counts as so many: searches scan more for it, and its list was made of few.
+/// Weight of an item of a new kind: searches scan more lists for it, and its list was made from few items.
 const STRAY_COUNTS: f64 = 5.0;
 
 /// Automatic merges of updates into a new version (compaction).
@@ -43,7 +43,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Refuses options that cannot work.
+    /// Validates the options.
     ///
     /// # Errors
     /// `Invalid` with the option, its value and its range.
@@ -57,19 +57,19 @@ impl Options {
         Ok(())
     }
 
-    /// Whether updates that have changed this share of a snapshot are to be merged, where new items of this share of it are strays.
+    /// Returns whether to merge, given the size of the delta as a share of the snapshot, and the share of strays.
     fn is_due(&self, drift: f64, strays: f64) -> bool {
         self.share > 0.0 && (drift >= self.share || STRAY_COUNTS * strays >= self.share)
     }
 
-    /// How a merge stands behind requests where this share of a snapshot has changed: one that is overdue waits for idle cores
-    /// no longer, for under a load that leaves none updates would be refused in the end.
+    /// Returns the CPU priority of a merge, given the size of the delta. An overdue merge no longer waits for idle cores, because
+    /// under a constant load updates would be rejected eventually.
     fn background(&self, drift: f64) -> Background {
         let is_overdue = self.share > 0.0 && drift >= OVERDUE * self.share;
         if is_overdue { Background::Raised { much: true } } else { Background::Last }
     }
 
-    /// Threads of a merge.
+    /// Number of threads of a merge.
     fn threads(&self) -> usize {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         ((cores as f64 * self.cores) as usize).max(1)

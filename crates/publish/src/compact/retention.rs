@@ -1,11 +1,11 @@
-//! What is kept for how long.
+//! Retention of updates and merged versions.
 //!
-//! A journal keeps the updates that a version may still have to follow: those after the lowest position among the versions in
-//! memory (the active one, the one before it, those with a label or loaded by hand) and those that were published since. Of a
-//! shard whose updates were folded in that is the position of what stood before; while a label points to it, all is kept.
+//! A journal retains the updates that a version may still need: those after the lowest position among the versions in memory (the
+//! active one, the previous one, labelled and manually loaded ones) and newer published ones. For a shard with a checkpoint, that
+//! is the position of the checkpoint before it; while a label points to the shard, everything is retained.
 //!
-//! Versions that were merged are kept as long as they are in memory or newer than one that is, and so are folds; published ones
-//! are never removed.
+//! Merged versions and checkpoints are retained while they are in memory or newer than one that is; published versions are never
+//! deleted.
 
 use std::collections::BTreeMap;
 
@@ -15,16 +15,16 @@ use sterling_serving::fresh::Feeds;
 use sterling_serving::registry::Registry;
 use sterling_snapshot::Store;
 
-/// Lets go of updates and merged versions of a model that no version needs any more.
+/// Truncates updates and deletes merged versions of a model that no version needs any more.
 ///
 /// # Errors
-/// `Io` where a file cannot be read or removed; what is left goes the next time.
+/// `Io` if a file cannot be read or deleted; the rest is deleted the next time.
 pub fn release(registry: &Registry, store: &Store, feeds: &Feeds, model: &str) -> Result<()> {
     let loaded = registry.all_in_memory(model);
     let numbers = loaded.iter().map(|loaded| loaded.version());
     let (Some(oldest), Some(newest)) = (numbers.clone().min(), numbers.clone().max()) else { return Ok(()) };
     let labels = registry.labels(model)?;
-    // Versions that were cut in different ways have different journals.
+    // Versions with different shard counts have different journals.
     let mut needed: BTreeMap<Topic, u64> = BTreeMap::new();
     let mut need = |topic: Topic, position: u64| {
         let lowest = needed.entry(topic).or_insert(position);
@@ -34,15 +34,15 @@ pub fn release(registry: &Registry, store: &Store, feeds: &Feeds, model: &str) -
         let main = loaded.view().main().clone();
         let (topic, position) = (main.manifest.topic(), main.manifest.position);
         let behind = store.position_behind_fold(model, loaded.version())?.unwrap_or(position);
-        // A shard goes on under its label, and what the label keeps stays where it was.
+        // A shard advances under its label, but the state that the label retains stays.
         let is_held = topic.shard.is_some() && labels.values().any(|version| *version == loaded.version());
         need(topic, if is_held { 0 } else { behind.min(position) });
     }
     for version in store.versions(model)?.into_iter().filter(|version| *version > newest || *version < oldest) {
         let manifest = match store.manifest(model, version) {
-            // No server can load it: it was damaged, or its files are removed or copied at this moment.
+            // No server can load it: it is damaged, or its files are being deleted or copied.
             Err(error) if matches!(error.kind(), Kind::Corrupt | Kind::NotFound) => {
-                tracing::warn!(model, version, %error, "the version cannot be read: nothing is kept for it, and it stays");
+                tracing::warn!(model, version, %error, "version cannot be read; no updates are retained for it, and its files stay");
                 continue;
             }
             other => other?,
@@ -51,7 +51,7 @@ pub fn release(registry: &Registry, store: &Store, feeds: &Feeds, model: &str) -
             need(manifest.topic(), manifest.position);
         } else if manifest.merged.is_some() {
             store.remove(model, version)?;
-            tracing::info!(model, version, "removed: later versions have its updates");
+            tracing::info!(model, version, "merged version deleted; later versions contain its updates");
         }
     }
     store.forget_folds(model, oldest)?;

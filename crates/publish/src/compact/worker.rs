@@ -1,4 +1,4 @@
-//! The thread that merges.
+//! Thread that merges updates.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -18,15 +18,15 @@ use sterling_serving::registry::{Loaded, Registry, Which};
 use sterling_serving::view::View;
 use sterling_snapshot::Store;
 
-/// How often the models are looked at.
+/// Interval of the checks.
 const LOOK: Duration = Duration::from_secs(1);
-/// Items beside a snapshot, with those of it that are gone, that are too few for a merge by themselves.
+/// Number of changed items (added plus deleted) below which no merge is triggered by their number alone.
 const CHANGED_MIN: f64 = 1024.0;
-/// How full the room for updates may become before a merge, however few items have changed.
+/// Fill level of the delta that triggers a merge, regardless of the number of changed items.
 const FULL: f64 = 0.5;
-/// How long a journal is kept after it could not be let go of, before that is tried again.
+/// Delay before a failed truncation of a journal is retried.
 const KEPT: Duration = Duration::from_secs(30);
-/// How long after a failure a model is left alone, and at most: each failure doubles it.
+/// Initial and maximum delay after a failed merge; each failure doubles it.
 const WAIT: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(600));
 
 /// Merges the updates of a server's models.
@@ -35,25 +35,25 @@ pub struct Compactor {
     registry: Weak<Registry>,
     feeds: Arc<Feeds>,
     options: Options,
-    /// Models whose merges failed: until when they are left alone, and how often they did.
+    /// Models whose merges failed: the end of the delay, and the number of failures.
     failed: BTreeMap<String, (Instant, u32)>,
-    /// The versions that were in memory when a journal was let go of last.
+    /// Versions that were in memory at the last truncation of the journal.
     seen: BTreeMap<String, Vec<u64>>,
-    /// Models whose journals could not be let go of, and when that was.
+    /// Models whose journals could not be truncated, with the time of the attempt.
     kept: BTreeMap<String, Instant>,
 }
 
 impl Compactor {
-    /// Merges into versions of `store`, which `registry` serves.
+    /// Creates a compactor for versions of `store`, which `registry` serves.
     pub fn new(store: Store, registry: &Arc<Registry>, feeds: Arc<Feeds>, options: Options) -> Self {
         let (failed, seen, kept) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         Compactor { store, registry: Arc::downgrade(registry), feeds, options, failed, seen, kept }
     }
 
-    /// Looks after the models in a thread of its own, until nobody can ask any more.
+    /// Runs the compactor on its own thread, until all senders of requests are dropped.
     ///
     /// # Errors
-    /// `Io` where no thread can be had.
+    /// `Io` if the thread cannot be started.
     pub fn start(mut self, wanted: Receiver<MergeWanted>) -> Result<()> {
         let run = move || {
             loop {
@@ -61,7 +61,7 @@ impl Compactor {
                 let Some(registry) = self.registry.upgrade() else { return };
                 match asked {
                     Ok(MergeWanted { model, told }) => told(self.merge(&registry, &model)),
-                    // A panic costs one look.
+                    // A panic costs one check.
                     Err(RecvTimeoutError::Timeout) => {
                         let _ = catch_unwind(AssertUnwindSafe(|| self.look(&registry)));
                     }
@@ -72,14 +72,14 @@ impl Compactor {
         std::thread::Builder::new().name("compactor".into()).spawn(run).map(drop).map_err(|e| Error::io("a thread", e))
     }
 
-    /// Merges what has changed enough, and lets go of what is not needed since other versions were loaded.
+    /// Merges where enough has changed, and truncates journals after other versions were loaded.
     fn look(&mut self, registry: &Registry) {
         let models: Vec<String> = registry.list().iter().map(|loaded| loaded.name().to_owned()).collect();
         for name in &models {
             let now: Vec<u64> = registry.all_in_memory(name).iter().map(|loaded| loaded.version()).collect();
             let waits = self.kept.get(name).is_some_and(|at| at.elapsed() < KEPT);
             if self.seen.get(name) != Some(&now) && !waits {
-                // What fails, such as on a full disk, is tried again though the versions stay.
+                // A failure, for example on a full disk, is retried even if the versions stay the same.
                 match self.let_go(registry, name) {
                     true => drop((self.kept.remove(name), self.seen.insert(name.clone(), now))),
                     false => drop(self.kept.insert(name.clone(), Instant::now())),
@@ -94,17 +94,17 @@ impl Compactor {
                     let times = self.failed.get(name).map_or(0, |(_, times)| *times);
                     let wait = WAIT.0.saturating_mul(1 << times.min(16)).min(WAIT.1);
                     self.failed.insert(name.clone(), (Instant::now() + wait, times + 1));
-                    tracing::warn!(model = name, %error, retry_in = ?wait, "updates are served on, but not merged");
+                    tracing::warn!(model = name, %error, retry_in = ?wait, "merge failed; updates are still served from the delta");
                 }
             }
         }
     }
 
-    /// Lets go of what is not needed of a model; false where that failed.
+    /// Truncates and deletes unneeded data of a model; returns false on failure.
     fn let_go(&self, registry: &Registry, model: &str) -> bool {
         let released = release(registry, &self.store, &self.feeds, model);
         if let Err(error) = &released {
-            tracing::warn!(model, %error, "the journal is kept longer than it need be");
+            tracing::warn!(model, %error, "journal not truncated; retrying later");
         }
         released.is_ok()
     }
@@ -120,7 +120,7 @@ impl Compactor {
         self.options.share > 0.0 && is_due && !waits
     }
 
-    /// Whether a start would have to read too much of a journal, or needs what it has let go of.
+    /// Returns whether a start would have to replay too much of a journal, or needs truncated updates.
     fn is_long(&self, model: &str, view: &View) -> bool {
         let Some(feed) = self.feeds.of(&view.main().manifest.topic()) else { return false };
         let backlog = feed.backlog(view);
@@ -130,10 +130,10 @@ impl Compactor {
         backlog.share >= 1.0 || feed.lacks(view).is_some()
     }
 
-    /// Publishes what the active version of a model shows, lets it answer, and lets go of what that makes superfluous.
+    /// Publishes the view of a model's active version, activates the result, and deletes superseded data.
     ///
     /// # Errors
-    /// `Unsupported` for a model without updates; as [`merge`]; why the version was refused.
+    /// `Unsupported` for a model without updates; as [`merge`]; the reason why the version was rejected.
     pub fn merge(&self, registry: &Registry, model: &str) -> Result<Merged> {
         // A panic ends one merge.
         let made = catch_unwind(AssertUnwindSafe(|| self.merge_active(registry, model)));
@@ -153,7 +153,7 @@ impl Compactor {
         let topic = view.main().manifest.topic();
         let feed = self.feeds.of(&topic).ok_or_else(|| Error::unsupported("it takes no updates"))?;
         let merged = self.merge_view(registry, &loaded, view, &feed);
-        // A version that takes over shows the updates in its own way.
+        // If another version takes over, that one shows the updates, so this is not a failure.
         feed.note_merge(merged.as_ref().err().map(Error::kind).filter(|kind| *kind != Kind::Conflict));
         drop(loaded);
         if merged.is_ok() {
@@ -165,7 +165,7 @@ impl Compactor {
     fn merge_view(&self, registry: &Registry, loaded: &Loaded, view: Arc<View>, feed: &Feed) -> Result<Merged> {
         let (model, version) = (loaded.name(), loaded.version());
         let is_cut = view.main().manifest.shard.is_some();
-        // What could not be loaded would lie in the store, and the next merge would add another one.
+        // A version that cannot be loaded would stay in the store, and the next merge would add another one.
         registry.check_room(loaded)?;
         let under_way = UnderWay::begin(feed, model);
         let (made, background) = self.made(&view, &under_way)?;
@@ -195,18 +195,18 @@ impl Compactor {
         }
     }
 
-    /// Removes a merged version that this server cannot load.
+    /// Deletes a merged version that this server cannot load.
     fn take_back(&self, model: &str, version: u64) {
         match self.store.remove(model, version) {
-            Ok(()) => tracing::warn!(model, version, "the merged version is removed, as it cannot be loaded here"),
+            Ok(()) => tracing::warn!(model, version, "merged version deleted, because it cannot be loaded here"),
             Err(error) => {
-                tracing::warn!(model, version, %error, "the merged version cannot be loaded here, nor removed")
+                tracing::warn!(model, version, %error, "merged version can neither be loaded here nor deleted")
             }
         }
     }
 
-    /// Publishes what a view shows, on time that nothing else wants; where there is none, with a share of a core that grows with what is to
-    /// be merged. Returns which of both it was.
+    /// Publishes a view on otherwise idle CPU time; if there is none, on a share of a core that grows with the size of the delta.
+    /// Returns the version and the priority used.
     fn made(&self, view: &View, under_way: &UnderWay<'_>) -> Result<(MergedVersion, Background)> {
         let mut background = self.options.background(view.drift());
         let merge = || merge(&self.store, view, &|steps| under_way.tell(steps));
@@ -218,7 +218,7 @@ impl Compactor {
                     let much = self.options.is_due(view.drift(), view.stray_share());
                     background = Background::Raised { much };
                     let model = under_way.model;
-                    tracing::info!(model, "a merge found no idle core: it begins anew at a higher priority");
+                    tracing::info!(model, "merge found no idle core; it restarts at a higher priority");
                 }
                 Err(panic) => resume_unwind(panic),
             }
@@ -228,7 +228,7 @@ impl Compactor {
     }
 }
 
-/// A merge under way, as it is told of.
+/// Running merge, for progress reports.
 struct UnderWay<'a> {
     feed: &'a Feed,
     model: &'a str,
@@ -243,14 +243,14 @@ impl<'a> UnderWay<'a> {
         under_way
     }
 
-    /// So many steps of it are done.
+    /// Reports the number of finished steps.
     fn tell(&self, steps: usize) {
         let done = steps as f64 / (MERGE_STEPS + 1) as f64;
         self.feed.tell_merge(done);
         metrics::gauge!("sterling_merge_progress_ratio", "model" => self.model.to_owned()).set(done);
     }
 
-    /// It began at this Unix time, or is over: 0.
+    /// Reports the Unix time of its start, or 0 at its end.
     fn tell_began(&self, at: f64) {
         metrics::gauge!("sterling_merge_started_timestamp_seconds", "model" => self.model.to_owned()).set(at);
     }

@@ -1,7 +1,7 @@
-//! The shards of a version, each put together by itself.
+//! Shards of a version, each made separately.
 //!
-//! A worker writes the files that tell of a shard's items, and what the queries of the calibration find in it. What is left for the
-//! publication is to count that, to write what all shards share, and to name them (`super::super::shards`).
+//! A worker writes the files that depend on a shard's items, and the results of the calibration queries in it. The publication
+//! then only evaluates these, writes the files that all shards share, and names the shards (`super::super::shards`).
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -20,16 +20,16 @@ use sterling_snapshot::INDEX_FILE;
 use sterling_snapshot::model::{AskedPrecision, Decisions, Package, WARMUP_FILE};
 use sterling_storage::files::{self, Checksum};
 
-/// Which shards these are, and what they follow from.
+/// Job of making shards, with its inputs.
 struct Cut {
     job: JobFolder<PartTerms>,
     shards: u32,
-    /// All parts, the centroids, the lists and the queries, by their checksums.
+    /// Checksum of all parts, centroids, lists and queries.
     of: String,
 }
 
 impl Cut {
-    /// The shards of a publication whose parts are all assigned.
+    /// Returns the shards of a publication whose parts are all assigned.
     fn of(root: &Path, plan: &Plan, package: Option<&Package>, shards: u32) -> Result<Self> {
         let job = JobFolder::<PartTerms>::begun(root)?;
         job.check_terms(&PartTerms::of(plan, package, job.asked().vectors.clone())?)?;
@@ -47,7 +47,7 @@ impl Cut {
         self.job.root().join(shard_name(shard, self.shards))
     }
 
-    /// What a shard follows from.
+    /// Describes the inputs of a shard.
     fn origin(&self, shard: u32) -> String {
         format!("shard {shard} of {}", self.of)
     }
@@ -57,7 +57,7 @@ fn shard_name(shard: u32, shards: u32) -> String {
     format!("shard-{shard}-of-{shards}")
 }
 
-/// A worker that puts shards together.
+/// Worker that makes shards.
 pub struct Cutting {
     cut: Cut,
     plan: Plan,
@@ -65,11 +65,12 @@ pub struct Cutting {
 }
 
 impl Cutting {
-    /// A worker for a job all of whose units are assigned: it makes some of so many `shards`. `queries` are those of [`Plan`].
+    /// Creates a worker for a job whose units are all assigned; it makes some of `shards` shards. `queries` are those of
+    /// [`Plan`].
     ///
     /// # Errors
-    /// `NotFound` with what is to be done before; `Unsupported` for a package that must answer requests before it is published;
-    /// `Corrupt` with the file that is damaged.
+    /// `NotFound` with the missing steps; `Unsupported` for a package that must answer requests before it is published; `Corrupt`
+    /// with the damaged file.
     pub fn open(root: &Path, shards: u32, queries: Option<PathBuf>, memory_bytes: Option<u64>) -> Result<Self> {
         let plan = Plan { output: Output::shards(shards), queries, memory_bytes, ..publication(root)? };
         plan.output.check()?;
@@ -78,15 +79,15 @@ impl Cutting {
         Ok(Cutting { cut: Cut::of(root, &plan, package.as_ref(), shards)?, plan, package })
     }
 
-    /// How many units there are: shards.
+    /// Number of units, one per shard.
     pub fn units(&self) -> usize {
         self.cut.shards as usize
     }
 
-    /// Puts a shard together; nothing where that is done.
+    /// Makes a shard; `None` if it exists already.
     ///
     /// # Errors
-    /// As a publication; `Invalid` where the shard would hold nothing.
+    /// As a publication; `Invalid` if the shard would be empty.
     pub fn cut(&self, unit: usize, progress: &Progress<'_>) -> Result<Option<PartCounts>> {
         if unit >= self.units() {
             return Err(Error::invalid(format!(
@@ -146,7 +147,7 @@ impl Cutting {
     }
 }
 
-/// Refuses a package that answers requests before it is published: what it says is said of all items.
+/// Rejects a package that answers requests before it is published, because these answers need all items.
 fn check_silent(package: Option<&Package>) -> Result<()> {
     let Some(package) = package else { return Ok(()) };
     let what = match package.spec.precision {
@@ -160,26 +161,26 @@ fn check_silent(package: Option<&Package>) -> Result<()> {
     )))
 }
 
-/// The shards of a version, all of them made.
+/// Completed shards of a version.
 pub(crate) struct CutShards {
-    /// The item file of the publication, or the folder of such.
+    /// Item file of the publication, or the folder of item files.
     pub(crate) items_file: PathBuf,
     pub(crate) dimension: usize,
-    /// By their numbers.
+    /// Shards by number.
     pub(crate) shards: Vec<CutShard>,
 }
 
-/// A shard that was made.
+/// Completed shard.
 pub(crate) struct CutShard {
     pub(crate) folder: PathBuf,
     pub(crate) holds: PartShard,
     pub(crate) files: BTreeMap<String, Checksum>,
 }
 
-/// The shards that workers have put together for a publication; none where none were begun.
+/// Returns the shards that workers have made for a publication; `None` if none were begun.
 ///
 /// # Errors
-/// `NotFound` with those that are missing; `Corrupt` with the one that follows from something else, or whose files are not what they were.
+/// `NotFound` with the missing ones; `Corrupt` with a shard that was made from other inputs, or has changed files.
 pub(crate) fn cut_shards(
     root: &Path,
     plan: &Plan,

@@ -1,4 +1,4 @@
-//! Parts into one catalogue, as if it had been read, embedded and assigned here.
+//! Combines parts into one catalogue, as if it had been read, embedded and assigned here.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,10 +17,10 @@ use sterling_snapshot::Recipe;
 use sterling_snapshot::items::Items;
 use sterling_snapshot::model::Package;
 
-/// The publication whose parts lie in a folder.
+/// Returns the plan of the publication whose parts are in a folder.
 ///
 /// # Errors
-/// `NotFound` where none was begun there; `Corrupt` or `Io`.
+/// `NotFound` if none was begun there; `Corrupt` or `Io`.
 pub fn publication(root: &Path) -> Result<Plan> {
     let job = JobFolder::<PartTerms>::begun(root)?;
     let PartTerms { package, name, items, vectors, recipe, .. } = job.asked().clone();
@@ -29,7 +29,7 @@ pub fn publication(root: &Path) -> Result<Plan> {
     Ok(Plan { recipe: Recipe::parse(&recipe)?, ..Plan::new(source) })
 }
 
-/// The catalogue of all parts in a folder. What memory is not to hold stays there.
+/// Returns the catalogue of all parts in a folder. Data beyond the memory budget stays there.
 pub(crate) fn gather(
     root: &Path,
     plan: &Plan,

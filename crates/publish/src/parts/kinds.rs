@@ -1,5 +1,6 @@
-//! What columns are in each part. A part is read and embedded by itself, so what a vector or a feature is made of must be of one kind in
-//! all of them, or the whole would have been read otherwise; other columns become what they are of the whole when parts are gathered.
+//! Kinds of the columns in each part. A part is read and embedded separately. The inputs of vectors and features must therefore
+//! have the same kind in all parts, or the complete catalogue would have been read differently. Other columns get their final
+//! kind when the parts are combined.
 
 use std::collections::BTreeMap;
 
@@ -12,10 +13,10 @@ use sterling_index::columns::ItemValues;
 use sterling_snapshot::items::Items;
 use sterling_snapshot::model::Package;
 
-/// How the kind of a column of vectors begins.
+/// Prefix of the kind of a vector column.
 const VECTORS: &str = "vectors of ";
 
-/// What the columns are that have a value.
+/// Returns the kinds of the columns that have a value.
 pub(super) fn kinds(items: &Items) -> BTreeMap<String, String> {
     let columns = items.columns.iter().map(|column| (column.name.clone(), kind(&column.values).to_owned()));
     let dense = items.dense.iter().map(|(name, rows)| (name.clone(), format!("{VECTORS}{} numbers", rows.cols())));
@@ -30,8 +31,8 @@ fn kind(values: &ItemValues) -> &'static str {
     }
 }
 
-/// Refuses columns of vectors that are something else in another part, or are not there, and rows of a file of vectors that are not those
-/// of the items.
+/// Rejects vector columns that are missing or have another kind in another part, and rows of a vector file that do not match the
+/// items.
 ///
 /// # Errors
 /// `Invalid` with the column and both files; `Conflict` with the file before which another has changed.
@@ -54,7 +55,7 @@ pub(super) fn check_vectors(job: &JobFolder<PartTerms>, parts: &[Piece<PartItems
     Ok(())
 }
 
-/// Refuses a catalogue without a column that the item tower reads, and one where a part had another kind of it.
+/// Rejects a catalogue without a column that the item tower reads, or with different kinds of it in the parts.
 ///
 /// # Errors
 /// `Invalid` with the column and the file.
@@ -69,7 +70,7 @@ pub(super) fn check_sources(
     embed::check_sources(package, |name| items.has(name) || is_vectors(name))?;
     for source in embed::sources(package) {
         if let Some(column) = items.columns.iter().find(|column| column.name == source) {
-            // Of a part without a value each item is as one of the whole that misses it.
+            // In a part without a value, each item counts as one with a missing value.
             check_column(job, parts, (source, kind(&column.values)), true, &"all files together")?;
         }
     }

@@ -1,20 +1,21 @@
-//! A publication in parts: several machines embed and assign items side by side, one puts the version together, or several its shards.
+//! Distributed publication: several machines embed and assign items concurrently; one then makes the version, or several make its
+//! shards.
 //!
-//! 1. *Embed* ([`Embedding`]): each item file is a unit of a job (`sterling_batch::jobs`) and becomes a folder with its ids and attributes,
-//!    its vectors, and what is known of them.
-//! 2. *Train* ([`train`]): one machine draws the sample of all vectors and trains the centroids.
+//! 1. *Embed* ([`Embedding`]): each item file is a unit of a job (`sterling_batch::jobs`), and becomes a folder with its ids and
+//!    attributes, its vectors and their statistics.
+//! 2. *Train* ([`train`]): one machine samples all vectors and trains the centroids.
 //! 3. *Assign* ([`Assigning`]): each unit gets the list of each of its items.
-//! 4. A publication takes these in place of items (`gather`): what it writes are the bytes that it would write of the files.
-//! 5. Of a version in shards workers *cut* these before ([`Cutting`]), each shard a unit: the publication then only names them.
+//! 4. A publication reads these instead of items (`gather`), and writes the same bytes as from the item files.
+//! 5. For a version in shards, workers first make the shards ([`Cutting`]), one unit each; the publication then only names them.
 //!
 //! ```text
 //! DIR/
-//!   _job.json                      what is asked, and of each item file its length and hash; written first
-//!   part-NNNNN-HASH/               of an item file
+//!   _job.json                      parameters, and length and hash of each item file; written first
+//!   part-NNNNN-HASH/               one per item file
 //!     items.parquet                ids and attributes
 //!     vectors.npy                  f32 [n, D]
-//!     kept.bin                     the tensors that are kept by item, as a version stores them, row after row
-//!     note.json                    what this follows from and is like, and the checksums of the other files
+//!     kept.bin                     stored tensors per item, in the format of a version, row after row
+//!     note.json                    inputs and statistics, and the checksums of the other files
 //!   trained/                       centroids.npy, f32 [C, D], and note.json
 //!   part-NNNNN-HASH-lists/         lists.npy, u32 [n, 1], and note.json
 //!   shard-N-of-S/                  the files of a shard's items, findings.safetensors and note.json

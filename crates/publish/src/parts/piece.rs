@@ -1,4 +1,4 @@
-//! A folder that is there whole or not at all, with a note of what it follows from and what its files are.
+//! Piece: a folder that is created atomically, with a note of its inputs and its files.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,18 +13,18 @@ use sterling_storage::files::{self, Checksum};
 
 const NOTE: &str = "note.json";
 
-/// What the note of a piece says.
+/// Content of the note of a piece.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Piece<T> {
-    /// Everything that it follows from.
+    /// All inputs.
     of: String,
-    /// What it is like.
+    /// Properties of the content.
     pub(super) holds: T,
     files: BTreeMap<String, Checksum>,
 }
 
-/// A piece as its note has it, with the checksum of all that it says.
+/// Note with the checksum of its content.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Note<T> {
@@ -32,14 +32,14 @@ struct Note<T> {
     digest: String,
 }
 
-/// What a piece that is being made holds, and its files.
+/// Content of a piece in progress, and its files.
 pub(super) type Made<T> = (T, BTreeMap<String, Checksum>);
 
-/// Makes a piece: `make` writes its files into a folder that gets its name at the end. Where another worker has made it meanwhile, that
-/// one stands.
+/// Makes a piece: `make` writes its files to a temporary folder, which is renamed at the end. If another worker has made it
+/// meanwhile, that one is used.
 ///
 /// # Errors
-/// What `make` returns; `Io` or `NoSpace` with the path.
+/// Errors of `make`; `Io` or `NoSpace` with the path.
 pub(super) fn write<T: Serialize>(path: &Path, of: String, make: impl FnOnce(&Path) -> Result<Made<T>>) -> Result<()> {
     let staging = files::temporary(path);
     let io = |e| Error::io(path.display(), e);
@@ -52,14 +52,14 @@ pub(super) fn write<T: Serialize>(path: &Path, of: String, make: impl FnOnce(&Pa
         fs::rename(&staging, path).map_err(io)
     });
     if let Err(e) = written {
-        // Another's may be there, and whoever found all units done may have removed this one's.
+        // Another worker's piece may exist, and a process that found all units done may have deleted this folder.
         let _ = fs::remove_dir_all(&staging);
         return if path.join(NOTE).exists() { Ok(()) } else { Err(e) };
     }
     path.parent().map_or(Ok(()), files::sync_folder).map_err(io)
 }
 
-/// Whether a piece is there that follows from this.
+/// Returns whether a piece with these inputs exists.
 ///
 /// # Errors
 /// As [`Piece::noted`].
@@ -80,10 +80,10 @@ fn unsaid(e: &serde_json::Error) -> Error {
 }
 
 impl<T: Serialize + DeserializeOwned> Piece<T> {
-    /// The note of a piece that is to follow from this; its files are not looked at.
+    /// Reads the note of a piece with these inputs, without reading its files.
     ///
     /// # Errors
-    /// `NotFound` without one; `Corrupt` for a note that is damaged, and for one of something else; `Io`.
+    /// `NotFound` if there is none; `Corrupt` for a damaged note, and for one with other inputs; `Io`.
     pub(super) fn noted(path: &Path, of: &str) -> Result<Self> {
         let corrupt = |what: &dyn std::fmt::Display| {
             Error::corrupt(format!("{}: {what}; remove this folder to have it made again", path.display()))
@@ -102,17 +102,17 @@ impl<T: Serialize + DeserializeOwned> Piece<T> {
         }
     }
 
-    /// The same, with files that are whole.
+    /// Same, and verifies the checksums of its files.
     ///
     /// # Errors
-    /// As [`Piece::noted`]; `Corrupt` with the file that is damaged.
+    /// As [`Piece::noted`]; `Corrupt` with the damaged file.
     pub(super) fn open(path: &Path, of: &str) -> Result<Self> {
         let piece = Piece::noted(path, of)?;
         piece.check(path, |_| true)?;
         Ok(piece)
     }
 
-    /// The same, with files of the length that they had.
+    /// Same, and verifies the lengths of its files.
     ///
     /// # Errors
     /// As [`Piece::open`].
@@ -133,7 +133,7 @@ impl<T: Serialize + DeserializeOwned> Piece<T> {
         Ok(piece)
     }
 
-    /// Refuses a piece of whose files one that `is_asked` for is not what it was.
+    /// Verifies the checksums of those files for which `is_asked` returns true.
     ///
     /// # Errors
     /// `Corrupt` with the file.
@@ -153,7 +153,7 @@ impl<T: Serialize + DeserializeOwned> Piece<T> {
         Ok(())
     }
 
-    /// What it holds, and its files.
+    /// Returns its content and its files.
     pub(super) fn into_parts(self) -> Made<T> {
         (self.holds, self.files)
     }
@@ -164,7 +164,7 @@ impl<T: Serialize + DeserializeOwned> Piece<T> {
 }
 
 impl<T: Serialize> Piece<T> {
-    /// The checksum of all that it says, and so of all that it holds.
+    /// Checksum of the note, and so of all content.
     pub(super) fn digest(&self) -> Result<String> {
         let text = serde_json::to_vec(self).map_err(|e| unsaid(&e))?;
         Ok(Checksum::of(&text).xxh3)

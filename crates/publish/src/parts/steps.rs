@@ -1,4 +1,4 @@
-//! The steps of a publication in parts that workers do.
+//! Steps of a distributed publication that workers execute.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -25,14 +25,14 @@ use sterling_storage::files::{self, Checksum};
 use sterling_storage::npy;
 use sterling_storage::rows::{RowStore, Spill};
 
-/// What a step made of a unit.
+/// Result of a step for a unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct PartCounts {
-    /// Items of the unit.
+    /// Number of items of the unit.
     pub items: usize,
 }
 
-/// A worker that reads item files and gives their items vectors.
+/// Worker that reads item files and embeds their items.
 pub struct Embedding {
     job: JobFolder<PartTerms>,
     package: Option<Package>,
@@ -40,10 +40,10 @@ pub struct Embedding {
 }
 
 impl Embedding {
-    /// Begins the job of a publication in a folder, or goes on with it.
+    /// Begins the job of a publication in a folder, or resumes it.
     ///
     /// # Errors
-    /// What is wrong with the package; as [`JobFolder::open`].
+    /// The error in the package; as [`JobFolder::open`].
     pub fn open(root: &Path, plan: &Plan) -> Result<Self> {
         if let Some(folder) = plan.source.package() {
             plan.trials.run(folder)?;
@@ -56,15 +56,15 @@ impl Embedding {
         Ok(Embedding { job, package, spill: Budget::of(plan.memory_bytes).spill(root) })
     }
 
-    /// How many units there are.
+    /// Number of units.
     pub fn units(&self) -> usize {
         self.job.units().len()
     }
 
-    /// Embeds a unit; nothing where that is done.
+    /// Embeds a unit; `None` if it is done already.
     ///
     /// # Errors
-    /// `Invalid` with the file and what is wrong with it; `Conflict` where it has changed since the job was begun.
+    /// `Invalid` with the file and its error; `Conflict` if it has changed since the job was begun.
     pub fn embed(&self, unit: usize, progress: &Progress<'_>) -> Result<Option<PartCounts>> {
         let unit = jobs::checked(unit, self.units())?;
         let (path, of) = (self.job.part(unit), self.job.origin(unit)?);
@@ -99,7 +99,7 @@ impl Embedding {
         Ok(Some(counts))
     }
 
-    /// The row of the first item of a unit among those of all: files before it are counted.
+    /// Row of the first item of a unit among all items, from the item counts of earlier files.
     fn first_row(&self, unit: usize) -> Result<usize> {
         self.job.units()[..unit].iter().map(|unit| Items::count(&unit.input)).sum()
     }
@@ -128,21 +128,21 @@ impl Embedding {
     }
 }
 
-/// The vectors of parts, one after the other; empty parts have none.
+/// Concatenates the vectors of parts; empty parts have none.
 pub(super) fn vectors(job: &JobFolder<PartTerms>, parts: &[Piece<PartItems>]) -> Result<RowStore<'static>> {
     let filled = (0..parts.len()).filter(|&unit| parts[unit].holds.items > 0);
     RowStore::joined(filled.map(|unit| npy::open_f32(&job.part(unit).join(VECTORS))).collect::<Result<_>>()?)
 }
 
-/// What the vectors of parts are like together.
+/// Combines the vector statistics of parts.
 pub(super) fn surveyed(parts: &[Piece<PartItems>]) -> Result<RowSurvey> {
     RowSurvey::joined(parts.iter().filter_map(|part| part.holds.survey.clone()))
 }
 
-/// Trains the centroids of a job all of whose units are embedded. True where it did, false where they were there.
+/// Trains the centroids of a job whose units are all embedded. Returns whether it did, or false if they existed.
 ///
 /// # Errors
-/// `NotFound` with the units that are not embedded; `Corrupt` with the file that is damaged; `Invalid` for a recipe that cannot be.
+/// `NotFound` with the units that are not embedded; `Corrupt` with the damaged file; `Invalid` for an unusable recipe.
 pub fn train(root: &Path, progress: &Progress<'_>) -> Result<bool> {
     let job = JobFolder::<PartTerms>::begun(root)?;
     let of = job.training(&job.parts(false)?)?;
@@ -167,7 +167,7 @@ pub fn train(root: &Path, progress: &Progress<'_>) -> Result<bool> {
     job.sweep(&[TRAINED]).map(|()| true)
 }
 
-/// The centroids of a job, which follow from its parts.
+/// Returns the centroids of a job, which must match its parts.
 pub(super) fn centroids(
     job: &JobFolder<PartTerms>,
     parts: &[Piece<PartItems>],
@@ -181,7 +181,7 @@ pub(super) fn centroids(
     Ok((piece, rows))
 }
 
-/// A worker that finds the lists of items.
+/// Worker that assigns items to lists.
 pub struct Assigning {
     job: JobFolder<PartTerms>,
     parts: Vec<Piece<PartItems>>,
@@ -190,10 +190,10 @@ pub struct Assigning {
 }
 
 impl Assigning {
-    /// A worker for a job whose centroids are trained.
+    /// Creates a worker for a job whose centroids are trained.
     ///
     /// # Errors
-    /// `NotFound` with what is to be done before; `Corrupt` with the file that is damaged.
+    /// `NotFound` with the missing steps; `Corrupt` with the damaged file.
     pub fn open(root: &Path) -> Result<Self> {
         let job = JobFolder::begun(root)?;
         let parts = job.parts(false)?;
@@ -202,15 +202,15 @@ impl Assigning {
         Ok(Assigning { job, parts, piece, trained })
     }
 
-    /// How many units there are.
+    /// Number of units.
     pub fn units(&self) -> usize {
         self.parts.len()
     }
 
-    /// Assigns the items of a unit; nothing where that is done.
+    /// Assigns the items of a unit; `None` if it is done already.
     ///
     /// # Errors
-    /// `Corrupt` with the file that is damaged; `Io` or `NoSpace`.
+    /// `Corrupt` with the damaged file; `Io` or `NoSpace`.
     pub fn assign(&self, unit: usize, progress: &Progress<'_>) -> Result<Option<PartCounts>> {
         let unit = jobs::checked(unit, self.units())?;
         let part = &self.parts[unit];
@@ -233,7 +233,7 @@ impl Assigning {
     }
 }
 
-/// The lists of all parts, with files that are whole where that `is_whole`.
+/// Returns the lists of all parts; `is_whole` verifies the checksums of their files.
 pub(super) fn assigned(
     job: &JobFolder<PartTerms>,
     parts: &[Piece<PartItems>],
@@ -244,7 +244,7 @@ pub(super) fn assigned(
     job.all("assigned", |unit| read(&job.lists(unit), &assigning(&parts[unit], trained)?))
 }
 
-/// The lists of all items.
+/// Returns the lists of all items.
 pub(super) fn lists(
     job: &JobFolder<PartTerms>,
     parts: &[Piece<PartItems>],
@@ -259,7 +259,7 @@ pub(super) fn lists(
             let (got, expected) = (lists.len(), part.holds.items);
             return Err(Error::corrupt(format!("{}: {got} lists, expected {expected}", path.display())));
         }
-        // One that is no list is refused with all others, by what takes them.
+        // An invalid list is rejected later, together with all others.
         all.extend(lists.into_iter().map(|list| u32::try_from(list).unwrap_or(u32::MAX)));
     }
     Ok(all)

@@ -1,4 +1,4 @@
-//! What is asked of every part of a publication, and where what becomes of it lies.
+//! Parameters of a distributed publication, and the folders of its results.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,22 +17,22 @@ use sterling_snapshot::PROGRAM;
 use sterling_snapshot::model::{Decisions, Package};
 use sterling_storage::files::Checksum;
 
-/// Everything but the item files that a publication follows from.
+/// All inputs of a publication except the item files.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PartTerms {
     program: String,
     pub(super) package: Option<PathBuf>,
-    /// The checksum of those of the package's files.
+    /// Checksum of the package's files.
     package_files: String,
     pub(super) name: Option<String>,
-    /// As they were given: a file, or a folder of such.
+    /// Path as it was given: a file, or a folder of files.
     pub(super) items: PathBuf,
     pub(super) vectors: Option<VectorFile>,
     pub(super) recipe: String,
 }
 
-/// A file of vectors beside the items: too large to be hashed by every worker.
+/// File of vectors next to the items, identified by size and time, because it is too large for every worker to hash.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct VectorFile {
@@ -42,7 +42,7 @@ pub(super) struct VectorFile {
 }
 
 impl VectorFile {
-    /// The file as it is now.
+    /// Reads the file's present size and time.
     pub(super) fn now(path: &Path) -> Result<Self> {
         let read = fs::metadata(path).and_then(|about| Ok((about.len(), about.modified()?)));
         let (bytes, modified) = read.map_err(|e| Error::io(path.display(), e))?;
@@ -50,7 +50,7 @@ impl VectorFile {
         Ok(VectorFile { path: path.into(), bytes, modified_ns })
     }
 
-    /// Its path, where it is as it was.
+    /// Returns its path, if it is unchanged.
     pub(super) fn checked(&self) -> Result<&Path> {
         match VectorFile::now(&self.path)? == *self {
             true => Ok(&self.path),
@@ -60,7 +60,7 @@ impl VectorFile {
 }
 
 impl PartTerms {
-    /// The terms of a publication, with vectors from a file as it was.
+    /// Returns the parameters of a publication, with an unchanged vector file.
     pub(super) fn of(plan: &Plan, package: Option<&Package>, vectors: Option<VectorFile>) -> Result<Self> {
         if let Source::Faiss { index, .. } = &plan.source {
             let index = index.display();
@@ -102,35 +102,35 @@ impl Purpose for PartTerms {
     }
 }
 
-/// What is known of the items of a part.
+/// Properties of the items of a part.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PartItems {
     pub(super) items: usize,
-    /// The row of its first item in the file of vectors beside the items, where there is one.
+    /// Row of its first item in the separate vector file, if there is one.
     pub(super) first_row: Option<usize>,
-    /// Of its vectors, where it has items.
+    /// Statistics of its vectors, if it has items.
     pub(super) survey: Option<RowSurvey>,
-    /// What each column with a value is, vectors among them.
+    /// Kind of each column with a value, including vectors.
     pub(super) kinds: BTreeMap<String, String>,
 }
 
-/// The lists of the items of a part.
+/// Lists of the items of a part.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PartLists {
     pub(super) items: usize,
 }
 
-/// Centroids that were trained.
+/// Trained centroids.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct PartCentroids {
-    /// The one length of all rows, where they have one.
+    /// Common length of all rows, if they have one.
     pub(super) length: Option<f32>,
 }
 
-/// What is known of a shard.
+/// Properties of a shard.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct PartShard {
@@ -138,7 +138,7 @@ pub(crate) struct PartShard {
     pub(crate) slots: usize,
     pub(crate) dimension: usize,
     pub(crate) lists: usize,
-    /// What of the reranker is kept of its items.
+    /// Item-side reranker outputs that are stored.
     pub(crate) decisions: Decisions,
 }
 
@@ -149,27 +149,27 @@ pub(super) const KEPT: &str = "kept.bin";
 pub(super) const CENTROIDS: &str = "centroids.npy";
 pub(super) const LISTS: &str = "lists.npy";
 
-/// The files that the units of a publication leave in the folder of their job.
+/// Files of the units of a publication in the folder of their job.
 pub(super) trait PartFolders {
-    /// Where the items of a unit are.
+    /// Folder of a unit's items.
     fn part(&self, unit: usize) -> PathBuf;
 
-    /// Where its lists are.
+    /// Folder of a unit's lists.
     fn lists(&self, unit: usize) -> PathBuf;
 
-    /// Where the centroids are.
+    /// Folder of the centroids.
     fn trained(&self) -> PathBuf;
 
-    /// The parts of all units, with files that are whole where that `is_whole`.
+    /// Returns the parts of all units; `is_whole` verifies the checksums of their files.
     fn parts(&self, is_whole: bool) -> Result<Vec<Piece<PartItems>>>;
 
-    /// What is there of every unit.
+    /// Reads the results of every unit.
     ///
     /// # Errors
-    /// `NotFound` with the units of which nothing is; what `read` returns else.
+    /// `NotFound` with the units that have none; other errors of `read`.
     fn all<P: Send>(&self, what: &str, read: impl Fn(usize) -> Result<P> + Sync) -> Result<Vec<P>>;
 
-    /// What the centroids follow from: the terms and every part.
+    /// Describes the inputs of the centroids: the parameters and every part.
     fn training(&self, parts: &[Piece<PartItems>]) -> Result<String>;
 }
 
@@ -218,7 +218,7 @@ impl PartFolders for JobFolder<PartTerms> {
     }
 }
 
-/// What lists follow from: the part, and the centroids.
+/// Describes the inputs of lists: the part, and the centroids.
 pub(super) fn assigning(part: &Piece<PartItems>, trained: &Piece<PartCentroids>) -> Result<String> {
     said(&[part.digest()?, trained.digest()?])
 }

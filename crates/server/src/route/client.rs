@@ -142,7 +142,7 @@ impl Outgoing {
 pub(super) struct Failed {
     pub(super) error: Error,
     /// True where the server may have got the call, and done what it says.
-    pub(super) may_be_done: bool,
+    pub(super) may_be_applied: bool,
 }
 
 /// Connections to one server.
@@ -193,7 +193,7 @@ impl Client {
         let is_sent = AtomicBool::new(false);
         let done = timeout_at(deadline, self.send(call, deadline, &is_sent)).await.unwrap_or_else(|_| Err(self.late()));
         let judged = done.and_then(|(head, body)| self.judge((head, body), call, &is_sent));
-        judged.map_err(|error| Failed { may_be_done: is_sent.load(Ordering::Relaxed), error })
+        judged.map_err(|error| Failed { may_be_applied: is_sent.load(Ordering::Relaxed), error })
     }
 
     /// The status and the body that a path answers, whatever they are.

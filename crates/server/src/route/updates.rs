@@ -55,7 +55,7 @@ pub struct ShardFailure {
     /// Reason of the failure.
     pub error: Error,
     /// Whether the shard may have executed the call.
-    pub may_be_done: bool,
+    pub may_be_applied: bool,
 }
 
 impl Fleet {
@@ -153,13 +153,14 @@ impl ShardServers<'_> {
                 Ok(answer) => return Ok(answer),
                 Err(failure) => failure,
             };
-            let may_wait = !failure.may_be_done && matches!(failure.error.kind(), Kind::Unavailable | Kind::NotReady);
+            let may_wait =
+                !failure.may_be_applied && matches!(failure.error.kind(), Kind::Unavailable | Kind::NotReady);
             if !may_wait || timeout_at(deadline, looked).await.is_err() || !home.may_answer() {
                 return Err(failure);
             }
             if self.writes {
                 // Servers that appeared in the meantime may not have been checked.
-                self.check(shard).map_err(|error| ShardFailure { error, may_be_done: false })?;
+                self.check(shard).map_err(|error| ShardFailure { error, may_be_applied: false })?;
             }
         }
     }
@@ -168,16 +169,16 @@ impl ShardServers<'_> {
     async fn round(&self, shard: usize, call: &Outgoing, deadline: Instant) -> Result<Bytes, ShardFailure> {
         let home = &self.served.homes[shard];
         let none = Error::unavailable(format!("shard {shard} has no server"));
-        let mut last = ShardFailure { error: none, may_be_done: false };
+        let mut last = ShardFailure { error: none, may_be_applied: false };
         let mut rest = home.servers().to_vec();
         while let Some(server) = self.next(home, &mut rest) {
-            let Failed { error, may_be_done } = match server.try_call(call, deadline).await {
+            let Failed { error, may_be_applied } = match server.try_call(call, deadline).await {
                 Ok(answer) => return Ok(answer),
                 Err(failed) => failed,
             };
             let is_absent = is_absence(error.kind());
-            last = ShardFailure { error, may_be_done };
-            if may_be_done || !is_absent {
+            last = ShardFailure { error, may_be_applied };
+            if may_be_applied || !is_absent {
                 break;
             }
         }

@@ -1,4 +1,4 @@
-//! What an engine runs, as the engine sees it.
+//! Interface between the engine and the code that executes requests.
 
 use std::time::Duration;
 
@@ -6,84 +6,85 @@ use super::ticket::Ticket;
 use crate::quota::Flow;
 use sterling_core::request::Priority;
 
-/// What the workers run.
+/// Code that the workers run.
 ///
-/// All of it is called on threads of the engine but [`cost`](Backend::cost), [`group`](Backend::group),
-/// [`needs_fetch`](Backend::needs_fetch) and [`runs_anywhere`](Backend::runs_anywhere), which are called once a request where it is
-/// submitted, and must be quick, and [`run`](Backend::run) of a request that its caller runs.
-/// A panic in [`run`](Backend::run) or [`fetch`](Backend::fetch) fails the request that brings it about and no other:
-/// the others of its batch that have no answer yet are run again, each alone.
+/// The engine calls most methods on its own threads. Exceptions are [`cost`](Backend::cost), [`group`](Backend::group),
+/// [`needs_fetch`](Backend::needs_fetch) and [`runs_anywhere`](Backend::runs_anywhere), which run once per request on the
+/// submitting thread and must be quick, and [`run`](Backend::run) of a request that its caller executes. A panic in
+/// [`run`](Backend::run) or [`fetch`](Backend::fetch) fails only the request that caused it: the unanswered rest of the batch is
+/// run again, one request at a time.
 pub trait Backend: Send + Sync + 'static {
-    /// A request that was checked, priced and bound to the version that answers it.
+    /// Validated request with its cost estimate, bound to the version that answers it.
     type Work: Send + 'static;
-    /// What it is answered with.
+    /// Answer to a request.
     type Answer: Send + 'static;
-    /// What a worker keeps from batch to batch.
+    /// State that a worker retains between batches.
     type Worker: Send;
 
-    /// Runs all that a worker thread does, on the thread that it is to be done on: the calling one, or one of the backend's
-    /// own, where each change of thread would cost a request.
+    /// Runs the loop of a worker thread, on the calling thread or on one of the backend's own, to avoid a thread switch per
+    /// request.
     fn host(&self, work: &(dyn Fn() + Sync)) {
         work();
     }
 
-    /// What a worker keeps; called on its thread, and again after a panic.
+    /// Creates the state of a worker on its thread, at the start and after a panic.
     fn worker(&self) -> Self::Worker;
 
-    /// What a request will cost.
+    /// Estimates the cost of a request.
     fn cost(&self, work: &Self::Work) -> Estimate;
 
-    /// Requests of one group may be run together; those of one version of a model, say.
+    /// Returns the group of a request, for example its model version. Requests of one group may share a batch.
     fn group(&self, work: &Self::Work) -> usize;
 
-    /// Whether rows must be fetched before a worker can run it.
+    /// Returns whether rows must be fetched before a worker can run the request.
     fn needs_fetch(&self, work: &Self::Work) -> bool;
 
-    /// Whether any thread can run it as well as the worker's own: a caller who would wait for an idle worker runs it then.
+    /// Returns whether any thread can run the request as well as a worker thread. If so, a caller that would wait for an idle
+    /// worker runs it itself.
     fn runs_anywhere(&self, work: &Self::Work) -> bool;
 
-    /// Fetches what requests of one group need, and keeps it in them. May block until the last of their deadlines. A job
-    /// that is answered here takes no worker.
+    /// Fetches the rows that requests of one group need, and stores them in the requests. May block until the latest of their
+    /// deadlines. A job that is answered here needs no worker.
     fn fetch(&self, jobs: &mut [Job<Self::Work, Self::Answer>]);
 
-    /// Answers requests of one group, in any order, each as soon as it is done. One that is not wanted any more may be
-    /// left without an answer.
+    /// Answers requests of one group in any order, each as soon as it is done. Requests that are no longer wanted may be skipped.
     fn run(&self, worker: &mut Self::Worker, jobs: &mut [Job<Self::Work, Self::Answer>]);
 
-    /// Called again and again, about each second, while a worker has nothing to do.
+    /// Runs about once per second while a worker is idle.
     fn rest(&self, worker: &mut Self::Worker);
 }
 
-/// A request and the way back to its caller.
+/// Request with the ticket that answers its caller.
 #[derive(Debug)]
 pub struct Job<W, A> {
-    /// The request.
+    /// Request to execute.
     pub work: W,
-    /// The way back.
+    /// Ticket of the caller.
     pub ticket: Ticket<A>,
 }
 
 pub(super) type JobOf<B> = Job<<B as Backend>::Work, <B as Backend>::Answer>;
 
-/// What a request is thought to cost.
+/// Cost estimate of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Estimate {
-    /// How long one worker is thought to run. Only the proportions must be right: the engine measures by which factor
-    /// work takes longer here.
+    /// Estimated run time on one worker. Only the proportions between requests must be right: the engine measures the speed of
+    /// this machine relative to the estimates.
     pub time: Duration,
-    /// Memory that the request holds from here on until it is answered, its answer included.
+    /// Memory that the request occupies from here until it is answered, including its answer.
     pub memory_bytes: u64,
 }
 
-/// Under which terms a request is submitted.
+/// Deadline, priority and caller of a submitted request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Terms {
-    /// How long the answer is worth waiting for; the engine's default where it is not given.
+    /// Time for which the answer is useful; `None` means the engine's default.
     pub timeout: Option<Duration>,
-    /// Who goes first where requests wait.
+    /// Priority class in the queue.
     pub priority: Priority,
-    /// Whose request it is: callers that wait share the workers, and the memory, evenly.
+    /// Caller that is charged: queued callers share workers and memory evenly.
     pub flow: Flow,
-    /// True for what no caller waits for: it ends unanswered where a caller's request would be refused because of it.
+    /// Marks background work that no caller waits for. It ends without an answer if it would cause the rejection of a caller's
+    /// request.
     pub is_background: bool,
 }

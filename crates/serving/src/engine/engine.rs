@@ -1,4 +1,4 @@
-//! The engine: takes requests in or refuses them, and keeps the threads that answer.
+//! The engine: accepts or rejects requests, and owns the threads that answer them.
 
 use std::cell::LazyCell;
 use std::future::Future;
@@ -19,21 +19,22 @@ use sterling_core::error::{Error, Result};
 use sterling_core::limits::TIMEOUT_MS_MAX;
 use sterling_core::request::Priority;
 
-/// Threads that fetch rows. Each waits for one answer of the cluster at a time.
+/// Number of threads that fetch rows. Each waits for one answer of the cluster at a time.
 pub(super) const FETCHERS: usize = 4;
-/// How often workers are looked after, and how long after the last deadline of its batch one is lost: rten looks at no clock.
+/// Interval of the check for hanging workers, and the time after the last deadline of its batch at which a worker counts as lost.
+/// rten cannot be interrupted by a deadline.
 const WATCH: Duration = Duration::from_secs(1);
 const LOST_AFTER: Duration = Duration::from_secs(30);
-/// Workers that are given up at most: each may hold a core and its memory for ever.
+/// Maximum number of lost workers that are replaced: each may occupy a core and its memory forever.
 const LOST_MAX: u64 = 16;
-/// Least price of a request: nothing is free.
+/// Minimum cost estimate of a request.
 const PRICE_MIN: Duration = Duration::from_micros(1);
-/// What costs more is refused all the same, whatever it says.
+/// Maximum cost estimate: larger estimates are clamped, since such a request is rejected anyway.
 const PRICE_MAX: Duration = Duration::from_secs(3600);
-/// Longest time-out of a request.
+/// Maximum timeout of a request.
 const TIMEOUT_MAX: Duration = Duration::from_millis(TIMEOUT_MS_MAX);
 
-/// Workers behind a queue. Dropping it answers what waits and ends the threads.
+/// Queue with its worker threads. Dropping it answers the queued requests and ends the threads.
 pub struct Engine<B: Backend> {
     pub(super) shared: Arc<Shared<B>>,
     workers: usize,
@@ -41,10 +42,10 @@ pub struct Engine<B: Backend> {
 }
 
 impl<B: Backend> Engine<B> {
-    /// Starts the threads. Metrics go to the recorder that is set by then.
+    /// Starts the threads. Metrics go to the recorder that is installed at this moment.
     ///
     /// # Errors
-    /// `Invalid` for options that cannot work, `Io` where no thread can be had.
+    /// `Invalid` for unusable options, `Io` if a thread cannot be started.
     pub fn start(backend: B, options: &Options) -> Result<Self> {
         options.check()?;
         let workers = options.worker_count();
@@ -66,17 +67,17 @@ impl<B: Backend> Engine<B> {
         Ok(engine)
     }
 
-    /// What the workers run.
+    /// Returns the backend that the workers run.
     pub fn backend(&self) -> &B {
         &self.shared.backend
     }
 
-    /// Workers, and so the most cores that passes use at once.
+    /// Number of workers, which is the maximum number of cores that passes use at once.
     pub fn workers(&self) -> usize {
         self.workers
     }
 
-    /// Workers that can answer: neither have their threads ended, nor do they hang in requests that nobody waits for.
+    /// Number of workers that can answer: their threads are alive and do not hang in abandoned requests.
     pub fn able_workers(&self) -> usize {
         let since = Instant::now().checked_sub(LOST_AFTER);
         let threads = self.shared.threads();
@@ -91,8 +92,9 @@ impl<B: Backend> Engine<B> {
         alive.into_iter().filter(|&worker| since.is_none_or(|since| !queue.hangs(worker, since))).count()
     }
 
-    /// Whether an interactive request of a caller that costs what is usual would be taken in now: the question to ask before a body is
-    /// read and parsed. Takes no lock, and looks for the caller only where some have requests waiting. [`Engine::submit`] decides for good, by what the request costs.
+    /// Checks whether an interactive request of usual cost would be accepted now, before its body is read and parsed. Takes no
+    /// lock, and computes the caller's flow only if some callers have queued requests. [`Engine::submit`] decides finally, from
+    /// the cost of the request.
     ///
     /// # Errors
     /// As [`Engine::submit`].
@@ -100,8 +102,8 @@ impl<B: Backend> Engine<B> {
         self.shared.admits(flow, timeout.unwrap_or(self.timeout)).map_err(|refused| self.shared.meters.refused(refused))
     }
 
-    /// As [`Engine::admits`], for a request that may name its own time: `longest` bounds that time, given the default, and returns `None`
-    /// if it finds no bound. It is called under overload alone.
+    /// Same as [`Engine::admits`], for a request that may name its own timeout: `longest` bounds that timeout, from the default,
+    /// and returns `None` if it finds no bound. It is called only under overload.
     ///
     /// # Errors
     /// As [`Engine::submit`].
@@ -110,7 +112,7 @@ impl<B: Backend> Engine<B> {
         flow: impl FnOnce() -> Flow,
         longest: impl FnOnce(Duration) -> Option<Duration>,
     ) -> Result<()> {
-        // To find a caller by its key takes a digest.
+        // Lazy, because the flow of a caller costs a digest of its key.
         let flow = LazyCell::new(flow);
         if self.shared.admits(|| *flow, self.timeout).is_ok() {
             return Ok(());
@@ -118,25 +120,25 @@ impl<B: Backend> Engine<B> {
         self.admits(|| *flow, Some(longest(self.timeout).unwrap_or(TIMEOUT_MAX).min(TIMEOUT_MAX)))
     }
 
-    /// How long whoever reads requests should let them gather: zero but under overload. Each request that is read as soon as
-    /// it comes takes a core from a worker and gives it back, which costs both more than the refusal itself.
+    /// Returns how long the reader of requests should let them accumulate in the sockets: zero except under overload. Reading
+    /// each request as it arrives takes a core from a worker and returns it, which costs more than the rejection itself.
     pub fn swarm(&self) -> Duration {
         self.shared.swarm(self.timeout)
     }
 
-    /// Takes a request in, or refuses it, at once; the future waits for its answer. Dropping the future is leaving.
+    /// Accepts or rejects a request immediately; the future waits for its answer. Dropping the future cancels the request.
     ///
     /// # Errors
-    /// What the backend answers; `Overloaded`, with the time to wait, where it cannot be done by its deadline, or where
-    /// too much waits or is held; `TooCostly` where it needs more memory than all requests may hold; `DeadlineExceeded`
-    /// where work had begun and came late; `NotReady` where the engine ends.
+    /// Errors of the backend; `Overloaded`, with the time to wait, if the deadline cannot be met or the queue or memory is full;
+    /// `TooCostly` if the request needs more memory than the entire budget; `DeadlineExceeded` if work began but finished late;
+    /// `NotReady` if the engine is shutting down.
     pub fn submit(&self, work: B::Work, terms: Terms) -> impl Future<Output = Result<B::Answer>> + Send + use<B> {
         let entered = self.enter(work, terms, false);
         async move { entered?.answer().await }
     }
 
-    /// As [`Engine::submit`], but a short request for which a worker is idle is run by the calling thread in its place: for callers that
-    /// ask one thing at a time, and do not leave.
+    /// Same as [`Engine::submit`], but runs a short request on the calling thread if a worker is idle. Intended for callers that
+    /// send one request at a time and do not cancel.
     ///
     /// # Errors
     /// As [`Engine::submit`].
@@ -159,7 +161,7 @@ impl<B: Backend> Engine<B> {
             arrived,
             deadline,
         };
-        // What may pile up leaves half of the memory to others.
+        // Requests that may accumulate leave half of the memory to others.
         let may_pile_up = ask.needs_fetch || ask.priority == Priority::Batch;
         let may_be_lent = may_be_lent && shared.backend.runs_anywhere(&work);
         let held = shared.ledger.hold(terms.flow, cost.memory_bytes, may_pile_up);
@@ -197,8 +199,8 @@ impl<B: Backend> Engine<B> {
         Ok(Entered::Waits(place))
     }
 
-    /// Takes nothing in any more and waits until all is answered; what then still waits after `bound` is refused, and
-    /// what runs is not wanted any more. Blocks.
+    /// Stops accepting requests and blocks until all are answered. After `bound`, queued requests are rejected and running
+    /// requests are cancelled.
     pub fn drain(&self, bound: Duration) {
         self.shared.drain(bound);
     }
@@ -211,17 +213,17 @@ impl<B: Backend> Drop for Engine<B> {
         loop {
             let hand = self.shared.threads().pop();
             let Some(Hand { life, thread }) = hand else { break };
-            // What a lost worker waits for may never come.
+            // A lost worker may never return, so it is not joined.
             if life.is_none_or(|life| self.shared.is_current(life)) {
                 let _ = thread.join();
             }
         }
-        // What a fetch brought back when no worker was there any more.
+        // Answers requests whose fetch completed after the last worker ended.
         self.shared.drain(Duration::ZERO);
     }
 }
 
-/// A request that was taken in.
+/// Accepted request.
 enum Entered<B: Backend> {
     Waits(Place<B>),
     Runs(Own<B>),
@@ -256,17 +258,14 @@ fn hire<B: Backend>(shared: &Arc<Shared<B>>, life: Life) -> Result<()> {
     start(shared, name, Some(life), move |shared| shared.backend.host(&|| worker::work(shared, life)))
 }
 
-/// Puts others in the place of workers that run what nobody has waited for since `since`: a graph or a device that hangs
-/// costs a thread, not a worker.
+/// Replaces workers that have been running abandoned requests since `since`: a hanging graph or device costs a thread, but not a
+/// worker.
 pub(super) fn replace_lost<B: Backend>(shared: &Arc<Shared<B>>, since: Instant) {
     for life in shared.lose(since, LOST_MAX) {
         shared.meters.lost();
-        tracing::error!(
-            worker = life.number,
-            "a worker hangs in a request that nobody waits for; another takes its place"
-        );
+        tracing::error!(worker = life.number, "worker hangs in an abandoned request; a new worker replaces it");
         if let Err(error) = hire(shared, life) {
-            tracing::error!(worker = life.number, %error, "there is no thread for another worker");
+            tracing::error!(worker = life.number, %error, "no thread for a replacement worker");
         }
     }
 }

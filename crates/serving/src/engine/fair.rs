@@ -1,9 +1,11 @@
-//! The requests of one priority that wait for a worker, shared out among their callers by start-time fair queueing (Goyal, Vin and Cheng,
-//! 1996): each request is due at a virtual time, its caller's next one later by its price, and the one that is due first goes first.
+//! Requests of one priority that wait for a worker, shared among callers by start-time fair queueing (Goyal, Vin and Cheng,
+//! 1996). Each request is due at a virtual time, the caller's next request is due later by its cost estimate, and the earliest
+//! due request is served first.
 //!
-//! Of two callers that always have requests waiting, each gets the same share of the workers by price, whatever they ask and however
-//! many requests they have; one that asks little goes before those that ask much. Requests of one caller go in their order.
-//! Virtual time passes by the price of what is taken, divided by the callers that wait, so that callers who come once hold up nobody for good.
+//! Two callers that always have queued requests get equal shares of the workers by cost, regardless of the size and number of
+//! their requests. A caller with little demand is served before callers with much. Requests of one caller stay in order. Virtual
+//! time advances by the cost of served requests divided by the number of waiting callers, so one-time callers delay no other
+//! caller permanently.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -11,18 +13,18 @@ use std::time::{Duration, Instant};
 use super::lane::{Ask, Entry, KINDS, Kind, Lane};
 use crate::quota::Flow;
 
-/// Callers without a request that are remembered, so that what they had lately counts; beyond it they are forgotten.
+/// Maximum number of idle callers whose recent usage is remembered; further ones are forgotten.
 pub(super) const CALLERS_MAX: usize = 4096;
-/// Where a caller's lane is behind, its work is thought to take this much longer than predicted. Without that it would stay behind
-/// for as long as more comes than can be done: the newest are run, as many come after them, and those between grow old.
+/// Factor on the predicted work of a caller whose queue is behind. Without it, the queue would stay behind while the load exceeds
+/// the capacity: the newest requests run, as many new ones follow, and those in between age.
 const DOUBT: f64 = 2.0;
 
-/// What a caller has waiting.
+/// Queued requests of a caller.
 #[derive(Debug)]
 struct Caller<J> {
-    /// The virtual time at which its next request is due.
+    /// Virtual time at which its next request is due.
     due: Duration,
-    /// By kind.
+    /// Queues by kind.
     lanes: [Lane<J>; 3],
 }
 
@@ -31,33 +33,33 @@ impl<J> Caller<J> {
         self.lanes.iter().all(|lane| lane.entries.is_empty())
     }
 
-    /// The kind of its request that goes first, and since when it could have gone, of some kinds.
+    /// Returns the first request of the given kinds and its kind, by the time since which it could have been served.
     fn first(&self, kinds: &[Kind]) -> Option<(Kind, &Entry<J>)> {
         let heads = kinds.iter().filter_map(|&kind| Some((kind, self.lanes[kind as usize].oldest()?)));
         heads.min_by_key(|(_, entry)| (entry.ready, entry.id))
     }
 
-    /// Where it stands among others that wait.
+    /// Returns the sort key of the caller in the service order.
     fn place(&self, flow: Flow) -> Option<(Duration, u64, Flow)> {
         self.first(&KINDS).map(|(_, entry)| (self.due, entry.id, flow))
     }
 }
 
-/// How much goes before a request.
+/// Predicted work that is served before a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Ahead {
     pub(super) cheap: Duration,
     pub(super) dear: Duration,
 }
 
-/// The requests of one priority.
+/// Queue of one priority.
 #[derive(Debug)]
 pub(super) struct Fair<J> {
     clock: Duration,
     callers: BTreeMap<Flow, Caller<J>>,
-    /// Those that wait.
+    /// Callers with queued requests, by service order.
     order: BTreeSet<(Duration, u64, Flow)>,
-    /// Requests by kind.
+    /// Number of requests by kind.
     counts: [usize; 3],
 }
 
@@ -68,29 +70,29 @@ impl<J> Default for Fair<J> {
 }
 
 impl<J> Fair<J> {
-    /// Requests that wait.
+    /// Number of queued requests.
     pub(super) fn len(&self) -> usize {
         self.counts.iter().sum()
     }
 
-    /// Those of one kind.
+    /// Number of queued requests of one kind.
     pub(super) fn len_of(&self, kind: Kind) -> usize {
         self.counts[kind as usize]
     }
 
-    /// The price of all that a caller has waiting.
+    /// Sum of the cost estimates that a caller has queued.
     pub(super) fn price_for(&self, flow: Flow) -> Duration {
         let lanes = self.callers.get(&flow).into_iter().flat_map(|caller| &caller.lanes);
         lanes.map(|lane| lane.price).sum()
     }
 
-    /// Those of one caller.
+    /// Number of queued requests of one caller.
     pub(super) fn len_for(&self, flow: Flow) -> usize {
         let lanes = self.callers.get(&flow).into_iter().flat_map(|caller| &caller.lanes);
         lanes.map(|lane| lane.entries.len()).sum()
     }
 
-    /// Changes what a caller has, and where it stands among others.
+    /// Changes a caller, and updates its place in the service order.
     fn change<T>(&mut self, flow: Flow, change: impl FnOnce(&mut Caller<J>) -> T) -> T {
         let clock = self.clock;
         let caller = self.callers.entry(flow).or_insert_with(|| Caller { due: clock, lanes: Default::default() });
@@ -104,13 +106,13 @@ impl<J> Fair<J> {
         changed
     }
 
-    /// Takes in a request.
+    /// Adds a request.
     pub(super) fn insert(&mut self, kind: Kind, entry: Entry<J>) {
         let clock = self.clock;
         self.counts[kind as usize] += 1;
         self.change(entry.ask.flow, |caller| {
             if caller.is_empty() {
-                // Time in which it asked for nothing is not saved up.
+                // An idle caller does not accumulate credit.
                 caller.due = caller.due.max(clock);
             }
             caller.lanes[kind as usize].insert(entry);
@@ -120,13 +122,13 @@ impl<J> Fair<J> {
         }
     }
 
-    /// Takes back a request that was taken out and not charged for.
+    /// Returns a request to the queue that was taken but not charged.
     pub(super) fn put_back(&mut self, kind: Kind, entry: Entry<J>) {
         self.counts[kind as usize] += 1;
         self.change(entry.ask.flow, |caller| caller.lanes[kind as usize].insert(entry));
     }
 
-    /// Forgets callers that wait for nothing: those who owe nothing, and where that is not enough all of them.
+    /// Forgets idle callers: first those that owe nothing, then, if that is not enough, all of them.
     fn forget(&mut self) {
         let clock = self.clock;
         self.callers.retain(|_, caller| !caller.is_empty() || caller.due > clock);
@@ -135,7 +137,7 @@ impl<J> Fair<J> {
         }
     }
 
-    /// Takes out a request by its number; none where it is not here.
+    /// Removes a request by its number; `None` if it is not queued here.
     pub(super) fn remove(&mut self, flow: Flow, id: u64) -> Option<Entry<J>> {
         if !self.callers.contains_key(&flow) {
             return None;
@@ -148,13 +150,13 @@ impl<J> Fair<J> {
         Some(entry)
     }
 
-    /// The request that goes next, of some kinds and of those that may go.
+    /// Returns the next request of the given kinds that `may` allows.
     pub(super) fn next(&self, kinds: &[Kind], may: impl Fn(&Ask) -> bool) -> Option<(Kind, &Entry<J>)> {
         let firsts = self.order.iter().filter_map(|(_, _, flow)| self.callers[flow].first(kinds));
         firsts.into_iter().find(|(_, entry)| may(&entry.ask))
     }
 
-    /// Takes out the request of a kind that goes next, of those that may go. Of a caller that is behind it is the newest.
+    /// Removes the next request of a kind that `may` allows. If the caller is behind, that is its newest.
     pub(super) fn take(&mut self, kind: Kind, may: impl Fn(&Ask) -> bool, now: Instant) -> Option<Entry<J>> {
         let may = |flow: &Flow| self.callers[flow].lanes[kind as usize].oldest().is_some_and(|entry| may(&entry.ask));
         let flow = self.order.iter().map(|(_, _, flow)| *flow).find(may)?;
@@ -169,7 +171,7 @@ impl<J> Fair<J> {
         Some(entry)
     }
 
-    /// Counts a request that was taken out as had by its caller.
+    /// Charges a caller for a request that was taken.
     pub(super) fn charge(&mut self, flow: Flow, price: Duration) {
         let waiting = self.order.len().max(1) as u32;
         let start = self.change(flow, |caller| {
@@ -180,7 +182,8 @@ impl<J> Fair<J> {
         self.clock = start.max(self.clock + price / waiting);
     }
 
-    /// What goes before the next request of a caller, or of one that has none and owes nothing.
+    /// Returns the work before the next request of a caller; without a caller, before a request of one that has none queued and
+    /// owes nothing.
     pub(super) fn ahead(&self, flow: Option<Flow>, now: Instant) -> Ahead {
         let own = flow.and_then(|flow| Some((flow, self.callers.get(&flow)?)));
         let due = own.map_or(self.clock, |(_, caller)| {
@@ -190,19 +193,19 @@ impl<J> Fair<J> {
         before.fold(Ahead::default(), |ahead, &(of, _, flow)| {
             let caller = &self.callers[&flow];
             let is_own = own.is_some_and(|(own, _)| own == flow);
-            // Its requests that are due by then, the last of which may end later.
+            // Counts its requests that are due by then, the last of which may end later.
             let room = if is_own { Duration::MAX } else { (due - of).saturating_add(caller.longest()) };
             ahead.plus(caller, room, now)
         })
     }
 
-    /// What waits in all.
+    /// Returns all queued work.
     pub(super) fn all(&self, now: Instant) -> Ahead {
         let waiting = self.order.iter().map(|(_, _, flow)| &self.callers[flow]);
         waiting.fold(Ahead::default(), |ahead, caller| ahead.plus(caller, Duration::MAX, now))
     }
 
-    /// Takes out all.
+    /// Removes all requests.
     pub(super) fn clear(&mut self) -> Vec<Entry<J>> {
         let callers = std::mem::take(self).callers.into_values();
         callers.flat_map(|caller| caller.lanes).flat_map(|lane| lane.entries.into_values()).collect()
@@ -210,14 +213,14 @@ impl<J> Fair<J> {
 }
 
 impl<J> Caller<J> {
-    /// The price of the dearest of its requests that go first.
+    /// Largest cost estimate among the heads of its queues.
     fn longest(&self) -> Duration {
         self.lanes.iter().filter_map(|lane| Some(lane.oldest()?.ask.price)).max().unwrap_or_default()
     }
 }
 
 impl Ahead {
-    /// With the work of a caller, at most so much of each kind.
+    /// Adds the work of a caller, at most `most` per kind.
     fn plus<J>(self, caller: &Caller<J>, most: Duration, now: Instant) -> Ahead {
         let price = |kind: Kind| {
             let lane = &caller.lanes[kind as usize];

@@ -1,4 +1,4 @@
-//! The requests that wait, in the lanes that they wait in.
+//! Queued requests, by the kind of queue that they wait in.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 use crate::quota::Flow;
 use sterling_core::request::Priority;
 
-/// Where the oldest of a lane has used this share of its time, predictions have failed, and the newest go first: the
-/// oldest would each take a worker and come late. Far enough beyond the share of its time that a request may wait, so that
-/// work that takes twice as long from one moment to the next is still done in its order, and in time.
+/// Share of a request's timeout. If the oldest request of a queue is older than this, predictions have failed and the newest are
+/// served first: the oldest would each take a worker and be late. The share is far enough above the admitted waiting time that a
+/// sudden doubling of run times is still absorbed in order.
 const BEHIND_SHARE: f64 = 0.75;
 
-/// What a queue must know of a request.
+/// Properties of a request that the queue needs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ask {
     pub(super) priority: Priority,
@@ -25,12 +25,12 @@ pub(super) struct Ask {
 }
 
 impl Ask {
-    /// How long its answer was worth waiting for when it came.
+    /// Timeout of the request, from its arrival.
     pub(super) fn time(&self) -> Duration {
         self.deadline.saturating_duration_since(self.arrived)
     }
 
-    /// An interactive request of one group and caller that needs no rows, and has this time from when it came.
+    /// Creates an interactive request of one group and caller that needs no rows and has this timeout.
     #[cfg(test)]
     pub(super) fn plain(price: Duration, arrived: Instant, time: Duration) -> Self {
         Ask {
@@ -46,15 +46,15 @@ impl Ask {
     }
 }
 
-/// A request in the queue.
+/// Queued request.
 #[derive(Debug)]
 pub(super) struct Entry<J> {
     pub(super) job: J,
     pub(super) ask: Ask,
     pub(super) id: u64,
-    /// A worker that takes it later most likely comes late.
+    /// Latest start of a worker that will most likely meet the deadline.
     pub(super) latest_start: Instant,
-    /// When it could have been taken first.
+    /// Time at which the request first became ready to be served.
     pub(super) ready: Instant,
 }
 
@@ -72,24 +72,24 @@ impl Entry<()> {
     }
 }
 
-/// Why requests of one priority wait apart: some must not wait for others.
+/// Kinds of requests within a priority. They queue separately, because some must not wait for others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Ready when it came.
+    /// Ready on arrival.
     Direct,
-    /// Ready after rows were fetched. These come in swarms, which must not go before what came meanwhile.
+    /// Ready after rows were fetched. These arrive in bursts, which must not be served before requests that arrived meanwhile.
     Fetched,
-    /// Takes long.
+    /// Expensive.
     Dear,
 }
 
 pub(super) const KINDS: [Kind; 3] = [Kind::Direct, Kind::Fetched, Kind::Dear];
 
-/// One lane, in the order in which they came.
+/// One queue, in order of arrival.
 #[derive(Debug)]
 pub(super) struct Lane<J> {
     pub(super) entries: BTreeMap<u64, Entry<J>>,
-    /// Of all of them together.
+    /// Sum of the cost estimates.
     pub(super) price: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! What the engine tells `/metrics`, and the words of its refusals.
+//! Metrics of the engine, and the messages of its rejections.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use super::queue::{Queue, Refused};
 use super::ticket::{Ledger, closing};
 use sterling_core::error::{Error, Kind};
 
-/// Shortest wait that a refusal asks for: sooner, little can have changed.
+/// Shortest retry delay of a rejection: little changes in less time.
 const RETRY_MIN: Duration = Duration::from_millis(10);
 
-/// Handles of the engine's metrics: asking for one by name costs more than a refusal may.
+/// Handles of the engine's metrics: looking one up by name costs more than a rejection may.
 pub(super) struct Meters {
     queue_seconds: Histogram,
     batch_requests: Histogram,
@@ -47,12 +47,12 @@ impl Meters {
         }
     }
 
-    /// A worker was given up.
+    /// Counts a lost worker.
     pub(super) fn lost(&self) {
         self.lost.increment(1);
     }
 
-    /// A worker took these together.
+    /// Records a batch of a worker.
     pub(super) fn took<W, A>(&self, jobs: &[Job<W, A>]) {
         if !jobs.is_empty() {
             self.batch_requests.record(jobs.len() as f64);
@@ -68,12 +68,12 @@ impl Meters {
         self.pace.set(queue.pace().factor());
     }
 
-    /// A caller went before the answer came.
+    /// Counts a caller that cancelled before its answer.
     pub(super) fn left(&self) {
         self.left.increment(1);
     }
 
-    /// Counts what the budget for memory does not let in.
+    /// Counts rejections by the memory budget.
     pub(super) fn memory(&self, error: Error) -> Error {
         if error.kind() == Kind::Overloaded {
             self.refused_memory.increment(1);
@@ -81,7 +81,7 @@ impl Meters {
         error
     }
 
-    /// A request that was not taken in.
+    /// Counts a rejected request and returns its error.
     pub(super) fn refused(&self, refused: Refused) -> Error {
         match refused {
             Refused::Closed => {
@@ -104,7 +104,7 @@ impl Meters {
         }
     }
 
-    /// A request that waited for a worker until none could have answered it in time.
+    /// Counts a request that waited until no worker could meet its deadline.
     pub(super) fn expired(&self, ask: &Ask) -> Error {
         self.refused_expired.increment(1);
         let timeout = ask.time();

@@ -1,17 +1,17 @@
-//! Who is answered next, by whom, and what is refused.
+//! Request scheduler: admission control, queueing, and the worker threads.
 //!
-//! 1. [`Engine::submit`] asks the [`Backend`] what a request costs, sets its memory aside and refuses at once what would
-//!    most likely come late (`queue`, `pace`).
-//! 2. A request that needs rows of a cluster goes to a thread that fetches them, together with all others that wait for
-//!    the same; only then does it wait for a worker.
-//! 3. An idle worker takes a batch: of one group and priority, its share of what waits, a few milliseconds long, from the callers that
-//!    have had least (`fair`). Where it is
-//!    idle and nobody waits, [`Engine::answer`] has the caller run a short request in the worker's place, with what it keeps (`own`).
-//! 4. [`Backend::run`] answers each [`Ticket`] as soon as its answer is made. It may look at [`Ticket::is_wanted`] at any
-//!    time, and stop.
-//! 5. A caller who leaves drops the future: what waits then goes without costing a worker anything.
+//! 1. [`Engine::submit`] gets a cost estimate from the [`Backend`], reserves memory, and rejects requests that would most likely
+//!    miss their deadline (`queue`, `pace`).
+//! 2. A request that needs rows from a cluster goes to a fetcher thread, together with all other requests of its group. It queues
+//!    for a worker afterwards.
+//! 3. An idle worker takes a batch of one group and priority (`fair`). A batch holds the worker's share of the queue, is a few
+//!    milliseconds long, and prefers the callers that were served least. If a worker is idle and the queue is empty,
+//!    [`Engine::answer`] runs a short request on the caller's thread with the worker's state (`own`).
+//! 4. [`Backend::run`] completes each [`Ticket`] as soon as its answer is ready. It may poll [`Ticket::is_wanted`] at any time,
+//!    and stop.
+//! 5. A caller cancels by dropping the future. A cancelled request that still waits costs no worker time.
 //!
-//! The engine knows nothing of passes; tests run it with fakes.
+//! The engine knows nothing about passes; its tests use a fake backend.
 
 mod backend;
 #[expect(clippy::module_inception, reason = "the engine is what the folder is about; beside it stand its parts")]

@@ -1,4 +1,4 @@
-//! How much may wait, how much is taken together, how much may be held.
+//! Limits of the queue, of batches and of memory.
 
 use std::time::Duration;
 
@@ -22,19 +22,19 @@ pub struct Options {
     pub timeout_ms: u64,
     /// Cost estimate above which a request is expensive, in milliseconds. Expensive requests never occupy all
     /// workers, unless there is only one.
-    pub dear_ms: u64,
+    pub expensive_request_ms: u64,
     /// Memory of all requests from acceptance to answer, in MiB.
     pub memory_mb: u64,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { queue: 1024, batch: 32, workers: 0, timeout_ms: 1000, dear_ms: 20, memory_mb: 1024 }
+        Options { queue: 1024, batch: 32, workers: 0, timeout_ms: 1000, expensive_request_ms: 20, memory_mb: 1024 }
     }
 }
 
 impl Options {
-    /// Refuses options that cannot work.
+    /// Validates the options.
     ///
     /// # Errors
     /// `Invalid` with the option, its value and its range.
@@ -44,7 +44,7 @@ impl Options {
             ("batch", self.batch as u64, 1, 4096),
             ("workers", self.workers as u64, 0, 1024),
             ("timeout_ms", self.timeout_ms, 1, TIMEOUT_MS_MAX),
-            ("dear_ms", self.dear_ms, 1, TIMEOUT_MS_MAX),
+            ("expensive_request_ms", self.expensive_request_ms, 1, TIMEOUT_MS_MAX),
             ("memory_mb", self.memory_mb, 1, 1 << 30),
         ] {
             if value < least || value > most {
@@ -54,7 +54,7 @@ impl Options {
         Ok(())
     }
 
-    /// How many workers that is on this machine.
+    /// Resolves the number of workers on this machine.
     pub(super) fn worker_count(&self) -> usize {
         match self.workers {
             0 => std::thread::available_parallelism().map_or(1, usize::from),

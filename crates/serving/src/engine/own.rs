@@ -1,4 +1,4 @@
-//! A request that its caller runs: nobody is woken to run it, and nobody for its answer.
+//! Requests that run on their caller's thread, which saves two thread wake-ups.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,19 +13,19 @@ use super::shared::{Lent, Shared};
 use super::worker;
 use sterling_core::error::{Error, Result};
 
-/// A request with the place of a worker.
+/// Request that occupies the slot of a worker.
 pub(super) struct Own<B: Backend> {
     pub(super) shared: Arc<Shared<B>>,
     pub(super) lent: Lent<B::Worker>,
     pub(super) price: Duration,
-    /// True where it is done before another thread could be of much use.
+    /// Whether it finishes before another thread could be of much use.
     pub(super) is_brief: bool,
     pub(super) job: JobOf<B>,
     pub(super) answer: oneshot::Receiver<Result<B::Answer>>,
 }
 
 impl<B: Backend> Own<B> {
-    /// Runs it on this thread.
+    /// Runs the request on this thread.
     pub(super) fn run(self) -> Result<B::Answer> {
         let Own { shared, mut lent, price, is_brief, job, mut answer } = self;
         let run = || {
@@ -37,7 +37,7 @@ impl<B: Backend> Own<B> {
             shared.finish(lent, done, Some(ran));
         };
         let is_alone = || Handle::try_current().map_or(true, |h| h.runtime_flavor() != RuntimeFlavor::MultiThread);
-        // Another thread looks after the connections of this one meanwhile, where the runtime has several.
+        // Lets another thread of the runtime serve this thread's connections meanwhile, if there are several.
         match is_brief || is_alone() {
             true => run(),
             false => block_in_place(run),
@@ -46,7 +46,7 @@ impl<B: Backend> Own<B> {
     }
 }
 
-/// How long this thread has had a core so far.
+/// CPU time of this thread.
 fn core_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or(0))

@@ -1,27 +1,28 @@
-//! How much longer work takes here than its price says.
+//! Service rate: measured run time relative to the cost estimates.
 //!
-//! A price is what a backend believes of a machine it has never seen. The pace is the factor between both, over the
-//! last moments: time taken by time priced, each sum forgetting half of itself every half second. For whoever waits it is
-//! time on the clock, not of the core: what others steal from the workers makes them wait longer too.
+//! A backend estimates costs for a machine that it has never seen. The service rate is the recent ratio of measured to estimated
+//! time; both sums decay by half every half second. It uses wall-clock time instead of CPU time, because time that other
+//! processes steal from the workers delays requests too.
 
 use std::time::{Duration, Instant};
 
-/// Half of what is known is forgotten after this long.
+/// Half-life of past measurements.
 const HALF_LIFE: Duration = Duration::from_millis(500);
-/// Priced seconds that the pace rests on at most: more would make it slow to follow, less would make it jump.
+/// Maximum weight of the past, in estimated seconds: more would react slowly, less would fluctuate.
 const MEMORY_S: f64 = 0.25;
-/// Priced seconds that one batch may add: a single dear one does not outvote all others.
+/// Maximum weight of one batch, in estimated seconds, so that an expensive one does not dominate.
 const SAMPLE_S: f64 = 0.025;
-/// Priced seconds that the belief in the prices counts for: a few requests tell more than it.
+/// Weight of the initial assumption that estimates are right, in estimated seconds. A few requests outweigh it.
 const BELIEF_S: f64 = 0.005;
-/// A batch that took more times its prediction than this counts as this: the machine slept, or the process was stopped.
+/// Maximum ratio of measured to predicted time of a batch; larger ones are clamped, since the machine slept or the process was
+/// stopped.
 const SURPRISE_MAX: f64 = 8.0;
-/// The pace stays within this factor of what the prices say, either way.
+/// Bound of the service rate in both directions.
 const FACTOR_MAX: f64 = 1000.0;
-/// Without a batch for this long, the pace is a memory and no measurement.
+/// Time without a batch after which the service rate counts as stale.
 const STALE: Duration = Duration::from_secs(1);
 
-/// Time taken by time priced.
+/// Decaying sums of measured and estimated time.
 #[derive(Debug)]
 pub(super) struct Pace {
     taken_s: f64,
@@ -30,7 +31,7 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    /// Believes the prices, until it learns otherwise.
+    /// Starts with the assumption that estimates are right.
     pub(super) fn new(now: Instant) -> Self {
         Pace { taken_s: BELIEF_S, priced_s: BELIEF_S, learned: now }
     }
@@ -39,12 +40,12 @@ impl Pace {
         (self.taken_s / self.priced_s).clamp(1.0 / FACTOR_MAX, FACTOR_MAX)
     }
 
-    /// What work of this price takes here.
+    /// Predicts the run time of work from its cost estimate.
     pub(super) fn predict(&self, price: Duration) -> Duration {
         price.mul_f64(self.factor())
     }
 
-    /// Takes in that work of a price took this long.
+    /// Records that work with this cost estimate took `taken`.
     pub(super) fn learn(&mut self, price: Duration, taken: Duration, now: Instant) {
         let (priced_s, taken_s) = (price.as_secs_f64(), taken.as_secs_f64());
         if priced_s <= 0.0 {
@@ -53,14 +54,14 @@ impl Pace {
         let believable_s = taken_s.min(priced_s * self.factor() * SURPRISE_MAX);
         let weight = (SAMPLE_S / priced_s).min(1.0);
         let age = now.saturating_duration_since(self.learned).as_secs_f64() / HALF_LIFE.as_secs_f64();
-        // Something always stays, so that the first batch after a long silence does not stand for all.
+        // A rest always remains, so that the first batch after a pause does not decide alone.
         let kept = (-age).exp2().max(SAMPLE_S / MEMORY_S).min((MEMORY_S / self.priced_s).min(1.0));
         self.taken_s = self.taken_s * kept + believable_s * weight;
         self.priced_s = self.priced_s * kept + priced_s * weight;
         self.learned = now;
     }
 
-    /// True where no batch has confirmed the pace for a while.
+    /// Returns whether no recent batch has confirmed the service rate.
     pub(super) fn is_stale(&self, now: Instant) -> bool {
         now.saturating_duration_since(self.learned) > STALE
     }

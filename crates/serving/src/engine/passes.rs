@@ -1,4 +1,4 @@
-//! The pass as what the workers run.
+//! Backend of the engine that runs forward passes.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use sterling_cuda::ChosenDevice;
 use sterling_graph::tower::Threads;
 use sterling_kernels::priority;
 
-/// Workers that run passes: each with memory of its own, those on a device with the snapshots in its memory shared.
+/// Workers that run passes: each has its own buffers, and those on a device share the snapshots in its memory.
 #[derive(Debug, Default)]
 pub struct Passes {
     residents: Option<Arc<Residents>>,
@@ -20,7 +20,7 @@ pub struct Passes {
 }
 
 impl Passes {
-    /// Passes on a chosen device, over versions that take updates or that stay as they are.
+    /// Creates passes on a chosen device, over versions with or without updates.
     pub fn on(chosen: &ChosenDevice, takes_updates: bool) -> Self {
         let residents = chosen.device.clone().map(Residents::new);
         let residents = residents.map(|known| if takes_updates { known.with_updates() } else { known }).map(Arc::new);
@@ -28,27 +28,27 @@ impl Passes {
         Passes { residents, device: chosen.to_string() }
     }
 
-    /// The snapshots in the memory of the device; none on the CPU.
+    /// Snapshots in device memory; `None` on the CPU.
     pub fn residents(&self) -> Option<Arc<Residents>> {
         self.residents.clone()
     }
 
-    /// The device, with the reason where it is the CPU in place of a card.
+    /// Device name, with the reason if the CPU replaces a preferred GPU.
     pub fn device(&self) -> &str {
         if self.device.is_empty() { "cpu" } else { &self.device }
     }
 }
 
 thread_local! {
-    /// The threads that this thread is the one of.
+    /// Thread pool that this thread belongs to.
     static THREADS: RefCell<Option<Threads>> = const { RefCell::new(None) };
 }
 
 type PassJob = Job<Prepared, Answer>;
 
-/// How much less than the threads of the sockets those of the passes are favoured where both want a core. A request that
-/// nobody reads from its socket grows old without being counted; one that waits here is counted, and refused in time. Where
-/// priorities cannot be lowered, refusals come late under overload, and nothing else changes.
+/// Difference of the nice value of worker threads to that of socket threads. An unread request in its socket ages without being
+/// counted; a queued one is counted and rejected in time. If priorities cannot be lowered, rejections are late under overload,
+/// and nothing else changes.
 const NICENESS: i32 = 10;
 
 impl Backend for Passes {
@@ -57,7 +57,7 @@ impl Backend for Passes {
     type Worker = Box<dyn Pass>;
 
     fn host(&self, work: &(dyn Fn() + Sync)) {
-        // One thread a worker: what the engine's option says bounds the graph runtime too.
+        // One thread per worker: the engine's option bounds the graph runtime too.
         let threads = Threads::new(1);
         threads.run(|| {
             priority::lower(NICENESS);

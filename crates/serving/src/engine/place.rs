@@ -1,4 +1,4 @@
-//! A request in the engine, as its caller holds it: a future that can be left.
+//! Accepted request as its caller holds it: a future that can be dropped.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -15,7 +15,7 @@ use super::shared::Shared;
 use super::ticket::late;
 use sterling_core::error::{Error, Result};
 
-/// A request that was taken in, as its caller holds it.
+/// Accepted request as its caller holds it.
 pub(super) struct Place<B: Backend> {
     pub(super) shared: Arc<Shared<B>>,
     pub(super) id: u64,
@@ -27,7 +27,7 @@ pub(super) struct Place<B: Backend> {
 }
 
 impl<B: Backend> Place<B> {
-    /// The answer where there is one, and the wait for it.
+    /// Polls the answer, and otherwise the timer.
     fn poll_answer(&mut self, context: &mut Context<'_>) -> Poll<Result<B::Answer>> {
         if let Poll::Ready(answer) = Pin::new(&mut self.answer).poll(context) {
             return Poll::Ready(answer.unwrap_or_else(|_| Err(Error::internal("the worker ended without an answer"))));
@@ -35,7 +35,7 @@ impl<B: Backend> Place<B> {
         let latest_start = self.latest_start;
         let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(latest_start.into())));
         while timer.as_mut().poll(context).is_ready() {
-            // Too late for a worker to begin; where one has begun, it has until the deadline.
+            // Too late for a worker to begin. If one has begun, it has until the deadline.
             if let Some(entry) = self.shared.withdraw(self.id, &self.ask) {
                 return Poll::Ready(Err(self.shared.meters.expired(&entry.ask)));
             }

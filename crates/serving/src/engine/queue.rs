@@ -1,15 +1,15 @@
-//! Who waits, who goes next, and who is refused: a state machine without a clock, a thread or a lock of its own.
+//! Queue and admission control: a state machine without clock, threads or locks.
 //!
-//! 1. [`Queue::admit`] predicts when a worker would take a request and refuses what would most likely come late.
-//! 2. [`Queue::push`] puts it in a lane, or first among those whose rows must be fetched ([`Queue::take_fetch`],
+//! 1. [`Queue::admit`] predicts when a worker would take a request, and rejects it if it would most likely be late.
+//! 2. [`Queue::push`] enqueues it, or first puts it among those whose rows must be fetched ([`Queue::take_fetch`],
 //!    [`Queue::fetched`]).
-//! 3. [`Queue::take`] gives an idle worker a batch: of one lane and one group, no more than its share of what waits, and
-//!    no longer than [`BATCH_TIME`]. What could not be done in time any more comes back apart, to be refused.
-//!    Where nobody waits, [`Queue::lend`] gives an idle worker's place to a caller in its stead.
-//! 4. [`Queue::finish`] frees the worker and teaches the [`Pace`]. Whom to wake is [`Queue::call`]'s to say.
+//! 3. [`Queue::take`] returns a batch of one kind and group for an idle worker: at most its share of the queue, and at most
+//!    [`BATCH_TIME`] long. Requests that can no longer meet their deadline are returned separately, to be rejected. If the queue
+//!    is empty, [`Queue::lend`] lets a caller use an idle worker's slot.
+//! 4. [`Queue::finish`] frees the worker and updates the service rate ([`Pace`]). [`Queue::call`] selects the worker to wake.
 //!
-//! What decides *who* goes (lanes, batches, shares) rests on prices alone; what is compared with a deadline is the price
-//! times the pace. So a slow minute refuses more, and changes nothing else: it cannot feed on itself.
+//! The *order* of service (kinds, batches, shares) depends on cost estimates alone; deadlines are compared with the estimate
+//! times the service rate. A slow minute therefore causes more rejections, but does not amplify itself.
 
 use std::time::{Duration, Instant};
 
@@ -19,53 +19,54 @@ use super::pace::Pace;
 use crate::quota::{FREE_FACTOR, Flow};
 use sterling_core::request::Priority;
 
-/// Longest batch of more than one request, by price. Whoever comes while all workers run waits that long at least.
+/// Longest batch of several requests, by cost estimate. A request that arrives while all workers run waits at least that long.
 pub(super) const BATCH_TIME: Duration = Duration::from_millis(10);
-/// Longest request that its caller runs: no caller can leave it meanwhile.
+/// Longest request that runs on its caller's thread: the caller cannot cancel it meanwhile.
 pub(super) const LENT_TIME: Duration = Duration::from_millis(5);
-/// Longest request during which nobody else looks after the connections of its caller's thread: to wake another thread for
-/// them takes a good part of that.
+/// Longest request for which no other thread takes over the connections of its caller's thread: waking one takes a good part
+/// of this time.
 pub(super) const BRIEF_TIME: Duration = Duration::from_micros(100);
-/// A request is taken in where its predicted wait is at most this share of the time it has to spare. What the rest is
-/// for: predictions err, and whoever is taken in ought to be answered.
+/// Maximum predicted wait of an accepted request, as a share of its spare time. The rest absorbs prediction errors, since
+/// accepted requests should be answered.
 pub(super) const WAIT_SHARE: f64 = 0.4;
-/// A request is thought to need this much more than predicted.
+/// Safety factor on the predicted time of a request.
 const MARGIN: f64 = 1.25;
-/// And so is a batch: its first answer may come with its last.
+/// Safety factor on the predicted time of a batch, whose first answer may come with its last.
 const BATCH_MARGIN: f64 = 2.0;
-/// Of the time that interactive requests get while batch requests wait, these get one part in so many.
+/// Batch requests get one in `BATCH_PART` of the time of interactive requests while they wait.
 const BATCH_PART: u64 = 16;
-/// Waiting requests that are looked at for one batch.
+/// Maximum number of queued requests that are considered for one batch.
 const LOOKED_AT: usize = 256;
-/// A cheap request is no more what is usual after some times so many dearer ones.
+/// Divisor: the usual cost estimate grows by at most 1/64 per request, so it follows the cheaper ones.
 const USUAL_GROWTH: u32 = 64;
-/// A batch that runs longer than predicted is thought to run on for this share of what it took so far.
+/// Predicted remaining time of a batch that overran its prediction, as a share of the time so far.
 const OVERRUN_SHARE: f64 = 0.25;
 
-/// Why a request is not taken in.
+/// Reason for a rejection.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Refused {
-    /// Nothing is taken in any more.
+    /// The queue is closed.
     Closed,
-    /// As many wait as may.
+    /// The maximum number of requests is queued.
     Full(usize),
-    /// A worker would take it after `wait`, at most `allowed` would do; it would run for `own`.
+    /// A worker would take it after `wait`, but at most `allowed` meets the deadline; it would run for `own`.
     Late { wait: Duration, allowed: Duration, own: Duration },
 }
 
-/// Where another caller has asked so lately, no caller holds the last worker with requests longer than [`LENT_TIME`].
+/// Window in which another caller counts as active. If one is, no caller occupies the last worker with requests longer than
+/// [`LENT_TIME`].
 const LATELY: Duration = Duration::from_millis(250);
 
-/// What a worker gets.
+/// Batch for a worker, and requests to reject.
 #[derive(Debug)]
 pub(super) struct Taken<J> {
-    /// To be run, of one group.
+    /// Requests to run, of one group.
     pub(super) batch: Vec<Entry<J>>,
-    /// To be refused.
+    /// Requests to reject.
     pub(super) expired: Vec<Entry<J>>,
 }
 
-/// Bounds of a queue.
+/// Limits of a queue.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Bounds {
     pub(super) waiting: usize,
@@ -77,37 +78,37 @@ pub(super) struct Bounds {
 #[derive(Clone, Copy, Debug)]
 struct Running {
     began: Instant,
-    /// The latest of the batch.
+    /// Latest deadline of the batch.
     deadline: Instant,
     price: Duration,
     is_dear: bool,
-    /// Whose it is, where it is of one caller alone.
+    /// Caller, if the batch belongs to a single one.
     flow: Option<Flow>,
-    /// True where no caller waits for it.
+    /// Whether no caller waits for it.
     is_background: bool,
-    /// True where it is to end, because a caller overtook it.
+    /// Whether it must end, because a caller's request preempts it.
     is_overtaken: bool,
 }
 
-/// Who waits and who runs.
+/// Queued and running requests.
 #[derive(Debug)]
 pub(super) struct Queue<J> {
     bounds: Bounds,
     pace: Pace,
-    /// Of requests that their callers run, by the time that a core was theirs.
+    /// Service rate of requests on their callers' threads, by CPU time.
     own_pace: Pace,
-    /// By priority.
+    /// Queues by priority.
     waiting: [Fair<J>; 2],
     to_fetch: Lane<J>,
     in_fetch: usize,
     running: Vec<Option<Running>>,
-    /// The workers whose threads wait to be woken.
+    /// Workers whose threads sleep until they are notified.
     asleep: Vec<bool>,
-    /// The caller that asked last, and the last one that was another, each with when.
+    /// The two most recent distinct callers, with the time of their last request.
     callers: [Option<(Flow, Instant)>; 2],
     /// Time that batch requests are owed.
     owed: Duration,
-    /// What the cheaper of the last interactive requests cost.
+    /// Cost estimate of the cheaper ones of recent interactive requests.
     usual: Option<Duration>,
     next_id: u64,
     is_closed: bool,
@@ -132,17 +133,17 @@ impl<J> Queue<J> {
         }
     }
 
-    /// Requests that wait for a worker.
+    /// Number of requests that wait for a worker.
     pub(super) fn waiting(&self) -> usize {
         self.waiting_before(Priority::Batch)
     }
 
-    /// Requests that wait for a worker and have this priority or a higher one.
+    /// Number of requests that wait for a worker and have this priority or a higher one.
     pub(super) fn waiting_before(&self, priority: Priority) -> usize {
         self.waiting[..=priority as usize].iter().map(Fair::len).sum()
     }
 
-    /// Requests whose rows are fetched, or wait for that.
+    /// Number of requests whose rows are being fetched or wait for that.
     pub(super) fn fetching(&self) -> usize {
         self.to_fetch.entries.len() + self.in_fetch
     }
@@ -151,17 +152,17 @@ impl<J> Queue<J> {
         &self.pace
     }
 
-    /// How long the cheaper of the last interactive requests are thought to take; nothing before the first.
+    /// Predicted run time of the cheaper ones of recent interactive requests; zero before the first.
     pub(super) fn usual(&self) -> Duration {
         self.usual.map_or(Duration::ZERO, |price| self.pace.predict(price).mul_f64(MARGIN))
     }
 
-    /// True where nothing waits and nothing runs.
+    /// Returns whether nothing is queued or running.
     pub(super) fn is_idle(&self) -> bool {
         self.waiting() == 0 && self.fetching() == 0 && self.running.iter().all(Option::is_none)
     }
 
-    /// Workers that requests of a high price may hold at once.
+    /// Maximum number of workers for expensive requests.
     fn dear_slots(&self) -> usize {
         self.bounds.workers.saturating_sub(1).max(1)
     }
@@ -174,7 +175,7 @@ impl<J> Queue<J> {
         price > self.bounds.dear
     }
 
-    /// Takes note of who asks.
+    /// Records the caller of a request.
     fn heard(&mut self, ask: &Ask, now: Instant) {
         if ask.is_background {
             return;
@@ -185,7 +186,8 @@ impl<J> Queue<J> {
         self.callers[0] = Some((ask.flow, now));
     }
 
-    /// Whether a request is long and other callers have asked lately, so that its caller may not hold the last worker with it.
+    /// Returns whether a request is long while other callers are active, so that its caller may not occupy the last worker with
+    /// it.
     fn leaves_one(&self, ask: &Ask, now: Instant) -> bool {
         let is_other = |(flow, at): (Flow, Instant)| flow != ask.flow && now.saturating_duration_since(at) < LATELY;
         self.running.len() > 1 && ask.price > LENT_TIME && self.callers.iter().flatten().copied().any(is_other)
@@ -195,7 +197,7 @@ impl<J> Queue<J> {
         self.running.iter().flatten().filter(move |running| running.flow == Some(flow) && !running.is_overtaken)
     }
 
-    /// Whether a request may take a worker, of those that are left to its caller.
+    /// Returns whether a request may occupy one of the workers that are left to its caller.
     fn may_take(&self, ask: &Ask, now: Instant) -> bool {
         !self.leaves_one(ask, now) || self.leaves_a_worker(ask)
     }
@@ -204,7 +206,7 @@ impl<J> Queue<J> {
         self.held_by(ask.flow).count() + 1 < self.running.len()
     }
 
-    /// How long a worker is still thought to run, in seconds; 0 for an idle one.
+    /// Predicted remaining run time of a worker in seconds; 0 if it is idle.
     fn left_s(&self, running: Option<Running>, now: Instant) -> f64 {
         running.filter(|running| !running.is_overtaken).map_or(0.0, |running| {
             let ran_s = now.saturating_duration_since(running.began).as_secs_f64();
@@ -213,8 +215,8 @@ impl<J> Queue<J> {
         })
     }
 
-    /// How long a request of a caller that comes now would wait for a worker; without a caller, that of one who has asked for nothing
-    /// lately, if what no caller waits for ends (as [`Queue::overtake`] has it).
+    /// Predicts the wait for a worker of a request that a caller sends now; without a caller, for one that was not served lately.
+    /// Assumes that preempted background work ends (see [`Queue::overtake`]).
     pub(super) fn wait(&self, priority: Priority, is_dear: bool, flow: Option<Flow>, now: Instant) -> Duration {
         let ahead = match priority {
             Priority::Interactive => self.waiting[0].ahead(flow, now),
@@ -228,7 +230,7 @@ impl<J> Queue<J> {
         let counts = |running: &Running| flow.is_some() || !running.is_background;
         let mut free_s: Vec<f64> = self.running.iter().map(|run| self.left_s(run.filter(counts), now)).collect();
         free_s.sort_unstable_by(f64::total_cmp);
-        // Those of a high price go where those of a high price run, which are the workers that are free last.
+        // Expensive requests follow expensive requests, on the workers that become free last.
         let slots = self.dear_slots();
         let dear_each_s = dear_s / slots as f64;
         let first = free_s.len() - slots;
@@ -246,7 +248,7 @@ impl<J> Queue<J> {
         Duration::try_from_secs_f64(wait_s).unwrap_or(Duration::MAX)
     }
 
-    /// How long this request would wait for a worker.
+    /// Predicts the wait of this request for a worker.
     fn wait_of(&self, ask: &Ask, now: Instant) -> Duration {
         let wait = self.wait(ask.priority, self.is_dear(ask.price), Some(ask.flow), now);
         if !self.leaves_one(ask, now) {
@@ -261,18 +263,18 @@ impl<J> Queue<J> {
         wait.max(Duration::try_from_secs_f64(all_s / (self.running.len() - 1) as f64).unwrap_or(Duration::MAX))
     }
 
-    /// Whether a request would be done in time; says when a worker must have taken it.
+    /// Decides whether a request would meet its deadline; returns the latest start of a worker.
     ///
     /// # Errors
-    /// Why it is not to be pushed.
+    /// The reason for the rejection.
     pub(super) fn admit(&self, ask: &Ask, now: Instant) -> Result<Instant, Refused> {
         if self.is_closed {
             return Err(Refused::Closed);
         }
-        // A node that hangs fills the room of the requests that need it, batch requests fill their own.
+        // A hanging node fills only the room of requests that need it; batch requests fill only their own.
         let before = if ask.needs_fetch { self.fetching() } else { self.waiting_before(ask.priority) };
         let free = self.bounds.waiting.saturating_sub(before);
-        // As with memory: one caller leaves room to others.
+        // As for memory, one caller leaves room to others.
         let most = free.saturating_mul(FREE_FACTOR as usize);
         if free == 0 || before >= most && self.waiting_for(ask) >= most {
             return Err(Refused::Full(before));
@@ -281,7 +283,7 @@ impl<J> Queue<J> {
         let timeout = ask.deadline.saturating_duration_since(now);
         let wait = self.wait_of(ask, now);
         let Some(spare) = timeout.checked_sub(own) else {
-            // Where nothing else tells whether the pace is still right, this request will.
+            // If the service rate is stale, this request measures it again.
             let is_trial = self.pace.is_stale(now) && wait.is_zero();
             return if is_trial { Ok(ask.deadline) } else { Err(Refused::Late { wait, allowed: Duration::ZERO, own }) };
         };
@@ -292,8 +294,8 @@ impl<J> Queue<J> {
         Ok(ask.deadline - own)
     }
 
-    /// Whether what no caller waits for must end, so that a caller's request is not refused: it would have to wait too long for that, or
-    /// for what runs longer than predicted, which nobody knows the end of. From here on it counts as ended.
+    /// Returns whether background work must end so that a caller's request is not rejected: the request would wait too long for
+    /// it, or it overran its prediction and its end is unknown. From then on it counts as ended.
     pub(super) fn overtake(&mut self, ask: &Ask, now: Instant) -> bool {
         let is_behind = |running: &Running| running.is_background && !running.is_overtaken;
         if ask.is_background || !self.running.iter().flatten().any(is_behind) {
@@ -318,7 +320,7 @@ impl<J> Queue<J> {
         helps
     }
 
-    /// Requests of the same caller that wait for the same.
+    /// Number of queued requests of the same caller that wait for the same resource.
     fn waiting_for(&self, ask: &Ask) -> usize {
         if ask.needs_fetch {
             return self.to_fetch.entries.values().filter(|entry| entry.ask.flow == ask.flow).count();
@@ -326,7 +328,7 @@ impl<J> Queue<J> {
         self.waiting[..=ask.priority as usize].iter().map(|fair| fair.len_for(ask.flow)).sum()
     }
 
-    /// Takes in a request that [`Queue::admit`] let pass; returns its number.
+    /// Enqueues a request that [`Queue::admit`] accepted; returns its number.
     pub(super) fn push(&mut self, job: J, ask: Ask, latest_start: Instant, now: Instant) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
@@ -349,7 +351,7 @@ impl<J> Queue<J> {
         self.waiting[entry.ask.priority as usize].insert(kind, entry);
     }
 
-    /// All requests of one group whose rows are to be fetched, the oldest one's; empty where none wait.
+    /// Removes all requests of the oldest group whose rows must be fetched; empty if there are none.
     pub(super) fn take_fetch(&mut self) -> Vec<Entry<J>> {
         let Some(group) = self.to_fetch.oldest().map(|entry| entry.ask.group) else { return Vec::new() };
         let same = self.to_fetch.entries.values().filter(|entry| entry.ask.group == group);
@@ -359,7 +361,7 @@ impl<J> Queue<J> {
         entries
     }
 
-    /// Takes back what [`Queue::take_fetch`] gave: those that a worker may take now, and the number of all others.
+    /// Completes [`Queue::take_fetch`]: enqueues the requests that are ready for a worker and subtracts the number of others.
     pub(super) fn fetched(&mut self, ready: Vec<Entry<J>>, gone: usize, now: Instant) {
         self.in_fetch -= ready.len() + gone;
         for entry in ready {
@@ -367,8 +369,8 @@ impl<J> Queue<J> {
         }
     }
 
-    /// The place of an idle worker, of those that are `ready`, for a request whose caller runs it at once; `None`
-    /// where somebody waits already, or it takes too long.
+    /// Assigns the slot of an idle worker among the `ready` ones to a request that its caller runs; `None` if requests are queued
+    /// or it would take too long.
     pub(super) fn lend(&mut self, ask: &Ask, ready: impl Fn(usize) -> bool, now: Instant) -> Option<usize> {
         let is_short = !ask.needs_fetch && self.pace.predict(ask.price) <= LENT_TIME && !self.is_dear(ask.price);
         if !is_short || self.waiting() > 0 {
@@ -388,13 +390,13 @@ impl<J> Queue<J> {
         Some(worker)
     }
 
-    /// Whether a request whose caller runs it is done before another thread could be of much use. Time that others took of the core
-    /// does not count: where they do, more threads would take more of it, and every request would seem long from then on.
+    /// Returns whether a request on its caller's thread finishes before another thread could be of much use. Measures CPU time:
+    /// under CPU contention more threads would only add to it, and every request would appear long.
     pub(super) fn is_brief(&self, ask: &Ask) -> bool {
         self.own_pace.predict(ask.price) <= BRIEF_TIME
     }
 
-    /// An idle worker whose thread is to be woken for what waits, each once until it sleeps again.
+    /// Selects an idle worker to wake, each once until it sleeps again.
     pub(super) fn call(&mut self) -> Option<usize> {
         let is_called = |worker: &usize| self.asleep[*worker] && self.running[*worker].is_none();
         let worker = (0..self.running.len()).find(is_called)?;
@@ -402,12 +404,12 @@ impl<J> Queue<J> {
         Some(worker)
     }
 
-    /// The thread of this worker sleeps from here on, or has woken up.
+    /// Records that the thread of a worker goes to sleep or woke up.
     pub(super) fn sleeps(&mut self, worker: usize, is_asleep: bool) {
         self.asleep[worker] = is_asleep;
     }
 
-    /// A batch for a worker; empty where none is to be had now, or its place was lent.
+    /// Returns a batch for a worker; empty if there is none now or a caller uses the worker's slot.
     pub(super) fn take(&mut self, worker: usize, now: Instant) -> Taken<J> {
         let mut expired = Vec::new();
         if self.running[worker].is_some() {
@@ -432,7 +434,7 @@ impl<J> Queue<J> {
         Taken { batch: Vec::new(), expired }
     }
 
-    /// The lane that goes next.
+    /// Selects the queue that is served next.
     fn choose(&self, now: Instant) -> Option<(Priority, Kind)> {
         let may_be_dear = self.dear_running() < self.dear_slots();
         let kinds = if may_be_dear { &KINDS[..] } else { &KINDS[..Kind::Dear as usize] };
@@ -445,7 +447,7 @@ impl<J> Queue<J> {
         }
     }
 
-    /// Keeps account of what batch requests are owed.
+    /// Updates the time that batch requests are owed.
     fn settle(&mut self, priority: Priority, price: Duration) {
         let batch_waits = self.waiting[Priority::Batch as usize].len() > 0;
         self.owed = match priority {
@@ -493,8 +495,8 @@ impl<J> Queue<J> {
         batch
     }
 
-    /// The worker is idle again; `done` is the price of what it answered of its batch. `ran` is how long its caller had a core for
-    /// it, where its place was lent.
+    /// Marks a worker as idle. `done` is the cost estimate of its answered requests; `ran` is the CPU time of the caller's
+    /// thread, if a caller used its slot.
     pub(super) fn finish(&mut self, worker: usize, done: Duration, ran: Option<Duration>, now: Instant) {
         if let Some(running) = self.running[worker].take() {
             self.pace.learn(done, now.saturating_duration_since(running.began), now);
@@ -504,37 +506,37 @@ impl<J> Queue<J> {
         }
     }
 
-    /// Whether a worker runs what nobody has waited for since `since`.
+    /// Returns whether a worker runs a batch that was abandoned before `since`.
     pub(super) fn hangs(&self, worker: usize, since: Instant) -> bool {
         self.running[worker].is_some_and(|running| running.deadline < since)
     }
 
-    /// The workers that run what nobody has waited for since `since`, each idle from here on.
+    /// Frees the workers whose batches were abandoned before `since`, and returns their numbers.
     pub(super) fn lose(&mut self, since: Instant) -> Vec<usize> {
         let is_lost = |running: &mut Option<Running>| running.take_if(|running| running.deadline < since).is_some();
         self.running.iter_mut().enumerate().filter_map(|(worker, running)| is_lost(running).then_some(worker)).collect()
     }
 
-    /// Takes out a request that nothing has begun; `None` where it is not here any more.
+    /// Removes a request that has not begun; `None` if it is no longer queued.
     pub(super) fn withdraw(&mut self, id: u64, ask: &Ask) -> Option<Entry<J>> {
         let entry = self.waiting[ask.priority as usize].remove(ask.flow, id);
         entry.or_else(|| self.to_fetch.remove(id))
     }
 
-    /// Takes nothing in from here on; what waits still gets its worker.
+    /// Closes the queue to new requests; queued ones still get a worker.
     pub(super) fn close(&mut self) {
         self.is_closed = true;
     }
 
-    /// Takes out all that nothing has begun.
+    /// Removes all requests that have not begun.
     pub(super) fn clear(&mut self) -> Vec<Entry<J>> {
         let to_fetch = std::mem::take(&mut self.to_fetch).entries.into_values();
         self.waiting.iter_mut().flat_map(Fair::clear).chain(to_fetch).collect()
     }
 }
 
-/// When the earliest of some workers is free after work was shared out among them: each is busy until the time in
-/// `free_s`, ascending, and the work fills them up from below to one level.
+/// Returns when the first worker is free after `work_s` was distributed: workers are busy until the times in `free_s`, ascending,
+/// and the work fills them up to a common level.
 fn level(free_s: &[f64], work_s: f64) -> f64 {
     let mut sum_s = 0.0;
     let mut level_s = 0.0;

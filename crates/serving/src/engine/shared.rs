@@ -1,4 +1,4 @@
-//! What callers, workers and fetchers share: the queue behind its lock, and what is told without it.
+//! State shared by callers, workers and fetchers: the queue behind its lock, and estimates that are published without it.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -15,79 +15,79 @@ use crate::quota::Flow;
 use sterling_core::locks::locked;
 use sterling_core::request::Priority;
 
-/// A worker that has nothing to do for so long is told to rest.
+/// Idle time after which a worker releases memory.
 const REST_AFTER: Duration = Duration::from_secs(1);
 
-/// How long the sockets are left alone under overload, and the share of a request's time that this may take at most.
+/// Time for which sockets are left unread under overload, and its maximum share of a request's timeout.
 const SWARM_TIME: Duration = Duration::from_millis(1);
 const SWARM_SHARE: f64 = 0.01;
 
-/// The share of a request's time that is kept free for others that are read with it, at most.
+/// Maximum share of a request's timeout that is reserved for others that are read with it.
 const ROOM_SHARE: f64 = 0.02;
 
-/// Callers of whom it is told, at most, and the bits of [`Shared::free_for`] that tell when.
+/// Number of entries in [`Shared::free_for`], and the bits of an entry that hold the time.
 const PUBLISHED_FLOWS: usize = 1024;
 const FREE_AT_US: u64 = (1 << 48) - 1;
 
-/// How long it is believed that a caller waits for its own requests.
+/// Maximum age of a published wait of a caller behind its own requests.
 const CROWDED_MAX: Duration = Duration::from_secs(1);
 
-/// The place of a flow in [`Shared::free_for`], and the bits there that tell it from others.
+/// Index of a flow in [`Shared::free_for`], and the tag bits that distinguish it there.
 fn published(flow: Flow) -> (usize, u64) {
     ((flow.0 % PUBLISHED_FLOWS as u64) as usize, flow.0 & !FREE_AT_US)
 }
 
-/// What callers, workers and fetchers share.
+/// State shared by callers, workers and fetchers.
 pub(super) struct Shared<B: Backend> {
     pub(super) backend: B,
     queue: Mutex<Queue<JobOf<B>>>,
-    /// What each worker keeps, while nothing runs with it.
+    /// State of each worker while nothing runs with it.
     kept: Vec<Mutex<Option<B::Worker>>>,
-    /// What the thread of each worker sleeps at.
+    /// Condition variable on which each worker sleeps.
     work: Vec<Condvar>,
     pub(super) fetch: Condvar,
     idle: Condvar,
     pub(super) ledger: Arc<Ledger>,
-    /// How often callers have overtaken what nobody waits for.
+    /// Number of times that callers preempted background work.
     pub(super) overtaken: Arc<AtomicU64>,
     pub(super) meters: Meters,
     started: Instant,
-    /// When a cheap interactive request would get a worker, in nanoseconds since `started`.
+    /// Time at which a cheap interactive request would get a worker, in nanoseconds since `started`.
     free_at_ns: AtomicU64,
-    /// When the next one of a caller would that has others waiting, by the remainder of its flow: 16 other bits of the flow, and
-    /// microseconds since `started`.
+    /// The same time for callers with queued requests, indexed by flow: 16 tag bits of the flow, and microseconds since
+    /// `started`.
     free_for: Box<[AtomicU64]>,
-    /// The latest of these.
+    /// The latest time in `free_for`.
     crowded_until_us: AtomicU64,
-    /// How long such a one runs, in nanoseconds.
+    /// Run time of a usual interactive request, in nanoseconds.
     usual_ns: AtomicU64,
     waiting: AtomicUsize,
     waiting_max: usize,
     is_closed: AtomicBool,
     is_ending: AtomicBool,
     ended: Condvar,
-    /// How often each worker was lost; changed under the queue's lock.
+    /// Number of times that each worker was lost; changed under the queue's lock.
     lives: Vec<AtomicU64>,
     threads: Mutex<Vec<Hand>>,
 }
 
-/// A worker's thread: its number, and how many it took the place of.
+/// A worker's thread: its number, and the number of lost predecessors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Life {
     pub(super) number: usize,
     pub(super) lost_before: u64,
 }
 
-/// A worker's place with what it keeps, in the hands of who runs with it.
+/// Slot of a worker with its state, held by the thread that runs with it.
 pub(super) struct Lent<W> {
     pub(super) life: Life,
     pub(super) kept: Option<W>,
 }
 
-/// A thread of the engine.
+/// Thread of the engine.
 #[derive(Debug)]
 pub(super) struct Hand {
-    /// Of a worker.
+    /// Set for worker threads.
     pub(super) life: Option<Life>,
     pub(super) thread: JoinHandle<()>,
 }
@@ -95,7 +95,7 @@ pub(super) struct Hand {
 impl<B: Backend> Shared<B> {
     pub(super) fn new(backend: B, options: &Options, workers: usize) -> Self {
         let started = Instant::now();
-        let dear = Duration::from_millis(options.dear_ms);
+        let dear = Duration::from_millis(options.expensive_request_ms);
         let bounds = Bounds { waiting: options.queue, batch: options.batch, workers, dear };
         Shared {
             backend,
@@ -123,11 +123,11 @@ impl<B: Backend> Shared<B> {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Queue<JobOf<B>>> {
-        // No code of a backend runs under the lock, so that no panic of one leaves the queue half changed.
+        // No backend code runs under the lock, so no panic leaves the queue inconsistent.
         locked(&self.queue)
     }
 
-    /// Waits for work, for [`REST_AFTER`] at most; true where nobody woke the worker by then.
+    /// Waits for work, at most [`REST_AFTER`]; returns whether the wait timed out.
     pub(super) fn wait_for_rest<'a>(
         &self,
         mut queue: MutexGuard<'a, Queue<JobOf<B>>>,
@@ -142,19 +142,19 @@ impl<B: Backend> Shared<B> {
         (queue, waited.timed_out())
     }
 
-    /// Wakes a worker for what waits, or for each of so much.
+    /// Wakes at most `most` workers for queued requests.
     pub(super) fn call(&self, queue: &mut Queue<JobOf<B>>, most: usize) {
         for worker in std::iter::from_fn(|| queue.call()).take(most) {
             self.work[worker].notify_all();
         }
     }
 
-    /// What a worker keeps.
+    /// Locks the state of a worker.
     pub(super) fn kept(&self, number: usize) -> MutexGuard<'_, Option<B::Worker>> {
         locked(&self.kept[number])
     }
 
-    /// The place of an idle worker with what it keeps, for a caller who runs its request at once.
+    /// Takes the slot and state of an idle worker for a caller that runs its request itself.
     pub(super) fn lend(&self, queue: &mut Queue<JobOf<B>>, ask: &Ask, now: Instant) -> Option<Lent<B::Worker>> {
         let number = queue.lend(ask, |worker| self.kept(worker).is_some(), now)?;
         let life = Life { number, lost_before: self.lives[number].load(Ordering::Relaxed) };
@@ -169,7 +169,7 @@ impl<B: Backend> Shared<B> {
         self.is_ending.load(Ordering::Acquire)
     }
 
-    /// Tells those who ask without the lock how things stand.
+    /// Publishes the predicted wait for readers without the lock.
     pub(super) fn publish(&self, queue: &Queue<JobOf<B>>) {
         let now = Instant::now();
         let free_at = now.duration_since(self.started) + queue.wait(Priority::Interactive, false, None, now);
@@ -178,17 +178,17 @@ impl<B: Backend> Shared<B> {
         self.usual_ns.store(nanos(queue.usual()), Ordering::Relaxed);
         self.waiting.store(queue.waiting_before(Priority::Interactive), Ordering::Relaxed);
         if queue.waiting() <= 1 {
-            // What was predicted for callers was of requests that have left since.
+            // Predictions for callers concerned requests that have left since.
             self.crowded_until_us.store(0, Ordering::Relaxed);
         }
         self.meters.state(queue, &self.ledger);
-        // Who waits for that has closed it before.
+        // A thread that waits for this has closed the engine before.
         if self.is_closed.load(Ordering::Relaxed) && queue.is_idle() {
             self.idle.notify_all();
         }
     }
 
-    /// Tells those who ask without the lock how things stand for a caller whose request came now.
+    /// Publishes the predicted wait of a caller that just sent a request.
     pub(super) fn publish_for(&self, queue: &Queue<JobOf<B>>, ask: &Ask, now: Instant) {
         if ask.priority != Priority::Interactive || queue.waiting() <= 1 {
             return;
@@ -197,14 +197,14 @@ impl<B: Backend> Shared<B> {
         let free_at_us = (free_at.as_micros() as u64).min(FREE_AT_US);
         let (entry, tag) = published(ask.flow);
         self.free_for[entry].store(tag | free_at_us, Ordering::Relaxed);
-        // What was predicted in a bad moment is not believed for long.
+        // Bounds how long a prediction from a bad moment is used.
         let most = (now.duration_since(self.started) + CROWDED_MAX).as_micros() as u64;
         let later = |until: u64| Some(until.min(most).max(free_at_us));
-        // Never refused: what it is changed to is always something.
+        // Cannot fail, because the closure always returns a value.
         let _ = self.crowded_until_us.fetch_update(Ordering::Relaxed, Ordering::Relaxed, later);
     }
 
-    /// How long the next request of a caller waits for a worker because of its others, by what was last published; none where it was not.
+    /// Published wait of a caller's next request behind its own queued ones; zero if nothing is published.
     fn wait_for(&self, flow: impl FnOnce() -> Flow) -> Duration {
         let now_us = self.started.elapsed().as_micros() as u64;
         if self.crowded_until_us.load(Ordering::Relaxed) <= now_us {
@@ -216,7 +216,7 @@ impl<B: Backend> Shared<B> {
         Duration::from_micros(free_at_us.saturating_sub(now_us))
     }
 
-    /// How long a cheap interactive request that comes now waits for a worker, by what was last published.
+    /// Published wait of a cheap interactive request for a worker.
     fn wait(&self) -> Duration {
         let free_at = Duration::from_nanos(self.free_at_ns.load(Ordering::Relaxed));
         free_at.saturating_sub(self.started.elapsed())
@@ -232,15 +232,15 @@ impl<B: Backend> Shared<B> {
         }
         let wait = self.wait().max(self.wait_for(flow));
         let own = Duration::from_nanos(self.usual_ns.load(Ordering::Relaxed));
-        // Under overload the wait stays about where requests are refused. Without room for one of those that are read
-        // meanwhile, most would pass here, be read and prepared, and be refused then.
+        // Under overload the wait stays close to the rejection threshold. Without this reserve most requests would pass here, be
+        // read and prepared, and be rejected then.
         let room = own.mul_f64(1.0 + queue::WAIT_SHARE).min(timeout.mul_f64(ROOM_SHARE));
         let allowed = timeout.mul_f64(queue::WAIT_SHARE).saturating_sub(room);
         if wait > allowed { Err(Refused::Late { wait, allowed, own }) } else { Ok(()) }
     }
 
-    /// How long requests may be left in their sockets, so that they are read together: zero, unless so much waits that
-    /// those that come now are refused, or go last.
+    /// Time for which requests may stay in their sockets, to be read together: zero unless the queue is so long that arriving
+    /// requests are rejected or served last.
     pub(super) fn swarm(&self, timeout: Duration) -> Duration {
         let crowded_until = Duration::from_micros(self.crowded_until_us.load(Ordering::Relaxed));
         let wait = self.wait().max(crowded_until.saturating_sub(self.started.elapsed()));
@@ -248,19 +248,19 @@ impl<B: Backend> Shared<B> {
         if is_crowded { SWARM_TIME.min(timeout.mul_f64(SWARM_SHARE)) } else { Duration::ZERO }
     }
 
-    /// Waits for the end of the engine, for so long at most; true where it has come.
+    /// Waits at most `most` for the end of the engine; returns whether it has come.
     pub(super) fn wait_for_end(&self, most: Duration) -> bool {
         drop(self.ended.wait_timeout_while(self.lock(), most, |_| !self.is_ending()));
         self.is_ending()
     }
 
-    /// False for a worker that was given up.
+    /// Returns whether this thread still owns its worker slot.
     pub(super) fn is_current(&self, life: Life) -> bool {
         self.lives[life.number].load(Ordering::Relaxed) == life.lost_before
     }
 
-    /// Gives workers up that run what nobody has waited for since `since`, and names those that take their places. No more
-    /// than `most` are given up in all.
+    /// Replaces workers that have been running abandoned requests since `since`, and returns the successors. At most `most` are
+    /// replaced in total.
     pub(super) fn lose(&self, since: Instant, most: u64) -> Vec<Life> {
         let mut queue = self.lock();
         if self.lives.iter().map(|lost| lost.load(Ordering::Relaxed)).sum::<u64>() >= most {
@@ -270,7 +270,7 @@ impl<B: Backend> Shared<B> {
         let next = |number: usize| Life { number, lost_before: self.lives[number].fetch_add(1, Ordering::Relaxed) + 1 };
         let next: Vec<Life> = lost.into_iter().map(next).collect();
         self.publish(&queue);
-        // Where it was a caller that hangs, the worker's own thread leaves its place to the next.
+        // If a caller hangs in the slot, the worker's own thread must give it up too.
         next.iter().for_each(|life| self.work[life.number].notify_all());
         next
     }
@@ -279,7 +279,7 @@ impl<B: Backend> Shared<B> {
         locked(&self.threads)
     }
 
-    /// Takes back a worker's place, and what it keeps.
+    /// Returns a worker's slot and its state.
     pub(super) fn finish(&self, lent: Lent<B::Worker>, done: Duration, ran: Option<Duration>) {
         let Lent { life, kept } = lent;
         let mut queue = self.lock();
@@ -290,7 +290,7 @@ impl<B: Backend> Shared<B> {
         queue.finish(life.number, done, ran, Instant::now());
         self.publish(&queue);
         if queue.waiting() > 0 {
-            // A dear one may go now, which an idle worker had to leave, and this worker may take another.
+            // An expensive request may start now that an idle worker had to leave, and this worker may take another.
             self.call(&mut queue, 1);
         }
     }
@@ -329,7 +329,7 @@ impl<B: Backend> Shared<B> {
     }
 
     pub(super) fn end(&self) {
-        // Under the lock, so that no thread is between looking and waiting.
+        // Takes the lock so that no thread is between its check and its wait.
         let queue = self.lock();
         self.is_ending.store(true, Ordering::Release);
         drop(queue);

@@ -1,4 +1,4 @@
-//! The engine with a fake backend whose work waits at gates that the tests open. Outcomes are asserted, never speed.
+//! Tests of the engine with a fake backend whose work blocks at gates that the tests open. They assert outcomes, never speed.
 
 #![allow(clippy::unwrap_used)]
 
@@ -15,7 +15,7 @@ use crate::quota::Flow;
 use sterling_core::error::{Kind, Result};
 use sterling_core::request::Priority;
 
-/// Where work waits until a test opens it.
+/// Gate at which work blocks until a test opens it.
 #[derive(Default)]
 struct Gate {
     is_open: Mutex<bool>,
@@ -31,7 +31,7 @@ impl Gate {
     fn pass(&self) {
         self.reached.fetch_add(1, Ordering::SeqCst);
         let is_open = self.is_open.lock().unwrap();
-        // A test that fails would otherwise wait for its own threads for ever.
+        // Bounded, because a failing test would otherwise wait for its own threads forever.
         drop(self.opened.wait_timeout_while(is_open, Duration::from_secs(20), |is_open| !*is_open).unwrap());
     }
 
@@ -45,11 +45,11 @@ impl Gate {
     }
 }
 
-/// Waits for what other threads bring about; a defect shows as a test that fails after ten seconds.
+/// Polls until a condition holds that other threads establish; a defect fails the test after ten seconds.
 fn until(holds: impl Fn() -> bool) {
     let started = Instant::now();
     while !holds() {
-        assert!(started.elapsed() < Duration::from_secs(10), "this never came about");
+        assert!(started.elapsed() < Duration::from_secs(10), "the condition did not hold in time");
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -70,7 +70,7 @@ struct Work {
     breaks: bool,
     fetch_breaks: bool,
     is_bound: bool,
-    /// Whether it ends where it is not wanted any more.
+    /// Whether the work stops when it is no longer wanted.
     heeds: bool,
 }
 
@@ -92,15 +92,15 @@ fn work(name: u32) -> Work {
 
 #[derive(Default)]
 struct Fake {
-    /// Names in the order they were run, again where they were run again.
+    /// Names in the order of execution, repeated for repeated runs.
     ran: Mutex<Vec<u32>>,
-    /// The threads that ran them.
+    /// Threads that ran them.
     ran_on: Mutex<Vec<ThreadId>>,
     fetched: Mutex<Vec<Vec<u32>>>,
     batches: Mutex<Vec<usize>>,
     workers_made: AtomicU32,
     rests: AtomicU32,
-    /// True where the threads of workers end at once.
+    /// Whether worker threads end immediately.
     has_no_threads: bool,
 }
 
@@ -178,7 +178,7 @@ fn wait<F: Future>(future: F) -> F::Output {
     tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(future)
 }
 
-/// A request that holds a worker until its gate opens.
+/// Submits a request that occupies a worker until its gate opens.
 fn blocker(engine: &Engine<Fake>, price: Duration) -> (Arc<Gate>, impl Future<Output = Result<u32>> + use<>) {
     let gate = Gate::new();
     let held = engine.submit(Work { gate: Some(gate.clone()), price, ..work(1000) }, Terms::default());
@@ -190,7 +190,7 @@ fn kind(result: Result<u32>) -> Kind {
     result.expect_err("an error").kind()
 }
 
-/// Nothing waits, runs or is held any more.
+/// Asserts that nothing is queued, running or reserved.
 fn is_clean(engine: &Engine<Fake>) {
     until(|| engine.shared.lock().is_idle());
     assert_eq!(engine.shared.ledger.held_bytes(), 0);
@@ -241,7 +241,7 @@ fn a_panic_fails_its_request_and_no_other() {
     }
     is_clean(&engine);
     let ran = engine.backend().ran.lock().unwrap().clone();
-    assert_eq!(ran, [1000, 0, 1, 2, 3, 4, 4, 5, 6, 7], "what was answered is not run again");
+    assert_eq!(ran, [1000, 0, 1, 2, 3, 4, 4, 5, 6, 7], "an answered request is not run again");
     assert_eq!(engine.backend().workers_made.load(Ordering::SeqCst), 3, "made again after each panic");
     assert_eq!(wait(engine.submit(work(9), Terms::default())).unwrap(), 9);
 }
@@ -262,7 +262,7 @@ fn a_worker_that_hangs_is_replaced_and_disturbs_nobody_when_it_comes_back() {
     assert!(!engine.shared.lock().is_idle(), "it has time left");
     replace_lost(&engine.shared, Instant::now());
     assert_eq!(wait(engine.submit(work(2), Terms::default())).unwrap(), 2);
-    // What comes back finds its place taken, while the other runs.
+    // The returning thread finds its slot taken while the other runs.
     let (gate, held) = blocker(&engine, ms(1));
     first.open();
     until(|| engine.shared.ledger.held_bytes() == 1);
@@ -270,7 +270,7 @@ fn a_worker_that_hangs_is_replaced_and_disturbs_nobody_when_it_comes_back() {
     gate.open();
     wait(held).unwrap();
     is_clean(&engine);
-    // Not even the end waits for one that never comes back.
+    // Not even shutdown waits for a thread that never returns.
     let _second = hang(3);
     replace_lost(&engine.shared, Instant::now());
     assert_eq!(wait(engine.submit(work(4), Terms::default())).unwrap(), 4);
@@ -304,7 +304,7 @@ fn a_caller_overtakes_what_nobody_waits_for() {
     let audit = engine.submit(audit, Terms { priority, timeout, is_background: true, ..Terms::default() });
     gate.wait_for(1);
     let own = engine.submit(work(2), terms(ms(1000)));
-    // It looks whether it is wanted when it goes on, and ends.
+    // The work checks whether it is wanted when it resumes, and ends.
     gate.open();
     let (audit, own) = wait(async { (audit.await, own.await) });
     assert_eq!(own.unwrap(), 2);
@@ -359,7 +359,7 @@ fn a_caller_runs_what_is_short_where_a_worker_is_idle() {
         assert_eq!(wait(engine.answer(work, Terms::default())).unwrap(), name);
         engine.backend().ran_on.lock().unwrap().pop() == Some(here)
     };
-    // Its thread has made what the worker keeps.
+    // The worker's thread has created its state.
     until(|| ran_here(work(1)));
     let fetch = Gate::new();
     fetch.open();
@@ -369,7 +369,7 @@ fn a_caller_runs_what_is_short_where_a_worker_is_idle() {
     // A worker answers before it is idle again.
     until(|| ran_here(work(5)));
     assert_eq!(wait(engine.submit(work(6), Terms::default())).unwrap(), 6);
-    assert_ne!(engine.backend().ran_on.lock().unwrap().pop(), Some(here), "whoever submits may leave");
+    assert_ne!(engine.backend().ran_on.lock().unwrap().pop(), Some(here), "a caller of `submit` may leave");
     is_clean(&engine);
     assert_eq!(engine.backend().workers_made.load(Ordering::SeqCst), 1, "callers and worker keep the same");
 }
@@ -412,7 +412,7 @@ fn while_callers_run_others_find_the_workers_that_are_left() {
             for n in 10..200 {
                 assert_eq!(wait(engine.submit(work(n), Terms::default())).unwrap(), n);
             }
-            // And where none is left, those that wait are answered when a caller is done.
+            // If no worker is left, queued requests are answered when a caller finishes.
             let last = scope.spawn(|| own(8, &gate));
             gate.wait_for(workers as u32);
             let waiting: Vec<_> = (200..240).map(|n| engine.submit(work(n), Terms::default())).collect();
@@ -530,7 +530,7 @@ fn who_leaves_in_the_middle_of_a_batch_is_not_run() {
 #[test]
 fn what_no_worker_takes_in_time_is_refused_and_never_run() {
     let engine = engine(1);
-    // It says that it is cheap, and is not.
+    // A request whose cost estimate is far too low.
     let (gate, held) = blocker(&engine, ms(1));
     let error = wait(engine.submit(work(1), terms(ms(40)))).expect_err("refused");
     assert_eq!(error.kind(), Kind::Overloaded);
@@ -634,7 +634,7 @@ fn a_slow_fetch_delays_those_that_need_it_alone_and_they_go_together() {
     for n in 30..60 {
         assert_eq!(wait(engine.submit(work(n), Terms::default())).unwrap(), n);
     }
-    // One whose rows do not come is refused in time, and neither fetched nor run.
+    // A request whose rows do not arrive is rejected in time, and neither fetched nor run.
     let late = engine.submit(Work { fetch: Some(gate.clone()), ..work(99) }, terms(ms(30)));
     assert_eq!(kind(wait(late)), Kind::Overloaded);
     gate.open();
@@ -692,7 +692,7 @@ fn draining_ends_within_its_bound_and_so_does_dropping() {
     gate.open();
     drop(engine);
     assert_eq!(kind(wait(fetching)), Kind::NotReady);
-    // What was running is answered where its answer was made all the same.
+    // The running request is answered if its answer was made nevertheless.
     assert_eq!(wait(held).unwrap(), 1000);
 }
 
@@ -717,13 +717,13 @@ fn three_times_too_much_is_answered_or_refused_and_nothing_stays() {
         match answer.unwrap() {
             Ok(_) => answered += 1,
             Err(error) if error.kind() == Kind::Overloaded => assert!(error.retry_wait().is_some()),
-            // A machine that is busy otherwise may sleep through a deadline.
+            // A busy machine may sleep through a deadline.
             Err(error) => assert_eq!(error.kind(), Kind::DeadlineExceeded),
         }
     }
     assert!((50..offered).contains(&answered), "{answered} of {offered} answered");
     is_clean(&engine);
-    assert!(engine.backend().ran.lock().unwrap().len() < offered as usize, "what was refused was not run");
+    assert!(engine.backend().ran.lock().unwrap().len() < offered as usize, "a rejected request was not run");
     assert_eq!(wait(engine.submit(work(7), Terms::default())).unwrap(), 7);
 }
 
@@ -734,7 +734,9 @@ fn options_that_cannot_work_are_named() {
     assert!(wrong(Options { batch: 5000, ..Options::default() }).contains("engine.batch: got 5000"));
     assert!(wrong(Options { workers: 1025, ..Options::default() }).contains("engine.workers: got 1025"));
     assert!(wrong(Options { timeout_ms: 0, ..Options::default() }).contains("engine.timeout_ms: got 0"));
-    assert!(wrong(Options { dear_ms: 0, ..Options::default() }).contains("engine.dear_ms: got 0"));
+    assert!(
+        wrong(Options { expensive_request_ms: 0, ..Options::default() }).contains("engine.expensive_request_ms: got 0")
+    );
     assert!(wrong(Options { memory_mb: 0, ..Options::default() }).contains("engine.memory_mb: got 0"));
     assert!(Options::default().check().is_ok());
 }

@@ -1,4 +1,4 @@
-//! The way back to a caller, and the memory held on its behalf.
+//! Tickets that answer callers, and the memory reserved for requests.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -10,7 +10,7 @@ use crate::quota::{Flow, Memory, Quota};
 use sterling_core::error::{Error, Result};
 use sterling_core::locks::locked;
 
-/// Memory of all requests that were taken in and not yet answered.
+/// Memory of all accepted requests that are not answered yet.
 #[derive(Debug)]
 pub(super) struct Ledger {
     quota: Arc<Quota>,
@@ -26,15 +26,16 @@ impl Ledger {
         self.quota.held_bytes()
     }
 
-    /// From here on nothing is wanted any more.
+    /// Cancels all requests.
     pub(super) fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
     }
 
-    /// Sets memory aside until the returned [`Held`] is dropped; of half the budget only, where `of_half`.
+    /// Reserves memory until the returned [`Held`] is dropped; with `of_half`, from half of the budget only.
     ///
     /// # Errors
-    /// `TooCostly` where the whole budget would not hold it, `Overloaded` where others, or the same caller, hold too much of it now.
+    /// `TooCostly` if the request exceeds the entire budget, `Overloaded` if other requests or the same caller occupy too much of
+    /// it now.
     pub(super) fn hold(self: &Arc<Self>, flow: Flow, bytes: u64, of_half: bool) -> Result<Held> {
         let budget = self.quota.most_bytes();
         let most = if of_half { (budget / 2).max(bytes) } else { budget };
@@ -43,23 +44,23 @@ impl Ledger {
     }
 }
 
-/// Memory set aside.
+/// Reserved memory.
 #[derive(Debug)]
 pub(super) struct Held {
     ledger: Arc<Ledger>,
     _memory: Memory,
 }
 
-/// The way back to the caller of one request. One that is dropped without an answer says so to the caller.
+/// Sends the answer to the caller of one request. Dropping it without an answer sends an error.
 #[derive(Debug)]
 pub struct Ticket<A> {
     open: Mutex<Option<Open<A>>>,
     ledger: Arc<Ledger>,
     arrived: Instant,
     deadline: Instant,
-    /// Of what nobody waits for: how often callers overtake such, and how often they had when it came.
+    /// For background work: the counter of preemptions, and its value at the start.
     overtaken: Option<(Arc<AtomicU64>, u64)>,
-    /// Where the request came in, so that lines of a worker name it.
+    /// Span of the request, so that log lines of a worker name it.
     span: tracing::Span,
 }
 
@@ -86,7 +87,7 @@ impl<A> Ticket<A> {
         )
     }
 
-    /// The same, which is not wanted any more once callers overtake it.
+    /// Makes the ticket unwanted once a caller preempts background work.
     pub(super) fn until_overtaken(mut self, overtaken: &Arc<AtomicU64>) -> Self {
         self.overtaken = Some((overtaken.clone(), overtaken.load(Ordering::Relaxed)));
         self
@@ -96,13 +97,13 @@ impl<A> Ticket<A> {
         self.overtaken.as_ref().is_some_and(|(now, then)| now.load(Ordering::Relaxed) != *then)
     }
 
-    /// When the answer is of no use any more.
+    /// Time after which the answer is useless.
     pub fn deadline(&self) -> Instant {
         self.deadline
     }
 
-    /// False once it was answered, the caller has left, the deadline has passed, callers have overtaken it, or the engine ends: whatever is done
-    /// from then on, nobody reads. Costs less than a tenth of a microsecond.
+    /// Returns false if the request is answered, cancelled, past its deadline or preempted, or if the engine is ending. Work from
+    /// then on is wasted. Costs less than 0.1 µs.
     pub fn is_wanted(&self) -> bool {
         let is_heard = self.lock().as_ref().is_some_and(|open| !open.reply.is_closed());
         let is_of_use = is_heard && !self.ledger.closed.load(Ordering::Relaxed) && !self.is_overtaken();
@@ -113,7 +114,7 @@ impl<A> Ticket<A> {
     pub fn answer(&self, result: Result<A>) {
         let open = self.lock().take();
         if let Some(open) = open {
-            // A closed channel means that the caller has left; nobody is there to tell.
+            // A closed channel means that the caller has cancelled.
             let _ = open.reply.send(result);
         }
     }
@@ -131,7 +132,7 @@ impl<A> Ticket<A> {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Option<Open<A>>> {
-        // Taking the sender out is all that ever happens under the lock.
+        // The lock only guards taking the sender out, so a panic leaves nothing inconsistent.
         locked(&self.open)
     }
 }
@@ -153,12 +154,12 @@ impl<A> Drop for Ticket<A> {
     }
 }
 
-/// Work had begun, and came late.
+/// Error for work that began but finished late.
 pub(super) fn late(timeout: Duration) -> Error {
     Error::deadline(format!("no answer within {} ms", timeout.as_millis()))
 }
 
-/// The engine takes nothing in any more.
+/// Error for requests after the engine was closed.
 pub(super) fn closing() -> Error {
     Error::not_ready("the server is shutting down").retry_after(Duration::from_secs(1))
 }

@@ -1,4 +1,4 @@
-//! The threads: workers that run batches, and a few that fetch rows before a request takes a worker.
+//! Threads of the engine: workers that run batches, and fetchers that fetch rows before a request takes a worker.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use super::queue::Taken;
 use super::shared::{Lent, Life, Shared};
 use sterling_core::error::Error;
 
-/// Runs batches until the engine ends or gives this worker up.
+/// Runs batches until the engine ends or replaces this worker.
 pub(super) fn work<B: Backend>(shared: &Shared<B>, life: Life) {
     let kept = guarded(|| shared.backend.worker());
     *shared.kept(life.number) = kept;
@@ -24,13 +24,13 @@ pub(super) fn work<B: Backend>(shared: &Shared<B>, life: Life) {
     }
 }
 
-/// Runs jobs of one group with what a worker keeps.
+/// Runs jobs of one group with the state of a worker.
 pub(super) fn run<B: Backend>(shared: &Shared<B>, kept: &mut Option<B::Worker>, jobs: &mut [JobOf<B>]) {
     shared.meters.took(jobs);
     each_that_breaks_alone(jobs, |jobs| {
         let ran = guarded(|| shared.backend.run(kept.get_or_insert_with(|| shared.backend.worker()), jobs));
         if ran.is_none() {
-            // What the panic left half done is not to be met again.
+            // A panic may leave the state inconsistent.
             *kept = None;
         }
         ran.is_some()
@@ -52,8 +52,8 @@ pub(super) fn fetch<B: Backend>(shared: &Shared<B>) {
     }
 }
 
-/// Runs jobs together; where one of them breaks the run, each that is not answered yet runs alone, so that the one is
-/// all that fails. What is logged of a job that runs alone carries the id of its request.
+/// Runs jobs together. If one panics, runs each unanswered job alone, so that only the faulty one fails. Log lines of a job that
+/// runs alone carry its request id.
 fn each_that_breaks_alone<W, A>(jobs: &mut [Job<W, A>], mut run: impl FnMut(&mut [Job<W, A>]) -> bool) {
     let mut run = |jobs: &mut [Job<W, A>]| match jobs {
         [job] => job.ticket.span().clone().in_scope(|| run(std::slice::from_mut(job))),
@@ -71,7 +71,7 @@ fn each_that_breaks_alone<W, A>(jobs: &mut [Job<W, A>], mut run: impl FnMut(&mut
     }
 }
 
-/// Waits for a batch; `None` where the engine ends or gives this worker up.
+/// Waits for a batch; `None` if the engine ends or replaces this worker.
 fn next_batch<B: Backend>(shared: &Shared<B>, life: Life) -> Option<Vec<Entry<JobOf<B>>>> {
     loop {
         let mut queue = shared.lock();
@@ -105,9 +105,9 @@ fn next_batch<B: Backend>(shared: &Shared<B>, life: Life) -> Option<Vec<Entry<Jo
     }
 }
 
-/// Has a worker's memory given back that is not needed for long.
+/// Releases memory of an idle worker.
 fn rest<B: Backend>(shared: &Shared<B>, life: Life) {
-    // Who borrows the place meanwhile finds nothing kept there, and waits for a worker.
+    // A caller that takes the slot meanwhile finds no state there, and waits for a worker.
     let Some(mut worker) = shared.kept(life.number).take() else { return };
     let rested = guarded(|| shared.backend.rest(&mut worker));
     let _queue = shared.lock();
@@ -116,7 +116,7 @@ fn rest<B: Backend>(shared: &Shared<B>, life: Life) {
     }
 }
 
-/// Waits for requests whose rows are to be fetched; `None` where the engine ends.
+/// Waits for requests whose rows must be fetched; `None` if the engine ends.
 fn next_fetch<B: Backend>(shared: &Shared<B>) -> Option<Vec<Entry<JobOf<B>>>> {
     let mut queue = shared.lock();
     loop {
@@ -131,13 +131,13 @@ fn next_fetch<B: Backend>(shared: &Shared<B>) -> Option<Vec<Entry<JobOf<B>>>> {
     }
 }
 
-/// Runs `f`; `None` where it panics, and the thread goes on.
+/// Runs `f`; returns `None` if it panics.
 fn guarded<T>(f: impl FnOnce() -> T) -> Option<T> {
     match catch_unwind(AssertUnwindSafe(f)) {
         Ok(value) => Some(value),
         Err(panic) => {
             let what = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
-            tracing::error!(panic = what.unwrap_or("no message"), "a request broke the pass");
+            tracing::error!(panic = what.unwrap_or("no message"), "panic while running a request");
             None
         }
     }

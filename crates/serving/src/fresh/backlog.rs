@@ -1,12 +1,13 @@
-//! What a start has to read of a journal.
+//! Backlog: updates that a start must replay from a journal.
 //!
-//! Merges are due by the items that have changed. Updates of a few hot items change few, however many they are, and all that came
-//! since the snapshot is read and applied at every start. So their number and bytes count too.
+//! Merges are triggered by the number of changed items. Updates of a few hot items change few items but are all replayed at every
+//! start, so their number and bytes trigger merges too.
 
 use super::Feed;
 use crate::view::View;
 
-/// Updates, and bytes of them, that make a merge due of a snapshot of up to [`ITEMS`] items; in larger ones as many more.
+/// Number and bytes of updates that trigger a merge of a snapshot of up to [`ITEMS`] items; the limits grow in proportion to
+/// larger snapshots.
 const UPDATES: u64 = 1_000_000;
 const BYTES: u64 = 128 << 20;
 const ITEMS: u64 = 10_000_000;
@@ -14,16 +15,16 @@ const ITEMS: u64 = 10_000_000;
 /// Updates that a start applies to the snapshot of a view.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Backlog {
-    /// How many they are.
+    /// Number of updates.
     pub updates: u64,
-    /// Their bytes, about.
+    /// Approximate size in bytes.
     pub bytes: u64,
-    /// The share of what makes a merge due.
+    /// Ratio to the size that triggers a merge.
     pub share: f64,
 }
 
 impl Backlog {
-    /// That of a snapshot with so many items.
+    /// Backlog of a snapshot with `items` items.
     fn of(items: u64, updates: u64, bytes: u64) -> Self {
         let by_size = (items as f64 / ITEMS as f64).max(1.0);
         let share = (updates as f64 / UPDATES as f64).max(bytes as f64 / BYTES as f64) / by_size;
@@ -32,13 +33,13 @@ impl Backlog {
 }
 
 impl Feed {
-    /// What a start would apply to the snapshot of a view.
+    /// Returns the backlog of a view's snapshot.
     pub fn backlog(&self, view: &View) -> Backlog {
         let (items, after) = (view.main().index.items() as u64, view.main().manifest.position);
         Backlog::of(items, self.last().saturating_sub(after), self.bytes_after(after))
     }
 
-    /// The first position that a start would need for the snapshot of a view, where the journal has let go of it.
+    /// Returns the first position that a start would need, if the journal has already truncated it.
     pub fn lacks(&self, view: &View) -> Option<u64> {
         let next = view.main().manifest.position + 1;
         (self.first() > next).then_some(next)

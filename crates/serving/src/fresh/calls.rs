@@ -1,4 +1,4 @@
-//! Calls with a key, which happen once however often they are sent.
+//! Idempotency keys: calls with a key take effect once, however often they are sent.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -9,35 +9,35 @@ use super::update::CallAnswer;
 use sterling_core::error::{Error, Result};
 use sterling_storage::files;
 
-/// Calls with a key that are remembered.
+/// Maximum number of remembered calls.
 const CALLS_MAX: usize = 10_000;
-/// Bytes of the refusals of all of them: beyond these the oldest calls are forgotten.
+/// Maximum bytes of their rejections; beyond it the oldest calls are forgotten.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
-/// The file of the calls whose records a journal has let go of.
+/// File of the calls whose records the journal has truncated.
 const CALLS: &str = "calls.json";
 
-/// A call that was made before.
+/// Completed call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Call {
-    /// A hash of what was sent.
+    /// Hash of the request.
     pub digest: u64,
-    /// How many updates it made.
+    /// Number of its updates.
     pub count: u32,
-    /// The position after it.
+    /// Position after its last update.
     pub position: u64,
-    /// The rest of its answer.
+    /// Other fields of its answer.
     #[serde(default)]
     pub answer: CallAnswer,
 }
 
-/// Calls by the keys that their callers know them by: of those that were made, the ones with the highest positions.
+/// Completed calls with the highest positions, by idempotency key.
 ///
-/// Versions read the journal from positions of their own, so that a call may be told at any time and again. Which calls are known
-/// must not depend on that: their positions say which of them are the last.
+/// Versions read the journal from different positions, so a call may be reported several times and at any time. The set of
+/// remembered calls must not depend on that; it is defined by their positions.
 #[derive(Default)]
 pub(super) struct Calls {
     made: BTreeMap<String, Call>,
-    /// The keys of those that were made, by their positions.
+    /// Keys of completed calls, by position.
     keys: BTreeMap<u64, String>,
     under_way: BTreeSet<String>,
     /// Bytes of their answers.
@@ -45,7 +45,7 @@ pub(super) struct Calls {
 }
 
 impl Calls {
-    /// Those that were made, the oldest first.
+    /// Returns completed calls, oldest first.
     fn made(&self) -> Vec<(&String, &Call)> {
         self.keys.values().filter_map(|key| self.made.get_key_value(key)).collect()
     }
@@ -54,9 +54,9 @@ impl Calls {
         self.bytes -= self.made.remove(key).map_or(0, |call| call.answer.bytes());
     }
 
-    /// Takes note of a call that was made.
+    /// Records a completed call.
     pub(super) fn remember(&mut self, key: &str, made: Call) {
-        // A key that was forgotten may have been used for a later call.
+        // A forgotten key may have been used again for a later call.
         if self.made.get(key).is_some_and(|known| known.position >= made.position) {
             return;
         }
@@ -76,7 +76,7 @@ impl Calls {
         }
     }
 
-    /// Those that a folder keeps.
+    /// Reads the calls stored in a folder.
     ///
     /// # Errors
     /// `Corrupt` or `Io` with the file.
@@ -93,15 +93,15 @@ impl Calls {
         Ok(calls)
     }
 
-    /// Those that were made, for a file.
+    /// Serializes the completed calls.
     ///
     /// # Errors
-    /// `Internal` where they cannot be told.
+    /// `Internal` if serialization fails.
     pub(super) fn text(&self) -> Result<Vec<u8>> {
         serde_json::to_vec(&self.made()).map_err(|e| Error::internal(format!("calls: {e}")))
     }
 
-    /// Keeps the text of calls in a folder.
+    /// Writes serialized calls to a folder.
     ///
     /// # Errors
     /// `Io` with the file.
@@ -109,7 +109,7 @@ impl Calls {
         files::write_atomic(&folder.join(CALLS), |out| out.write_all(text)).map(drop)
     }
 
-    /// As [`super::Feed::begin`].
+    /// See [`super::Feed::begin`].
     pub(super) fn begin(&mut self, key: &str, digest: u64) -> Result<Option<Call>> {
         match self.made.get(key) {
             Some(made) if made.digest == digest => Ok(Some(made.clone())),
@@ -119,7 +119,7 @@ impl Calls {
         }
     }
 
-    /// As [`super::Feed::end`].
+    /// See [`super::Feed::end`].
     pub(super) fn end(&mut self, key: &str, made: Option<Call>) {
         self.under_way.remove(key);
         if let Some(made) = made {
@@ -137,7 +137,7 @@ mod tests {
         Call { digest: 5, count: 1, position, answer: CallAnswer::default() }
     }
 
-    /// The positions of the calls that are known, each with a key of its own.
+    /// Returns the positions of known calls, each of which has its own key.
     fn known(calls: &Calls) -> Vec<u64> {
         let made = calls.made();
         assert!(made.iter().all(|(key, made)| **key == format!("key {}", made.position)));
@@ -169,7 +169,7 @@ mod tests {
         calls.remember("a", call(3));
         assert_eq!(calls.begin("a", 5).unwrap(), Some(call(9)));
         assert_eq!(calls.made().len(), 1);
-        // A position has one call: that of a journal that was begun again is told last.
+        // A position has one call; if a journal was recreated, the last report is right.
         calls.remember("b", call(9));
         assert_eq!(calls.begin("a", 5).unwrap(), None);
         assert_eq!(calls.begin("b", 5).unwrap(), Some(call(9)));
@@ -183,7 +183,7 @@ mod tests {
         calls.remember("a", call(2));
         calls.end("a", None);
         assert_eq!(calls.begin("a", 5).unwrap(), Some(call(2)));
-        // Nothing came of this one: it may be made again.
+        // The call had no effect, so it may be repeated.
         assert_eq!(calls.begin("b", 5).unwrap(), None);
         calls.end("b", None);
         assert_eq!(calls.begin("b", 5).unwrap(), None);

@@ -1,8 +1,8 @@
 //! Embeddings of items whose updates are not applied yet.
 //!
-//! An item tower runs before an update is acknowledged, because what it makes of an item decides whether the item can be taken. The
-//! version that it ran for applies the update a moment later and takes the embedding from here, so that its tower runs once per item.
-//! Other versions, and servers that only follow, run their towers when they apply the update.
+//! The item tower runs before an update is acknowledged, because its result decides whether the item can be accepted. The version
+//! that it ran for applies the update a moment later and takes the embedding from here, so that its tower runs once per item.
+//! Other versions, and servers that only read the journal, run their towers when they apply the update.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -15,20 +15,20 @@ use super::update::Put;
 use sterling_core::locks::locked;
 use sterling_snapshot::Snapshot;
 
-/// Bytes of all embeddings at most; further items are embedded again when they are applied.
+/// Maximum bytes of all embeddings; further items are embedded again when they are applied.
 const BYTES_MAX: usize = 64 << 20;
-/// How long an embedding waits for its update, which may never come: the call may have failed.
+/// Time for which an embedding waits for its update, which may never come if the call failed.
 const KEPT: Duration = Duration::from_secs(60);
 
-/// Places of embeddings that were taken which may stay in their order.
+/// Number of entries in `order`, beyond twice the embeddings, at which it is compacted.
 const COMPACTED_MIN: usize = 1024;
 
-/// Embeddings by what was put, each made for a snapshot (`T`).
+/// Embeddings by content of the item, each computed for a snapshot (`T`).
 pub(super) struct EarlyEmbeddings<T = Snapshot>(Mutex<Waiting<T>>);
 
 struct Waiting<T> {
     by_put: HashMap<u128, Entry<T>>,
-    /// The order in which they came.
+    /// Entries in order of insertion.
     order: VecDeque<(Instant, u128)>,
     bytes: usize,
 }
@@ -45,7 +45,7 @@ impl<T> Default for EarlyEmbeddings<T> {
     }
 }
 
-/// Names an item by all of its content.
+/// Hashes the complete content of an item.
 fn name(put: &Put) -> Option<u128> {
     postcard::to_allocvec(put).ok().map(|bytes| xxh3_128(&bytes))
 }
@@ -55,7 +55,7 @@ fn bytes(embedded: &Embedded) -> usize {
 }
 
 impl<T> EarlyEmbeddings<T> {
-    /// Keeps what a snapshot's tower made of items, as far as there is room.
+    /// Stores embeddings of a snapshot's tower, as far as there is room.
     pub(super) fn keep(&self, main: &Arc<T>, made: Vec<(&Put, Embedded)>) {
         let named = made.into_iter().filter_map(|(put, embedded)| Some((name(put)?, embedded)));
         let named: Vec<(u128, Embedded)> = named.collect();
@@ -74,7 +74,7 @@ impl<T> EarlyEmbeddings<T> {
         }
     }
 
-    /// Takes what a snapshot's tower made of items: nothing where it was not kept.
+    /// Takes the stored embeddings of a snapshot's tower; `None` for items that were not stored.
     pub(super) fn take(&self, main: &Arc<T>, puts: &[&Put]) -> Vec<Option<Embedded>> {
         if self.waiting().by_put.is_empty() {
             return Vec::new();
@@ -90,7 +90,7 @@ impl<T> EarlyEmbeddings<T> {
     }
 
     fn waiting(&self) -> MutexGuard<'_, Waiting<T>> {
-        // What a panic leaves undone is one embedding.
+        // A panic leaves at most one embedding undone.
         locked(&self.0)
     }
 }
@@ -102,7 +102,7 @@ impl<T> Waiting<T> {
         Some(embedded)
     }
 
-    /// Forgets those whose time is over, and the places of those that were taken.
+    /// Removes expired embeddings, and order entries of embeddings that were taken.
     fn forget(&mut self, now: Instant) {
         while let Some(&(since, name)) = self.order.front() {
             let is_there = self.by_put.get(&name).is_some_and(|entry| entry.since == since);
@@ -116,7 +116,7 @@ impl<T> Waiting<T> {
         }
     }
 
-    /// Forgets the places of those that were taken from behind one that still waits, once they are most of all.
+    /// Removes obsolete order entries behind one that still waits, once they are the majority.
     fn compact(&mut self) {
         if self.order.len() > 2 * self.by_put.len() + COMPACTED_MIN {
             let Waiting { by_put, order, .. } = self;
@@ -160,7 +160,7 @@ mod tests {
         let all: Vec<&Put> = large.iter().collect();
         let kept = early.take(&main, &all).iter().flatten().count();
         assert!((1..=4).contains(&kept) && early.waiting().bytes == 0, "{kept}");
-        // One waits on; those behind it come and go.
+        // One entry stays; later ones come and go.
         let first = put(-1);
         early.keep(&main, vec![(&first, embedded(1))]);
         for id in 0..10_000 {
@@ -170,7 +170,7 @@ mod tests {
         }
         let places = early.waiting().order.len();
         assert!(places <= COMPACTED_MIN + 4, "{places}");
-        // What has waited too long goes with the next one.
+        // Expired embeddings are removed with the next insertion.
         let mut waiting = early.waiting();
         waiting.forget(Instant::now() + KEPT);
         assert_eq!((waiting.by_put.len(), waiting.bytes), (0, 0));

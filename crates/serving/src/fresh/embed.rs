@@ -1,4 +1,4 @@
-//! The vectors of items that are put, and the tensors that are kept of them, as publish makes them.
+//! Embeds upserted items and computes their stored tensors, in the same way as publishing does.
 
 use std::sync::Arc;
 
@@ -10,19 +10,19 @@ use sterling_embedding::Lookup;
 use sterling_graph::tower::{self, FeatureRow, Pooled, Threads, Tower};
 use sterling_snapshot::{Snapshot, VectorRows};
 
-/// Items that the item tower takes at a time.
+/// Maximum number of items per batch of the item tower.
 const TOWER_BATCH: usize = 512;
 
-/// What a snapshot keeps of an item beside its attributes.
+/// Stored data of an item in addition to its attributes.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Embedded {
-    /// Its vector, which can be searched.
+    /// Embedding that is searched.
     pub(super) vector: Vec<f32>,
-    /// The rows of `[[item.vectors]]`, as they are stored.
+    /// Rows of `[[item.vectors]]`, in storage format.
     pub(super) kept: Vec<u8>,
 }
 
-/// The vector of an item, and what the item tower makes besides, each output's row.
+/// Embedding of an item, and one row per further output of the item tower.
 struct Vectors {
     vector: Vec<f32>,
     more: Vec<Vec<f32>>,
@@ -40,13 +40,13 @@ impl Embedder {
         Embedder { main, threads: Threads::new(1), graphs: tower::Scratch::default() }
     }
 
-    /// Embeds items, each of which may fail alone: for what it is, or because tables do not answer.
+    /// Embeds items. Each may fail separately, because it is invalid or because embedding tables do not respond.
     pub(super) fn embed(&mut self, puts: &[&Put]) -> Vec<Result<Embedded>> {
         let vectors = self.vectors(puts);
         puts.iter().zip(vectors).map(|(put, vectors)| self.embedded(put, vectors?)).collect()
     }
 
-    /// What is kept of vectors that can be searched.
+    /// Validates an embedding and computes the stored tensors.
     fn embedded(&self, put: &Put, Vectors { vector, more }: Vectors) -> Result<Embedded> {
         let dimension = self.main.index.dimension();
         if vector.len() != dimension {
@@ -63,7 +63,7 @@ impl Embedder {
         Ok(Embedded { vector, kept })
     }
 
-    /// The vectors of items, each its own or that of the item tower.
+    /// Returns the embedding of each item: its own, or the output of the item tower.
     fn vectors(&mut self, puts: &[&Put]) -> Vec<Result<Vectors>> {
         let main = self.main.clone();
         let Some(tower) = &main.package.item else {
@@ -83,7 +83,7 @@ impl Embedder {
         vectors
     }
 
-    /// Runs rows through the item tower: all together, or, where that fails, each alone.
+    /// Runs items through the item tower in one batch, or one by one if the batch fails.
     fn run(&mut self, tower: &Tower, rows: &[&FeatureRow]) -> Vec<Result<Vectors>> {
         if rows.is_empty() {
             return Vec::new();
@@ -93,7 +93,7 @@ impl Embedder {
             let (pooled, _) = tower.lookup(rows, &Lookup::default())?;
             let pairs: Vec<(&FeatureRow, &Pooled)> = rows.iter().copied().zip(&pooled).collect();
             let made = tower.run(&pairs, threads, graphs)?;
-            // The first output is the item's vector.
+            // The first output is the embedding.
             let (first, more) = made.split_first().ok_or_else(|| Error::internal("the item tower makes nothing"))?;
             let row = |tensor: &Tensor, n: usize| {
                 let width = tensor.data().len() / rows.len();
@@ -111,7 +111,7 @@ impl Embedder {
     }
 }
 
-/// The rows of `[[item.vectors]]`: of columns that the item brings, or of what its tower makes besides its vector.
+/// Rows of `[[item.vectors]]`: from columns of the item, or from further outputs of its tower.
 fn kept(main: &Snapshot, put: &Put, made: &[Vec<f32>]) -> Result<Vec<u8>> {
     let (specs, mut made) = (&main.package.spec.item.vectors, made.iter());
     let mut values: Vec<&[f32]> = Vec::with_capacity(specs.len());

@@ -1,4 +1,4 @@
-//! The journal of a model, and who follows it.
+//! Update log of a model, and the threads that apply it to loaded versions.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -25,43 +25,43 @@ use sterling_journal::{Append, Done, Follower, Journal, Journals, Record, Topic}
 use sterling_kernels::priority::{self, Background};
 use sterling_snapshot::{Snapshot, check_name};
 
-/// Updates that are applied before they are shown, and before a version is: then all cores can share them.
+/// Maximum number of updates applied per batch, before and after a version is visible. Larger batches use all cores.
 const TOGETHER_MAX: usize = 1024;
 const TOGETHER_MAX_UNSEEN: usize = 16_384;
-/// Bytes of records after which no more are taken together.
+/// Maximum bytes of records per batch.
 const TOGETHER_BYTES: usize = 64 << 20;
-/// Records that a thread decodes at a time.
+/// Records decoded per thread at a time.
 const DECODED: usize = 1024;
-/// How long durable records may take to come.
+/// Timeout of reading durable records.
 const SILENCE: Duration = Duration::from_secs(10);
-/// How long a version that nobody holds any more may go on following.
+/// Time after which the thread of a released version ends.
 const LINGER: Duration = Duration::from_millis(250);
-/// Panics over the same updates after which a version follows no more: a fault of a moment does not come again.
+/// Number of panics on the same updates after which a version stops applying updates: a transient fault does not repeat.
 const PANICS_MAX: u32 = 3;
-/// How often the log is told that updates wait, for the same reason.
+/// Interval between log lines about the same stall.
 const RETOLD: Duration = Duration::from_secs(60);
 
-/// The updates of one model.
+/// Updates of one model.
 pub struct Feed {
     journal: Box<dyn Journal>,
     calls: Mutex<Calls>,
-    /// Where calls are kept of which the journal lets go.
+    /// Folder of the calls whose records the journal has truncated.
     folder: Option<PathBuf>,
-    /// The position that was released last, with the calls up to it kept.
+    /// Last truncated position; the calls up to it are stored.
     released: AtomicU64,
-    /// What item towers made of items before their updates were durable.
+    /// Embeddings computed before their updates were durable.
     early: Arc<EarlyEmbeddings>,
     merging: Mutex<Option<MergeUnderWay>>,
-    /// How the last merge failed, where it did.
+    /// Error kind of the last merge, if it failed.
     unmerged: Mutex<Option<Kind>>,
 }
 
 impl Feed {
-    /// The updates of a journal, with the calls that were made up to position `after`; those of which it lets go are kept in
+    /// Opens the updates of a journal, with the calls up to position `after`. Calls whose records are truncated are stored in
     /// `folder`.
     ///
     /// # Errors
-    /// `Corrupt` where the calls that were kept cannot be read; as [`Journal::follow`].
+    /// `Corrupt` if the stored calls cannot be read; as [`Journal::follow`].
     pub fn open(journal: Box<dyn Journal>, folder: Option<PathBuf>, after: u64) -> Result<Self> {
         let (first, until) = (journal.first(), after.min(journal.last()));
         let calls = folder.as_deref().map(Calls::read).transpose()?.unwrap_or_default();
@@ -74,7 +74,7 @@ impl Feed {
             merging: Mutex::default(),
             unmerged: Mutex::default(),
         };
-        // Versions follow from their own positions on and do not see those before.
+        // Versions read from their own positions on and do not see earlier calls.
         if first <= until {
             let mut records = feed.journal.follow(first - 1)?;
             loop {
@@ -89,67 +89,67 @@ impl Feed {
         Ok(feed)
     }
 
-    /// The position of the last durable update.
+    /// Position of the last durable update.
     pub fn last(&self) -> u64 {
         self.journal.last()
     }
 
-    /// The position of the first update that is kept, or of the next one where none is.
+    /// Position of the first retained update, or of the next one if there are none.
     pub fn first(&self) -> u64 {
         self.journal.first()
     }
 
-    /// Whether others append too, so that there may be later updates than [`Feed::last`].
+    /// Returns whether other servers append too, so that later updates than [`Feed::last`] may exist.
     pub fn has_others(&self) -> bool {
         self.journal.has_others()
     }
 
-    /// What is wrong with the journal, where something is.
+    /// Returns the failure of the journal, if any.
     pub fn trouble(&self) -> Option<String> {
         self.journal.trouble()
     }
 
-    /// What an operator should look at though updates are taken and followed, where anything is.
+    /// Returns a condition that operators should look at although updates are accepted and applied.
     pub fn warning(&self) -> Option<String> {
         self.journal.warning()
     }
 
-    /// Bytes of the updates after a position, about.
+    /// Approximate bytes of the updates after a position.
     pub fn bytes_after(&self, position: u64) -> u64 {
         self.journal.bytes_after(position)
     }
 
-    /// The merge of the updates that is under way on this server.
+    /// Returns the running merge on this server.
     pub fn merging(&self) -> Option<MergeUnderWay> {
         *locked(&self.merging)
     }
 
-    /// A merge begins.
+    /// Marks the start of a merge.
     pub fn begin_merge(&self) {
         *locked(&self.merging) = Some(MergeUnderWay { since: Instant::now(), done: 0.0 });
     }
 
-    /// A share of the steps of the merge under way is done.
+    /// Sets the progress of the running merge, a share of its steps.
     pub fn tell_merge(&self, done: f64) {
         locked(&self.merging).iter_mut().for_each(|merging| merging.done = done);
     }
 
-    /// The merge has ended.
+    /// Marks the end of a merge.
     pub fn end_merge(&self) {
         *locked(&self.merging) = None;
     }
 
-    /// What kind of failure keeps the updates unmerged on this server, since its last try.
+    /// Error kind of the last merge attempt on this server; `None` if it succeeded.
     pub fn unmerged(&self) -> Option<Kind> {
         *locked(&self.unmerged)
     }
 
-    /// Notes whether the last merge failed, and how.
+    /// Records the outcome of a merge.
     pub fn note_merge(&self, failed: Option<Kind>) {
         *locked(&self.unmerged) = failed;
     }
 
-    /// Appends updates; `done` is told when they are durable, and must not wait.
+    /// Appends updates. Calls `done`, which must not block, when they are durable.
     pub fn append(&self, updates: &[Update], expected: Option<u64>, done: Done) {
         match updates.iter().map(Update::encode).collect() {
             Ok(records) => self.journal.append(Append { records, expected }, done),
@@ -157,12 +157,12 @@ impl Feed {
         }
     }
 
-    /// Embeds the items that are put, for the snapshot of a view, before their updates are appended: an item that cannot be
-    /// embedded must not be acknowledged. Returns the places of those, each with the reason. Embeddings are kept for the
-    /// moment at which the updates are applied. For models with an item tower: the vectors of others were checked as they came.
+    /// Embeds upserted items for the snapshot of a view before their updates are appended, since an item that cannot be embedded
+    /// must not be acknowledged. Returns the indexes of such items with their errors. The embeddings are retained until the
+    /// updates are applied. Applies to models with an item tower: other embeddings were validated on arrival.
     ///
     /// # Errors
-    /// Where the tower's tables do not answer now, or memory cannot be had.
+    /// If the tower's tables do not respond now, or memory is exhausted.
     pub fn embed<'u>(&self, view: &View, updates: impl Iterator<Item = &'u Update>) -> Result<Vec<(usize, Error)>> {
         let main = view.main();
         let put = |(place, update): (usize, &'u Update)| match update {
@@ -183,10 +183,10 @@ impl Feed {
         Ok(refused)
     }
 
-    /// Lets go of the updates up to a position; the calls that they tell of are kept.
+    /// Truncates the updates up to a position; stores the calls among them.
     ///
     /// # Errors
-    /// `Io` where the calls cannot be kept; as [`Journal::release`].
+    /// `Io` if the calls cannot be stored; as [`Journal::release`].
     pub fn release(&self, position: u64) -> Result<()> {
         if position <= self.released.load(Ordering::Relaxed) {
             return Ok(());
@@ -196,7 +196,7 @@ impl Feed {
             return kept;
         }
         self.journal.release(position)?;
-        // On a full disk the calls have room once the records are gone. A server that ends in between forgets them.
+        // On a full disk, truncation makes room for the calls. A server that ends in between forgets them.
         if kept.is_err() {
             self.keep_calls()?;
         }
@@ -204,32 +204,32 @@ impl Feed {
         Ok(())
     }
 
-    /// Writes the calls that are known to the folder, while others go on.
+    /// Writes the known calls to the folder without blocking others.
     fn keep_calls(&self) -> Result<()> {
         let Some(folder) = &self.folder else { return Ok(()) };
         let text = self.calls().text()?;
         Calls::write(&text, folder)
     }
 
-    /// Begins a call with a key; where the same one was made before, what it came to.
+    /// Begins a call with an idempotency key; returns the earlier outcome if the same call was completed.
     ///
     /// # Errors
-    /// `Conflict` where the key belongs to another call, or to one that is under way.
+    /// `Conflict` if the key belongs to another call, or to one that is running.
     pub fn begin(&self, key: &str, digest: u64) -> Result<Option<Call>> {
         self.calls().begin(key, digest)
     }
 
-    /// Ends a call that was begun: it may be made again where nothing came of it.
+    /// Ends a call. It may be repeated if it had no effect.
     pub fn end(&self, key: &str, made: Option<Call>) {
         self.calls().end(key, made);
     }
 
     fn calls(&self) -> MutexGuard<'_, Calls> {
-        // What a panic leaves undone is one key.
+        // A panic leaves at most one key undone.
         locked(&self.calls)
     }
 
-    /// Takes note of the call that an update tells of.
+    /// Records the call that an update belongs to.
     fn note(&self, position: u64, update: &Update) {
         let (key, digest, count, answer) = match update {
             Update::Call { key, digest, count } => (key, *digest, *count, CallAnswer::default()),
@@ -240,32 +240,32 @@ impl Feed {
     }
 }
 
-/// The updates of all models of a server, a journal each; shards have journals of their own.
+/// Updates of all models of a server, with one journal per model or shard.
 pub struct Feeds {
     journals: Box<dyn Journals>,
-    /// Those that are open. Every answer looks here, so that no lock is in its way.
+    /// Open feeds. Lock-free, because every answer reads it.
     open: ArcSwap<BTreeMap<Topic, Arc<Feed>>>,
-    /// A lock for each, held while it is opened, which takes long where a broker is away or a journal is large.
+    /// One lock per feed, held while it is opened: this is slow if a broker is unreachable or a journal is large.
     opening: Mutex<BTreeMap<Topic, Arc<Mutex<()>>>>,
 }
 
 impl Feeds {
-    /// The updates of such journals.
+    /// Creates feeds over these journals.
     pub fn new(journals: impl Journals + 'static) -> Self {
         Feeds { journals: Box::new(journals), open: ArcSwap::default(), opening: Mutex::default() }
     }
 
-    /// Whether other servers write and follow the same updates.
+    /// Returns whether other servers write and read the same updates.
     pub fn are_shared(&self) -> bool {
         self.journals.are_shared()
     }
 
-    /// The updates of a model or a shard of which a version was loaded.
+    /// Returns the feed of a model or shard of which a version was loaded.
     pub fn of(&self, topic: &Topic) -> Option<Arc<Feed>> {
         self.open.load().get(topic).cloned()
     }
 
-    /// The updates of a model or a shard, whose journal begins after a position where there is none yet.
+    /// Opens the feed of a model or shard. A new journal begins after position `after`.
     ///
     /// # Errors
     /// As [`Journals::open`] and [`Feed::open`].
@@ -288,13 +288,13 @@ impl Feeds {
     }
 }
 
-/// Loads snapshots that go on with the updates of their model.
+/// Loads snapshots that apply the updates of their model.
 pub struct Updating {
-    /// What loads them.
+    /// Loader of the snapshots.
     pub snapshots: Snapshots,
-    /// The updates; without them snapshots stay as they are.
+    /// Updates; `None` if snapshots do not change.
     pub feeds: Option<Arc<Feeds>>,
-    /// Whether attributes change where items lie ([`Fresh::in_place`]).
+    /// Whether attributes change in place ([`Fresh::in_place`]).
     pub in_place: bool,
 }
 
@@ -316,7 +316,7 @@ impl Loader<Live> for Updating {
     }
 }
 
-/// Brings a snapshot to the position that its journal is at, and keeps it there on a thread of its own.
+/// Applies all updates of the journal to a snapshot, and keeps applying new ones on its own thread.
 fn follow(mut following: Following, live: &Live) -> Result<()> {
     following.catch_up()?;
     following.is_unseen = false;
@@ -327,43 +327,43 @@ fn follow(mut following: Following, live: &Live) -> Result<()> {
     Ok(())
 }
 
-/// How updates are applied, and those told that could not be.
+/// Function that applies updates and returns those that do not fit.
 type Apply = fn(&mut Fresh, &[Update]) -> Result<Vec<Misfit>>;
 
-/// A version that follows its journal.
+/// Version that applies the updates of its journal.
 struct Following {
     name: String,
     main: Arc<Snapshot>,
-    /// Whether attributes change where items lie.
+    /// Whether attributes change in place.
     in_place: bool,
     feed: Arc<Feed>,
     records: Box<dyn Follower>,
     fresh: Fresh,
-    /// Updates that were taken and are not applied yet; the first has the position after that of `fresh`.
+    /// Updates that were read but not applied; the first one follows the position of `fresh`.
     pending: Vec<Update>,
-    /// Why no update could be taken after them.
+    /// Error that prevented reading further updates.
     failed: Option<Error>,
-    /// Whether `fresh` has changed since it was shown last.
+    /// Whether `fresh` has changed since it was last shown.
     is_unseen: bool,
-    /// Whether a panic has left the rest in no state to go on from.
+    /// Whether a panic has left the other fields inconsistent.
     is_broken: bool,
     misfits: Misfits,
-    /// Why updates wait, where they do, and when the log was told of it last.
+    /// Reason for a stall of updates, and the time of its last log line.
     waits: Option<(Instant, String)>,
 }
 
 /// Updates that did not fit the version, since its snapshot.
 #[derive(Default)]
 struct Misfits {
-    /// Updates that were not applied.
+    /// Number of updates that were not applied.
     whole: u64,
-    /// Attributes that were taken away in place of the values of an update.
+    /// Number of attributes that were removed because their new value did not fit.
     attributes: u64,
     last: Option<Misfit>,
 }
 
 impl Misfits {
-    /// What an operator should know, where there are any.
+    /// Returns a message for operators, if there are misfits.
     fn warning(&self) -> Option<String> {
         let Misfits { whole, attributes, last } = self;
         let Misfit { position, error, .. } = last.as_ref()?;
@@ -374,7 +374,7 @@ impl Misfits {
 }
 
 impl Following {
-    /// A version as it was published, with none of the updates after it.
+    /// Creates the version as it was published, with no later updates.
     fn new(feed: Arc<Feed>, main: Arc<Snapshot>, in_place: bool) -> Result<Self> {
         let fresh = Fresh::new(main.clone(), main.manifest.position);
         let fresh = if in_place { fresh.in_place() } else { fresh }.taking(feed.early.clone());
@@ -394,7 +394,7 @@ impl Following {
         })
     }
 
-    /// Applies all that is durable by now, of which no view is shown on the way.
+    /// Applies all durable updates; no view is shown in between.
     fn catch_up(&mut self) -> Result<()> {
         while self.fresh.position() < self.feed.last() {
             self.advance(LINGER, TOGETHER_MAX_UNSEEN, Fresh::catch_up)?;
@@ -403,10 +403,10 @@ impl Following {
     }
 
     fn run(&mut self, shown: &Weak<Shown>) {
-        // How many there were, and the last position of the updates that they may be due to.
+        // Number of panics, and the last position of the updates that may have caused them.
         let (mut panics, mut suspect) = (0, 0);
         loop {
-            // A panic costs no answer: what is shown stays until the updates were applied again, to the version as it was published.
+            // A panic costs no answer: the present view stays until the updates were reapplied to the published version.
             let step = catch_unwind(AssertUnwindSafe(|| self.step(shown))).unwrap_or_else(|_| {
                 self.is_broken = true;
                 (panics, suspect) = (panics + 1, self.feed.last());
@@ -425,9 +425,9 @@ impl Following {
                     self.waits(Some(e), shown);
                     std::thread::sleep(LINGER);
                 }
-                // What is shown stays as it is.
+                // The present view stays.
                 Err(e) => {
-                    tracing::error!(model = self.name, error = %e, "updates are followed no more");
+                    tracing::error!(model = self.name, error = %e, "updates are no longer applied; the present view stays");
                     shown.upgrade().iter().for_each(|shown| shown.stall(&e));
                     return;
                 }
@@ -435,7 +435,7 @@ impl Following {
         }
     }
 
-    /// Takes note of why updates wait, or that they do not, and tells operators once.
+    /// Records why updates stall, or that they do not, and logs it once.
     fn waits(&mut self, why: Option<Error>, shown: &Weak<Shown>) {
         let now = why.map(|why| why.to_string());
         let before = self.waits.as_ref().map(|(_, why)| why);
@@ -450,14 +450,14 @@ impl Following {
         shown.upgrade().iter().for_each(|shown| shown.warn(self.warning()));
     }
 
-    /// What an operator should know of the updates of this version.
+    /// Returns a message for operators about the updates of this version.
     fn warning(&self) -> Option<String> {
         let waits = self.waits.as_ref().map(|(_, why)| format!("updates wait: {why}"));
         let told: Vec<String> = self.misfits.warning().into_iter().chain(waits).collect();
         (!told.is_empty()).then(|| told.join("; "))
     }
 
-    /// Applies and shows what comes in a while; false where nobody looks any more.
+    /// Applies and shows the next updates; returns false if the version was released.
     fn step(&mut self, shown: &Weak<Shown>) -> Result<bool> {
         if self.is_broken {
             if shown.strong_count() == 0 {
@@ -471,12 +471,12 @@ impl Following {
         let Some(shown) = shown.upgrade() else { return Ok(false) };
         let has_trouble = self.feed.trouble().is_some();
         metrics::gauge!("sterling_journal_available", "model" => self.name.clone()).set(f64::from(!has_trouble));
-        // What was applied is shown, whatever became of the updates after it.
+        // Applied updates are shown, regardless of errors in later ones.
         let seen = self.show(&shown);
         advanced.and(seen).map(|()| true)
     }
 
-    /// Shows what has changed; what fails is tried again with the next step.
+    /// Shows changes; failures are retried in the next step.
     fn show(&mut self, shown: &Shown) -> Result<()> {
         self.is_unseen |= self.fresh.tidy()?;
         if self.is_unseen {
@@ -490,7 +490,7 @@ impl Following {
         Ok(())
     }
 
-    /// Applies the next updates, up to so many, where any come in time.
+    /// Applies the next updates, at most `most`, if some arrive within `wait`.
     fn advance(&mut self, wait: Duration, most: usize, apply: Apply) -> Result<()> {
         if self.pending.is_empty() {
             self.take(wait, most)?;
@@ -503,7 +503,7 @@ impl Following {
         Ok(())
     }
 
-    /// Counts what did not fit, and tells of it once a batch.
+    /// Counts misfits, and logs one line per batch.
     fn note(&mut self, misfits: Vec<Misfit>) {
         let whole = misfits.iter().filter(|misfit| misfit.is_whole).count() as u64;
         let attributes = misfits.len() as u64 - whole;
@@ -514,14 +514,15 @@ impl Following {
         let Misfit { position, error, .. } = &last;
         tracing::warn!(
             model, updates = whole, attributes, position, %error,
-            "updates do not fit this version: they were not applied, or not all of their attributes; position and error are the last one's"
+            "updates do not fit this version and were skipped, completely or in some attributes; position and error are those of the last one"
         );
         self.misfits.whole += whole;
         self.misfits.attributes += attributes;
         self.misfits.last = Some(last);
     }
 
-    /// Takes the next updates. What goes wrong after some were taken is told once these are applied: a record is taken once.
+    /// Reads the next updates. An error after some of them is returned once these are applied, because a record is read only
+    /// once.
     fn take(&mut self, wait: Duration, most: usize) -> Result<()> {
         if let Some(failed) = self.failed.take() {
             return Err(failed);

@@ -1,4 +1,4 @@
-//! What callers bring of items, checked against what a view knows: what passes becomes an update.
+//! Validates items from callers against a view, and converts them to updates.
 
 use std::collections::BTreeSet;
 
@@ -11,35 +11,35 @@ use sterling_index::columns::ColumnKind;
 use sterling_snapshot::items::EMBEDDING;
 use sterling_snapshot::{VectorRows, shard_of};
 
-/// Most updates of one call.
+/// Maximum number of updates per call.
 pub const UPDATES_MAX: usize = 10_000;
 
-/// Longest text that a reason repeats.
+/// Maximum bytes of received text that a reason repeats.
 const SHOWN_BYTES: usize = 40;
 
-/// The values of one attribute as a caller brings them; what they mean, the model's columns say.
+/// Values of one attribute as a caller sends them; their meaning depends on the model's columns.
 #[derive(Clone, Debug, PartialEq)]
 pub enum GivenValues {
-    /// Nothing, which takes the attribute away.
+    /// No value, which removes the attribute.
     Missing,
-    /// Whole numbers.
+    /// Integers.
     Integers(Vec<i64>),
-    /// Numbers, one of them at least not whole.
+    /// Numbers, at least one of them not an integer.
     Numbers(Vec<f64>),
-    /// Texts.
+    /// Strings.
     Texts(Vec<String>),
 }
 
-/// An item as a caller brings it.
+/// Item as a caller sends it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GivenItem {
-    /// The user's id.
+    /// Item id of the user.
     pub id: i64,
-    /// Its vector.
+    /// Embedding of the item.
     pub embedding: Option<Vec<f32>>,
     /// All of its attributes, or those that change.
     pub attributes: Vec<(String, GivenValues)>,
-    /// True where this is all of the item, false where it changes some attributes of the one that there is.
+    /// True for a complete item, false for a change of some attributes of an existing one.
     pub whole: bool,
 }
 
@@ -48,17 +48,17 @@ impl GivenItem {
         Wrong { id: Some(self.id), field: field.into(), reason: reason.into() }
     }
 
-    /// What the caller calls the field of an attribute, or of all where there is no name.
+    /// Name of an attribute's field in the call, or of the parent field if `name` is empty.
     pub fn field(whole: bool, name: &str) -> String {
         let of = if whole { "attributes" } else { "set" };
         if name.is_empty() { of.into() } else { format!("{of}.{name}") }
     }
 
-    /// The update that it asks for. `seen` are the ids of the call so far. Whether the item of a change is there is not asked
-    /// here: an update that the view does not show yet may put it.
+    /// Converts the item to an update. `seen` are the ids of the call so far. The existence of a changed item is not checked: an
+    /// update that the view does not show yet may insert it.
     ///
     /// # Errors
-    /// The field, what came and what was expected.
+    /// The field, the received and the expected value.
     pub fn checked(self, view: &View, seen: &mut BTreeSet<i64>) -> Result<Update, Wrong> {
         if !seen.insert(self.id) {
             return Err(self.wrong("id", format!("{} stands twice in the call, expected each id once", self.id)));
@@ -129,7 +129,7 @@ impl GivenItem {
         }
     }
 
-    /// Whether the rows of `[[item.vectors]]` that columns bring are there and can be kept.
+    /// Checks that the rows of `[[item.vectors]]` that come from columns are present and can be stored.
     fn check_vectors(&self, view: &View, dense: &[(String, Vec<f32>)]) -> Result<(), Wrong> {
         let mut kept = Vec::new();
         for spec in &view.main().package.spec.item.vectors {
@@ -143,11 +143,12 @@ impl GivenItem {
         Ok(())
     }
 
-    /// Whether the vectors that the item tower reads are there: publish refuses items without them, for zeros are a vector too.
+    /// Checks that the vectors that the item tower reads are present. Publishing rejects items without them too, since zeros
+    /// would be a valid vector.
     fn check_read(&self, view: &View, dense: &[(String, Vec<f32>)]) -> Result<(), Wrong> {
         let main = view.main();
         let specs = main.package.item.as_ref().map_or(&[][..], |tower| tower.features());
-        // A number that is missing in a column is 0 at publish too.
+        // A missing number in a column is 0 at publish time too.
         let vectors = specs.iter().filter(|spec| spec.kind == FeatureKind::Dense && spec.width.unwrap_or(0) > 1);
         for spec in vectors {
             let (source, width) = (spec.source(), spec.width.unwrap_or(0));
@@ -160,7 +161,7 @@ impl GivenItem {
         Ok(())
     }
 
-    /// The values of an attribute as its column, the item tower or one of `[[item.vectors]]` takes them.
+    /// Converts the values of an attribute for its column, the item tower or one of `[[item.vectors]]`.
     fn attribute(&self, view: &View, name: &str, values: &GivenValues) -> Result<Brought, Wrong> {
         let main = view.main();
         let field = || GivenItem::field(self.whole, name);
@@ -225,7 +226,7 @@ impl GivenValues {
         }
     }
 
-    /// Bytes that they take in memory.
+    /// Bytes of memory.
     fn bytes(&self) -> usize {
         match self {
             GivenValues::Missing => 0,
@@ -239,7 +240,7 @@ impl GivenValues {
         match self {
             GivenValues::Missing => "nothing".into(),
             GivenValues::Integers(values) if values.len() == 1 => values[0].to_string(),
-            // Its point says that it is no integer.
+            // Printed with a decimal point to show that it is not an integer.
             GivenValues::Numbers(values) if values.len() == 1 => format!("{:?}", values[0]),
             GivenValues::Integers(values) => format!("{} integers", values.len()),
             GivenValues::Numbers(values) => format!("{} numbers", values.len()),

@@ -1,8 +1,8 @@
-//! Segments that become one while updates go on.
+//! Compaction of delta segments while updates continue.
 //!
-//! A join takes as long as its rows are many, and whoever waits for an update would wait for it. So it runs on a thread of its
-//! own, behind all requests; what is put, changed or deleted meanwhile marks the segments that go in, and the one that comes
-//! out once it is there.
+//! The time of a join grows with its rows, and a caller that waits for an update would wait for it. It therefore runs on its own
+//! thread, at lower priority than requests. Updates and deletions that arrive meanwhile set tombstones in the source segments,
+//! which the result inherits when it is ready.
 
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -21,36 +21,36 @@ use sterling_snapshot::{Snapshot, VectorRows};
 
 const BROKE: &str = "what joins segments broke; this is a defect";
 
-/// A segment and what is gone of it.
+/// Segment with its tombstones.
 pub(super) type Part = (Arc<Segment>, Tombstones);
 
-/// Items of a part that are there.
+/// Number of items of a segment that are not deleted.
 pub(super) fn live((segment, gone): &Part) -> usize {
     segment.index().items() - gone.len()
 }
 
-/// Where joins are made, one after the other: a thread that stays keeps the memory that the last one took.
+/// Thread that runs joins one after the other. It is retained, because it keeps the memory of the last join for the next.
 ///
 /// # Errors
-/// `Overloaded` where no thread can be had.
+/// `Overloaded` if the thread cannot be started.
 pub(super) fn joiner() -> Result<ThreadPool> {
-    // Requests go first: a join that takes longer leaves more segments to search, which costs them less. A pool of one thread
-    // divides nothing among threads that would be in their way.
+    // Requests have priority: a slow join leaves more segments to search, which costs them less. A pool of one thread runs the
+    // join without splitting it.
     Background::Steady.pool("join", 1).map_err(|e| Error::overloaded(e.to_string()).caused_by(e))
 }
 
-/// A join under way.
+/// Running join.
 pub(super) struct Joining {
-    /// The place of the first part that goes in.
+    /// Index of the first source segment.
     first: usize,
-    /// Those that go in, as they were when it began.
+    /// Source segments, as they were at the start.
     parts: Vec<Part>,
-    /// The one segment, once it is there.
+    /// Receives the resulting segment.
     made: Receiver<Result<Segment>>,
 }
 
 impl Joining {
-    /// Begins to join parts, the first of which has a place; at least one item of them is there.
+    /// Starts a join of segments, the first of which has index `first`; at least one of their items is live.
     pub(super) fn begin(
         joiner: &ThreadPool,
         main: &Arc<Snapshot>,
@@ -61,14 +61,14 @@ impl Joining {
         let (told, made) = bounded(1);
         let run = move || {
             let made = catch_unwind(AssertUnwindSafe(|| joined(&main, &assigner, &sources)));
-            // Whoever began it may be gone.
+            // The receiver may have been dropped.
             let _ = told.send(made.unwrap_or_else(|_| Err(Error::internal(BROKE))));
         };
         joiner.spawn(run);
         Joining { first, parts, made }
     }
 
-    /// The places of the parts that go in.
+    /// Index range of the source segments.
     pub(super) fn places(&self) -> Range<usize> {
         self.first..self.first + self.parts.len()
     }
@@ -77,10 +77,11 @@ impl Joining {
         !self.made.is_empty()
     }
 
-    /// Waits for the one segment. `now` are the parts as they are now: what has gone of them meanwhile is gone of it.
+    /// Waits for the result. `now` are the source segments in their present state: items deleted from them meanwhile are deleted
+    /// in the result.
     ///
     /// # Errors
-    /// As [`Segment::build`]; the parts are then as they were.
+    /// As [`Segment::build`]; the sources are unchanged then.
     pub(super) fn end(self, now: &[Part]) -> Result<Part> {
         let segment = self.made.recv().map_err(|_| Error::internal(BROKE))??;
         let mut gone = Tombstones::default();
@@ -98,7 +99,7 @@ impl Joining {
     }
 }
 
-/// The items of parts that are there, in one segment.
+/// Returns the live items of several segments as one segment.
 ///
 /// # Errors
 /// As [`Segment::build`].

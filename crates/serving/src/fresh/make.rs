@@ -1,4 +1,4 @@
-//! What becomes of items that are put: rows of a snapshot, in its lists and formats.
+//! Encodes upserted items as rows of a snapshot, with its lists and formats.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -13,16 +13,17 @@ use sterling_index::columns::{Column, ColumnKind, Columns};
 use sterling_index::ivf::Assigner;
 use sterling_snapshot::Snapshot;
 
-/// Makes rows for one snapshot.
+/// Encodes rows for one snapshot.
 pub(super) struct Maker {
     main: Arc<Snapshot>,
     pub(super) assigner: Arc<Assigner>,
     embedder: Embedder,
-    /// What was made before the updates were acknowledged.
+    /// Embeddings computed before the updates were acknowledged.
     early: Option<Arc<EarlyEmbeddings>>,
 }
 
-/// The row of an item that is put, and the attributes that it does not have because they do not fit the snapshot's columns.
+/// Encoded row of an upserted item, and errors of the attributes that do not fit the snapshot's columns and are therefore
+/// missing.
 pub(super) struct Fitted {
     pub(super) row: Row,
     pub(super) misfits: Vec<Error>,
@@ -34,12 +35,12 @@ impl Maker {
         Maker { embedder: Embedder::new(main.clone()), main, assigner, early: None }
     }
 
-    /// The same, which takes what was made before.
+    /// Reuses embeddings that were computed earlier.
     pub(super) fn taking(self, early: Arc<EarlyEmbeddings>) -> Self {
         Maker { early: Some(early), ..self }
     }
 
-    /// The rows of the items that are put, or why there is none; `None` for other updates.
+    /// Encodes the upserted items, or returns why they cannot be encoded; `None` for other updates.
     pub(super) fn rows(&mut self, updates: &[Update]) -> Vec<Option<Result<Fitted>>> {
         let puts: Vec<&Put> =
             updates.iter().filter_map(|update| if let Update::Put(put) = update { Some(put) } else { None }).collect();
@@ -58,7 +59,7 @@ impl Maker {
         updates.iter().map(|update| if let Update::Put(_) = update { rows.next() } else { None }).collect()
     }
 
-    /// What becomes of an item's attributes, and the item without those that do not fit: its vector is made without them too.
+    /// Converts an item's attributes, and removes those that do not fit: its embedding is computed without them too.
     fn fitting<'p>(&self, put: &'p Put) -> (Changes, Cow<'p, Put>) {
         let changes = changes(&self.main.columns, &put.attributes);
         if changes.misfits.is_empty() {
@@ -74,7 +75,7 @@ impl Maker {
         (changes, Cow::Owned(fitting))
     }
 
-    /// What becomes of items beside their attributes: what was made before, or is made now.
+    /// Returns the embeddings of items, computed earlier or now.
     fn embedded(&mut self, puts: &[&Put]) -> Vec<Result<Embedded>> {
         let mut before: Vec<Option<Embedded>> = match &self.early {
             Some(early) if self.main.package.item.is_some() => early.take(&self.main, puts),
@@ -88,7 +89,7 @@ impl Maker {
         before.into_iter().map(|before| before.map_or_else(|| made.next().unwrap_or_else(missing), Ok)).collect()
     }
 
-    /// The lists of those vectors that there are, all at a time.
+    /// Assigns the successful embeddings to inverted lists, in one batch.
     fn lists(&self, embedded: &[Result<Embedded>]) -> Vec<u32> {
         let all: Vec<f32> = embedded.iter().flatten().flat_map(|embedded| &embedded.vector).copied().collect();
         Matrix::new(&all, self.main.index.dimension())
@@ -96,16 +97,16 @@ impl Maker {
     }
 }
 
-/// What becomes of attributes of an item, by the number of the column; snapshots may have other columns than those that an update was
-/// checked against.
+/// Converted attributes of an item by column number. Snapshots may have other columns than those that an update was validated
+/// against.
 pub(super) struct Changes {
-    /// Those that there are columns for. One that does not fit its column is missing.
+    /// Attributes with a column. A value that does not fit its column is missing.
     pub(super) fitting: Vec<(usize, Attribute)>,
-    /// Why, of each of these.
+    /// One error per misfit.
     pub(super) misfits: Vec<Error>,
 }
 
-/// What becomes of the attributes that a snapshot has columns for.
+/// Converts the attributes for which the snapshot has columns.
 pub(super) fn changes(columns: &Columns, given: &[(String, Attribute)]) -> Changes {
     let mut changes = Changes { fitting: Vec::with_capacity(given.len()), misfits: Vec::new() };
     for (number, column) in columns.list().enumerate() {

@@ -1,4 +1,4 @@
-//! Who wants the updates of a model merged into a version asks here; who merges takes the requests.
+//! Channel of merge requests, from callers to the thread that merges the updates of a model into a version.
 
 use std::time::Instant;
 
@@ -6,54 +6,54 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 
 use sterling_core::error::{Error, Result};
 
-/// Requests that may wait for one that is under way.
+/// Maximum number of queued requests.
 const WAITING_MAX: usize = 16;
 
-/// A version that has the updates of a model in it and answers by now.
+/// Version that contains the merged updates of a model and is active.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Merged {
-    /// The version.
+    /// Version number.
     pub version: u64,
-    /// The position of the last update that is in it.
+    /// Position of the last merged update.
     pub position: u64,
-    /// Its items.
+    /// Number of items.
     pub items: usize,
 }
 
-/// A merge that is under way.
+/// Running merge.
 #[derive(Clone, Copy, Debug)]
 pub struct MergeUnderWay {
-    /// When it began.
+    /// Start time.
     pub since: Instant,
-    /// The share of its steps that are done.
+    /// Share of its steps that are done.
     pub done: f64,
 }
 
-/// Told, once, what became of a merge.
+/// Callback with the outcome of a merge, called once.
 pub type MergeTold = Box<dyn FnOnce(Result<Merged>) + Send>;
 
-/// A model whose updates are to be merged.
+/// Request to merge the updates of a model.
 pub struct MergeWanted {
-    /// The model.
+    /// Name of the model.
     pub model: String,
-    /// Told when the version answers, or why there is none.
+    /// Called when the version is active, or with the error.
     pub told: MergeTold,
 }
 
-/// Where merges are asked for.
+/// Sender of merge requests.
 #[derive(Clone)]
 pub struct Merges {
     wanted: Sender<MergeWanted>,
 }
 
 impl Merges {
-    /// A place to ask at, and the requests for who merges.
+    /// Creates the channel.
     pub fn new() -> (Self, Receiver<MergeWanted>) {
         let (wanted, requests) = bounded(WAITING_MAX);
         (Merges { wanted }, requests)
     }
 
-    /// Asks for a merge.
+    /// Requests a merge.
     pub fn ask(&self, model: &str, told: MergeTold) {
         let wanted = MergeWanted { model: model.into(), told };
         if let Err(e) = self.wanted.try_send(wanted) {

@@ -1,9 +1,9 @@
-//! Updates: what becomes of a snapshot while it is served.
+//! Delta of a served snapshot: the updates that are not merged yet (a memtable in other systems).
 //!
-//! An update ([`Update`]) is a record of a model's journal. Each version in memory follows the journal by itself, from the
-//! position that its snapshot contains: [`Fresh`] applies one update after the other and makes views of what came out. What
-//! it makes depends on the snapshot and the updates up to a position and on nothing else, so that a restart, another version or
-//! another machine comes to the same answers.
+//! An update ([`Update`]) is a record of a model's journal. Each version in memory tails the journal separately, from the
+//! position that its snapshot contains: [`Fresh`] applies updates in order and creates views of the result. The result depends
+//! only on the snapshot and the updates up to a position, so a restart, another version or another machine gives the same
+//! answers.
 //!
 //! Updates hold inputs: attributes, features and vectors as they were sent. Each version runs them through its own item tower.
 

@@ -1,11 +1,12 @@
-//! A snapshot with the updates up to a position.
+//! Snapshot with the updates up to a position.
 //!
-//! Rows that came last stand in a small table, which is built anew for each view. Once it holds enough of them it becomes a segment,
-//! and segments of about one size become one beside the updates that go on: there are never more than a handful, each twice as
-//! large as all after it or more, and a row is built a few times at most (O'Neil et al., "The Log-Structured Merge-Tree", 1996).
+//! The latest rows are in a small table, whose segment is rebuilt for each view. Once the table is large enough it becomes a
+//! permanent segment, and segments of similar size are joined while updates continue. There are at most a handful of segments,
+//! each at least twice as large as all later ones together, and a row is rebuilt a few times at most (O'Neil et al., "The
+//! Log-Structured Merge-Tree", 1996).
 //!
-//! An item of the main snapshot of which attributes change need not become such a row: where [`Fresh::in_place`] says so it stays
-//! where it is, and an overlay has what has changed.
+//! An item of the main snapshot with changed attributes need not become such a row: with [`Fresh::in_place`] it stays in its
+//! slot, and an overlay holds the changes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,58 +24,58 @@ use sterling_index::columns::{Column, Overlay, Value};
 use sterling_index::search::Tombstones;
 use sterling_snapshot::{Snapshot, VectorRows};
 
-/// Rows after which the table becomes a segment whatever else goes on.
+/// Number of rows at which the table always becomes a segment.
 const TABLE_ROWS: usize = 1024;
-/// Rows after which a table that was built for a view stays as a segment, where no join is under way: to build so many anew for the
-/// next view would cost more than to join them once more.
+/// Number of rows at which the table of a view becomes a permanent segment, if no join is running: rebuilding it for the next
+/// view would cost more than joining it once more.
 const SHOWN_ROWS: usize = 192;
-/// The same while nobody looks yet: the fewer segments are made on the way, the sooner a start is done.
+/// The same limit before the first view: fewer intermediate segments make the start faster.
 const TABLE_ROWS_UNSEEN: usize = 65_536;
-/// A segment is at least so many times as large as the one after it.
+/// Minimum ratio of a segment's size to that of the next one.
 const RATIO: usize = 2;
-/// Items that may have changed where they lie: a filter that only rare values answer asks all of them.
+/// Maximum number of items changed in place: a filter that only rare values answer checks all of them.
 const CHANGED_MAX: usize = 1 << 17;
-/// Segments that may come up behind a join that is under way before the next update waits for it.
+/// Maximum number of segments added during a running join before the next update waits for it.
 const BEHIND_MAX: usize = 8;
 
-/// An update that does not fit the snapshot's model: it was checked against another version, or written by another server.
+/// Update that does not fit the snapshot's model, because it was validated against another version or written by another server.
 #[derive(Debug)]
 pub struct Misfit {
-    /// The position of the update.
+    /// Position of the update.
     pub position: u64,
-    /// What does not fit.
+    /// Description of the mismatch.
     pub error: Error,
-    /// True where the update changed nothing, false where the item is without an attribute in place of the value.
+    /// True if the update had no effect, false if only an attribute of the item is missing.
     pub is_whole: bool,
 }
 
-/// A snapshot with updates, as who applies them sees it.
+/// Snapshot with updates, as the update thread sees it.
 pub struct Fresh {
     main: Arc<Snapshot>,
     maker: Maker,
-    /// What is gone of the main snapshot.
+    /// Deleted slots of the main snapshot.
     gone: Tombstones,
-    /// What has changed of its columns; nothing of items that are gone.
+    /// Changed column values of live items in the main snapshot.
     overlay: Overlay,
-    /// Of each column whether its values may change in place.
+    /// Whether the values of each column may change in place.
     in_place: Vec<bool>,
-    /// The oldest and largest first; no item lies in two of them, or in one and in the main snapshot, without a tombstone.
+    /// Segments, the oldest and largest first. Every item but the latest copy has a tombstone.
     segments: Vec<Part>,
-    /// Those of them that are becoming one.
+    /// Running join of some segments.
     joining: Option<Joining>,
-    /// Where they do, once any have.
+    /// Thread for joins, once there has been one.
     joiner: Option<ThreadPool>,
-    /// Rows that came after the last segment; none of them lies elsewhere without a tombstone.
+    /// Rows added after the last segment; older copies have tombstones.
     table: BTreeMap<i64, Row>,
     /// The table as a segment, until it changes.
     built: Option<Arc<Segment>>,
     position: u64,
-    /// What did not fit and was not returned yet.
+    /// Misfits that were not returned yet.
     misfits: Vec<Misfit>,
 }
 
 impl Fresh {
-    /// A snapshot that contains the updates up to a position, and none after it yet.
+    /// Creates a snapshot that contains the updates up to a position, and none after it.
     pub fn new(main: Arc<Snapshot>, position: u64) -> Self {
         Fresh {
             maker: Maker::new(main.clone()),
@@ -92,8 +93,8 @@ impl Fresh {
         }
     }
 
-    /// The same, changing attributes of the main snapshot's items where they lie. Views are then answered by the
-    /// CPU alone: a card has planes and columns of its own.
+    /// Lets attributes of the main snapshot's items change in place. Views are then answered by the CPU alone, because a GPU has
+    /// its own copies of Bloom planes and columns.
     #[must_use]
     pub fn in_place(self) -> Self {
         let Snapshot { columns, package, .. } = &*self.main;
@@ -101,24 +102,24 @@ impl Fresh {
             package.overarch.iter().filter_map(|overarch| overarch.part()).flat_map(|part| part.reads().number_names());
         let features =
             package.spec.overarch.iter().flat_map(|overarch| &overarch.features).map(|feature| feature.source());
-        // What is kept of items, or looked up for them, follows from these.
+        // Stored tensors and looked-up embeddings depend on these columns.
         let bound: Vec<&str> = part.chain(features).collect();
         let in_place = columns.list().map(|column| !bound.contains(&column.name())).collect();
         Fresh { in_place, ..self }
     }
 
-    /// The same, which takes embeddings that were made before the updates were durable.
+    /// Uses embeddings that were computed before the updates were durable.
     #[must_use]
     pub(super) fn taking(self, early: Arc<EarlyEmbeddings>) -> Self {
         Fresh { maker: self.maker.taking(early), ..self }
     }
 
-    /// The position of the last update.
+    /// Position of the last update.
     pub fn position(&self) -> u64 {
         self.position
     }
 
-    /// As [`Fresh::apply`], of updates with which no view is asked for before [`Fresh::caught_up`].
+    /// Same as [`Fresh::apply`], for updates before [`Fresh::caught_up`], during which no view is needed.
     ///
     /// # Errors
     /// As [`Fresh::apply`].
@@ -126,10 +127,10 @@ impl Fresh {
         self.apply_up_to(TABLE_ROWS_UNSEEN, updates, Fresh::seal)
     }
 
-    /// Brings what updates have made that nobody has seen into the segments that it is searched in.
+    /// Arranges the updates of [`Fresh::catch_up`] in the segments for searching.
     ///
     /// # Errors
-    /// `Overloaded` where memory cannot be had.
+    /// `Overloaded` if memory is exhausted.
     pub fn caught_up(&mut self) -> Result<()> {
         self.take_joined(true)?;
         if self.table.len() >= TABLE_ROWS {
@@ -138,12 +139,13 @@ impl Fresh {
         self.join()
     }
 
-    /// Applies the updates that follow, the first at the position after the last one. Returns what does not fit this snapshot's
-    /// model. An item without a vector that can be searched changes nothing; an attribute of another type than its column is
-    /// missing, and the rest of the item is as the update says.
+    /// Applies the next updates; the first has the position after the last one. Returns the updates that do not fit this
+    /// snapshot's model. An item without a valid embedding has no effect; an attribute of another type than its column is
+    /// missing, and the rest of the item is applied.
     ///
     /// # Errors
-    /// Where memory cannot be had, or the item tower's tables do not answer; the updates up to [`Fresh::position`] are applied then, and those after it may be tried again.
+    /// If memory is exhausted or the item tower's tables do not respond. The updates up to [`Fresh::position`] are applied then,
+    /// and later ones may be retried.
     pub fn apply(&mut self, updates: &[Update]) -> Result<Vec<Misfit>> {
         self.apply_up_to(TABLE_ROWS, updates, |fresh| {
             fresh.seal()?;
@@ -151,8 +153,8 @@ impl Fresh {
         })
     }
 
-    /// Applies updates; `full` makes room in a table of so many rows. What does not fit is returned once, by a later call where
-    /// this one fails.
+    /// Applies updates; `full` makes room in a table of `rows` rows. Misfits are returned once, by a later call if this one
+    /// fails.
     fn apply_up_to(
         &mut self,
         rows: usize,
@@ -167,7 +169,7 @@ impl Fresh {
                     self.put(row);
                     misfits
                 }
-                // What makes vectors does not answer now: the update must not be passed over for that.
+                // The embedding source does not respond now; the update must not be skipped for that.
                 (_, Some(Err(e))) if e.kind().is_transient() => return Err(e),
                 (_, Some(Err(error))) => {
                     self.misfits.push(Misfit { position, error, is_whole: true });
@@ -189,10 +191,10 @@ impl Fresh {
         Ok(std::mem::take(&mut self.misfits))
     }
 
-    /// What is seen at this position.
+    /// Returns a view at this position.
     ///
     /// # Errors
-    /// `Overloaded` where memory cannot be had.
+    /// `Overloaded` if memory is exhausted.
     pub fn view(&mut self) -> Result<View> {
         if self.table.len() >= SHOWN_ROWS && self.joining.is_none() {
             self.seal()?;
@@ -204,15 +206,15 @@ impl Fresh {
         Ok(view.with_changes(self.overlay.clone()))
     }
 
-    /// Takes in what was joined beside the updates; true where a view would hold it in fewer segments than before.
+    /// Installs a finished join; returns true if a view would have fewer segments than before.
     ///
     /// # Errors
-    /// `Overloaded` where memory cannot be had.
+    /// `Overloaded` if memory is exhausted.
     pub fn tidy(&mut self) -> Result<bool> {
         self.take_joined(false)
     }
 
-    /// Changes attributes of an item, where it is there. Returns what does not fit its columns.
+    /// Changes attributes of an item, if it exists. Returns the errors of values that do not fit their columns.
     fn set(&mut self, id: i64, given: &[(String, Attribute)]) -> Result<Vec<Error>> {
         let Changes { fitting, misfits } = changes(&self.main.columns, given);
         if let Some(row) = self.table.get_mut(&id) {
@@ -232,12 +234,12 @@ impl Fresh {
         Ok(misfits)
     }
 
-    /// Whether columns of an item of the main snapshot may change where it lies.
+    /// Returns whether columns of an item of the main snapshot may change in place.
     fn may_change(&self, slot: Slot, mut columns: impl Iterator<Item = usize>) -> bool {
         columns.all(|column| self.in_place[column]) && (self.overlay.len() < CHANGED_MAX || self.overlay.contains(slot))
     }
 
-    /// An item that lies outside of the table, as it is now.
+    /// Returns the present state of an item outside of the table.
     fn row(&self, id: i64) -> Result<Option<Row>> {
         let rows = VectorRows::of(&self.main.package.spec.item.vectors)?;
         for (segment, gone) in &self.segments {
@@ -259,14 +261,14 @@ impl Fresh {
         Ok(Some(Row { id, list, is_stray, vector, kept, attributes }))
     }
 
-    /// Puts an item in the place of an earlier one.
+    /// Inserts or replaces an item.
     fn put(&mut self, row: Row) {
         self.delete(row.id);
         self.table.insert(row.id, row);
         self.built = None;
     }
 
-    /// Removes an item wherever it lies.
+    /// Deletes an item wherever it is stored.
     fn delete(&mut self, id: i64) {
         if self.table.remove(&id).is_some() {
             self.built = None;
@@ -291,7 +293,7 @@ impl Fresh {
         Ok(self.built.clone())
     }
 
-    /// Makes a segment of the table.
+    /// Converts the table to a segment.
     fn seal(&mut self) -> Result<()> {
         if let Some(segment) = self.table_segment()? {
             self.segments.push((segment, Tombstones::default()));
@@ -301,7 +303,7 @@ impl Fresh {
         Ok(())
     }
 
-    /// Makes one of all segments that are not much larger than those after them.
+    /// Joins all segments that are not much larger than those after them.
     fn join(&mut self) -> Result<()> {
         if let Some(first) = self.first_to_join() {
             let one = joined(&self.main, &self.maker.assigner, &self.segments[first..])?;
@@ -311,7 +313,7 @@ impl Fresh {
         Ok(())
     }
 
-    /// The same while updates go on; one join at a time.
+    /// Starts the same join in the background; one runs at a time.
     fn join_aside(&mut self) -> Result<()> {
         let behind = self.joining.as_ref().map_or(0, |joining| self.segments.len() - joining.places().end);
         self.take_joined(behind > BEHIND_MAX)?;
@@ -328,7 +330,7 @@ impl Fresh {
         Ok(())
     }
 
-    /// Takes in the segment that others became, once it is there or when it is `awaited`; true where there was one.
+    /// Installs the result of a join if it is finished, or waits for it if `awaited`; returns whether there was one.
     fn take_joined(&mut self, awaited: bool) -> Result<bool> {
         let Some(joining) = self.joining.take_if(|joining| awaited || joining.is_done()) else { return Ok(false) };
         let places = joining.places();
@@ -337,13 +339,13 @@ impl Fresh {
         Ok(true)
     }
 
-    /// The first of the segments that are to become one, where any are: those of which nothing is left go.
+    /// Drops empty segments, and returns the index of the first segment to join, if there is one.
     fn first_to_join(&mut self) -> Option<usize> {
         self.segments.retain(|part| live(part) > 0);
         let mut first = self.segments.len();
         let mut rows = 0;
         while let Some(next) = first.checked_sub(1).map(|n| &self.segments[n]) {
-            // The newest is always taken; a larger one where it is no more than so many times what follows it.
+            // Always includes the newest; includes a larger one if it is at most `RATIO` times the size of the later ones.
             let is_sparse = next.1.len() > live(next);
             if rows > 0 && live(next) >= RATIO * rows && !is_sparse {
                 break;

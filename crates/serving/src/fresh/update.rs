@@ -1,4 +1,4 @@
-//! One update, and its bytes in a journal.
+//! Update, and its encoding in a journal.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,93 +8,93 @@ use sterling_core::request::{Features, Values};
 use sterling_graph::tower::FeatureSpec;
 use sterling_snapshot::items::ID;
 
-/// Bytes of the fields and reasons of refused items that are remembered of one call.
+/// Maximum bytes of the fields and reasons of rejected items that are remembered per call.
 const REASON_BYTES_MAX: usize = 64 << 10;
 
-/// A whole item.
+/// Complete item.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Put {
-    /// The user's id.
+    /// Item id of the user.
     pub id: i64,
-    /// Its vector, for a model without an item tower.
+    /// Embedding, for a model without item tower.
     pub vector: Option<Vec<f32>>,
-    /// Its attributes; those that it does not name it does not have.
+    /// Attributes; columns that are not named have no value.
     pub attributes: Vec<(String, Attribute)>,
-    /// Vectors that an item tower reads.
+    /// Vectors that the item tower reads.
     pub dense: Vec<(String, Vec<f32>)>,
 }
 
-/// What happens to one item. The order of the variants is part of the format of journals.
+/// Change of one item. The order of the variants is part of the journal format.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Update {
-    /// It is there, in the place of an earlier one of the id.
+    /// Inserts an item or replaces the one with the same id.
     Put(Put),
-    /// Some attributes change; nothing happens where there is no such item.
+    /// Changes some attributes; has no effect if the item does not exist.
     Set {
-        /// The user's id.
+        /// Item id of the user.
         id: i64,
-        /// The attributes that change, each to these values.
+        /// Changed attributes with their new values.
         attributes: Vec<(String, Attribute)>,
     },
-    /// It is gone.
+    /// Deletes an item.
     Delete {
-        /// The user's id.
+        /// Item id of the user.
         id: i64,
     },
-    /// Nothing happens to items: so many updates before this record came in one call.
+    /// Marks the preceding `count` updates as one call; changes no items.
     Call {
-        /// What the caller knows the call by.
+        /// Idempotency key.
         key: String,
-        /// A hash of what was sent.
+        /// Hash of the request.
         digest: u64,
-        /// How many they are.
+        /// Number of updates.
         count: u32,
     },
-    /// The same, with the rest of what the caller was answered.
+    /// Same as `Call`, with the other fields of its answer.
     AnsweredCall {
-        /// What the caller knows the call by.
+        /// Idempotency key.
         key: String,
-        /// A hash of what was sent.
+        /// Hash of the request.
         digest: u64,
-        /// How many updates came in the call.
+        /// Number of updates of the call.
         count: u32,
-        /// What the caller was answered beside the position and the count.
+        /// Answer apart from the position and the count.
         answer: CallAnswer,
     },
 }
 
-/// What the caller of a call with a key was answered beside the position and the number of updates.
+/// Answer of a call with a key, apart from the position and the number of updates.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CallAnswer {
-    /// Items of a deletion that were there as the call saw it.
+    /// Number of items matched by a deletion, as the call saw them.
     pub matched: u64,
-    /// Items of an upsert that were refused.
+    /// Rejected items of an upsert.
     pub refused: Vec<RefusedUpdate>,
 }
 
-/// An item of an upsert that was refused.
+/// Rejected item of an upsert.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RefusedUpdate {
-    /// The place of the item in the call, from 0 up.
+    /// Index of the item in the call, from 0.
     pub place: u32,
-    /// What is wrong with it.
+    /// Reason for the rejection.
     pub wrong: Wrong,
 }
 
-/// What is wrong with one item of a call.
+/// Validation error of one item of a call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wrong {
-    /// Its id, where it could be read.
+    /// Item id, if it could be read.
     pub id: Option<i64>,
-    /// The field as it was sent, such as `attributes.year` or `set.year`; empty where it is the item as a whole.
+    /// Field as it was sent, such as `attributes.year` or `set.year`; empty for the item as a whole.
     pub field: String,
-    /// What came and what was expected.
+    /// Received and expected values.
     pub reason: String,
 }
 
 impl CallAnswer {
-    /// The same, with as many of the reasons as an answer that is remembered may have: fields and reasons of the items after
-    /// them are empty, so that a record stays short.
+    /// Limits the reasons to the size that a remembered answer may have: fields and reasons of later items become empty, so that
+    /// the record stays short.
     #[must_use]
     pub fn bounded(mut self) -> Self {
         let mut left = REASON_BYTES_MAX;
@@ -110,7 +110,7 @@ impl CallAnswer {
         self
     }
 
-    /// Bytes of memory that it takes beside its own.
+    /// Heap bytes of the answer.
     pub(super) fn bytes(&self) -> usize {
         let texts = self.refused.iter().map(|RefusedUpdate { wrong, .. }| wrong.field.len() + wrong.reason.len());
         self.refused.len() * size_of::<RefusedUpdate>() + texts.sum::<usize>()
@@ -118,7 +118,7 @@ impl CallAnswer {
 }
 
 impl Update {
-    /// The item that it is about, where it is about one.
+    /// Item id of the update, if it concerns an item.
     pub fn id(&self) -> Option<i64> {
         match self {
             Update::Put(Put { id, .. }) | Update::Set { id, .. } | Update::Delete { id } => Some(*id),
@@ -126,15 +126,15 @@ impl Update {
         }
     }
 
-    /// The bytes of a record: as the `postcard` format has them.
+    /// Encodes the record in the `postcard` format.
     ///
     /// # Errors
-    /// `Internal` where memory cannot be had.
+    /// `Internal` if memory is exhausted.
     pub fn encode(&self) -> Result<Vec<u8>> {
         postcard::to_allocvec(self).map_err(|e| Error::internal(format!("an update: {e}")))
     }
 
-    /// Reads what [`Update::encode`] wrote.
+    /// Decodes the output of [`Update::encode`].
     ///
     /// # Errors
     /// `Corrupt` for other bytes.
@@ -148,7 +148,7 @@ impl Update {
 }
 
 impl Put {
-    /// What an item tower with these inputs takes of the item.
+    /// Returns the features of the item for an item tower with these inputs.
     pub fn features(&self, specs: &[FeatureSpec]) -> Features {
         let mut features = Features::new();
         for source in specs.iter().map(FeatureSpec::source) {

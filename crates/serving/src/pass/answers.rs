@@ -1,5 +1,5 @@
-//! From what queries found to the answers of their requests: what several queries of a user found is merged, a shard's part is told
-//! as it is, all else is reranked.
+//! Converts search results to answers, request by request: merges the results of a user's queries, returns a shard's candidates
+//! unchanged, and reranks everything else.
 
 use super::batch::Batch;
 use super::embed::Asked;
@@ -14,18 +14,18 @@ use sterling_core::units::Slot;
 use sterling_index::search::Found;
 use sterling_snapshot::model::QuerySpec;
 
-/// How far a request has come, of whose queries some have found candidates.
+/// Progress of a request of which some queries have returned candidates.
 pub(super) struct InProgress {
     trace: Trace,
-    /// Where there are several queries, what they have found.
+    /// Results of the queries, if there are several.
     parts: Option<Parts>,
-    /// Of a shard's part of the candidates, what the queries have found so far.
+    /// For a shard: candidates that the queries have selected so far.
     selected: Vec<Option<Selected>>,
     pub(super) is_answered: bool,
 }
 
 impl InProgress {
-    /// Of a request of so many queries, of which none has found anything yet.
+    /// Starts a request with `queries` queries.
     pub(super) fn new(asked: &Asked<'_>, queries: usize) -> Self {
         let is_part = matches!(asked.prepared.task, Task::Select { .. });
         let parts = (queries > 1 && !is_part).then(|| Parts::new(queries));
@@ -34,7 +34,7 @@ impl InProgress {
     }
 }
 
-/// Answering the requests of a batch, one after the other.
+/// Answers the requests of a batch, one after the other.
 pub(super) struct Answering<'a> {
     pub(super) batch: &'a dyn Batch,
     pub(super) view: &'a View,
@@ -42,7 +42,7 @@ pub(super) struct Answering<'a> {
 }
 
 impl Answering<'_> {
-    /// Takes what query `n` of a request found, and answers the request where it was the last one.
+    /// Accepts the results of query `n` of a request, and answers the request after its last query.
     pub(super) fn take(&mut self, asked: &Asked<'_>, progress: &mut InProgress, n: usize, found: &Found<'_>) {
         if let Some(answer) = self.after(asked, progress, n, found).transpose() {
             progress.is_answered = true;
@@ -50,7 +50,7 @@ impl Answering<'_> {
         }
     }
 
-    /// The answer after query `n` of a request, where it was the last one.
+    /// Returns the answer if query `n` was the last one of the request.
     fn after(
         &mut self,
         asked: &Asked<'_>,
@@ -78,7 +78,7 @@ impl Answering<'_> {
         self.rerank(asked, trace, &found, &parts).map(Some)
     }
 
-    /// Reranks candidates; of several queries `parts` are what each has found.
+    /// Reranks candidates; `parts` holds the results per query, if there are several.
     fn rerank(&mut self, asked: &Asked<'_>, mut trace: Trace, found: &Found<'_>, parts: &[Part]) -> Result<Answer> {
         self.note_search(&mut trace, found);
         let (k, unknown) = match &asked.prepared.task {
@@ -92,7 +92,7 @@ impl Answering<'_> {
         Ok(Answer { content: Content::Items(ranked), degraded_rows: asked.degraded_rows, explain })
     }
 
-    /// Takes what query `n` of a shard's part selected; the request's answer where it was the last one.
+    /// Accepts the candidates that query `n` of a shard selected; returns the answer after the last query.
     fn select(
         &mut self,
         asked: &Asked<'_>,
@@ -115,14 +115,14 @@ impl Answering<'_> {
         Ok(Some(Answer { content, degraded_rows: asked.degraded_rows, explain }))
     }
 
-    /// What query `n` of a shard's part selected, in the order of the codes, with the scores of the rows.
+    /// Returns the candidates that query `n` of a shard selected, ordered by first-pass scores, with the scores of the rows.
     fn selected(&self, (n, search, selection): (usize, &Search, &Selection), found: &Found<'_>) -> Selected {
         let mut by_slot: Vec<(Slot, f32)> = found.candidates.iter().map(|&(score, slot)| (slot, score)).collect();
         by_slot.sort_unstable_by_key(|(slot, _)| *slot);
         let score = |slot: Slot| by_slot.binary_search_by_key(&slot, |(slot, _)| *slot).ok().map(|at| by_slot[at].1);
         let own = search.queries[n].selected.unwrap_or_default();
         let mut selected = Selected {
-            // Fewer than there is room for are all that held.
+            // Fewer results than requested means that these are all.
             is_all: found.selected.len() < own || found.counters.survivors <= own as u64,
             may_go_further: search.may_go_further(self.view, selection, found.counters.lists),
             selected: selection.selected[n],
@@ -139,7 +139,7 @@ impl Answering<'_> {
         selected
     }
 
-    /// The best `k` by value of the `k0` best that a shard found; none where it found nothing.
+    /// Reranks the shard's `k0` best candidates early and returns the best `k` by value; empty without candidates.
     fn ahead(
         &mut self,
         asked: &Asked<'_>,

@@ -1,4 +1,4 @@
-//! The seam between those who run passes and the devices that do: a batch in, its answers out.
+//! Interface between the scheduler and the devices: a batch of requests in, its answers out.
 
 use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
@@ -8,45 +8,45 @@ use sterling_core::error::{Error, Result};
 use sterling_core::locks::locked;
 use sterling_core::request::Answer;
 
-/// A device with the memory of one worker: runs whole passes.
+/// Device with the buffers of one worker, which runs complete passes.
 pub trait Pass: Send {
-    /// Runs the eleven steps for requests of one view and answers each as soon as it is done. Requests that are not wanted any
-    /// more are left unanswered.
+    /// Runs the eleven steps for requests of one view, and answers each as soon as it is done. Skips requests that are no longer
+    /// wanted.
     fn run(&mut self, batch: &dyn Batch);
 
-    /// Gives memory back that is not needed for long; called about each second while there is nothing to do.
+    /// Releases memory that is rarely needed. Called about once per second while idle.
     fn rest(&mut self);
 }
 
 /// Requests that run together, all prepared for one view.
 pub trait Batch: Sync {
-    /// How many there are.
+    /// Number of requests.
     fn len(&self) -> usize;
 
-    /// True where there are none.
+    /// Returns whether the batch is empty.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// What request `n` asks.
+    /// Returns request `n`.
     fn prepared(&self, n: usize) -> &Prepared;
 
-    /// When the answer to request `n` stops being worth anything.
+    /// Returns the deadline of request `n`.
     fn deadline(&self, n: usize) -> Option<Instant>;
 
-    /// True while somebody waits for the answer to request `n`.
+    /// Returns whether the caller still waits for the answer to request `n`.
     fn is_wanted(&self, n: usize) -> bool;
 
-    /// Answers request `n`; called once for each.
+    /// Answers request `n`; called once per request.
     fn answer(&self, n: usize, answer: Result<Answer>);
 }
 
-/// What a request is told whose deadline has passed before a step.
+/// Error of a request whose deadline passed before a step.
 pub(super) fn late(before: &str) -> Error {
     Error::deadline(format!("the deadline passed before step `{before}`"))
 }
 
-/// A batch whose answers are collected, in the order of the requests.
+/// Batch that collects its answers in the order of the requests.
 struct Collected<'a> {
     requests: &'a [Prepared],
     deadline: Option<Instant>,
@@ -55,7 +55,7 @@ struct Collected<'a> {
 
 impl Collected<'_> {
     fn collected(&self) -> MutexGuard<'_, Vec<Option<Result<Answer>>>> {
-        // Nothing but an answer is put in under the lock.
+        // The lock only guards storing an answer.
         locked(&self.answers)
     }
 }
@@ -82,7 +82,7 @@ impl Batch for Collected<'_> {
     }
 }
 
-/// Runs prepared requests of one view and returns their answers in their order.
+/// Runs prepared requests of one view and returns their answers in the same order.
 pub fn run(pass: &mut dyn Pass, requests: &[Prepared], deadline: Option<Instant>) -> Vec<Result<Answer>> {
     let batch = Collected { requests, deadline, answers: Mutex::new(requests.iter().map(|_| None).collect()) };
     pass.run(&batch);

@@ -1,33 +1,34 @@
-//! What a request will cost, from its numbers alone, before anything of it is done.
+//! Cost estimate of a request, from its parameters alone, before it runs.
 //!
-//! The model counts what each step touches (what a search does, `search::Expected`) and multiplies by nanoseconds of one core of a
-//! server of 2023; the engine scales it by what it measures. It need not be exact: it orders requests, adds them up and bounds them.
-//! Constants are those of `docs/benchmarks/pass.md` (steps of the Debian model) and `docs/internals/index.md` (probed items).
+//! The model counts what each step touches (for a search, `search::Expected`) and multiplies by CPU nanoseconds of a server of
+//! 2023; the engine scales the result by its measured service rate. The estimate need not be exact: it orders, sums and limits
+//! requests. The constants are from `docs/benchmarks/pass.md` (steps of the Debian model) and `docs/internals/index.md` (probed
+//! items).
 
 use super::work::{Cost, Prepared, Search, Task};
 use crate::view::View;
 
-/// Nanoseconds of a byte of int8 codes that is scanned, and of a list that is probed, times its width.
+/// Nanoseconds per scanned byte of int8 codes, and per probed list and dimension.
 const SCAN_NS_A_BYTE: f64 = 0.05;
-/// Nanoseconds of a number of a wide row: read at random for rescoring, or one after the other by an exact scan.
+/// Nanoseconds per number of a wide row, read randomly for rescoring or sequentially by an exact scan.
 const ROW_NS_A_NUMBER: f64 = 0.4;
 const EXACT_NS_A_NUMBER: f64 = 0.15;
-/// Nanoseconds of an excluded item, of a candidate that is verified, selected, valued and sorted, and of a returned one.
+/// Nanoseconds per excluded item, per candidate that is verified, selected, scored and sorted, and per returned item.
 const EXCLUDE_NS: f64 = 100.0;
 const CANDIDATE_NS: f64 = 150.0;
 const RESULT_NS: f64 = 300.0;
 const CELL_NS: f64 = 60.0;
-/// Nanoseconds of a multiply-add of a graph, or of what takes as long.
+/// Nanoseconds per multiply-add of a graph, or an operation of equal cost.
 const MULTIPLY_ADD_NS: f64 = 0.02;
-/// What a request costs whatever it asks: parsing, queueing, the user tower of a small model.
+/// Fixed nanoseconds per request: parsing, queueing, the user tower of a small model.
 const REQUEST_NS: f64 = 100_000.0;
 
-/// Bytes of a candidate in the memory of a worker: selectors, slots, scores, values.
+/// Bytes per candidate in a worker's buffers: selectors, slots, scores, values.
 const CANDIDATE_BYTES: usize = 96;
-/// Bytes of a returned item besides its tasks.
+/// Bytes per returned item, without its tasks.
 const RESULT_BYTES: usize = 24;
 
-/// The cost of what was prepared.
+/// Estimates the cost of a prepared request.
 pub(super) fn of(view: &View, prepared: &Prepared) -> Cost {
     let tower = view.main().package.user.as_ref().filter(|_| prepared.features().is_some()).map_or(0, |t| t.work(1));
     let ids_ns = prepared.ids() as f64 * view.dimension() as f64 * ROW_NS_A_NUMBER;
@@ -46,7 +47,7 @@ pub(super) fn of(view: &View, prepared: &Prepared) -> Cost {
         Task::Rank { .. } | Task::Embed { .. } => candidates,
     };
     let tasks = view.overarch().map_or(0, |o| o.tasks());
-    // The row of a candidate that retrieval scores, and those that the reranker reads besides.
+    // The row that retrieval scores, and those that the reranker reads as well.
     let rows = view.overarch().map_or(0, |o| o.row_width()).max(view.dimension());
     let row = rows as f64 * ROW_NS_A_NUMBER;
     work_ns += candidates as f64 * (CANDIDATE_NS + row);

@@ -1,5 +1,5 @@
-//! The pass on a CPU, top to bottom. Steps 1 and 2 are `embed`'s, step 3 was done by `prepare`, steps 4 to 8 are a search, whose findings
-//! come back one query after the other: `answers` takes each through the steps 9 to 11 (`rerank`) and answers.
+//! The pass on a CPU. `embed` does steps 1 and 2, `prepare` has done step 3, and a search does steps 4 to 8. Its results arrive
+//! query by query: `answers` takes each through steps 9 to 11 (`rerank`) and answers.
 
 use std::time::Instant;
 
@@ -16,11 +16,10 @@ use sterling_index::ivf::Counters;
 use sterling_index::search::{self, Catalogue, Found, Sink, Times};
 use sterling_kernels::heap;
 
-/// Memory that grew for more candidates than these is given back: those who ask for so many pay for it each time, and no one
-/// else holds it for them.
+/// Buffers that grew beyond this number of candidates are released, so that rare large requests do not occupy memory permanently.
 const KEPT_CANDIDATES_MAX: usize = 20_000;
 
-/// The pass on a CPU: on one thread, but for graphs, which take as many as they are given.
+/// Pass on a CPU: single-threaded, except for graphs, which use the given threads.
 pub struct Cpu {
     threads: Threads,
     searches: search::Scratch,
@@ -28,7 +27,7 @@ pub struct Cpu {
 }
 
 impl Cpu {
-    /// A pass whose graphs run on `threads`.
+    /// Creates a pass whose graphs run on `threads`.
     pub fn new(threads: Threads) -> Self {
         Cpu { threads, searches: search::Scratch::default(), scratch: Scratch::default() }
     }
@@ -53,7 +52,7 @@ impl Pass for Cpu {
 }
 
 impl Cpu {
-    /// Embeds all users together, then searches for those that search, then ranks what the others name.
+    /// Embeds all users together, then runs the searches, then ranks named items.
     fn run_here(&mut self, batch: &dyn Batch) {
         let wanted: Vec<usize> = (0..batch.len()).filter(|&place| batch.is_wanted(place)).collect();
         let Some(&first) = wanted.first() else { return };
@@ -85,7 +84,7 @@ impl Cpu {
     }
 }
 
-/// Requests that search: the queries of all of them together, each request answered as soon as its last one has found.
+/// Runs searches: the queries of all requests together; each request is answered after its last query.
 fn search<'a>(
     catalogue: &Catalogue<'_>,
     requests: &'a [(Asked<'a>, &'a Search)],
@@ -101,16 +100,16 @@ fn search<'a>(
     catalogue.search(&queries, scratch, &mut Searching { requests, asked_by, progress, answers });
 }
 
-/// What a search asks, of each query of the user.
+/// Returns the search per query of the user.
 fn queries_of<'a>(view: &'a View, asked: &'a Asked<'_>, search: &'a Search) -> impl Iterator<Item = search::Query<'a>> {
     let vectors = asked.vector.chunks_exact(view.dimension());
     vectors.zip(search.queries(view)).map(|(vector, query)| search::Query { vector, ..query })
 }
 
-/// Gives what each query of a search found to the answer of its request.
+/// Passes the results of each query to the answer of its request.
 struct Searching<'a, 'b> {
     requests: &'a [(Asked<'a>, &'a Search)],
-    /// Of each query of the search whose it is, by its place among `requests`, and which of that one's.
+    /// For each query of the search: the index of its request in `requests`, and the index among that request's queries.
     asked_by: Vec<(usize, usize)>,
     progress: Vec<InProgress>,
     answers: &'a mut Answering<'b>,
@@ -137,7 +136,7 @@ impl Sink for Searching<'_, '_> {
     }
 }
 
-/// A request that names its items: their retrieval scores take the place of a search.
+/// Scores the items that a request names, in place of a search.
 fn rank_named(
     catalogue: &Catalogue<'_>,
     (asked, slots): (&Asked<'_>, &[Slot]),
@@ -151,7 +150,7 @@ fn rank_named(
     }
 }
 
-/// A request that brings its candidates with their retrieval scores.
+/// Ranks candidates that come with their retrieval scores.
 fn rank_chosen((asked, candidates): (&Asked<'_>, &[Vec<(f32, Slot)>]), answers: &mut Answering<'_>) {
     let mut progress = InProgress::new(asked, candidates.len());
     for (n, of_query) in candidates.iter().enumerate() {

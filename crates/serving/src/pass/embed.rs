@@ -1,4 +1,4 @@
-//! Steps 1 and 2: from features to query embeddings, and to whatever else the OverArch reads of the user.
+//! Steps 1 and 2: computes query embeddings from features, and the other user tensors that the reranker reads.
 
 use super::batch::Batch;
 use super::fetch::lookup_each;
@@ -13,17 +13,17 @@ use sterling_embedding::Lookup;
 use sterling_graph::tower::{self, FeatureRow, Pooled, Threads, Tower};
 use sterling_snapshot::model::UserInput;
 
-/// What is wrong with a query that the user tower made.
+/// Error for an invalid query embedding of the user tower.
 pub(super) const NOT_FINITE: &str = "the user tower made a query that is not finite or too large";
 
-/// A request with its query embeddings, on its way through the pass.
+/// Request with its query embeddings, on its way through the pass.
 pub(super) struct Asked<'a> {
-    /// Its place in the batch.
+    /// Index in the batch.
     pub(super) place: usize,
     pub(super) prepared: &'a Prepared,
-    /// `[D]`, or `[Tq, D]` of a model of several queries.
+    /// Query embedding `[D]`, or `[Tq, D]` for a model with several queries.
     pub(super) vector: Vec<f32>,
-    /// Of each tensor of the user that the OverArch reads its numbers; empty where it is the query.
+    /// Numbers of each user tensor that the reranker reads; empty for the query itself.
     pub(super) user: Vec<Vec<f32>>,
     pub(super) degraded_rows: u64,
     pub(super) trace: Trace,
@@ -39,7 +39,7 @@ impl Asked<'_> {
         Answer { content, degraded_rows: self.degraded_rows, explain: None }
     }
 
-    /// The tensors of the user that the OverArch reads, in its order.
+    /// Returns the user tensors that the reranker reads, in its order.
     pub(super) fn user_tensors<'a>(&'a self, inputs: &[UserInput]) -> Vec<&'a [f32]> {
         if self.user.is_empty() {
             return inputs.iter().map(|_| &self.vector[..]).collect();
@@ -52,10 +52,10 @@ impl Asked<'_> {
     }
 }
 
-/// What the user tower made of one row, output after output.
+/// Outputs of the user tower for one row.
 type Made = Vec<Vec<f32>>;
 
-/// The requests with their query embeddings; those that have none are answered with the reason.
+/// Computes the query embeddings of requests; requests without a valid one are answered with the error.
 pub(super) fn embed<'a>(
     batch: &'a dyn Batch,
     view: &View,
@@ -110,7 +110,7 @@ pub(super) fn embed<'a>(
     embedded
 }
 
-/// What the tables say of all rows; those that were not fetched before are looked up now, together.
+/// Returns the pooled embeddings of all rows; those that were not fetched before are looked up now, in one call.
 fn lookup(batch: &dyn Batch, tower: &Tower, towered: &[(usize, &FeatureRow)]) -> Vec<Result<Pooled>> {
     let fetched = |&(place, _): &(usize, &FeatureRow)| match &batch.prepared(place).query {
         Query::Features { fetched: Some(Ok(pooled)), .. } => Some(Ok(pooled.clone())),
@@ -130,7 +130,7 @@ fn lookup(batch: &dyn Batch, tower: &Tower, towered: &[(usize, &FeatureRow)]) ->
     pooled.into_iter().map(|pooled| pooled.unwrap_or_else(missing)).collect()
 }
 
-/// What the tower makes of each row, the query first: all through the graph together, or, where that fails, each alone.
+/// Runs the tower; the first output of each row is the query. Runs all rows in one batch, or each separately if the batch fails.
 fn run_each(
     tower: &Tower,
     rows: &[(&FeatureRow, &Pooled)],

@@ -1,5 +1,5 @@
-//! Step 1, where it waits for other machines: rows of a cluster are fetched for all waiting requests together, before any of
-//! them takes a worker.
+//! Step 1 for tables on other machines: fetches rows of a cluster for all waiting requests together, before any of them occupies
+//! a worker.
 
 use std::time::Instant;
 
@@ -9,9 +9,9 @@ use sterling_core::request::{OnDegraded, Origin};
 use sterling_embedding::Lookup;
 use sterling_graph::tower::{FeatureRow, Pooled, Tower};
 
-/// Looks the features of waiting requests of one view up, rows of a cluster among them, and leaves the pooled embeddings with
-/// each. Blocks until they are there or `deadline` has passed. What goes wrong stays with the request and is its answer when
-/// it runs.
+/// Looks up the features of waiting requests of one view, including rows of a cluster, and stores the pooled embeddings in each
+/// request. Blocks until they are complete or `deadline` has passed. A failure is stored in the request and becomes its answer
+/// when it runs.
 pub fn fetch(waiting: &mut [&mut Prepared], deadline: Option<Instant>) {
     let Some(view) = waiting.first().map(|prepared| prepared.view.clone()) else { return };
     let Some(tower) = &view.main().package.user else { return };
@@ -26,8 +26,8 @@ pub fn fetch(waiting: &mut [&mut Prepared], deadline: Option<Instant>) {
     }
 }
 
-/// The pooled embeddings of each row of features. All are looked up in one call, whatever its terms say of a row of a table that cannot
-/// be had: that is a default row; requests to which it is a failure fail, and no others.
+/// Returns the pooled embeddings of each row of features, from one lookup. Unavailable rows are always replaced by default rows
+/// in the lookup; afterwards only those requests fail whose terms treat that as a failure.
 pub(super) fn lookup_each(tower: &Tower, rows: &[(&FeatureRow, OnDegraded)], terms: Lookup) -> Vec<Result<Pooled>> {
     if rows.is_empty() {
         return Vec::new();

@@ -1,18 +1,18 @@
-//! Between steps 8 and 9, where a user has several queries: what each of them found becomes one list of candidates.
+//! Between steps 8 and 9: merges the candidates of a user's queries into one list.
 
 use sterling_core::units::{ItemId, Slot};
 use sterling_index::ivf::Counters;
 use sterling_index::search::{Found, Times};
 use sterling_snapshot::model::{Merge, QuerySpec};
 
-/// What the queries of one user found.
+/// Results of the queries of one user.
 #[derive(Debug)]
 pub(super) struct Parts {
     /// In the order of the queries.
     found: Vec<Option<Part>>,
 }
 
-/// What one query found, kept until the others have.
+/// Result of one query, stored until the others are complete.
 #[derive(Debug)]
 pub(super) struct Part {
     pub(super) candidates: Vec<(f32, Slot)>,
@@ -22,12 +22,12 @@ pub(super) struct Part {
 }
 
 impl Parts {
-    /// Of so many queries, of which none has found anything yet.
+    /// Creates the results of `queries` queries, all of them open.
     pub(super) fn new(queries: usize) -> Self {
         Parts { found: (0..queries).map(|_| None).collect() }
     }
 
-    /// Takes what query `n` found; all parts where it was the last one.
+    /// Accepts the result of query `n`; returns all of them after the last one.
     pub(super) fn take(&mut self, n: usize, found: &Found<'_>) -> Option<Vec<Part>> {
         let Found { candidates, counters, rescored, times, .. } = found;
         let candidates = candidates.to_vec();
@@ -39,7 +39,7 @@ impl Parts {
     }
 }
 
-/// The sums of what the queries looked at, and of what their steps took.
+/// Sums the counters and step times of the queries.
 pub(super) fn totals(parts: &[Part]) -> (Counters, u64, Times) {
     let (mut counters, mut rescored, mut times) = (Counters::default(), 0, Times::default());
     for part in parts {
@@ -50,11 +50,11 @@ pub(super) fn totals(parts: &[Part]) -> (Counters, u64, Times) {
     (counters, rescored, times)
 }
 
-/// The products of a query with the rows of ascending slots.
+/// Computes the dot products of a query with the rows of ascending slots.
 type Products<'a> = dyn Fn(&[f32], &[Slot], &mut [f32]) + 'a;
 
-/// The candidates of all queries as one list, best first, each item once, and its retrieval score as `merge` makes it. `vector`
-/// holds the queries one after the other.
+/// Merges the candidates of all queries into one list, best first, with distinct items and the retrieval score that `merge`
+/// defines. `vector` is the concatenation of the queries.
 pub(super) fn merge(
     (how, specs): (Merge, &[QuerySpec]),
     parts: &[Part],
@@ -67,7 +67,7 @@ pub(super) fn merge(
         .zip(specs)
         .flat_map(|(part, spec)| part.candidates.iter().map(|&(score, slot)| (slot, weighted(score, spec))));
     let mut all: Vec<(Slot, f32)> = weighted.collect();
-    // Stable: of one item, the queries stay in their order, in which scores are added.
+    // The stable sort keeps an item's queries in order, which is the order of summation.
     all.sort_by_key(|(slot, _)| *slot);
     let of_items = all.chunk_by(|a, b| a.0 == b.0);
     let mut merged: Vec<(f32, Slot)> = match how {
@@ -80,18 +80,18 @@ pub(super) fn merge(
             .collect(),
         Merge::Weighted => sums(&of_items.map(|found| found[0].0).collect::<Vec<_>>(), specs, vector, products),
     };
-    // Sums of large scores may leave f32; sums with +0 make -0 and 0 equal in the total order.
+    // Clamps sums that overflow f32; adding 0 makes -0 and 0 equal in the total order.
     merged.iter_mut().for_each(|(score, _)| *score = score.clamp(f32::MIN, f32::MAX) + 0.0);
     merged.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then_with(|| id(a.1).cmp(&id(b.1))));
     merged
 }
 
-/// A score that counts as its query does; finite, so that no sum of such is anything else than a number.
+/// Weights a score by its query; the result is finite, so sums are never NaN.
 fn weighted(score: f32, spec: &QuerySpec) -> f32 {
     (score * spec.weight).clamp(f32::MIN, f32::MAX)
 }
 
-/// The weighted sum of the products of all queries with each slot.
+/// Computes the weighted sum of the products of all queries with each slot.
 fn sums(slots: &[Slot], specs: &[QuerySpec], vector: &[f32], products: &Products<'_>) -> Vec<(f32, Slot)> {
     let (mut sums, mut of_query) = (vec![0.0; slots.len()], vec![0.0; slots.len()]);
     for (query, spec) in vector.chunks_exact(vector.len() / specs.len().max(1)).zip(specs) {
@@ -106,7 +106,7 @@ mod tests {
     use super::*;
     use sterling_core::limits::QUERY_WEIGHT_MAX;
 
-    /// The largest products that there are, under the largest weights, of opposite signs.
+    /// The largest possible products, under the largest weights, with opposite signs.
     #[test]
     fn scores_that_leave_f32_are_merged_to_numbers() {
         let spec = |name: &str| QuerySpec { name: name.into(), candidates: None, weight: QUERY_WEIGHT_MAX };

@@ -1,7 +1,7 @@
-//! From a request to work: every check, on the host, before anything waits.
+//! Prepares requests: performs all validation on the host, before the request is queued.
 //!
-//! What is wrong with a request is found here, against the view that will answer it, and costs no worker. The filter is planned
-//! and excluded items become slots too (step 3 of the pass), for both depend on the request and the view alone.
+//! Invalid requests are rejected here, against the view that would answer them, and cost no worker time. The filter is planned
+//! and excluded items are resolved to slots too (step 3 of the pass), since both depend only on the request and the view.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -22,14 +22,14 @@ use sterling_index::search::likely;
 use sterling_snapshot::model::{QuerySpec, UserInput};
 use sterling_snapshot::{Calibration, Wanted};
 
-/// Candidates that shards value ahead where a reranker does it, for each that counts: more would cost them more than being asked again.
+/// Maximum ratio of early reranked candidates to final ones, with a reranker: beyond it, a second call to the shards is cheaper.
 const VALUED_MOST: f64 = 1.5;
 
-/// Checks a request against a view and makes it ready to run.
+/// Validates a request against a view, and prepares it.
 ///
 /// # Errors
-/// `Invalid` with the field, what came and what was expected; `Unsupported` for a question that the model has no part for;
-/// `TooCostly` with the cost and the bound.
+/// `Invalid` with the field, the received and the expected value; `Unsupported` for an operation that the model lacks;
+/// `TooCostly` with the cost and the limit.
 pub fn prepare(view: &Arc<View>, request: Request) -> Result<Prepared> {
     let mut trace = Trace::default();
     let (query, task, reading) = match request {
@@ -44,7 +44,7 @@ pub fn prepare(view: &Arc<View>, request: Request) -> Result<Prepared> {
             (query(view, user)?, Task::Rank { slots, unknown }, reading)
         }
         Request::Embed(Embed { features, on_degraded, whole }) => {
-            // A router embeds the user of other requests so, with all that these need.
+            // A router embeds the users of other requests this way, with all tensors that these need.
             if view.main().package.user.is_none() && !whole {
                 let model = &view.main().manifest.name;
                 return Err(Error::unsupported(format!(
@@ -74,7 +74,7 @@ pub fn prepare(view: &Arc<View>, request: Request) -> Result<Prepared> {
     let mut prepared = Prepared { view, query, task, reading, constants, trace, cost, origin };
     prepared.cost = cost::of(&prepared.view, &prepared);
     if prepared.cost.check("the request").is_err() {
-        // Two calls may cost more than one.
+        // Two calls may exceed the cost of one.
         prepared = prepared.ranked_apart();
     }
     prepared.cost.check("the request")?;
@@ -82,7 +82,7 @@ pub fn prepare(view: &Arc<View>, request: Request) -> Result<Prepared> {
 }
 
 impl Prepared {
-    /// The same where a shard's candidates are ranked by a call of its own.
+    /// Disables early reranking, if the shard's candidates are reranked by a separate call.
     pub fn ranked_apart(mut self) -> Self {
         if let Task::Select { selection, .. } = &mut self.task
             && selection.ahead.take().is_some()
@@ -112,7 +112,7 @@ fn check_retrieve(view: &View, request: &Retrieve) -> Result<()> {
             let known = if known.is_empty() { "none: this model has one query".into() } else { known.join(", ") };
             return Err(place(Error::invalid(format!("no such query, expected some of: {known}"))));
         }
-        // Fewer than k are fine here: k of a page counts the results before it too.
+        // Fewer than `k` are allowed: `k` of a page includes the results before it.
         if candidates == 0 || candidates > limits::CANDIDATES_MAX {
             let most = limits::CANDIDATES_MAX;
             return Err(place(Error::invalid(format!("got {candidates}, expected 1 to {most}"))));
@@ -139,7 +139,7 @@ fn between(field: &str, value: usize, most: usize) -> Result<()> {
     }
 }
 
-/// A shard's part of a search: what all shards look for, and what this one is asked for of that.
+/// Prepares a shard's share of a search, from the totals of all shards.
 fn selection(view: &View, select: &Select) -> Result<Task> {
     let &Select { retrieve: ref request, all, further, ahead } = select;
     let search = search(view, request)?;
@@ -157,7 +157,7 @@ fn selection(view: &View, select: &Select) -> Result<Task> {
         further,
         ahead: if ahead && !all && !further { results_ahead(view, &search, shards) } else { None },
     };
-    // Too few in the lists of one shard may be enough in those of all.
+    // Too few results in the lists of one shard may be enough across all shards.
     let k = if further { request.k } else { 0 };
     let own = |(query, &selected): (&SearchPlan, &usize)| SearchPlan {
         k: query.k.min(k),
@@ -170,10 +170,10 @@ fn selection(view: &View, select: &Select) -> Result<Task> {
     Ok(Task::Select { search, selection })
 }
 
-/// How many results a shard tells of its share of the candidates of all, where it is worth its while that it values these: as many as
-/// are likely to be among the best, and their part of those that turn out to be no candidates.
+/// Number of results that a shard reranks early and returns with its candidates, if that is worthwhile: as many as are likely to
+/// be among the best, scaled by the share that turns out not to be candidates.
 fn results_ahead(view: &View, search: &Search, shards: u32) -> Option<usize> {
-    // What several queries find is merged once it is known which of it counts.
+    // The queries of a user are merged only after the final candidates are known.
     let &[SearchPlan { k0, .. }] = &search.queries[..] else { return None };
     let valued = likely(k0, shards);
     let of_one = valued as f64 * f64::from(shards) / k0 as f64;
@@ -181,7 +181,7 @@ fn results_ahead(view: &View, search: &Search, shards: u32) -> Option<usize> {
     is_worth.then(|| valued.min((likely(search.k, shards) as f64 * of_one).ceil() as usize))
 }
 
-/// Where candidates lie that were chosen among those of all shards, the best first.
+/// Resolves candidates that were selected across all shards to slots, best first.
 fn chosen(view: &View, candidates: &[Vec<(ItemId, f32)>]) -> Result<Vec<Vec<(f32, Slot)>>> {
     let queries = view.main().package.spec.query_count();
     let count: usize = candidates.iter().map(Vec::len).sum();
@@ -200,7 +200,7 @@ fn chosen(view: &View, candidates: &[Vec<(ItemId, f32)>]) -> Result<Vec<Vec<(f32
         let mut slots: Vec<(f32, Slot)> =
             items.iter().filter_map(|(id, score)| Some((*score, view.slot(*id)?))).collect();
         slots.sort_unstable_by(|a, b| view.best_first(a, b));
-        // An item that comes twice counts once, with its better score.
+        // A duplicate item counts once, with its better score.
         let mut known = HashSet::with_capacity(slots.len());
         slots.retain(|(_, slot)| known.insert(*slot));
         slots
@@ -211,7 +211,7 @@ fn chosen(view: &View, candidates: &[Vec<(ItemId, f32)>]) -> Result<Vec<Vec<(f32
 fn search(view: &View, request: &Retrieve) -> Result<Search> {
     let mut excluded: Vec<Slot> = request.exclude.iter().filter_map(|&id| view.slot(id)).collect();
     excluded.sort_unstable();
-    // What updates have brought to other shards is not known here.
+    // The number of updated items on other shards is unknown here.
     let found_max = if view.main().manifest.shard.is_some() { limits::CANDIDATES_MAX } else { view.items() };
     let k0 = |own: Option<usize>| {
         let candidates = request.candidates.or(own).unwrap_or_else(|| view.main().candidates(request.k));
@@ -224,12 +224,12 @@ fn search(view: &View, request: &Retrieve) -> Result<Search> {
     };
     let k0: Vec<usize> = if queries.is_empty() { vec![k0(None)] } else { queries.iter().map(k0_of).collect() };
     let planned = view.plan(&request.filter)?;
-    // What the query of the most candidates takes is enough for the others.
+    // The setting for the query with most candidates suffices for the others.
     let most = k0.iter().copied().max().unwrap_or(0);
     let pass_rate = planned.plan.pass_rate();
     let (probes, left) = probes(view, request, most, pass_rate);
     let (by_codes, by_int8) = if request.exact { (None, 0) } else { selected(view, request, most, pass_rate) };
-    // A page of many results may ask for more than one of several queries has candidates.
+    // A large page may request more results than one of several queries has candidates.
     let of_query = |k0: usize| SearchPlan {
         k: if queries.is_empty() { request.k } else { request.k.min(k0) },
         k0,
@@ -243,8 +243,8 @@ fn search(view: &View, request: &Retrieve) -> Result<Search> {
     Ok(Search { k: request.k, queries, probes, left, planned, excluded })
 }
 
-/// The request's number of lists, else what its recall or the recipe's takes, else the recipe's number; and what a search
-/// with a filter may leave ahead, where that was measured.
+/// Returns the number of probed lists: that of the request, else the calibrated number for the recall of the request or the
+/// recipe, else the recipe's. Also returns the share of K0 that a filtered search may leave unscanned, if calibrated.
 fn probes(view: &View, request: &Retrieve, candidates: usize, pass_rate: f64) -> (Probes, Option<f64>) {
     let main = view.main();
     let (serving, lists) = (&main.recipe.serving, main.index.lists());
@@ -265,8 +265,8 @@ fn probes(view: &View, request: &Retrieve, candidates: usize, pass_rate: f64) ->
     }
 }
 
-/// How many the first pass's codes select for the recall that is asked for, or else the recipe's, where it was measured that
-/// they are worth their while; and how many int8 rows do at least.
+/// Returns how many candidates first-pass codes select for the requested or default recall, if calibration found codes
+/// worthwhile; and the minimum number that int8 rows select.
 fn selected(view: &View, request: &Retrieve, candidates: usize, pass_rate: f64) -> (Option<usize>, usize) {
     let main = view.main();
     let recall = request.recall.unwrap_or(main.recipe.serving.recall);
@@ -275,7 +275,7 @@ fn selected(view: &View, request: &Retrieve, candidates: usize, pass_rate: f64) 
     (chosen.by_codes, chosen.by_int8)
 }
 
-/// What a calibration says for what is wanted. Excluded items are most often among the best; all shards count the same ids.
+/// Looks up the calibration. Accounts for excluded items, which are most often among the best; all shards count the same ids.
 fn choose(view: &View, calibration: &Calibration, request: &Retrieve, wanted: Wanted) -> sterling_snapshot::Chosen {
     calibration.choose_beyond(request.exclude.len(), wanted, view.items_of_all(), view.main().index.lists())
 }
@@ -307,7 +307,7 @@ fn query(view: &View, user: User) -> Result<Query> {
     }
 }
 
-/// Refuses what no user tower of this version made.
+/// Rejects embeddings that no user tower of this version can have made.
 fn check_embedded(view: &View, user: &EmbeddedUser) -> Result<()> {
     let main = view.main();
     let package = &main.package;

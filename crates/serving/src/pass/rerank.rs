@@ -1,4 +1,4 @@
-//! Steps 9 to 11: from candidates with their retrieval scores to the best of them by value.
+//! Steps 9 to 11: selects the best candidates by value, from candidates with retrieval scores.
 
 use std::time::Instant;
 
@@ -14,7 +14,7 @@ use sterling_graph::dense::InputRows;
 use sterling_graph::tower::{Candidates, Threads};
 use sterling_snapshot::model::SIMILARITY;
 
-/// Reranks candidates of one request after the other.
+/// Reranks the candidates of one request after the other.
 pub(super) struct Reranker<'a> {
     pub(super) batch: &'a dyn Batch,
     pub(super) view: &'a View,
@@ -23,7 +23,7 @@ pub(super) struct Reranker<'a> {
 }
 
 impl Reranker<'_> {
-    /// The best `k` of candidates.
+    /// Returns the best `k` of the candidates.
     pub(super) fn ranked(
         &mut self,
         asked: &Asked<'_>,
@@ -42,7 +42,7 @@ impl Reranker<'_> {
         Ok(trace.step("top", || self.top(k, candidates), |_| (0, 0)))
     }
 
-    /// The retrieval score and the snapshot's numeric columns at the candidates.
+    /// Reads the retrieval score and the snapshot's numeric columns of the candidates.
     fn read_columns(&mut self, candidates: &[(f32, Slot)]) {
         let columns = &mut self.scratch.columns;
         columns.resize_with(self.view.numbers().len(), Vec::new);
@@ -62,7 +62,7 @@ impl Reranker<'_> {
         Some(&self.scratch.columns[place])
     }
 
-    /// Step 9: task scores `[T, K0]`, a run of candidates at a time.
+    /// Step 9: computes task scores `[T, K0]`, in chunks of candidates.
     fn score(&mut self, asked: &Asked<'_>, candidates: &[(f32, Slot)], trace: &mut Trace) -> Result<()> {
         let mut tasks = std::mem::take(&mut self.scratch.tasks);
         let mut graphs = std::mem::take(&mut self.scratch.graphs);
@@ -95,7 +95,7 @@ impl Reranker<'_> {
         scored
     }
 
-    /// Step 10: one value a candidate, `[K0]`.
+    /// Step 10: computes one value per candidate, `[K0]`.
     fn value(&mut self, constants: &[f32], candidates: &[(f32, Slot)]) {
         let mut values = std::mem::take(&mut self.scratch.values);
         let mut program = std::mem::take(&mut self.scratch.program);
@@ -112,12 +112,12 @@ impl Reranker<'_> {
         (self.scratch.values, self.scratch.program) = (values, program);
     }
 
-    /// Step 11: the best K candidates by value; equal values by the lower item id.
+    /// Step 11: selects the best K candidates by value; ties are broken by the lower item id.
     fn top(&mut self, k: usize, candidates: &[(f32, Slot)]) -> Ranked {
         let Scratch { tasks, values, order, .. } = &mut *self.scratch;
         let count = candidates.len();
         let id = |n: u32| self.view.id(candidates[n as usize].1);
-        // One zero in answers too.
+        // Adding 0 turns -0 into 0, so that answers contain one zero.
         let value = |n: u32| values[n as usize] + 0.0;
         let better = |a: &u32, b: &u32| by_score(value(*a), value(*b)).then_with(|| id(*a).cmp(&id(*b)));
         order.clear();

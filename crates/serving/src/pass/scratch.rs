@@ -1,4 +1,4 @@
-//! Memory that a worker keeps from request to request: once warm, a pass allocates its answer and little else.
+//! Buffers that a worker reuses: once warm, a pass allocates little more than its answer.
 
 use sterling_core::units::Slot;
 use sterling_graph::tower;
@@ -6,11 +6,11 @@ use sterling_index::value;
 
 #[derive(Default)]
 pub(super) struct Scratch {
-    /// What graphs work in.
+    /// Buffers of graphs.
     pub(super) graphs: tower::Scratch,
-    /// Where the candidates lie, `[K0]`.
+    /// Slots of the candidates, `[K0]`.
     pub(super) slots: Vec<Slot>,
-    /// The snapshot's numeric columns at the candidates, each `[K0]`.
+    /// Numeric columns at the candidates, each `[K0]`.
     pub(super) columns: Vec<Vec<f32>>,
     /// `[T, K0]`
     pub(super) tasks: Vec<f32>,

@@ -1,4 +1,4 @@
-//! What each step took: for the request that asks, and for the metrics.
+//! Time per step, for explained requests and for the metrics.
 
 use std::cell::RefCell;
 use std::time::{Duration, Instant};
@@ -7,7 +7,7 @@ use metrics::{Histogram, histogram};
 
 use sterling_core::request::StepReport;
 
-/// Name, time, items and bytes.
+/// Name, time, items and bytes of a step.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Step {
     pub(super) name: &'static str,
@@ -17,7 +17,7 @@ pub(super) struct Step {
 }
 
 thread_local! {
-    /// Handles of the metrics of steps: to ask for one by its label takes longer than some steps.
+    /// Handles of the step metrics: looking one up by its label takes longer than some steps.
     static SECONDS: RefCell<Vec<(&'static str, Histogram)>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -40,7 +40,7 @@ pub(super) struct Trace {
 }
 
 impl Trace {
-    /// Times `f` as a step; `size` says how many items and bytes it handled.
+    /// Times `f` as a step; `size` returns the items and bytes that it handled.
     pub(super) fn step<T>(
         &mut self,
         name: &'static str,
@@ -63,7 +63,7 @@ impl Trace {
         }
     }
 
-    /// Adds a step that the metrics know already; one of the same name grows.
+    /// Adds a step that the metrics already contain; merges steps of the same name.
     pub(super) fn note(&mut self, step: Step) {
         match self.steps.iter_mut().find(|s| s.name == step.name) {
             Some(known) => {
@@ -75,7 +75,7 @@ impl Trace {
         }
     }
 
-    /// These steps, and then those of `other`; the metrics know all of them already.
+    /// Returns these steps followed by those of `other`; the metrics already contain all of them.
     pub(super) fn and(&self, other: &Trace) -> Trace {
         Trace { steps: self.steps.iter().chain(&other.steps).copied().collect() }
     }

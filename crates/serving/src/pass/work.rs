@@ -1,4 +1,4 @@
-//! What was prepared: all that a device needs to know of a request, checked and priced.
+//! Prepared requests: validated, with a cost estimate, and ready for a device.
 
 use std::sync::Arc;
 
@@ -13,21 +13,21 @@ use sterling_index::filter::{Plan, Route};
 use sterling_index::ivf;
 use sterling_index::search::{self, SearchPlan};
 
-/// What a request costs.
+/// Cost estimate of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Cost {
-    /// Nanoseconds on one core of the machine that the model's constants were measured on.
+    /// CPU time in nanoseconds, on the machine on which the model's constants were measured.
     pub work_ns: f64,
-    /// Bytes of memory that it takes from when it is taken in until it is answered, besides its view.
+    /// Bytes of memory from acceptance to answer, without the view.
     pub memory_bytes: usize,
-    /// Those of them that its answer takes, until the client has read it.
+    /// Bytes of the answer, which are part of `memory_bytes` and occupied until the client has read it.
     pub answer_bytes: usize,
-    /// Items of its answer at most.
+    /// Maximum number of items in the answer.
     pub items: usize,
 }
 
 impl Cost {
-    /// The cost of two together.
+    /// Adds two costs.
     pub fn plus(self, other: Cost) -> Cost {
         Cost {
             work_ns: self.work_ns + other.work_ns,
@@ -37,10 +37,10 @@ impl Cost {
         }
     }
 
-    /// Refuses what is more than one call may ask for.
+    /// Rejects costs above the limits of one call.
     ///
     /// # Errors
-    /// `TooCostly` with the cost and the bound.
+    /// `TooCostly` with the cost and the limit.
     pub fn check(self, call: &str) -> Result<()> {
         let (work_ms, work_ms_max) = ((self.work_ns / 1e6).ceil() as u64, limits::WORK_MS_MAX);
         if work_ms > work_ms_max {
@@ -59,37 +59,37 @@ impl Cost {
     }
 }
 
-/// A request that was checked against one view, priced and bound to it.
+/// Request that was validated against one view, with its cost estimate.
 #[derive(Debug)]
 pub struct Prepared {
     pub(super) view: Arc<View>,
     pub(super) query: Query,
     pub(super) task: Task,
     pub(super) reading: Reading,
-    /// The value model's constants with those that the request overrides.
+    /// Constants of the value model, with the overrides of the request.
     pub(super) constants: Vec<f32>,
     pub(super) trace: Trace,
     pub(super) cost: Cost,
-    /// What rows of other hosts are asked for.
+    /// Request names that are sent along when rows are fetched from other hosts.
     pub(super) origin: Origin,
 }
 
-/// Where the query embedding comes from.
+/// Source of the query embedding.
 #[derive(Debug)]
 pub(super) enum Query {
-    /// Given, `[D]` or `[Tq, D]`.
+    /// Embedding from the caller, `[D]` or `[Tq, D]`.
     Vector(Vec<f32>),
-    /// Given with all else that the user tower made.
+    /// Embedding from the caller, with all other outputs of the user tower.
     Embedded(EmbeddedUser),
-    /// Of the user tower over these; `fetched` where their rows were looked up already.
+    /// Features for the user tower; `fetched` holds pooled embeddings that were looked up before.
     Features { row: FeatureRow, fetched: Option<Result<Pooled>> },
 }
 
-/// Largest number of a request that a model is expected to be defined for: beyond, f32 overflows in a layer or two.
+/// Largest number in a request for which a model is expected to be defined: beyond it, f32 overflows within a layer or two.
 const NUMBER_MAX: f32 = 4_294_967_296.0;
 
 impl Query {
-    /// What is wrong where a graph makes no finite numbers of the request.
+    /// Error for a graph whose output for this request is not finite.
     pub(super) fn not_finite(&self, what: &str) -> Error {
         let of = |numbers: &[f32]| numbers.iter().fold(0f32, |most, x| most.max(x.abs()));
         not_finite(
@@ -103,7 +103,7 @@ impl Query {
     }
 }
 
-/// The same for a request whose largest number is known: the request is wrong if that is huge, else the model.
+/// Same for a known largest input: blames the request if that is huge, otherwise the model.
 pub(super) fn not_finite(what: &str, largest: f32) -> Error {
     match largest > NUMBER_MAX {
         true => Error::invalid(format!("{what}: got the number {largest:e}, expected at most {NUMBER_MAX:e}")),
@@ -111,46 +111,46 @@ pub(super) fn not_finite(what: &str, largest: f32) -> Error {
     }
 }
 
-/// What is asked.
+/// Operation of a request.
 #[derive(Debug)]
 pub(super) enum Task {
     Retrieve(Search),
-    /// `slots` ascending, each once.
+    /// `slots` are ascending and distinct.
     Rank {
         slots: Vec<Slot>,
         unknown: Vec<ItemId>,
     },
-    /// `whole` where the tensors of the user are asked for beside the query.
+    /// `whole`: returns the user tensors along with the query embedding.
     Embed {
         whole: bool,
     },
-    /// A shard's part of the candidates of a search, whose `k0` are this shard's share.
+    /// Candidates of one shard, whose `k0` is its share of the total.
     Select {
         search: Search,
         selection: Selection,
     },
-    /// The best `k` of candidates that are given, of each query of the user those with the best retrieval scores first.
+    /// Best `k` of candidates from the caller. The candidates of each query are ordered by descending retrieval score.
     Rerank {
         candidates: Vec<Vec<(f32, Slot)>>,
         k: usize,
     },
 }
 
-/// How many candidates all shards look for, and how many of these one is asked for; of each query of the user.
+/// Number of candidates that all shards search for, and this shard's share, per query of the user.
 #[derive(Debug)]
 pub(super) struct Selection {
-    /// K0 of all shards.
+    /// K0 across all shards.
     pub(super) candidates: Vec<usize>,
-    /// What all shards together select; what this one does stands in its plans.
+    /// Number of candidates that all shards select; this shard's number is in its plans.
     pub(super) selected: Vec<usize>,
-    /// True where it probes on as long as it finds too few.
+    /// Whether the search continues with more lists while it finds too few candidates.
     pub(super) further: bool,
-    /// Where it ranks ahead, the results that it tells of its share of K0.
+    /// Number of results to rerank early and return with the candidates, if the shard does so.
     pub(super) ahead: Option<usize>,
 }
 
 impl Task {
-    /// The search that it begins with, where it does with one.
+    /// Search that the task begins with, if any.
     pub(super) fn search(&self) -> Option<&Search> {
         match self {
             Task::Retrieve(search) | Task::Select { search, .. } => Some(search),
@@ -159,23 +159,23 @@ impl Task {
     }
 }
 
-/// What a retrieval asks of the search.
+/// Search parameters of a retrieval.
 #[derive(Debug)]
 pub(super) struct Search {
     pub(super) k: usize,
-    /// How each query of the user is searched; one, where the model has no several.
+    /// Plan per query of the user; one if the model has a single query.
     pub(super) queries: Vec<SearchPlan>,
-    /// How many lists are probed, and why.
+    /// Number of probed lists, and its source.
     pub(super) probes: Probes,
-    /// What the search may leave ahead where it has a filter, as a share of K0; none where its probes were not measured.
+    /// Expected share of K0 in unscanned lists at which a filtered search may end; `None` if probes were not calibrated.
     pub(super) left: Option<f64>,
     pub(super) planned: Arc<Planned>,
-    /// Ascending.
+    /// Excluded slots, ascending.
     pub(super) excluded: Vec<Slot>,
 }
 
 impl Search {
-    /// What is searched for, of each query of the user: all but its vector.
+    /// Returns the search per query of the user, without vectors.
     pub(super) fn queries<'a>(&'a self, view: &'a View) -> impl Iterator<Item = search::Query<'a>> {
         self.queries.iter().map(|&search| search::Query {
             vector: &[],
@@ -187,17 +187,17 @@ impl Search {
         })
     }
 
-    /// Candidates of all queries together.
+    /// Number of candidates of all queries.
     pub(super) fn candidates(&self) -> usize {
         self.queries.iter().map(|query| query.k0).sum()
     }
 
-    /// True where every item is looked at: all queries of a user are searched alike.
+    /// Returns whether all items are scored; the same for all queries of a user.
     pub(super) fn is_exact(&self) -> bool {
         self.queries.iter().any(|query| query.exact)
     }
 
-    /// How it finds eligible items, as an explanation says it.
+    /// Returns how eligible items are found, in the words of an explanation.
     pub(super) fn route(&self) -> &'static str {
         match (self.is_exact(), self.planned.plan.route()) {
             (_, Route::Nothing) => "none",
@@ -208,25 +208,25 @@ impl Search {
         }
     }
 
-    /// How many lists were to be probed and why, where it goes by lists.
+    /// Returns the planned number of probed lists, if the search uses lists.
     pub(super) fn told_probes(&self) -> Option<Probes> {
         let by_lists = matches!(self.planned.plan.route(), Route::All | Route::Words) && !self.is_exact();
         by_lists.then_some(self.probes)
     }
 
-    /// Whether a shard that looked at `probed` lists could probe on for more.
+    /// Returns whether a shard that has probed `probed` lists could probe more.
     pub(super) fn may_go_further(&self, view: &View, selection: &Selection, probed: u64) -> bool {
         let (main, by_lists) = (view.main(), |plan: &Plan| matches!(plan.route(), Route::All | Route::Words));
         let lists = main.index.lists();
         let segments = view.segments().map(|(_, segment, _)| segment.index().lists());
-        // Segments of a single list are scanned whole at once.
+        // Segments with a single list are scanned completely in the first round.
         let has_lists = by_lists(&self.planned.plan)
             || segments.zip(&self.planned.beside).any(|(of, plan)| of == lists && by_lists(plan));
         let most = main.recipe.serving.probes_max_of(lists).max(self.probes.probes.min(lists));
         !selection.further && !self.is_exact() && has_lists && probed < most as u64
     }
 
-    /// When a search with a filter ends, where its probes were measured.
+    /// Returns the termination rule of a filtered search, if its probes were calibrated.
     pub(super) fn ending<'a>(&self, view: &'a View) -> Option<ivf::Ending<'a>> {
         let calibration = view.main().calibration.as_ref()?;
         Some(ivf::Ending { margins: &calibration.margins, recall: self.probes.target?, left: self.left? })
@@ -234,28 +234,28 @@ impl Search {
 }
 
 impl Prepared {
-    /// The view that answers it.
+    /// View that answers the request.
     pub fn view(&self) -> &Arc<View> {
         &self.view
     }
 
-    /// The same, made for a request that has these names.
+    /// Sets the request names that are sent along to other hosts.
     pub fn asked_for(self, origin: Origin) -> Self {
         Prepared { origin, ..self }
     }
 
-    /// The same, which tells how its answer comes about, and whether that was asked for.
+    /// Enables the explanation, and returns whether it was already requested.
     pub fn explained(mut self) -> (Self, bool) {
         let asked = std::mem::replace(&mut self.reading.explain, true);
         (self, asked)
     }
 
-    /// What it will cost.
+    /// Cost estimate of the request.
     pub fn cost(&self) -> Cost {
         self.cost
     }
 
-    /// True where rows of a cluster must be fetched before it can run without waiting.
+    /// Returns whether rows of a cluster must be fetched before it can run without waiting.
     pub fn needs_fetch(&self) -> bool {
         match (&self.query, &self.view.main().package.user) {
             (Query::Features { row, fetched: None }, Some(tower)) => tower.needs_fetch(row),
@@ -263,7 +263,7 @@ impl Prepared {
         }
     }
 
-    /// Candidates that it reranks at most, K0, of all queries together.
+    /// Maximum number of candidates to rerank (K0), over all queries.
     pub(super) fn candidates(&self) -> usize {
         match &self.task {
             Task::Retrieve(search) => search.candidates(),
@@ -274,7 +274,7 @@ impl Prepared {
         }
     }
 
-    /// The item columns that its answer tells.
+    /// Item columns of the answer.
     pub fn columns(&self) -> &[String] {
         &self.reading.columns
     }
@@ -286,12 +286,12 @@ impl Prepared {
         }
     }
 
-    /// Ids of its features.
+    /// Number of ids in its features.
     pub(super) fn ids(&self) -> usize {
         self.features().map_or(0, FeatureRow::ids)
     }
 
-    /// Bytes that it holds while it waits.
+    /// Bytes that it occupies while queued.
     pub(super) fn bytes(&self) -> usize {
         let query = match &self.query {
             Query::Vector(vector) => vector.len() * 4,

@@ -1,4 +1,4 @@
-//! What is known of one model: pure state, changed as a whole.
+//! State of one model in the registry: plain data that is replaced atomically.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
@@ -11,20 +11,20 @@ use sterling_core::request::Which;
 use sterling_snapshot::rollout::TrafficTarget;
 use sterling_snapshot::{Stamp, Wish};
 
-/// A version that could not be taken in.
+/// Version that was rejected.
 #[derive(Clone, Debug)]
 pub(super) struct Refusal {
     pub(super) what: Refused,
-    /// What its folder looked like.
+    /// Stamp of its folder at that time.
     pub(super) stamp: Stamp,
-    /// When it is tried again though nothing has changed.
+    /// Time of the next attempt if nothing changes.
     pub(super) again: Option<Instant>,
-    /// How many of its loads met a defect.
+    /// Number of loads that hit a defect.
     pub(super) broken: u32,
 }
 
 impl Refusal {
-    /// True until the version is worth another try.
+    /// Returns whether the version must not be tried again yet.
     pub(super) fn waits(&self, stamp: Stamp, now: Instant) -> bool {
         self.stamp == stamp && self.again.is_none_or(|at| now < at)
     }
@@ -34,36 +34,36 @@ impl Refusal {
     }
 }
 
-/// One model.
+/// State of one model.
 pub(super) struct Entry<T> {
     pub(super) loaded: BTreeMap<u64, Arc<Loaded<T>>>,
     pub(super) active: Option<u64>,
-    /// The one that was active before.
+    /// Previously active version.
     previous: Option<u64>,
     pub(super) labels: BTreeMap<String, u64>,
-    /// What is wished of the model in its store, as far as this server follows that.
+    /// Desired state of the model in its store, as last read by this server.
     pub(super) wish: Wish,
-    /// Why what is wished now cannot be read, where it cannot: what was wished before stays.
+    /// Error if the desired state cannot be read now; the last one read stays in effect.
     pub(super) wish_unread: Option<String>,
-    /// True where the wished version answers or did, or none is wished.
+    /// Whether the desired version has been activated, or none is desired.
     pub(super) is_wish_done: bool,
-    /// True where the store has the active version no more.
+    /// Whether the active version is no longer in the store.
     pub(super) is_missing: bool,
-    /// Labels that the store wishes and that do not point where it wishes yet.
+    /// Desired labels that are not applied yet.
     pub(super) labels_left: BTreeSet<String>,
-    /// The canary that is wished, where it and another one that answers are in memory.
+    /// Desired canary, if it and another version that answers are in memory.
     pub(super) canary: Option<Arc<CanaryVersion<T>>>,
-    /// The shadow that is wished, where it is in memory and does not answer.
+    /// Desired shadow, if it is in memory and not active.
     pub(super) shadow: Option<Arc<ShadowVersion<T>>>,
-    /// Loaded by hand, and not active since.
+    /// Versions that were loaded manually and not active since.
     held: BTreeSet<u64>,
-    /// Published versions that were decided on, with the digest where it is known: they are not activated by themselves
-    /// any more. Rolling back stays until something else is published.
+    /// Published versions that were decided on, with the digest if it is known. They are no longer activated automatically: a
+    /// rollback stays until something else is published.
     settled: BTreeMap<u64, (Stamp, Option<String>)>,
     pub(super) refused: BTreeMap<u64, Refusal>,
-    /// The version that is being loaded.
+    /// Version that is being loaded.
     pub(super) loading: Option<u64>,
-    /// Held by who loads a version of this model.
+    /// Locked while a version of this model is loaded.
     pub(super) gate: Arc<Mutex<()>>,
 }
 
@@ -122,36 +122,36 @@ impl<T> Entry<T> {
         self.refused.get(&version).is_some_and(|r| r.waits(stamp, now))
     }
 
-    /// Takes these published versions as decided on.
+    /// Marks these published versions as decided on.
     pub(super) fn settle(&mut self, versions: Vec<(u64, Stamp, Option<String>)>) {
         self.settled.extend(versions.into_iter().map(|(version, stamp, digest)| (version, (stamp, digest))));
     }
 
-    /// The digest of a published version, where it is known.
+    /// Digest of a decided version, if it is known.
     pub(super) fn settled_digest(&self, version: u64) -> Option<&str> {
         self.settled.get(&version)?.1.as_deref()
     }
 
-    /// True where the version of this digest was not decided on before.
+    /// Returns whether no version of this digest was decided on before.
     pub(super) fn is_news(&self, loaded: &Loaded<T>) -> bool {
         let settled = self.settled.get(&loaded.version);
         settled.is_none_or(|(at, digest)| Some(*at) != loaded.stamp && digest.as_deref() != Some(&loaded.digest))
     }
 
-    /// Puts a version into memory, in the place of one of the same number.
+    /// Adds a version to memory; replaces one of the same number.
     pub(super) fn insert(&mut self, loaded: Arc<Loaded<T>>) {
         self.refused.remove(&loaded.version);
         self.loaded.insert(loaded.version, loaded);
     }
 
-    /// Keeps a version in memory until it is unloaded, or another follows it as the active one.
+    /// Keeps a version in memory until it is unloaded, or succeeded as the active one.
     pub(super) fn hold(&mut self, version: u64) {
         if self.active != Some(version) {
             self.held.insert(version);
         }
     }
 
-    /// Lets a version in memory answer.
+    /// Activates a version in memory.
     pub(super) fn activate(&mut self, version: u64) {
         if self.active != Some(version) {
             self.previous = self.active.replace(version);
@@ -160,7 +160,7 @@ impl<T> Entry<T> {
         self.drop_idle();
     }
 
-    /// Drops what has no part to play.
+    /// Drops versions without a role.
     fn drop_idle(&mut self) {
         let Entry { loaded, active, previous, labels, held, wish, .. } = self;
         loaded.retain(|v, _| {
@@ -171,7 +171,7 @@ impl<T> Entry<T> {
         });
     }
 
-    /// The version that takes part in the traffic, by the labels of this server.
+    /// Resolves the target of traffic by the labels of this server.
     pub(super) fn version_of(&self, target: TrafficTarget<'_>) -> Option<u64> {
         match target {
             TrafficTarget::Version(version) => Some(version),
@@ -179,7 +179,7 @@ impl<T> Entry<T> {
         }
     }
 
-    /// Has unpinned requests go where they are wished to go, as far as that is in memory.
+    /// Applies the desired canary and shadow, as far as they are in memory.
     pub(super) fn divide(&mut self) {
         let active = self.active.and_then(|version| self.loaded.get(&version)).cloned();
         let beside = |target: TrafficTarget<'_>| {
@@ -202,7 +202,7 @@ impl<T> Entry<T> {
         (self.canary, self.shadow) = (canary, shadow);
     }
 
-    /// Drops the version before the active one, where nothing else keeps it.
+    /// Drops the previously active version, unless it has another role.
     pub(super) fn drop_previous(&mut self) {
         self.previous = None;
         self.drop_idle();
@@ -222,9 +222,9 @@ impl<T> Entry<T> {
         Ok(())
     }
 
-    /// Takes note of what is wished now. What of it is new is left to be done; labels that are wished no more go where they
-    /// still point where they were wished to. An earlier revision than the one that is known changes nothing: what was seen of
-    /// a store last may be older than what this server wrote there.
+    /// Records the desired state. New settings are left to be applied; labels that are no longer desired are removed if they
+    /// still point to their desired version. A revision older than the known one changes nothing: the last read of a store may be
+    /// older than this server's own write.
     pub(super) fn hear(&mut self, wish: Wish) {
         if wish.revision < self.wish.revision {
             let (seen, known) = (wish.revision, self.wish.revision);
@@ -237,7 +237,7 @@ impl<T> Entry<T> {
         if before.version != self.wish.version {
             self.is_wish_done = self.wish.version.is_none();
             if self.is_wish_done {
-                // The newest is news again, though it was there when another one was wished.
+                // The newest version counts as new again, although it existed while another one was desired.
                 self.settled.clear();
             }
         }
@@ -309,7 +309,7 @@ impl<T> Entry<T> {
     }
 }
 
-/// Names for a message.
+/// Formats names for a message.
 pub(super) fn listed<N: ToString>(names: impl IntoIterator<Item = N>) -> String {
     let names: Vec<String> = names.into_iter().map(|n| n.to_string()).collect();
     if names.is_empty() { "none".into() } else { names.join(", ") }

@@ -1,4 +1,4 @@
-//! Looking at the store, and loading what is new there.
+//! Polling of the store, and loading of new versions.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,50 +17,51 @@ use sterling_kernels::priority::Background;
 use sterling_snapshot::{Held, Stamp, Wish};
 use sterling_storage::objects::back_off;
 
-/// How many times longer than after other failures the longest wait is for a version whose fetched bytes are wrong.
+/// Factor on the maximum retry delay of a version whose downloaded bytes are invalid.
 const SLOWER: u32 = 10;
 
-/// Loads after which a version that panics, or meets another defect, is tried no more: what broke one may be over with it.
+/// Number of loads after which a version that panics or hits another defect is no longer tried; a transient defect may be over by
+/// then.
 const BROKEN_LOADS: u32 = 3;
 
-/// A version that is worth a load, or an activation where its bytes are in memory.
+/// Version to load, or to activate if its bytes are in memory.
 struct Due {
     version: u64,
     stamp: Stamp,
     why: Why,
 }
 
-/// Why a version is worth a load.
+/// Reason to load a version.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Why {
-    /// It is the newest, which is to answer.
+    /// It is the newest and will be activated.
     Newest,
-    /// It is wished to answer, since this revision of the wish.
+    /// It is the desired version, since this revision of the desired state.
     Wished(u64),
-    /// This label is wished to point to it.
+    /// This label is desired to point to it.
     Labelled(String),
-    /// It is wished to take part in the traffic.
+    /// It is the desired canary or shadow.
     Traffic,
-    /// Bytes in memory are not those that are published any more.
+    /// The bytes in memory are no longer the published ones.
     Replaced,
 }
 
 impl<T: Send + Sync> Registry<T> {
-    /// Takes in what was published since the last look, and returns when that is done. A version that cannot be loaded is
-    /// refused with its reason, and the one before goes on.
+    /// Loads versions published since the last poll, and returns when that is done. A version that cannot be loaded is rejected
+    /// with its reason, and the active version keeps serving.
     pub fn refresh(&self) {
-        // Where the store does not answer, what was seen of it last is what there is.
+        // If the store does not respond, its last known state is used.
         let _ = self.store.renew();
         let names = self.look();
         std::thread::scope(|scope| names.iter().for_each(|name| drop(scope.spawn(move || self.update(name)))));
     }
 
-    /// Looks at the store again and again in a thread of its own, as long as the registry lives. Loads run beside it: a slow
-    /// one keeps no other model back. The first look is at what is known of the store: nobody waits for one that does not answer
-    /// as long as there is something to serve.
+    /// Polls the store on its own thread, as long as the registry lives. Loads run concurrently, so a slow one delays no other
+    /// model. The first poll uses the known state of the store, so that an unreachable store does not delay startup if there is
+    /// something to serve.
     ///
     /// # Errors
-    /// `Io` where no thread can be had.
+    /// `Io` if the thread cannot be started.
     pub fn watch(self: &Arc<Self>, every: Duration) -> Result<()>
     where
         T: 'static,
@@ -69,7 +70,7 @@ impl<T: Send + Sync> Registry<T> {
         let mut is_first = true;
         let look = move || {
             while let Some(registry) = registry.upgrade() {
-                // A panic costs one look.
+                // A panic costs one poll.
                 let look = || {
                     if !std::mem::take(&mut is_first) {
                         let _ = registry.store.renew();
@@ -81,7 +82,7 @@ impl<T: Send + Sync> Registry<T> {
                     let registry = registry.clone();
                     let update = move || registry.update(&name);
                     if let Err(e) = std::thread::Builder::new().name("load".into()).spawn(update) {
-                        tracing::warn!(error = %e, "no thread for a load; it is tried again");
+                        tracing::warn!(error = %e, "no thread for a load; retrying later");
                     }
                 }
                 metrics::counter!("sterling_polls_total", "source" => "store").increment(1);
@@ -92,7 +93,7 @@ impl<T: Send + Sync> Registry<T> {
         std::thread::Builder::new().name("store".into()).spawn(look).map(drop).map_err(|e| Error::io("a thread", e))
     }
 
-    /// The models that have something to load and nobody who is at it.
+    /// Returns the models that have something to load and no running load.
     fn look(&self) -> Vec<String> {
         self.judge_canaries();
         let mut names = match (&self.options.only, self.store.models()) {
@@ -115,16 +116,16 @@ impl<T: Send + Sync> Registry<T> {
             let is_free = gate.is_none_or(|gate| !matches!(gate.try_lock(), Err(std::sync::TryLockError::WouldBlock)));
             is_free && !self.due(name, &published).is_empty()
         });
-        // From now on there is an entry of each.
+        // From now on each model has an entry.
         names.iter().for_each(|name| drop(self.gate(name)));
-        // What was fetched of a store that has not answered yet is not all that there may be.
+        // The known state of a store that has not responded yet may be incomplete.
         if self.store.trouble().is_none() {
             self.is_read.store(true, Ordering::Release);
         }
         names
     }
 
-    /// Takes note of what the store wishes of a model.
+    /// Records the desired state of a model in the store.
     fn hear(&self, name: &str) {
         if !self.options.follow {
             return;
@@ -135,21 +136,26 @@ impl<T: Send + Sync> Registry<T> {
                 let is_earlier = |entry: &Entry<T>| wish.revision < entry.wish.revision && entry.wish_unread.is_some();
                 let is_heard = |entry: &Entry<T>| is_known(entry) || is_earlier(entry);
                 if !self.entries.load().get(name).map_or(wish == Wish::default(), is_heard) {
-                    tracing::info!(model = name, revision = wish.revision, wished = wish.told(), "the store wishes");
+                    tracing::info!(
+                        model = name,
+                        revision = wish.revision,
+                        wished = wish.told(),
+                        "desired state changed"
+                    );
                     self.change(name, |entry| entry.hear(wish));
                 }
             }
             Err(error) => {
                 let why = Some(error.to_string());
                 if self.entries.load().get(name).is_none_or(|entry| entry.wish_unread != why) {
-                    tracing::warn!(model = name, %error, "what is wished cannot be read; what was wished stays");
+                    tracing::warn!(model = name, %error, "desired state cannot be read; the last one read stays in effect");
                     self.change(name, |entry| entry.wish_unread = why);
                 }
             }
         }
     }
 
-    /// Forgets models of which nothing is in memory and nothing is published.
+    /// Forgets models without loaded or published versions.
     fn forget(&self, published: &[String]) {
         let is_gone = |name: &String, entry: &Entry<T>| entry.loaded.is_empty() && !published.contains(name);
         if self.entries.load().iter().any(|(name, entry)| is_gone(name, entry)) {
@@ -160,14 +166,14 @@ impl<T: Send + Sync> Registry<T> {
         }
     }
 
-    /// The versions of a model that the store has; `None` where it cannot be read.
+    /// Returns the published versions of a model; `None` if the store cannot be read.
     fn in_store(&self, name: &str) -> Option<Vec<u64>> {
         let warned = |error: &Error| tracing::warn!(model = name, %error, "the store cannot be read");
         self.store.versions(name).inspect_err(warned).ok()
     }
 
-    /// Notes whether the store still has the version that answers, and forgets refusals of versions that it has no more, or that
-    /// are again as they are in memory. What was decided on is kept: the same bytes may come back.
+    /// Records whether the active version is still in the store. Forgets rejections of versions that are no longer published, or
+    /// that are again the same as in memory. Decisions are retained, since the same bytes may return.
     fn note_store(&self, name: &str, published: &[u64]) {
         let entries = self.entries.load_full();
         let Some(entry) = entries.get(name) else { return };
@@ -186,7 +192,7 @@ impl<T: Send + Sync> Registry<T> {
         }
     }
 
-    /// Loads what is due of a model, one after the other.
+    /// Loads the due versions of a model, one after the other.
     fn update(&self, name: &str) {
         let gate = self.gate(name);
         let _gate = locked(&gate);
@@ -194,7 +200,7 @@ impl<T: Send + Sync> Registry<T> {
         let mut is_found = false;
         let mut tried = BTreeSet::new();
         for due in self.due(name, &published) {
-            // The first of the newest that can be had is enough.
+            // The newest loadable version is enough.
             let is_newest = due.why == Why::Newest;
             if !(is_newest && is_found) && tried.insert((due.version, due.why.clone())) {
                 is_found |= self.take_in(name, &due) && is_newest;
@@ -206,8 +212,8 @@ impl<T: Send + Sync> Registry<T> {
         self.change(name, |entry| entry.gate.clone())
     }
 
-    /// What is worth loading now: what is wished, or, where nothing is, the newest first, down to the first that was decided on;
-    /// then what labels are wished to point to, what takes part in the traffic, and versions in memory whose bytes were replaced.
+    /// Returns the versions to load now: the desired one or, if there is none, the newest down to the first that was decided on;
+    /// then the targets of desired labels, the canary and shadow, and versions in memory whose bytes were replaced.
     fn due(&self, name: &str, published: &[u64]) -> Vec<Due> {
         let now = Instant::now();
         let entries = self.entries.load();
@@ -242,7 +248,7 @@ impl<T: Send + Sync> Registry<T> {
         due
     }
 
-    /// Published versions up to a number, each with its digest where it is known or its manifest says it.
+    /// Returns published versions up to a number, each with its digest if it is known or in its manifest.
     pub(super) fn published(&self, name: &str, most: u64) -> Vec<(u64, Stamp, Option<String>)> {
         let entries = self.entries.load();
         let known = |version, stamp| {
@@ -261,12 +267,12 @@ impl<T: Send + Sync> Registry<T> {
             .collect()
     }
 
-    /// What a published version says of itself.
+    /// Reads the manifest of a published version.
     fn declared(&self, name: &str, version: u64) -> Result<Declared> {
         self.loader.declared(&self.store.outline(name, version)?)
     }
 
-    /// Loads a version that is due, or refuses it. Returns whether it could be had.
+    /// Loads a due version or rejects it. Returns whether it was loaded.
     fn take_in(&self, name: &str, due: &Due) -> bool {
         if !matches!(due.why, Why::Wished(_) | Why::Labelled(_) | Why::Traffic) && self.is_back(name, due) {
             let settled = self.published(name, due.version);
@@ -278,7 +284,7 @@ impl<T: Send + Sync> Registry<T> {
             .map_or_else(|| self.bring(name, due.version, due.stamp, Background::Steady), Ok);
         let Ok(loaded) = result else { return false };
         let settled = match due.why {
-            // What is there beside the wished version was decided against; a label and a part in the traffic decide nothing.
+            // The desired version decides against all other published ones; a label, a canary or a shadow decides nothing.
             Why::Wished(_) => self.published(name, u64::MAX),
             Why::Labelled(_) | Why::Traffic => Vec::new(),
             Why::Newest | Why::Replaced => self.published(name, due.version),
@@ -293,7 +299,8 @@ impl<T: Send + Sync> Registry<T> {
             if is_to_answer {
                 entry.activate(due.version);
                 entry.is_wish_done = true;
-                // What stands for the wished version answers. A look that could not read it tried the wished one, whose updates may be released.
+                // The active version represents the desired one (it may be a later merge). An earlier poll that could not read it
+                // tried the desired one itself, whose updates may have been truncated.
                 if let Some(wished) = entry.wish.version {
                     entry.refused.remove(&wished);
                 }
@@ -302,7 +309,7 @@ impl<T: Send + Sync> Registry<T> {
                 && entry.wish.labels.get(label) == Some(&due.version)
                 && entry.labels_left.remove(label)
             {
-                // It is in memory.
+                // The version is in memory.
                 let _ = entry.label(label, due.version);
             }
             entry.settle(settled);
@@ -314,7 +321,7 @@ impl<T: Send + Sync> Registry<T> {
         true
     }
 
-    /// True where a version that was decided on and is not in memory has other files of the same bytes.
+    /// Returns whether a decided version that is not in memory has other files with the same bytes.
     fn is_back(&self, name: &str, due: &Due) -> bool {
         let entries = self.entries.load();
         let Some(entry) = entries.get(name).filter(|e| !e.loaded.contains_key(&due.version)) else { return false };
@@ -323,13 +330,14 @@ impl<T: Send + Sync> Registry<T> {
             .is_some_and(|digest| self.declared(name, due.version).is_ok_and(|declared| declared.digest == digest))
     }
 
-    /// The version as it is published, loaded where it is not in memory; one that is in memory and published no more will do.
+    /// Returns the version as it is published, loading it if necessary. A version in memory that is no longer published is
+    /// returned as well.
     pub(super) fn current(&self, name: &str, version: u64, background: Background) -> Result<Arc<Loaded<T>>> {
         let stamp = self.store.stamp(name, version);
         if let Some(loaded) = self.in_memory(name, version, stamp) {
             return Ok(loaded);
         }
-        // What was published a moment ago is seen now.
+        // Makes a version visible that was published a moment ago.
         let _ = self.store.renew();
         let stamp = self.store.stamp(name, version);
         let known = self.store.versions(name)?;
@@ -354,14 +362,14 @@ impl<T: Send + Sync> Registry<T> {
         stamp.is_none_or(|stamp| self.is_current(loaded, stamp)).then(|| loaded.clone())
     }
 
-    /// True where the bytes in memory are those that stand for the version now.
+    /// Returns whether the bytes in memory represent the version's present files.
     fn is_current(&self, loaded: &Loaded<T>, stamp: Stamp) -> bool {
         let folded = || self.store.folded(&loaded.name, loaded.version);
-        // Where that cannot be told, what is there stays.
+        // If the store cannot be read, the version in memory stays.
         loaded.stamp == Some(stamp) && !folded().is_ok_and(|fold| fold != loaded.fold)
     }
 
-    /// Loads a version. Whatever goes wrong is a refusal, a panic too.
+    /// Loads a version. Every failure, including a panic, is a rejection.
     fn bring(&self, name: &str, version: u64, stamp: Stamp, background: Background) -> Result<Arc<Loaded<T>>> {
         let _permit = self.permits.take();
         self.change(name, |entry| entry.loading = Some(version));
@@ -410,10 +418,11 @@ impl<T: Send + Sync> Registry<T> {
         Ok(Arc::new(loaded))
     }
 
-    /// The content of a version, and what keeps its files. What is damaged, a copy or a fold, gives way to what stands behind it.
+    /// Reads the content of a version, and returns it with the handle of its files. A damaged copy or checkpoint is replaced by
+    /// its original.
     fn read(&self, name: &str, version: u64, background: Background) -> Result<(Arc<T>, Held)> {
         let mut held = match self.store.bring(name, version) {
-            // As with memory: the version before the active one makes room on the disk.
+            // As for memory, the previously active version makes room on the disk.
             Err(e) if e.kind() == Kind::NoSpace => {
                 self.change(name, Entry::drop_previous);
                 self.store.bring(name, version)?
@@ -426,7 +435,7 @@ impl<T: Send + Sync> Registry<T> {
             && content.as_ref().is_err_and(|e| e.kind() == Kind::Corrupt)
             && self.store.discard(name, version)?
         {
-            // What is fetched anew is read once.
+            // A fresh download is read only once.
             is_last = held.fold().is_none();
             held = self.store.bring(name, version)?;
             content = self.loader.load(held.folder(), background);
@@ -434,17 +443,17 @@ impl<T: Send + Sync> Registry<T> {
         Ok((Arc::new(content?), held))
     }
 
-    /// Refuses where there is no memory for another version like this one. The one before the active one makes room where it must.
+    /// Rejects if memory does not suffice for another version like this one. Drops the previously active version if necessary.
     ///
     /// # Errors
-    /// `NoSpace` with what is free and what is loaded.
+    /// `NoSpace` with the free memory and the loaded versions.
     pub fn check_room(&self, like: &Loaded<T>) -> Result<()> {
         let (name, digest) = (like.name.clone(), like.digest.clone());
         let declared = Declared { name, version: like.version, digest, memory_bytes: like.memory_bytes() };
         self.room(&like.name, &declared).map(drop).map_err(|e| e.within("another one like it"))
     }
 
-    /// Memory for a version: the one before the active one makes room where it must.
+    /// Reserves memory for a version; drops the previously active one if necessary.
     fn room(&self, name: &str, declared: &Declared) -> Result<Room> {
         let need = declared.memory_bytes;
         if let Some(room) = self.memory.take(need) {
@@ -466,8 +475,8 @@ impl<T: Send + Sync> Registry<T> {
         })
     }
 
-    /// How long a version that failed so waits for its next try, at first and at most; `None` where it waits for a change. What a
-    /// network brought may be damaged or missing for a moment, and to fetch it anew costs much.
+    /// Returns the initial and maximum retry delay after a failure; `None` if only a change of the files helps. Downloaded files
+    /// may be damaged or missing temporarily, but downloading them again is expensive.
     fn retry(&self, kind: Kind, broken: u32) -> Option<(Duration, Duration)> {
         let (first, most) = self.options.retry;
         match kind {
@@ -487,14 +496,14 @@ impl<T: Send + Sync> Registry<T> {
             let (attempts, broken) = (attempts.saturating_add(1), broken + u32::from(is_broken));
             let wait = self.retry(error.kind(), broken).map(|retry| back_off(retry, attempts));
             let what = Refused { kind: error.kind(), reason: error.to_string(), attempts, retry_in: wait };
-            tracing::error!(model = name, version, %error, attempts, retry_in = ?wait, "refused; what answers goes on");
+            tracing::error!(model = name, version, %error, attempts, retry_in = ?wait, "version rejected; the active version keeps serving");
             let again = wait.map(|wait| Instant::now() + wait);
             entry.refused.insert(version, Refusal { what, stamp, again, broken });
         });
     }
 }
 
-/// What a panic said.
+/// Message of a panic.
 fn said(panic: &(dyn std::any::Any + Send)) -> &str {
     panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied()).unwrap_or("no message")
 }

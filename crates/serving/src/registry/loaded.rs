@@ -1,4 +1,4 @@
-//! Versions in memory, and what is told of those that are not.
+//! Versions in memory, and the state of those that are not.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,24 +8,24 @@ use crate::view::{Live, View};
 use sterling_core::error::Kind;
 use sterling_snapshot::{Held, Snapshot, Stamp};
 
-/// One version in memory. Requests hold it while they run.
+/// Version in memory. Requests hold a reference while they run.
 #[derive(Debug)]
 pub struct Loaded<T = Live> {
     pub(super) content: Arc<T>,
     pub(super) name: String,
     pub(super) version: u64,
     pub(super) digest: String,
-    /// What its folder looked like when it was loaded.
+    /// Stamp of its folder when it was loaded.
     pub(super) stamp: Option<Stamp>,
-    /// The position of the fold that it is, where it is one.
+    /// Position of the checkpoint that it was loaded from, if any.
     pub(super) fold: Option<u64>,
     pub(super) room: Option<Room>,
-    /// Keeps its files where they are.
+    /// Keeps its files from being deleted.
     pub(super) _held: Option<Held>,
 }
 
 impl Loaded {
-    /// A snapshot that no registry holds.
+    /// Wraps a snapshot outside of any registry.
     pub fn new(snapshot: Snapshot) -> Self {
         let (name, version) = (snapshot.manifest.name.clone(), snapshot.manifest.version);
         let digest = snapshot.digest().to_owned();
@@ -33,67 +33,67 @@ impl Loaded {
         Loaded { content, name, version, digest, stamp: None, fold: None, room: None, _held: None }
     }
 
-    /// What answers at this moment.
+    /// Returns the current view.
     pub fn view(&self) -> Arc<View> {
         self.content.view()
     }
 }
 
 impl<T> Loaded<T> {
-    /// What was loaded.
+    /// Loaded content.
     pub fn content(&self) -> &Arc<T> {
         &self.content
     }
 
-    /// The model's name.
+    /// Name of the model.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The version.
+    /// Version number.
     pub fn version(&self) -> u64 {
         self.version
     }
 
-    /// The digest of its bytes as they were published.
+    /// Digest of the published bytes.
     pub fn digest(&self) -> &str {
         &self.digest
     }
 
-    /// Bytes of memory that were planned for it.
+    /// Bytes of memory reserved for it.
     pub fn memory_bytes(&self) -> u64 {
         self.room.as_ref().map_or(0, Room::bytes)
     }
 }
 
-/// Why a version was not taken in.
+/// Rejection of a version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refused {
-    /// What sort of failure it was.
+    /// Kind of failure.
     pub kind: Kind,
-    /// The failure.
+    /// Message of the failure.
     pub reason: String,
-    /// Loads that have failed since the folder changed last.
+    /// Number of failed loads since the last change of the folder.
     pub attempts: u32,
-    /// When it is tried again though its folder does not change; never, where there is none.
+    /// Time until the next attempt if the folder does not change; `None` if there is none.
     pub retry_in: Option<Duration>,
 }
 
-/// The state of one version, published or in memory.
+/// State of one version, published or in memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VersionState {
-    /// The version.
+    /// Version number.
     pub version: u64,
-    /// True where the store has it.
+    /// Whether the store has it.
     pub published: bool,
-    /// True where it is in memory.
+    /// Whether it is in memory.
     pub loaded: bool,
-    /// True for the one that answers unpinned requests.
+    /// Whether it answers unpinned requests.
     pub active: bool,
-    /// The labels that point to it.
+    /// Labels that point to it.
     pub labels: Vec<String>,
-    /// The digest of the bytes in memory.
+    /// Digest of the bytes in memory.
     pub digest: Option<String>,
-    /// Why what the store has of it was refused, where it was.
+    /// Rejection of the published version, if any.
     pub refused: Option<Refused>,
 }

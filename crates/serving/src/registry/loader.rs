@@ -1,4 +1,4 @@
-//! What makes a version out of its folder: planned by its manifest first, then loaded.
+//! Loads a version from its folder: plans it by its manifest, then reads it.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -9,43 +9,44 @@ use sterling_kernels::priority::Background;
 use sterling_snapshot::sandbox::Trials;
 use sterling_snapshot::{Manifest, Placement, Snapshot};
 
-/// What a folder says of its version, before anything else of it is read.
+/// Properties of a version according to its manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Declared {
-    /// The model's name.
+    /// Name of the model.
     pub name: String,
-    /// The version.
+    /// Version number.
     pub version: u64,
-    /// One name for all its bytes, as they were published.
+    /// Digest of the published bytes.
     pub digest: String,
-    /// Bytes of memory that it takes when it is loaded.
+    /// Bytes of memory when it is loaded.
     pub memory_bytes: u64,
 }
 
 /// Loads versions for a registry.
 pub trait Loader<T>: Send + Sync {
-    /// What the folder says of its version, read in no time.
+    /// Reads the manifest of a folder, which takes little time.
     ///
     /// # Errors
-    /// Why it cannot be used.
+    /// The reason why the version cannot be used.
     fn declared(&self, folder: &Path) -> Result<Declared>;
 
-    /// The version in memory. What that takes of the machine's cores stands behind requests as `background` says.
+    /// Loads the version. `background` gives its CPU priority relative to requests.
     ///
     /// # Errors
-    /// Why it is refused; [`Kind::is_transient`](sterling_core::error::Kind::is_transient) says which kinds are tried again.
+    /// The reason for the rejection; [`Kind::is_transient`](sterling_core::error::Kind::is_transient) lists the kinds that are
+    /// retried.
     fn load(&self, folder: &Path, background: Background) -> Result<T>;
 }
 
-/// Snapshots, with their tables placed alike. Versions whose graphs this program did not try when they were published are tried
-/// before anything of them is loaded.
+/// Loader of snapshots with one placement of tables. Graphs that this build did not validate when they were published are
+/// validated in a sandbox before anything is loaded.
 #[derive(Debug, Default)]
 pub struct Snapshots {
-    /// Where tables lie.
+    /// Placement of tables.
     pub placement: Placement,
-    /// Where graphs are tried.
+    /// Sandbox in which graphs are validated.
     pub trials: Trials,
-    /// Query embeddings that each view records; 0 for none.
+    /// Number of query embeddings that each view records; 0 for none.
     pub recorded: usize,
 }
 

@@ -1,20 +1,19 @@
-//! The memory that versions may take together, planned before anything of a version is loaded.
+//! Memory budget of all versions, reserved before a version is loaded.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Of the memory that is there when the server starts, the share that versions may take; requests, the system and files
-/// that are being read have the rest.
+/// Share of the memory that is free at startup for versions; requests, the system and the page cache use the rest.
 const SHARE: (u64, u64) = (7, 8);
 
-/// A budget of bytes.
+/// Budget in bytes.
 #[derive(Debug)]
 pub(super) struct Memory {
     limit: u64,
     taken: Arc<AtomicU64>,
 }
 
-/// Bytes of the budget, which come back when it is dropped.
+/// Reserved bytes, returned on drop.
 #[derive(Debug)]
 pub(super) struct Room {
     bytes: u64,
@@ -22,7 +21,7 @@ pub(super) struct Room {
 }
 
 impl Memory {
-    /// A budget of `limit` bytes, or of most of what this machine or container has free.
+    /// Creates a budget of `limit` bytes, or of most of the free memory of this machine or container.
     pub(super) fn new(limit: Option<u64>) -> Self {
         let available = || sterling_kernels::memory::available_bytes().map_or(u64::MAX, |b| b / SHARE.1 * SHARE.0);
         Memory { limit: limit.unwrap_or_else(available), taken: Arc::default() }
@@ -36,7 +35,7 @@ impl Memory {
         self.limit.saturating_sub(self.taken.load(Ordering::Acquire))
     }
 
-    /// Takes bytes of the budget, or none where it has not as many.
+    /// Reserves bytes; `None` if the budget is exceeded.
     pub(super) fn take(&self, bytes: u64) -> Option<Room> {
         let more = |taken: u64| taken.checked_add(bytes).filter(|sum| *sum <= self.limit);
         self.taken.fetch_update(Ordering::AcqRel, Ordering::Acquire, more).ok()?;

@@ -1,21 +1,24 @@
-//! Which versions of which models are in memory, and which one answers.
+//! Registry of loaded models and versions, and of the active one per model.
 //!
-//! Loading, labelling and activating are three things. A version in memory answers those who pin it by its number or by a
-//! label; unpinned requests go to the active one. To activate is to swap one pointer, and waits for nobody's load.
+//! Loading, labelling and activating are separate. A version in memory answers requests that pin it by its number or by a label;
+//! the active version answers unpinned requests. Activation swaps one pointer and never waits for a load.
 //!
-//! 1. `Registry::look` sees what is published. A version is its name, its number *and* its bytes: what its files look like
-//!    from outside (a [`Stamp`](sterling_snapshot::Stamp)) tells when to look closer, the digest of its manifest tells what it is.
-//! 2. What is new is loaded, a few at a time, each model behind a gate of its own: its folder must be called what its
-//!    manifest says, its memory must be there, the warm-up must hold. The newest then answers, unless an operator has
-//!    decided otherwise since it was published.
-//! 3. What cannot be loaded is refused with the reason, and the version before goes on. A passing failure is tried again,
-//!    later and later; any refused version at once when its folder changes; nothing else is.
+//! 1. `Registry::look` polls the store for published versions. A version is identified by its name, its number *and* its bytes:
+//!    the state of its files (a [`Stamp`](sterling_snapshot::Stamp)) shows when to look closer, and the digest of its manifest
+//!    identifies the bytes.
+//! 2. New versions are loaded, a few at a time, with one lock per model. The folder's name must match the manifest, memory must
+//!    be available, and the warm-up must succeed. The newest is then activated, unless an operator has decided otherwise since it
+//!    was published.
+//! 3. A version that cannot be loaded is rejected with the reason, and the active version keeps serving. Transient failures are
+//!    retried with growing delays; any rejected version is retried immediately when its folder changes; otherwise nothing is
+//!    retried.
 //!
-//! Of unpinned requests a share may go to another version, a canary, and some may be asked of another one as well, a shadow (`split`). What the store
-//! wishes of that is followed like all else; a canary that falls behind is stopped here, at once, and then in the store (`traffic`).
+//! A share of the unpinned requests may go to another version (canary), and some may be repeated at another version (shadow): see
+//! `split`. Their settings are part of the desired state. A canary that is worse is stopped immediately on this server, and then
+//! in the store (`traffic`).
 //!
-//! The active version, the one before it, labelled ones and those loaded by hand stay in memory. All others are dropped, and
-//! drain by themselves: a request holds its version while it runs.
+//! The active version, the previous one, labelled ones and manually loaded ones stay in memory. All others are dropped when their
+//! last request ends.
 
 mod entry;
 mod load;

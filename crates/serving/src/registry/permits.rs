@@ -1,10 +1,10 @@
-//! How many loads run side by side.
+//! Semaphore that limits concurrent loads.
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use sterling_core::blocking::may_block;
 
-/// The right to load, of which there are a few.
+/// Permits to load.
 pub(super) struct Permits {
     give: Sender<()>,
     take: Receiver<()>,
@@ -19,10 +19,10 @@ impl Permits {
         Permits { give, take }
     }
 
-    /// Waits for one.
+    /// Waits for a permit.
     pub(super) fn take(&self) -> Permit<'_> {
         may_block();
-        // Both ends live as long as this value, so that neither can be closed.
+        // Both ends live as long as `self`, so neither can be closed.
         let _ = self.take.recv();
         Permit(&self.give)
     }

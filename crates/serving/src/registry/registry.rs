@@ -1,4 +1,4 @@
-//! The registry as those see it who ask: which version answers, and what operators decide.
+//! Public interface of the registry: looks up versions, and applies the decisions of operators.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,21 +19,20 @@ use sterling_core::request::Which;
 use sterling_kernels::priority::Background;
 use sterling_snapshot::{Store, check_name};
 
-/// What a registry may do.
+/// Options of a registry.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The one model to serve, or all of the store.
+    /// Single model to serve; `None` for all models of the store.
     pub only: Option<String>,
-    /// Bytes of memory that versions may take together; most of what is free at the start where none is given.
+    /// Memory budget of all versions in bytes; by default most of the memory that is free at the start.
     pub memory_bytes: Option<u64>,
-    /// Loads that run side by side.
+    /// Maximum number of concurrent loads.
     pub loads: usize,
-    /// True where the newest published version is activated by itself.
+    /// Whether the newest published version is activated automatically.
     pub follow: bool,
-    /// How long after a passing failure a load is tried again: after the first one, and at most. Between them the wait
-    /// doubles.
+    /// Wait before a retry after a transient failure: initial and maximum. The wait doubles with each failure.
     pub retry: (Duration, Duration),
-    /// How often canaries are judged at most.
+    /// Minimum interval between evaluations of canaries.
     pub judged_every: Duration,
 }
 
@@ -45,12 +44,12 @@ impl Default for Options {
     }
 }
 
-/// What a version must go through before it may answer.
+/// Check that a version must pass before it may answer.
 pub type Warm<T> = Arc<dyn Fn(&Loaded<T>) -> Result<()> + Send + Sync>;
 
 type Entries<T> = BTreeMap<String, Entry<T>>;
 
-/// The models of a store.
+/// Models of a store.
 pub struct Registry<T = Live> {
     pub(super) store: Store,
     pub(super) loader: Box<dyn Loader<T>>,
@@ -59,14 +58,14 @@ pub struct Registry<T = Live> {
     pub(super) memory: Memory,
     pub(super) permits: Permits,
     pub(super) entries: ArcSwap<Entries<T>>,
-    /// Whether the entries are those of a store that was read; before, there may be models of which nothing is known.
+    /// Whether the store has been read; before that, unknown models may exist.
     pub(super) is_read: AtomicBool,
-    /// Held for moments, by who changes the entries.
+    /// Held briefly while entries are changed.
     pub(super) changing: Mutex<()>,
 }
 
 impl<T: Send + Sync> Registry<T> {
-    /// A registry of the models of `store`. Nothing is loaded yet.
+    /// Creates a registry of the models of `store`. Nothing is loaded yet.
     pub fn new(store: Store, loader: impl Loader<T> + 'static, options: Options) -> Self {
         Registry {
             store,
@@ -81,13 +80,13 @@ impl<T: Send + Sync> Registry<T> {
         }
     }
 
-    /// The same registry, whose versions go through `warm` before they may answer; one that fails it is refused.
+    /// Adds a warm-up that versions must pass before they may answer; versions that fail it are rejected.
     pub fn with_warm_up(mut self, warm: Warm<T>) -> Self {
         self.warm = Some(warm);
         self
     }
 
-    /// Changes what is known of a model, as a whole.
+    /// Changes the state of a model atomically.
     pub(super) fn change<R>(&self, name: &str, change: impl FnOnce(&mut Entry<T>) -> R) -> R {
         let guard = locked(&self.changing);
         let mut entries = Entries::clone(&self.entries.load());
@@ -95,18 +94,18 @@ impl<T: Send + Sync> Registry<T> {
         let result = change(entry);
         entry.divide();
         let before = self.entries.swap(Arc::new(entries));
-        // What goes out of memory takes its time, and nobody waits for it.
+        // Freeing memory is slow, so it happens after the lock is released.
         drop(guard);
         drop(before);
         result
     }
 
-    /// What is known of a model.
+    /// Reads the state of a model.
     ///
     /// # Errors
-    /// `NotFound` naming the models that there are; `NotReady` while it is not known which.
+    /// `NotFound` naming the existing models; `NotReady` while the store has not been read.
     pub(super) fn entry<R>(&self, name: &str, read: impl FnOnce(&Entry<T>) -> Result<R>) -> Result<R> {
-        // Asked first: then the entries are at least those of when it was so.
+        // Read before the entries, so that these are at least as recent.
         let is_read = self.is_read.load(Ordering::Acquire);
         let entries = self.entries.load();
         match entries.get(name) {
@@ -119,18 +118,18 @@ impl<T: Send + Sync> Registry<T> {
         }
     }
 
-    /// A version in memory.
+    /// Returns a version in memory.
     ///
     /// # Errors
-    /// `NotFound` naming what there is; `NotReady` where no version of the model could be loaded.
+    /// `NotFound` naming the existing ones; `NotReady` if no version of the model could be loaded.
     pub fn get(&self, name: &str, which: Which<'_>) -> Result<Arc<Loaded<T>>> {
         self.entry(name, |entry| entry.get(which))
     }
 
-    /// Loads a published version that is not in memory, and keeps it there. Nothing else changes.
+    /// Loads a published version and keeps it in memory. Changes nothing else.
     ///
     /// # Errors
-    /// `NotFound` for a version that is not published; the reason where it cannot be loaded.
+    /// `NotFound` for a version that is not published; the reason if it cannot be loaded.
     pub fn load(&self, name: &str, version: u64) -> Result<Arc<Loaded<T>>> {
         let loaded = self.current(name, version, Background::Steady)?;
         self.change(name, |entry| {
@@ -140,7 +139,7 @@ impl<T: Send + Sync> Registry<T> {
         Ok(loaded)
     }
 
-    /// Lets a version answer unpinned requests, at once where it is in memory. It stays until another is published.
+    /// Activates a version for unpinned requests, immediately if it is in memory. It stays active until another one is published.
     ///
     /// # Errors
     /// As [`Registry::load`].
@@ -150,7 +149,7 @@ impl<T: Send + Sync> Registry<T> {
         self.change(name, |entry| {
             entry.insert(loaded.clone());
             entry.activate(version);
-            // This server's operator decides until something else is wished.
+            // This server's operator decides until the desired state changes.
             entry.is_wish_done = true;
             entry.settle(settled);
         });
@@ -158,11 +157,11 @@ impl<T: Send + Sync> Registry<T> {
         Ok(loaded)
     }
 
-    /// Lets a version answer unpinned requests in the place of the one `before`, where that one still does. Nobody waits for it:
-    /// it is loaded in the background.
+    /// Activates a version as the successor of `before`, if that one is still active. No caller waits: it is loaded in the
+    /// background.
     ///
     /// # Errors
-    /// `Conflict` where another one answers by now; as [`Registry::load`].
+    /// `Conflict` if another version is active by now; as [`Registry::load`].
     pub fn succeed(&self, name: &str, (before, version): (u64, u64), background: Background) -> Result<Arc<Loaded<T>>> {
         let loaded = self.current(name, version, background)?;
         let settled = self.published(name, version);
@@ -186,7 +185,7 @@ impl<T: Send + Sync> Registry<T> {
         Ok(loaded)
     }
 
-    /// Puts what stands for a version now in its place, where it is in memory. Nobody waits for it: it is loaded in the background.
+    /// Reloads a version that is in memory from the files that now represent it. No caller waits: it is loaded in the background.
     ///
     /// # Errors
     /// As [`Registry::load`].
@@ -200,24 +199,24 @@ impl<T: Send + Sync> Registry<T> {
         Ok(loaded)
     }
 
-    /// The versions of a model that are in memory, ascending.
+    /// Returns the versions of a model in memory, ascending.
     pub fn all_in_memory(&self, name: &str) -> Vec<Arc<Loaded<T>>> {
         let entries = self.entries.load();
         entries.get(name).map_or_else(Vec::new, |entry| entry.loaded.values().cloned().collect())
     }
 
-    /// Takes a version out of memory.
+    /// Removes a version from memory.
     ///
     /// # Errors
-    /// `NotFound` where it is not there, `Conflict` where it is active or has a label.
+    /// `NotFound` if it is not in memory, `Conflict` if it is active or has a label.
     pub fn unload(&self, name: &str, version: u64) -> Result<()> {
         self.edit(name, |entry| entry.unload(version))
     }
 
-    /// Lets a label point to a version in memory.
+    /// Points a label to a version in memory.
     ///
     /// # Errors
-    /// `Invalid` for a label that cannot stand in a path, `NotFound` where the version is not in memory.
+    /// `Invalid` for a label that is not a valid path segment, `NotFound` if the version is not in memory.
     pub fn label(&self, name: &str, label: &str, version: u64) -> Result<()> {
         check_name("label", label)?;
         self.edit(name, |entry| {
@@ -227,10 +226,10 @@ impl<T: Send + Sync> Registry<T> {
         })
     }
 
-    /// Takes a label away.
+    /// Removes a label.
     ///
     /// # Errors
-    /// `NotFound` where there is none of this name.
+    /// `NotFound` if there is no such label.
     pub fn unlabel(&self, name: &str, label: &str) -> Result<()> {
         self.edit(name, |entry| {
             entry.unlabel(label)?;
@@ -244,12 +243,12 @@ impl<T: Send + Sync> Registry<T> {
         self.change(name, edit).map_err(|e| e.within(format!("model `{name}`")))
     }
 
-    /// The active versions of all models.
+    /// Returns the active versions of all models.
     pub fn list(&self) -> Vec<Arc<Loaded<T>>> {
         self.entries.load().values().filter_map(|entry| entry.get(Which::Active).ok()).collect()
     }
 
-    /// The labels of a model and the versions that they point to.
+    /// Returns the labels of a model and their versions.
     ///
     /// # Errors
     /// `NotFound` for an unknown model.
@@ -257,10 +256,10 @@ impl<T: Send + Sync> Registry<T> {
         self.entry(name, |entry| Ok(entry.labels.clone()))
     }
 
-    /// Whether at least one model answers.
+    /// Checks that at least one model answers.
     ///
     /// # Errors
-    /// `NotReady` with the reason of each model, where none does.
+    /// `NotReady` with the reason of each model, if none does.
     pub fn ready(&self) -> Result<()> {
         let entries = self.entries.load();
         let waiting = |(name, entry): (&String, &Entry<T>)| match entry.get(Which::Active) {
@@ -278,7 +277,8 @@ impl<T: Send + Sync> Registry<T> {
         }))
     }
 
-    /// What is wrong though models answer, a line each: the store does not, or something is wished of it that is not so yet.
+    /// Returns problems that do not prevent answers, one line each: an unreachable store, or a desired state that is not reached
+    /// yet.
     pub fn troubles(&self) -> Vec<String> {
         let mut troubles: Vec<String> = self.store.trouble().into_iter().collect();
         for (name, entry) in self.entries.load().iter() {
@@ -293,7 +293,7 @@ impl<T: Send + Sync> Registry<T> {
                     troubles.extend(entry.refused.iter().map(|(version, refusal)| {
                         format!("model `{name}`: version {version} is refused, none answers: {}", refusal.what.reason)
                     }));
-                    // The wish above says why, too.
+                    // The line about the desired version above contains the reason.
                     let silent =
                         entry.get(Which::Active).err().filter(|_| entry.refused.is_empty() && wished.is_none());
                     troubles.extend(silent.map(|why| format!("model `{name}` does not answer: {why}")));
@@ -313,10 +313,10 @@ impl<T: Send + Sync> Registry<T> {
         troubles
     }
 
-    /// Every published or loaded version of a model, ascending.
+    /// Returns every published or loaded version of a model, ascending.
     ///
     /// # Errors
-    /// `NotFound` for an unknown model, `Io` where the store cannot be read.
+    /// `NotFound` for an unknown model, `Io` if the store cannot be read.
     pub fn versions(&self, name: &str) -> Result<Vec<VersionState>> {
         let published = self.store.versions(name)?;
         let now = Instant::now();
@@ -343,8 +343,8 @@ impl<T: Send + Sync> Registry<T> {
     }
 }
 
-/// Versions that the store has and that are not taken in though they would serve, and served ones that it has no more or in
-/// another state, a line each. The reasons name paths, which are for those who may read the model.
+/// Returns one line per published version that should serve but was rejected, and per serving version that is missing or changed
+/// in the store. The reasons name paths, which only readers of the model may see.
 fn version_troubles<T>(name: &str, entry: &Entry<T>, active: u64, follows: bool) -> Vec<String> {
     let mut troubles = Vec::new();
     let why = format!("`GET /v1/models/{name}/versions` tells why");

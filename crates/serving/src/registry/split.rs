@@ -1,4 +1,4 @@
-//! Versions in memory that take part in the traffic of a model beside the active one.
+//! Canary and shadow versions in memory.
 
 use std::sync::Arc;
 
@@ -6,11 +6,11 @@ use super::loaded::Loaded;
 use crate::view::Live;
 use sterling_snapshot::rollout::{Canary, CanaryRun, Shadow, ShadowRun};
 
-/// A canary in memory, with what is seen of it.
+/// Canary in memory, with its statistics.
 pub struct CanaryVersion<T = Live> {
-    /// The version.
+    /// Version of the canary.
     pub loaded: Arc<Loaded<T>>,
-    /// What is seen of it.
+    /// Statistics of the canary.
     pub run: Arc<CanaryRun>,
 }
 
@@ -20,17 +20,17 @@ impl<T> CanaryVersion<T> {
         CanaryVersion { loaded, run: Arc::new(run) }
     }
 
-    /// True where nothing has changed that it depends on.
+    /// Returns whether the setting and both versions are unchanged.
     pub(super) fn is_of(&self, setting: &Canary, loaded: &Arc<Loaded<T>>, active: &Loaded<T>) -> bool {
         Arc::ptr_eq(&self.loaded, loaded) && self.run.is_of(setting, (active.version(), active.digest()))
     }
 }
 
-/// A shadow in memory.
+/// Shadow in memory.
 pub struct ShadowVersion<T = Live> {
-    /// The version.
+    /// Version of the shadow.
     pub loaded: Arc<Loaded<T>>,
-    /// Which requests it is asked.
+    /// Sampling of the requests that are repeated.
     pub run: Arc<ShadowRun>,
 }
 
@@ -40,7 +40,7 @@ impl<T> ShadowVersion<T> {
         ShadowVersion { loaded, run: Arc::new(run) }
     }
 
-    /// True where nothing has changed that it depends on.
+    /// Returns whether the setting and the version are unchanged.
     pub(super) fn is_of(&self, setting: &Shadow, loaded: &Arc<Loaded<T>>) -> bool {
         *self.run.setting() == *setting && Arc::ptr_eq(&self.loaded, loaded)
     }

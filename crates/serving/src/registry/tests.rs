@@ -1,4 +1,4 @@
-//! The registry over a loader that does as it is told: slow, failing, panicking.
+//! Tests of the registry with a scripted loader: slow, failing, panicking.
 
 #![allow(clippy::unwrap_used)]
 
@@ -24,11 +24,11 @@ use sterling_snapshot::Store;
 
 type Behaviour = dyn Fn(&str, u64, usize) -> Result<()> + Send + Sync;
 
-/// Loads what the `text` file says, and does before what the test wants. A version is its text.
+/// Loader that returns the content of the `text` file, after running the test's script. The text identifies a version.
 #[derive(Clone)]
 struct Told {
     before: Arc<Behaviour>,
-    /// The loads that were tried, of models and versions.
+    /// Attempted loads, by model and version.
     tried: Arc<Mutex<Vec<(String, u64)>>>,
     running: Arc<AtomicUsize>,
     most_running: Arc<AtomicUsize>,
@@ -103,7 +103,7 @@ impl Bed {
         self.folder.path().join(format!("store/{name}/{version}"))
     }
 
-    /// Publishes as a store does: beside the place, then renamed.
+    /// Publishes as a store does: writes to a staging folder, then renames it.
     fn publish(&self, name: &str, version: u64, text: &str, bytes: u64) {
         let staging = self.folder.path().join("staging");
         fs::create_dir_all(&staging).unwrap();
@@ -123,7 +123,7 @@ impl Bed {
         self.registry.refresh();
     }
 
-    /// What answers: the version and its text.
+    /// Returns the answering version and its text.
     fn answer(&self, name: &str, which: Which<'_>) -> Option<(u64, String)> {
         self.registry.get(name, which).ok().map(|l| (l.version(), String::clone(l.content())))
     }
@@ -159,7 +159,7 @@ fn names_lead_nowhere_out_of_the_store() {
     bed.put("m", 1, "a");
     let walking = ["../outside/private", "m/../m", "m/.", "/absolute", "..", ".", "", "x\0y", "x\ny", &"x".repeat(300)];
     for name in walking {
-        // A version whose manifest says the very name that walks there.
+        // Writes a version outside of the store, under the name that a path traversal leads to.
         let elsewhere = bed.folder.path().join("store").join(name).join("1");
         if !name.contains(['\0', '\n']) && name.len() < 256 && name.contains("outside") {
             fs::create_dir_all(bed.folder.path().join("store")).unwrap();
@@ -225,7 +225,7 @@ fn the_newest_answers_and_rolling_back_stays_until_a_newer_one() {
     assert_eq!(bed.active("m"), is(1, "t1"));
     bed.put("m", 4, "t4");
     assert_eq!((bed.active("m"), bed.in_memory("m")), (is(4, "t4"), vec![1, 4]));
-    // An older one that comes late changes nothing.
+    // An older version that is published late changes nothing.
     bed.put("m", 3, "late");
     assert_eq!((bed.active("m"), bed.told.tried("m", 3)), (is(4, "t4"), 1));
 }
@@ -240,7 +240,7 @@ fn a_first_look_takes_the_newest_that_can_be_had() {
     assert_eq!(bed.active("m").0, 2);
     assert_eq!(bed.told.tried("m", 1), 0);
     bed.registry.refresh();
-    assert_eq!(bed.told.tried_in_all(), 3, "what is corrupt stays so while its folder does not change");
+    assert_eq!(bed.told.tried_in_all(), 3, "a corrupt version stays rejected while its folder does not change");
 }
 
 #[test]
@@ -249,16 +249,16 @@ fn a_version_is_its_bytes_and_not_only_its_number() {
     bed.put("m", 1, "one");
     bed.put("m", 2, "two");
     bed.remove("m", 2);
-    assert_eq!(bed.active("m"), is(2, "two"), "what is in memory serves on");
+    assert_eq!(bed.active("m"), is(2, "two"), "the version in memory keeps serving");
     bed.put("m", 2, "three");
     assert_eq!(bed.active("m"), is(2, "three"));
-    // A call by the operator sees it as well, before anybody has looked.
+    // A call by an operator sees it too, before any poll.
     bed.publish("m", 3, "four", 0);
     bed.registry.refresh();
     fs::remove_dir_all(bed.path("m", 3)).unwrap();
     bed.publish("m", 3, "five", 0);
     assert_eq!(**bed.registry.activate("m", 3).unwrap().content(), "five");
-    // What is pinned, labelled or rolled back to is the new bytes too.
+    // Pins, labels and rollbacks use the new bytes too.
     bed.registry.activate("m", 2).unwrap();
     bed.registry.label("m", "stable", 2).unwrap();
     fs::remove_dir_all(bed.path("m", 2)).unwrap();
@@ -291,7 +291,7 @@ fn a_store_made_anew_is_taken_and_one_that_returns_changes_nothing() {
         assert_eq!(bed.active("m"), is(2, "t2"), "version {version} is back");
     }
     assert_eq!(bed.told.tried("m", 1), 1);
-    // Another store in its place counts from one again.
+    // Another store in its place starts again at version 1.
     fs::remove_dir_all(&store).unwrap();
     bed.put("m", 1, "anew");
     assert_eq!(bed.active("m"), is(1, "anew"));
@@ -338,7 +338,7 @@ fn passing_failures_are_tried_again_later_and_later() {
         bed.registry.refresh();
         bed.active("m").0 == 2
     });
-    // 40, 80 and 160 ms, each less up to a fifth.
+    // Delays of 40, 80 and 160 ms, each less up to a fifth.
     assert!(start.elapsed() >= Duration::from_millis(200), "{:?}", start.elapsed());
     assert_eq!((bed.told.tried("m", 2), bed.refused("m", 2)), (4, None));
     assert_eq!(bed.told.tried("m", 1), 1);
@@ -352,7 +352,7 @@ fn what_is_refused_is_tried_at_once_when_its_folder_changes() {
     fs::write(bed.path("m", 1).join("more"), "x").unwrap();
     bed.registry.refresh();
     assert_eq!(bed.active("m").0, 1);
-    // A copy, file by file, the manifest before the rest.
+    // A copy file by file, the manifest first.
     fs::create_dir_all(bed.path("m", 2)).unwrap();
     fs::write(bed.path("m", 2).join("manifest.json"), "m 2 two 0").unwrap();
     for _ in 0..3 {
@@ -382,7 +382,7 @@ fn a_folder_that_changes_during_its_load_is_not_taken_as_it_was() {
     assert_eq!(bed.active("m"), is(1, "changed"));
 }
 
-/// A load of this version waits until it is let go.
+/// Blocks the load of this version until the returned sender is used.
 fn held(name: &'static str, version: u64) -> (Sender<()>, impl Fn(&str, u64, usize) -> Result<()> + Send + Sync) {
     let (go, wait): (Sender<()>, Receiver<()>) = channel();
     let wait = Mutex::new(wait);
@@ -437,7 +437,7 @@ fn a_panic_in_a_load_is_a_refusal() {
     bed.put("m", 1, "one");
     bed.publish("m", 2, "two", 0);
     bed.registry.watch(Duration::from_millis(5)).unwrap();
-    eventually("the refusal", || bed.refused("m", 2).is_some_and(|refused| refused.retry_in.is_none()));
+    eventually("the rejection", || bed.refused("m", 2).is_some_and(|refused| refused.retry_in.is_none()));
     let refused = bed.refused("m", 2).unwrap();
     assert_eq!((refused.kind, refused.attempts), (Kind::Internal, 3));
     assert!(refused.reason.contains("a broken graph"), "{}", refused.reason);
@@ -448,7 +448,7 @@ fn a_panic_in_a_load_is_a_refusal() {
 
 #[test]
 fn a_load_that_panics_once_is_tried_again() {
-    // Failures that pass are no panics, however many there were.
+    // Transient failures do not count as panics, however many there were.
     let bed = Bed::new(|_, _, nth| match nth {
         1..=3 => Err(Error::unavailable("not yet")),
         4 => panic!("for a moment"),
@@ -495,9 +495,9 @@ fn labels_and_versions_loaded_by_hand_stay() {
         bed.publish("m", version, &format!("t{version}"), 0);
     }
     bed.registry.refresh();
-    assert_eq!(bed.in_memory("m"), [5], "where nothing answers the newest does");
+    assert_eq!(bed.in_memory("m"), [5], "without an active version the newest is activated");
     bed.put("m", 6, "t6");
-    assert_eq!(bed.active("m").0, 5, "nobody has activated 6");
+    assert_eq!(bed.active("m").0, 5, "version 6 was not activated by an operator");
     for version in 1..=3 {
         bed.registry.load("m", version).unwrap();
     }
@@ -620,7 +620,7 @@ proptest! {
                 let found = bed.answer("m", Which::Version(state.version));
                 prop_assert_eq!(found.is_some(), state.loaded);
                 if let (true, Some((_, text)), Some(now)) = (looked, found, published.get(&state.version)) {
-                    prop_assert_eq!(&text, now, "after a look what is in memory is what is published");
+                    prop_assert_eq!(&text, now, "after a poll the published versions are in memory");
                 }
             }
             prop_assert!(!looked || published.is_empty() || was_active, "something answers once something was seen");

@@ -1,4 +1,5 @@
-//! What unpinned requests go to: the desired state in the store, how operators change it, and how a canary that is behind is rolled back.
+//! Routing of unpinned requests: the desired state in the store, its changes by operators, and the automatic rollback of
+//! canaries.
 
 use std::sync::Arc;
 
@@ -12,18 +13,18 @@ use sterling_core::request::Which;
 use sterling_snapshot::Wish;
 use sterling_snapshot::rollout::{Canary, Stopped, Traffic, TrafficNow, rolled_back};
 
-/// What unpinned requests of a model go to.
+/// Versions that unpinned requests of a model go to.
 pub struct Unpinned<T = Live> {
-    /// What answers where nothing else does.
+    /// Version that answers by default.
     pub active: Arc<Loaded<T>>,
-    /// What answers some of them.
+    /// Version that answers a share of the requests.
     pub canary: Option<Arc<CanaryVersion<T>>>,
-    /// What is asked some of them as well.
+    /// Version that receives copies of a share of the requests.
     pub shadow: Option<Arc<ShadowVersion<T>>>,
 }
 
 impl<T: Send + Sync> Registry<T> {
-    /// What a request of a model goes to that pins no version.
+    /// Returns the versions for a request that pins none.
     ///
     /// # Errors
     /// As [`Registry::get`] of the active version.
@@ -34,7 +35,7 @@ impl<T: Send + Sync> Registry<T> {
         })
     }
 
-    /// What is wished of a model's traffic, as far as this server has heard.
+    /// Returns the desired traffic of a model, as last read by this server.
     ///
     /// # Errors
     /// `NotFound` for an unknown model.
@@ -50,12 +51,12 @@ impl<T: Send + Sync> Registry<T> {
         })
     }
 
-    /// Changes what is wished of a model's traffic, for all servers of the store: where it is of a revision, or whatever it is. This server
-    /// follows at once, as far as the versions are in memory.
+    /// Changes the desired traffic of a model for all servers of the store, either at the given revision or unconditionally. This
+    /// server applies it immediately, as far as the versions are in memory.
     ///
     /// # Errors
-    /// `NotFound` for an unknown model; `Unsupported` where this server does not follow the store; `Conflict` where it is of another revision;
-    /// as [`Store::change_wish`](sterling_snapshot::Store::change_wish).
+    /// `NotFound` for an unknown model; `Unsupported` if this server does not follow the store; `Conflict` if the revision
+    /// differs; as [`Store::change_wish`](sterling_snapshot::Store::change_wish).
     pub fn set_traffic(&self, name: &str, revision: Option<u64>, mut traffic: Traffic) -> Result<()> {
         self.entry(name, |_| Ok(()))?;
         self.check_follows()?;
@@ -86,20 +87,20 @@ impl<T: Send + Sync> Registry<T> {
     }
 
     fn change_wish(&self, name: &str, before: &Wish, change: impl FnOnce(&mut Wish)) -> Result<()> {
-        // Where the file was removed meanwhile, what is written anew must not look like an earlier revision.
+        // If the file was removed meanwhile, a new one must not look like an earlier revision.
         let known = self.entry(name, |entry| Ok(entry.wish.revision))?;
         let change = |wish: &mut Wish| {
             wish.revision = wish.revision.max(known);
             change(wish);
         };
         let wish = self.store.change_wish(name, before, change)?;
-        tracing::info!(model = name, wished = wish.told(), "the store wishes");
+        tracing::info!(model = name, wished = wish.told(), "desired state written to the store");
         self.change(name, |entry| entry.hear(wish));
         Ok(())
     }
 
-    /// The desired state of a model in its store, as far as this server has heard, and whether the version that answers stands for the one
-    /// that is to answer; `None` where it does not follow the store. Reads the store.
+    /// Returns the desired state of a model in its store, as last read by this server, and whether the desired version is active;
+    /// `None` if this server does not follow the store. Reads the store.
     pub fn desired(&self, name: &str) -> Option<(Wish, bool)> {
         let (wish, active) = match self.options.follow {
             true => self.entry(name, |entry| Ok((entry.wish.clone(), entry.active))).ok()?,
@@ -113,11 +114,12 @@ impl<T: Send + Sync> Registry<T> {
         Some((wish, stands))
     }
 
-    /// Activates a version at all servers of the store. This server does so first: a version that it cannot load is activated nowhere.
+    /// Activates a version at all servers of the store, beginning with this one: a version that it cannot load is activated
+    /// nowhere.
     ///
     /// # Errors
-    /// `Unsupported` where this server does not follow the store; as [`Registry::activate`] and
-    /// [`Store::change_wish`](sterling_snapshot::Store::change_wish). The version that was active before stays.
+    /// `Unsupported` if this server does not follow the store; as [`Registry::activate`] and
+    /// [`Store::change_wish`](sterling_snapshot::Store::change_wish). The previously active version stays.
     pub fn activate_in_store(&self, name: &str, version: u64) -> Result<Arc<Loaded<T>>> {
         self.check_follows()?;
         let now = |entry: &Entry<T>| Ok((entry.active, entry.is_wish_done, entry.wish.revision));
@@ -132,9 +134,9 @@ impl<T: Send + Sync> Registry<T> {
             && let Some(before) = before.filter(|before| *before != version)
             && let Err(error) = self.activate(name, before)
         {
-            tracing::warn!(model = name, version = before, %error, "not activated again, though another version was not activated in the store");
+            tracing::warn!(model = name, version = before, %error, "activation in the store failed, and the previous version could not be reactivated");
         }
-        // To activate is to decide for this server alone; here the store decides, where it was heard of anew or does by now.
+        // A plain activation decides for this server alone. Here the store decides, if its desired state is new or already met.
         self.change(name, |entry| {
             let is_met = entry.wish.version.is_none_or(|version| entry.active == Some(version));
             entry.is_wish_done = is_met || was_done && entry.wish.revision == revision;
@@ -142,7 +144,7 @@ impl<T: Send + Sync> Registry<T> {
         changed.map(|()| loaded)
     }
 
-    /// Judges the canaries, and has the store know of those that are behind.
+    /// Evaluates the canaries, and records failed ones in the store.
     pub(super) fn judge_canaries(&self) {
         let entries = self.entries.load_full();
         for (name, canary) in entries.iter().filter_map(|(name, entry)| Some((name, &entry.canary.as_ref()?.run))) {
@@ -155,10 +157,10 @@ impl<T: Send + Sync> Registry<T> {
         }
     }
 
-    /// Takes a canary's share away in the store, where what is wished of it still is this setting, for a reason that people are told.
+    /// Sets a canary's share to zero in the store, with a reason for operators, if the desired canary still has this setting.
     ///
     /// # Errors
-    /// `NotFound` for an unknown model; `Unsupported` where this server does not follow the store; as
+    /// `NotFound` for an unknown model; `Unsupported` if this server does not follow the store; as
     /// [`Store::change_wish`](sterling_snapshot::Store::change_wish).
     pub fn stop_canary(&self, name: &str, canary: &Canary, reason: &str) -> Result<()> {
         self.entry(name, |_| Ok(()))?;
@@ -169,7 +171,7 @@ impl<T: Send + Sync> Registry<T> {
     fn roll_back(&self, name: &str, canary: &Canary, reason: &str) -> Result<()> {
         let before = self.store.wish(name)?;
         if before.traffic.canary.as_ref() != Some(canary) {
-            // Somebody else has decided; the next look hears of it.
+            // Another writer has decided; the next poll reads it.
             return Ok(());
         }
         let mut traffic = before.traffic.clone();
@@ -181,7 +183,7 @@ impl<T: Send + Sync> Registry<T> {
         self.wish_traffic(name, &before, traffic)
     }
 
-    /// What is wished of the traffic and is not so, a line each.
+    /// Returns one line per part of the desired traffic that is not applied.
     pub(super) fn traffic_troubles(&self) -> Vec<String> {
         let mut troubles = Vec::new();
         for (name, entry) in self.entries.load().iter() {

@@ -1,4 +1,4 @@
-//! Looking around in a catalogue: items by a part of a value, and the values that a column has.
+//! Browsing of a catalogue: items by part of a value, and the values of a column.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -8,24 +8,23 @@ use sterling_core::error::{Error, Result};
 use sterling_core::units::Slot;
 use sterling_index::columns::{Cell, Column, Contains, Value};
 
-/// Columns with more distinct values than these are told without counts: a count for each value would take more memory than
-/// the answer is worth.
+/// Maximum number of distinct values for which items are counted; counting more would take too much memory.
 pub const COUNTED_VALUES_MAX: usize = 1 << 20;
-/// Bytes of memory that counting takes for a value at most: in a map, and in the list that is sorted.
+/// Maximum bytes of memory per counted value, in a map and in the sorted list.
 const COUNTED_BYTES: usize = 128;
 
-/// The values of a column, those asked for first.
+/// Values of a column.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ColumnValues<'a> {
-    /// Each with the number of items that have it, where that was counted ([`COUNTED_VALUES_MAX`]).
+    /// Values, each with its number of items if they were counted ([`COUNTED_VALUES_MAX`]).
     pub values: Vec<(Category<'a>, Option<usize>)>,
-    /// Distinct values that were found; more than `values` where not all were asked for.
+    /// Number of distinct matching values; more than `values` holds if these were limited.
     pub found: usize,
-    /// The least and the greatest number of a column of numbers; `None` where no item has one.
+    /// Minimum and maximum of a numeric column; `None` if it is empty.
     pub range: Option<(f64, f64)>,
 }
 
-/// A value of a category, in its place: looking through a column copies none.
+/// Borrowed value of a category column: iterating over a column copies nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[allow(missing_docs)]
 pub enum Category<'a> {
@@ -34,11 +33,11 @@ pub enum Category<'a> {
 }
 
 impl View {
-    /// Up to `most` items of which a value in a category holds `text`, letters of ASCII in either case: those that are the text
-    /// before those that begin with it before those that hold it elsewhere, each of these by their values. Reads the column once.
+    /// Returns up to `most` items of which a category value contains `text`, ignoring ASCII case. Exact matches come first, then
+    /// prefixes, then other matches, each ordered by value. Reads the column once.
     ///
     /// # Errors
-    /// `Invalid` naming the columns that there are, or where the column holds no categories.
+    /// `Invalid` naming the existing columns, or if the column is not categorical.
     pub fn find(&self, column: &str, text: &str, most: usize) -> Result<Vec<Slot>> {
         let number = self.category(column)?;
         let mut found = Vec::new();
@@ -65,11 +64,11 @@ impl View {
         Ok(found.into_iter().take(most).map(|(_, _, slot)| slot).collect())
     }
 
-    /// The values of a column that hold `text` as in [`View::find`], up to `most` of them: of each way to hold it those that most
-    /// items have first. Reads the column once. A column of numbers tells its range alone.
+    /// Returns up to `most` values of a column that match `text` as in [`View::find`]; equal kinds of match are ordered by
+    /// descending number of items. Reads the column once. For a numeric column, returns only its range.
     ///
     /// # Errors
-    /// `Invalid` naming the columns that there are.
+    /// `Invalid` naming the existing columns.
     pub fn values(&self, column: &str, text: &str, most: usize) -> Result<ColumnValues<'_>> {
         let number = self.main.columns.number(column)?;
         let main = self.main.columns.at(number);
@@ -115,7 +114,7 @@ impl View {
         Ok(ColumnValues { values, found, range })
     }
 
-    /// Bytes of memory that [`View::values`] takes for the column of a number while it counts.
+    /// Bytes of memory that [`View::values`] takes while it counts a column.
     pub fn counting_bytes(&self, number: usize) -> usize {
         let values = |part: Part<'_>| part.columns.at(number).dictionary_len() + part.changed(number).count();
         match self.main.columns.at(number).dictionary_len() {
@@ -124,7 +123,7 @@ impl View {
         }
     }
 
-    /// The number of a column of categories.
+    /// Returns the number of a category column.
     fn category(&self, column: &str) -> Result<usize> {
         let number = self.main.columns.number(column)?;
         match self.main.columns.at(number).floats() {
@@ -156,7 +155,7 @@ impl View {
 }
 
 impl Category<'_> {
-    /// Bytes that an answer takes for it at most, as [`Cell::bytes`] counts them.
+    /// Maximum bytes in an answer, as [`Cell::bytes`] counts them.
     pub fn bytes(&self) -> usize {
         match *self {
             Category::Integer(value) => Cell::Integer(value).bytes(),
@@ -164,7 +163,7 @@ impl Category<'_> {
         }
     }
 
-    /// How it holds `text`, as [`Column::containing`] tells it of a dictionary.
+    /// Returns how the value matches `text`, as [`Column::containing`] does for a dictionary.
     fn contains(&self, text: &str) -> Contains {
         match self {
             Category::Integer(value) => Contains::of(&value.to_string(), text),
@@ -177,7 +176,7 @@ impl Category<'_> {
     }
 }
 
-/// The values of an item that has changed.
+/// Category values of a changed item.
 fn categories(value: &Value) -> Vec<Category<'_>> {
     match value {
         Value::Missing | Value::Float(_) => Vec::new(),

@@ -1,4 +1,4 @@
-//! A snapshot with its view of the moment.
+//! Snapshot with its current view.
 
 use std::fmt::Debug;
 use std::sync::{Arc, OnceLock, Weak};
@@ -10,40 +10,40 @@ use super::View;
 use sterling_core::error::{Error, Result};
 use sterling_snapshot::Snapshot;
 
-/// A loaded snapshot, and how it looks now. Who asks takes the view and keeps it: updates put another one in its place.
+/// Loaded snapshot with its current view. Readers take the view; updates replace it.
 #[derive(Debug)]
 pub struct Live {
     shown: Arc<Shown>,
 }
 
-/// What makes views ready before anybody sees them.
+/// Hook that prepares views before they become visible.
 pub trait BeforeShown: Debug + Send + Sync {
-    /// Is called with every later view, and may take its time: who applies updates waits, and no request.
+    /// Called with every later view. It may be slow: only the update thread waits, no request.
     fn before_shown(&self, view: &Arc<View>);
 }
 
-/// The view of the moment, which who applies updates changes.
+/// Current view, which the update thread replaces.
 ///
-/// Whoever takes a view sees all that its maker wrote: the swap is a release and the load an acquire (`arc-swap` makes both
-/// sequentially consistent), and of what a view shares with others nothing is ever written again. Readers wait for nobody.
+/// A reader of a view sees all writes of its creator: the swap is a release and the load an acquire (`arc-swap` makes both
+/// sequentially consistent), and data that views share is never written again. Readers never block.
 #[derive(Debug)]
 pub struct Shown {
     now: ArcSwap<View>,
     position: watch::Sender<u64>,
-    /// Why no later view will come.
+    /// Reason why no later view will come.
     stalled: ArcSwapOption<String>,
-    /// What an operator should know of the updates that were applied.
+    /// Message for operators about the applied updates.
     warning: ArcSwapOption<String>,
     ready: OnceLock<Arc<dyn BeforeShown>>,
 }
 
 impl Live {
-    /// A snapshot without updates.
+    /// Wraps a snapshot without updates.
     pub fn new(main: Arc<Snapshot>) -> Self {
         Live::of(View::new(main))
     }
 
-    /// The snapshot of a view that is shown first.
+    /// Wraps the first view of a snapshot.
     pub fn of(view: View) -> Self {
         let position = watch::Sender::new(view.position());
         let now = ArcSwap::from_pointee(view);
@@ -51,19 +51,19 @@ impl Live {
         Live { shown: Arc::new(Shown { now, position, stalled, warning, ready: OnceLock::new() }) }
     }
 
-    /// The view of this moment.
+    /// Returns the current view.
     pub fn view(&self) -> Arc<View> {
         self.shown.now.load_full()
     }
 
-    /// The view of the moment at which updates up to a position are seen.
+    /// Waits for a view that contains the updates up to a position.
     ///
     /// # Errors
-    /// `Unavailable` where it will never be.
+    /// `Unavailable` if it will never come.
     pub async fn reached(&self, position: u64) -> Result<Arc<View>> {
         let mut shown = self.shown.position.subscribe();
         let stalled = || self.shown.stalled.load_full();
-        // The sender lives as long as this does.
+        // The sender lives as long as `self`.
         let _ = shown.wait_for(|now| *now >= position || stalled().is_some()).await;
         match stalled() {
             Some(why) if self.view().position() < position => {
@@ -73,40 +73,40 @@ impl Live {
         }
     }
 
-    /// Has all later views made ready before they are shown, by the first that is named here.
+    /// Sets the hook that prepares later views; only the first call has an effect.
     pub fn make_ready_by(&self, by: Arc<dyn BeforeShown>) {
-        // Whoever was named before goes on.
+        // An earlier hook stays.
         let _ = self.shown.ready.set(by);
     }
 
-    /// Puts a later view of the same snapshot in the place of the present one.
+    /// Replaces the current view by a later one of the same snapshot.
     pub fn show(&self, view: View) {
         self.shown.show(view);
     }
 
-    /// Why no later view will come, where something has gone wrong.
+    /// Returns why no later view will come, if updates have failed.
     pub fn stalled(&self) -> Option<Arc<String>> {
         self.shown.stalled.load_full()
     }
 
-    /// What an operator should know of the updates that were applied, where there is something.
+    /// Returns the message for operators about the applied updates, if any.
     pub fn warning(&self) -> Option<Arc<String>> {
         self.shown.warning.load_full()
     }
 
-    /// Says what an operator should know of the updates that were applied.
+    /// Sets the message for operators about the applied updates.
     pub fn warn(&self, warning: Option<String>) {
         self.shown.warn(warning);
     }
 
-    /// What who applies updates holds, without keeping it in memory.
+    /// Returns a handle for the update thread that does not keep the version in memory.
     pub fn shared(&self) -> Weak<Shown> {
         Arc::downgrade(&self.shown)
     }
 }
 
 impl Shown {
-    /// As [`Live::show`].
+    /// See [`Live::show`].
     pub fn show(&self, view: View) {
         let position = view.position();
         let view = Arc::new(view.after(&self.now.load()));
@@ -117,12 +117,12 @@ impl Shown {
         self.position.send_replace(position);
     }
 
-    /// As [`Live::warn`].
+    /// See [`Live::warn`].
     pub fn warn(&self, warning: Option<String>) {
         self.warning.store(warning.map(Arc::new));
     }
 
-    /// Says that no later view will come.
+    /// Records that no later view will come.
     pub fn stall(&self, why: &Error) {
         self.stalled.store(Some(Arc::new(why.to_string())));
         self.position.send_modify(|_| ());

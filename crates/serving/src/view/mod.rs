@@ -1,14 +1,13 @@
-//! What one request sees: a snapshot at one position of its updates.
+//! Read view of one request: a snapshot at one position of its updates.
 //!
-//! Everything that a pass reads of items goes through here, so that a pass does not know where an item lies: in the main
-//! snapshot, or in one of the segments ([`Segment`]) that hold what came after it. Slots are counted over all of them: those of
-//! the main snapshot, then those of each segment. Of what lies in either, tombstones tell what was replaced or deleted since, and
-//! an overlay what has changed of the main snapshot's columns.
+//! A pass reads all item data through a view, so it does not know whether an item is in the main snapshot or in one of the
+//! segments ([`Segment`]) that hold later items. Slots are numbered across all of them: first the main snapshot's, then those of
+//! each segment. Tombstones mark replaced and deleted items in either, and an overlay holds changed column values of the main
+//! snapshot.
 //!
-//! A view never changes: an update makes another one, which shares all that is the same. So a request sees one position from its
-//! first step to its answer, and nobody locks anything. Filters are planned here too, and an equal filter of requests that are
-//! under way at the same time is planned once. Where a server is told to, the views of a snapshot keep some of the queries that
-//! they were asked, to calibrate by.
+//! A view is immutable: an update creates another one, which shares the unchanged parts. A request therefore sees one position
+//! throughout, without locks. Filters are planned here too; concurrent requests with equal filters share a plan. If the server is
+//! configured for it, the views of a snapshot record sampled queries for calibration.
 
 mod browse;
 mod live;
@@ -37,16 +36,16 @@ pub use browse::{COUNTED_VALUES_MAX, Category, ColumnValues};
 pub use live::{BeforeShown, Live, Shown};
 pub use segment::{Attribute, Row, Segment, item_columns};
 
-/// Plans that are remembered before those that no request holds any more are forgotten.
+/// Number of remembered plans before unused ones are removed.
 const PLANS_MIN: usize = 64;
 
-/// A snapshot at one position.
+/// Snapshot at one position.
 #[derive(Debug)]
 pub struct View {
     main: Arc<Snapshot>,
-    /// Slots of the main snapshot whose items are gone.
+    /// Deleted slots of the main snapshot.
     gone: Tombstones,
-    /// What has changed of its columns.
+    /// Changed column values of the main snapshot.
     overlay: Arc<Overlay>,
     pieces: Vec<Piece>,
     position: u64,
@@ -54,7 +53,7 @@ pub struct View {
     recorded: Arc<Recorded>,
 }
 
-/// So many of the query embeddings that a view was asked, each with the same chance (reservoir sampling, Vitter 1985).
+/// Uniform sample of the query embeddings of a view (reservoir sampling, Vitter 1985).
 #[derive(Debug, Default)]
 struct Recorded {
     most: u64,
@@ -63,19 +62,19 @@ struct Recorded {
     queries: Mutex<Vec<Vec<f32>>>,
 }
 
-/// A filter's plan for one view.
+/// Plan of a filter for one view.
 #[derive(Debug)]
 pub struct Planned {
-    /// What finds the eligible items of the main snapshot.
+    /// Plan for the main snapshot.
     pub plan: Plan,
-    /// The same for each segment.
+    /// Plan for each segment.
     pub beside: Vec<Plan>,
-    /// The filter in canonical form.
+    /// Filter in canonical form.
     pub canonical: String,
 }
 
 impl Planned {
-    /// What it took to make the plans, in nanoseconds of one core.
+    /// CPU time of planning, in nanoseconds.
     pub fn planning_ns(&self) -> f64 {
         std::iter::once(&self.plan).chain(&self.beside).map(Plan::planning_ns).sum()
     }
@@ -84,25 +83,25 @@ impl Planned {
 #[derive(Debug, Default)]
 struct Plans {
     by_canonical: HashMap<String, Weak<Planned>>,
-    /// How many there may be before the forgotten ones are removed.
+    /// Number of plans at which unused ones are removed.
     room: usize,
 }
 
-/// A segment in a view.
+/// Segment in a view.
 #[derive(Clone, Debug)]
 struct Piece {
     segment: Arc<Segment>,
-    /// Its slots whose items are gone.
+    /// Deleted slots of the segment.
     gone: Tombstones,
-    /// Its slot 0 in the view.
+    /// First slot in the numbering of the view.
     first_slot: u32,
 }
 
-/// What holds items, the main snapshot or a segment, as all of them are walked over.
+/// Main snapshot or segment, for iteration over all items.
 struct Part<'a> {
     first_slot: u32,
     columns: &'a Columns,
-    /// What has changed of these, where anything may.
+    /// Changed column values, if the part is the main snapshot.
     overlay: Option<&'a Overlay>,
     filter: &'a filter::Index,
     index: &'a ivf::Index,
@@ -111,19 +110,19 @@ struct Part<'a> {
 }
 
 impl<'a> Part<'a> {
-    /// Its slots that hold an item which is not gone.
+    /// Returns occupied slots that are not deleted.
     fn live(&self) -> impl Iterator<Item = Slot> + use<'a> {
         let gone = self.gone;
         self.index.filled_slots().filter(move |&slot| !gone.contains(slot))
     }
 
-    /// Those whose values in the column of a number have not changed.
+    /// Returns slots whose values in a column have not changed.
     fn unchanged(&self, column: usize) -> impl Iterator<Item = Slot> + use<'a> {
         let overlay = self.overlay;
         self.live().filter(move |&slot| overlay.is_none_or(|overlay| overlay.get(column, slot).is_none()))
     }
 
-    /// The others, with what they have now.
+    /// Returns changed slots with their present values.
     fn changed(&self, column: usize) -> impl Iterator<Item = (Slot, &'a Value)> + use<'a> {
         let gone = self.gone;
         let changed = self.overlay.into_iter().flat_map(move |overlay| overlay.changed(column));
@@ -140,20 +139,20 @@ impl<'a> Part<'a> {
         }
     }
 
-    /// A slot of its own as the view counts them.
+    /// Converts a slot of the part to the numbering of the view.
     fn in_view(&self, slot: Slot) -> Slot {
         Slot(self.first_slot + slot.0)
     }
 }
 
 impl View {
-    /// The view of a snapshot without updates.
+    /// Creates the view of a snapshot without updates.
     pub fn new(main: Arc<Snapshot>) -> Self {
         let gone = View::gone_of(&main);
         View::at(main.manifest.position, main, gone, Vec::new())
     }
 
-    /// What is gone of a snapshot before any update: of one that was emptied, the item that is left in its files.
+    /// Returns the deleted slots of a snapshot before any update: an emptied snapshot keeps one item in its files.
     pub fn gone_of(main: &Snapshot) -> Tombstones {
         let mut gone = Tombstones::default();
         if main.manifest.is_emptied() {
@@ -164,8 +163,8 @@ impl View {
         gone
     }
 
-    /// The view of a snapshot at a position of its updates: less what is `gone` of it, and with what `segments` hold, each less
-    /// what is gone of it.
+    /// Creates the view of a snapshot at a position of its updates, with the snapshot's deleted slots `gone`, and segments with
+    /// theirs.
     pub fn at(position: u64, main: Arc<Snapshot>, gone: Tombstones, segments: Vec<(Arc<Segment>, Tombstones)>) -> Self {
         let mut next = main.index.slots() as u32;
         let piece = |(segment, gone): (Arc<Segment>, Tombstones)| {
@@ -178,25 +177,25 @@ impl View {
         View { main, gone, overlay, pieces, position, plans: Mutex::default(), recorded: Arc::default() }
     }
 
-    /// The same view, in which attributes of the main snapshot's items have changed.
+    /// Adds changed attributes of the main snapshot's items to the view.
     #[must_use]
     pub fn with_changes(self, overlay: Overlay) -> Self {
         View { overlay: Arc::new(overlay), ..self }
     }
 
-    /// The same view, keeping up to so many of the query embeddings that it and those after it will be asked.
+    /// Makes the view and its successors record at most `most` query embeddings.
     #[must_use]
     pub fn recording(self, most: usize) -> Self {
         View { recorded: Arc::new(Recorded { most: most as u64, ..Recorded::default() }), ..self }
     }
 
-    /// The same view, which goes on with what an earlier one of the snapshot has recorded.
+    /// Continues the recording of an earlier view of the snapshot.
     #[must_use]
     fn after(self, earlier: &View) -> Self {
         View { recorded: earlier.recorded.clone(), ..self }
     }
 
-    /// Takes note of the query embeddings `[Tq, D]` of a user, where the view records some.
+    /// Records the query embeddings `[Tq, D]` of a user, if recording is enabled.
     pub fn record(&self, user: &[f32]) {
         let Recorded { most, asked, chance, queries } = &*self.recorded;
         if *most == 0 {
@@ -215,17 +214,17 @@ impl View {
         }
     }
 
-    /// The query embeddings that were recorded, or `None` where the view records none.
+    /// Returns the recorded query embeddings, or `None` if recording is disabled.
     pub fn recorded(&self) -> Option<Vec<Vec<f32>>> {
         (self.recorded.most > 0).then(|| locked(&self.recorded.queries).clone())
     }
 
-    /// The main snapshot.
+    /// Main snapshot.
     pub fn main(&self) -> &Arc<Snapshot> {
         &self.main
     }
 
-    /// The position of the updates that are seen.
+    /// Position of the last visible update.
     pub fn position(&self) -> u64 {
         self.position
     }
@@ -235,7 +234,7 @@ impl View {
         self.main.index.items() - self.gone.len() + self.fresh_items()
     }
 
-    /// Number of items of all shards, as far as it is known here: updates of others are not.
+    /// Number of items of all shards. Updates of other shards are not known here and not counted.
     pub fn items_of_all(&self) -> usize {
         match self.main.manifest.shard {
             Some(part) => part.items.max(self.items()),
@@ -243,38 +242,38 @@ impl View {
         }
     }
 
-    /// Number of items that do not lie in the main snapshot.
+    /// Number of items in segments.
     pub fn fresh_items(&self) -> usize {
         self.pieces.iter().map(|piece| piece.segment.index().items() - piece.gone.len()).sum()
     }
 
-    /// Number of items of the main snapshot that have changed where they lie.
+    /// Number of items of the main snapshot that have changed in place.
     pub fn changed_items(&self) -> usize {
         self.overlay.len()
     }
 
-    /// Bytes in memory of what changes in place and of segments, where the caller does not know one: `is_known` says so of each.
+    /// Bytes in memory of the overlay and of those segments for which `is_known` returns false.
     pub fn bytes_beside(&self, mut is_known: impl FnMut(&Arc<Segment>) -> bool) -> u64 {
         let segments = self.pieces.iter().map(|piece| &piece.segment).filter(|segment| !is_known(segment));
         (self.overlay.bytes() + segments.map(|segment| segment.bytes()).sum::<usize>()) as u64
     }
 
-    /// How full the room is that updates have beside the main snapshot: a share of the items or of the bytes that may lie there,
-    /// whichever is more. From 1 on no more must come.
+    /// Fill level of the delta: the larger of its shares of the permitted items and bytes. From 1 on, no more updates may be
+    /// accepted.
     pub fn fullness(&self) -> f64 {
         let items = FRESH_ITEMS.max(self.main.index.items());
         let bytes = FRESH_BYTES.max(self.main.manifest.bytes());
         (self.fresh_items() as f64 / items as f64).max(self.bytes_beside(|_| false) as f64 / bytes as f64)
     }
 
-    /// What updates have made of the main snapshot, as a share of its items: items that lie beside it, slots whose items are gone,
-    /// and items that have changed where they lie. A search pays for all of them.
+    /// Size of the delta as a share of the main snapshot's items: added items, deleted slots, and items changed in place.
+    /// Searches pay for all of them.
     pub fn drift(&self) -> f64 {
         let gone = self.pieces.iter().map(|piece| piece.gone.len()).sum::<usize>() + self.gone.len();
         (self.fresh_items() + gone + self.changed_items()) as f64 / self.main.index.items().max(1) as f64
     }
 
-    /// Share of the model's items that a search of this view looks at: all of them, where nothing of the model is left out.
+    /// Share of the model's items that a search of this view covers; 1 if no shard is missing.
     pub fn coverage(&self) -> f64 {
         match self.main.manifest.items_of_all() {
             0 => 1.0,
@@ -282,17 +281,17 @@ impl View {
         }
     }
 
-    /// The main snapshot and what lies beside it, as they are searched.
+    /// Returns the main snapshot and the segments, as search operates on them.
     pub fn parts(&self) -> Vec<CataloguePart<'_>> {
         self.all_parts().map(|part| part.searched()).collect()
     }
 
-    /// All items as they are searched, given [`View::parts`].
+    /// Returns the searchable catalogue over the result of [`View::parts`].
     pub fn catalogue<'a>(&self, parts: &'a [CataloguePart<'a>]) -> Catalogue<'a> {
         Catalogue { parts, probes_max: self.main.recipe.serving.probes_max_of(self.main.index.lists()) }
     }
 
-    /// The piece that holds a slot, and the slot in it; `None` for one of the main snapshot.
+    /// Returns the segment that holds a slot, and the slot in it; `None` for the main snapshot.
     fn piece(&self, slot: Slot) -> Option<(&Piece, Slot)> {
         let at = self.pieces.partition_point(|piece| piece.first_slot <= slot.0).checked_sub(1)?;
         Some((&self.pieces[at], Slot(slot.0 - self.pieces[at].first_slot)))
@@ -303,7 +302,7 @@ impl View {
         self.main.index.dimension()
     }
 
-    /// Where an item lies, or `None` where the view does not hold it.
+    /// Returns the slot of an item, or `None` if the view does not hold it.
     pub fn slot(&self, id: ItemId) -> Option<Slot> {
         let of_main = || self.main.ids.slot(id).filter(|&slot| !self.gone.contains(slot));
         let of_piece = |piece: &Piece| {
@@ -313,7 +312,7 @@ impl View {
         self.pieces.iter().find_map(of_piece).or_else(of_main)
     }
 
-    /// The item in a slot that holds one.
+    /// Returns the item id of an occupied slot.
     pub fn id(&self, slot: Slot) -> ItemId {
         match self.piece(slot) {
             Some((piece, slot)) => piece.segment.ids().item(slot),
@@ -321,12 +320,12 @@ impl View {
         }
     }
 
-    /// The order of items with their scores: the best first, equal ones by id.
+    /// Compares items by descending score, then by id.
     pub fn best_first(&self, (score, slot): &(f32, Slot), (other, other_slot): &(f32, Slot)) -> Ordering {
         by_score(*score, *other).then_with(|| self.id(*slot).cmp(&self.id(*other_slot)))
     }
 
-    /// The main snapshot, then the segments.
+    /// Returns the main snapshot, then the segments.
     fn all_parts(&self) -> impl Iterator<Item = Part<'_>> {
         let Snapshot { columns, filter, index, ids, .. } = &*self.main;
         let main = Part { first_slot: 0, columns, overlay: Some(&self.overlay), filter, index, ids, gone: &self.gone };
@@ -342,18 +341,17 @@ impl View {
         std::iter::once(main).chain(beside)
     }
 
-    /// The slots of the main snapshot whose items are gone.
+    /// Deleted slots of the main snapshot.
     pub fn gone(&self) -> &Tombstones {
         &self.gone
     }
 
-    /// What lies beside the main snapshot, in ascending order of its slots: the first slot of each segment in the view, and those
-    /// of its own slots whose items are gone.
+    /// Returns the segments in ascending order of their slots: the first slot in the view, the segment, and its deleted slots.
     pub fn segments(&self) -> impl ExactSizeIterator<Item = (u32, &Arc<Segment>, &Tombstones)> {
         self.pieces.iter().map(|piece| (piece.first_slot, &piece.segment, &piece.gone))
     }
 
-    /// Whether the item of a slot that holds one is not gone.
+    /// Returns whether the item of an occupied slot is not deleted.
     pub fn is_live(&self, slot: Slot) -> bool {
         match self.piece(slot) {
             Some((piece, own)) => !piece.gone.contains(own),
@@ -361,12 +359,12 @@ impl View {
         }
     }
 
-    /// The slots that hold items, those of the main snapshot first.
+    /// Returns the slots of live items, the main snapshot's first.
     pub fn filled_slots(&self) -> impl Iterator<Item = Slot> + '_ {
         self.all_parts().flat_map(|part| part.live().map(move |slot| part.in_view(slot)))
     }
 
-    /// The list of the main snapshot that a slot belongs to.
+    /// Returns the inverted list of the main snapshot that a slot belongs to.
     pub fn list_of(&self, slot: Slot) -> u32 {
         match self.piece(slot) {
             Some((piece, slot)) => piece.segment.list_of(slot),
@@ -374,12 +372,12 @@ impl View {
         }
     }
 
-    /// Whether the item of a slot is unlike those that the lists of the main snapshot were made for.
+    /// Returns whether the item of a slot is unlike those that the main snapshot's lists were trained for.
     pub fn is_stray(&self, slot: Slot) -> bool {
         self.piece(slot).is_some_and(|(piece, slot)| piece.segment.is_stray(slot))
     }
 
-    /// About how many items are: those of each segment, whichever of its items are gone.
+    /// Approximate number of strays: those of each segment, including deleted ones.
     pub fn strays(&self) -> usize {
         let of_piece = |Piece { segment, gone, .. }: &Piece| segment.strays().min(segment.index().items() - gone.len());
         self.pieces.iter().map(of_piece).sum()
@@ -390,7 +388,7 @@ impl View {
         self.strays() as f64 / self.main.index.items().max(1) as f64
     }
 
-    /// The row of a slot in f32, `[D]`, as exact as it is kept.
+    /// Decodes the row of a slot to f32, `[D]`, as exactly as it is stored.
     pub fn row(&self, slot: Slot, out: &mut [f32]) {
         match self.piece(slot) {
             Some((piece, slot)) => piece.segment.index().row(slot, out),
@@ -398,7 +396,7 @@ impl View {
         }
     }
 
-    /// Appends the rows of `[[item.vectors]]` of the item in a slot, as they are stored.
+    /// Appends the rows of `[[item.vectors]]` of the item in a slot, in storage format.
     pub fn read_vectors(&self, rows: &VectorRows<'_>, slot: Slot, out: &mut Vec<u8>) {
         match self.piece(slot) {
             Some((piece, slot)) => rows.read(piece.segment.vectors(), slot, out),
@@ -406,10 +404,10 @@ impl View {
         }
     }
 
-    /// The products of a vector with the rows of ascending slots.
+    /// Computes the dot products of a vector with the rows of ascending slots.
     ///
     /// # Panics
-    /// Where `out` is not as long as `slots`.
+    /// If `out` is not as long as `slots`.
     pub fn products(&self, vector: &[f32], slots: &[Slot], out: &mut [f32]) {
         let mut from = 0;
         for part in slots.chunk_by(|a, b| self.first_of(*a) == self.first_of(*b)) {
@@ -422,15 +420,15 @@ impl View {
         }
     }
 
-    /// The first slot of what holds a slot.
+    /// Returns the first slot of the part that holds a slot.
     fn first_of(&self, slot: Slot) -> u32 {
         self.piece(slot).map_or(0, |(piece, _)| piece.first_slot)
     }
 
-    /// Writes what the reranker reads of the items in some slots as rows.
+    /// Writes the candidate features that the reranker reads as rows.
     ///
     /// # Panics
-    /// Where there is no room for these.
+    /// If `given` has fewer rows than `slots`.
     pub fn write_candidates(&self, slots: &[Slot], mut given: InputRows<'_>) {
         let mut first = 0;
         for run in slots.chunk_by(|a, b| self.piece(*a).is_none() && self.piece(*b).is_none()) {
@@ -443,17 +441,17 @@ impl View {
         }
     }
 
-    /// True where nothing has changed since the main snapshot was published.
+    /// Returns whether nothing has changed since the main snapshot was published.
     pub fn is_bare(&self) -> bool {
         self.gone.is_empty() && self.overlay.is_empty() && self.pieces.is_empty()
     }
 
-    /// The names of the columns that the reranker and the value model read.
+    /// Names of the columns that the reranker and the value model read.
     pub fn numbers(&self) -> impl ExactSizeIterator<Item = &str> {
         self.main.numbers.iter().map(|(name, _)| name.as_str())
     }
 
-    /// The values of one of [`View::numbers`] at many slots, appended to `out`.
+    /// Appends the values of one of [`View::numbers`] at several slots to `out`.
     pub fn read_numbers(&self, column: usize, slots: impl Iterator<Item = Slot>, out: &mut Vec<f32>) {
         let (name, of_main) = &self.main.numbers[column];
         let number = (!self.overlay.is_empty()).then(|| self.main.columns.number(name).ok()).flatten();
@@ -470,42 +468,42 @@ impl View {
         }));
     }
 
-    /// The item columns of all slots.
+    /// Returns the item columns of all slots.
     pub fn columns(&self) -> Stacked {
         let others = self.pieces.iter().map(|piece| (piece.first_slot, piece.segment.columns().clone()));
         Stacked::new(self.main.columns.clone(), self.overlay.clone(), others.collect())
     }
 
-    /// An item column by its name.
+    /// Returns an item column by name.
     ///
     /// # Errors
-    /// `Invalid` naming the columns that there are.
+    /// `Invalid` naming the existing columns.
     pub fn column(&self, name: &str) -> Result<&Column> {
         self.main.columns.column(name)
     }
 
-    /// The reranker, where the model has one.
+    /// Reranker of the model, if it has one.
     pub fn overarch(&self) -> Option<&OverArch> {
         self.main.package.overarch.as_ref()
     }
 
-    /// The value model.
+    /// Value model.
     pub fn value(&self) -> &Program {
         &self.main.value
     }
 
-    /// So many items of the main snapshot that pass a filter are searched one by one: of a shard the share of them that is of the whole, so
-    /// that all shards search as the whole does.
+    /// Maximum number of matching items of the main snapshot that are scored one by one. A shard takes its share of the total, so
+    /// that all shards search in the same way as an unsharded index.
     fn slots_max(&self) -> usize {
         let index = &self.main.index;
         let of_whole = self.main.manifest.shard.map_or(1.0, |part| index.items() as f64 / part.items.max(1) as f64);
         (index.slots_max() as f64 * of_whole.min(1.0)) as usize
     }
 
-    /// The plan of a filter; requests that are under way with an equal one share it.
+    /// Returns the plan of a filter; concurrent requests with an equal filter share it.
     ///
     /// # Errors
-    /// What is wrong with the filter, with the byte offset.
+    /// The syntax or type error of the filter, with its byte offset.
     pub fn plan(&self, filter: &str) -> Result<Arc<Planned>> {
         let parsed = filter::parse(filter)?.canonical();
         let canonical = parsed.to_string();
@@ -529,7 +527,7 @@ impl View {
         Ok(planned)
     }
 
-    /// The items that pass a filter, those of the main snapshot first.
+    /// Returns the items that match a filter, the main snapshot's first.
     ///
     /// # Errors
     /// As [`View::plan`].

@@ -1,10 +1,10 @@
-//! Items that came after the main snapshot: a small snapshot of their own, without a model.
+//! Segment of the delta: a small snapshot of added items, without a model.
 //!
-//! A segment has all that a search needs of items (rows, planes and posting lists, columns, ids) in the formats of the main
-//! snapshot, built and opened by the same code. So a filter means the same there, values that the main snapshot has never seen
-//! have codes of the segment's own, and nothing of the main snapshot has to grow. Many items lie in the lists of the main
-//! snapshot, where a search probes the same lists in both; few lie in a single list, all of which is scanned. Items of a kind that these
-//! lists were not made for ([`Row::is_stray`]) lie in lists of the segment's own.
+//! A segment holds everything that a search needs of items (rows, Bloom planes, posting lists, columns, ids) in the formats of
+//! the main snapshot, built and opened by the same code. A filter therefore means the same there, new values get codes of the
+//! segment's own, and the main snapshot never grows. If a segment has many items, they are in the inverted lists of the main
+//! snapshot, and a search probes the same lists in both. If it has few, they are in a single list that is scanned completely.
+//! Items that these lists were not trained for ([`Row::is_stray`]) are in lists of the segment's own.
 
 use std::borrow::Cow;
 
@@ -17,22 +17,22 @@ use sterling_index::ivf::{self, Assigner, CodedRow};
 use sterling_snapshot::{CandidateRows, Ids, ItemParts, RowSources, Snapshot, VectorRows, ids};
 use sterling_storage::files::TensorFile;
 
-/// The values of one attribute of an item.
+/// Values of one attribute of an item.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub enum Attribute {
-    /// None.
+    /// No value.
     #[default]
     Missing,
-    /// Of a column of integers.
+    /// Values of an integer column.
     Integers(Vec<i64>),
-    /// Of a column of texts.
+    /// Values of a text column.
     Texts(Vec<String>),
-    /// Of a column of numbers.
+    /// Value of a numeric column.
     Number(f64),
 }
 
 impl Attribute {
-    /// What it holds, in a word or two.
+    /// Short description of the kind of value.
     pub fn kind(&self) -> &'static str {
         match self {
             Attribute::Missing => "nothing",
@@ -67,24 +67,24 @@ impl From<&Attribute> for Value {
     }
 }
 
-/// An item on its way into a segment.
+/// Item to be added to a segment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
-    /// The user's id.
+    /// Item id of the user.
     pub id: i64,
-    /// Its list in the main snapshot.
+    /// Inverted list in the main snapshot.
     pub list: u32,
-    /// Whether it is unlike the items that the main snapshot's lists were made for ([`Assigner::is_stray`]).
+    /// Whether it is unlike the items that the main snapshot's lists were trained for ([`Assigner::is_stray`]).
     pub is_stray: bool,
-    /// Its vector, as the main snapshot's index keeps those of its items.
+    /// Embedding, encoded like those of the main snapshot's index.
     pub vector: CodedRow,
-    /// The rows of `[[item.vectors]]`, as they are stored ([`VectorRows`]).
+    /// Rows of `[[item.vectors]]` in storage format ([`VectorRows`]).
     pub kept: Vec<u8>,
-    /// One a column of the main snapshot, in their order and of their kinds.
+    /// One attribute per column of the main snapshot, in the same order and of the same kind.
     pub attributes: Vec<Attribute>,
 }
 
-/// Items that came after the main snapshot. Nothing of it changes.
+/// Items added after the main snapshot. Immutable.
 #[derive(Debug)]
 pub struct Segment {
     index: ivf::Index,
@@ -94,20 +94,20 @@ pub struct Segment {
     candidates: CandidateRows,
     numbers: Vec<Vec<f32>>,
     vectors: Vec<Table>,
-    /// The list of each slot in the main snapshot.
+    /// Inverted list of each slot in the main snapshot.
     lists: Vec<u32>,
-    /// Of each slot whether it holds a stray, and how many do.
+    /// Whether each slot holds a stray, and the number of strays.
     is_stray: Vec<bool>,
     strays: usize,
-    /// Bytes of its files, were it written.
+    /// Bytes of its files, if it were written.
     bytes: usize,
 }
 
 impl Segment {
-    /// A segment of at least one row; no two have one id.
+    /// Builds a segment of at least one row; ids are distinct.
     ///
     /// # Errors
-    /// `Overloaded` where the memory cannot be had.
+    /// `Overloaded` if memory is exhausted.
     pub fn build(main: &Snapshot, assigner: &Assigner, rows: &[&Row]) -> Result<Self> {
         let vectors: Vec<&CodedRow> = rows.iter().map(|row| &row.vector).collect();
         let lists: Vec<u32> = rows.iter().map(|row| row.list).collect();
@@ -154,17 +154,17 @@ impl Segment {
         Ok(Segment { index, filter, columns, ids, candidates, numbers, vectors, lists, is_stray, strays, bytes })
     }
 
-    /// Bytes that it takes in memory, but for a few of each item.
+    /// Bytes in memory, up to a few per item.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// The item index.
+    /// Item index.
     pub fn index(&self) -> &ivf::Index {
         &self.index
     }
 
-    /// Planes and posting lists.
+    /// Bloom planes and posting lists.
     pub fn filter(&self) -> &filter::Index {
         &self.filter
     }
@@ -174,42 +174,43 @@ impl Segment {
         &self.columns
     }
 
-    /// Which slot holds which item.
+    /// Mapping between slots and items.
     pub fn ids(&self) -> &Ids {
         &self.ids
     }
 
-    /// What the reranker reads of candidates as rows.
+    /// Candidate features that the reranker reads as rows.
     pub fn candidates(&self) -> &CandidateRows {
         &self.candidates
     }
 
-    /// The numeric columns that the reranker and the value model read, in the order of the main snapshot's.
+    /// Numeric columns that the reranker and the value model read, in the order of the main snapshot's.
     pub fn numbers(&self) -> &[Vec<f32>] {
         &self.numbers
     }
 
-    /// The tensors of `[[item.vectors]]`, each a table of one row a slot.
+    /// Tensors of `[[item.vectors]]`, each a table with one row per slot.
     pub fn vectors(&self) -> &[Table] {
         &self.vectors
     }
 
-    /// The list of a slot in the main snapshot.
+    /// Inverted list of a slot in the main snapshot.
     pub fn list_of(&self, slot: Slot) -> u32 {
         self.lists[slot.index()]
     }
 
-    /// Whether the item in a slot is unlike those that the main snapshot's lists were made for.
+    /// Returns whether the item in a slot is unlike those that the main snapshot's lists were trained for.
     pub fn is_stray(&self, slot: Slot) -> bool {
         self.is_stray[slot.index()]
     }
 
-    /// How many items are.
+    /// Number of strays.
     pub fn strays(&self) -> usize {
         self.strays
     }
 
-    /// The item in a slot that holds one, as it went in. `assigner` is that of the main snapshot, `rows` are those of the model.
+    /// Returns the item of an occupied slot, as it was added. `assigner` is that of the main snapshot, `rows` are those of the
+    /// model.
     pub fn item(&self, assigner: &Assigner, rows: &VectorRows<'_>, slot: Slot) -> Row {
         let mut kept = Vec::with_capacity(rows.bytes());
         rows.read(&self.vectors, slot, &mut kept);
@@ -224,7 +225,7 @@ impl Segment {
     }
 }
 
-/// Attributes as columns like those of `like`; `attribute` gives the one of a row, of `rows` in all, in the column of a number.
+/// Builds columns of the same kinds as `like`; `attribute` returns the value of a row (below `rows`) in a column.
 ///
 /// # Errors
 /// `Invalid` for more values than a column holds.

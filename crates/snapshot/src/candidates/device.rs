@@ -1,4 +1,4 @@
-//! The rows of candidates in the memory of a device.
+//! Rows of candidates in the memory of a GPU.
 
 use std::sync::Arc;
 
@@ -13,36 +13,37 @@ use sterling_cuda::spare::{Lent, Spare};
 use sterling_embedding::DeviceTables;
 use sterling_embedding::device::{rows_of, whole};
 
-/// What a reranker on a device reads of candidates as rows, side by side.
+/// Rows that a reranker on a GPU reads per candidate, concatenated.
 #[derive(Debug)]
 pub struct DeviceCandidates {
     parts: Vec<DevicePart>,
-    /// Numbers of all rows of a candidate.
+    /// Number of values per candidate.
     width: usize,
 }
 
 #[derive(Debug)]
 struct DevicePart {
-    /// The first of its numbers.
+    /// First value of this input within a candidate's values.
     column: usize,
-    /// None for the row of the index.
+    /// Table and keys; `None` for the row of the index.
     table: Option<(Arc<TableRows>, SlotKeys)>,
-    /// Places behind its keys, where slots have several.
+    /// Free space behind the keys, for inputs with several keys per slot.
     spare_keys: Arc<Spare>,
 }
 
-/// The rows of a table that the values of each slot take, and where those of each slot start, where it may have several.
+/// Table rows of each slot's values, and the start of each slot's keys if slots may have several.
 struct HostKeys {
     keys: Vec<u32>,
     offsets: Option<Vec<u32>>,
 }
 
 impl DeviceCandidates {
-    /// Copies what a card has of what rows of candidates are made of, but for the index, with room for `spare` slots more, of as many keys
-    /// as slots have on average; tables that others have copied stay where they are.
+    /// Copies to a GPU its partition of the inputs' rows, except those of the index. Reserves room for `spare` more slots, with
+    /// as many keys per slot as the average. Tables that are already on the device are shared.
     ///
     /// # Errors
-    /// `Unsupported` for sequences, and for a table of more rows than a key tells apart; `Overloaded` where the device has not enough memory.
+    /// `Unsupported` for sequences, and for a table with more rows than a key can address; `Overloaded` if the device lacks
+    /// memory.
     pub fn copy(
         device: &Device,
         rows: &CandidateRows,
@@ -82,11 +83,11 @@ impl DeviceCandidates {
         Ok(DeviceCandidates { parts, width: column })
     }
 
-    /// Puts what a card has of what other rows are made of in the place of spare slots from `first` on, of which one more than they have is theirs.
-    /// Their keys lie where they are lent a place, as long as that is kept.
+    /// Writes this GPU's partition of the rows of a segment to spare slots from `first` on; the segment has one spare slot more
+    /// than it has items. Keys are written to a leased range, which stays valid as long as the returned leases.
     ///
     /// # Errors
-    /// `Overloaded` where there is no place; `Internal` for other parts than these; as [`DeviceCandidates::copy`].
+    /// `Overloaded` if there is no room; `Internal` if the inputs differ from these; as [`DeviceCandidates::copy`].
     pub fn put(&self, (rows, cut): (&CandidateRows, &ListCut), first: u32) -> Result<Vec<Lent>> {
         let mut lent = Vec::new();
         if rows.parts.len() != self.parts.len() {
@@ -98,7 +99,8 @@ impl DeviceCandidates {
             match (&part.lies, &on_device.table) {
                 (Lies::Index, None) => {}
                 (Lies::Kept(table), Some((to, _))) => {
-                    // What comes later is kept as exact as it is made; on a device all rows of a table are alike.
+                    // New rows have the precision in which they were computed; on a device, all rows of a table have the same
+                    // format.
                     let converted =
                         (table.spec().format != to.format).then(|| table.converted(to.format)).transpose()?;
                     let rows = whole(converted.as_ref().unwrap_or(table))?;
@@ -130,11 +132,11 @@ impl DeviceCandidates {
         Ok(lent)
     }
 
-    /// Writes the rows of candidates and, after them, the numbers at `columns`: `[queries, stride, out_stride]`. `addresses` are those of
-    /// columns of one number a slot, 0 for the retrieval score, which `similarity` has.
+    /// Writes the rows of candidates followed by one number per column: `[queries, stride, out_stride]`. `addresses` are device
+    /// addresses of columns with one number per slot; 0 stands for the retrieval score in `similarity`.
     ///
     /// # Errors
-    /// `Internal` for arrays that are too short or where a launch fails.
+    /// `Internal` for arrays that are too short, or if the launch fails.
     pub fn gather(
         &self,
         device: &Device,
@@ -158,7 +160,7 @@ impl DeviceCandidates {
 }
 
 impl Keys {
-    /// The rows of each slot's values, as a device takes them.
+    /// Returns the keys of each slot in the device's format.
     fn host(&self) -> Result<HostKeys> {
         let key = |row: i64| match u32::try_from(row) {
             Ok(row) if row != SlotKeys::NONE => Ok(row),

@@ -1,17 +1,17 @@
-//! Columns of Arrow, as Parquet files and bodies of requests have them, as values.
+//! Conversion of Arrow columns, from Parquet files and request bodies, to values.
 //!
-//! Types of files are those of Parquet itself: what a writer notes of its own types beside them (dictionaries, views, fixed or large
-//! lists) says how it held the values and is passed over, so that all writers read alike.
+//! File types are those of Parquet itself. The Arrow schema that a writer stores with the file (dictionaries, views, fixed or
+//! large lists) only describes its memory layout and is ignored, so that files of all writers are read alike.
 //!
-//! | Arrow | becomes |
+//! | Arrow | value |
 //! |---|---|
-//! | integers of up to 64 bits, unsigned ones where they fit | an integer |
-//! | dates, times, timestamps | an integer in the unit of the file, which a note in the log names |
-//! | floats | a number |
-//! | decimals | an integer where no digits stand behind the point, else a number where 15 digits are enough for it |
-//! | strings, booleans | a text |
-//! | lists of these | several of them, or a vector where they are floats |
-//! | nulls of no type | nothing |
+//! | integers of up to 64 bits; unsigned ones if they fit | integer |
+//! | dates, times, timestamps | integer in the unit of the file, which the log notes |
+//! | floats | number |
+//! | decimals | integer if the scale has no fraction digits, else number if 15 digits suffice |
+//! | strings, booleans | text |
+//! | lists of these | list of values, or a vector for floats |
+//! | untyped nulls | missing |
 
 use std::fmt::Debug;
 
@@ -28,9 +28,9 @@ use super::builder::Cell;
 use sterling_core::error::{Error, Result};
 use sterling_core::request;
 
-/// Every decimal of so many digits is another f64.
+/// Number of digits up to which distinct decimals are distinct f64 values.
 const DIGITS_MAX: u32 = 15;
-/// Every power of ten up to this is an f64.
+/// Largest exponent up to which powers of ten are exact in f64.
 const POWER_MAX: i8 = 22;
 
 pub(super) fn list_of(kind: &DataType) -> Option<&DataType> {
@@ -40,7 +40,7 @@ pub(super) fn list_of(kind: &DataType) -> Option<&DataType> {
     }
 }
 
-/// What a one means in a type of times.
+/// Returns the unit of a temporal type.
 pub(super) fn unit(kind: &DataType) -> Option<&'static str> {
     match kind {
         DataType::Date32 => Some("days since 1970-01-01"),
@@ -61,18 +61,18 @@ pub(super) fn unit(kind: &DataType) -> Option<&'static str> {
     }
 }
 
-/// The few types that all others are brought to.
+/// Types to which all others are converted.
 #[derive(Debug)]
 enum Values {
     Nothing,
     Integers(Int64Array),
     Texts(StringArray),
     Numbers(Float64Array),
-    /// Of lists alone.
+    /// Elements of float lists.
     Vectors(Float32Array),
 }
 
-/// A column of a batch: its values, and which of them each row has where rows have several.
+/// Column of a batch: its values, and for list columns the range of each row.
 #[derive(Debug)]
 pub struct ArrowColumn {
     values: Values,
@@ -80,16 +80,16 @@ pub struct ArrowColumn {
 }
 
 impl ArrowColumn {
-    /// Reads a column; `first_row` is the row of the file that the array starts at.
+    /// Reads a column; `first_row` is the file row number of its first row.
     ///
     /// # Errors
-    /// `Unsupported` for other types than those above; `Invalid` with the row of a value that would be lost.
+    /// `Unsupported` for types not listed above; `Invalid` with the row of a value that cannot be represented.
     pub fn read(array: &ArrayRef, first_row: usize) -> Result<Self> {
         let Some(list) = array.as_list_opt::<i32>() else {
             let values = Values::read(array, false, |at| first_row + at)?;
             return Ok(ArrowColumn { values, lists: None });
         };
-        // Of a part of an array its own values alone.
+        // A sliced array references only part of its values.
         let (first, end) = (list.offsets()[0], list.offsets()[list.len()]);
         let offsets: ScalarBuffer<i32> = list.offsets().iter().map(|offset| offset - first).collect();
         let (offsets, values) =
@@ -99,7 +99,7 @@ impl ArrowColumn {
         Ok(ArrowColumn { values, lists: Some((array.clone(), offsets)) })
     }
 
-    /// The values that a row brings; none where it has none, or a number that is none.
+    /// Returns the values of a row; `None` for a missing value or NaN.
     ///
     /// # Errors
     /// `Invalid` for a null inside a list.
@@ -114,7 +114,7 @@ impl ArrowColumn {
         })
     }
 
-    /// The number of a row with all of its digits, where rows are single floats and this one has one.
+    /// Returns the f64 of a row, without rounding to f32, if the column holds single floats and the row has one.
     pub fn double(&self, row: usize) -> Option<f64> {
         match self {
             ArrowColumn { values: Values::Numbers(values), lists: None } => {
@@ -124,7 +124,7 @@ impl ArrowColumn {
         }
     }
 
-    /// The values of a column of integers, one a row.
+    /// Returns the values of a column with one integer per row.
     pub(super) fn integers(&self) -> Option<&Int64Array> {
         match self {
             ArrowColumn { values: Values::Integers(values), lists: None } => Some(values),
@@ -153,7 +153,7 @@ impl ArrowColumn {
 }
 
 impl Values {
-    /// `row` tells the row of the file that a value of the array belongs to.
+    /// Converts an array; `row` maps a position in the array to its file row.
     fn read(array: &ArrayRef, in_lists: bool, row: impl Fn(usize) -> usize) -> Result<Self> {
         let array = array.as_ref();
         Ok(match array.data_type() {
@@ -201,12 +201,12 @@ impl Values {
     }
 }
 
-/// The error of a value that is lost, with its row.
+/// Returns the error of a value that cannot be represented, with its row.
 fn lost(got: &dyn Debug, row: usize, expected: &str) -> Error {
     Error::invalid(format!("got {got:?}, expected {expected}")).within(format!("row {}", row + 1))
 }
 
-/// Integers and times of any width.
+/// Converts integers and temporal values of any width.
 fn integers<T: ArrowPrimitiveType>(values: &PrimitiveArray<T>, row: impl Fn(usize) -> usize) -> Result<Int64Array> {
     let made: Int64Array = values.unary_opt(ArrowNativeType::to_i64);
     match (0..values.len()).find(|&at| made.is_null(at) && values.is_valid(at)) {
@@ -215,7 +215,7 @@ fn integers<T: ArrowPrimitiveType>(values: &PrimitiveArray<T>, row: impl Fn(usiz
     }
 }
 
-/// Decimals of a column: integers where none has digits behind the point, else the numbers of the same digits.
+/// Converts decimals: to integers if the scale has no fraction digits, else to the floats of the same digits.
 fn decimals(
     unscaled: &PrimitiveArray<Decimal128Type>,
     scale: i8,
@@ -238,7 +238,7 @@ fn decimals(
             (digits, scale) = (digits / 10, scale - 1);
         }
         match digits.unsigned_abs() < 10u128.pow(DIGITS_MAX) && scale <= POWER_MAX {
-            // Of two exact numbers the quotient is the nearest f64.
+            // The quotient of two exact numbers is the nearest f64.
             true => Ok(digits as f64 / 10f64.powi(i32::from(scale))),
             false => Err(lost(at, &format!("at most {DIGITS_MAX} digits, which a float keeps"))),
         }

@@ -1,4 +1,4 @@
-//! Columns that grow item by item and take their type from the first value that has one.
+//! Columns that grow item by item and take their type from the first typed value.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use sterling_core::error::{Error, Result};
 use sterling_index::columns::{ItemColumn, ItemValues, text_bytes, values_end};
 use sterling_storage::rows::{RowWriter, Spill};
 
-/// One value of an item as a file may hold it.
+/// A value of an item in an item file.
 #[derive(Clone)]
 pub(super) enum Cell {
     Missing,
@@ -18,7 +18,7 @@ pub(super) enum Cell {
 }
 
 impl Cell {
-    /// Bytes of memory in a column: offset or number, and values.
+    /// Returns the bytes of memory that the cell needs in a column: offset or number, and values.
     fn bytes(&self) -> u64 {
         let values = match self {
             Cell::Integers(values) => size_of_val(values.as_slice()),
@@ -118,8 +118,7 @@ impl Column {
         Ok(())
     }
 
-    /// The integers so far as floats, for a `number` that is none: a column of whole numbers in which a fraction turns up was
-    /// one of numbers all along, if every one of them is kept.
+    /// Converts the column's integers to floats when a number follows that is not an integer, if every integer is exact as f64.
     fn as_floats(&self, number: f64) -> Result<Growing> {
         let Growing::Integers { offsets, values } = &self.values else { return Ok(Growing::Untyped) };
         let got = format!("a number, {number}");
@@ -142,24 +141,24 @@ impl Column {
     }
 }
 
-/// The float that is the integer, where there is one.
+/// Returns the float that equals the integer, if there is one.
 fn exact(integer: i64) -> Option<f64> {
     let float = integer as f64;
     (float as i128 == i128::from(integer)).then_some(float)
 }
 
-/// An item file on its way into [`Items`].
+/// Builder of [`Items`] from item files.
 pub(super) struct Builder {
     ids: Vec<i64>,
-    /// Number of the first item of each file.
+    /// Index of the first item of each file.
     files: Vec<usize>,
-    /// Cells that all items of the file have which do not name them.
+    /// Cells of the current file that apply to items without their own value, such as partition columns.
     of_file: Vec<(String, Cell)>,
     columns: Vec<Column>,
     by_name: BTreeMap<String, usize>,
-    /// Of each column of vectors.
+    /// Storage for vector columns.
     spill: Spill,
-    /// Bytes of all else.
+    /// Bytes of memory of all other columns.
     taken: u64,
 }
 
@@ -169,18 +168,18 @@ impl Builder {
         Builder { ids: Vec::new(), files, of_file, columns: Vec::new(), by_name: BTreeMap::new(), spill, taken: 0 }
     }
 
-    /// Starts a file, all items of which have these cells, but for columns that they name themselves.
+    /// Starts a file; `cells` apply to each of its items that lacks these columns.
     pub(super) fn begin_file(&mut self, cells: Vec<(String, Cell)>) {
         self.files.push(self.ids.len());
         self.of_file = cells;
     }
 
-    /// Starts the next item; its cells follow, then [`Builder::end_item`].
+    /// Starts an item; calls to `cell` follow, then [`Builder::end_item`].
     pub(super) fn begin_item(&mut self, id: i64) {
         self.ids.push(id);
     }
 
-    /// A cell of the item that was begun.
+    /// Adds a cell to the current item.
     pub(super) fn cell(&mut self, name: &str, cell: Cell) -> Result<()> {
         let item = self.ids.len() - 1;
         let at = match self.by_name.get(name) {
@@ -205,7 +204,7 @@ impl Builder {
         self.columns[at].push(cell, &self.spill)
     }
 
-    /// Ends the item: columns it did not name are those of its file, or missing on it.
+    /// Ends the item: columns without a cell take the file's cell, or are missing.
     pub(super) fn end_item(&mut self) -> Result<()> {
         let items = self.ids.len();
         let of_file = std::mem::take(&mut self.of_file);
@@ -222,7 +221,7 @@ impl Builder {
         columns.iter_mut().filter(|c| c.items < items).try_for_each(|c| c.push(Cell::Missing, spill))
     }
 
-    /// Everything that was read. Columns without a single value are left out, with a note.
+    /// Returns all items. Omits columns without a value and logs their names.
     pub(super) fn finish(self) -> Result<Items> {
         let names = self.columns.iter().map(|column| column.name.clone()).collect();
         let files = self.files.into_iter().skip(1).collect();

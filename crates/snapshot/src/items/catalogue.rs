@@ -1,4 +1,4 @@
-//! Items in columns, whatever file they came from.
+//! Items in columns, independent of their file format.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -11,43 +11,44 @@ use sterling_core::tensor::Matrix;
 use sterling_index::columns::ItemColumn;
 use sterling_storage::rows::RowStore;
 
-/// The name of the column that holds an item's vector.
+/// Name of the column with an item's vector.
 pub const EMBEDDING: &str = "embedding";
-/// The name of the column that holds an item's id.
+/// Name of the column with an item's id.
 pub const ID: &str = "id";
 
-/// A whole item file, in the file's order: in memory but for vectors that memory was not to hold.
+/// Items of one or more item files, in file order. They are in memory, except vectors that exceed the memory limit.
 #[derive(Debug, Default)]
 pub struct Items {
-    /// The user's ids, each once.
+    /// Item ids, each once.
     pub ids: Vec<i64>,
     /// Categories and numbers, by name.
     pub columns: Vec<ItemColumn>,
-    /// The names of all columns in the order in which they first came, also of those without a value.
+    /// Names of all columns in order of first appearance, including columns without a value.
     pub names: Vec<String>,
-    /// The number of the first item of each file after the first.
+    /// Index of the first item of each file after the first.
     pub files: Vec<usize>,
-    /// Vectors by name; [`EMBEDDING`] is the one that is searched where no item tower makes it.
+    /// Vector columns by name; [`EMBEDDING`] is searched if the model has no item tower.
     pub dense: BTreeMap<String, RowStore<'static>>,
 }
 
 impl Items {
-    /// Number of items, N.
+    /// Returns the number of items, N.
     pub fn len(&self) -> usize {
         self.ids.len()
     }
 
-    /// True without items.
+    /// Returns whether there are no items.
     pub fn is_empty(&self) -> bool {
         self.ids.is_empty()
     }
 
-    /// Whether there is a column of this name with a value.
+    /// Returns whether a column of this name has a value.
     pub fn has(&self, name: &str) -> bool {
         self.dense.contains_key(name) || self.columns.iter().any(|column| column.name == name)
     }
 
-    /// The items in runs of at most so many; none goes over the end of a file, so that a file's are the same whatever is read with it.
+    /// Splits the items into runs of at most `most`. A run never crosses a file boundary, so that the runs of a file do not
+    /// depend on the other files.
     pub fn runs(&self, most: usize) -> impl Iterator<Item = Range<usize>> + '_ {
         let ends = self.files.iter().copied().chain([self.len()]);
         let starts = [0].into_iter().chain(self.files.iter().copied());
@@ -98,7 +99,7 @@ impl Items {
     }
 }
 
-/// The first two places of the id that is the first to come a second time.
+/// Returns the first two positions of the first repeated id.
 fn repeated(ids: &[i64]) -> Option<[usize; 2]> {
     let mut sorted = ids.to_vec();
     sorted.par_sort_unstable();

@@ -1,20 +1,20 @@
-//! Index files of Faiss: an inverted file that was built elsewhere, with its lists.
+//! Reader of Faiss index files: an IVF index built elsewhere, with its inverted lists.
 //!
-//! 1. The file is read and walked once. Every length in it is held against the bytes that are left before anything is
-//!    allocated by it, and nothing may be left at the end.
-//! 2. Vectors are decoded when they are asked for, in the order that is asked for.
+//! 1. The file is parsed once. Every length is checked against the remaining bytes before an allocation, and no bytes may remain
+//!    at the end.
+//! 2. Vectors are decoded on demand, in the requested order.
 //!
-//! The layout, little-endian; `[T]` is a u64 count and as many T:
+//! The layout is little-endian; `[T]` is a u64 count followed by that number of T:
 //!
-//! | part | fields |
+//! | section | fields |
 //! |---|---|
 //! | header | fourcc, D i32, vectors i64, 16 unused bytes, trained u8, metric i32 |
-//! | `IxMp`, `IxM2` | header, the index inside, `[i64]` the ids that its ids are places of |
+//! | `IxMp`, `IxM2` | header, the inner index, `[i64]` the ids by position, to which the inner ids refer |
 //! | `IwFl`, `IwSq` | header, C u64, probes u64, the coarse quantizer, direct map; a codec in `IwSq`; lists |
 //! | `IxFI`, `IxF2`, `IxFl` | header, `[f32]` the centroids: a coarse quantizer |
-//! | direct map | kind u8, `[i64]`, where the kind is 2 also `[(i64, i64)]`; not needed here |
+//! | direct map | kind u8, `[i64]`, for kind 2 also `[(i64, i64)]`; not used here |
 //! | codec | type i32, 8 unused bytes, D u64, code bytes u64, `[f32]` ranges, code bytes u64, by residual u8 |
-//! | lists | `ilar`, C u64, code bytes u64, sizes, then the codes and the ids i64 of each list that has any |
+//! | lists | `ilar`, C u64, code bytes u64, sizes, then the codes and the i64 ids of each non-empty list |
 //! | sizes | `full`, `[u64]` of all lists, or `sprs`, `[u64]` pairs of a list and its size |
 //!
 //! Source: Faiss 1.15, `faiss/impl/index_write.cpp`, `index_read.cpp` and `scalar_quantizer/`
@@ -32,10 +32,10 @@ use sterling_kernels::map::Map;
 
 const METRIC_INNER_PRODUCT: i32 = 0;
 const METRIC_L2: i32 = 1;
-/// What lengths may differ by, as a share, where the order of L2 is to be that of inner products.
+/// Relative tolerance of vector norms within which L2 and inner product give the same order.
 const LENGTH_TOLERANCE: f32 = 1e-3;
 
-/// An index file, read and checked.
+/// A parsed and validated index file.
 #[derive(Debug)]
 pub struct IndexFile {
     map: Map,
@@ -43,31 +43,31 @@ pub struct IndexFile {
 }
 
 impl IndexFile {
-    /// Reads an index file and makes sense of everything but the vectors.
+    /// Opens an index file and parses everything except the vectors.
     ///
     /// # Errors
-    /// With the path: `NotFound` or `Io`; `Corrupt` with the byte where the file does not say what it must; `Unsupported`
-    /// with the fourcc, the metric or the codec that is not read, and those that are.
+    /// With the path: `NotFound` or `Io`; `Corrupt` with the byte offset of invalid data; `Unsupported` with the fourcc, metric
+    /// or codec and the supported ones.
     pub fn open(path: &Path) -> Result<Self> {
         let map = Map::read(path)?;
         let index = Inverted::parse(&map).map_err(|e| e.within(path.display()))?;
         Ok(IndexFile { map, index })
     }
 
-    /// Width of a vector, D.
+    /// Returns the width of a vector, D.
     pub fn dimension(&self) -> usize {
         self.index.dimension
     }
 
-    /// The ids, `[N]`, list by list: entry `e` of the file is the item `ids()[e]`. None is negative; some may be equal.
+    /// Returns the ids, `[N]`, list by list: `ids()[e]` is the item of entry `e`. Ids are not negative; duplicates are possible.
     pub fn ids(&self) -> &[i64] {
         &self.index.ids
     }
 
-    /// The lists of the file, over rows that are the given `entries`.
+    /// Returns the inverted lists of the file for rows that are the given `entries`.
     ///
     /// # Panics
-    /// For an entry that the file does not have.
+    /// If the file does not have one of the entries.
     pub fn lists(&self, entries: &[u32]) -> Lists {
         Lists {
             centroids: self.index.centroids.clone(),
@@ -76,14 +76,14 @@ impl IndexFile {
         }
     }
 
-    /// The vectors of the given `entries`, `[entries, D]`, row after row.
+    /// Decodes the vectors of the given `entries`, `[entries, D]`, row-major.
     ///
     /// # Errors
-    /// `Corrupt` with the id for a number that is not finite. `Unsupported` where the file's metric is L2 and the vectors
-    /// are not of one length to a thousandth, beyond the rounding of their codes: only then L2 orders as inner products do.
+    /// `Corrupt` with the id for a number that is not finite. `Unsupported` if the file's metric is L2 and vector norms differ by
+    /// more than a thousandth beyond quantization error, because L2 then orders items differently from the inner product.
     ///
     /// # Panics
-    /// For an entry that the file does not have.
+    /// If the file does not have one of the entries.
     pub fn vectors(&self, entries: &[u32]) -> Result<Vec<f32>> {
         let dimension = self.index.dimension;
         let mut values = vec![0f32; entries.len() * dimension];
@@ -103,8 +103,8 @@ impl IndexFile {
         Ok(values)
     }
 
-    /// Refuses vectors of different lengths. A code at an end of its range may stand for anything beyond it, as it does
-    /// where Faiss was trained on a sample: such a vector says nothing of its length, unless most are such.
+    /// Rejects vectors of different norms. A code at an end of its range may stand for any value beyond it, because Faiss trains
+    /// ranges on a sample. The norm of such a vector is unknown, so it is skipped unless most vectors are of this kind.
     fn check_lengths(&self, values: &[f32], entries: &[u32]) -> Result<()> {
         let length = |row: &[f32]| row.iter().map(|x| x * x).sum::<f32>().sqrt();
         let (least, most, judged) = values
@@ -130,19 +130,19 @@ impl IndexFile {
     }
 }
 
-/// `IwFl` or `IwSq`, without its codes.
+/// An `IwFl` or `IwSq` index without its codes.
 #[derive(Debug)]
 struct Inverted {
     dimension: usize,
     metric: i32,
     centroids: Vec<f32>,
-    /// True where the coarse quantizer's metric is L2.
+    /// True if the metric of the coarse quantizer is L2.
     nearest: bool,
     codec: Codec,
     by_residual: bool,
-    /// The first entry of each list, and one past the last.
+    /// First entry of each list, and one past the last.
     firsts: Vec<u32>,
-    /// Where in the file the codes of each list start.
+    /// File offset of each list's codes.
     starts: Vec<usize>,
     ids: Vec<i64>,
 }
@@ -199,7 +199,7 @@ impl Inverted {
             _ => (Codec::F32, false),
         };
         let (firsts, starts, ids) = read_lists(reader, lists as usize, codec.bytes(dimension))?;
-        // Faiss counts vectors that are not finite and stores them in no list.
+        // Faiss counts non-finite vectors but stores them in no list.
         if ids.len() as u64 > vectors {
             return Err(reader.corrupt(format!("lists of {} vectors, the header says {vectors}", ids.len())));
         }
@@ -225,7 +225,7 @@ impl Inverted {
     }
 }
 
-/// The centroids of a flat coarse quantizer, and whether its metric is L2.
+/// Reads the centroids of a flat coarse quantizer, and whether its metric is L2.
 fn read_centroids(reader: &mut Reader<'_>, lists: usize, dimension: usize) -> Result<(Vec<f32>, bool)> {
     let fourcc = reader.fourcc("coarse quantizer")?;
     if !matches!(&fourcc, b"IxFI" | b"IxF2" | b"IxFl") {
@@ -258,7 +258,7 @@ fn skip_direct_map(reader: &mut Reader<'_>) -> Result<()> {
     }
 }
 
-/// The first entry of each list and one past the last, where the codes of each list start, and all ids.
+/// Reads the first entry of each list and one past the last, the file offset of each list's codes, and all ids.
 fn read_lists(reader: &mut Reader<'_>, lists: usize, code_bytes: usize) -> Result<(Vec<u32>, Vec<usize>, Vec<i64>)> {
     let fourcc = reader.fourcc("lists")?;
     if &fourcc != b"ilar" {
@@ -300,7 +300,7 @@ fn read_sizes(reader: &mut Reader<'_>, lists: usize) -> Result<Vec<u64>> {
     let (pairs, rest) = numbers.as_chunks::<2>();
     let mut next = 0;
     for &[list, size] in pairs {
-        // The writer goes through the lists once: they ascend.
+        // The writer iterates over the lists once, so their numbers ascend.
         if list < next || list >= lists as u64 {
             return Err(reader.corrupt(format!("size of list {list}, expected one of {next} to {}", lists - 1)));
         }
@@ -310,17 +310,17 @@ fn read_sizes(reader: &mut Reader<'_>, lists: usize) -> Result<Vec<u64>> {
     if rest.is_empty() { Ok(sizes) } else { Err(reader.corrupt("a list without a size".into())) }
 }
 
-/// What the bytes of a vector mean.
+/// Encoding of a vector.
 #[derive(Debug)]
 enum Codec {
     F32,
     F16,
     Bf16,
-    /// A byte a number, which is `first + code`.
+    /// One byte per number, which is `first + code`.
     Whole {
         first: f32,
     },
-    /// A byte a number: number `d` is `first[d] + code × step[d]`.
+    /// One byte per number: number `d` is `first[d] + code × step[d]`.
     Ranges {
         first: Vec<f32>,
         step: Vec<f32>,
@@ -328,7 +328,7 @@ enum Codec {
 }
 
 impl Codec {
-    /// The codec of `IwSq`, and whether codes are of residuals.
+    /// Reads the codec of `IwSq`, and whether codes are of residuals.
     fn read(reader: &mut Reader<'_>, dimension: usize) -> Result<(Self, bool)> {
         let kind = reader.i32("type of scalar quantizer")?;
         reader.array::<8>("kind of range")?;
@@ -367,7 +367,7 @@ impl Codec {
         Ok((codec, reader.flag("by residual")?))
     }
 
-    /// Bytes of a vector.
+    /// Returns the bytes per vector.
     fn bytes(&self, dimension: usize) -> usize {
         match self {
             Codec::F32 => 4 * dimension,
@@ -393,12 +393,12 @@ impl Codec {
         }
     }
 
-    /// True where a number may have lain outside its range.
+    /// Returns whether a number may have been outside its range.
     fn is_clipped(&self, code: &[u8]) -> bool {
         matches!(self, Codec::Ranges { .. }) && code.iter().any(|c| [0, u8::MAX].contains(c))
     }
 
-    /// The most that coding can have moved a vector of this length within its ranges.
+    /// Returns the largest distance by which quantization within the ranges can move a vector of this norm.
     fn rounding(&self, length: f32) -> f32 {
         match self {
             Codec::F32 | Codec::Whole { .. } => 0.0,
@@ -409,14 +409,14 @@ impl Codec {
     }
 }
 
-/// What all indexes begin with.
+/// Fields that all indexes begin with.
 struct Header {
     dimension: usize,
     vectors: u64,
     metric: i32,
 }
 
-/// The bytes of a file from a place on.
+/// Cursor over the bytes of a file.
 struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -432,7 +432,7 @@ impl<'a> Reader<'a> {
         Error::unsupported(format!("byte {at}: {thing} of kind `{name}`, supported are {supported}"))
     }
 
-    /// `count` things of `bytes` bytes.
+    /// Takes `count` elements of `bytes` bytes each.
     fn take(&mut self, count: u64, bytes: usize, what: &str) -> Result<&'a [u8]> {
         let left = &self.bytes[self.at..];
         let wanted = usize::try_from(count).ok().and_then(|n| n.checked_mul(bytes));
@@ -470,7 +470,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// A count and as many elements of N bytes.
+    /// Reads a count and that number of elements of N bytes.
     fn vector<const N: usize>(&mut self, what: &str) -> Result<&'a [[u8; N]]> {
         let count = self.u64(what)?;
         Ok(self.take(count, N, what)?.as_chunks().0)

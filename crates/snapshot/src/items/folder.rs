@@ -1,7 +1,8 @@
-//! Folders of files: Spark's parts, subfolders among them, and columns that stand in the names of folders (`day=2`).
+//! Folders of row files: Spark outputs, including subfolders and partition columns in folder names (`day=2`).
 //!
-//! Every file below a folder holds rows, in the order of the paths. Names that begin with a dot or an underscore are notes of the writer.
-//! What is neither a file nor a folder, such as a link without a target, is an error: rows that are left out silently are lost.
+//! Every file below a folder has rows, in path order, except names that begin with a dot or an underscore: these are the writer's
+//! metadata. An entry that is neither a file nor a folder, such as a dangling link, is an error, because rows must not be skipped
+//! silently.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -13,29 +14,29 @@ use percent_encoding::percent_decode_str;
 use super::builder::Cell;
 use sterling_core::error::{Error, Result};
 
-/// The value that Hive and Spark write for null.
+/// Value that Hive and Spark write for null.
 const NULL: &str = "__HIVE_DEFAULT_PARTITION__";
 
 /// A file with rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RowFile {
-    /// Its path.
+    /// Path of the file.
     pub path: PathBuf,
-    /// Columns that the folders it was found in give all of its rows, outermost first: names and values, as texts.
+    /// Partition columns from the folders around the file, outermost first: names and values, as text.
     pub columns: Vec<(String, String)>,
 }
 
 impl RowFile {
-    /// A file that was named itself.
+    /// Returns a file without partition columns, for a path that was named directly.
     pub fn alone(path: PathBuf) -> Self {
         RowFile { path, columns: Vec::new() }
     }
 
-    /// The files below a folder that hold rows, in the order of their paths.
+    /// Lists the row files below a folder in path order.
     ///
     /// # Errors
-    /// `Invalid` with the path of an entry that is neither a file nor a folder, of a folder that contains itself by a link, and of a folder
-    /// `NAME=VALUE` without a name; `NotFound` or `Io` with the path.
+    /// `Invalid` with the path of an entry that is neither a file nor a folder, of a folder that contains itself through a link,
+    /// and of a folder `NAME=VALUE` without a name; `NotFound` or `Io` with the path.
     pub fn below(folder: &Path) -> Result<Vec<Self>> {
         let mut found = Vec::new();
         collect(folder, &mut Vec::new(), &mut Vec::new(), &mut found)?;
@@ -44,7 +45,8 @@ impl RowFile {
     }
 }
 
-/// Adds the files below `folder`, which lies in the folders that `above` identifies and has their `columns`.
+/// Collects the files below `folder`. `above` has the device and inode numbers of its parent folders, `columns` their partition
+/// columns.
 fn collect(
     folder: &Path,
     above: &mut Vec<(u64, u64)>,
@@ -81,7 +83,7 @@ fn collect(
     Ok(())
 }
 
-/// The column that the name of a folder gives all rows in it, percent-decoded as Spark and Arrow encode it.
+/// Parses the partition column in a folder name; names and values are percent-encoded as by Spark and Arrow.
 fn column_of(folder: &Path) -> Result<Option<(String, String)>> {
     let name = folder.file_name().unwrap_or_default().to_string_lossy();
     let Some((name, value)) = name.split_once('=') else { return Ok(None) };
@@ -92,21 +94,21 @@ fn column_of(folder: &Path) -> Result<Option<(String, String)>> {
     }
 }
 
-/// What columns in names of folders hold: integers where every value in every file is one, else texts.
+/// Types of partition columns: integer if every value in every file is an integer, else text.
 #[derive(Debug, Default)]
 pub struct FolderTypes {
     texts: BTreeSet<String>,
 }
 
 impl FolderTypes {
-    /// The types of the columns of all files.
+    /// Derives the types from the columns of all files.
     pub fn of<'a>(files: impl IntoIterator<Item = &'a [(String, String)]>) -> Self {
         let columns = files.into_iter().flatten();
         let texts = columns.filter(|(_, value)| value != NULL && integer(value).is_none());
         FolderTypes { texts: texts.map(|(name, _)| name.clone()).collect() }
     }
 
-    /// The cells that each row of a file has.
+    /// Returns the cells that apply to each row of a file.
     pub(super) fn cells(&self, columns: &[(String, String)]) -> Vec<(String, Cell)> {
         let cell = |name: &str, value: &str| match integer(value) {
             _ if value == NULL => Cell::Missing,
@@ -117,7 +119,7 @@ impl FolderTypes {
     }
 }
 
-/// The integer that a text is, if it is one in its only spelling: `007` is none.
+/// Parses an integer in its canonical spelling: `007` is not one.
 fn integer(text: &str) -> Option<i64> {
     text.parse().ok().filter(|number: &i64| number.to_string() == text)
 }
@@ -161,7 +163,7 @@ mod tests {
         put(folder, "day=2/country=a%2Fb/x.jsonl", 0..2);
         put(folder, "day=10/country=7/x.jsonl", 2..3);
         put(folder, "day=__HIVE_DEFAULT_PARTITION__/country=c/x.jsonl", 3..4);
-        // A file that has the column itself, as Polars writes it.
+        // The file also stores the partition column, as Polars writes it.
         fs::write(
             folder.join("day=10/country=7/y.jsonl"),
             r#"{"id": 9, "embedding": [1, 2], "attributes": {"day": 11}}"#,

@@ -1,4 +1,4 @@
-//! JSON lines, one item a line.
+//! Reader of JSON lines, one item per line.
 
 use std::fmt;
 use std::io::{BufRead, ErrorKind};
@@ -20,7 +20,7 @@ struct Line {
     attributes: Attributes,
 }
 
-/// The members of an object as they stand there: a map would drop the first of two with one name.
+/// Members of an object in order; a map would drop the first of two members with the same name.
 #[derive(Default)]
 struct Attributes(Vec<(String, Value)>);
 
@@ -44,7 +44,7 @@ impl<'de> Deserialize<'de> for Attributes {
     }
 }
 
-/// Lines that are items.
+/// Counts the lines that are items.
 pub(super) fn count(lines: impl BufRead) -> std::io::Result<usize> {
     let is_item = |line: &String| !line.trim_start_matches('\u{feff}').trim().is_empty();
     lines.lines().try_fold(0, |count, line| Ok(count + usize::from(is_item(&line?))))
@@ -90,7 +90,7 @@ fn number(n: &serde_json::Number) -> Result<Cell> {
         (None, Some(_), _) | (None, None, None) => {
             Err(Error::invalid(format!("got {n}, expected an integer of at most {}", i64::MAX)))
         }
-        // `-0` is parsed as a float, and is a whole number.
+        // serde_json parses `-0` as a float, but it is an integer.
         (None, None, Some(0.0)) => Ok(Cell::Integers(vec![0])),
         (None, None, Some(float)) => Ok(Cell::Number(float)),
     }

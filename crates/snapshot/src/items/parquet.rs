@@ -1,4 +1,4 @@
-//! Parquet files of items, read and written batch by batch; what their types become says `arrays`.
+//! Reads and writes Parquet files of items in batches; `arrays` converts the types.
 
 use std::fs::File;
 use std::ops::Range;
@@ -20,31 +20,31 @@ use super::catalogue::{EMBEDDING, ID, Items};
 use sterling_core::error::{Error, Kind, Result};
 use sterling_index::columns::ItemValues;
 
-/// Rows that are read together at most.
+/// Maximum rows per batch.
 const BATCH_ROWS: usize = 8192;
-/// Decoded bytes of the rows that are read together: of wide rows there are fewer.
+/// Maximum decoded bytes per batch; wide rows make smaller batches.
 const BATCH_BYTES: u64 = 4 << 20;
-/// Rows that are written together.
+/// Rows per written batch.
 const WRITTEN_ROWS: usize = 1024;
-/// Bytes of encoded rows after which they become a row group.
+/// Encoded bytes after which a row group is closed.
 const GROUP_BYTES: usize = 32 << 20;
 
-/// Opens a Parquet file, whatever its writer noted of types of its own.
+/// Opens a Parquet file and ignores the Arrow schema that its writer may have stored.
 ///
 /// # Errors
-/// `NotFound` or `Io`; `Invalid` where it is none.
+/// `NotFound` or `Io`; `Invalid` if it is not a Parquet file.
 pub fn open_parquet(path: &Path) -> Result<ParquetRecordBatchReaderBuilder<File>> {
     let file = File::open(path).map_err(|e| Error::io(path.display(), e))?;
     let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
     ParquetRecordBatchReaderBuilder::try_new_with_options(file, options).map_err(|e| unreadable(&e))
 }
 
-/// What is wrong with a file that is no Parquet, or not all of it.
+/// Returns the error of a file that is not Parquet or is truncated.
 pub fn unreadable(e: &dyn std::fmt::Display) -> Error {
     Error::invalid(format!("not a readable Parquet file: {e}"))
 }
 
-/// Number of rows of a file, at most `most`, that take some megabytes decoded.
+/// Returns the number of rows per batch, at most `most`, whose decoded values take some megabytes.
 pub fn batch_rows(file: &ParquetMetaData, most: usize) -> usize {
     let row_bytes = |group: &RowGroupMetaData| {
         let bytes: u64 = group.columns().iter().map(decoded_bytes).sum();
@@ -54,9 +54,9 @@ pub fn batch_rows(file: &ParquetMetaData, most: usize) -> usize {
     usize::try_from(BATCH_BYTES / widest.max(1)).unwrap_or(most).clamp(1, most)
 }
 
-/// Bytes of the decoded values of a column of a row group.
+/// Returns the bytes of the decoded values of a column chunk.
 fn decoded_bytes(column: &ColumnChunkMetaData) -> u64 {
-    // A value has its definition and its repetition level while it is decoded.
+    // While a value is decoded, it has a definition and a repetition level.
     let level = size_of::<i16>() * 2;
     let width = level
         + match column.column_type() {
@@ -64,12 +64,12 @@ fn decoded_bytes(column: &ColumnChunkMetaData) -> u64 {
             Type::INT32 | Type::FLOAT => 4,
             Type::INT64 | Type::DOUBLE => 8,
             Type::INT96 => 12,
-            // The offset of a text; its bytes are added below.
+            // Offset of a text; its bytes are added below.
             Type::BYTE_ARRAY => size_of::<i32>(),
             Type::FIXED_LEN_BYTE_ARRAY => usize::try_from(column.column_descr().type_length()).unwrap_or(0),
         };
     let texts = match column.column_type() {
-        // Without a note of the writer: what a dictionary repeats is not counted, its texts are short.
+        // Estimate if the writer recorded no size: values that a dictionary repeats are not counted, but these are short.
         Type::BYTE_ARRAY => column.unencoded_byte_array_data_bytes().unwrap_or(column.uncompressed_size()),
         _ => 0,
     };
@@ -90,7 +90,7 @@ pub(super) fn read(path: &Path, builder: &mut Builder) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a file without one column of ids, and says what numbers stand for that are no plain numbers.
+/// Rejects a file without exactly one id column, and logs the units of temporal columns.
 fn check(schema: &Schema) -> Result<()> {
     match schema.fields().iter().filter(|field| field.name() == ID).count() {
         0 => return Err(Error::invalid("column `id` is missing, expected 64-bit integers")),
@@ -137,8 +137,8 @@ fn read_batch(batch: &RecordBatch, first_row: usize, builder: &mut Builder) -> R
     Ok(())
 }
 
-/// Writes ids and attributes: a column of lists for each category, one of numbers, and one without a type where no item has a value. An
-/// item without a value has no list; where a category has none at all, it keeps its type by empty ones.
+/// Writes ids and attributes: a list column per category, a plain column per number, and an untyped column if no item has a
+/// value. A missing value is a null list; a category without any value keeps its type by empty lists.
 pub(super) fn write(items: &Items, path: &Path) -> Result<()> {
     let wrong = |e: &dyn std::fmt::Display| Error::new(Kind::Io, format!("{}: {e}", path.display()));
     let properties = WriterProperties::builder()
@@ -276,7 +276,7 @@ mod tests {
             let batches = reader.with_batch_size(rows).build().unwrap();
             batches.map(|batch| batch.unwrap().get_array_memory_size()).max().unwrap()
         };
-        // The bytes of a batch do not grow with the width of its rows.
+        // The bytes of a batch do not depend on the width of its rows.
         for (width, text) in [(4, ""), (1536, ""), (3072, ""), (4, "long".repeat(2_000).as_str())] {
             let bytes = batches(width, text);
             assert!(bytes < 3 * BATCH_BYTES as usize, "{width} {}: {bytes}", text.len());

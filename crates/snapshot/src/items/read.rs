@@ -1,4 +1,4 @@
-//! Finds out what a file is and lets its reader fill the columns.
+//! Entry points of item files: detect the format and call its reader.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -21,20 +21,20 @@ use sterling_storage::npy;
 use sterling_storage::rows::{RowStore, Spill};
 
 impl Items {
-    /// Reads an item file, Parquet or JSON lines, or a folder of such, and, where given, vectors from a `.npy` file.
+    /// Reads an item file (Parquet or JSON lines) or a folder of them and, optionally, vectors from a `.npy` file.
     ///
     /// # Errors
-    /// Unreadable files, and `Invalid` with the line or row and the column: a missing or repeated id, a ragged or
-    /// non-finite vector, a column that changes its type, an empty catalogue.
+    /// Errors of reading; `Invalid` with the line or row and the column for a missing or duplicate id, a vector of another width
+    /// or with a non-finite number, a column whose type changes, or an empty catalogue.
     pub fn read(path: &Path, vectors: Option<&Path>) -> Result<Self> {
         Items::read_spilling(path, vectors, &Spill::never())
     }
 
-    /// The same for vectors of which memory holds but a part: others are written to a file without a name, and those of a `.npy` file
-    /// stay where they are.
+    /// Does the same with vectors that may exceed memory: those beyond the limit are written to an anonymous temporary file, and
+    /// vectors of a `.npy` file stay there.
     ///
     /// # Errors
-    /// As [`Items::read`]; `NoSpace` or `Io` where vectors cannot be written.
+    /// As [`Items::read`]; `NoSpace` or `Io` if vectors cannot be written.
     pub fn read_spilling(path: &Path, vectors: Option<&Path>, spill: &Spill) -> Result<Self> {
         let mut items = read(path, spill).map_err(|e| e.within(path.display()))?;
         if let Some(file) = vectors {
@@ -54,11 +54,11 @@ impl Items {
         Ok(items)
     }
 
-    /// One of several item files, or none of whose rows there are: the rest of a catalogue lies elsewhere. `types` are those of all files;
-    /// `vectors` are those of all, and the row of the first of this file.
+    /// Reads one of several item files of a catalogue; it may have no rows. `types` are the partition column types of all files;
+    /// `vectors` is the file with the vectors of all, and the row of this file's first item.
     ///
     /// # Errors
-    /// As [`Items::read_spilling`], but for a file without items.
+    /// As [`Items::read_spilling`], except that an empty file is valid.
     pub fn read_one(
         file: &RowFile,
         types: &FolderTypes,
@@ -78,7 +78,7 @@ impl Items {
         Ok(items)
     }
 
-    /// Files of [`Items::write`] as the catalogue of which each held a part; `named` says what errors call each.
+    /// Reads files of [`Items::write`] as one catalogue; `named` returns the name of each file for errors.
     ///
     /// # Errors
     /// As [`Items::read`].
@@ -93,7 +93,7 @@ impl Items {
         Ok(items)
     }
 
-    /// Writes ids and attributes, vectors apart, as a Parquet file from which [`Items::read_parts`] has them.
+    /// Writes ids and attributes, without vectors, as a Parquet file that [`Items::read_parts`] reads.
     ///
     /// # Errors
     /// `Io` or `NoSpace` with the path.
@@ -117,12 +117,11 @@ impl Items {
         }
     }
 
-    /// Reads the ids, vectors and lists of an index file of Faiss and, where given, the attributes of an item file, which
-    /// names the same ids in any order. The items are in the order of the item file, else in that of the index.
+    /// Reads the ids, vectors and inverted lists of a Faiss index file and, optionally, the attributes of an item file with the
+    /// same ids in any order. Items are in the order of the item file, or else of the index.
     ///
     /// # Errors
-    /// As [`IndexFile`] and [`Items::read`]; `Invalid` with the id that stands twice in the index, or in one of the two
-    /// alone.
+    /// As [`IndexFile`] and [`Items::read`]; `Invalid` with an id that is duplicate in the index or missing in one of the files.
     pub fn read_faiss(index: &Path, attributes: Option<&Path>) -> Result<(Self, Lists)> {
         let file = IndexFile::open(index)?;
         let mut items = match attributes {
@@ -179,7 +178,6 @@ fn read(path: &Path, spill: &Spill) -> Result<Items> {
     builder.finish()
 }
 
-/// Reads a file that is no part of a folder.
 fn read_alone(path: &Path, mut builder: Builder) -> Result<Items> {
     let before = Unchanged::of([path])?;
     read_file(path, &mut builder).map_err(|e| unreadable_while(&before, e))?;
@@ -187,7 +185,7 @@ fn read_alone(path: &Path, mut builder: Builder) -> Result<Items> {
     builder.finish()
 }
 
-/// Why a file cannot be read: that it was changed meanwhile, or what is wrong with it.
+/// Returns the error of a read: that the file changed meanwhile or, if it did not, `error`.
 fn unreadable_while(before: &Unchanged, error: Error) -> Error {
     before.check().err().unwrap_or(error)
 }
@@ -200,11 +198,11 @@ fn read_file(path: &Path, builder: &mut Builder) -> Result<()> {
     }
 }
 
-/// The lines of a file, of which `file` are the bytes, decompressed where they are; nothing where it is Parquet by its first bytes
-/// or, where those say nothing, by its name.
+/// Returns the text of a file, decompressed if necessary; `None` if it is Parquet by its first bytes or, if these are
+/// inconclusive, by its name.
 ///
 /// # Errors
-/// `Io`; `Unsupported` with the format for another compression than gzip, and for a format that is known and not read.
+/// `Io`; `Unsupported` with the format for a compression other than gzip, and for a known format that cannot be read.
 pub fn text_of(path: &Path, file: impl Read + 'static) -> Result<Option<Box<dyn BufRead>>> {
     let mut file = BufReader::with_capacity(1 << 20, file);
     let io = |e| Error::io(path.display(), e);
@@ -223,7 +221,7 @@ pub fn text_of(path: &Path, file: impl Read + 'static) -> Result<Option<Box<dyn 
     }
 }
 
-/// Refuses a file whose first bytes say that it is of a format that is not read.
+/// Rejects a file whose first bytes show an unsupported format.
 ///
 /// # Errors
 /// As [`text_of`], with the path.
@@ -237,7 +235,7 @@ fn has_ending(path: &Path, endings: &[&str]) -> bool {
     endings.iter().any(|e| ending.eq_ignore_ascii_case(e))
 }
 
-/// The format of a file that is none of those that are read, where its first bytes, or its name and these, tell it.
+/// Detects unsupported formats by the first bytes, or by the name together with them.
 fn other_format(path: &Path, first: &[u8]) -> Option<&'static str> {
     match first {
         [b'A', b'R', b'R', b'O', b'W', b'1', ..] | [b'F', b'E', b'A', b'1', ..] => Some("a Feather (Arrow) file"),
@@ -256,7 +254,7 @@ fn other_format(path: &Path, first: &[u8]) -> Option<&'static str> {
     }
 }
 
-/// True for a line of two names or more with commas, semicolons or tabs between.
+/// Returns whether a line has at least two names separated by commas, semicolons or tabs.
 fn is_header(line: &[u8]) -> bool {
     let is_name = |cell: &[u8]| {
         let cell = cell.trim_ascii();
@@ -275,7 +273,7 @@ mod tests {
     use std::fs;
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    /// True once this process has read of a file.
+    /// Returns whether this process has read from a file that it has open.
     fn is_being_read(path: &Path) -> bool {
         let descriptors = fs::read_dir("/proc/self/fd").unwrap().flatten();
         descriptors.filter(|fd| fs::read_link(fd.path()).is_ok_and(|to| to == path)).any(|fd| {

@@ -1,4 +1,4 @@
-//! What the graphs of a package say to one another: what the OverArch may read, and where each of its inputs comes from.
+//! Interfaces between the graphs of a package: the tensors that the reranker may read, and the source of each of its inputs.
 
 use super::spec::ModelSpec;
 use sterling_core::error::{Error, Result};
@@ -6,38 +6,38 @@ use sterling_core::limits;
 use sterling_embedding::Table;
 use sterling_graph::tower::{FeatureTensor, Graph, Readable, Reads, Tower, TowerOutput, Whose, shown};
 
-/// The output of a user tower that is searched with.
+/// Output of a user tower that is the search query.
 pub(super) const QUERY: &str = "query";
-/// The output of an item tower that is indexed, and the OverArch's input of it.
+/// Output of an item tower that is indexed, and the reranker's input of the same name.
 pub(super) const ITEM: &str = Reads::ITEM;
 
-/// Where an input of the OverArch that tells of the user comes from.
+/// Source of a user-side input of the reranker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UserInput {
-    /// The query embeddings.
+    /// Query embeddings.
     Query,
-    /// This one of the user tower's outputs.
+    /// Output of the user tower, by index.
     Output(usize),
-    /// This one of the tensors that its features make.
+    /// Feature tensor of the user tower, by index.
     Feature(usize),
 }
 
-/// Where an input of the OverArch that is a row of each candidate comes from.
+/// Source of an input of the reranker that has a row per candidate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CandidateInput {
-    /// What is kept of each item of what the OverArch says.
+    /// Stored item-side precomputation of the reranker.
     Part,
-    /// The index.
+    /// Row of the index.
     Item,
-    /// This one of `[[item.vectors]]`.
+    /// Entry of `[[item.vectors]]`, by index.
     Vector(usize),
-    /// This one of `[[overarch.features]]`.
+    /// Entry of `[[overarch.features]]`, by index.
     Feature(usize),
-    /// The mask of this one of them, a sequence.
+    /// Mask of a sequence feature of `[[overarch.features]]`, by index.
     Mask(usize),
 }
 
-/// What the user tower makes: the queries, and what the `overarch` reads besides.
+/// Returns the outputs of the user tower: the queries, and tensors that the reranker reads.
 pub(super) fn user_outputs(spec: &ModelSpec, tower: &Graph, overarch: Option<&Graph>) -> Result<Vec<TowerOutput>> {
     let query = match spec.queries().len() {
         0 => vec![spec.dimension],
@@ -61,14 +61,14 @@ pub(super) fn user_outputs(spec: &ModelSpec, tower: &Graph, overarch: Option<&Gr
     Ok(outputs)
 }
 
-/// What the item tower makes: what is indexed, and what is kept of each item.
+/// Returns the outputs of the item tower: the indexed embedding, and tensors stored per item.
 pub(super) fn item_outputs(spec: &ModelSpec) -> Vec<TowerOutput> {
     let kept = spec.item.vectors.iter().filter(|v| v.column.is_none());
     let kept = kept.map(|v| TowerOutput::new(&v.name, &[v.width]));
     std::iter::once(TowerOutput::new(ITEM, &[spec.dimension])).chain(kept).collect()
 }
 
-/// All tensors that the OverArch of a package may read.
+/// Returns all tensors that the reranker of a package may read.
 pub(super) fn readable(spec: &ModelSpec, user: Option<&Tower>, table: &dyn Fn(&str) -> usize) -> Result<Vec<Readable>> {
     let tensor = |name: &str, whose, shape: &[usize]| Readable { name: name.into(), whose, shape: shape.to_vec() };
     let query = match spec.queries().len() {
@@ -105,7 +105,7 @@ pub(super) fn readable(spec: &ModelSpec, user: Option<&Tower>, table: &dyn Fn(&s
     Ok(all)
 }
 
-/// Where an input of the OverArch that tells of the user comes from.
+/// Returns the source of a user-side input of the reranker.
 pub(super) fn user_input(name: &str, user: Option<&Tower>) -> Option<UserInput> {
     if name == QUERY {
         return Some(UserInput::Query);
@@ -115,7 +115,7 @@ pub(super) fn user_input(name: &str, user: Option<&Tower>) -> Option<UserInput> 
     output.or_else(|| user.tensors().iter().position(|t| t.name == name).map(UserInput::Feature))
 }
 
-/// Where an input of the OverArch that is a row of each candidate comes from.
+/// Returns the source of a per-candidate input of the reranker.
 pub(super) fn candidate_input(name: &str, spec: &ModelSpec) -> Option<CandidateInput> {
     match name {
         "" => return Some(CandidateInput::Part),
@@ -129,7 +129,7 @@ pub(super) fn candidate_input(name: &str, spec: &ModelSpec) -> Option<CandidateI
     vector.or_else(feature).or_else(mask)
 }
 
-/// Bounds the tensors that the features of a tower make.
+/// Rejects feature tensors of a tower that are too large.
 pub(super) fn check_tensors(tower: &Tower) -> Result<()> {
     let bounded = |t: &FeatureTensor| check_numbers(&t.shape).map_err(|e| e.within(format!("feature `{}`", t.feature)));
     tower.tensors().iter().try_for_each(bounded)
@@ -146,7 +146,7 @@ fn check_numbers(shape: &[usize]) -> Result<()> {
     }
 }
 
-/// The width of one of `tables` by its name.
+/// Returns the width of a table by name.
 pub(super) fn width_of<'a>(tables: impl Iterator<Item = &'a Table>, name: &str) -> usize {
     let mut tables = tables;
     tables.find(|t| t.name() == name).map_or(0, Table::width)

@@ -1,49 +1,49 @@
-//! What a publication found out about how a model is best served, and every load keeps to.
+//! Serving decisions that a publication makes by measurement, and every load applies.
 
 use serde::{Deserialize, Serialize};
 
 use sterling_embedding::RowFormat;
 use sterling_graph::dense::{ItemCut, Precision};
 
-/// What a publication decided; kept in the manifest.
+/// Serving decisions of a publication, stored in the manifest.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Decisions {
-    /// Where the model leaves its precision open.
+    /// Precision, if the model leaves it open.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub precision: Option<DecidedPrecision>,
-    /// Where some of the OverArch is worked out once an item.
+    /// Item-side precomputation of the reranker, if it is used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub item_part: Option<DecidedPart>,
 }
 
 impl Decisions {
-    /// True where nothing was to be decided.
+    /// Returns whether there was nothing to decide.
     pub fn is_empty(&self) -> bool {
         *self == Decisions::default()
     }
 }
 
-/// In which precision the graphs of a request compute.
+/// Precision of the graphs that run per request.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DecidedPrecision {
-    /// The precision.
+    /// Chosen precision.
     pub chosen: Precision,
-    /// What was measured, or why nothing was.
+    /// Measurements, or the reason why nothing was measured.
     pub reason: String,
 }
 
-/// What is kept of each item of what the OverArch says.
+/// Stored item-side precomputation of the reranker.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DecidedPart {
-    /// Where the graph is cut.
+    /// Tensors at which the graph is split.
     pub cut: ItemCut,
-    /// Numbers that are kept of an item.
+    /// Number of stored values per item.
     pub width: usize,
-    /// How they are stored.
+    /// Storage format of the values.
     pub format: RowFormat,
-    /// The digest of what made them: the cut, operations and weights; of older versions, of the program's text.
+    /// Digest of the computation: cut, operations and weights; in older versions, of the text of the compiled graph.
     pub digest: String,
 }

@@ -1,6 +1,6 @@
-//! A folder that holds a model: `model.toml` and the files it names, checked against each other.
+//! A model package: a folder with `model.toml` and the files that it names, validated against each other.
 //!
-//! A snapshot's folder is such a package too, with the index beside it, so that publishing and serving read it alike.
+//! The folder of a snapshot is a package as well, with the index in addition, so that publishing and serving read it alike.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -18,48 +18,49 @@ use sterling_graph::tower::{
 use sterling_index::value::Program;
 use sterling_storage::files::{self, Tensors};
 
-/// The name of the file that declares a model.
+/// Name of the file that declares a model.
 pub const MODEL_FILE: &str = "model.toml";
 
-/// The name of the file of requests that a version must answer before it may serve, where a package has one.
+/// Name of the optional file of golden requests, which a version must answer before it serves.
 pub const WARMUP_FILE: &str = "warmup.jsonl";
 
-/// A model package in memory; tables are mapped.
+/// A model package in memory; tables are memory-mapped.
 #[derive(Debug)]
 pub struct Package {
     folder: PathBuf,
-    /// What `model.toml` says.
+    /// Contents of `model.toml`.
     pub spec: ModelSpec,
-    /// The embedding tables, in the order of `model.toml`.
+    /// Embedding tables, in the order of `model.toml`.
     pub tables: Vec<Arc<Table>>,
-    /// The user tower, where there is one.
+    /// User tower, if there is one.
     pub user: Option<Tower>,
-    /// The item tower, where there is one.
+    /// Item tower, if there is one.
     pub item: Option<Tower>,
-    /// The reranker, where there is one.
+    /// Reranker, if there is one.
     pub overarch: Option<OverArch>,
-    /// Where each of [`OverArch::user`] comes from.
+    /// Source of each input in [`OverArch::user`].
     pub user_inputs: Vec<UserInput>,
 }
 
 impl Package {
-    /// Whether a request runs a graph in the runtime, which has threads of its own.
+    /// Returns whether a request runs a graph in the fallback runtime, which has its own threads.
     pub fn runs_graphs(&self) -> bool {
         let user = self.user.as_ref().map(|tower| tower.graph().1);
         let overarch = self.overarch.as_ref().map(|overarch| overarch.graph().1);
         user.into_iter().chain(overarch).any(|runs| matches!(runs, Runs::Runtime(_)))
     }
 
-    /// Opens the package in `folder`, the files of which somebody may be changing: its tables are read into memory.
+    /// Opens the package in `folder`. Tables are read into memory, because the files may change meanwhile.
     ///
     /// # Errors
-    /// `Invalid` or `NotFound` with the file and the field that are wrong.
+    /// `Invalid` or `NotFound` with the file and the invalid field.
     pub fn open(folder: &Path) -> Result<Self> {
         let tensors = |file: &Path| Tensors::read(file);
         Package::from_folder(folder, tensors, |_, tables| Ok(tables), &Reading::default())
     }
 
-    /// Opens the package in `folder` to try it: its tables are mapped, and `told` hears of each graph before it is read.
+    /// Opens the package in `folder` for validation: maps its tables, and calls `told` with the name of each graph before it is
+    /// read.
     ///
     /// # Errors
     /// As [`Package::open`].
@@ -68,11 +69,11 @@ impl Package {
         Package::from_folder(folder, Tensors::open, |_, tables| Ok(tables), &reading)
     }
 
-    /// Opens the package in the `folder` of a published version, by what was decided then; `place` says where its tables lie,
-    /// given them whole and mapped.
+    /// Opens the package in the `folder` of a published version with its serving decisions. `place` receives all tables,
+    /// memory-mapped, and returns them placed.
     ///
     /// # Errors
-    /// As [`Package::open`], and what `place` returns.
+    /// As [`Package::open`], and errors of `place`.
     pub fn open_placed(
         folder: &Path,
         decisions: &Decisions,
@@ -81,7 +82,7 @@ impl Package {
         Package::from_folder(folder, Tensors::open, place, &Reading { decisions, ..Reading::default() })
     }
 
-    /// The same package by other decisions.
+    /// Returns the same package with other decisions.
     ///
     /// # Errors
     /// As [`Package::open`].
@@ -90,7 +91,8 @@ impl Package {
         Package::join(folder, spec, tables, &Reading { decisions, ..Reading::default() })
     }
 
-    /// What of the OverArch is best kept by item, in rows of a format; none where that makes a candidate hardly cheaper.
+    /// Finds the best item-side precomputation of the reranker for rows of a format; `None` if it hardly reduces the cost per
+    /// candidate.
     ///
     /// # Errors
     /// As [`Package::open`].
@@ -133,7 +135,7 @@ impl Package {
                 "{MODEL_FILE}: file `{name}`, expected a plain name inside the package"
             )));
         }
-        // Several tables may lie in one file, which is opened once.
+        // Several tables may share a file, which is opened once.
         let mut files: BTreeMap<&str, Tensors> = BTreeMap::new();
         for file in spec.tables.iter().map(|table| table.file.as_str()) {
             if !files.contains_key(file) {
@@ -161,29 +163,29 @@ impl Package {
         Ok(Package { folder, user, item, overarch, user_inputs, spec, tables })
     }
 
-    /// The folder.
+    /// Returns the path of the package folder.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The files of all graphs, each with what runs it.
+    /// Returns the files of all graphs with their execution: compiled, or in the runtime.
     pub fn graphs(&self) -> impl Iterator<Item = (&str, &Runs)> {
         let towers = self.user.iter().chain(&self.item).map(Tower::graph);
         towers.chain(self.overarch.iter().map(OverArch::graph))
     }
 
-    /// True where the OverArch reads what only a request's features tell.
+    /// Returns whether the reranker reads user tensors other than the query, which only request features provide.
     pub fn needs_features(&self) -> bool {
         self.user_inputs.iter().any(|input| *input != UserInput::Query)
     }
 
-    /// Where an input of the OverArch that is a row of each candidate comes from, by its name.
+    /// Returns the source of a per-candidate input of the reranker, by its name.
     pub fn candidate_input(&self, name: &str) -> Option<CandidateInput> {
         contract::candidate_input(name, &self.spec)
     }
 
-    /// The tensors of the user that the OverArch reads, in its order, each empty where it is the query; none at all where it reads
-    /// no others. `made` are the outputs of the user tower, of which those that are read are taken.
+    /// Returns the user tensors that the reranker reads, in its order; the query's entry is empty. Returns none if it reads only
+    /// the query. Takes the needed outputs of the user tower out of `made`.
     pub fn user_tensors(&self, row: &FeatureRow, pooled: &Pooled, made: &mut [Vec<f32>]) -> Vec<Vec<f32>> {
         let Some(user) = self.user.as_ref().filter(|_| self.needs_features()) else { return Vec::new() };
         let tensor = |input: &UserInput| match *input {
@@ -199,19 +201,19 @@ impl Package {
         self.user_inputs.iter().map(tensor).collect()
     }
 
-    /// Numbers that a request's features become: the tensors of the user tower and what it makes.
+    /// Returns the number of values that a request's features become: tensors and outputs of the user tower.
     pub fn user_numbers(&self) -> usize {
         let Some(user) = &self.user else { return 0 };
         let inputs = user.tensors().iter().map(FeatureTensor::count);
         inputs.chain(user.outputs().iter().map(TowerOutput::count)).sum()
     }
 
-    /// The embedding table of this name.
+    /// Returns the embedding table with this name.
     pub fn table(&self, name: &str) -> Option<&Table> {
         self.tables.iter().find(|t| t.name() == name).map(|t| &**t)
     }
 
-    /// The files that serving needs, `model.toml` among them, and the warm-up where there is one.
+    /// Returns the files that serving needs, including `model.toml` and, if there is one, the file of golden requests.
     pub fn files(&self) -> BTreeSet<String> {
         let mut names = file_names(&self.spec);
         names.insert(MODEL_FILE.into());
@@ -222,7 +224,7 @@ impl Package {
     /// Compiles the value model over the tasks, the given numeric item columns and the retrieval score.
     ///
     /// # Errors
-    /// `Invalid` where the expression is wrong, the OverArch reads a column that is not numeric, or a name is taken twice.
+    /// `Invalid` if the expression is invalid, the reranker reads a column that is not numeric, or a name is ambiguous.
     pub fn value(&self, numeric_columns: &[&str]) -> Result<Program> {
         let known = self.overarch.iter().map(OverArch::declared).flat_map(|o| o.user.iter().chain(&o.rows));
         if let Some(input) =
@@ -256,10 +258,10 @@ impl Package {
     }
 }
 
-/// How the graphs of a package are read.
+/// Options for reading the graphs of a package.
 struct Reading<'a> {
     decisions: &'a Decisions,
-    /// Hears of each graph before it is read.
+    /// Called with the name of each graph before it is read.
     told: &'a dyn Fn(&str),
 }
 
@@ -278,7 +280,7 @@ impl Reading<'_> {
     }
 }
 
-/// The dense parts of a package, joined with what they read.
+/// Dense graphs of a package, bound to their inputs.
 struct Graphs {
     user: Option<Tower>,
     item: Option<Tower>,
@@ -324,7 +326,7 @@ impl Graphs {
         Ok(graphs)
     }
 
-    /// Refuses features that no graph reads.
+    /// Rejects features that no graph reads.
     fn check_features(&self) -> Result<()> {
         let by_overarch = |tower: &Tower, feature: &str| {
             let read = self.overarch.iter().flat_map(|o| &o.declared().user);
@@ -342,7 +344,8 @@ impl Graphs {
     }
 }
 
-/// The OverArch beside what was kept by item, where the program makes that today as it did when it was decided.
+/// Returns the reranker split at the stored item-side precomputation, if this release computes it exactly as the one that stored
+/// it.
 fn parted(graph: Graph, readable: &[Readable], tasks: usize, decided: &DecidedPart) -> Option<OverArch> {
     let name = graph.name().to_owned();
     let split = OverArch::with_part(graph, readable, tasks, &decided.cut);
@@ -354,11 +357,11 @@ fn parted(graph: Graph, readable: &[Readable], tasks: usize, decided: &DecidedPa
         Ok(_) => "another program makes them today".to_owned(),
         Err(e) => e.to_string(),
     };
-    tracing::warn!(graph = name, why, "parts of items are not used; publish the model again");
+    tracing::warn!(graph = name, why, "the stored item-side precomputation is not used; publish the model again");
     None
 }
 
-/// All tensors that the OverArch of a package may read.
+/// Returns all tensors that the reranker of a package may read.
 fn readable(spec: &ModelSpec, user: Option<&Tower>, tables: &[Arc<Table>]) -> Result<Vec<Readable>> {
     contract::readable(spec, user, &|table| contract::width_of(tables.iter().map(|t| &**t), table))
 }

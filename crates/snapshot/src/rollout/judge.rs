@@ -1,32 +1,32 @@
-//! Whether a canary is behind by more than chance and a margin.
+//! Statistical test whether a canary is worse than the active version by more than chance and a margin.
 
 use std::time::Duration;
 
 use super::setting::CanaryMargins;
 use super::window::{Both, Counts, STEPS, step_of, time_of};
 
-/// A bound is beyond the true mean with a probability of at most e to the power of minus this.
+/// Confidence: a bound is beyond the true mean with a probability of at most e^-`DOUBT`.
 const DOUBT: f64 = 20.0;
-/// Times that are shorter by less are taken for equal.
+/// Latency differences below this are ignored.
 const SLACK: Duration = Duration::from_millis(1);
-/// Of the active version's times those are looked at that at most this share is longer than.
+/// Only quantiles of the active version from its median on are compared: at most this share of its requests is slower.
 const SLOWER_MAX: f64 = 0.5;
-/// Halvings of what a bound may be: to a billionth.
+/// Bisection steps of a bound, to a precision of 1e-9.
 const HALVINGS: usize = 30;
 
-/// In what a canary is behind.
+/// Metric in which a canary is worse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Behind {
-    /// More of its requests fail.
+    /// More requests fail.
     Errors,
-    /// Its answers take longer.
+    /// Answers take longer.
     Latency,
-    /// Its answers lack more of the exact ones.
+    /// Recall is lower.
     Recall,
 }
 
 impl Behind {
-    /// Its name, in metrics.
+    /// Returns its name in metrics.
     pub fn name(self) -> &'static str {
         match self {
             Behind::Errors => "errors",
@@ -36,16 +36,16 @@ impl Behind {
     }
 }
 
-/// That a canary is behind, and why.
+/// Result of a test that found the canary worse.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Verdict {
-    /// In what.
+    /// Metric in which it is worse.
     pub behind: Behind,
-    /// The numbers, for people.
+    /// Explanation with the measured numbers.
     pub reason: String,
 }
 
-/// A mean of numbers between 0 and 1.
+/// Mean of numbers between 0 and 1.
 #[derive(Clone, Copy, Debug)]
 struct Mean {
     sum: f64,
@@ -61,24 +61,25 @@ impl Mean {
         if self.count == 0 { 0.0 } else { (self.sum / self.count as f64).clamp(0.0, 1.0) }
     }
 
-    /// How improbable this mean or one farther away would be if the true one were `at`.
+    /// Returns the Chernoff exponent: the probability of this mean, or one farther away, is at most e^-result if the true mean is
+    /// `at`.
     fn doubt(self, at: f64) -> f64 {
         let mean = self.value();
         let part = |p: f64, q: f64| if p <= 0.0 { 0.0 } else { p * (p / q).ln() };
         self.count as f64 * (part(mean, at) + part(1.0 - mean, 1.0 - at))
     }
 
-    /// What the true mean is not below.
+    /// Returns the lower confidence bound of the true mean.
     fn least(self) -> f64 {
         self.bound(0.0)
     }
 
-    /// What the true mean is not above.
+    /// Returns the upper confidence bound of the true mean.
     fn most(self) -> f64 {
         self.bound(1.0)
     }
 
-    /// The last value from the mean towards an end that is not in doubt yet.
+    /// Finds the bound between the mean and `end` by bisection.
     fn bound(self, end: f64) -> f64 {
         let (mut near, mut far) = (self.value(), end);
         for _ in 0..HALVINGS {
@@ -88,12 +89,12 @@ impl Mean {
                 false => far = middle,
             }
         }
-        // The outer one: on the safe side of what halving leaves.
+        // The outer end of the last interval is the conservative one.
         far
     }
 }
 
-/// The canary's mean without the group of keys that makes it worst.
+/// Returns the canary's mean without the key group that makes it worst.
 fn without_worst(groups: &[Counts], read: impl Fn(&Counts) -> (f64, u64)) -> Mean {
     let worst = groups.iter().map(&read).enumerate().max_by(|(_, a), (_, b)| a.0.total_cmp(&b.0));
     let worst = worst.map(|(place, _)| place);
@@ -103,7 +104,8 @@ fn without_worst(groups: &[Counts], read: impl Fn(&Counts) -> (f64, u64)) -> Mea
         .fold(Mean::of(0.0, 0), |mean, (sum, count)| Mean::of(mean.sum + sum, mean.count + count))
 }
 
-/// Says where a canary is behind, of all that was seen of it and of the active version in the same time.
+/// Compares all measurements of a canary with those of the active version in the same window; returns the first metric in which
+/// it is worse.
 pub(super) fn verdict(both: &Both, margins: &CanaryMargins) -> Option<Verdict> {
     let Both { active, canary } = both;
     let errors = |counts: &Counts| (counts.errors as f64, counts.requests);
@@ -138,14 +140,15 @@ fn told(what: &str, canary: Mean, active: Mean) -> String {
     )
 }
 
-/// Looks for a time that more of the canary's requests take `factor` times of than take it of the active version.
+/// Searches for a latency at which the canary is slower: more of its requests take at least `factor` times that latency than
+/// requests of the active version take at least the latency itself.
 fn slower(active: &Counts, canary: &[Counts], factor: f64) -> Option<Verdict> {
     let (ours, theirs) = (active.as_long(), canary.iter().map(Counts::as_long).collect::<Vec<_>>());
     let totals: Vec<u64> = theirs.iter().map(|group| group[0]).collect();
     if ours[0] == 0 || totals.iter().sum::<u64>() == 0 {
         return None;
     }
-    // The step of a longer time that is wholly beyond it.
+    // First grid step that lies completely above the longer time.
     let beyond = |step: usize| {
         let time = time_of(step);
         step_of(time.mul_f64(factor).max(time + SLACK)) + 1
@@ -169,7 +172,7 @@ fn slower(active: &Counts, canary: &[Counts], factor: f64) -> Option<Verdict> {
     })
 }
 
-/// The time that a share of the answers take at most, where there are any.
+/// Returns an upper bound of a latency quantile, if there are answers.
 pub(super) fn quantile(counts: &Counts, share: f64) -> Option<Duration> {
     let longer = counts.as_long();
     let most = (longer[0] as f64 * (1.0 - share)) as u64;
@@ -190,7 +193,7 @@ mod tests {
             assert!(least == 0.0 || mean.doubt(least) >= DOUBT - 1e-3, "{mean:?}: {least}");
             assert!(most == 1.0 || mean.doubt(most) >= DOUBT - 1e-3, "{mean:?}: {most}");
         }
-        // All of n: e^(-20/n); none of n: the other end.
+        // Of n requests all fail: lower bound e^(-20/n); none fail: the mirrored upper bound.
         assert!((Mean::of(50.0, 50).least() - (-20.0_f64 / 50.0).exp()).abs() < 1e-6);
         assert!((Mean::of(0.0, 50).most() - 1.0 + (-20.0_f64 / 50.0).exp()).abs() < 1e-6);
         assert_eq!((Mean::of(0.0, 0).least(), Mean::of(0.0, 0).most()), (0.0, 1.0));

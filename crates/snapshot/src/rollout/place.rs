@@ -1,32 +1,32 @@
-//! The place of a key among all keys.
+//! Hash position of a key among all keys.
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// Groups that keys are in.
+/// Number of key groups.
 pub(super) const GROUPS: usize = 16;
 
-/// What sets the places of one canary apart from those of others: the same for a model and a version at every server.
+/// Returns the hash seed of a canary, equal at every server, so that different canaries get different keys.
 pub fn seed(model: &str, version: u64) -> u64 {
     xxh3_64_with_seed(model.as_bytes(), version)
 }
 
-/// The place of a key: a number between 0 and 1 in its upper bits, its group in the lower ones.
+/// Hash of a key: the upper bits are a number between 0 and 1, the lower bits the group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place(u64);
 
 impl Place {
-    /// That of a key among the keys of a canary.
+    /// Hashes a key with the seed of a canary.
     pub fn of(key: &[u8], seed: u64) -> Self {
         Place(xxh3_64_with_seed(key, seed))
     }
 
-    /// True for this share of all keys; one that is within a share is within every larger one.
+    /// Returns true for this share of all keys. A key within a share is also within every larger share.
     pub fn is_within(self, share: f64) -> bool {
-        // A float has 53 bits.
+        // An f64 has 53 bits.
         ((self.0 >> 11) as f64 / (1_u64 << 53) as f64) < share
     }
 
-    /// The key's group, which does not depend on the other number.
+    /// Returns the key's group, which is independent of its position.
     pub(super) fn group(self) -> usize {
         self.0 as usize % GROUPS
     }
@@ -62,7 +62,7 @@ mod tests {
         };
         assert!((850..1150).contains(&both(seed("shop", 8), seed("shop", 9))));
         assert!((850..1150).contains(&both(seed("shop", 8), seed("shoq", 8))));
-        // Servers of several releases divide alike: by what another implementation of XXH3 says.
+        // Servers of all releases must divide keys alike; values from another implementation of XXH3.
         assert_eq!(Place::of(b"user-1", seed("shop", 8)), Place(0x81a1_ff2e_9cc2_33fc));
     }
 }

@@ -1,5 +1,4 @@
-//! What is seen of a canary while it is one, wherever its requests are divided: at a server, or at a router over the shards of both versions; and
-//! which requests a shadow is asked.
+//! State of an active canary, at a server or at a router over the shards of both versions; and the sampling of shadow traffic.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -14,26 +13,26 @@ use super::watch::{BothSeen, Side, Watch};
 use sterling_core::draws::Draws;
 use sterling_core::locks::locked;
 
-/// A canary beside the active version. It is made anew where a version or the setting changes: what was seen of other bytes, or under another
-/// setting, is not held against these.
+/// An active canary and its measurements. It is replaced if a version or the setting changes, because measurements of other files
+/// or another setting do not count.
 pub struct CanaryRun {
     model: String,
     version: u64,
-    /// Number and digest of the version that it is held against.
+    /// Number and digest of the active version that it is compared with.
     active: (u64, String),
     setting: Canary,
     seed: u64,
     began: Instant,
     watch: Mutex<Watch>,
-    /// When it was judged last, in microseconds since it began.
+    /// Time of the last test, in microseconds since `began`.
     judged: AtomicU64,
     is_stopped: AtomicBool,
-    /// Why, where that is not in the store yet.
+    /// Result of the test until it is written to the store.
     verdict: Mutex<Option<Verdict>>,
     meters: [SideMeters; 2],
 }
 
-/// The metrics of one version.
+/// Metrics of one version.
 struct SideMeters {
     answered: Counter,
     failed: Counter,
@@ -49,7 +48,7 @@ impl SideMeters {
 }
 
 impl CanaryRun {
-    /// A version of a model beside the active one, of this number and digest. Nothing was seen yet.
+    /// Starts a canary of a model next to the active version with this number and digest.
     pub fn new(setting: &Canary, (model, version): (&str, u64), active: (u64, &str)) -> Self {
         gauge!("sterling_canary_share", "model" => model.to_owned()).set(setting.share);
         CanaryRun {
@@ -67,38 +66,38 @@ impl CanaryRun {
         }
     }
 
-    /// True where it is of this setting, beside the version of this number and digest.
+    /// Returns whether it has this setting and this active version.
     pub fn is_of(&self, setting: &Canary, active: (u64, &str)) -> bool {
         self.setting == *setting && (self.active.0, self.active.1.as_str()) == active
     }
 
-    /// The version's number.
+    /// Returns the version number of the canary.
     pub fn version(&self) -> u64 {
         self.version
     }
 
-    /// What sticks requests to a version.
+    /// Returns the key that pins requests to a version.
     pub fn sticky(&self) -> &Sticky {
         &self.setting.sticky
     }
 
-    /// What operators have said.
+    /// Returns the operators' setting.
     pub fn setting(&self) -> &Canary {
         &self.setting
     }
 
-    /// The share of keys that it answers at this moment.
+    /// Returns the current share of keys that it answers.
     pub fn share(&self) -> f64 {
         if self.is_stopped.load(Ordering::Relaxed) { 0.0 } else { self.setting.share }
     }
 
-    /// Which version a key belongs to.
+    /// Returns the version that a key belongs to.
     pub fn side(&self, key: &[u8]) -> (Place, Side) {
         let place = Place::of(key, self.seed);
         (place, if place.is_within(self.share()) { Side::Canary } else { Side::Active })
     }
 
-    /// How many times as often as others requests of a side are audited, so that both are as often.
+    /// Returns the factor on the audit rate of a side that gives both sides the same number of audits.
     pub fn audited_times(&self, side: Side) -> f64 {
         let share = match side {
             Side::Canary => self.setting.share,
@@ -107,7 +106,7 @@ impl CanaryRun {
         ((1.0 - share) / share.max(f64::MIN_POSITIVE)).max(1.0)
     }
 
-    /// Takes note of a request that ended: with the time of its answer, or with none where it failed.
+    /// Records a completed request: the latency of its answer, or `None` for a failure.
     pub fn ended(&self, by: (Place, Side), took: Option<Duration>) {
         locked(&self.watch).ended(self.began.elapsed(), by, took);
         let meters = &self.meters[usize::from(by.1 == Side::Canary)];
@@ -120,22 +119,23 @@ impl CanaryRun {
         }
     }
 
-    /// Takes note of an answer of which this share of the exact items was served.
+    /// Records the recall of an audited answer.
     pub fn audited(&self, by: (Place, Side), recall: f64) {
         locked(&self.watch).audited(self.began.elapsed(), by, recall);
     }
 
-    /// What was seen of it and of the active version.
+    /// Returns the measurements of the canary and of the active version.
     pub fn observed(&self) -> BothSeen {
         locked(&self.watch).observed(self.began.elapsed())
     }
 
-    /// Why it answers no more, where that is so here.
+    /// Returns the reason for a rollback on this server, if there was one.
     pub fn verdict(&self) -> Option<Verdict> {
         locked(&self.verdict).clone()
     }
 
-    /// Judges it, where that was so long ago; one that is behind answers nobody from here on.
+    /// Tests the canary if the last test was at least `every` ago. With `automatic`, a canary that is worse is stopped on this
+    /// server.
     pub fn judge(&self, every: Duration) {
         let now = self.began.elapsed();
         let judged = Duration::from_micros(self.judged.load(Ordering::Relaxed));
@@ -157,7 +157,7 @@ impl CanaryRun {
         }
     }
 
-    /// Nobody asks for it any more.
+    /// Ends the canary when its setting is removed.
     pub fn end(&self) {
         gauge!("sterling_canary_share", "model" => self.model.clone()).set(0.0);
     }
@@ -170,7 +170,7 @@ impl CanaryRun {
             active,
             share = self.setting.share,
             reason,
-            "the canary is behind and answers no more"
+            "the canary is worse than the active version and was rolled back on this server"
         );
         self.end();
         counter!("sterling_canary_rollbacks_total", "model" => model.clone(), "outcome" => verdict.behind.name())
@@ -180,44 +180,44 @@ impl CanaryRun {
     }
 }
 
-/// Which requests a shadow is asked as well.
+/// Sampling of the requests that are repeated at a shadow version.
 pub struct ShadowRun {
     model: String,
     version: u64,
     setting: Shadow,
     draws: Draws,
-    /// What is left of the rate, and when that was.
+    /// Tokens left in the rate limiter, and the time of its last update.
     left: Mutex<(f64, Instant)>,
 }
 
 impl ShadowRun {
-    /// A version of a model that is a shadow by this setting.
+    /// Starts shadow traffic to a version of a model.
     pub fn new(setting: &Shadow, (model, version): (&str, u64)) -> Self {
         let left = Mutex::new((setting.per_second.max(1.0), Instant::now()));
         ShadowRun { model: model.to_owned(), version, setting: setting.clone(), draws: Draws::default(), left }
     }
 
-    /// The model.
+    /// Returns the name of the model.
     pub fn model(&self) -> &str {
         &self.model
     }
 
-    /// The version's number.
+    /// Returns the version number of the shadow.
     pub fn version(&self) -> u64 {
         self.version
     }
 
-    /// What operators have said.
+    /// Returns the operators' setting.
     pub fn setting(&self) -> &Shadow {
         &self.setting
     }
 
-    /// Whether a request is of the share.
+    /// Samples whether a request is repeated.
     pub fn is_drawn(&self) -> bool {
         self.draws.draw(self.setting.share)
     }
 
-    /// Takes one of the requests of this second, where any is left.
+    /// Takes a token of the rate limiter; returns whether one was left.
     pub fn is_in_time(&self) -> bool {
         let mut left = locked(&self.left);
         let (rate, now) = (self.setting.per_second, Instant::now());
@@ -231,7 +231,7 @@ impl ShadowRun {
     }
 }
 
-/// What people are told of a canary that was rolled back: everywhere, as the store says, or so far where it runs.
+/// Returns the message about a rolled-back canary: from the store, or from this server before it reaches the store.
 pub fn rolled_back(wished: &Traffic, run: Option<&CanaryRun>) -> Option<String> {
     let everywhere = wished.canary.as_ref().and_then(|canary| canary.stopped.as_ref());
     let here = || run.and_then(CanaryRun::verdict).map(|verdict| verdict.reason);
@@ -239,16 +239,16 @@ pub fn rolled_back(wished: &Traffic, run: Option<&CanaryRun>) -> Option<String> 
     Some(format!("its canary was rolled back: {reason}"))
 }
 
-/// What is wished of a model's traffic, and what of it is so.
+/// Desired rollout of a model, and its current state on this server.
 pub struct TrafficNow {
-    /// How often what is wished of the model was changed.
+    /// Number of changes to the desired state of the model.
     pub revision: u64,
-    /// What is wished.
+    /// Desired rollout.
     pub setting: Traffic,
-    /// The version that answers where nothing is pinned.
+    /// Version that answers unpinned requests.
     pub active: Option<u64>,
-    /// The canary, where it is in memory and does not answer anyway.
+    /// Canary, if it is in memory and is not the active version.
     pub canary: Option<Arc<CanaryRun>>,
-    /// The shadow, likewise.
+    /// Shadow, under the same condition.
     pub shadow: Option<Arc<ShadowRun>>,
 }

@@ -1,4 +1,4 @@
-//! What operators say of a model's traffic: as it lies in the store, and as it is read and told over HTTP.
+//! Operators' rollout settings of a model: as stored in the store, and as read and returned over HTTP.
 
 use std::fmt;
 use std::time::Duration;
@@ -11,61 +11,62 @@ use sterling_core::logging::printable;
 
 /// Longest name of a header or a feature, in bytes.
 const NAME_BYTES_MAX: usize = 256;
-/// Requests a second that may be shadowed at most.
+/// Maximum rate of shadow traffic, in requests per second.
 const PER_SECOND_MAX: f64 = 10_000.0;
-/// The shortest and the longest window, in seconds.
+/// Shortest and longest window, in seconds.
 const WINDOW_SECONDS: (u64, u64) = (60, 86_400);
-/// The header that sticks a request to a version where the setting names no other one.
+/// Default header with the sticky key of a request.
 const STICKY_HEADER: &str = "x-sterling-sticky";
 
-/// Where the requests of a model go that pin no version, beside the one that answers.
+/// Versions that take part in a model's unpinned requests besides the active one.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Traffic {
-    /// A version that answers a share of them.
+    /// A version that answers a share of the requests.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub canary: Option<Canary>,
-    /// A version that is asked a share of them as well, and whose answers nobody waits for.
+    /// A version to which a share of the requests is repeated; its answers are only compared.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shadow: Option<Shadow>,
 }
 
-/// A version that is meant, by its number or by a label of the store.
+/// Version that a setting refers to, by its number or by a label of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TrafficTarget<'a> {
-    /// This number.
+    /// The version with this number.
     Version(u64),
-    /// Where this label points.
+    /// The version to which this label points.
     Label(&'a str),
 }
 
-/// A version that answers a share of the requests that pin none.
+/// A version that answers a share of the unpinned requests.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Canary {
-    /// Its number, or `label`.
+    /// Version number, alternative to `label`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<u64>,
-    /// A label of the store that points to it.
+    /// Label of the store that points to the version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub label: Option<String>,
-    /// The share of keys, 0 to 1.
+    /// Share of keys, 0 to 1.
     pub share: f64,
-    /// What a request's key is: `user` (the header `x-sterling-sticky`, or else the features or the vector that it brings), `header:NAME`,
-    /// `feature:NAME` (both: or else the user), or `request` (its id: no two requests stick together).
+    /// Key of a request: `user` (the header `x-sterling-sticky`, or else the features or the vector of the request),
+    /// `header:NAME`, `feature:NAME` (both: or else the user), or `request` (the request id: every request is divided
+    /// separately).
     #[serde(default)]
     #[schema(value_type = String, default = "user")]
     pub sticky: Sticky,
-    /// True where it is rolled back by itself once it falls behind: its share becomes 0.
+    /// Whether it is rolled back automatically when it is worse than the active version: its share becomes 0.
     #[serde(default = "is_true")]
     pub automatic: bool,
-    /// By how much it may be worse than the active version.
+    /// Margins by which it may be worse than the active version.
     #[serde(default)]
     pub margins: CanaryMargins,
-    /// Seconds that are looked back on, 60 to 86,400.
+    /// Length of the window of measurements, in seconds, 60 to 86,400.
     #[serde(default = "ten_minutes")]
     pub window_seconds: u64,
-    /// Told where it was rolled back by itself; whoever sets the canary anew clears it.
+    /// Set if it was rolled back automatically; setting the canary again clears it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stopped: Option<Stopped>,
 }
@@ -78,15 +79,15 @@ fn ten_minutes() -> u64 {
     600
 }
 
-/// By how much a canary may be worse.
+/// Margins by which a canary may be worse.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct CanaryMargins {
-    /// The share of failed requests may be greater by so much.
+    /// Largest increase of the share of failed requests.
     pub errors: f64,
-    /// Requests may take so many times as long, and a millisecond longer in any case.
+    /// Largest factor on latency; differences below one millisecond are ignored.
     pub latency: f64,
-    /// The audited recall may be lower by so much.
+    /// Largest decrease of the audited recall.
     pub recall: f64,
 }
 
@@ -96,42 +97,42 @@ impl Default for CanaryMargins {
     }
 }
 
-/// Why and when a canary was rolled back.
+/// Reason and time of a rollback.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Stopped {
-    /// In UTC.
+    /// Time, in UTC.
     pub time: String,
-    /// The share that it had.
+    /// Share of keys before the rollback.
     pub share: f64,
-    /// What it was behind in, with the numbers.
+    /// Metric in which it was worse, with the numbers.
     pub reason: String,
 }
 
-/// A canary that is behind, as a router tells a server of it, or anybody.
+/// Report of a canary that is worse, sent by a router or another client.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct StopRequest {
-    /// What is wished of it. Where something else is wished by now, nothing is done.
+    /// Desired state of the canary. The report is ignored if the desired state has changed since.
     pub canary: Canary,
-    /// Why, for people.
+    /// Explanation for operators.
     #[schema(min_length = 1, max_length = 4096)]
     pub reason: String,
 }
 
-/// A version that is asked a share of the requests as well.
+/// A version to which a share of the requests is repeated.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Shadow {
-    /// Its number, or `label`.
+    /// Version number, alternative to `label`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<u64>,
-    /// A label of the store that points to it.
+    /// Label of the store that points to the version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub label: Option<String>,
-    /// The share of requests, 0 to 1.
+    /// Share of requests, 0 to 1.
     pub share: f64,
-    /// At most so many a second, of each server or router.
+    /// Maximum rate in requests per second, per server or router.
     #[serde(default = "ten")]
     pub per_second: f64,
 }
@@ -140,23 +141,23 @@ fn ten() -> f64 {
     10.0
 }
 
-/// What a request's key is.
+/// Source of a request's sticky key.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Sticky {
-    /// The header `x-sterling-sticky`, or else the user that it brings.
+    /// The header `x-sterling-sticky`, or else the user of the request.
     #[default]
     User,
-    /// This header, in small letters, or else the user.
+    /// This header, in lower case, or else the user.
     Header(String),
     /// This feature, or else the user.
     Feature(String),
-    /// Its id.
+    /// The request id.
     Request,
 }
 
 impl Sticky {
-    /// The header that holds the key, in small letters, where one may.
+    /// Returns the header with the key, in lower case, if a header may contain it.
     pub fn header(&self) -> Option<&str> {
         match self {
             Sticky::User => Some(STICKY_HEADER),
@@ -236,15 +237,15 @@ impl fmt::Display for TrafficTarget<'_> {
 }
 
 impl Canary {
-    /// Which version is meant.
+    /// Returns the version that the setting refers to.
     ///
     /// # Errors
-    /// `Invalid` where none is named, or one in two ways.
+    /// `Invalid` unless exactly one of number and label is set.
     pub fn target(&self) -> Result<TrafficTarget<'_>> {
         target("canary", self.version, self.label.as_deref())
     }
 
-    /// How long is looked back.
+    /// Returns the length of the window.
     pub fn window(&self) -> Duration {
         Duration::from_secs(self.window_seconds)
     }
@@ -261,10 +262,10 @@ impl Canary {
 }
 
 impl Shadow {
-    /// Which version is meant.
+    /// Returns the version that the setting refers to.
     ///
     /// # Errors
-    /// `Invalid` where none is named, or one in two ways.
+    /// `Invalid` unless exactly one of number and label is set.
     pub fn target(&self) -> Result<TrafficTarget<'_>> {
         target("shadow", self.version, self.label.as_deref())
     }
@@ -277,27 +278,27 @@ impl Shadow {
 }
 
 impl Traffic {
-    /// Refuses what cannot be.
+    /// Validates the setting.
     ///
     /// # Errors
-    /// `Invalid` with the field, what it says and what was expected.
+    /// `Invalid` with the field, its value and the expected range.
     pub fn check(&self) -> Result<()> {
         self.canary.as_ref().map_or(Ok(()), Canary::check)?;
         self.shadow.as_ref().map_or(Ok(()), Shadow::check)
     }
 
-    /// True where nothing is said.
+    /// Returns whether neither is set.
     pub fn is_empty(&self) -> bool {
         self.canary.is_none() && self.shadow.is_none()
     }
 
-    /// The versions that are meant, each with the part that it plays.
+    /// Returns the versions that the setting refers to, each with its role.
     pub fn targets(&self) -> impl Iterator<Item = (&'static str, TrafficTarget<'_>)> {
         let canary = self.canary.as_ref().and_then(|canary| Some(("canary", canary.target().ok()?)));
         canary.into_iter().chain(self.shadow.as_ref().and_then(|shadow| Some(("shadow", shadow.target().ok()?))))
     }
 
-    /// What it says, for people.
+    /// Describes the setting for operators.
     pub fn told(&self) -> Vec<String> {
         let canary = self.canary.as_ref().and_then(|canary| {
             let (of, share) = (canary.target().ok()?, canary.share * 100.0);

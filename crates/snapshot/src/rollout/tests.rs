@@ -1,4 +1,5 @@
-//! Random histories of a canary: two versions that are alike are left alone, one that fails, is slow or finds less is not.
+//! Random histories of a canary: two equal versions must not be distinguished, and a version that fails, is slow or has a lower
+//! recall must be detected.
 
 #![allow(clippy::unwrap_used)]
 
@@ -8,18 +9,18 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::*;
 
-/// How requests of a version end.
+/// Distribution of a version's results.
 #[derive(Clone, Copy, Debug)]
 struct Version {
     errors: f64,
-    /// Milliseconds that half of the answers take; how much others differ.
+    /// Median latency in milliseconds, and spread of its logarithm.
     ms: (f64, f64),
     recall: f64,
 }
 
 const GOOD: Version = Version { errors: 0.002, ms: (4.0, 0.6), recall: 0.97 };
 
-/// A history of requests, of so many a second.
+/// Simulated requests at a rate per second.
 struct History {
     share: f64,
     rate: u64,
@@ -32,13 +33,13 @@ impl History {
         History { share, rate: 100, users, drawn: number << 40 }
     }
 
-    /// A number from 0 up to 1.
+    /// Returns a random number from 0 up to 1.
     fn draw(&mut self) -> f64 {
         self.drawn += 1;
         xxh3_64_with_seed(&self.drawn.to_le_bytes(), 7) as f64 / u64::MAX as f64
     }
 
-    /// The second at which the canary is found behind, and in what.
+    /// Returns the second at which the canary is found worse, and the metric.
     fn run(&mut self, active: Version, canary: Version, seconds: u64) -> Option<(u64, Behind)> {
         let setting = Canary {
             version: Some(8),
@@ -59,7 +60,7 @@ impl History {
                 let is_canary = place.is_within(self.share);
                 let (version, side) = if is_canary { (canary, Side::Canary) } else { (active, Side::Active) };
                 let is_failed = self.draw() < version.errors;
-                // About normal: the sum of draws.
+                // Approximately normal: sum of uniform numbers.
                 let normal = (0..6).map(|_| self.draw() - 0.5).sum::<f64>() * 1.4;
                 let took = Duration::from_secs_f64(version.ms.0 * 1e-3 * (normal * version.ms.1).exp());
                 watch.ended(now, (place, side), (!is_failed).then_some(took));
@@ -80,7 +81,7 @@ impl History {
 
 #[test]
 fn two_versions_that_are_alike_are_left_alone() {
-    // Some 60 histories of 120 looks at 400 bounds each, of which one is wrong with a probability of e^-20.
+    // Some 60 histories with 120 tests of 400 bounds each; a bound fails with a probability of e^-20.
     for (number, errors) in [0.0, 0.002, 0.05, 0.5, 0.98, 1.0].into_iter().enumerate() {
         for (place, share) in [0.01, 0.1, 0.5, 0.9].into_iter().enumerate() {
             let like = Version { errors, ms: (4.0, [0.1, 0.6, 2.0][place % 3]), recall: 1.0 - errors };
@@ -103,7 +104,7 @@ fn one_that_is_worse_by_less_than_the_margins_is_left_alone() {
     {
         assert_eq!(History::new(100 + number as u64, 0.5, 100_000).run(GOOD, like, 600), None, "{like:?}");
     }
-    // A millisecond is a millisecond, however many times as long it is.
+    // A difference below one millisecond is ignored at any ratio.
     let (quick, slower) = (Version { ms: (0.1, 0.1), ..GOOD }, Version { ms: (0.5, 0.1), ..GOOD });
     assert_eq!(History::new(110, 0.5, 100_000).run(quick, slower, 300), None);
 }
@@ -117,7 +118,7 @@ fn one_that_falls_behind_is_found_every_time() {
         (0.01, Version { errors: 0.5, ..GOOD }, Behind::Errors, 180),
         (0.05, Version { ms: (40.0, 0.6), ..GOOD }, Behind::Latency, 60),
         (0.1, Version { ms: (12.0, 0.6), ..GOOD }, Behind::Latency, 120),
-        // As fast as the other most of the time.
+        // As fast as the other for most requests.
         (0.2, Version { ms: (4.0, 1.8), ..GOOD }, Behind::Latency, 300),
         (0.5, Version { recall: 0.6, ..GOOD }, Behind::Recall, 400),
         (0.5, Version { recall: 0.75, ..GOOD }, Behind::Recall, 600),
@@ -135,7 +136,7 @@ fn one_that_falls_behind_is_found_every_time() {
 
 #[test]
 fn no_single_user_decides() {
-    // One of few users whose every request fails, wherever it goes: here it went to the canary.
+    // One of few users fails with every request, at either version; here the canary has this user.
     let (setting, seed) = (Canary { share: 0.5, ..canary() }, seed("m", 8));
     let mut watch = Watch::new(&setting);
     let users: Vec<Place> = (0..200_u64).map(|user| Place::of(&user.to_le_bytes(), seed)).collect();
@@ -147,13 +148,13 @@ fn no_single_user_decides() {
             let took = Duration::from_millis(5);
             watch.ended(now, (*place, side), (user != bad).then_some(took));
         }
-        // It asks as often as all others together.
+        // It sends as many requests as all other users together.
         (0..200).for_each(|_| watch.ended(now, (users[bad], Side::Canary), None));
         assert_eq!(watch.judge(now), None);
     }
     let seen = watch.observed(Duration::from_secs(100));
     assert!(seen.canary.errors > 40_000 && seen.active.errors == 0, "{seen:?}");
-    // Others whose requests fail too are no single user.
+    // Failures of many users do count.
     for user in &users {
         (0..20).for_each(|_| watch.ended(Duration::from_secs(100), (*user, Side::Canary), None));
     }

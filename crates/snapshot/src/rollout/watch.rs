@@ -1,4 +1,4 @@
-//! What is seen of a canary and of the active version beside it.
+//! Measurements of a canary and of the active version.
 
 use std::time::Duration;
 
@@ -7,17 +7,17 @@ use super::place::Place;
 use super::setting::Canary;
 use super::window::{Counts, Window, step_of};
 
-/// Which of the two versions.
+/// One of the two versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// The one that answers where nothing is said.
+    /// The version that answers by default.
     Active,
-    /// The one that answers a share.
+    /// The version that answers a share.
     Canary,
 }
 
 impl Side {
-    /// Its name, in metrics and answers.
+    /// Returns its name in metrics and answers.
     pub fn name(self) -> &'static str {
         match self {
             Side::Active => "active",
@@ -26,18 +26,18 @@ impl Side {
     }
 }
 
-/// What was seen of a version in the window.
+/// Measurements of a version in the window.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SideSeen {
-    /// Requests that ended.
+    /// Completed requests.
     pub requests: u64,
-    /// Those that failed.
+    /// Failed requests.
     pub errors: u64,
-    /// What half of the answers and what 99 of 100 took at most, to a step of the grid.
+    /// Latency p50 and p99, to a step of the grid.
     pub times: Option<(Duration, Duration)>,
-    /// Answers that were held against exact ones.
+    /// Answers compared with exact search.
     pub audits: u64,
-    /// The mean share of the exact items in them.
+    /// Mean recall of these answers.
     pub recall: Option<f64>,
 }
 
@@ -53,16 +53,16 @@ impl SideSeen {
     }
 }
 
-/// What was seen of both.
+/// Measurements of both versions.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct BothSeen {
-    /// Of the active version.
+    /// Measurements of the active version.
     pub active: SideSeen,
-    /// Of the canary.
+    /// Measurements of the canary.
     pub canary: SideSeen,
 }
 
-/// What is seen of both, and what follows from it. Times are those since it began.
+/// Measurements of both versions, and the test over them. Times are relative to the start of the canary.
 #[derive(Debug)]
 pub struct Watch {
     setting: Canary,
@@ -70,7 +70,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Nothing was seen yet.
+    /// Starts without measurements.
     pub fn new(setting: &Canary) -> Self {
         Watch { setting: setting.clone(), window: Window::new(setting.window()) }
     }
@@ -83,7 +83,7 @@ impl Watch {
         }
     }
 
-    /// Counts a request that ended: with the time of its answer, or with none where it failed.
+    /// Counts a completed request: the latency of its answer, or `None` for a failure.
     pub fn ended(&mut self, now: Duration, (place, side): (Place, Side), took: Option<Duration>) {
         let counts = self.counts(now, place, side);
         counts.requests += 1;
@@ -93,19 +93,19 @@ impl Watch {
         }
     }
 
-    /// Counts an answer of which this share of the exact items was served.
+    /// Counts an audited answer with its recall.
     pub fn audited(&mut self, now: Duration, (place, side): (Place, Side), recall: f64) {
         let counts = self.counts(now, place, side);
         counts.audits += 1;
         counts.lost += (1.0 - recall).clamp(0.0, 1.0);
     }
 
-    /// Whether the canary is behind.
+    /// Tests whether the canary is worse.
     pub fn judge(&self, now: Duration) -> Option<Verdict> {
         verdict(&self.window.total(now), &self.setting.margins)
     }
 
-    /// What is in the window.
+    /// Returns the measurements in the window.
     pub fn observed(&self, now: Duration) -> BothSeen {
         let both = self.window.total(now);
         BothSeen { active: SideSeen::of(&both.active), canary: SideSeen::of(&Counts::sum(&both.canary)) }

@@ -1,42 +1,42 @@
-//! What was seen of two versions, for as long as is looked back.
+//! Sliding window over the measurements of two versions.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::place::GROUPS;
 
-/// Slices of a window: what is older than the window goes a slice at a time.
+/// Slices of a window; old measurements expire one slice at a time.
 const SLICES: u32 = 20;
-/// Steps of the grid of times, eight to a factor of two ...
+/// Steps of the latency grid, eight per factor of two ...
 pub(super) const STEPS: usize = 192;
-/// ... from this one on, in microseconds.
+/// ... from this latency on, in microseconds.
 const FIRST_MICROS: f64 = 10.0;
 const STEPS_TO_DOUBLE: f64 = 8.0;
 
-/// The time at which a step of the grid begins.
+/// Returns the latency at which a step of the grid begins.
 pub(super) fn time_of(step: usize) -> Duration {
     Duration::from_secs_f64(FIRST_MICROS * 1e-6 * (step as f64 / STEPS_TO_DOUBLE).exp2())
 }
 
-/// The last step that begins at a time or before.
+/// Returns the last step that begins at or before a latency.
 pub(super) fn step_of(time: Duration) -> usize {
     let octaves = (time.as_secs_f64() * 1e6 / FIRST_MICROS).log2();
-    // What is shorter than the first is of it, what is longer than the last of that.
+    // Latencies outside of the grid count in its first or last step.
     ((octaves * STEPS_TO_DOUBLE).max(0.0) as usize).min(STEPS - 1)
 }
 
-/// What was seen of requests.
+/// Counters of requests.
 #[derive(Clone, Debug)]
 pub(super) struct Counts {
-    /// That ended.
+    /// Completed requests.
     pub(super) requests: u64,
-    /// That failed.
+    /// Failed requests.
     pub(super) errors: u64,
-    /// That were answered, by the time that it took.
+    /// Answers by latency step.
     pub(super) answered: [u32; STEPS],
-    /// Whose answers were held against exact ones.
+    /// Answers compared with exact search.
     pub(super) audits: u64,
-    /// The shares of exact items that were not served, added up.
+    /// Sum over audited answers of the share of exact items that they lack.
     pub(super) lost: f64,
 }
 
@@ -55,14 +55,14 @@ impl Counts {
         self.lost += other.lost;
     }
 
-    /// All of several.
+    /// Sums counters.
     pub(super) fn sum<'a>(all: impl IntoIterator<Item = &'a Counts>) -> Counts {
         let mut sum = Counts::default();
         all.into_iter().for_each(|counts| sum.add(counts));
         sum
     }
 
-    /// For each step how many took as long as its begin or longer.
+    /// Returns for each step the number of answers that took at least its time.
     pub(super) fn as_long(&self) -> [u64; STEPS] {
         let mut sums = [0; STEPS];
         let mut sum = 0;
@@ -74,7 +74,7 @@ impl Counts {
     }
 }
 
-/// What was seen of both versions, of the canary by the group of the key.
+/// Counters of both versions; those of the canary by key group.
 #[derive(Clone, Debug)]
 pub(super) struct Both {
     pub(super) active: Counts,
@@ -87,11 +87,11 @@ impl Default for Both {
     }
 }
 
-/// What was seen lately.
+/// Counters of the recent past.
 #[derive(Debug)]
 pub(super) struct Window {
     slice: Duration,
-    /// Each with its number, ascending.
+    /// Slices with their numbers, ascending.
     slices: VecDeque<(u64, Both)>,
 }
 
@@ -100,10 +100,10 @@ impl Window {
         Window { slice: length / SLICES, slices: VecDeque::new() }
     }
 
-    /// Where something is counted that is seen at a time.
+    /// Returns the counters of the slice at a time.
     pub(super) fn now(&mut self, now: Duration) -> &mut Both {
         let number = self.number(now);
-        // Of two threads the one that was later may come first.
+        // Of two threads, the one with the later time may come first.
         if self.slices.back().is_none_or(|(last, _)| *last < number) {
             while self.slices.front().is_some_and(|(first, _)| first + u64::from(SLICES) <= number) {
                 self.slices.pop_front();
@@ -114,7 +114,7 @@ impl Window {
         &mut self.slices[end].1
     }
 
-    /// All that is in the window at a time.
+    /// Sums the counters in the window at a time.
     pub(super) fn total(&self, now: Duration) -> Both {
         let number = self.number(now);
         let mut total = Both::default();
@@ -156,7 +156,7 @@ mod tests {
             assert_eq!(Counts::sum(&total.canary).errors, (second + 1).min(20));
             assert!(window.slices.len() <= SLICES as usize);
         }
-        // One that comes late is counted, and nothing is seen once all of it is old.
+        // A late measurement is counted; the window is empty once all measurements are old.
         window.now(Duration::from_secs(90)).active.requests += 1;
         assert_eq!(window.total(Duration::from_secs(99)).active.requests, 21);
         assert_eq!(window.total(Duration::from_secs(200)).active.requests, 0);

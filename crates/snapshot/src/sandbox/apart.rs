@@ -1,7 +1,8 @@
-//! A trial in a process apart: the same program, told to try a folder, with bounds that the system keeps.
+//! Sandbox validation in a child process: the same program, started to validate a folder, with resource limits of the operating
+//! system.
 //!
-//! The child writes a line of JSON before each thing that it does, and one at the end. Where there is none at the end, the last
-//! line says what it was at, and how the process ended says why.
+//! The child writes a line of JSON before each step, and one at the end. If the last line is missing, the line before it names
+//! the step that failed, and the exit status gives the reason.
 
 use std::io::{Read, Write};
 use std::os::unix::process::ExitStatusExt;
@@ -18,27 +19,26 @@ use crate::model::{MODEL_FILE, ModelSpec};
 use sterling_core::blocking::may_block;
 use sterling_core::error::{Error, Kind, Result};
 
-/// How often a trial is looked at.
+/// Polling interval of the child process.
 const LOOK: Duration = Duration::from_millis(2);
-/// The signal by which others end it.
+/// Signal by which others, such as the out-of-memory killer, end the child.
 const KILLED: i32 = Signal::KILL.as_raw();
-/// Most bytes that are kept of what a trial writes.
+/// Maximum bytes of the child's output that are kept.
 const SAID_MAX: u64 = 1 << 20;
-/// The signal by which the system ends a process that has used up its time.
+/// Signal by which the system ends a process that exceeds its CPU time.
 const OUT_OF_TIME: i32 = Signal::XCPU.as_raw();
-/// Seconds of a processor after that at which it ends whatever does not heed that.
+/// Seconds of CPU time after which a process that ignores the signal is killed.
 const GRACE_SECONDS: u64 = 5;
-/// Most characters of a reason.
 const REASON_CHARS: usize = 2_000;
 
-/// What a trial may take.
+/// Resource limits of a validation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// Bytes of memory, beside eight times those of the files that are read whole.
+    /// Bytes of memory, in addition to eight times the size of files that are read completely.
     pub memory_bytes: u64,
-    /// Time of a processor.
+    /// CPU time.
     pub cpu: Duration,
-    /// Time by the clock.
+    /// Wall-clock time.
     pub clock: Duration,
 }
 
@@ -48,16 +48,16 @@ impl Default for Bounds {
     }
 }
 
-/// Tries graphs in processes of this program.
+/// Validates graphs in child processes of this program.
 #[derive(Clone, Debug)]
 pub struct Apart {
-    /// The program, which calls [`answer`] where its first argument is `trial`.
+    /// Executable that calls [`answer`] if its first argument is `trial`.
     pub program: PathBuf,
-    /// What a trial may take.
+    /// Resource limits.
     pub bounds: Bounds,
 }
 
-/// A line of a trial.
+/// Line of the child's report.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Line {
@@ -68,10 +68,10 @@ enum Line {
 }
 
 impl Apart {
-    /// Processes of the program that this one is, also where its file has been replaced since.
+    /// Uses the executable of this process, even if its file has been replaced since.
     ///
     /// # Errors
-    /// `Io` where the system does not tell which that is.
+    /// `Io` if the system does not report its path.
     pub fn of_this_program() -> Result<Self> {
         let itself = PathBuf::from("/proc/self/exe");
         let program = match itself.exists() {
@@ -96,7 +96,7 @@ impl Apart {
         self.judge(ended, &text(said), &text(cried))
     }
 
-    /// How the child ended; none where it had to be stopped.
+    /// Returns the child's exit status; `None` if it had to be killed.
     fn wait(&self, child: &mut Child) -> Result<Option<ExitStatus>> {
         let failed = |e| Error::io("a process that tries graphs", e);
         let started = Instant::now();
@@ -132,7 +132,7 @@ impl Apart {
         if !last.is_empty() {
             why = format!("{why}; it said: {}", cut(last));
         }
-        // What the machine did to it says nothing of the graph: it may pass when there is time and memory for it.
+        // A kill by the machine does not prove a fault of the graph: it may pass when time and memory are available.
         let is_by_machine = ended.is_none_or(|status| status.signal() == Some(KILLED));
         let kind = if is_by_machine { Kind::Unavailable } else { Kind::Invalid };
         Err(Error::new(kind, format!("{at}: {why}")))
@@ -161,7 +161,7 @@ fn hear(from: Option<impl Read + Send + 'static>) -> JoinHandle<Vec<u8>> {
     std::thread::spawn(move || {
         let mut kept = Vec::new();
         if let Some(mut from) = from {
-            // A pipe that breaks tells no more than one that ends.
+            // A broken pipe is treated like its end.
             let _ = from.by_ref().take(SAID_MAX).read_to_end(&mut kept);
             let _ = std::io::copy(&mut from, &mut std::io::sink());
         }
@@ -173,10 +173,10 @@ fn cut(text: &str) -> String {
     text.chars().take(REASON_CHARS).collect()
 }
 
-/// The child's side: bounds this process, tries the graphs of `folder` and says on `out` what came of it.
+/// Runs in the child: limits this process, validates the graphs of `folder` and writes the report to `out`.
 ///
 /// # Errors
-/// `Io` where the bounds cannot be set or nobody listens.
+/// `Io` if the limits cannot be set, or if `out` is closed.
 pub fn answer(folder: &Path, bounds: &Bounds, out: &mut dyn Write) -> Result<()> {
     bound(folder, bounds)?;
     let out = std::cell::RefCell::new(out);
@@ -202,7 +202,7 @@ fn bound(folder: &Path, bounds: &Bounds) -> Result<()> {
     let limits = [
         (Resource::Core, 0, 0),
         (Resource::Cpu, bounds.cpu.as_secs(), GRACE_SECONDS),
-        // What the process writes to: tables that are mapped do not count.
+        // Memory that the process writes to; mapped tables do not count.
         (Resource::Data, bounds.memory_bytes.saturating_add(files), 0),
     ];
     for (resource, limit, grace) in limits {
@@ -212,7 +212,7 @@ fn bound(folder: &Path, bounds: &Bounds) -> Result<()> {
     Ok(())
 }
 
-/// Bytes of the files of a package that are read whole.
+/// Returns the bytes of the files of a package that are read completely.
 fn whole_bytes(folder: &Path) -> Option<u64> {
     let spec = ModelSpec::parse(&std::fs::read_to_string(folder.join(MODEL_FILE)).ok()?).ok()?;
     let towers = [spec.user.map(|u| u.tower), spec.item.tower, spec.overarch.map(|o| o.graph)];

@@ -1,42 +1,42 @@
-//! What runs a graph against an evaluation of its file: how far f32 may lie from it, and what a difference is.
+//! Comparison of graph outputs with the reference evaluation of the file: tolerances for f32, and differences.
 
 use super::oracle::{Arithmetic, Array, Mode, Oracle, Stop, shown};
 
-/// How far a number may lie from what the file says, of the largest number of its row.
+/// Relative tolerance to the reference, in units of the largest number of the row.
 const TOLERANCE: f64 = 2e-5;
-/// The same between a row alone and among others.
+/// Relative tolerance between a row alone and the same row in a batch.
 const AMONG_OTHERS: f64 = 1e-5;
-/// The same where the noise of the computation is not known.
+/// The same, if the rounding noise of the computation is unknown.
 const AMONG_OTHERS_UNKNOWN: f64 = 1e-4;
-/// A row counts as no smaller than this part of the largest number of ordinary rows.
+/// The scale of a row is at least this share of the largest number of ordinary rows.
 const LEAST_ROW: f64 = 1.0 / 16.0;
-/// How many times the noise of rounding to f32 is allowed beside: sums may be in another order, functions off by some units in the
-/// last place.
+/// Additional tolerance in multiples of the f32 rounding noise: sums may be in another order, and functions may be off by some
+/// units in the last place.
 const NOISE: f64 = 32.0;
-/// How many times as coarse products of bf16 are, and how far they may lie off.
+/// Rounding noise of bf16 products relative to f32, and their relative tolerance.
 const BF16: f64 = 32_768.0;
 const BF16_TOLERANCE: f64 = 0.02;
-/// Evaluations with rounding, beside the exact one.
+/// Modes of the rounded evaluations, in addition to the exact one.
 const ROUNDED: [Mode; 3] = [Mode::Nearest, Mode::Random(1), Mode::Random(2)];
-/// Scores below are 0: what `exp` makes of logits that are far off.
+/// Scores below this count as 0; they are `exp` of far logits.
 const LEAST_SCORE: f64 = 1e-30;
-/// Work of all evaluations of one graph, in multiply-adds: about two seconds.
+/// Work of all evaluations of a graph in multiply-adds, about two seconds.
 const WORK: u64 = 1 << 30;
 
-/// How many rows can be compared, of which one takes `work`.
+/// Returns the number of rows that can be compared if one costs `work`.
 pub(super) fn rows_within(work: u64, most: usize) -> usize {
     let evaluations = 1 + ROUNDED.len() as u64;
     usize::try_from(WORK / (evaluations * work.max(1))).unwrap_or(most).clamp(2.min(most), most)
 }
 
-/// The work of one evaluation.
+/// Returns the work of one evaluation.
 pub(super) fn work_of(oracle: &Oracle, inputs: &[(String, Array)], outputs: &[&str]) -> Result<u64, Stop> {
     let mut arithmetic = Arithmetic::new(Mode::Exact, WORK / 4);
     oracle.run(inputs, outputs, &mut arithmetic, &mut |_, _, _| ())?;
     Ok(arithmetic.work())
 }
 
-/// The node in which the first NaN comes up.
+/// Returns the node in which the first NaN appears.
 pub(super) fn first_nan(oracle: &Oracle, inputs: &[(String, Array)], outputs: &[&str]) -> Option<String> {
     let mut found = None;
     let mut arithmetic = Arithmetic::new(Mode::Nearest, u64::MAX);
@@ -45,21 +45,21 @@ pub(super) fn first_nan(oracle: &Oracle, inputs: &[(String, Array)], outputs: &[
             found = Some(shown(node));
         }
     };
-    // What stops the evaluation behind the first NaN does not matter.
+    // An error of the evaluation after the first NaN is irrelevant.
     let _ = oracle.run(inputs, outputs, &mut arithmetic, &mut seen);
     found
 }
 
-/// What a file says of an output of some rows.
+/// Reference values of an output for some rows.
 #[derive(Debug)]
 pub(super) struct Expected {
     width: usize,
     numbers: Vec<f64>,
-    /// How far rounding to f32 moves each number; infinite where f32 cannot tell.
+    /// Deviation of each number by f32 rounding; infinite if f32 cannot represent it.
     noise: Vec<f64>,
 }
 
-/// A number that is another one than expected.
+/// A number that differs from its reference.
 #[derive(Debug)]
 pub(super) struct Difference {
     pub(super) place: usize,
@@ -69,7 +69,7 @@ pub(super) struct Difference {
 }
 
 impl Expected {
-    /// What the file says of outputs with so many numbers a row.
+    /// Evaluates the file for outputs with this number of values per row.
     pub(super) fn of(
         oracle: &Oracle,
         inputs: &[(String, Array)],
@@ -95,12 +95,12 @@ impl Expected {
         outputs.iter().enumerate().map(one).collect()
     }
 
-    /// What is expected of a row.
+    /// Returns the reference values of a row.
     pub(super) fn row(&self, n: usize) -> &[f64] {
         &self.numbers[n * self.width..][..self.width]
     }
 
-    /// How far each number of a row may lie off. `largest` is the largest number of ordinary rows.
+    /// Returns the tolerance of each number of a row. `largest` is the largest number of ordinary rows.
     pub(super) fn tolerances(&self, n: usize, largest: f64, is_bf16: bool) -> Vec<f64> {
         let scale = scale(self.row(n).iter().copied(), largest);
         let noise = &self.noise[n * self.width..][..self.width];
@@ -109,7 +109,7 @@ impl Expected {
     }
 }
 
-/// How far a number has moved; without a bound where it became, or ceased to be, one that f32 cannot hold.
+/// Returns the deviation of a rounded number; infinite if f32 can represent only one of the two.
 fn moved(x: f64, exact: f64) -> f64 {
     let (near, want) = (x as f32, exact as f32);
     match want.is_finite() && near.is_finite() {
@@ -119,19 +119,19 @@ fn moved(x: f64, exact: f64) -> f64 {
     }
 }
 
-/// What the numbers of a row are measured by.
+/// Returns the scale of a row, to which tolerances are relative.
 fn scale(row: impl Iterator<Item = f64>, largest: f64) -> f64 {
     row.filter(|x| x.is_finite()).fold(LEAST_ROW * largest, |most, x| most.max(x.abs()))
 }
 
-/// The first number that is not the one expected.
+/// Returns the first number outside its tolerance.
 pub(super) fn difference(got: &[f32], expected: &[f64], tolerances: &[f64]) -> Option<Difference> {
     let mut all = got.iter().zip(expected).zip(tolerances).enumerate();
     all.find(|(_, ((got, expected), tolerance))| !is_near(**got, **expected, **tolerance))
         .map(|(place, ((&got, &expected), &tolerance))| Difference { place, got: f64::from(got), expected, tolerance })
 }
 
-/// NaN is near NaN alone, and what f32 cannot hold is infinite.
+/// NaN matches only NaN, and numbers beyond f32 match infinity.
 fn is_near(got: f32, expected: f64, tolerance: f64) -> bool {
     let single = expected as f32;
     tolerance == f64::INFINITY
@@ -140,12 +140,11 @@ fn is_near(got: f32, expected: f64, tolerance: f64) -> bool {
         || (single.is_finite() && (f64::from(got) - expected).abs() <= tolerance)
 }
 
-/// How far the numbers of a row among others may lie from those that it has alone. `largest` is the largest number of ordinary
-/// rows.
+/// Returns the tolerances between a row in a batch and the same row alone. `largest` is the largest number of ordinary rows.
 pub(super) fn tolerances_among_others(alone: &[f32], largest: f64, expected: Option<Vec<f64>>) -> Vec<f64> {
     let scale = scale(alone.iter().map(|&x| f64::from(x)), largest);
     match expected {
-        // What is left of these without the share of the scale is noise.
+        // The tolerances without the share of the scale are noise.
         Some(tolerances) => {
             tolerances.iter().map(|x| AMONG_OTHERS * scale + (x - TOLERANCE * scale).max(0.0)).collect()
         }
@@ -153,7 +152,7 @@ pub(super) fn tolerances_among_others(alone: &[f32], largest: f64, expected: Opt
     }
 }
 
-/// Between which scores those of logits lie that may be off by so much.
+/// Returns the range of each score if its logit is within the tolerance.
 pub(super) fn score_bounds(logits: &[f64], tolerances: &[f64]) -> Vec<[f64; 2]> {
     let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
     let bounds = |(logit, tolerance): (&f64, &f64)| match tolerance.is_finite() {
@@ -163,7 +162,7 @@ pub(super) fn score_bounds(logits: &[f64], tolerances: &[f64]) -> Vec<[f64; 2]> 
     logits.iter().zip(tolerances).map(bounds).collect()
 }
 
-/// The first score that lies outside its bounds.
+/// Returns the first score outside its range.
 pub(super) fn outside(scores: &[f32], bounds: &[[f64; 2]]) -> Option<Difference> {
     let is_within = |score: f32, [low, high]: [f64; 2]| match low.is_nan() {
         true => score.is_nan(),
@@ -178,7 +177,7 @@ pub(super) fn outside(scores: &[f32], bounds: &[[f64; 2]]) -> Option<Difference>
     })
 }
 
-/// How far scores among others may lie from those that a candidate has alone.
+/// Returns the tolerances between the scores of candidates in a batch and alone.
 pub(super) fn allowed_among_others(scores: &[f32], bounds: Option<&[[f64; 2]]>) -> Vec<f64> {
     let unknown = |&score: &f32| AMONG_OTHERS_UNKNOWN * f64::from(score.min(1.0 - score).max(0.0)) + LEAST_SCORE;
     match bounds {

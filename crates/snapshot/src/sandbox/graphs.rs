@@ -1,10 +1,10 @@
-//! Random graphs over the whole operator table, as programs against an evaluation of their files.
+//! Random graphs over all supported operators: compiled graphs against the reference evaluation of their files.
 //!
-//! Towers and rerankers of up to some dozen nodes: integers of unlike shapes, negative axes, large constants, masks, values of
-//! the user beside those of candidates. Each row is compared alone and in batches.
+//! Towers and rerankers of up to some dozen nodes: integers of different shapes, negative axes, large constants, masks, user
+//! values combined with candidate values. Each row is compared alone and in batches.
 //!
-//! `STERLING_RANDOM_GRAPHS=FIRST:COUNT` asks for others than a run of the tests does; with `STERLING_GRAPHS_FOLDER` the files lie in a folder
-//! afterwards, each with inputs and what the evaluation makes of them, for `scripts/random_graphs.py` to compare with ONNX Runtime.
+//! `STERLING_RANDOM_GRAPHS=FIRST:COUNT` selects other graphs than the test run. With `STERLING_GRAPHS_FOLDER`, the files are kept
+//! in a folder, each with inputs and reference outputs, for `scripts/random_graphs.py` to compare with ONNX Runtime.
 
 #![allow(clippy::unwrap_used)]
 
@@ -20,16 +20,17 @@ use super::oracle::{Array, Oracle};
 use sterling_core::error::Kind;
 use sterling_graph::dense::{self, Block, Given, InputRows, Made, RowProgram, Size};
 
-/// Graphs of a run of the tests; `STERLING_RANDOM_GRAPHS` asks for more.
+/// Graphs per test run; `STERLING_RANDOM_GRAPHS` selects more.
 const GRAPHS: u64 = 300;
-/// What numbers are measured by at least: ordinary inputs lie between -1 and 1, and what cancels exactly has no size of its own.
+/// Minimum scale of tolerances: ordinary inputs are between -1 and 1, and exact cancellation leaves no scale.
 const SCALE: f64 = 1.0;
-/// Seeds that were wrong once: a sum that f32 holds though not its terms, the logarithm of a softmax of numbers around -10,000.
+/// Seeds of past bugs: a sum that f32 can represent though not its terms, and the logarithm of a softmax of numbers around
+/// -10,000.
 const ONCE_WRONG: [u64; 2] = [16_906, 19_529];
-/// Rows that are compared.
+/// Number of rows that are compared.
 const ROWS: usize = 9;
 
-/// A file under construction.
+/// Builder of an ONNX file.
 #[derive(Default)]
 pub(super) struct Builder {
     nodes: Vec<NodeProto>,
@@ -38,7 +39,7 @@ pub(super) struct Builder {
     outputs: Vec<ValueInfoProto>,
 }
 
-/// A value of floats of so many axes.
+/// Returns a float value with this number of axes.
 fn port(name: &str, axes: usize) -> ValueInfoProto {
     let dim = (0..axes).map(|n| Dimension { dim_value: None, dim_param: Some(format!("{name}_{n}")) }).collect();
     let shape = Some(TensorShapeProto { dim });
@@ -75,7 +76,7 @@ pub(super) fn ints(mut node: NodeProto, name: &str, all: &[i64]) -> NodeProto {
 }
 
 impl Builder {
-    /// A file of one node.
+    /// Returns a file with one node.
     pub(super) fn of(node: NodeProto) -> Self {
         Builder { nodes: vec![node], ..Builder::default() }
     }
@@ -149,20 +150,19 @@ impl Random {
     }
 }
 
-/// A value: its name, its dimensions, and whether each row has its own.
+/// A value: its name, its shape, and whether each row has its own.
 #[derive(Clone, Debug)]
 struct Value {
     name: String,
-    /// That of the rows has size 1.
+    /// Shape; the row axis has size 1.
     shape: Vec<usize>,
     is_pair: bool,
 }
 
-/// A graph with its inputs and its output.
 struct Graph {
     builder: Builder,
     inputs: Vec<Value>,
-    /// The axis of the rows.
+    /// Row axis.
     axis: usize,
     output: Value,
 }
@@ -178,7 +178,7 @@ const MASK: &str = "mask";
 
 impl Maker {
     fn pick(&mut self) -> Value {
-        // Late values more often: graphs grow deep.
+        // Prefers late values, so that graphs grow deep.
         let count = self.values.len();
         let place = self.random.below(count).max(self.random.below(count));
         self.values[place].clone()
@@ -190,14 +190,14 @@ impl Maker {
         }
     }
 
-    /// An axis that is not that of the rows, as it may be written: from the front or from the end.
+    /// Picks an axis behind the row axis, counted from the front or from the end.
     fn inner_axis(&mut self, a: &Value) -> (usize, i64) {
         let first = self.axis + 1;
         let axis = first + self.random.below(a.shape.len() - first);
         (axis, if self.random.below(2) == 0 { axis as i64 } else { axis as i64 - a.shape.len() as i64 })
     }
 
-    /// A constant that broadcasts with a value, of more axes now and then.
+    /// Adds a constant that broadcasts with a value, sometimes with more axes.
     fn beside(&mut self, a: &Value, scale: f32) -> String {
         let mut shape = vec![1; a.shape.len()];
         for (size, &of_value) in shape.iter_mut().zip(&a.shape).skip(self.axis + 1) {
@@ -317,7 +317,7 @@ impl Maker {
                 self.keep(made, a.shape, a.is_pair);
             }
             14 if a.shape.len() > self.axis + 1 => {
-                // Other axes behind those of the rows.
+                // Reshapes the axes behind the row axis.
                 let inner: usize = a.shape[self.axis + 1..].iter().product();
                 let parts = (1..=inner).filter(|n| inner.is_multiple_of(*n)).collect::<Vec<_>>();
                 let part = parts[self.random.below(parts.len())];
@@ -385,7 +385,7 @@ impl Maker {
                 self.keep(made, shape, a.is_pair);
             }
             19 => {
-                // A truth as a number, or one of two values by it.
+                // A boolean cast to a number, or a selection between two values by it.
                 let constant = self.beside(&a, 1.0);
                 let f = ["Greater", "Less", "GreaterOrEqual", "LessOrEqual", "Equal"][self.random.below(5)];
                 let truth = self.builder.add(f, &[&a.name, &constant]);
@@ -401,7 +401,7 @@ impl Maker {
             }
             20 => self.relative(&a),
             21 => {
-                // Through integers and back.
+                // A cast to integers and back.
                 let three = self.builder.floats(&[], vec![3.0]);
                 let wide = self.builder.add("Mul", &[&a.name, &three]);
                 let whole = self.builder.add_node(|output| int(node("Cast", &[&wide], output), "to", 7));
@@ -425,7 +425,7 @@ impl Maker {
                 self.keep(made, shape, a.is_pair);
             }
             23 => {
-                // A large factor over a difference, as masks and times have it.
+                // A large factor over a difference, as in masks and timestamps.
                 let b = self.pick();
                 let Some(shape) = together(&a, &b) else { return };
                 let less = self.builder.add("Sub", &[&a.name, &b.name]);
@@ -444,7 +444,7 @@ impl Maker {
                 self.keep(made, shape, a.is_pair);
             }
             25 if self.axis == 0 && a.shape.len() == 3 => {
-                // Rows and what is in them along one axis, and back.
+                // Flattens rows and inner axes into one axis, and back.
                 let written = [-1, 2][self.random.below(2)];
                 let flat = self.builder.add_node(|output| int(node("Flatten", &[&a.name], output), "axis", written));
                 let inner = a.shape[1] * a.shape[2];
@@ -453,7 +453,7 @@ impl Maker {
                 self.keep(made, vec![1, inner], a.is_pair);
             }
             26 => {
-                // GELU as exporters write it, with a constant of more axes now and then.
+                // GELU as exporters write it, sometimes with a constant of more axes.
                 let [root, half] = [std::f32::consts::FRAC_1_SQRT_2, 0.5].map(|x| self.builder.floats(&[], vec![x]));
                 let shape = vec![1; self.random.below(a.shape.len() + 2)];
                 let one = self.builder.floats(&shape, vec![1.0]);
@@ -466,7 +466,7 @@ impl Maker {
                 self.keep(made, shape, a.is_pair);
             }
             27 if a.shape.len() > self.axis + 1 => {
-                // A sum over what a mask leaves, which may be nothing.
+                // A sum over the entries that a mask keeps, possibly none.
                 let (axis, written) = self.inner_axis(&a);
                 let [zero, never] = [0.0, f32::NEG_INFINITY].map(|x| self.builder.floats(&[], vec![x]));
                 let truth = self.builder.add("Greater", &[&a.name, &zero]);
@@ -493,14 +493,14 @@ impl Maker {
         }
     }
 
-    /// The shape of a value with a constant.
+    /// Returns the shape of a value combined with a constant.
     fn rank_with(&self, a: &Value, constant: &str) -> Vec<usize> {
         let tensor = self.builder.constants.iter().find(|tensor| tensor.name.as_deref() == Some(constant)).unwrap();
         let more = tensor.dims.len().saturating_sub(a.shape.len());
         [&vec![1; more][..], &a.shape].concat()
     }
 
-    /// A bias by distance, or a mask of what is the same: integers of two shapes.
+    /// A bias by distance, or a mask of equal positions: integers of two shapes.
     fn relative(&mut self, a: &Value) {
         let Some(&size) = a.shape.last() else { return };
         if a.shape.len() < self.axis + 2 || size > 12 {
@@ -534,7 +534,7 @@ impl Maker {
     }
 }
 
-/// The shape of two values that broadcast, along the axis of the rows too.
+/// Returns the broadcast shape of two values, including the row axis.
 fn together(a: &Value, b: &Value) -> Option<Vec<usize>> {
     if a.shape.len() != b.shape.len() {
         return None;
@@ -547,7 +547,7 @@ fn together(a: &Value, b: &Value) -> Option<Vec<usize>> {
 }
 
 impl Graph {
-    /// A graph of so many random steps: a tower, or a reranker.
+    /// Builds a graph of this number of random steps: a tower, or a reranker.
     fn random(seed: u64, steps: usize) -> Graph {
         let mut random = Random(seed);
         let is_reranker = random.below(2) == 0;
@@ -571,7 +571,7 @@ impl Graph {
         };
         let mut maker = Maker { random, builder: Builder::default(), values: Vec::new(), axis };
         for input in &inputs {
-            // Values of the user have an axis for candidates, numbers of candidates one for their numbers.
+            // Adds an axis for candidates to user values, and an axis for values to scalar columns of candidates.
             if is_reranker && input.shape.len() == 2 {
                 let place = if input.is_pair { 2 } else { 1 };
                 let axes = maker.builder.integers(&[1], vec![place]);
@@ -586,7 +586,7 @@ impl Graph {
         for _ in 0..steps {
             maker.step();
         }
-        // All rows' values that came last, side by side.
+        // Concatenates the last values that each row has.
         let kept: Vec<Value> = maker.values.iter().rev().filter(|value| value.is_pair).take(2).cloned().collect();
         let mut parts = Vec::new();
         let mut total = 0;
@@ -615,7 +615,7 @@ impl Graph {
         value.shape.iter().enumerate().map(size).collect()
     }
 
-    /// The numbers of an input: edges among them, masks as prefixes.
+    /// Returns the numbers of an input: includes edge values; masks are prefixes of ones.
     fn numbers(&self, input: usize, row: usize) -> Vec<f32> {
         const EDGES: [f32; 8] = [0.0, 1.0, -1.0, 0.5, 490_000.0, 2.5, -0.25, 489_999.0];
         let Value { name, shape, is_pair } = &self.inputs[input];
@@ -635,7 +635,7 @@ impl Graph {
         (0..count).map(number).collect()
     }
 
-    /// Rows of all inputs, as the file takes them.
+    /// Returns rows of all inputs in the shapes of the file.
     fn arrays(&self, rows: &[usize]) -> Vec<(String, Array)> {
         let array = |(n, input): (usize, &Value)| {
             let mut shape = input.shape.clone();
@@ -666,7 +666,7 @@ impl Graph {
         made
     }
 
-    /// Writes the file, with rows of inputs and what the evaluation makes of them.
+    /// Writes the file with input rows and reference outputs.
     fn write(&self, folder: &Path, seed: u64) {
         let bytes = self.builder.bytes(18);
         let inputs = self.arrays(&(0..ROWS).collect::<Vec<_>>());
@@ -684,7 +684,7 @@ impl Graph {
         std::fs::write(folder.join(format!("{seed}.json")), json.to_string()).unwrap();
     }
 
-    /// What is wrong with the graph as a program; `Ok(false)` where it is none.
+    /// Compares the compiled graph with the reference; `Ok(false)` if the graph cannot be compiled.
     fn check(&self) -> Result<bool, String> {
         let bytes = self.builder.bytes(18);
         let given: Vec<Given> = self
@@ -720,7 +720,7 @@ impl Graph {
     }
 }
 
-/// Numbers as texts, for NaN and infinities are no JSON.
+/// Formats numbers as text, because JSON has no NaN and infinities.
 fn texts(numbers: Vec<f64>) -> Vec<String> {
     numbers.iter().map(|x| format!("{x:e}")).collect()
 }
@@ -741,7 +741,7 @@ fn random_graphs_are_what_their_files_say() {
         match Graph::random(seed, steps).check() {
             Ok(is_program) => programs += u64::from(is_program),
             Err(_) => {
-                // The fewest steps that go wrong.
+                // Finds the fewest steps that fail.
                 let (steps, why) =
                     (0..=steps).find_map(|n| Graph::random(seed, n).check().err().map(|why| (n, why))).unwrap();
                 let nodes = Graph::random(seed, steps).builder.nodes;

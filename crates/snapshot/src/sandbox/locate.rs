@@ -1,4 +1,4 @@
-//! Where a graph that is answered otherwise than its file says goes wrong: the first node that differs.
+//! Locates the first node whose result differs from the reference evaluation of its file.
 
 use rten_onnx::onnx::{ModelProto, ValueInfoProto};
 
@@ -7,28 +7,29 @@ use super::oracle::{Arithmetic, Array, Mode, Oracle, shown};
 use sterling_graph::dense::{self, Given, InputRows, Made, RowProgram, Size};
 use sterling_graph::tower::{Graph, Input, Threads};
 
-/// Most bytes of files that are read in search of the node.
+/// Maximum bytes of files that are read in the search.
 const BYTES_MAX: usize = 1 << 30;
-/// Most work of evaluations.
+/// Maximum work of evaluations in the search.
 const WORK_MAX: u64 = 1 << 30;
 
 /// A graph with a row for which it differs.
 pub(super) struct Differing<'a> {
-    /// The file.
+    /// Bytes of the ONNX file.
     pub(super) bytes: &'a [u8],
     pub(super) oracle: &'a Oracle,
-    /// The inputs of the row, those of the user ahead of its own.
+    /// Inputs of the row; user inputs first.
     pub(super) one: &'a [(String, Array)],
-    /// The same row twice, which tells the axes of rows.
+    /// Inputs of the same row twice, which reveals the row axes.
     pub(super) two: &'a [(String, Array)],
-    /// Inputs of the user, which all rows share.
+    /// Number of user inputs, which all rows share.
     pub(super) of_user: usize,
     pub(super) is_program: bool,
     pub(super) threads: &'a Threads,
 }
 
 impl Differing<'_> {
-    /// The first node that differs, with a number of it; none where it takes too long to tell, or each node for itself is right.
+    /// Returns the first node that differs, with one of its numbers; `None` if the search is too expensive or every node alone is
+    /// correct.
     pub(super) fn first(&self) -> Option<(String, Difference)> {
         let made = self.made(self.one)?;
         let doubled = self.made(self.two)?;
@@ -47,7 +48,7 @@ impl Differing<'_> {
         })
     }
 
-    /// What the nodes make of some inputs: each node that makes floats, the name of these and their shape.
+    /// Returns the nodes that produce floats, with the name and shape of each output.
     fn made(&self, inputs: &[(String, Array)]) -> Option<Vec<(String, String, Vec<usize>)>> {
         let mut all = Vec::new();
         let mut seen = |node: &_, name: &str, array: &Array| {

@@ -1,17 +1,17 @@
-//! Trials: every graph of a model runs, at several sizes, before anybody is promised an answer.
+//! Sandbox validation: runs every graph of a model with several batch sizes before the version may serve.
 //!
-//! A graph that passes all checks of its file may still fail for some numbers of rows, need more memory than there is, run for
-//! minutes or end the process. So it runs once before it is published, through the code that serves (`rows`):
+//! A graph that passes all static checks may still fail for some batch sizes, exceed memory, run for minutes or end the process.
+//! It is therefore run once before publication, through the code that serves (`rows`):
 //!
-//! 1. In a process apart ([`Trials::Apart`]), whose memory and time are bounded by the system: whatever happens there is a
-//!    refusal with the graph and the number of rows it was at.
-//!    What comes out is compared with an independent evaluation of the file (`oracle`) on rows that differ (`samples`), edges and
-//!    rows that bring nothing among them, alone and in batches: a graph that is answered otherwise is refused (`compare`).
-//! 2. Over items as they are published ([`score_items`]), for what only real numbers show.
+//! 1. In a child process ([`Trials::Apart`]) whose memory and time the operating system limits. Any failure rejects the graph,
+//!    with its name and the batch size. Outputs are compared with an independent reference evaluation of the file (`oracle`) on
+//!    varied rows (`samples`), including edge cases and rows without features, alone and in batches. A graph with a different
+//!    result is rejected (`compare`).
+//! 2. Over the items to be published ([`score_items`]), for failures that only real numbers cause.
 //!
-//! That a trial speaks for all requests is due to `sterling_graph::tower`: sizes follow from the number of rows alone, and no run of the
-//! runtime takes more rows than were tried. A version that says no such trial, for an older program published it, has it
-//! when it is loaded.
+//! The validation holds for all requests because of two rules of `sterling_graph::tower`: tensor sizes depend on the number of
+//! rows alone, and the runtime never gets more rows than were validated. A version published by an older program without this
+//! validation is validated when it is loaded.
 
 mod apart;
 mod compare;
@@ -29,21 +29,21 @@ use sterling_core::error::Result;
 pub use apart::{Apart, Bounds, answer};
 pub use rows::score_items;
 
-/// Where graphs are tried.
+/// Process in which graphs are validated.
 #[derive(Clone, Debug, Default)]
 pub enum Trials {
-    /// In this process, which a graph may end: for packages of one's own.
+    /// In this process, which a graph may end; for trusted packages.
     #[default]
     Here,
-    /// In a process apart.
+    /// In a child process with resource limits.
     Apart(Apart),
 }
 
 impl Trials {
-    /// Runs the graphs of the package or version in `folder`.
+    /// Validates the graphs of the package or version in `folder`.
     ///
     /// # Errors
-    /// `Invalid` with the graph and what it was at; as `crate::model::Package::open`; `Io` where no process can be had.
+    /// `Invalid` with the graph and the failed step; as `crate::model::Package::open`; `Io` if no process can be started.
     pub fn run(&self, folder: &Path) -> Result<()> {
         match self {
             Trials::Here => rows::run(folder, &|told| {

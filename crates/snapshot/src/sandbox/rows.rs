@@ -1,7 +1,8 @@
-//! What a trial runs: towers over rows of features, the reranker over candidates: one, an even and an
-//! odd number, and more than a run takes.
+//! Steps of a sandbox validation: towers over rows of features, and the reranker over candidates, with batches of one, an even
+//! and an odd number of rows, and more rows than one run takes.
 //!
-//! What comes out is compared with an evaluation of the file ([`super::oracle`]), and every row among others with the same row alone.
+//! Outputs are compared with the reference evaluation of the file ([`super::oracle`]), and every row of a batch with the same row
+//! alone.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -25,24 +26,24 @@ use sterling_index::columns::Columns;
 use sterling_index::ivf;
 use sterling_storage::files;
 
-/// Rows that towers are tried with.
+/// Batch sizes for towers.
 const ROWS: [usize; 4] = [1, 2, 3, RUN_ROWS + 1];
-/// Candidates that the reranker is tried with.
+/// Numbers of candidates for the reranker.
 const CANDIDATES: [usize; 4] = [1, 2, 57, RUN_CANDIDATES + 1];
-/// How long the reranker goes on over items as they are published, once it has seen more than a run takes.
+/// Time for the reranker over items to be published, after it has scored more items than one run takes.
 const ITEMS_TIME: Duration = Duration::from_secs(2);
-/// The users that the reranker is tried for, by their samples: an ordinary one, one that brings nothing, one whose sequences are full.
+/// Users for the reranker, by sample number: an ordinary user, one without features, one with full sequences.
 const USERS: [usize; 3] = [0, BLANK, 4];
 
-/// What a trial tells while it runs.
+/// Progress of a validation.
 pub(super) enum Told {
-    /// What comes next.
+    /// Next step.
     Next(String),
-    /// What was not compared, and why.
+    /// Graph that was not compared, and the reason.
     NotCompared(String),
 }
 
-/// Runs the graphs of the package in `folder`; `told` hears what comes next.
+/// Runs the graphs of the package in `folder`; calls `told` with its progress.
 pub(super) fn run(folder: &Path, told: &dyn Fn(Told)) -> Result<()> {
     let package = Package::open_told(folder, &|file| told(Told::Next(format!("{file}: read"))))?;
     let mut bench = Bench { package: &package, threads: Threads::new(1), scratch: tower::Scratch::default(), told };
@@ -53,11 +54,11 @@ pub(super) fn run(folder: &Path, told: &dyn Fn(Told)) -> Result<()> {
     package.overarch.as_ref().map_or(Ok(()), |overarch| bench.overarch(overarch))
 }
 
-/// Scores items of a version that is about to be published: all of them, up to the most candidates that a request may have.
-/// `rows` writes what the reranker reads of the items in some slots as rows.
+/// Scores the items of a version to be published: all of them, up to the maximum number of candidates. `rows` writes the
+/// reranker's input rows of the items in some slots.
 ///
 /// # Errors
-/// `Invalid` where the reranker fails or a logit is no finite number.
+/// `Invalid` if the reranker fails or a logit is not finite.
 pub fn score_items(
     package: &Package,
     index: &ivf::Index,
@@ -94,7 +95,7 @@ pub fn score_items(
     }
 }
 
-/// What a graph does wrong is wrong with the package, whatever a server would call it.
+/// Converts an internal error to `Invalid`, because a failure of a graph is a fault of the package.
 fn wrong(error: Error) -> Error {
     match error.kind() {
         Kind::Internal => Error::invalid(error.to_string()),
@@ -109,7 +110,7 @@ struct Bench<'a> {
     told: &'a dyn Fn(Told),
 }
 
-/// What a sample became alone: of each output its numbers, and how far they may lie off among others.
+/// Outputs of a sample alone, with their tolerances in a batch.
 struct Alone {
     numbers: Vec<Vec<f32>>,
     tolerances: Vec<Vec<f64>>,
@@ -120,7 +121,7 @@ impl Bench<'_> {
         (self.told)(Told::Next(what));
     }
 
-    /// The file of a graph, to be evaluated; none where that cannot be done, which is told.
+    /// Parses the file of a graph for the reference evaluation; `None`, after a report, if that is not possible.
     fn oracle(&self, file: &str) -> Result<Option<Oracle>> {
         match Oracle::read(&files::read(&self.package.folder().join(file))?) {
             Ok(oracle) => Ok(Some(oracle)),
@@ -135,7 +136,7 @@ impl Bench<'_> {
         (self.told)(Told::NotCompared(format!("{file} was not compared with an evaluation of its file: {stop}")));
     }
 
-    /// Rows of known and of unknown features, alone and together.
+    /// Runs a tower on rows of known and unknown features, alone and in batches.
     fn tower(&mut self, side: &str, tower: &Tower) -> Result<()> {
         let file = tower.graph().0;
         let samples = (0..SAMPLES).map(|n| tower.read(samples::features(self.package, tower.features(), n)));
@@ -156,7 +157,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Runs each sample alone, and compares it with what the file says.
+    /// Runs each sample alone, and compares it with the reference.
     fn alone(&mut self, side: &str, tower: &Tower, samples: &[FeatureRow]) -> Result<Vec<Alone>> {
         let file = tower.graph().0;
         self.tell(format!("{file}: compared with an evaluation of its file"));
@@ -203,8 +204,8 @@ impl Bench<'_> {
         Ok(all)
     }
 
-    /// The first node that makes another number of a row than the file says. The row's inputs come once and twice, those of the user,
-    /// `of_user` of them, ahead.
+    /// Finds the first node whose result for a row differs from the reference. The row's inputs are passed once and twice; the
+    /// first `of_user` of them are user inputs.
     fn located(
         &self,
         (file, runs): (&str, &Runs),
@@ -217,7 +218,7 @@ impl Bench<'_> {
         Differing { bytes: &bytes, oracle, one, two, of_user, is_program, threads }.first()
     }
 
-    /// What the file says of as many samples as there is time for, output after output.
+    /// Evaluates the reference for as many samples as the work limit allows; results by output.
     fn expected(&self, tower: &Tower, oracle: &Oracle, samples: &[Vec<(String, Array)>]) -> Result<Vec<Vec<Expected>>> {
         let outputs: Vec<(&str, usize)> = tower.outputs().iter().map(|o| (o.name.as_str(), o.count())).collect();
         let work = compare::work_of(oracle, &samples[0], &output_names(tower));
@@ -237,7 +238,8 @@ impl Bench<'_> {
         tower.run(&rows, &self.threads, &mut self.scratch)
     }
 
-    /// What the reranker reads of a user: this query, unless the tower makes one, and what the tower and the features say of a sample.
+    /// Returns the user tensors of the reranker: this query, unless the tower computes one, and the outputs of the tower and of
+    /// the features of a sample.
     fn user(&mut self, query: &[f32], sample: usize) -> Result<Vec<Vec<f32>>> {
         let inputs = &self.package.user_inputs;
         let Some(tower) = self.package.user.as_ref().filter(|_| self.package.needs_features()) else {
@@ -255,7 +257,7 @@ impl Bench<'_> {
         Ok(inputs.iter().zip(tensors).map(tensor).collect())
     }
 
-    /// Candidates of several users, alone and together.
+    /// Runs the reranker for candidates of several users, alone and in batches.
     fn overarch(&mut self, overarch: &OverArch) -> Result<()> {
         let file = overarch.graph().0;
         let width = self.package.spec.dimension * self.package.spec.query_count();
@@ -280,7 +282,7 @@ impl Bench<'_> {
             for (count, made) in together {
                 check_candidates(&scores, &made, count).map_err(|e| wrong(e.within(file)))?;
             }
-            // Where the reranker reads the query alone, all users are one.
+            // If the reranker reads only the query, one user suffices.
             if !self.package.needs_features() {
                 break;
             }
@@ -288,7 +290,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// The scores of candidates, by task.
+    /// Returns the scores of candidates, by task.
     fn score(&mut self, overarch: &OverArch, user: &[Vec<f32>], which: &[usize]) -> Result<Vec<f32>> {
         let package = self.package;
         let numbers = samples::numbers(overarch, which);
@@ -299,7 +301,7 @@ impl Bench<'_> {
         Ok(tasks)
     }
 
-    /// The scores of each sample as only candidate, compared with what the file says.
+    /// Returns the scores of each sample as the only candidate, compared with the reference.
     fn scores_alone(
         &mut self,
         overarch: &OverArch,
@@ -310,7 +312,7 @@ impl Bench<'_> {
         let alone = (0..SAMPLES).map(|sample| self.score(overarch, user, &[sample])).collect::<Result<Vec<_>>>()?;
         let inputs = |which: &[usize]| overarch_inputs(self.package, overarch, user, which);
         let has_nan = |sample: usize| alone[sample].iter().any(|score| score.is_nan());
-        // Of made-up numbers a reranker may have nothing to say; of nothing it says as much as of these.
+        // NaN for made-up numbers is accepted; NaN that only missing features cause is an error.
         if let Some(who) = match (is_blank, has_nan(0), has_nan(BLANK)) {
             (true, true, _) => Some((0, "a user without features")),
             (_, false, true) => Some((BLANK, "an item without features")),
@@ -369,13 +371,13 @@ impl Bench<'_> {
 
 const LOGITS: &str = "logits";
 
-/// The scores of a sample as only candidate, and how far they may lie off among others.
+/// Scores of a sample as the only candidate, and their tolerances in a batch.
 struct Scores {
     made: Vec<f32>,
     allowed: Vec<f64>,
 }
 
-/// What goes into a tower for some rows.
+/// Returns the inputs of a tower for some rows.
 fn tower_inputs(tower: &Tower, rows: &[&FeatureRow]) -> Result<Vec<(String, Array)>> {
     let (pooled, _) = tower.lookup(rows, &Lookup::default())?;
     let mut all: Vec<(String, Vec<usize>, Vec<f32>)> = Vec::new();
@@ -390,7 +392,7 @@ fn tower_inputs(tower: &Tower, rows: &[&FeatureRow]) -> Result<Vec<(String, Arra
     Ok(all.into_iter().map(|(name, shape, numbers)| (name, array(shape, &numbers))).collect())
 }
 
-/// What goes into a reranker for one user and some candidates.
+/// Returns the inputs of a reranker for one user and some candidates.
 fn overarch_inputs(package: &Package, overarch: &OverArch, user: &[Vec<f32>], which: &[usize]) -> Vec<(String, Array)> {
     let of_user = |(input, numbers): (&Readable, &Vec<f32>)| {
         (input.name.clone(), array([&[1], &input.shape[..]].concat(), numbers))
@@ -409,7 +411,7 @@ fn overarch_inputs(package: &Package, overarch: &OverArch, user: &[Vec<f32>], wh
     inputs
 }
 
-/// The largest magnitude of finite numbers.
+/// Returns the largest magnitude of finite numbers.
 fn largest(numbers: impl Iterator<Item = f32>) -> f32 {
     numbers.filter(|x| x.is_finite()).fold(0.0, |most, x| most.max(x.abs()))
 }
@@ -422,11 +424,11 @@ fn output_names(tower: &Tower) -> Vec<&str> {
     tower.outputs().iter().map(|output| output.name.as_str()).collect()
 }
 
-/// Refuses an output of so many rows that holds numbers without a bound.
+/// Rejects an output with numbers out of bounds.
 fn check_rows(output: &TowerOutput, made: &Tensor, count: usize) -> Result<()> {
     let rows = made.data().chunks_exact(output.count().max(1)).enumerate();
     for (n, vector) in rows.filter(|(n, _)| samples::is_defined(n % SAMPLES)) {
-        // NaN of a row that brings nothing is told with its node.
+        // NaN of a row without features is reported elsewhere, with its node.
         let is_wrong = |x: &&f32| x.abs() > COMPONENT_MAX || (x.is_nan() && n % SAMPLES != BLANK);
         if let Some(x) = vector.iter().find(is_wrong) {
             return Err(Error::invalid(format!(
@@ -439,7 +441,7 @@ fn check_rows(output: &TowerOutput, made: &Tensor, count: usize) -> Result<()> {
     Ok(())
 }
 
-/// Refuses outputs of which a row is another one among others than alone.
+/// Rejects outputs that differ between a row in a batch and the row alone.
 fn check_among_others(tower: &Tower, made: &[Tensor], count: usize, alone: &[Alone]) -> Result<()> {
     for (o, (output, tensor)) in tower.outputs().iter().zip(made).enumerate() {
         for (n, row) in tensor.data().chunks_exact(output.count().max(1)).enumerate() {
@@ -453,7 +455,7 @@ fn check_among_others(tower: &Tower, made: &[Tensor], count: usize, alone: &[Alo
     Ok(())
 }
 
-/// The same of a reranker's scores.
+/// Does the same for the scores of a reranker.
 fn check_candidates(alone: &[Scores], made: &[f32], count: usize) -> Result<()> {
     let tasks = made.len() / count;
     for (n, task) in (0..count).flat_map(|n| (0..tasks).map(move |task| (n, task))) {
@@ -495,7 +497,7 @@ fn undefined(output: &str, who: &str, node: Option<String>) -> Error {
     ))
 }
 
-/// Candidates of one user, but for their rows.
+/// Candidates of one user, without their rows.
 struct Given<'a> {
     overarch: &'a OverArch,
     user: &'a [Vec<f32>],
@@ -505,8 +507,8 @@ struct Given<'a> {
 }
 
 impl Given<'_> {
-    /// Writes the scores of all tasks, and tells whether all logits are finite numbers. `enough`: how long to go on once more
-    /// candidates were scored than a run takes.
+    /// Writes the scores of all tasks, and returns whether all logits are finite. `enough` is the time limit once more candidates
+    /// were scored than one run takes.
     fn score(
         &self,
         threads: &Threads,

@@ -1,27 +1,27 @@
-//! The rows that graphs are tried with: ordinary ones, one of a user or an item that brings nothing, and edges.
+//! Sample rows for the validation: ordinary ones, a user or item without features, and edge cases.
 
 use crate::model::{CandidateInput, Package};
 use sterling_core::request::{Features, Values};
 use sterling_graph::tower::{FeatureKind, FeatureSpec, OverArch};
 
-/// Different samples; row `n` of a batch is sample `n % SAMPLES`.
+/// Number of different samples; row `n` of a batch is sample `n % SAMPLES`.
 pub(super) const SAMPLES: usize = 11;
-/// The sample that brings nothing.
+/// Sample without features.
 pub(super) const BLANK: usize = 1;
-/// Samples whose sequences are full, of one value, and of ids that no table has.
+/// Samples with full sequences, with a single value, and with ids that no table has.
 const FULL: usize = 4;
 const SINGLE: usize = 5;
 const UNKNOWN_IDS: usize = 10;
-/// Samples of edges: what is right for ordinary numbers may go wrong for these, and need not be defined.
+/// Edge-case samples: a graph that is correct for ordinary numbers may fail for these, and may be undefined.
 const EDGES: [usize; 3] = [2, 6, 8];
-/// Numbers at edges: whole ones, halves, signs, and sizes of hours and times.
+/// Edge values: integers, halves, signs, and magnitudes of hours and timestamps.
 const EDGE_NUMBERS: [[f32; 7]; 3] = [
     [0.0, 1.0, -1.0, 0.5, 2.5, -0.75, 3.0],
     [490_000.0, 489_999.0, 100.0, 1_000.0, 64.5, 12.5, 7.0],
     [0.0, 0.0, 1e-3, 0.0, -2.0, 1e-6, -100.0],
 ];
 
-/// Whether what a graph says of a sample has to be a number: it is no edge.
+/// Returns whether a graph must be defined for a sample: it is not an edge case.
 pub(super) fn is_defined(sample: usize) -> bool {
     !EDGES.contains(&sample)
 }
@@ -31,18 +31,18 @@ fn edge(sample: usize, place: usize) -> Option<f32> {
     Some(EDGE_NUMBERS[edge][place % EDGE_NUMBERS[edge].len()])
 }
 
-/// Numbers between -1 and 1.
+/// Returns a number between -1 and 1.
 pub(super) fn fraction(n: usize) -> f32 {
     ((n * 37 + 11) % 101) as f32 / 50.0 - 1.0
 }
 
-/// The features of a sample: known ids, unknown categories, numbers between 0 and 1.
+/// Returns the features of a sample: known ids, unknown categories, numbers between 0 and 1.
 pub(super) fn features(package: &Package, specs: &[FeatureSpec], sample: usize) -> Features {
     let mut features = Features::new();
     if sample == BLANK {
         return features;
     }
-    // Ids last: a field that feeds a category too then holds them, which serves both.
+    // Ids come last: a field that is also a category then holds ids, which suit both.
     let mut specs: Vec<(usize, &FeatureSpec)> = specs.iter().enumerate().collect();
     specs.sort_by_key(|(_, spec)| spec.kind == FeatureKind::Ids);
     for (place, spec) in specs {
@@ -70,7 +70,7 @@ pub(super) fn features(package: &Package, specs: &[FeatureSpec], sample: usize) 
     features
 }
 
-/// Writes the rows of a candidate, those that the reranker reads, side by side: sequences with the masks that belong to them.
+/// Writes the rows of a candidate that the reranker reads, concatenated: sequences with their masks.
 pub(super) fn candidate(package: &Package, overarch: &OverArch, sample: usize, mut row: &mut [f32]) {
     let mut place = sample * 17;
     for input in overarch.rows() {
@@ -95,8 +95,8 @@ pub(super) fn candidate(package: &Package, overarch: &OverArch, sample: usize, m
     }
 }
 
-/// The numbers of candidates, by their samples, that the reranker reads, input after input. What a graph says of columns that are 0, as those of
-/// items without a value, is compared (edges), and need not be defined: models take logarithms of them.
+/// Returns the numeric columns of candidates, by sample, input after input. Results for columns that are 0, as for items without
+/// a value, are compared (edge cases) but may be undefined, because models take logarithms of them.
 pub(super) fn numbers(overarch: &OverArch, which: &[usize]) -> Vec<Vec<f32>> {
     let column = |(place, name): (usize, &str)| {
         let number = |&sample: &usize| match sample {

@@ -1,8 +1,8 @@
-//! The folder of this machine that versions of a bucket are fetched to, and how much of its disk they may take.
+//! Local cache of versions from a bucket, with a limit on disk space.
 //!
-//! It has the layout of a store. Beside each version lies a file that its users hold locked (`flock`, so in all processes that
-//! share the folder) and whose time says when it was used last: what nobody uses makes room for what is fetched, the one that was
-//! used longest ago first. What was fetched says in `.origin` what the version looked like in its bucket, and how large it is.
+//! It has the layout of a store. Each version has a lock file that its users hold locked (`flock`, across all processes that
+//! share the folder). The lock file's modification time is the last use: unused versions are evicted, the least recently used
+//! first. The file `.origin` of a cached version holds its stamp in the bucket and its size.
 
 use std::fs::{self, File};
 use std::hash::{BuildHasher, RandomState};
@@ -18,9 +18,9 @@ use super::{Held, Stamp, number};
 use sterling_core::error::{Error, Result};
 use sterling_storage::files;
 
-/// What a fetch that is not whole is called, before the name of its version.
+/// Prefix of the folder of an incomplete fetch, before the version's name.
 pub(super) const FETCHING: &str = ".fetching-";
-/// What is on its way out.
+/// Prefix of a folder that is being removed.
 const GONE: &str = ".gone-";
 const ORIGIN: &str = ".origin";
 
@@ -35,22 +35,22 @@ pub struct CacheOptions {
     pub limit_mb: u64,
 }
 
-/// Where a fetched version came from.
+/// Origin of a cached version.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Origin {
     stamp: u64,
     bytes: u64,
 }
 
-/// A folder of fetched versions.
+/// Local cache folder.
 #[derive(Debug)]
 pub(super) struct Cache {
     root: PathBuf,
-    /// The bytes that versions may take; none where that depends on what the disk has free.
+    /// Maximum bytes of cached versions; `None` if it depends on free disk space.
     limit: Option<u64>,
 }
 
-/// Something that takes room.
+/// A cached version or an incomplete fetch.
 struct Entry {
     folder: PathBuf,
     lock: PathBuf,
@@ -59,7 +59,7 @@ struct Entry {
 }
 
 impl Cache {
-    /// The part of the folder that belongs to the store of this URL.
+    /// Opens the subfolder of the cache for the store with this URL.
     pub(super) fn new(url: &str, options: &CacheOptions) -> Result<Self> {
         let of_user = || {
             let named = |name: &str| std::env::var_os(name).filter(|path| !path.is_empty()).map(PathBuf::from);
@@ -79,7 +79,8 @@ impl Cache {
         &self.root
     }
 
-    /// The bytes that versions may take which take so many now: others fill the disk, too, and make room on it.
+    /// Returns the maximum bytes of cached versions, which now use `taken` bytes. Without a fixed limit it follows the free disk
+    /// space, which other programs change.
     fn limit(&self, taken: u64) -> Result<u64> {
         if let Some(limit) = self.limit {
             return Ok(limit);
@@ -88,7 +89,7 @@ impl Cache {
         Ok(disk.f_bavail.saturating_mul(disk.f_frsize).saturating_add(taken) / 8 * 7)
     }
 
-    /// Keeps the version of a folder, there or to come, from making room for others.
+    /// Protects a version, cached or about to be, from eviction.
     pub(super) fn hold(&self, folder: &Path) -> Result<Held> {
         let path = lock_of(folder);
         let parent = path.parent().unwrap_or(&self.root);
@@ -102,19 +103,19 @@ impl Cache {
         Ok(Held { folder: folder.to_owned(), fold: None, _lock: Some(lock) })
     }
 
-    /// What the version in a folder looked like where it came from, where all of it is there.
+    /// Returns the stamp of the version in a folder, if it is complete.
     pub(super) fn stamp(folder: &Path) -> Option<Stamp> {
         origin(folder).map(|origin| Stamp(origin.stamp))
     }
 
-    /// Says of a folder what is in it, or is going to be.
+    /// Records the stamp and size of the version in a folder, or of one that is being fetched to it.
     pub(super) fn mark(folder: &Path, stamp: Stamp, bytes: u64) -> Result<()> {
         let text = serde_json::to_vec(&Origin { stamp: stamp.0, bytes });
         let text = text.map_err(|e| Error::internal(format!("origin: {e}")))?;
         files::write_atomic(&folder.join(ORIGIN), |out| out.write_all(&text)).map(drop)
     }
 
-    /// Gives a folder that is whole its place, in that of another one where there is one.
+    /// Renames a complete folder to its version, and replaces an older one.
     pub(super) fn settle(&self, staging: &Path, folder: &Path) -> Result<()> {
         if folder.exists() {
             Cache::discard(folder)?;
@@ -123,14 +124,14 @@ impl Cache {
         files::sync_folder(folder.parent().unwrap_or(&self.root)).map_err(|e| Error::io(folder.display(), e))
     }
 
-    /// Removes a folder, so that nobody sees half of it.
+    /// Removes a folder atomically: renames it first, so that a partially removed version is never visible.
     pub(super) fn discard(folder: &Path) -> Result<()> {
         let gone = folder.with_file_name(format!("{GONE}{:016x}", RandomState::new().hash_one(folder)));
         fs::rename(folder, &gone).map_err(|e| Error::io(folder.display(), e))?;
         fs::remove_dir_all(&gone).map_err(|e| Error::io(gone.display(), e))
     }
 
-    /// Makes room for a version that is about to be fetched to a folder, by removing what nobody uses.
+    /// Evicts unused versions until a version that is about to be fetched fits.
     pub(super) fn make_room(&self, staging: &Path, stamp: Stamp, bytes: u64) -> Result<()> {
         let _lock = lock_folder(&self.root)?;
         let mut entries = entries(&self.root)?;
@@ -144,7 +145,7 @@ impl Cache {
             }
             let lock = File::options().write(true).open(&entry.lock);
             let Ok(lock) = lock.and_then(|lock| lock.try_lock().map_err(Into::into).map(|()| lock)) else { continue };
-            tracing::info!(folder = %entry.folder.display(), bytes = entry.bytes, "makes room in the cache");
+            tracing::info!(folder = %entry.folder.display(), bytes = entry.bytes, "evicting a version from the cache");
             Cache::discard(&entry.folder)?;
             taken -= entry.bytes;
             drop(lock);
@@ -162,7 +163,7 @@ impl Cache {
         Ok(())
     }
 
-    /// Removes what tells of versions that are neither published any more nor here.
+    /// Removes manifests and lock files of versions that are neither published nor cached.
     pub(super) fn tidy(&self, model: &str, published: &[u64]) {
         let parent = self.root.join(model);
         for name in names_in(&parent).unwrap_or_default() {
@@ -172,13 +173,13 @@ impl Cache {
             let is_whole = origin(&parent.join(&name)).is_some() || parent.join(version.to_string()).exists();
             if !published.contains(&version) && !is_whole {
                 let path = parent.join(&name);
-                // What somebody else removes at the same time is gone all the same.
+                // An error is ignored: another process may remove it at the same time.
                 let _ = if outline.is_some() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
             }
         }
     }
 
-    /// The folders of versions of a model, whole ones alone.
+    /// Returns the folders of a model's complete versions.
     pub(super) fn versions(&self, model: &str) -> Vec<PathBuf> {
         let entries = entries_of(&self.root.join(model)).unwrap_or_default();
         let is_whole = |folder: &PathBuf| !is_fetching(folder);
@@ -186,7 +187,7 @@ impl Cache {
     }
 }
 
-/// The file that users of a version hold locked.
+/// Returns the lock file of a version.
 fn lock_of(folder: &Path) -> PathBuf {
     let name = folder.file_name().unwrap_or_default().to_string_lossy();
     folder.with_file_name(format!(".{name}.used"))
@@ -200,19 +201,19 @@ fn origin(folder: &Path) -> Option<Origin> {
     serde_json::from_slice(&fs::read(folder.join(ORIGIN)).ok()?).ok()
 }
 
-/// All that takes room.
+/// Lists all entries of the cache.
 fn entries(root: &Path) -> Result<Vec<Entry>> {
     let models = names_in(root)?.into_iter().map(|model| entries_of(&root.join(model)));
     models.collect::<Result<Vec<_>>>().map(|entries| entries.into_iter().flatten().collect())
 }
 
-/// What takes room in the folder of a model, or of a version that was cut.
+/// Lists the entries in the folder of a model or of a partitioned version.
 fn entries_of(parent: &Path) -> Result<Vec<Entry>> {
     let mut found = Vec::new();
     for name in names_in(parent)? {
         let folder = parent.join(&name);
         if name.starts_with(GONE) {
-            // Of who was killed while it was removed.
+            // Left by a process that was killed during a removal.
             let _ = fs::remove_dir_all(&folder);
         } else if let Some(Origin { bytes, .. }) = origin(&folder) {
             let lock = if is_fetching(&folder) { folder.join(LOCK) } else { lock_of(&folder) };

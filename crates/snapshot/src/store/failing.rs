@@ -1,10 +1,10 @@
-//! A store that fails as it is told.
+//! Fault injection: a store whose calls fail on demand.
 
 use std::fmt;
 
 use super::*;
 
-/// Is told of each call, and makes it fail.
+/// Called before each operation; its error becomes the operation's.
 pub(super) type Fail = dyn Fn(&'static str) -> Result<()> + Send + Sync;
 
 struct Failing {
@@ -18,7 +18,7 @@ impl fmt::Debug for Failing {
     }
 }
 
-/// The same store, each call of which may fail before it has done anything.
+/// Wraps a store so that each call may fail before it has an effect.
 pub fn failing(store: Store, fail: Arc<Fail>) -> Store {
     let shelf = store.shelf.clone();
     Store { shelf: Arc::new(Failing { shelf, fail }), ..store }
@@ -76,7 +76,7 @@ impl Shelf for Failing {
     fn publish(&self, what: &mut Publication<'_>) -> Result<u64> {
         (self.fail)("Shelf::publish")?;
         let Publication { model, is_derived, .. } = *what;
-        // As late as a publication can fail: all files are there.
+        // The latest point at which a publication can fail: all files are written.
         let mut fill =
             |folder: &Path, version| (what.fill)(folder, version).and_then(|()| (self.fail)("Shelf::publish, filled"));
         self.shelf.publish(&mut Publication { model, is_derived, fill: &mut fill })

@@ -1,8 +1,8 @@
-//! A version of a bucket, brought to a folder of this machine.
+//! Fetch of a version from a bucket to a local folder.
 //!
-//! It is filled under another name, which says what the version looked like, so that a fetch that broke off goes on where it was:
-//! with the next file, or in the middle of one. Every file is held against length and hash that the manifest says. What another
-//! version of the model on this machine has already, file by file, is linked and not read again.
+//! Files are written to a staging folder whose name contains the tag of the manifest, so that an interrupted fetch resumes with
+//! the next file, or in the middle of one. The length and hash of every file are checked against the manifest. Files that another
+//! local version of the model already has are hard-linked instead of read again.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -17,27 +17,27 @@ use sterling_core::error::{Error, Kind, Result};
 use sterling_storage::files::{self, Checksum, Hashed};
 use sterling_storage::objects::{Objects, Tag, found, read_twice};
 
-/// A version as the last look at its bucket saw it.
+/// A version as of the last listing of its bucket.
 pub(super) struct Source<'a> {
     pub(super) objects: &'a dyn Objects,
     pub(super) unit: Unit<'a>,
-    /// What it looks like.
+    /// Stamp of the version's objects.
     pub(super) stamp: Stamp,
     pub(super) manifest: Tag,
-    /// The file that names its shards, where it is one.
+    /// The file that lists the version's shards, if it is a shard.
     pub(super) shards: Option<Tag>,
-    /// Files beside those of the manifest.
+    /// Files that the manifest does not list.
     pub(super) others: Vec<(String, Tag)>,
 }
 
 impl Source<'_> {
-    /// Where the version lies when it is there.
+    /// Returns the final folder of the version.
     fn folder(&self, cache: &Cache) -> PathBuf {
         cache.root().join(self.unit.path())
     }
 
-    /// Where it is filled. Objects that come or are mended later change nothing of what is there already: the manifest says
-    /// what each file is.
+    /// Returns the staging folder. Objects that are added or repaired later do not invalidate its files, because the manifest
+    /// determines the content of each.
     fn staging(&self, cache: &Cache) -> PathBuf {
         let folder = self.folder(cache);
         let name = folder.file_name().unwrap_or_default().to_string_lossy();
@@ -45,12 +45,12 @@ impl Source<'_> {
         folder.with_file_name(format!("{FETCHING}{name}-{mark:016x}"))
     }
 
-    /// True where the version is there as it is in its bucket.
+    /// Returns whether the version is cached with its current stamp.
     pub(super) fn is_there(&self, cache: &Cache) -> bool {
         Cache::stamp(&self.folder(cache)) == Some(self.stamp)
     }
 
-    /// Reads what tells of the version, where it is not there yet. Returns the folder that has it.
+    /// Fetches the metadata of the version if it is not cached. Returns the folder with it.
     pub(super) fn outline(&self, cache: &Cache) -> Result<PathBuf> {
         if self.is_there(cache) {
             return Ok(self.folder(cache));
@@ -60,7 +60,7 @@ impl Source<'_> {
         let manifest = staging.join(MANIFEST);
         let shards = staging.with_file_name(super::SHARDS_FILE);
         if let Some(tag) = self.shards.as_ref().filter(|_| !manifest.exists() || !shards.exists()) {
-            // Of versions with one number the last one that was looked at has its file here.
+            // Versions with the same number share this path; it has the file of the last one that was listed.
             self.whole(&self.unit.shards_key(), tag, &shards)?;
         }
         if !manifest.exists() {
@@ -73,11 +73,11 @@ impl Source<'_> {
         Ok(staging)
     }
 
-    /// Fetches the version to its place.
+    /// Fetches the version to its final folder.
     pub(super) fn fetch(&self, cache: &Cache) -> Result<()> {
         let staging = self.outline(cache)?;
         let locked = lock_folder(&staging);
-        // Another one that fetches it may have given the folder its place meanwhile.
+        // Another process that fetches it may have completed it meanwhile.
         if self.is_there(cache) {
             return Ok(());
         }
@@ -96,9 +96,9 @@ impl Source<'_> {
         cache.settle(&staging, &self.folder(cache))
     }
 
-    /// Reads an object that no manifest names, which must be the one that was seen.
+    /// Reads an object that no manifest lists; it must still be the listed one.
     fn whole(&self, key: &str, seen: &Tag, to: &Path) -> Result<()> {
-        // It has no checksum, and says what all else must be.
+        // It has no checksum, but all other checksums depend on it.
         let (bytes, tag) = found(|| read_twice(self.objects, key))?;
         if tag.mark() != seen.mark() {
             return Err(Error::not_ready(format!("{key}: it was replaced meanwhile")));
@@ -106,7 +106,7 @@ impl Source<'_> {
         files::write_atomic(to, |out| out.write_all(&bytes)).map(drop)
     }
 
-    /// Brings a file of the manifest to the folder, where it is not there.
+    /// Fetches a file of the manifest, if it is missing.
     fn file(&self, cache: &Cache, staging: &Path, name: &str, sum: &Checksum) -> Result<()> {
         let target = staging.join(name);
         if target.exists() {
@@ -128,8 +128,8 @@ impl Source<'_> {
         let unwritten = |e| Error::io(part.display(), e);
         let mut found = self.read(&key, &head, &part)?;
         if found != *sum {
-            // What an earlier fetch has left may be at fault, or the way.
-            tracing::warn!(key, "the file is not what the manifest says, and is read anew");
+            // The fault may be in the rest of an earlier fetch, or in the transfer.
+            tracing::warn!(key, "the file differs from the manifest; fetching it again");
             fs::remove_file(&part).map_err(unwritten)?;
             found = self.read(&key, &head, &part)?;
         }
@@ -140,7 +140,7 @@ impl Source<'_> {
         fs::rename(&part, &target).map_err(unwritten)
     }
 
-    /// Reads an object to the end of a file that holds its beginning.
+    /// Reads an object to the end of a file that may already have its beginning.
     fn read(&self, key: &str, head: &Tag, part: &Path) -> Result<Checksum> {
         let unwritten = |e| Error::io(part.display(), e);
         let file = File::options().read(true).write(true).create(true).truncate(false).open(part).map_err(unwritten)?;
@@ -159,9 +159,9 @@ impl Source<'_> {
             });
             match read {
                 Ok(()) => break,
-                // As long as it goes on it is tried again at once.
+                // Retries immediately as long as there is progress.
                 Err(e) if e.kind() == Kind::Unavailable && to.bytes() > from => {
-                    tracing::warn!(key, at = to.bytes(), error = %e, "the fetch broke off and goes on");
+                    tracing::warn!(key, at = to.bytes(), error = %e, "the fetch was interrupted; resuming");
                 }
                 Err(e) if e.kind() == Kind::Conflict => {
                     return Err(Error::not_ready(format!("{key}: it was replaced meanwhile")));
@@ -173,7 +173,7 @@ impl Source<'_> {
         Ok(to.sum())
     }
 
-    /// Links a file of the same bytes that another version of the model has, where one has.
+    /// Hard-links a file with the same content from another version of the model, if there is one.
     fn link(&self, cache: &Cache, target: &Path, sum: &Checksum) -> bool {
         cache.versions(self.unit.model).iter().any(|folder| {
             let Ok(manifest) = Manifest::read(folder) else { return false };

@@ -1,13 +1,13 @@
 //! A store in a folder.
 //!
-//! A publication writes into `STORE/NAME/.publishing-RANDOM/`, which no reader looks at, and renames it to its version
-//! when its manifest is written. Two advisory locks (`flock`) keep publishers apart, in one process, in containers and on
-//! hosts that share the store:
+//! A publication writes to `STORE/NAME/.publishing-RANDOM/`, which readers ignore, and renames it to its version when its
+//! manifest is written. Two advisory locks (`flock`) coordinate publishers in one process, in containers and on hosts that share
+//! the store:
 //!
-//! - `STORE/NAME/.lock` is held for moments: while leftovers are cleaned and a number is taken, and around the rename. It
-//!   holds the highest number ever given, so that one whose folder was removed does not come back with other bytes.
-//! - `.publishing-RANDOM/.lock` is held as long as the publication lives; the system lets go of it when its process dies,
-//!   however it dies. A leftover is a staging folder whose lock can be taken, or that has none.
+//! - `STORE/NAME/.lock` is held briefly: while leftovers are removed and a number is allocated, and around the rename. It holds
+//!   the highest number ever allocated, so that the number of a removed version is not reused with other bytes.
+//! - `.publishing-RANDOM/.lock` is held during the publication; the system releases it when the process ends for any reason. A
+//!   leftover is a staging folder whose lock is free or missing.
 
 use std::fs::{self, File};
 use std::hash::{BuildHasher, RandomState};
@@ -24,9 +24,9 @@ use sterling_core::error::{Error, Kind, Result};
 use sterling_core::locks::locked;
 use sterling_storage::files;
 
-/// What the folder of an unfinished publication is called, before its random name.
+/// Prefix of the folder of an unfinished publication, before its random name.
 const STAGING: &str = ".publishing-";
-/// The file that is locked, of a model and of an unfinished publication.
+/// Lock file of a model or of an unfinished publication.
 pub(super) const LOCK: &str = ".lock";
 
 /// A folder of models, each a folder of versions.
@@ -36,17 +36,17 @@ pub(super) struct Folder {
     sight: Mutex<Sight>,
 }
 
-/// What the last look at the folder showed.
+/// Result of the last check of the folder.
 #[derive(Debug, Default)]
 struct Sight {
-    /// Whether it was ever there: one that never was is made by the first publication.
+    /// True if it ever existed; a folder that never did is created by the first publication.
     was_there: bool,
-    /// Why it could not be read, where it was there before.
+    /// Reason why it cannot be read, although it existed before.
     trouble: Option<String>,
 }
 
 impl Folder {
-    /// The store at `root`; the folder need not exist yet.
+    /// Opens the store at `root`; the folder need not exist yet.
     pub(super) fn new(root: PathBuf) -> Self {
         Folder { root, sight: Mutex::default() }
     }
@@ -59,18 +59,18 @@ impl Folder {
         self.folder(Unit { model, version, shard: None })
     }
 
-    /// The versions of a model, cut or not.
+    /// Returns the versions of a model, partitioned or not.
     fn taken(&self, model: &str) -> Result<Vec<u64>> {
         let names = names_in(&self.root.join(model))?;
         Ok(names.iter().filter_map(|name| number(name)).collect())
     }
 
-    /// Cleans leftovers, takes a number and makes a staging folder for it.
+    /// Removes leftovers, allocates a number and creates a staging folder.
     fn begin(&self, model: &str, parent: &Path) -> Result<(Staging, u64)> {
         let mut numbers = lock_folder(parent)?;
         remove_leftovers(parent)?;
         let mut text = String::new();
-        // After a crash it may hold anything; the folders then say what is taken.
+        // After a crash it may have any content; the folders then show the used numbers.
         let _ = numbers.read_to_string(&mut text);
         let given = number(text.trim()).unwrap_or(0);
         let published = self.numbers(model, &[MANIFEST.into()])?;
@@ -88,7 +88,7 @@ impl Folder {
         Ok((Staging::new(parent)?, version))
     }
 
-    /// Gives a filled staging folder its place, where it `may` have it.
+    /// Renames a filled staging folder to its version, if `may` permits it.
     fn finish(&self, staging: &Staging, parent: &Path, target: &Path, may: impl Fn(&Path) -> Result<()>) -> Result<()> {
         let _numbers = lock_folder(parent)?;
         may(&staging.folder)?;
@@ -96,7 +96,7 @@ impl Folder {
         if target.exists() {
             return Err(Error::conflict(format!("{}: put there by somebody else meanwhile", target.display())));
         }
-        // Opened before the rename: a missing descriptor must not fail what has been done.
+        // Opened before the rename, because a lack of descriptors must not fail a completed publication.
         let opened = |folder: &Path| files::open_folder(folder).map_err(|e| Error::io(folder.display(), e));
         let (of_model, of_store) = (opened(parent)?, opened(&self.root)?);
         let placed = place(&staging.folder, target, || of_model.sync_all().and_then(|()| of_store.sync_all()));
@@ -113,7 +113,7 @@ impl Shelf for Folder {
         &self.root
     }
 
-    /// Notes whether it is there: to all that ask one that is not, such as an unmounted one, looks like an empty one.
+    /// Records whether the folder exists: otherwise a missing folder, such as an unmounted one, looks like an empty store.
     fn renew(&self) -> Result<()> {
         let found = fs::read_dir(&self.root);
         let mut sight = locked(&self.sight);
@@ -123,7 +123,7 @@ impl Shelf for Folder {
         if sight.trouble != trouble {
             match &trouble {
                 Some(why) => {
-                    tracing::warn!(store = self.name(), why, "the store cannot be read, what is loaded is served on")
+                    tracing::warn!(store = self.name(), why, "the store cannot be read; loaded versions keep serving")
                 }
                 None => tracing::info!(store = self.name(), "the store can be read again"),
             }
@@ -164,7 +164,7 @@ impl Shelf for Folder {
         let mut seen = Vec::new();
         for entry in fs::read_dir(self.folder(unit)).ok()?.flatten() {
             let name = entry.file_name().to_string_lossy().into_owned();
-            // Hidden files are of those who copy; the rename that ends a copy is seen.
+            // Hidden files belong to programs that copy; the rename that ends a copy is visible.
             if !name.starts_with('.') {
                 let about = entry.metadata().ok()?;
                 seen.push((name, about.ino(), about.len(), about.mtime(), about.mtime_nsec()));
@@ -247,7 +247,7 @@ impl Shelf for Folder {
     }
 }
 
-/// The number of a publication, which another one gets where this one is unwound.
+/// Number of a publication that is released if the publication panics.
 struct Unfinished<'a> {
     parent: &'a Path,
     version: u64,
@@ -255,7 +255,7 @@ struct Unfinished<'a> {
 }
 
 impl Unfinished<'_> {
-    /// Gives the number back, unless another publication has got a later one: a merge that is unwound begins anew.
+    /// Releases the number, unless a later number has been allocated; an unwound merge starts again with the same number.
     fn give_number_back(&self) -> Result<()> {
         let io = |e| Error::io(self.parent.join(LOCK).display(), e);
         let mut numbers = lock_folder(self.parent)?;
@@ -272,14 +272,14 @@ impl Unfinished<'_> {
 impl Drop for Unfinished<'_> {
     fn drop(&mut self) {
         if !self.is_published && std::thread::panicking() {
-            // A gap in the numbers does no harm.
+            // A gap in the numbers is harmless.
             let _ = self.give_number_back();
         }
     }
 }
 
-/// The folder of a publication that is under way, and the lock that says so. Unless the folder gets another name it is removed in the end, also where
-/// that is a failure or a panic.
+/// Staging folder of a publication, and the lock that marks it as active. Unless it is renamed, the folder is removed at the end,
+/// including after an error or a panic.
 pub(super) struct Staging {
     pub(super) folder: PathBuf,
     _lock: File,
@@ -295,7 +295,7 @@ impl Staging {
         Ok(Staging { folder, _lock })
     }
 
-    /// Takes the lock's file away before the folder gets its place.
+    /// Removes the lock file before the folder is renamed.
     pub(super) fn unlock(&self) -> Result<()> {
         fs::remove_file(self.folder.join(LOCK)).map_err(|e| Error::io(self.folder.display(), e))
     }
@@ -303,13 +303,13 @@ impl Staging {
 
 impl Drop for Staging {
     fn drop(&mut self) {
-        // What cannot be removed now, the next publication removes.
+        // If it cannot be removed now, the next publication removes it.
         let _ = fs::remove_dir_all(&self.folder);
     }
 }
 
-/// Renames a folder and makes that durable with `sync`. Where that fails the folder gets its name back: a publication that failed
-/// has published nothing.
+/// Renames a folder and makes that durable with `sync`. If `sync` fails, it renames the folder back, because a failed publication
+/// must not have published anything.
 pub(super) fn place(from: &Path, to: &Path, sync: impl Fn() -> std::io::Result<()>) -> std::io::Result<()> {
     fs::rename(from, to)?;
     sync().map_err(|e| match fs::rename(to, from) {
@@ -320,7 +320,7 @@ pub(super) fn place(from: &Path, to: &Path, sync: impl Fn() -> std::io::Result<(
     })
 }
 
-/// Takes the lock of a folder, such as a model's, which is let go with the file.
+/// Locks a folder, such as a model's, until the returned file is closed.
 pub(super) fn lock_folder(parent: &Path) -> Result<File> {
     let path = parent.join(LOCK);
     File::options()
@@ -333,16 +333,16 @@ pub(super) fn lock_folder(parent: &Path) -> Result<File> {
         .map_err(|e| Error::io(format!("{}: the lock", path.display()), e))
 }
 
-/// Removes a folder in `parent`, so that nobody sees half of it. Only for who holds the lock of `parent`.
+/// Removes a folder in `parent` atomically. The caller must hold the lock of `parent`.
 pub(super) fn take_away(parent: &Path, folder: &Path) -> Result<()> {
-    // As one that was never finished: what cannot be removed now, the next publication removes.
+    // Renamed like an unfinished publication: if it cannot be removed now, the next publication removes it.
     let leftover = parent.join(format!("{STAGING}{:016x}", RandomState::new().hash_one(folder)));
     fs::rename(folder, &leftover).map_err(|e| Error::io(folder.display(), e))?;
     fs::remove_dir_all(&leftover).map_err(|e| Error::io(leftover.display(), e))
 }
 
-/// Removes what publications that were killed have left. Only for who holds the model's lock: a staging folder without a
-/// lock of its own is then no one's.
+/// Removes what killed publications left. The caller must hold the model's lock, because a staging folder without a lock is then
+/// a leftover.
 pub(super) fn remove_leftovers(parent: &Path) -> Result<()> {
     for name in names_in(parent)?.iter().filter(|name| name.starts_with(STAGING)) {
         let folder = parent.join(name);
@@ -354,7 +354,7 @@ pub(super) fn remove_leftovers(parent: &Path) -> Result<()> {
     Ok(())
 }
 
-/// True for the staging folder of a publication that is under way.
+/// Returns whether a folder is the staging folder of an active publication.
 fn is_live(folder: &Path) -> bool {
     let is_staging = folder.file_name().is_some_and(|name| name.to_string_lossy().starts_with(STAGING));
     is_staging
@@ -364,7 +364,7 @@ fn is_live(folder: &Path) -> bool {
         }
 }
 
-/// The names in a folder; none where it is not there.
+/// Returns the names in a folder; none if it does not exist.
 pub(super) fn names_in(folder: &Path) -> Result<Vec<String>> {
     match fs::read_dir(folder) {
         Ok(entries) => Ok(entries.flatten().map(|e| e.file_name().to_string_lossy().into_owned()).collect()),

@@ -1,17 +1,18 @@
-//! Folds: a shard with its updates, kept by the server that takes these.
+//! Checkpoints of a shard with its updates (`fold` in names), stored by the server that ingests the updates.
 //!
-//! A version that was cut is one version over all of its shards, and no shard can publish another one. So a server folds the
-//! updates of its shard into a snapshot of the same version, which stands for the published one at this server and says up to
-//! which position it is. It lies in a folder of this machine, beside the journal whose positions these are:
+//! A partitioned version is one version over all shards, so no single shard can publish a new one. Instead, a server merges the
+//! updates of its shard into a snapshot of the same version. The checkpoint replaces the published shard on this server and
+//! records the position up to which it includes updates. It is stored in a local folder next to the journal, to which the
+//! positions refer:
 //!
 //! ```text
-//! FOLDS/NAME/shard-N/VERSION/DIGEST/    of the published shard: for other bytes of that number no fold stands
-//!   shards.json                         as it is published
-//!   POSITION/                           a snapshot
+//! FOLDS/NAME/shard-N/VERSION/DIGEST/    digest of the published shard: republished bytes have no checkpoint
+//!   shards.json                         copy of the published file
+//!   POSITION/                           snapshot with the updates up to this position
 //! ```
 //!
-//! The newest stands. The one before it is kept, for its updates are in the journal still: where the newest is damaged, that is
-//! put aside and the one before stands again.
+//! The newest checkpoint is used. The one before it is retained, because the journal still has its later updates: if the newest
+//! is damaged, it is moved aside and the previous one is used.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -24,30 +25,30 @@ use sterling_core::blocking::may_block;
 use sterling_core::error::{Error, Result};
 use sterling_storage::files;
 
-/// Folds that are kept of a shard.
+/// Checkpoints that are retained per shard.
 const KEPT: usize = 2;
-/// What a damaged one is called, before its position.
+/// Prefix of a damaged checkpoint, before its position.
 const DAMAGED: &str = ".damaged-";
 
-/// A fold, and how far it is.
+/// A checkpoint and its position.
 struct Fold {
     position: u64,
     folder: PathBuf,
 }
 
-/// The folder of a shard's folds, of all versions of its model; none for a version that was not cut.
+/// Returns the folder of a shard's checkpoints, over all versions of its model; `None` if the version is not partitioned.
 fn folds_of_shard(root: &Path, unit: Unit<'_>) -> Option<PathBuf> {
     Some(shard_folder(&root.join(unit.model), unit.shard?))
 }
 
 impl Store {
-    /// The same store, whose shard is folded into a folder of this machine, which need not exist yet.
+    /// Returns the same store with checkpoints of its shard in a local folder, which need not exist yet.
     #[must_use]
     pub fn with_folds(self, root: impl Into<PathBuf>) -> Self {
         Store { folds: Some(root.into()), ..self }
     }
 
-    /// The folder of a shard's folds and the manifest of what was published, where there are any.
+    /// Returns the folder of a shard's checkpoints and the manifest of the published shard, if there are any checkpoints.
     fn folds_of(&self, unit: Unit<'_>) -> Result<Option<(PathBuf, Manifest)>> {
         let of_shard = self.folds.as_ref().and_then(|root| folds_of_shard(root, unit));
         may_block();
@@ -63,7 +64,7 @@ impl Store {
         Ok(newest.map(|position| Fold { position, folder: parent.join(position.to_string()) }))
     }
 
-    /// The position of the fold that stands for the shard of a version here, where one does.
+    /// Returns the position of the checkpoint that replaces the shard of a version on this server, if there is one.
     ///
     /// # Errors
     /// As [`Store::outline`] and [`Manifest::read`].
@@ -71,8 +72,8 @@ impl Store {
         Ok(self.newest_fold(self.unit(model, version))?.map(|fold| fold.position))
     }
 
-    /// The position of what stands for the shard of a version where its newest fold is damaged: the one before, or what was
-    /// published. `None` where there is no fold.
+    /// Returns the position that applies if the newest checkpoint is damaged: that of the previous checkpoint, or of the
+    /// published shard. `None` without a checkpoint.
     ///
     /// # Errors
     /// As [`Store::folded`].
@@ -82,7 +83,7 @@ impl Store {
         Ok(behind.pop().map(|_| behind.pop().unwrap_or(published.position)))
     }
 
-    /// Where the fold lies that stands for the shard of a version.
+    /// Returns the folder of the checkpoint that replaces the shard of a version.
     pub(super) fn folded_outline(&self, unit: Unit<'_>) -> Result<Option<PathBuf>> {
         Ok(self.newest_fold(unit)?.map(|fold| fold.folder))
     }
@@ -92,10 +93,10 @@ impl Store {
         Ok(self.newest_fold(unit)?.map(held))
     }
 
-    /// Puts the newest fold aside, which turned out to be damaged; false where there is none.
+    /// Moves the newest checkpoint, which is damaged, aside; returns false if there is none.
     pub(super) fn put_fold_aside(&self, unit: Unit<'_>) -> Result<bool> {
         let Some(Fold { position, folder }) = self.newest_fold(unit)? else { return Ok(false) };
-        tracing::warn!(folder = %folder.display(), "the merged shard is damaged and put aside: what it was merged from stands");
+        tracing::warn!(folder = %folder.display(), "the checkpoint of the shard is damaged; moving it aside and using the previous one");
         let aside = folder.with_file_name(format!("{DAMAGED}{position}"));
         if aside.exists() {
             fs::remove_dir_all(&aside).map_err(|e| Error::io(aside.display(), e))?;
@@ -104,11 +105,11 @@ impl Store {
         Ok(true)
     }
 
-    /// Keeps a fold that `fill` writes into the folder that it gets: of the shard whose manifest this is, published or a fold
-    /// itself, with its updates up to a position. Where there is one of that position, it stays: it holds the same items.
+    /// Stores a checkpoint that `fill` writes to a folder: the shard with this manifest, published or itself a checkpoint, with
+    /// its updates up to a position. An existing checkpoint of that position is kept, because it has the same items.
     ///
     /// # Errors
-    /// What `fill` returns; `Unsupported` where the store has no folder for folds; `Io`. Nothing is kept then.
+    /// Errors of `fill`; `Unsupported` if the store has no folder for checkpoints; `Io`. Nothing is stored after an error.
     pub fn fold(
         &self,
         (manifest, shards): (&Manifest, &Shards),
@@ -132,7 +133,7 @@ impl Store {
         finish(&staging, &parent, root, position)
     }
 
-    /// Removes the folds that the shard has of a model's versions before one.
+    /// Removes the shard's checkpoints of model versions before `before`.
     ///
     /// # Errors
     /// `Io` with the path.
@@ -148,7 +149,7 @@ impl Store {
     }
 }
 
-/// Gives a filled folder its place, and removes what is older than the folds that are kept.
+/// Renames a filled folder to its position, and removes checkpoints beyond the retained ones.
 fn finish(staging: &Staging, parent: &Path, root: &Path, position: u64) -> Result<()> {
     let _lock = lock_folder(parent)?;
     let target = parent.join(position.to_string());
@@ -157,7 +158,7 @@ fn finish(staging: &Staging, parent: &Path, root: &Path, position: u64) -> Resul
     }
     staging.unlock()?;
     fs::rename(&staging.folder, &target).map_err(|e| Error::io(target.display(), e))?;
-    // Its folders may be as new as it is.
+    // Its parent folders may be new as well.
     for folder in parent.ancestors().take_while(|folder| folder.starts_with(root)).chain(root.parent()) {
         files::sync_folder(folder).map_err(|e| Error::io(folder.display(), e))?;
     }
@@ -166,7 +167,7 @@ fn finish(staging: &Staging, parent: &Path, root: &Path, position: u64) -> Resul
     old.iter().try_for_each(|position| take_away(parent, &parent.join(position.to_string())))
 }
 
-/// The positions of the folds in a folder whose manifests can be read, ascending.
+/// Returns the positions of the checkpoints in a folder with readable manifests, ascending.
 fn positions(parent: &Path) -> Result<Vec<u64>> {
     let names = names_in(parent)?;
     let mut found: Vec<u64> = names.iter().filter_map(|name| number(name)).collect();

@@ -1,7 +1,7 @@
-//! What keeps a publication to a bucket from being taken for one that was killed: an object that it writes again and again.
+//! Lease of a publication to a bucket: an object that it rewrites periodically, so that it is not mistaken for a killed one.
 //!
-//! Nobody tells a bucket that a process has died. A publication without such an object of the last minutes is a leftover, and one
-//! that could not write it in time gives up by itself, before it would be taken for one.
+//! A bucket cannot detect that a process has died. A publication without a lease of the last minutes counts as a leftover. A
+//! publication that cannot renew its lease in time aborts before others treat it as one.
 
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -12,27 +12,27 @@ use sterling_core::error::{Error, Result};
 use sterling_core::locks::locked;
 use sterling_storage::objects::{Objects, Over};
 
-/// The object's name, beside those of the version.
+/// Name of the lease object, within the version.
 pub(super) const LEASE: &str = ".publishing";
-/// How long it stands for a publication that is under way.
+/// Time for which a lease is valid.
 pub(super) const LEASE_MS: i64 = 10 * 60 * 1000;
-/// How often it is written.
+/// Renewal interval.
 const EVERY: Duration = Duration::from_secs(60);
-/// After how long without it a publication gives up.
+/// Time without a renewal after which a publication aborts.
 const GIVE_UP: Duration = Duration::from_secs(5 * 60);
 
-/// The lease of a publication under way. The object goes with it.
+/// Lease of an active publication; its object is removed on drop.
 pub(super) struct Lease {
     key: String,
     objects: Arc<dyn Objects>,
     written: Arc<Mutex<Instant>>,
-    /// True where the object stays, for a later publication to clean after this one.
+    /// True if the object is kept, so that a later publication removes the leftovers.
     stays: bool,
     stop: Option<(Sender<()>, JoinHandle<()>)>,
 }
 
 impl Lease {
-    /// Writes the object, and goes on doing so.
+    /// Writes the lease and starts its renewal.
     pub(super) fn take(objects: &Arc<dyn Objects>, key: String) -> Result<Self> {
         let begun = Instant::now();
         objects.put(&key, Vec::new(), &Over::Anything)?;
@@ -45,7 +45,7 @@ impl Lease {
                     let begun = Instant::now();
                     match objects.put(&key, Vec::new(), &Over::Anything) {
                         Ok(_) => *locked(&written) = begun,
-                        Err(error) => tracing::warn!(%error, "the publication could not say that it is under way"),
+                        Err(error) => tracing::warn!(%error, "could not renew the lease of the publication"),
                     }
                 }
             }
@@ -55,12 +55,12 @@ impl Lease {
         Ok(Lease { key, objects: objects.clone(), written, stays: false, stop: Some((stop, thread)) })
     }
 
-    /// Ends and leaves the object: a later publication finds by it what this one could not remove.
+    /// Stops the renewal and keeps the object, by which a later publication finds the leftovers.
     pub(super) fn leave(mut self) {
         self.stays = true;
     }
 
-    /// Refuses to go on where others may take the publication for a leftover.
+    /// Returns an error if the lease may have expired and others may have removed the uploaded objects.
     pub(super) fn check(&self) -> Result<()> {
         let ago = locked(&self.written).elapsed();
         match ago < GIVE_UP {
@@ -81,7 +81,7 @@ impl Drop for Lease {
             let _ = thread.join();
         }
         if !self.stays {
-            // The next publication removes it where this cannot.
+            // If it cannot be removed now, the next publication removes it.
             let _ = self.objects.remove(&self.key);
         }
     }

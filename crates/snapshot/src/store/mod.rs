@@ -1,13 +1,13 @@
-//! Where snapshots are published to and found in: `STORE/NAME/VERSION/`, a folder or a bucket of objects.
+//! Stores of snapshots, `STORE/NAME/VERSION/`: a folder or an object store bucket.
 //!
-//! A [`Store`] is one of two kinds of [`Shelf`], which have the same layout, so that one can be copied into the other:
+//! A [`Store`] uses one of two storage backends ([`Shelf`]) with the same layout, so that one can be copied into the other:
 //!
-//! - a folder (`folder`): a publication is a folder of its own that is renamed to its version;
-//! - a bucket (`remote`): a publication writes its objects under its version, the manifest last and only where there is none.
-//!   What is read of it is brought to a folder of this machine first (`fetch`), which is bounded (`cache`).
+//! - a folder (`folder`): a publication writes to its own folder, which is renamed to the version;
+//! - a bucket (`remote`): a publication writes its objects under its version, and the manifest last, on condition that there is
+//!   none. Versions are fetched to a local folder before use (`fetch`), whose size is limited (`cache`).
 //!
-//! What people wish of a model, which version answers and what labels point to, is one small file of the store (`wish`).
-//! A shard and its updates become one in a folder beside the store (`folds`).
+//! The desired state of a model (active version, labels, rollout) is one small file of the store (`wish`). Checkpoints of a shard
+//! with its updates are in a separate local folder (`folds`).
 
 mod cache;
 #[cfg(any(test, feature = "testing"))]
@@ -40,37 +40,38 @@ use folder::Folder;
 use remote::Remote;
 pub use wish::{WISH_FILE, Wish};
 
-/// A store of models, each a folder of versions.
+/// A store of models, each with its versions.
 #[derive(Clone, Debug)]
 pub struct Store {
     shelf: Arc<dyn Shelf>,
-    /// Of versions that were cut, the shard that is meant.
+    /// Shard of partitioned versions that this store is restricted to.
     shard: Option<u32>,
-    /// Where folds of that shard lie.
+    /// Folder of that shard's checkpoints.
     folds: Option<PathBuf>,
 }
 
-/// Changes when a file of a version is replaced, grows, shrinks or is written to, without any of them being read.
+/// Fingerprint of a version that changes when one of its files is replaced, resized or written to; computed without reading the
+/// files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp(u64);
 
-/// A version on this machine's disks, which stays there as long as this does.
+/// A version on local disk, protected from eviction while this value exists.
 #[derive(Debug)]
 pub struct Held {
     folder: PathBuf,
-    /// The position of the fold that it is, where it is one.
+    /// Position of the checkpoint, if it is one.
     fold: Option<u64>,
-    /// Of a copy, what keeps it from making room for others.
+    /// Lock that protects a cached copy from eviction.
     _lock: Option<File>,
 }
 
 impl Held {
-    /// The folder of its files.
+    /// Returns the folder of its files.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// The position up to which the updates of the shard were folded in, where they were.
+    /// Returns the position of the checkpoint, if it is one.
     pub fn fold(&self) -> Option<u64> {
         self.fold
     }
@@ -85,85 +86,82 @@ struct Unit<'a> {
 }
 
 impl Unit<'_> {
-    /// Its folder, under that of the store.
+    /// Returns its folder, relative to the store.
     fn path(&self) -> PathBuf {
         let version = Path::new(self.model).join(self.version.to_string());
         self.shard.map_or(version.clone(), |shard| shard_folder(&version, shard))
     }
 
-    /// The key of one of its files.
+    /// Returns the object key of one of its files.
     fn key(&self, file: &str) -> String {
         self.path().join(file).to_string_lossy().into_owned()
     }
 
-    /// The key of the file that names the shards of its version.
+    /// Returns the object key of the file that lists the shards of its version.
     fn shards_key(&self) -> String {
         Unit { shard: None, ..*self }.key(SHARDS_FILE)
     }
 }
 
-/// What a publication does and may do.
+/// A publication in progress.
 struct Publication<'a> {
     model: &'a str,
-    /// True for a version that is made of those that are there, and gives way to any other.
+    /// True for a version that is derived from existing ones, such as a merge; it is aborted if any other version is published.
     is_derived: bool,
-    /// Fills a folder with the files of a version.
+    /// Writes the files of a version to a folder.
     fill: &'a mut dyn FnMut(&Path, u64) -> Result<()>,
 }
 
-/// What keeps versions.
+/// Storage backend of versions.
 trait Shelf: Debug + Send + Sync {
-    /// Its name, as people write it.
+    /// Returns its name: a path or a URL.
     fn name(&self) -> String;
-    /// The folder of this machine that its versions lie in, or are brought to.
+    /// Returns the local folder of its versions, or of their cached copies.
     fn root(&self) -> &Path;
-    /// Looks at what is published now, where that is not done by each question.
+    /// Updates the listing of published versions, for backends that cache it.
     fn renew(&self) -> Result<()>;
-    /// Why it cannot be looked at, where that is so.
+    /// Returns the reason why the last update failed, if it did.
     fn trouble(&self) -> Option<String>;
-    /// True for a bucket, whose bytes come by a network.
+    /// Returns true for a bucket, whose files are transferred over a network.
     fn is_bucket(&self) -> bool;
-    /// True where versions of a model, or of any, were brought here and could be served without the store.
+    /// Returns whether versions of a model, or of any, are cached and can be served without the store.
     fn has_copies(&self, model: Option<&str>) -> bool;
-    /// Refuses a store that two cannot publish to.
+    /// Rejects a store that does not support concurrent publishers.
     fn prove(&self) -> Result<()>;
-    /// Names that may be those of models.
+    /// Lists names that may be models.
     fn names(&self) -> Result<Vec<String>>;
-    /// The numbers of a model's versions that have a file of each of these names, ascending.
+    /// Returns a model's version numbers that have all of these files, ascending.
     fn numbers(&self, model: &str, files: &[String]) -> Result<Vec<u64>>;
-    /// What a version looks like from outside.
+    /// Returns the fingerprint of a version.
     fn stamp(&self, unit: Unit<'_>) -> Option<Stamp>;
-    /// A folder with what tells of a version before it is brought: its manifest and `model.toml`.
+    /// Returns a folder with the metadata of a version, its manifest and `model.toml`; a bucket fetches only these.
     fn outline(&self, unit: Unit<'_>) -> Result<PathBuf>;
-    /// The version on this machine's disks.
+    /// Returns the version on local disk; a bucket fetches it.
     fn bring(&self, unit: Unit<'_>) -> Result<Held>;
-    /// Throws a copy of a version away that turned out to be damaged; returns whether there was one that can be had anew.
+    /// Deletes a damaged cached copy of a version; returns whether there was one that can be fetched again.
     fn discard(&self, unit: Unit<'_>) -> Result<bool>;
-    /// A small file of a model.
     fn read(&self, model: &str, file: &str) -> Result<Vec<u8>>;
-    /// The same as it was at the last look.
+    /// Reads a small file of a model as of the last listing.
     fn glance(&self, model: &str, file: &str) -> Result<Vec<u8>>;
-    /// Writes a small file of a model where it holds what it held before; returns false, and writes nothing, where it does not.
+    /// Writes a small file of a model if its content is still `before` (compare-and-swap); otherwise returns false.
     fn swap(&self, model: &str, file: &str, before: Option<&[u8]>, bytes: &[u8]) -> Result<bool>;
-    /// Publishes a version.
     fn publish(&self, what: &mut Publication<'_>) -> Result<u64>;
-    /// Puts files beside those of a published version that `fill` writes to its folder, in this order.
+    /// Adds files to a published version in this order; `fill` writes them to a folder.
     fn add(&self, unit: Unit<'_>, files: &[&str], fill: &mut dyn FnMut(&Path) -> Result<()>) -> Result<()>;
-    /// Removes a version.
     fn remove(&self, model: &str, version: u64) -> Result<()>;
 }
 
 impl Store {
-    /// The store in a folder, which need not exist yet.
+    /// Opens the store in a folder, which need not exist yet.
     pub fn new(root: impl Into<PathBuf>) -> Self {
         Store { shelf: Arc::new(Folder::new(root.into())), shard: None, folds: None }
     }
 
-    /// The store of a name: a folder, or the URL of a bucket, such as `s3://bucket/prefix`. Nothing is asked of it yet.
+    /// Opens a store by name: a folder, or the URL of a bucket, such as `s3://bucket/prefix`. Sends no request yet.
     ///
     /// # Errors
-    /// `Invalid` for a URL that cannot be one, or where there is no folder for what is fetched; `Unsupported` for a bucket in a
-    /// build that knows none.
+    /// `Invalid` for an invalid URL, or if there is no folder for the cache; `Unsupported` for a bucket in a build without
+    /// support for it.
     pub fn open(name: &Path, cache: &CacheOptions) -> Result<Self> {
         if !objects::is_url(name) {
             return Ok(Store::new(name));
@@ -173,18 +171,18 @@ impl Store {
         Ok(Store { shelf: Arc::new(remote), shard: None, folds: None })
     }
 
-    /// The same store as the server of one shard sees it: versions that were cut, and of each that shard alone.
+    /// Restricts the store to one shard of partitioned versions.
     #[must_use]
     pub fn of_shard(self, shard: u32) -> Self {
         Store { shard: Some(shard), ..self }
     }
 
-    /// The name of the store: its folder, or its URL.
+    /// Returns the name of the store: its folder, or its URL.
     pub fn name(&self) -> String {
         self.shelf.name()
     }
 
-    /// The folder of this machine that versions lie in, or are brought to.
+    /// Returns the local folder of versions or of their cached copies.
     pub fn root(&self) -> &Path {
         self.shelf.root()
     }
@@ -193,46 +191,45 @@ impl Store {
         Unit { model, version, shard: self.shard }
     }
 
-    /// What holds the versions, for a call that may wait for a disk or a network.
+    /// Returns the backend for a call that may block on a disk or a network.
     fn shelf(&self) -> &dyn Shelf {
         may_block();
         &*self.shelf
     }
 
-    /// Looks at what is published by now. Until then a bucket is what it was at the last look; a folder is always as it is.
+    /// Updates the listing of published versions. A bucket keeps its last listing until then; a folder is always current.
     ///
     /// # Errors
-    /// `Unavailable` where a bucket does not answer, or did not a moment ago: what was seen last stays.
+    /// `Unavailable` if a bucket does not answer, or failed to a moment ago; the last listing remains in use.
     pub fn renew(&self) -> Result<()> {
         self.shelf().renew()
     }
 
-    /// Why the store cannot be looked at, where it cannot: what is known of it is then that of the last look.
+    /// Returns the reason why the store is unreachable, if it is; the last listing is then in use.
     pub fn trouble(&self) -> Option<String> {
         self.shelf.trouble()
     }
 
-    /// True for a bucket: what is read of it may be damaged on its way, or come before the rest.
+    /// Returns true for a bucket, whose files may be damaged in transfer or become visible out of order.
     pub fn is_bucket(&self) -> bool {
         self.shelf.is_bucket()
     }
 
-    /// True where versions of a bucket were fetched before, of one model or of any, so that they can be served while it does not
-    /// answer.
+    /// Returns whether versions of one model, or of any, are cached, so that they can be served while the bucket does not answer.
     pub fn has_copies(&self, model: Option<&str>) -> bool {
         self.shelf.has_copies(model)
     }
 
-    /// Refuses a store that does not keep publishers apart: a bucket that passes over the conditions of writes. One that takes
-    /// no writes of this caller is none of those.
+    /// Rejects a store that cannot coordinate publishers: a bucket that ignores conditional writes. A bucket that this caller may
+    /// only read is accepted.
     ///
     /// # Errors
-    /// `Unsupported` with what it did; `Unavailable` where it does not answer.
+    /// `Unsupported` with the observed behaviour; `Unavailable` if it does not answer.
     pub fn prove(&self) -> Result<()> {
         self.shelf().prove().map_err(|e| e.within(format!("store {}", self.name())))
     }
 
-    /// The models of the store, sorted. A store that does not exist holds none; a model whose folder cannot be read is one.
+    /// Returns the models of the store, sorted. A missing store has none; a model with an unreadable folder is included.
     ///
     /// # Errors
     /// `Io` with the path.
@@ -240,7 +237,7 @@ impl Store {
         self.named(|name| self.versions(name).map_or(true, |v| !v.is_empty()))
     }
 
-    /// The models of which versions were cut into shards, sorted.
+    /// Returns the models with partitioned versions, sorted.
     ///
     /// # Errors
     /// `Io` with the path.
@@ -248,7 +245,7 @@ impl Store {
         self.named(|name| self.cut_versions(name).is_ok_and(|v| !v.is_empty()))
     }
 
-    /// The names of models' folders for which `is_one` holds, sorted.
+    /// Returns the names of model folders that satisfy `is_one`, sorted.
     fn named(&self, is_one: impl Fn(&str) -> bool) -> Result<Vec<String>> {
         let mut names = self.shelf().names()?;
         names.retain(|name| check_name("model name", name).is_ok() && is_one(name));
@@ -256,8 +253,8 @@ impl Store {
         Ok(names)
     }
 
-    /// The published versions of a model, ascending: folders with a manifest whose name is a number from 1 up, of 18 digits
-    /// at most and written as numbers are.
+    /// Returns the published versions of a model, ascending: folders with a manifest whose name is a canonical number from 1 up,
+    /// with at most 18 digits.
     ///
     /// # Errors
     /// `Io` with the path.
@@ -274,7 +271,7 @@ impl Store {
         }
     }
 
-    /// The versions of a model that were cut into shards, ascending.
+    /// Returns the partitioned versions of a model, ascending.
     ///
     /// # Errors
     /// `Io` with the path.
@@ -285,14 +282,13 @@ impl Store {
         self.shelf().numbers(model, &[SHARDS_FILE.into()])
     }
 
-    /// The folder of this machine where a version lies, or that of the shard that is meant. Of a bucket it is there once it was
-    /// brought ([`Store::bring`]).
+    /// Returns the local folder of a version, or of the selected shard. For a bucket it exists after [`Store::bring`].
     pub fn folder(&self, model: &str, version: u64) -> PathBuf {
         self.shelf.root().join(self.unit(model, version).path())
     }
 
-    /// A folder that holds the manifest of a version and its `model.toml`, or those of the fold that stands for it; of a bucket
-    /// nothing else is read.
+    /// Returns a folder with the manifest and `model.toml` of a version, or of the checkpoint that replaces it. From a bucket,
+    /// only these are fetched.
     ///
     /// # Errors
     /// `NotFound`, `Unavailable`, `Io`.
@@ -302,7 +298,7 @@ impl Store {
         self.folded_outline(unit)?.map_or_else(|| self.shelf().outline(unit), Ok)
     }
 
-    /// The manifest of a version, or that of the shard that is meant.
+    /// Returns the manifest of a version, or of the selected shard.
     ///
     /// # Errors
     /// As [`Store::outline`] and [`Manifest::read`].
@@ -310,10 +306,10 @@ impl Store {
         Manifest::read(&self.outline(model, version)?)
     }
 
-    /// The shards of a version that was cut, and the manifest of each.
+    /// Returns the shards of a partitioned version and their manifests.
     ///
     /// # Errors
-    /// As [`Store::outline`]; what is wrong with the files.
+    /// As [`Store::outline`]; errors of invalid files.
     pub fn shards(&self, model: &str, version: u64) -> Result<(Shards, Vec<Manifest>)> {
         let of_shard = |shard| Store { shelf: self.shelf.clone(), shard: Some(shard), folds: None };
         let first = of_shard(0).outline(model, version)?;
@@ -323,10 +319,11 @@ impl Store {
         Ok((shards, manifests))
     }
 
-    /// A small file of a version, of one that was cut that of its first shard, held against its manifest; none where it has no such file.
+    /// Reads a small file of a version, verified against its manifest; for a partitioned version, of its first shard. `None` if
+    /// the version has no such file.
     ///
     /// # Errors
-    /// As [`Store::manifest`]; `Corrupt` for a file that is not what the manifest says.
+    /// As [`Store::manifest`]; `Corrupt` for a file that differs from the manifest.
     pub fn small_file(&self, model: &str, version: u64, file: &str) -> Result<Option<Vec<u8>>> {
         let is_cut = self.shard.is_none() && self.cut_versions(model)?.contains(&version);
         let shard = if is_cut { Some(0) } else { self.shard };
@@ -342,20 +339,20 @@ impl Store {
         }
     }
 
-    /// The version on this machine's disks: as it lies there, or fetched from its bucket; or the fold that stands for it. What is fetched is held against its
-    /// manifest, and goes on where an earlier fetch broke off.
+    /// Returns a version on local disk: in place, fetched from its bucket, or the checkpoint that replaces it. A fetch verifies
+    /// files against the manifest, and resumes where an earlier one was interrupted.
     ///
     /// # Errors
-    /// `Corrupt` with the file that is not what the manifest says; `NoSpace` where it does not fit; `NotFound`, `Unavailable`,
-    /// `Io`; `NotReady` where it was replaced meanwhile.
+    /// `Corrupt` with a file that differs from the manifest; `NoSpace` if it does not fit; `NotFound`, `Unavailable`, `Io`;
+    /// `NotReady` if it was replaced meanwhile.
     pub fn bring(&self, model: &str, version: u64) -> Result<Held> {
         check_model(model)?;
         let unit = self.unit(model, version);
         self.bring_fold(unit)?.map_or_else(|| self.shelf().bring(unit), Ok)
     }
 
-    /// Throws a fetched copy of a version away that turned out to be damaged, or puts the fold aside that stood for it. Returns false
-    /// where there is nothing that could stand in its place: the store is a folder itself, or does not answer.
+    /// Deletes a damaged cached copy of a version, or moves its damaged checkpoint aside. Returns false if there is no
+    /// replacement: the store is a folder, or does not answer.
     ///
     /// # Errors
     /// `Io` with the path.
@@ -364,38 +361,39 @@ impl Store {
         Ok(self.put_fold_aside(unit)? || self.shelf().discard(unit)?)
     }
 
-    /// What the files of a version look like from outside, or `None` where it is not published.
+    /// Returns the fingerprint of a version's files, or `None` if it is not published.
     pub fn stamp(&self, model: &str, version: u64) -> Option<Stamp> {
         check_name("model name", model).ok()?;
         self.shelf().stamp(self.unit(model, version))
     }
 
-    /// The newest of the published versions (ascending) that stands for this one: itself, or one that was merged from it and later updates.
+    /// Returns the newest of the `published` versions (ascending) that replaces this one: itself, or a merge of it with later
+    /// updates.
     pub fn successor(&self, model: &str, version: u64, published: &[u64]) -> u64 {
         let mut later = published.iter().copied().rev().take_while(|later| *later > version);
         later.find(|later| self.stands_for(model, *later, version)).unwrap_or(version)
     }
 
-    /// True where `later` is this version, or was merged from it and later updates.
+    /// Returns whether `later` is this version or a merge of it with later updates.
     pub fn stands_for(&self, model: &str, later: u64, version: u64) -> bool {
         later == version || self.manifest(model, later).is_ok_and(|found| found.origin() == version)
     }
 
-    /// Publishes a snapshot that `fill` writes: its files go to a folder that no reader looks at, which then gets its version, a
-    /// number that no other publication gets. `fill` gets that folder and the version.
+    /// Publishes a snapshot. `fill` receives a folder that is invisible to readers and the version number, which no other
+    /// publication gets; the folder then becomes the version.
     ///
     /// # Errors
-    /// What `fill` returns, `Invalid` for a name that cannot be a folder, `Conflict` where somebody else has put something in the
-    /// version's place, `Io`, `Unavailable`. Nothing is published then.
+    /// Errors of `fill`; `Invalid` for a name that cannot be a folder; `Conflict` if another program has created the version's
+    /// path; `Io`, `Unavailable`. Nothing is published after an error.
     pub fn publish(&self, model: &str, fill: impl FnOnce(&Path, u64) -> Result<()>) -> Result<u64> {
         self.publish_as(model, false, fill)
     }
 
-    /// The same for a version that is made of those that are there: where another one has come meanwhile, or is under way, that
-    /// one takes over and nothing is published. One that begins later gets a higher number.
+    /// Publishes a version that is derived from existing ones. If another version was published meanwhile, or another publication
+    /// is active, that one wins and nothing is published. A publication that starts later gets a higher number.
     ///
     /// # Errors
-    /// As [`Store::publish`]; `Conflict` where another one takes over.
+    /// As [`Store::publish`]; `Conflict` if another publication wins.
     pub fn publish_unrivalled(&self, model: &str, fill: impl FnOnce(&Path, u64) -> Result<()>) -> Result<u64> {
         self.publish_as(model, true, fill)
     }
@@ -410,11 +408,10 @@ impl Store {
         self.shelf().publish(&mut Publication { model, is_derived, fill: &mut once })
     }
 
-    /// Puts files beside those of a published version, which `fill` writes to the folder that it gets. Readers see them in the
-    /// order of `files`.
+    /// Adds files to a published version; `fill` writes them to a folder. Readers see them in the order of `files`.
     ///
     /// # Errors
-    /// What `fill` returns; as [`Store::bring`].
+    /// Errors of `fill`; as [`Store::bring`].
     pub fn add(
         &self,
         model: &str,
@@ -425,7 +422,7 @@ impl Store {
         self.shelf().add(self.unit(model, version), files, &mut fill)
     }
 
-    /// Removes a published version. Who is loading it may find it damaged; who has it in memory keeps it.
+    /// Removes a published version. A server that is loading it may find it damaged; a server that has loaded it keeps it.
     ///
     /// # Errors
     /// `Io` with the path, `Unavailable`.
@@ -435,7 +432,7 @@ impl Store {
     }
 }
 
-/// Refuses a rival of a version that is made of those that are there: of the versions there now, one that was not `before`.
+/// Rejects a derived version if a version was published since `before` was listed.
 fn check_rivals(model: &str, before: &[u64], now: &[u64]) -> Result<()> {
     match now.iter().find(|version| !before.contains(version)) {
         Some(other) => Err(Error::conflict(format!("model `{model}`: version {other} was published meanwhile"))),
@@ -443,18 +440,18 @@ fn check_rivals(model: &str, before: &[u64], now: &[u64]) -> Result<()> {
     }
 }
 
-/// The error of a version that is made of others while another publication is under way.
+/// Returns the error of a derived version while another publication is active.
 fn rival_under_way(model: &str) -> Error {
     Error::conflict(format!("model `{model}`: another publication is under way"))
 }
 
-/// The version that a folder's name says.
+/// Parses the version number in a folder name.
 fn number(name: &str) -> Option<u64> {
     let is_canonical = name.len() <= 18 && name.starts_with(|c: char| ('1'..='9').contains(&c));
     if is_canonical { name.parse().ok() } else { None }
 }
 
-/// Rejects a model whose name no folder of a store can have, before the name becomes part of a path: `..` and `/` lead out of the store.
+/// Rejects an invalid model name before it becomes part of a path, because `..` and `/` lead out of the store.
 ///
 /// # Errors
 /// `NotFound` with the name and the rule.
@@ -462,7 +459,7 @@ fn check_model(model: &str) -> Result<()> {
     check_name("model name", model).map_err(|e| Error::not_found(e.to_string()))
 }
 
-/// Refuses a name that cannot stand in a URL path and a folder name; `what` it is the name of.
+/// Rejects a name that is not valid in URL paths and folder names; `what` describes the named object.
 ///
 /// # Errors
 /// `Invalid` with the name and the rule.

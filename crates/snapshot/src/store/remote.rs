@@ -1,13 +1,11 @@
-//! A store in a bucket of objects.
+//! A store in an object store bucket.
 //!
-//! One list of its keys, at each look, says what is there: versions, what they look like, what is wished. What it cannot say
-//! is asked for when it is needed. Where the bucket does not answer, all is as it was at the last look; where there was none
-//! yet, as it lies in the folder of fetched versions.
+//! One listing of its keys, at each poll, shows its versions, their fingerprints and desired states. Other data is requested when
+//! it is needed. While the bucket does not answer, the last listing remains in use; without one, the contents of the local cache.
 //!
-//! A publication takes its number from an object that is changed under the condition that nobody else has changed it, writes
-//! its objects where they belong, and last, under the condition that there is none, the one that makes the version whole: its
-//! manifest, or the file that names its shards. Until then no reader takes it for a version, and what a killed one has left is
-//! removed by a later one (`lease`).
+//! A publication allocates its number by a conditional write to an object. It writes its objects to their final keys and last, on
+//! condition that it does not exist, the object that completes the version: its manifest, or the file that lists its shards.
+//! Until then readers ignore the version, and a later publication removes the leftovers of a killed one (`lease`).
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -30,37 +28,36 @@ use sterling_core::locks::locked;
 use sterling_storage::files;
 use sterling_storage::objects::{Health, Objects, Over, Proof, Tag, back_off, found, prove, read_twice, replace};
 
-/// The object that holds the highest number that was given to a publication of a model.
+/// Object with the highest number allocated to a publication of a model.
 const GIVEN: &str = ".given";
-/// How the names of files begin that may come to a version later.
+/// Prefix of the names of files that may be added to a version later.
 const LATER: &str = "recalibration";
-/// How often a number is asked for that somebody else takes at the same time, and how often where no answer comes.
+/// Attempts to allocate a number when others allocate at the same time, and when the bucket does not answer.
 const TRIES: (usize, u32) = (100, 5);
-/// How often a listing is looked at that does not show what was written, and how long the first wait for the next one is, and
-/// each at most.
+/// Attempts to see written objects in a listing; the first wait between attempts, and the longest.
 const LOOKS: (u32, (Duration, Duration)) = (5, (Duration::from_millis(100), Duration::from_secs(2)));
 
-/// A bucket and the folder that its versions are fetched to.
+/// A bucket and the local cache of its versions.
 #[derive(Debug)]
 pub(super) struct Remote {
     url: String,
     objects: Arc<dyn Objects>,
     cache: Cache,
     health: Health,
-    /// What the last look saw.
+    /// Last listing.
     seen: Mutex<Option<Arc<Seen>>>,
-    /// Small files as they were read last, with the mark that they had then.
+    /// Last read content of small files, with their tags.
     read: Mutex<BTreeMap<String, (u64, Vec<u8>)>>,
     proven: Mutex<bool>,
 }
 
-/// The keys that tell what is there.
+/// Keys that describe the store's contents.
 #[derive(Debug, Default)]
 struct Seen {
     keys: BTreeMap<String, Tag>,
-    /// What all objects of each version look like, and of each of its shards, by the names of their folders.
+    /// Combined fingerprint of all objects of each version and shard, by folder name.
     looks: BTreeMap<String, u64>,
-    /// True where they are those of what was fetched, as the bucket has not answered yet.
+    /// True if it describes the local cache, because the bucket has not answered yet.
     is_of_cache: bool,
 }
 
@@ -70,7 +67,7 @@ impl Seen {
         for (key, tag) in found {
             let look = xxh3_64(format!("{key} {}", tag.mark()).as_bytes());
             for folder in folders_of(&key) {
-                // Whatever order they come in.
+                // A sum, which does not depend on the order of keys.
                 let looks = seen.looks.entry(folder.to_owned()).or_default();
                 *looks = looks.wrapping_add(look);
             }
@@ -81,7 +78,7 @@ impl Seen {
         seen
     }
 
-    /// The keys under a name.
+    /// Iterates over the keys under a name.
     fn under(&self, name: &str) -> impl Iterator<Item = (&str, &Tag)> {
         let prefix = format!("{name}/");
         let from = self.keys.range(prefix.clone()..);
@@ -89,7 +86,7 @@ impl Seen {
         within.map(move |(key, tag)| (&key[name.len() + 1..], tag))
     }
 
-    /// The versions of a model of which there is any key.
+    /// Returns the versions of a model that have any key.
     fn numbers(&self, model: &str) -> Vec<u64> {
         let mut numbers: Vec<u64> =
             self.under(model).filter_map(|(key, _)| key.split_once('/').and_then(|(first, _)| number(first))).collect();
@@ -100,7 +97,8 @@ impl Seen {
     }
 }
 
-/// The folders of the version and of the shard that an object belongs to. Hidden ones belong to those who publish.
+/// Returns the folders of the version and of the shard that an object belongs to. Ignores hidden objects, which belong to
+/// publications.
 fn folders_of(key: &str) -> impl Iterator<Item = &str> {
     let ends: Vec<usize> = key.match_indices('/').map(|(at, _)| at).collect();
     let is_of_version = match ends[..] {
@@ -135,7 +133,7 @@ impl Remote {
         Ok(())
     }
 
-    /// Looks now, however short ago a look has failed.
+    /// Lists the bucket now, even shortly after a failed attempt.
     fn look_now(&self) -> Result<Arc<Seen>> {
         self.take(self.health.told(self.look()))?;
         Ok(self.seen())
@@ -148,7 +146,7 @@ impl Remote {
         Arc::new(self.fetched())
     }
 
-    /// What was fetched, as if it was seen.
+    /// Returns a listing of the cached versions.
     fn fetched(&self) -> Seen {
         let mut keys = BTreeMap::new();
         for model in names_in(self.cache.root()).unwrap_or_default() {
@@ -164,7 +162,7 @@ impl Remote {
         Seen { keys, is_of_cache: true, ..Seen::default() }
     }
 
-    /// The version as the last look saw it.
+    /// Returns a version as of the last listing.
     fn source<'a>(&'a self, seen: &Seen, unit: Unit<'a>) -> Option<Source<'a>> {
         let manifest = seen.keys.get(&unit.key(MANIFEST))?.clone();
         let shards = match unit.shard {
@@ -174,7 +172,7 @@ impl Remote {
         let folder = unit.path().to_string_lossy().into_owned();
         let later = seen.under(&folder).filter(|(name, _)| name.starts_with(LATER));
         let others: Vec<(String, Tag)> = later.map(|(name, tag)| (name.to_owned(), tag.clone())).collect();
-        // As of a folder, any object that comes, goes or is replaced changes what the version looks like.
+        // As with a folder, any object that is added, removed or replaced changes the fingerprint of the version.
         let looks = seen.looks.get(&folder).copied().unwrap_or_default();
         let marks = [looks, shards.as_ref().map_or(0, Tag::mark)];
         let stamp = Stamp(xxh3_64(&marks.map(u64::to_le_bytes).concat()));
@@ -186,14 +184,14 @@ impl Remote {
         self.source(seen, unit).ok_or_else(told)
     }
 
-    /// A small object as it is now. One that the last look saw is there, whatever a single answer says.
+    /// Reads a small object in its current state. An object of the last listing must exist, so a single "not found" is retried.
     fn small(&self, key: &str) -> Result<(Vec<u8>, Tag)> {
         let read = || read_twice(&*self.objects, key);
         let is_seen = locked(&self.seen).as_ref().is_some_and(|seen| seen.keys.contains_key(key));
         if is_seen { found(read) } else { read() }
     }
 
-    /// The same, or none where there is no such object.
+    /// Does the same; `None` if the object does not exist.
     fn now(&self, key: &str) -> Result<Option<(Vec<u8>, Tag)>> {
         match self.small(key) {
             Err(e) if e.kind() == Kind::NotFound => Ok(None),
@@ -201,7 +199,7 @@ impl Remote {
         }
     }
 
-    /// Refuses a bucket that does not keep to conditions, or takes no writes.
+    /// Rejects a bucket that ignores conditional writes or is read-only.
     fn may_write(&self) -> Result<()> {
         let mut proven = locked(&self.proven);
         if !*proven {
@@ -213,7 +211,7 @@ impl Remote {
         Ok(())
     }
 
-    /// Takes a number that nobody else gets, above all that are there.
+    /// Allocates a version number above all existing ones.
     fn take_number(&self, model: &str) -> Result<u64> {
         let key = format!("{model}/{GIVEN}");
         let mut failures = 0;
@@ -226,7 +224,7 @@ impl Remote {
             let over = before.map_or(Over::Nothing, |(_, tag)| Over::This(tag));
             match self.objects.put(&key, format!("{version}\n").into_bytes(), &over) {
                 Ok(_) => return Ok(version),
-                // Of two who ask at once one gets it; one whose answer was lost leaves a number out.
+                // Of two concurrent attempts one succeeds; an attempt whose answer is lost leaves a number unused.
                 Err(e) if e.kind() == Kind::Conflict => {}
                 Err(e) if e.kind() == Kind::Unavailable && failures < TRIES.1 => {
                     failures += 1;
@@ -238,7 +236,7 @@ impl Remote {
         Err(Error::conflict(format!("{}/{key}: others change it all the time", self.url)))
     }
 
-    /// Removes what publications that were killed have left, and the leases of those that were killed when all was done.
+    /// Removes the leftovers of killed publications, and expired leases of completed ones.
     fn clean(&self, model: &str, own: u64) -> Result<()> {
         let seen = self.look_now()?;
         for version in seen.numbers(model).into_iter().filter(|version| *version != own) {
@@ -259,7 +257,7 @@ impl Remote {
         Ok(())
     }
 
-    /// Makes sure of what a listing said before a version is removed: one that came wrong must not cost a published one.
+    /// Verifies a listing before a version is removed: an incorrect listing must not cost a published version.
     fn is_leftover(&self, unit: Unit<'_>, own: u64) -> Result<bool> {
         for file in [MANIFEST, SHARDS_FILE] {
             match self.objects.head(&unit.key(file)) {
@@ -267,7 +265,7 @@ impl Remote {
                 other => return other.map(|_| false),
             }
         }
-        // Another publisher may have removed it all since the listing.
+        // Another publisher may have removed it since the listing.
         let written = |version| match self.objects.head(&Unit { version, ..unit }.key(LEASE)) {
             Err(e) if e.kind() == Kind::NotFound => Ok(None),
             other => other.map(|tag| Some(tag.modified_ms)),
@@ -279,7 +277,7 @@ impl Remote {
         seen.keys.contains_key(&Unit { model, version, shard: None }.key(LEASE))
     }
 
-    /// True where the lease of a version is so young, by the bucket's own clock, that its publication may be under way.
+    /// Returns whether a version's lease is recent enough, by the bucket's clock, that its publication may be active.
     fn is_live(&self, seen: &Seen, model: &str, version: u64, own: u64) -> bool {
         let written = |version| Some(seen.keys.get(&Unit { model, version, shard: None }.key(LEASE))?.modified_ms);
         match (written(version), written(own)) {
@@ -289,7 +287,7 @@ impl Remote {
         }
     }
 
-    /// Removes all objects of a version but its lease, what makes it whole first.
+    /// Removes all objects of a version except its lease; first those that complete it.
     fn remove_all(&self, model: &str, version: u64) -> Result<()> {
         let unit = Unit { model, version, shard: None };
         self.objects.remove(&unit.key(MANIFEST))?;
@@ -298,7 +296,7 @@ impl Remote {
         left.iter().filter(|(key, _)| !key.ends_with(LEASE)).try_for_each(|(key, _)| self.objects.remove(key))
     }
 
-    /// Fills a folder, and writes what is in it to the bucket.
+    /// Fills a folder and uploads its files.
     fn fill(&self, what: &mut Publication<'_>, staging: &Path, version: u64) -> Result<()> {
         let unit = Unit { model: what.model, version, shard: None };
         let before = self.versions(what.model)?;
@@ -326,14 +324,14 @@ impl Remote {
             return Err(error);
         }
         let sealed = self.seal(unit, staging, last);
-        // Where no answer came it may be whole or not: whoever publishes next sees which.
+        // If there was no answer, the version may be complete or not; the next publication finds out.
         if sealed.as_ref().is_err_and(|e| e.kind() != Kind::Conflict) {
             lease.leave();
         }
         sealed
     }
 
-    /// Writes the files of a folder but the last one, and looks whether they are there.
+    /// Uploads the files of a folder except the last, and verifies that they are visible.
     fn upload(
         &self,
         unit: Unit<'_>,
@@ -360,7 +358,7 @@ impl Remote {
         lease.check()
     }
 
-    /// The key of a file that a listing does not show as it was written, where there is one.
+    /// Returns the key of a file that a listing does not show with its length, if there is one.
     fn missing(&self, unit: Unit<'_>, files: &[(String, PathBuf)]) -> Result<Option<String>> {
         let there: BTreeMap<String, Tag> = self.objects.list(&unit.path().to_string_lossy())?.into_iter().collect();
         for (name, path) in files {
@@ -372,7 +370,7 @@ impl Remote {
         Ok(None)
     }
 
-    /// Writes the file that makes the version whole, where there is none.
+    /// Writes the file that completes the version, on condition that it does not exist.
     fn seal(&self, unit: Unit<'_>, staging: &Path, last: &str) -> Result<()> {
         let (key, path) = (unit.key(last), staging.join(last));
         let bytes = files::read(&path)?;
@@ -387,7 +385,7 @@ impl Remote {
         self.numbers(model, &[MANIFEST.into()])
     }
 
-    /// Keeps the files of a version that was published here, as if they were fetched.
+    /// Moves the files of a version that was published here to the cache.
     fn keep(&self, seen: &Seen, unit: Unit<'_>, staging: &Path) -> Result<()> {
         let Some(source) = self.source(seen, unit) else { return Ok(()) };
         let folder = self.cache.root().join(unit.path());
@@ -398,7 +396,7 @@ impl Remote {
     }
 }
 
-/// The files of a folder and of those in it, by their names from there, without hidden ones.
+/// Lists the files of a folder and its subfolders by relative path, without hidden ones.
 fn files_in(folder: &Path) -> Result<Vec<(String, PathBuf)>> {
     let mut found = Vec::new();
     for name in names_in(folder)?.into_iter().filter(|name| !name.starts_with('.')) {
@@ -425,7 +423,7 @@ impl Shelf for Remote {
         let before = self.health.trouble();
         let looked = self.health.ask(|| {
             self.look()
-                .inspect_err(|error| tracing::warn!(%error, "the store does not answer; what was seen of it stays"))
+                .inspect_err(|error| tracing::warn!(%error, "the store does not answer; its last listing stays in use"))
         });
         if before.is_some() && looked.is_ok() {
             tracing::info!(store = self.url, "the store answers again");
@@ -456,7 +454,7 @@ impl Shelf for Remote {
     fn prove(&self) -> Result<()> {
         prove(&*self.objects).map(|proof| {
             if proof == Proof::ReadOnly {
-                tracing::info!(store = self.url, "takes no writes of this caller, and is read alone");
+                tracing::info!(store = self.url, "the bucket rejects writes of this caller; using it read-only");
             }
         })
     }
@@ -512,7 +510,7 @@ impl Shelf for Remote {
         let folder = self.cache.root().join(unit.path());
         let is_there = Cache::stamp(&folder).is_some() && !self.seen().is_of_cache;
         if is_there {
-            tracing::warn!(folder = %folder.display(), "the copy is damaged and fetched anew");
+            tracing::warn!(folder = %folder.display(), "the cached copy is damaged; fetching it again");
             Cache::discard(&folder)?;
         }
         Ok(is_there)
@@ -554,12 +552,12 @@ impl Shelf for Remote {
             other => other.map(|_| true)?,
         };
         if is_swapped {
-            // A start without the bucket must not go back to what was there before.
+            // A start without the bucket must not return to the previous content.
             let copy = self.cache.root().join(&key);
             let kept = fs::create_dir_all(self.cache.root().join(model)).map_err(|e| Error::io(copy.display(), e));
             let kept = kept.and_then(|()| files::write_atomic(&copy, |out| out.write_all(bytes)));
             if let Err(error) = kept {
-                tracing::warn!(model, file, %error, "written to the bucket, and not kept here");
+                tracing::warn!(model, file, %error, "written to the bucket, but not cached locally");
             }
         }
         Ok(is_swapped)
@@ -580,13 +578,13 @@ impl Shelf for Remote {
         if published.is_ok() {
             let unit = Unit { model, version, shard: None };
             let is_cut = staging.folder.join(SHARDS_FILE).exists();
-            // Shards are fetched one by one.
+            // Shards are fetched separately.
             let kept = self.look_now().and_then(|seen| {
                 staging.unlock()?;
                 if is_cut { Ok(()) } else { self.keep(&seen, unit, &staging.folder) }
             });
             if let Err(error) = kept {
-                tracing::info!(model, version, %error, "published, and not kept here");
+                tracing::info!(model, version, %error, "published, but not cached locally");
             }
         }
         let _ = fs::remove_dir_all(&staging.folder);

@@ -10,7 +10,7 @@ use super::*;
 use crate::model::MODEL_FILE;
 use sterling_storage::files;
 
-/// Writes a version of two files whose bytes are told by `seed`, as a publication does.
+/// Writes a version of two data files, whose bytes depend on `seed`, as a publication does.
 fn fill(folder: &Path, model: &str, version: u64, seed: u8) -> Result<()> {
     let write = |name: &str, bytes: &[u8]| files::write_atomic(&folder.join(name), |out| out.write_all(bytes));
     let named = [(MODEL_FILE, vec![b'#'; 10]), ("data.bin", vec![seed; 100_000]), ("same.bin", vec![7; 50_000])];
@@ -22,7 +22,7 @@ fn put(store: &Store, seed: u8) -> Result<u64> {
     store.publish("m", |folder, version| fill(folder, "m", version, seed))
 }
 
-/// What holds of the wish of every kind of store.
+/// Tests the desired state in any kind of store.
 fn wishes(store: &Store) {
     assert_eq!(store.wish("m").unwrap(), Wish::default());
     for seed in 1..=3 {
@@ -31,7 +31,7 @@ fn wishes(store: &Store) {
     let nothing = store.wish("m").unwrap();
     let first = store.change_wish("m", &nothing, |wish| wish.version = Some(2)).unwrap();
     assert_eq!((first.version, first.revision), (Some(2), 1));
-    // Who saw it before somebody else changed it is told what is, and changes nothing.
+    // A client with an outdated state gets the current one in the error, and changes nothing.
     let late = store.change_wish("m", &nothing, |wish| wish.version = Some(3)).unwrap_err();
     assert_eq!(late.kind(), sterling_core::error::Kind::Conflict);
     assert!(late.to_string().contains("to version 2; nothing was done"), "{late}");
@@ -55,11 +55,11 @@ fn wishes(store: &Store) {
     let missing = store.change_wish("m", &second, |wish| wish.version = Some(9)).unwrap_err();
     assert!(missing.to_string().contains("there are: 1, 2, 3"), "{missing}");
     assert_eq!(store.wish("m").unwrap(), second);
-    // A version that is gone keeps nobody from wishing something else.
+    // A removed version does not block other changes of the desired state.
     store.remove("m", 3).unwrap();
     let second = store.change_wish("m", &second, |wish| wish.version = Some(1)).unwrap();
     put(store, 4).unwrap();
-    // Of many at once exactly one wins each time.
+    // Of several concurrent changes, exactly one succeeds.
     let mut now = second;
     for round in 0..5 {
         let race =

@@ -1,7 +1,7 @@
-//! What people wish of a model, which version answers, where labels point and where traffic goes: one small file of the store, which all
-//! servers of it follow.
+//! Desired state of a model: active version, labels and rollout. It is one small file of the store, which all servers apply.
 //!
-//! Who changes it says what it was before: of two who change it at once one wins, and the other is told what is.
+//! A change is a compare-and-swap with the previous state: of two concurrent changes one succeeds, and the other gets the current
+//! state in its error.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
@@ -12,36 +12,35 @@ use super::{Store, check_model, check_name};
 use crate::rollout::{Traffic, TrafficTarget};
 use sterling_core::error::{Error, Kind, Result};
 
-/// The file of a model's wish.
+/// File of a model's desired state.
 pub const WISH_FILE: &str = "wish.json";
-/// The format of the file.
+/// Format version of the file.
 const FORMAT: u32 = 1;
-/// Most labels of a model.
 const LABELS_MAX: usize = 256;
 
-/// Which version of a model is to answer, which ones labels point to, and which ones take part in its traffic.
+/// Desired state of a model: the active version, labels and the rollout.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Wish {
-    /// The format of the file.
+    /// Format version of the file.
     format: u32,
-    /// How often it was changed.
+    /// Number of changes so far.
     pub revision: u64,
-    /// The version that is to answer requests that pin none; the newest where there is none.
+    /// Version that answers unpinned requests; the newest if unset.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<u64>,
-    /// The versions that labels point to.
+    /// Versions that labels point to.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, u64>,
-    /// Where requests go that pin no version, beside the one that answers.
+    /// Versions that take part in unpinned requests besides the active one.
     #[serde(default, skip_serializing_if = "Traffic::is_empty")]
     pub traffic: Traffic,
-    /// Tells it from another one of the same revision.
+    /// Distinguishes it from another state of the same revision.
     nonce: String,
 }
 
 impl Wish {
-    /// What it says, for people.
+    /// Describes the state for operators.
     pub fn told(&self) -> String {
         let version = self.version.map_or("the newest version".into(), |version| format!("version {version}"));
         let labels: Vec<String> = self.labels.iter().map(|(label, version)| format!("`{label}` = {version}")).collect();
@@ -50,7 +49,8 @@ impl Wish {
         all.join(", ")
     }
 
-    /// Has a version answer, or the newest. A canary ends that is this version, or that would stand beside one that changes by itself.
+    /// Sets the active version, or the newest. Ends a canary that equals it, or that would run while the active version changes
+    /// automatically.
     pub fn answer(&mut self, version: Option<u64>) {
         self.version = version;
         let canary = self.traffic.canary.as_ref().and_then(|canary| self.version_of(canary.target().ok()?));
@@ -59,7 +59,7 @@ impl Wish {
         }
     }
 
-    /// The version that is meant.
+    /// Returns the version that a target refers to.
     pub fn version_of(&self, target: TrafficTarget<'_>) -> Option<u64> {
         match target {
             TrafficTarget::Version(version) => Some(version),
@@ -83,16 +83,16 @@ impl Wish {
 }
 
 impl Store {
-    /// What is wished of a model; nothing, where nobody has said anything.
+    /// Returns the desired state of a model; the default if nothing was set.
     ///
     /// # Errors
-    /// `Corrupt` or `Unsupported` with what is wrong with the file; `Io`, `Unavailable`.
+    /// `Corrupt` or `Unsupported` with the fault of the file; `Io`, `Unavailable`.
     pub fn wish(&self, model: &str) -> Result<Wish> {
         check_model(model)?;
         self.parsed(model, self.shelf().read(model, WISH_FILE)).map(|(wish, _)| wish)
     }
 
-    /// The same as it was at the last look.
+    /// Returns the desired state as of the last listing.
     ///
     /// # Errors
     /// As [`Store::wish`].
@@ -112,12 +112,12 @@ impl Store {
         }
     }
 
-    /// Changes what is wished of a model where it still is what it was `before`; returns what it is now.
+    /// Changes the desired state of a model if it is still `before`; returns the new state.
     ///
     /// # Errors
-    /// `Conflict` with what it is where somebody else changed it meanwhile, or where traffic needs what would go; `Invalid` for a label that
-    /// cannot be one or beyond 256 of them, and for traffic that cannot be; `NotFound` for a version that is not published or a label that
-    /// is not there; as [`Store::wish`].
+    /// `Conflict` with the current state if it was changed meanwhile, or if the rollout needs a version or label that would be
+    /// removed. `Invalid` for an invalid label, for more than 256 labels, and for an invalid rollout. `NotFound` for a version
+    /// that is not published or a missing label; as [`Store::wish`].
     pub fn change_wish(&self, model: &str, before: &Wish, change: impl FnOnce(&mut Wish)) -> Result<Wish> {
         check_name("model name", model)?;
         let (now, bytes) = self.parsed(model, self.shelf().read(model, WISH_FILE))?;
@@ -141,7 +141,7 @@ impl Store {
         }
     }
 
-    /// Refuses what is new in a wish and cannot be.
+    /// Rejects invalid changes of a desired state.
     fn check_wish(&self, model: &str, before: &Wish, wish: &Wish) -> Result<()> {
         wish.labels.keys().try_for_each(|label| check_name("label", label))?;
         if wish.labels.len() > LABELS_MAX {
@@ -171,7 +171,7 @@ impl Store {
     }
 }
 
-/// Refuses traffic that cannot be beside what else is wished.
+/// Rejects a rollout that contradicts the rest of the desired state.
 fn check_traffic(model: &str, wish: &Wish) -> Result<()> {
     wish.traffic.check()?;
     let missing = wish.traffic.targets().find(|(_, target)| wish.version_of(*target).is_none());

@@ -1,4 +1,4 @@
-//! Length and hash of files, by which a manifest knows them.
+//! Length and hash of files, which identify them in a manifest.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -10,24 +10,24 @@ use sterling_core::blocking::may_block;
 use sterling_core::error::{Error, Result};
 use sterling_kernels::priority::breathe;
 
-/// Length and hash of a file's bytes, as the manifest keeps them.
+/// Length and hash of a file, as stored in the manifest.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Checksum {
-    /// Bytes of the file.
+    /// Length of the file in bytes.
     pub bytes: u64,
-    /// XXH3-128 of the bytes, 32 hexadecimal digits.
+    /// XXH3-128 of the bytes, as 32 hexadecimal digits.
     pub xxh3: String,
 }
 
 impl Checksum {
-    /// The checksum of `bytes`.
+    /// Computes the checksum of `bytes`.
     pub fn of(bytes: &[u8]) -> Self {
         Checksum { bytes: bytes.len() as u64, xxh3: format!("{:032x}", xxhash_rust::xxh3::xxh3_128(bytes)) }
     }
 }
 
 impl Checksum {
-    /// The checksum of a file, read and not mapped: it may shrink meanwhile.
+    /// Computes the checksum of a file. Reads it instead of mapping it, because another process may truncate it meanwhile.
     ///
     /// # Errors
     /// `NotFound` or `Io` with the path.
@@ -42,7 +42,7 @@ impl Checksum {
     }
 }
 
-/// What counts and hashes all that goes through it.
+/// Writer adapter that counts and hashes the bytes written through it.
 pub struct Hashed<W> {
     to: W,
     hash: Xxh3,
@@ -50,29 +50,29 @@ pub struct Hashed<W> {
 }
 
 impl<W> Hashed<W> {
-    /// Passes everything on.
+    /// Wraps a writer.
     pub fn new(to: W) -> Self {
         Hashed { to, hash: Xxh3::new(), bytes: 0 }
     }
 
-    /// What it passes everything on to.
+    /// Returns the inner writer.
     pub fn get_ref(&self) -> &W {
         &self.to
     }
 
-    /// Bytes that went through.
+    /// Returns the number of bytes written.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Length and hash of what went through.
+    /// Returns length and hash of the bytes written.
     pub fn sum(&self) -> Checksum {
         Checksum { bytes: self.bytes, xxh3: format!("{:032x}", self.hash.digest128()) }
     }
 }
 
 impl Hashed<std::io::Sink> {
-    /// Takes in what is left of a file.
+    /// Hashes the rest of a file.
     fn read(&mut self, file: &mut File) -> std::io::Result<()> {
         let mut chunk = vec![0; 1 << 20];
         loop {
@@ -85,10 +85,10 @@ impl Hashed<std::io::Sink> {
 }
 
 impl Hashed<File> {
-    /// Goes on at the end of a file, as if all that it holds had gone through.
+    /// Resumes at the end of a file, as if its content had been written through the adapter.
     ///
     /// # Errors
-    /// What the operating system says.
+    /// Those of the operating system.
     pub fn resumed(mut file: File) -> std::io::Result<Self> {
         let mut had = Hashed::new(std::io::sink());
         had.read(&mut file)?;

@@ -1,4 +1,4 @@
-//! Files that others may change while they are read.
+//! Detection of files that change while they are read.
 
 use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt as _;
@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 
 use sterling_core::error::{Error, Kind, Result};
 
-/// What files were before they were read: [`Unchanged::check`] tells afterwards whether what was read may be a mix of before and after.
+/// State of files before they are read. Afterwards [`Unchanged::check`] reports whether the data may mix old and new content.
 #[derive(Debug)]
 #[must_use]
 pub struct Unchanged(Vec<(PathBuf, Identity)>);
 
-/// Which file it is, its length, and when it was written to last. Of a pipe, which is written to as it is read, only which it is.
+/// Device, inode, length and modification time of a file; of a pipe only the first two, because reading changes the rest.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Identity {
     device: u64,
@@ -34,7 +34,7 @@ impl Identity {
 }
 
 impl Unchanged {
-    /// Files as they are now, before any of them is opened.
+    /// Records the state of the files; call it before any of them is opened.
     ///
     /// # Errors
     /// `NotFound` or `Io` with the path.
@@ -43,10 +43,10 @@ impl Unchanged {
         paths.into_iter().map(of).collect::<Result<_>>().map(Unchanged)
     }
 
-    /// Makes sure, after the last byte was read, that none was written to or replaced meanwhile.
+    /// Verifies, after the last byte was read, that no file was modified or replaced meanwhile.
     ///
     /// # Errors
-    /// `Io`, with the name of the first that was where there are several.
+    /// `Io`, with the name of the first changed file if there are several files.
     pub fn check(&self) -> Result<()> {
         self.0.iter().try_for_each(|(path, before)| {
             let how = match Identity::of(path) {

@@ -1,8 +1,9 @@
-//! Buckets of S3, Google Cloud Storage and Azure, by the crate `object_store`.
+//! Buckets of S3, Google Cloud Storage and Azure, through the crate `object_store`.
 //!
-//! Credentials, region and endpoint come from the environment, as the tools of each have them (`docs/guide/versions.md`). Calls run on
-//! two threads of the bucket's own; who asks waits. The crate repeats nothing: each call here does, where a repetition does no
-//! harm, and signs it anew. A read goes on at the byte where it broke off, an upload at the part.
+//! Credentials, region and endpoint come from the environment variables that each provider's tools use
+//! (`docs/guide/versions.md`). Calls run on two threads of the bucket while the caller blocks. Retries of `object_store` are
+//! disabled: this module retries calls that are safe to repeat, and signs each retry again. An interrupted read resumes at the
+//! byte where it stopped, an upload at the part.
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -38,50 +39,50 @@ use super::{Objects, Over, Tag, WHOLE_BYTES_MAX};
 use sterling_core::blocking::may_block;
 use sterling_core::error::{Error, Kind, Result};
 
-/// Files up to this size are written by one request, larger ones in parts of at least as much.
+/// Minimum part size of a multipart upload. Files up to this size are written by one request.
 const PART_BYTES: u64 = 16 << 20;
-/// Bytes that a request hands over at a time, between which it is seen to move.
+/// Bytes that a request sends at a time, so that its progress is observable.
 const STEP_BYTES: usize = 16 << 10;
-/// Most parts of an object: S3 allows ten thousand.
+/// Maximum number of parts of an object; S3 allows 10,000.
 const PARTS_MAX: u64 = 9000;
-/// Bytes of a piece that is read by one request.
+/// Bytes that one read request covers.
 const PIECE_BYTES: u64 = 8 << 20;
-/// Requests for pieces or parts of one object that run side by side.
+/// Concurrent range or part requests per object.
 const TOGETHER: usize = 4;
-/// Most objects that a store may hold.
+/// Maximum number of objects of a store.
 const OBJECTS_MAX: usize = 1 << 21;
-/// How often a call is repeated.
+/// Maximum number of retries of a call.
 const REPEATS: u32 = 5;
-/// How long after its first failure a small call is repeated, and one that moves megabytes.
+/// Time after the first failure during which a call is retried: for small calls, and for those that transfer megabytes.
 const SMALL: Duration = Duration::from_secs(15);
 const LARGE: Duration = Duration::from_secs(180);
-/// How long the first repetition waits, and each at most.
+/// Backoff: delay before the first retry, and maximum delay.
 const WAIT: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
-/// The variable that allows an endpoint of Google's without TLS, as `AWS_ALLOW_HTTP` and `AZURE_ALLOW_HTTP` do of theirs.
+/// Variable that allows a Google endpoint without TLS, like `AWS_ALLOW_HTTP` and `AZURE_ALLOW_HTTP` of the other providers.
 const GOOGLE_ALLOW_HTTP: &str = "GOOGLE_ALLOW_HTTP";
 
-/// What is asked of a service.
+/// Operations that a bucket needs of `object_store`.
 trait Service: ObjectStore + MultipartStore {}
 
 impl<T: ObjectStore + MultipartStore> Service for T {}
 
-/// A bucket.
+/// Bucket with the prefix of its store.
 #[derive(Debug)]
 struct Bucket {
     url: String,
     prefix: Key,
     store: Arc<dyn Service>,
-    /// Objects that the last listing of all skipped, by their keys.
+    /// Number of objects with invalid keys that the last full listing skipped.
     strays: AtomicUsize,
-    /// Taken when the bucket goes, which may be on a thread that must not wait for it.
+    /// Shut down in the background when the bucket is dropped, because that may happen on a thread that must not block.
     runtime: Option<Runtime>,
 }
 
 /// Opens the bucket of a URL: `s3://bucket/prefix`, `gs://bucket/prefix`, or `az://container/prefix` with its account in the
-/// environment. Nothing is asked of it yet.
+/// environment. Sends no request yet.
 ///
 /// # Errors
-/// `Invalid` with what is wrong with the URL or the environment's variables.
+/// `Invalid` with the part of the URL or the environment variable that is invalid.
 pub fn open(url: &str) -> Result<Arc<dyn Objects>> {
     let invalid = |why: String| Error::invalid(format!("store {url}: {why}"));
     let (scheme, rest) = url.split_once("://").unwrap_or_default();
@@ -90,7 +91,7 @@ pub fn open(url: &str) -> Result<Arc<dyn Objects>> {
         return Err(invalid("expected SCHEME://BUCKET/PREFIX, as in s3://models/search".into()));
     }
     let prefix = Key::parse(prefix).map_err(|e| invalid(e.to_string()))?;
-    // Another part of the program may have named it first: then it is the same one.
+    // Fails if another part of the program has installed a provider, which is then the same one.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let retry = RetryConfig { max_retries: 0, ..RetryConfig::default() };
     let wrong = |e: object_store::Error| invalid(e.to_string());
@@ -104,7 +105,7 @@ pub fn open(url: &str) -> Result<Arc<dyn Objects>> {
         "gs" => {
             check("GOOGLE_", |name| GoogleConfigKey::from_str(name).is_ok())?;
             let builder = GoogleCloudStorageBuilder::from_env().with_url(url).with_retry(retry);
-            // The crate would send tokens without TLS to any endpoint, for its own place of tokens has none.
+            // By default `object_store` would allow plain HTTP for any endpoint, because Google's metadata server has no TLS.
             let may = std::env::var(GOOGLE_ALLOW_HTTP).unwrap_or_else(|_| "false".into());
             let builder = builder.with_config(GoogleConfigKey::Client(ClientConfigKey::AllowHttp), may);
             Arc::new(builder.with_http_connector(Transport).build().map_err(wrong)?)
@@ -122,8 +123,7 @@ pub fn open(url: &str) -> Result<Arc<dyn Objects>> {
     Ok(Arc::new(Bucket { url: url.into(), prefix, store, strays: AtomicUsize::new(0), runtime }))
 }
 
-/// Refuses variables of a service that no request could carry: a line's end behind a secret, an endpoint that a template left
-/// empty.
+/// Rejects values of provider variables that no request could carry: a line break after a secret, or an empty endpoint.
 fn check_environment(named: &str, is_setting: fn(&str) -> bool) -> std::result::Result<(), String> {
     for (name, value) in std::env::vars_os() {
         let Some(name) = name.to_str().filter(|name| name.starts_with(named)) else { continue };
@@ -136,7 +136,7 @@ fn check_environment(named: &str, is_setting: fn(&str) -> bool) -> std::result::
         if is_endpoint && value.trim().is_empty() {
             return Err(format!("{name}: empty, expected a URL; unset it for the service's own address"));
         }
-        // Keys of accounts and certificates are texts of many lines.
+        // Account keys and certificates have several lines.
         let is_text = ["SERVICE_ACCOUNT_KEY", "CERTIFICATE"].iter().any(|end| name.ends_with(end));
         if !is_text && value.contains(char::is_control) {
             let is_inside = value.trim_end_matches(['\n', '\r']).contains(char::is_control);
@@ -157,8 +157,8 @@ impl Drop for Bucket {
     }
 }
 
-/// Whether a repetition of a call may end otherwise. All that the crate has no name for may, but for what the service calls the
-/// caller's fault.
+/// Returns true if a retry may succeed: unclassified errors of `object_store`, except those that the service blames on the
+/// caller.
 fn is_passing(error: &object_store::Error) -> bool {
     let object_store::Error::Generic { .. } = error else { return false };
     let text = error.to_string();
@@ -166,7 +166,7 @@ fn is_passing(error: &object_store::Error) -> bool {
     !is_callers || ["RequestTimeout", "status code: 408", "status code: 429"].iter().any(|code| text.contains(code))
 }
 
-/// Repeats a call that can do no harm twice, as long as it fails for reasons that may pass.
+/// Retries an idempotent call while it fails with transient errors.
 async fn repeated<T, F: Future<Output = object_store::Result<T>>>(
     most: Duration,
     mut call: impl FnMut() -> F,
@@ -180,7 +180,7 @@ async fn repeated<T, F: Future<Output = object_store::Result<T>>>(
     }
 }
 
-/// How long failures of one call are borne.
+/// Retry budget of one call.
 struct Patience {
     most: Duration,
     first: Option<Instant>,
@@ -192,20 +192,20 @@ impl Patience {
         Patience { most, first: None, failures: 0 }
     }
 
-    /// Waits until the next try, or ends with the error.
+    /// Waits until the next retry, or returns the error if the budget is spent.
     async fn wait(&mut self, error: object_store::Error) -> object_store::Result<()> {
         self.failures += 1;
         let failing = self.first.get_or_insert_with(Instant::now).elapsed();
         if !is_passing(&error) || self.failures > REPEATS || failing > self.most {
             return Err(error);
         }
-        tracing::debug!(%error, "a call to the store failed and is repeated");
+        tracing::debug!(%error, "call to the store failed, retrying");
         sleep(back_off(WAIT, self.failures)).await;
         Ok(())
     }
 }
 
-/// What a service says of a refusal, for people: its code stands in the answer.
+/// Translates the error code of a service's answer into a kind and an explanation.
 fn explained(error: &object_store::Error) -> Option<(Kind, &'static str)> {
     let text = error.to_string();
     let code = text.split_once("<Code>").and_then(|(_, rest)| rest.split_once("</Code>")).map_or("", |(code, _)| code);
@@ -258,7 +258,7 @@ impl Bucket {
         runtime.ok_or_else(|| Error::internal("a bucket without threads"))
     }
 
-    /// Runs a call on the bucket's threads, and waits for it.
+    /// Runs a call on the bucket's threads and waits for it.
     fn call<T: Send + 'static>(
         &self,
         key: &str,
@@ -266,7 +266,7 @@ impl Bucket {
     ) -> Result<T> {
         may_block();
         let (tell, told) = sync_channel(1);
-        // Nobody waits any more where the caller's thread has ended.
+        // Sending fails if the caller's thread has ended.
         self.threads()?.spawn(async move { drop(tell.send(work.await)) });
         match told.recv() {
             Ok(done) => done.map_err(|e| self.failed(key, e)),
@@ -274,20 +274,20 @@ impl Bucket {
         }
     }
 
-    /// Tells of objects that were skipped for their keys, once for each number of them.
+    /// Reports the number of objects with invalid keys; logs it when it changes.
     fn tell_strays(&self, strays: usize) {
         metrics::gauge!("sterling_store_stray_objects").set(strays as f64);
         if self.strays.swap(strays, Ordering::Relaxed) != strays && strays > 0 {
             tracing::warn!(
                 store = self.url,
                 strays,
-                "objects are skipped whose keys no path can have: an empty name between two `/`, `.`, `..` or a control character"
+                "skipped objects whose keys are not valid paths: an empty name between two `/`, `.`, `..` or a control character"
             );
         }
     }
 }
 
-/// A listing finds nothing where there is no bucket, or where a part of the service does not know of it yet.
+/// Makes a 404 retryable: the bucket is missing, or a replica of the service does not know it yet.
 fn listing_failed(error: object_store::Error) -> object_store::Error {
     match error.to_string().contains("status code: 404") {
         true => object_store::Error::Generic { store: "store", source: "there is no such bucket".into() },
@@ -295,7 +295,7 @@ fn listing_failed(error: object_store::Error) -> object_store::Error {
     }
 }
 
-/// All objects under a prefix. A listing that breaks off goes on behind the last one that came, where they come in order.
+/// Lists all objects under a prefix. A failed listing resumes after its last object, if the service lists in order.
 async fn listed(store: &dyn ObjectStore, prefix: Option<&Key>) -> object_store::Result<Vec<ObjectMeta>> {
     let mut found: Vec<ObjectMeta> = Vec::new();
     let (mut furthest, mut patience) = (0, Patience::new(SMALL));
@@ -307,7 +307,7 @@ async fn listed(store: &dyn ObjectStore, prefix: Option<&Key>) -> object_store::
         };
         loop {
             match pages.next().await {
-                // Some services pass over where a listing is to begin.
+                // Some services ignore the start offset of a listing.
                 Some(Ok(meta)) if after.as_ref().is_some_and(|after| meta.location <= *after) => {}
                 Some(Ok(meta)) if found.len() <= OBJECTS_MAX => {
                     found.push(meta);
@@ -326,7 +326,7 @@ async fn listed(store: &dyn ObjectStore, prefix: Option<&Key>) -> object_store::
     }
 }
 
-/// Reads a piece of an object, its bytes as they come. Where it breaks off it goes on there.
+/// Streams a byte range of an object. A failed read resumes where it stopped.
 async fn piece(
     store: Arc<dyn Service>,
     at: Key,
@@ -356,7 +356,7 @@ async fn piece(
             }
         };
         match read.await {
-            // Nobody reads on.
+            // The reader has ended: stop.
             Ok(false) => return,
             Ok(true) => {}
             Err(error) => {
@@ -372,14 +372,14 @@ async fn piece(
     }
 }
 
-/// Bytes that are sent in steps, so that they are seen to move.
+/// Splits bytes into small chunks, so that the progress of a request is observable.
 fn payload(bytes: Vec<u8>) -> PutPayload {
     let bytes = Bytes::from(bytes);
     let steps = (0..bytes.len()).step_by(STEP_BYTES);
     steps.map(|from| bytes.slice(from..(from + STEP_BYTES).min(bytes.len()))).collect()
 }
 
-/// Writes a large file in parts, each repeated for itself.
+/// Uploads a large file in parts, each with its own retries.
 async fn upload(store: Arc<dyn Service>, at: Key, file: Arc<File>, length: u64) -> object_store::Result<()> {
     let size = PART_BYTES.max(length.div_ceil(PARTS_MAX));
     let id = &repeated(SMALL, || store.create_multipart(&at)).await?;
@@ -400,7 +400,7 @@ async fn upload(store: Arc<dyn Service>, at: Key, file: Arc<File>, length: u64) 
         let parts = stream::iter(0..length.div_ceil(size)).map(part).buffered(TOGETHER);
         let parts: Vec<_> = parts.try_collect().await?;
         match repeated(SMALL, || store.complete_multipart(&at, id, parts.clone())).await {
-            // It was completed by a call whose answer was lost.
+            // A previous call completed the upload, but its answer was lost.
             Err(object_store::Error::NotFound { .. })
                 if repeated(SMALL, || store.head(&at)).await.is_ok_and(|meta| meta.size == length) =>
             {
@@ -411,13 +411,13 @@ async fn upload(store: Arc<dyn Service>, at: Key, file: Arc<File>, length: u64) 
     };
     let written = written.await;
     if written.is_err() {
-        // Its parts lie unseen until the bucket's rules remove them, where this fails too.
+        // If this fails too, the invisible parts remain until the bucket's lifecycle rules remove them.
         let _ = store.abort_multipart(&at, id).await;
     }
     written
 }
 
-/// An entity tag as HTTP writes it. Azure's listings leave its quotes out.
+/// Formats an entity tag as HTTP does. Azure's listings omit the quotes.
 fn quoted(e_tag: String) -> String {
     if e_tag.ends_with('"') { e_tag } else { format!("\"{e_tag}\"") }
 }

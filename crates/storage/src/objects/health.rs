@@ -1,4 +1,4 @@
-//! Whether something that is asked again and again answers, and when it is asked next.
+//! Backoff and failure state of a service that is polled repeatedly.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Mutex, MutexGuard};
@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 use sterling_core::error::{Error, Result};
 use sterling_core::locks::locked;
 
-/// How long after a failure the next question waits, and at most: each failure doubles it.
+/// Backoff after a failure: first delay and maximum. Each failure doubles the delay.
 const WAIT: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
-/// What became of the last questions.
+/// Outcome of the last calls.
 #[derive(Debug, Default)]
 pub struct Health(Mutex<Option<Failing>>);
 
-/// A row of failures.
+/// Consecutive failures.
 #[derive(Debug)]
 struct Failing {
     since: Instant,
@@ -28,10 +28,10 @@ impl Health {
         locked(&self.0)
     }
 
-    /// Asks, unless the last failure is too short ago.
+    /// Runs the call, unless the backoff of the last failure has not elapsed.
     ///
     /// # Errors
-    /// What the question ended with; what the last one did where it is too early for another.
+    /// The error of the call, or that of the last call during the backoff.
     pub fn ask<T>(&self, question: impl FnOnce() -> Result<T>) -> Result<T> {
         if let Some(failing) = self.state().as_ref().filter(|failing| Instant::now() < failing.next) {
             return Err(failing.last.again());
@@ -39,10 +39,10 @@ impl Health {
         self.told(question())
     }
 
-    /// Takes note of how a question ended that did not wait.
+    /// Records the outcome of a call that was made without regard to the backoff.
     ///
     /// # Errors
-    /// What it ended with.
+    /// The error of the call.
     pub fn told<T>(&self, answer: Result<T>) -> Result<T> {
         let mut state = self.state();
         match &answer {
@@ -57,14 +57,14 @@ impl Health {
         answer
     }
 
-    /// Since when all questions failed, and how the last one did.
+    /// Returns the time since the first of the consecutive failures, and the last error.
     pub fn trouble(&self) -> Option<(Duration, String)> {
         self.state().as_ref().map(|failing| (failing.since.elapsed(), failing.last.to_string()))
     }
 }
 
-/// How long to wait after so many failures, one or more: from the first bound twice as long each time, up to the second one,
-/// and up to a fifth less by chance, so that servers of one store do not all come back at once.
+/// Returns the delay after one or more failures: exponential backoff between both bounds. Jitter shortens it by up to a fifth, so
+/// that the servers of one store do not all retry at the same time.
 pub fn back_off((first, most): (Duration, Duration), failures: u32) -> Duration {
     let doubled = first.saturating_mul(1 << failures.saturating_sub(1).min(20)).min(most);
     doubled.mul_f64(1.0 - RandomState::new().hash_one(failures) as f64 / u64::MAX as f64 / 5.0)

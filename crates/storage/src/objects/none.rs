@@ -1,11 +1,11 @@
-//! What a build without object stores says of them.
+//! Stub of the object store for builds without the feature `object-store`.
 
 use std::sync::Arc;
 
 use super::Objects;
 use sterling_core::error::{Error, Result};
 
-/// Refuses.
+/// Always fails in this build.
 ///
 /// # Errors
 /// `Unsupported`.

@@ -1,29 +1,29 @@
-//! Whether a bucket keeps to the conditions of a write. Some that speak like S3 pass over them: of two publishers both would
-//! then win, and one of two who activate would overwrite the other unseen.
+//! Probe that verifies that a bucket enforces conditional writes. Some S3-compatible services ignore conditions. Two publishers
+//! of one version would then both succeed, and of two concurrent activations one would silently overwrite the other.
 
 use std::hash::{BuildHasher, RandomState};
 
 use super::{Objects, Over, replace};
 use sterling_core::error::{Error, Kind, Result};
 
-/// What the probe showed.
+/// Result of the probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Proof {
-    /// Conditions hold.
+    /// Conditions are enforced.
     Kept,
-    /// The bucket takes no writes of this caller, who then has no need of conditions.
+    /// The bucket accepts no writes of this caller, which therefore needs no conditions.
     ReadOnly,
 }
 
-/// Creates an object of a random key twice and replaces it twice over its first state: the second of each must fail. The object
-/// is removed afterwards.
+/// Creates an object with a random key twice, and replaces it twice on condition of its first state. The second attempt of each
+/// must fail. Removes the object afterwards.
 ///
 /// # Errors
-/// `Unsupported` naming the condition that was passed over; `Unavailable`.
+/// `Unsupported` with the condition that was ignored; `Unavailable`.
 pub fn prove(objects: &dyn Objects) -> Result<Proof> {
     let key = format!(".probe-{:016x}", RandomState::new().hash_one(std::process::id()));
     let proven = probe(objects, &key);
-    // What stays is a few bytes that nobody looks at: a bucket that does not answer is not waited for once more.
+    // If the bucket does not answer, do not wait for it again: the leftover is a few bytes that are never read.
     if !proven.as_ref().is_err_and(|e| e.kind() == Kind::Unavailable) {
         let _ = objects.remove(&key);
     }
@@ -34,7 +34,7 @@ pub fn prove(objects: &dyn Objects) -> Result<Proof> {
 }
 
 fn probe(objects: &dyn Objects, key: &str) -> Result<()> {
-    // What stands there in the end tells whether the condition held, where an answer is lost.
+    // If an answer is lost, the final content of the object shows whether the condition held.
     let refused = |what: &str, again: Result<_>| match again {
         Err(e) if e.kind() == Kind::Conflict => Ok(()),
         Err(e) => Err(e),

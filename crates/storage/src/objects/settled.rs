@@ -1,4 +1,4 @@
-//! Calls whose effect is certain, over a bucket whose answers may be lost or damaged.
+//! Reads and writes with a definite outcome, on top of a bucket whose answers may be lost or damaged.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -7,19 +7,19 @@ use super::health::back_off;
 use super::{Objects, Over, Tag};
 use sterling_core::error::{Error, Kind, Result};
 
-/// How often a write is tried again, and for how long at most.
+/// Maximum number of retries of a write, and the maximum time for them.
 const REPEATS: (u32, Duration) = (4, Duration::from_secs(25));
-/// How often a read is repeated that does not find what is there.
+/// Maximum number of retries of a read that does not find an existing object.
 const MISSES: u32 = 3;
-/// How long the first repetition waits, and each at most. The read between two of them waits on its own.
+/// Backoff between retries: first delay and maximum. The read-back between two writes has its own.
 const WAIT: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
-/// Writes an object under a condition, whatever becomes of single answers: where one is lost or says that the condition does
-/// not hold, what stands there is read back. The bytes must be those of no other writer: they carry a nonce or a number that was
-/// given to this one.
+/// Writes an object conditionally, with a definite outcome. If an answer is lost or reports a failed condition, the stored object
+/// is read back and compared. No other writer may write the same bytes, so they must contain a nonce or a number assigned to this
+/// writer.
 ///
 /// # Errors
-/// `Conflict` where another object stands there; `Unavailable` where it is not known whether it was written.
+/// `Conflict` if another object is stored; `Unavailable` if it is unknown whether the write happened.
 pub fn replace(objects: &dyn Objects, key: &str, bytes: &[u8], over: &Over) -> Result<Tag> {
     let began = Instant::now();
     let mut failures = 0;
@@ -30,7 +30,7 @@ pub fn replace(objects: &dyn Objects, key: &str, bytes: &[u8], over: &Over) -> R
         };
         match objects.get(key) {
             Ok((there, tag)) if there == bytes => return Ok(tag),
-            // Refused for an object that is not there: both cannot be.
+            // The bucket reported an existing object, but there is none. Both cannot be true: retry.
             Err(e) if e.kind() == Kind::NotFound && *over == Over::Nothing => {}
             Err(e) if e.kind() == Kind::Unavailable && error.kind() == Kind::Conflict => return Err(e),
             _ if error.kind() == Kind::Conflict => return Err(error),
@@ -44,14 +44,14 @@ pub fn replace(objects: &dyn Objects, key: &str, bytes: &[u8], over: &Over) -> R
     }
 }
 
-/// Reads an object that has no checksum until two reads agree: a damaged one must not be taken for what was written.
+/// Reads an object without a checksum until two reads agree, so that damaged data is not accepted.
 ///
 /// # Errors
-/// As [`Objects::get`]; `NotReady` where the object changes all the time.
+/// As [`Objects::get`]; `NotReady` if the object keeps changing.
 pub fn read_twice(objects: &dyn Objects, key: &str) -> Result<(Vec<u8>, Tag)> {
     let mut before = vec![objects.get(key)?.0];
     for _ in 0..REPEATS.0 {
-        // It was there a moment ago.
+        // The object existed a moment ago.
         let (bytes, tag) = found(|| objects.get(key))?;
         if before.contains(&bytes) {
             return Ok((bytes, tag));
@@ -61,10 +61,10 @@ pub fn read_twice(objects: &dyn Objects, key: &str) -> Result<(Vec<u8>, Tag)> {
     Err(Error::not_ready(format!("{key}: it was replaced meanwhile")))
 }
 
-/// Repeats a read for a moment where it finds nothing: for an object that is known to be there.
+/// Retries a read that does not find an object which is known to exist.
 ///
 /// # Errors
-/// As the read.
+/// Those of the read.
 pub fn found<T>(mut read: impl FnMut() -> Result<T>) -> Result<T> {
     let mut failures = 0;
     loop {

@@ -1,17 +1,17 @@
-//! Keys of a listing that no path of ours can have: `a//b`, `..`, control characters.
+//! Listed keys that are not valid paths: `a//b`, `..`, control characters.
 //!
-//! Buckets allow them, and the crate `object_store` refuses a whole page of a listing for one of them. They are renamed in the
-//! listing, so that the bucket's own objects are found, and the others can be counted.
+//! Buckets allow such keys, but `object_store` rejects a complete page of a listing because of one. They are renamed in the page,
+//! so that valid objects are found and the others can be counted.
 
 use hyper::body::Bytes;
 use object_store::path::Path as Key;
 
-/// What the key of each stray object becomes in a listing.
+/// Replacement for the key of each stray object in a listing.
 pub(super) const STRAY: &str = ".stray";
-/// The element of an object in a listing and that of its key: of S3 and Google's, and of Azure.
+/// XML elements of an object and its key in a listing: of S3 and Google, and of Azure.
 const ELEMENTS: [(&str, &str); 2] = [("<Contents>", "Key"), ("<Blob>", "Name")];
 
-/// The page of a listing, with the keys of stray objects renamed.
+/// Returns the page of a listing with the keys of stray objects renamed.
 pub(super) fn without_strays(page: Bytes) -> Bytes {
     let Ok(text) = std::str::from_utf8(&page) else { return page };
     let Some((entry, name)) = ELEMENTS.into_iter().find(|(entry, _)| text.contains(entry)) else { return page };
@@ -35,12 +35,12 @@ pub(super) fn without_strays(page: Bytes) -> Bytes {
     out.into()
 }
 
-/// True for a key that the crate refuses, or changes: one with a `/` before it. One behind it is that of a folder.
+/// Returns true for a key that `object_store` rejects or changes (a leading `/`). A trailing `/` marks a folder and is valid.
 fn is_stray(key: &str) -> bool {
     Key::parse(key).map_or(true, |parsed| parsed.as_ref() != key.strip_suffix('/').unwrap_or(key))
 }
 
-/// The text of an element, with its references replaced.
+/// Returns the text of an element with its XML references resolved.
 fn unescaped(text: &str) -> String {
     let mut pieces = text.split('&');
     let mut out = pieces.next().unwrap_or_default().to_owned();
@@ -57,7 +57,7 @@ fn unescaped(text: &str) -> String {
             "apos" => '\'',
             _ => '&',
         };
-        // A character that is none is as little that of a name as a control character.
+        // An invalid character is as unusable in a key as a control character.
         out.push(number.map_or_else(named, |number| char::from_u32(number).unwrap_or('\0')));
         out.push_str(rest);
     }

@@ -1,8 +1,8 @@
-//! How requests reach a bucket: a connection may be slow, but not silent.
+//! HTTP transport for buckets: a connection may be slow, but not stalled.
 //!
-//! The crate `object_store` bounds whole requests, so that a large file never arrives over a slow link. This client bounds the
-//! time in which no byte moves in either direction. It also mends two answers that the crate cannot use: listings with keys that
-//! it refuses, and conflicts that mean "try again".
+//! The crate `object_store` limits the duration of a request, so that a large file never arrives over a slow link. This client
+//! limits the time without progress in either direction instead. It also corrects two kinds of answers that `object_store` cannot
+//! handle: listings with invalid keys, and conflicts that mean "try again".
 
 use std::future::Future;
 use std::pin::Pin;
@@ -22,16 +22,16 @@ use tokio::time::{Sleep, sleep};
 use super::strays::without_strays;
 use sterling_core::locks::locked;
 
-/// How long no byte may move, where the variables of the store (`AWS_READ_TIMEOUT`, ...) set nothing else.
+/// Default stall timeout, if the provider's variables (`AWS_READ_TIMEOUT`, ...) do not set one.
 const SILENCE: Duration = Duration::from_secs(20);
-/// Bytes of a request that the system may hold after it took them from this process.
+/// Maximum size of the socket send buffer: bytes that the system accepted but may not have sent.
 const UNSENT: u64 = 4 << 20;
-/// Bytes a second at which such bytes leave at least.
+/// Minimum rate in bytes per second at which the send buffer is assumed to drain.
 const FLOOR: u64 = 32 << 10;
-/// Codes of S3 for a conflict of two requests at once, neither of which needs to be decided yet.
+/// S3 error codes for concurrent requests that may simply be retried.
 const TRY_AGAIN: [&str; 2] = ["ConditionalRequestConflict", "OperationAborted"];
 
-/// Makes the clients of a store.
+/// Factory of the HTTP clients of a store.
 #[derive(Debug)]
 pub(super) struct Transport;
 
@@ -43,7 +43,7 @@ impl HttpConnector for Transport {
     }
 }
 
-/// A client with the options that the environment can set, but for those that bound whole requests.
+/// Creates a client with the options from the environment, except the limits on complete requests.
 fn client(options: &ClientOptions) -> reqwest::Result<reqwest::Client> {
     let set = |key: ClientConfigKey| options.get_config_value(&key);
     let is = |key| set(key).is_some_and(|text| ["1", "true", "on", "yes", "y"].contains(&&*text.to_lowercase()));
@@ -78,7 +78,7 @@ fn client(options: &ClientOptions) -> reqwest::Result<reqwest::Client> {
     builder.build()
 }
 
-/// A duration as the environment writes it: `500ms`, `30s`, `30 seconds`, `2m`.
+/// Parses a duration as the environment variables have it: `500ms`, `30s`, `30 seconds`, `2m`.
 fn duration(text: &str) -> Option<Duration> {
     let text = text.trim();
     let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
@@ -92,7 +92,7 @@ fn duration(text: &str) -> Option<Duration> {
     }
 }
 
-/// A client that gives up requests at which nothing moves.
+/// HTTP client that aborts stalled requests.
 #[derive(Debug)]
 struct Wire {
     client: reqwest::Client,
@@ -149,7 +149,6 @@ impl Wire {
     }
 }
 
-/// An error that is a text.
 #[derive(Debug)]
 struct Text(String);
 
@@ -171,7 +170,7 @@ fn failed(error: reqwest::Error) -> HttpError {
         () if error.is_connect() => HttpErrorKind::Connect,
         () => HttpErrorKind::Interrupted,
     };
-    // The message of the store names the URL, and its causes say what is wrong.
+    // The store's message names the URL already; the causes say what failed.
     let error = error.without_url();
     let mut text = error.to_string();
     let mut cause = std::error::Error::source(&error);
@@ -182,7 +181,7 @@ fn failed(error: reqwest::Error) -> HttpError {
     HttpError::new(kind, Text(text))
 }
 
-/// When a byte of a request moved last.
+/// Time and amount of the last progress of a request body.
 struct Clock {
     state: Mutex<(Instant, u64)>,
     length: u64,
@@ -198,7 +197,7 @@ impl Clock {
         *state = (Instant::now(), state.1 + bytes as u64);
     }
 
-    /// Ends once nothing has moved for this long. What the system took of a request may still be under way.
+    /// Returns once there was no progress for this long. After the last byte it also waits for the send buffer to drain.
     async fn silent(&self, silence: Duration) {
         loop {
             let (last, sent) = *locked(&self.state);
@@ -212,7 +211,7 @@ impl Clock {
     }
 }
 
-/// A body on its way to the bucket.
+/// Request body that records its progress.
 struct Sent {
     body: HttpRequestBody,
     clock: Arc<Clock>,
@@ -242,11 +241,11 @@ impl Body for Sent {
     }
 }
 
-/// A body on its way from the bucket.
+/// Response body that fails if it stalls.
 struct Heard {
     body: reqwest::Body,
     silence: Duration,
-    /// Runs while somebody waits for the next bytes.
+    /// Runs while the reader waits for the next bytes.
     waits: Option<Pin<Box<Sleep>>>,
 }
 

@@ -1,4 +1,4 @@
-//! Planes and posting lists from columns.
+//! Builds bit planes and posting lists from columns.
 
 use std::ops::RangeInclusive;
 
@@ -15,33 +15,33 @@ use sterling_storage::files::TensorFile;
 
 const WIDTH_MAX: u32 = 1 << 20;
 const NUMBER_BUCKETS_MAX: u32 = 1024;
-/// One item in so many of a list may have more terms than its Bloom filters are made for, and one at least.
+/// One item in `OUTLIERS` of a list, and at least one, may have more terms than its Bloom filters are sized for.
 const OUTLIERS: usize = 64;
-/// Filters are made for so many times the terms of the fullest item that is no outlier ...
+/// Maximum size of Bloom filters, relative to the terms of the fullest item that is not an outlier ...
 const OVER_TYPICAL: u32 = 2;
-/// ... and for so many terms at least where an item has them: up to there they are small.
+/// ... but Bloom filters for up to this number of terms are small and always allowed.
 const TERMS_MIN: u32 = 16;
-/// Lists whose bits are in memory a second time, before they lie in their planes.
+/// Lists whose planes are built at a time and are in memory twice meanwhile.
 const LISTS_AT_ONCE: usize = 256;
 
-/// How the eligibility index is built.
+/// Build options of the eligibility index.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Options {
-    /// Bits that a term sets in a Bloom filter.
+    /// Number of bits that a term sets in a Bloom filter.
     pub hashes: u32,
-    /// Width of a list's Bloom filters as a multiple of the terms of its fullest item.
+    /// Width of a list's Bloom filters, per term of its fullest item.
     pub bits_per_term: u32,
     /// Width of every Bloom filter, in place of `bits_per_term`.
     pub fixed_bits: Option<u32>,
-    /// Terms that at least this share of the items has get an exact plane.
+    /// Minimum share of items for a term to get an exact plane.
     pub exact_share_min: f64,
-    /// Terms that at most this share of the items has get a posting list.
+    /// Maximum share of items for a term to get a posting list.
     pub posting_share_max: f64,
-    /// Buckets of each column that is compared; 0 for none, every comparison is then made item by item.
+    /// Number of buckets per compared column; 0 disables buckets, so comparisons are evaluated per item.
     pub number_buckets: u32,
-    /// Columns whose equal values lie together within a list, the first one first; none means all categories, those with
-    /// the fewest values first.
+    /// Columns whose equal values are stored together within a list, most significant first. Empty means all categories, those
+    /// with the fewest values first.
     pub together: Vec<String>,
 }
 
@@ -60,8 +60,9 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Width of the Bloom filters of items with these numbers of terms. It follows the fullest item, unless that is an outlier: the planes
-    /// of all items would be as many as one item needs. The filter of an outlier is full, so that it is looked at more often than it passes.
+    /// Returns the width of the Bloom filters of a list whose items have these numbers of terms. It follows the fullest item
+    /// unless that is an outlier: one item would widen the planes of all. The filter of an outlier is almost full, so it passes
+    /// too often and is verified more often.
     pub fn bloom_bits(&self, terms: &mut [u32]) -> u32 {
         match (terms.iter().copied().max().unwrap_or(0), self.fixed_bits) {
             (0, _) => 0,
@@ -78,7 +79,7 @@ impl Options {
         }
     }
 
-    /// Refuses options that no index can have.
+    /// Validates the options.
     ///
     /// # Errors
     /// `Invalid` with the option, its value and its range.
@@ -109,11 +110,11 @@ impl Options {
     }
 }
 
-/// Adds the tensors of the index over `columns`, whose list `l` has the slots `list_offsets[l]..list_offsets[l + 1]` and
-/// its items in the first `list_lengths[l]` of them.
+/// Adds the tensors of the index over `columns`. List `l` has the slots `list_offsets[l]..list_offsets[l + 1]`, and its items are
+/// in the first `list_lengths[l]` of them.
 ///
 /// # Errors
-/// `Invalid` for options that cannot be.
+/// `Invalid` for invalid options.
 pub fn encode(
     columns: &Columns,
     list_offsets: &[u32],
@@ -124,7 +125,7 @@ pub fn encode(
     encode_by(Hashing::Spaced, columns, (list_offsets, list_lengths), options, file)
 }
 
-/// The same with terms hashed in one of the ways that are read.
+/// Like [`encode`], with a choice of the term hashing.
 pub(in crate::filter) fn encode_by(
     hashing: Hashing,
     columns: &Columns,
@@ -140,7 +141,7 @@ pub(in crate::filter) fn encode_by(
     let with_count = |wanted: RangeInclusive<u32>| -> Vec<u32> {
         (0u32..).zip(&counts).filter(|(_, count)| wanted.contains(count)).map(|(term, _)| term).collect()
     };
-    // Of a shard some terms have no item: an empty posting list says so.
+    // Terms of a shard may have no item there. They get an empty posting list.
     let (exact, rare) = (with_count(exact_min..=u32::MAX), with_count(0..=rare_max));
     let bits = Bits::new(columns, slots, &exact, (options, hashing));
     let widths: Vec<u32> = (0..slots.lists()).into_par_iter().map(|list| bits.width(list)).collect();
@@ -158,7 +159,7 @@ pub(in crate::filter) fn encode_by(
     file.add_owned("posting_slots", &[posted.len()], posted)
 }
 
-/// Where the items of each list lie.
+/// Slots and lengths of the lists.
 #[derive(Clone, Copy)]
 struct ListSlots<'a> {
     offsets: &'a [u32],
@@ -174,23 +175,21 @@ impl<'a> ListSlots<'a> {
         self.lengths.iter().map(|&n| u64::from(n)).sum()
     }
 
-    /// The slots of a list that hold items.
+    /// Returns the slots of a list that hold items.
     fn of(self, list: usize) -> impl Iterator<Item = Slot> + Clone + 'a {
         (self.offsets[list]..self.offsets[list] + self.lengths[list]).map(Slot)
     }
 
-    /// The slots of all lists that hold items.
     fn all(self) -> impl Iterator<Item = Slot> + Clone + 'a {
         (0..self.lists()).flat_map(move |list| self.of(list))
     }
 
-    /// Words of a plane of a list.
+    /// Returns the number of words per plane of a list.
     fn words(self, list: usize) -> usize {
         ((self.offsets[list + 1] - self.offsets[list]) as usize).div_ceil(64)
     }
 }
 
-/// How many items have each term.
 fn term_counts(columns: &Columns, slots: ListSlots<'_>) -> Vec<u32> {
     let mut counts = vec![0u32; columns.terms()];
     for term in slots.all().flat_map(|slot| columns.slot_terms(slot)) {
@@ -199,7 +198,8 @@ fn term_counts(columns: &Columns, slots: ListSlots<'_>) -> Vec<u32> {
     counts
 }
 
-/// The slots of each of the `rare` terms: where those of a term start, and one past the last's; the slots, ascending.
+/// Builds the posting lists of the `rare` terms: the start of each list, with the total at the end, and the slots, ascending per
+/// term.
 fn postings(columns: &Columns, slots: ListSlots<'_>, rare: &[u32], counts: &[u32]) -> Result<(Vec<u32>, Vec<u32>)> {
     let starts = posting_starts(rare.iter().map(|&term| counts[term as usize]))?;
     let mut next = starts.clone();
@@ -215,7 +215,7 @@ fn postings(columns: &Columns, slots: ListSlots<'_>, rare: &[u32], counts: &[u32
     Ok((starts, posted))
 }
 
-/// Where the slots of each posting list start, and one past the last's.
+/// Returns the start of each posting list, and the total length at the end.
 fn posting_starts(lengths: impl Iterator<Item = u32> + Clone) -> Result<Vec<u32>> {
     let all = lengths.clone().map(u64::from).sum::<u64>();
     if all > u64::from(u32::MAX) {
@@ -232,19 +232,19 @@ fn posting_starts(lengths: impl Iterator<Item = u32> + Clone) -> Result<Vec<u32>
     Ok(std::iter::once(0).chain(ends).collect())
 }
 
-/// What the bits of an index follow from.
+/// Inputs of the bits of an index.
 struct Bits<'a> {
     columns: &'a Columns,
     slots: ListSlots<'a>,
     options: &'a Options,
     exact: &'a [u32],
-    /// The buckets of the columns that are compared through planes.
+    /// Buckets of the columns that are compared through planes.
     numbered: Vec<Buckets>,
-    /// Of each term.
+    /// Hashes per term.
     hashes: Vec<TermHash>,
 }
 
-/// The bits of one list: exact planes, then Bloom planes.
+/// Bits of one list: exact planes, then Bloom planes.
 struct ListBits {
     planes: Vec<u64>,
     bloom: Vec<u64>,
@@ -258,7 +258,7 @@ impl<'a> Bits<'a> {
         (options, hashing): (&'a Options, Hashing),
     ) -> Self {
         let has_planes = |column: &Column| {
-            // A column whose values all have planes is compared through these.
+            // A column whose values all have exact planes needs no buckets: comparisons use those planes.
             let mut terms = column.first_term().map(|first| first.0..first.0 + column.dictionary_len() as u32);
             terms.as_mut().is_some_and(|terms| terms.all(|t| exact.binary_search(&t).is_ok()))
         };
@@ -283,13 +283,13 @@ impl<'a> Bits<'a> {
         self.exact.len() + self.numbered.iter().map(Buckets::len).sum::<usize>()
     }
 
-    /// Width of a list's Bloom filters.
+    /// Returns the width of a list's Bloom filters.
     fn width(&self, list: usize) -> u32 {
         let hashed = |slot| self.columns.slot_terms(slot).filter(|&t| self.exact_plane(t).is_none()).count() as u32;
         self.options.bloom_bits(&mut self.slots.of(list).map(hashed).collect::<Vec<u32>>())
     }
 
-    /// The exact planes, each over all lists, and the Bloom planes of each list in turn.
+    /// Builds the exact planes, each over all lists, and the Bloom planes, list by list.
     fn all(&self, widths: &[u32]) -> (Vec<u64>, Vec<u64>) {
         let words: Vec<usize> = (0..widths.len()).map(|list| self.slots.words(list)).collect();
         let plane_words: usize = words.iter().sum();
@@ -348,7 +348,7 @@ mod tests {
     #[test]
     fn an_outlier_does_not_widen_the_filters_of_all() {
         let bits = |terms: &[u32]| Options::default().bloom_bits(&mut terms.to_vec());
-        // A tenth of the items have twice as many terms: the fullest item counts, as it does where few have many.
+        // A tenth of the items have twice as many terms: too many for outliers, so the fullest item determines the width.
         let mut terms: Vec<u32> = (0..200).map(|n| if n % 10 == 0 { 60 } else { 30 }).collect();
         assert_eq!([bits(&terms), bits(&[7, 3]), bits(&[0, 0, 5]), bits(&[1000]), bits(&[])], [600, 72, 56, 10_000, 0]);
         terms[77] = 1000;

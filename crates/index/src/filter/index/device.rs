@@ -1,4 +1,4 @@
-//! The eligibility index in the memory of a device.
+//! Eligibility index in GPU memory.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -12,20 +12,20 @@ use sterling_cuda::ops::bags::place_rows;
 use sterling_cuda::ops::words::{FilterStep, Filters, NO_PLANE, Operation, PlaneIndex, WordProgram};
 use sterling_cuda::{Array, Device};
 
-/// Planes and filterable columns in the memory of a device.
+/// Bit planes and filterable columns in GPU memory.
 #[derive(Debug)]
 pub struct DevicePlanes {
     index: PlaneIndex,
-    /// The first plane of numbers.
+    /// Number of the first number plane.
     number_planes: u32,
     columns: DeviceColumns,
 }
 
 impl DevicePlanes {
-    /// Copies what a card has of an index and of the columns that it belongs to.
+    /// Copies this GPU's share of an index and of its columns.
     ///
     /// # Errors
-    /// `Overloaded` where the device has not enough memory.
+    /// `Overloaded` if the device has not enough memory.
     pub fn copy(device: &Device, index: &Index, columns: &Columns, cut: &ListCut) -> Result<Self> {
         let of_list = |(list, words): (usize, &Range<u32>)| std::iter::repeat_n(list as u32, words.len());
         let word_lists: Vec<u32> = cut.words().iter().enumerate().flat_map(of_list).collect();
@@ -64,20 +64,19 @@ impl DevicePlanes {
         })
     }
 
-    /// The index as operations take it.
+    /// Returns the index in the form that kernels take.
     pub fn index(&self) -> &PlaneIndex {
         &self.index
     }
 
-    /// Bytes that it takes on the device.
+    /// Returns the device memory in bytes.
     pub fn bytes(&self) -> usize {
         let index = &self.index;
         let words = index.planes.bytes() + index.every.bytes() + index.bloom.bytes();
         words + index.word_lists.bytes() + index.word_slots.bytes() + self.columns.bytes()
     }
 
-    /// Filters by the programs of their plans, with room for what passes; of items that are gone nothing does, where it is told which are
-    /// `live`.
+    /// Creates filters from the programs of their plans. If `live` is given, deleted items never pass.
     ///
     /// # Errors
     /// As [`PlaneIndex::filters`].
@@ -92,7 +91,7 @@ impl DevicePlanes {
                 *plane += self.number_planes;
             }
             if live.is_some() {
-                // A plane that is added brings items back that are gone.
+                // A step that ORs a plane would restore deleted items, so the live bitmap is ANDed at the end.
                 program.steps.extend([Operation::Every, Operation::And].map(FilterStep::plain));
                 program.depth = program.depth.max(2);
             }
@@ -101,7 +100,7 @@ impl DevicePlanes {
     }
 }
 
-/// What the card has of a plane over all lists, which begin at `firsts`.
+/// Returns this GPU's share of a plane over all lists, whose first words are `firsts`.
 fn cut_plane<'a>(plane: &'a [u64], firsts: &[u32], cut: &ListCut) -> Cow<'a, [u64]> {
     if cut.is_whole() {
         return plane.into();
@@ -110,7 +109,7 @@ fn cut_plane<'a>(plane: &'a [u64], firsts: &[u32], cut: &ListCut) -> Cow<'a, [u6
     firsts.iter().zip(cut.words()).map(of_list).flat_map(|words| &plane[words]).copied().collect()
 }
 
-/// What the card has of the Bloom planes: of each list its planes in turn.
+/// Returns this GPU's share of the Bloom planes, list by list.
 fn cut_bloom<'a>(index: &'a Index, cut: &ListCut) -> Cow<'a, [u64]> {
     let (bloom, starts, widths, _) = index.bloom_planes();
     if cut.is_whole() {
@@ -127,18 +126,18 @@ fn cut_bloom<'a>(index: &'a Index, cut: &ListCut) -> Cow<'a, [u64]> {
     cut.words().iter().enumerate().flat_map(of_list).collect()
 }
 
-/// The items of an index that are not gone, a bit each, in the memory of a device.
+/// Bitmap of the live (not deleted) items of an index in GPU memory.
 #[derive(Debug)]
 pub struct DeviceLiveItems {
     words: Array<u64>,
 }
 
 impl DeviceLiveItems {
-    /// Those of an index that the card has, given the words of all its items or those `before`, from which the live ones differ at the slots of
-    /// `changed`, ascending; `is_gone` tells which items are gone. Words that changed are uploaded, all others copied.
+    /// Derives the live bitmap of this GPU's share from the bitmap of all items, or from the one `before`. It differs at most at
+    /// the slots of `changed` (ascending); `is_gone` returns true for deleted items. Only changed words are uploaded.
     ///
     /// # Errors
-    /// `Overloaded` where the device has not enough memory; as [`place_rows`].
+    /// `Overloaded` if the device has not enough memory; as [`place_rows`].
     pub fn after(
         device: &Device,
         (planes, index, cut): (&DevicePlanes, &Index, &ListCut),
@@ -173,7 +172,7 @@ impl DeviceLiveItems {
         Ok(DeviceLiveItems { words })
     }
 
-    /// A bit each, list after list.
+    /// Returns the bitmap, list by list.
     pub fn words(&self) -> &Array<u64> {
         &self.words
     }

@@ -1,27 +1,27 @@
-//! The bit positions of a term in a Bloom filter.
+//! Bit positions of a term in a Bloom filter.
 
 use std::iter::successors;
 
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128};
 
-/// Multiples of a step that are kept apart: of the first five positions all, as many as terms have where recipes say nothing.
+/// Number of multiples of a step that must be apart: enough for five distinct positions, the default number of hashes.
 const MULTIPLES: u64 = 4;
-/// How far these are from where they begin, at least: a 32nd of the range.
+/// Minimum distance of these multiples from the start: a 32nd of the range.
 const APART: u64 = 1 << 59;
-/// Steps that are tried; five of six are good.
+/// Maximum number of candidate steps; five of six are accepted.
 const TRIES: usize = 32;
 
-/// How an index hashes its terms.
+/// Hashing scheme of an index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::filter) enum Hashing {
-    /// By two hashes as they are. Near a half or a third of the range the steps come back to where they began: a filter of 32 bits has but
-    /// two or three for such a term, and a third of the items may have them. So did the first indexes.
+    /// Plain double hashing, as in the first indexes. A step near a half or a third of the range soon returns to its start. In a
+    /// filter of 32 bits such a term has only two or three positions, and a third of the items may match it by chance.
     Plain,
-    /// By steps whose first multiples do not come back.
+    /// Double hashing with steps whose first multiples stay apart.
     Spaced,
 }
 
-/// The two hashes of a term, from which all its bit positions come (Kirsch and Mitzenmacher's double hashing).
+/// The two hashes of a term, from which all its bit positions follow (double hashing by Kirsch and Mitzenmacher).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::filter) struct TermHash {
     pub(in crate::filter) start: u64,
@@ -29,7 +29,7 @@ pub(in crate::filter) struct TermHash {
 }
 
 impl Hashing {
-    /// The tensor with the number of positions, whose name tells of the hashing.
+    /// Returns the name of the tensor with the number of hashes; it identifies the scheme.
     pub(super) fn tensor(self) -> &'static str {
         match self {
             Hashing::Plain => "hashes",
@@ -37,7 +37,6 @@ impl Hashing {
         }
     }
 
-    /// The hashes of a term's key.
     pub(in crate::filter) fn of(self, key: &[u8]) -> TermHash {
         let hash = xxh3_128(key);
         let (start, step) = (hash as u64, (hash >> 64) as u64 | 1);
@@ -58,10 +57,10 @@ fn is_spaced(step: u64) -> bool {
 }
 
 impl TermHash {
-    /// Bit position `n` of the term in filters of `width` bits.
+    /// Returns bit position `n` of the term in filters of `width` bits.
     pub(in crate::filter) fn position(self, n: u32, width: u32) -> usize {
         let hash = self.start.wrapping_add(self.step.wrapping_mul(u64::from(n)));
-        // Multiply and shift: as even as a remainder and without a division.
+        // Multiply and shift: as uniform as a remainder, without a division.
         ((u128::from(hash) * u128::from(width)) >> 64) as usize
     }
 }
@@ -75,7 +74,7 @@ mod tests {
         const TERMS: u32 = 3;
         let hash = |hashing: Hashing, n: u32| hashing.of(format!("tag\0{n}").as_bytes());
         let filter = |hash: TermHash| (0..5).fold(0u32, |bits, n| bits | 1 << hash.position(n, 32));
-        // Of the items of three terms each, the share that seems to have one that none has.
+        // Share of false positives: items with three terms each that seem to have another term.
         let shares = |hashing: Hashing| -> Vec<f64> {
             let of_item = |item: u32| (0..TERMS).fold(0, |bits, n| bits | filter(hash(hashing, item * TERMS + n)));
             let items: Vec<u32> = (0..2000).map(of_item).collect();

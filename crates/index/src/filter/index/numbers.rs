@@ -1,10 +1,10 @@
-//! Buckets of the columns that are compared: exact planes along the axis of a column's values.
+//! Buckets of compared columns: exact planes along the axis of a column's values.
 //!
-//! The values of a column are cut into buckets of about as many items each; a value that many items share is a bucket of
-//! its own. Plane `b` of a column holds the items whose value lies in buckets `0..=b`, so that any run of buckets is the
-//! difference of two planes, and the last plane holds all items that have a value at all. A comparison is then a run of
-//! buckets that pass whole, and at most two buckets in which each surviving item is looked at: it is exact.
-//! (Range-encoded bitmaps: P. O'Neil and D. Quass, *Improved query performance with variant indexes*, SIGMOD 1997.)
+//! The values of a column are partitioned into buckets of about equal numbers of items; a value that many items share gets a
+//! bucket of its own. Plane `b` of a column holds the items whose value is in buckets `0..=b`. Any range of buckets is then the
+//! difference of two planes, and the last plane holds all items with a value. A comparison is a range of buckets that pass
+//! entirely, and at most two buckets whose items are tested one by one, so it is exact. (Range-encoded bitmaps: P. O'Neil and D.
+//! Quass, *Improved query performance with variant indexes*, SIGMOD 1997.)
 
 use crate::columns::{Column, ColumnKind, Comparison, Operator};
 use sterling_core::error::{Error, Result};
@@ -12,21 +12,21 @@ use sterling_core::units::Slot;
 use sterling_kernels::buffer::Buffer;
 use sterling_storage::files::{TensorFile, Tensors};
 
-/// Values that are looked at to place the bounds of the buckets.
+/// Sampled values for the choice of the bucket bounds.
 const SAMPLE_MAX: usize = 1 << 20;
 
-/// The buckets of one column, as they are built.
+/// Buckets of one column during the build.
 #[derive(Debug)]
 pub(super) struct Buckets {
     pub(super) column: usize,
-    /// Smallest value, largest value and items of each bucket.
+    /// Smallest value, largest value and number of items per bucket.
     firsts: Vec<f64>,
     lasts: Vec<f64>,
     counts: Vec<u32>,
 }
 
 impl Buckets {
-    /// Cuts a column into about `buckets` buckets; `None` where it is not compared, or where slots have several values.
+    /// Partitions a column into about `buckets` buckets; `None` if it is not comparable, or if slots have several values.
     pub(super) fn of(
         number: usize,
         column: &Column,
@@ -61,19 +61,19 @@ impl Buckets {
         self.firsts.len()
     }
 
-    /// The bucket of a value of the column.
+    /// Returns the bucket of a value of the column.
     pub(super) fn bucket(&self, place: f64) -> usize {
         self.lasts.partition_point(|&last| last < place)
     }
 }
 
-/// Upper bounds of buckets over sorted values, the last one infinite.
+/// Returns the upper bounds of the buckets for sorted values; the last one is infinite.
 fn bounds(sorted: &[f64], buckets: usize) -> Vec<f64> {
     let mut bounds = Vec::with_capacity(2 * buckets);
     for n in 1..=buckets {
         let Some(&bound) = (n * sorted.len() / buckets).checked_sub(1).and_then(|at| sorted.get(at)) else { continue };
         if bounds.last() == Some(&bound) {
-            // The value spans a whole quantile: the value before it ends a bucket, so that this one is alone in its own.
+            // The value spans an entire quantile: end a bucket at the value before it, so that it gets a bucket of its own.
             let before = sorted.partition_point(|&v| v < bound).checked_sub(1).map(|at| sorted[at]);
             let place = bounds.len() - 1;
             if let Some(before) = before.filter(|b| place == 0 || bounds[place - 1] < *b) {
@@ -87,7 +87,6 @@ fn bounds(sorted: &[f64], buckets: usize) -> Vec<f64> {
     bounds
 }
 
-/// Adds the tensors of the buckets.
 pub(super) fn encode(all: &[Buckets], file: &mut TensorFile<'_>) -> Result<()> {
     let ends: usize = all.iter().map(Buckets::len).sum();
     file.add_owned("number_columns", &[all.len()], all.iter().map(|b| b.column as u32).collect())?;
@@ -97,33 +96,33 @@ pub(super) fn encode(all: &[Buckets], file: &mut TensorFile<'_>) -> Result<()> {
     file.add_owned("number_counts", &[ends], all.iter().flat_map(|b| b.counts.clone()).collect())
 }
 
-/// The buckets of all columns, as they are read.
+/// Buckets of all columns, read from a file.
 #[derive(Clone, Debug)]
 pub(in crate::filter) struct Numbers {
     columns: Buffer<u32>,
-    /// Where the buckets of each column start, and one past the last.
+    /// First bucket of each column, and the total at the end.
     starts: Vec<usize>,
     firsts: Buffer<f64>,
     lasts: Buffer<f64>,
     counts: Buffer<u32>,
 }
 
-/// A comparison along the buckets of its column: the items with `plane` and without `before`, which is absent for the
-/// first bucket. Planes are counted from the first number plane of the index.
+/// Range of buckets: the items in `plane` but not in `before`, which is `None` for the first bucket. Planes are counted from the
+/// first number plane of the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::filter) struct Run {
     pub(in crate::filter) plane: usize,
     pub(in crate::filter) before: Option<usize>,
 }
 
-/// What the buckets say of a comparison.
+/// Result of a comparison by buckets.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(in crate::filter) struct Answer {
-    /// Items that pass.
+    /// Buckets whose items all pass.
     pub(in crate::filter) sure: Vec<Run>,
-    /// Items that must be looked at.
+    /// Buckets whose items must be tested one by one.
     pub(in crate::filter) unsure: Vec<Run>,
-    /// About how many items pass.
+    /// Estimated number of items that pass.
     pub(in crate::filter) items: f64,
 }
 
@@ -150,12 +149,11 @@ impl Numbers {
         Ok(numbers)
     }
 
-    /// Number of planes over all columns.
     pub(super) fn planes(&self) -> usize {
         self.starts[self.starts.len() - 1]
     }
 
-    /// What the buckets of a column say of a comparison; `None` for a column without buckets.
+    /// Evaluates a comparison on the buckets of a column; `None` for a column without buckets.
     pub(in crate::filter) fn answer(&self, column: usize, comparison: &Comparison) -> Option<Answer> {
         let at = self.columns.binary_search(&u32::try_from(column).ok()?).ok()?;
         let planes = self.starts[at]..self.starts[at + 1];
@@ -166,7 +164,7 @@ impl Numbers {
             let count = f64::from(self.counts[plane]);
             answer.items += match (holds, comparison) {
                 (Some(all), _) => count * f64::from(u8::from(all)),
-                // Between one item and all of the bucket have the value: the geometric mean errs least.
+                // Between one item and all of the bucket have the value: the geometric mean has the smallest expected error.
                 (None, Comparison::Float(Operator::Equal, _)) => count.sqrt(),
                 (None, Comparison::Float(Operator::NotEqual, _)) => count - count.sqrt(),
                 (None, _) => 0.5 * count,

@@ -1,4 +1,4 @@
-//! The eligibility index read from a mapped tensor file.
+//! Eligibility index, read from a mapped tensor file.
 
 use std::ops::Range;
 
@@ -10,35 +10,35 @@ use sterling_kernels::buffer::Buffer;
 use sterling_kernels::memory::prefetch;
 use sterling_storage::files::Tensors;
 
-/// Words of a Bloom plane that are asked for ahead of their use; the memory system finds the rest of a long one itself.
+/// Words of a Bloom plane that are prefetched; the hardware prefetcher loads the rest of a long one.
 const PREFETCH_WORDS: usize = 32;
 
-/// What an index holds of a term.
+/// Storage of a term in the index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::filter) enum Held {
-    /// An exact plane, of this number.
+    /// Exact plane with this number.
     Plane(usize),
-    /// A posting list, of this number, and Bloom planes.
+    /// Posting list with this number, and Bloom planes.
     Posting(usize),
-    /// Bloom planes alone.
+    /// Bloom planes only.
     Bloom,
 }
 
 /// Planes and posting lists of a snapshot.
 #[derive(Clone, Debug)]
 pub struct Index {
-    /// The exact planes, each over all lists: those of terms, then those of numbers.
+    /// Exact planes, each over all lists: those of terms, then those of numbers.
     planes: Buffer<u64>,
-    /// Where each list starts in an exact plane, in words, and the length of a plane.
+    /// First word of each list in an exact plane, and the length of a plane.
     firsts: Vec<u32>,
-    /// The plane of all items.
+    /// Plane of all items.
     pub(in crate::filter) every: Vec<u64>,
-    /// The first slot of each word.
+    /// First slot of each word.
     pub(in crate::filter) word_slots: Vec<Slot>,
-    /// The Bloom planes of each list in turn, and where they start.
+    /// Bloom planes, list by list, and the start of each list.
     bloom: Buffer<u64>,
     starts: Vec<u64>,
-    /// First slot of each list, and one past the last list's.
+    /// First slot of each list, and the total at the end.
     list_offsets: Vec<u32>,
     list_lengths: Vec<u32>,
     items: usize,
@@ -46,7 +46,7 @@ pub struct Index {
     hashing: Hashing,
     hashes: u32,
     counts: Buffer<u32>,
-    /// Items up to each term, and over all.
+    /// Prefix sums of the item counts of terms.
     counted: Vec<u64>,
     exact: Buffer<u32>,
     pub(in crate::filter) numbers: Numbers,
@@ -59,7 +59,7 @@ impl Index {
     /// Opens the tensors of [`super::encode`] for the same lists and the same number of terms.
     ///
     /// # Errors
-    /// `Corrupt` with the tensor where something is missing, out of range or out of order.
+    /// `Corrupt` with the tensor that is missing, out of range or out of order.
     pub fn open(tensors: &Tensors, list_offsets: &[u32], list_lengths: &[u32], terms: usize) -> Result<Self> {
         let corrupt = |tensor: &str, what: &str| Error::corrupt(format!("tensor `{tensor}`: {what}"));
         let lists = list_lengths.len();
@@ -134,27 +134,27 @@ impl Index {
         })
     }
 
-    /// Number of lists, C.
+    /// Returns the number of lists, C.
     pub fn lists(&self) -> usize {
         self.list_lengths.len()
     }
 
-    /// Number of items, N.
+    /// Returns the number of items, N.
     pub fn items(&self) -> usize {
         self.items
     }
 
-    /// Words of a plane of a list.
+    /// Returns the number of words per plane of a list.
     pub fn words(&self, list: ListId) -> usize {
         (self.firsts[list.index() + 1] - self.firsts[list.index()]) as usize
     }
 
-    /// Most words of a plane over all lists.
+    /// Returns the maximum number of words per plane of any list.
     pub fn words_max(&self) -> usize {
         (0..self.lists()).map(|l| self.words(ListId(l as u32))).max().unwrap_or(0)
     }
 
-    /// Bytes of planes and posting lists.
+    /// Returns the size of planes and posting lists in bytes.
     pub fn bytes(&self) -> usize {
         self.planes.bytes() + self.bloom.bytes() + self.posting_slots.bytes()
     }
@@ -163,28 +163,28 @@ impl Index {
         self.list_offsets.last().copied().unwrap_or(0)
     }
 
-    /// The first slot of a list.
+    /// Returns the first slot of a list.
     pub fn first_slot(&self, list: ListId) -> u32 {
         self.list_offsets[list.index()]
     }
 
-    /// The items of a list; they are its first slots.
+    /// Returns the number of items of a list; they occupy its first slots.
     pub fn length(&self, list: ListId) -> usize {
         self.list_lengths[list.index()] as usize
     }
 
-    /// The first slot of each word of a plane.
+    /// Returns the first slot of each word of a plane.
     pub fn word_slots(&self) -> impl ExactSizeIterator<Item = Slot> + '_ {
         self.word_slots.iter().copied()
     }
 
-    /// Clears the bits of `excluded` slots, ascending, in the words of a list.
+    /// Clears the bits of `excluded` slots (ascending) in the bitmap of a list.
     pub fn exclude(&self, list: ListId, excluded: &[Slot], words: &mut [u64]) {
         self.within(excluded, |slot| slot.0, list.index()..list.index() + 1)
             .for_each(|(word, bit)| words[word] &= !bit);
     }
 
-    /// The items of `slots`, ascending, that lie in consecutive lists: of each its word, counted from the first of these lists, and its bit.
+    /// Returns the items of `slots` (ascending) in consecutive lists, each as its bit and its word, counted from the first list.
     fn within<'a, T>(
         &'a self,
         slots: &'a [T],
@@ -203,12 +203,12 @@ impl Index {
         })
     }
 
-    /// Where consecutive lists lie in an exact plane.
+    /// Returns the words of consecutive lists in an exact plane.
     pub(in crate::filter) fn span(&self, lists: Range<usize>) -> Range<usize> {
         self.firsts[lists.start] as usize..self.firsts[lists.end] as usize
     }
 
-    /// The lists from `first` on that have at most `words` words together, and `first` itself.
+    /// Returns the longest range of lists from `first` on with at most `words` words, but at least `first` itself.
     pub(in crate::filter) fn lists_within(&self, first: usize, words: usize) -> Range<usize> {
         let end = self.firsts[first].saturating_add(words as u32);
         first..self.firsts.partition_point(|&f| f <= end).saturating_sub(1).max(first + 1)
@@ -219,7 +219,7 @@ impl Index {
         &self.planes[start + span.start..start + span.end]
     }
 
-    /// The items in any of the runs of buckets, word by word.
+    /// Computes the bitmap of the items in any of the bucket ranges.
     pub(in crate::filter) fn runs(&self, runs: &[Run], span: Range<usize>, out: &mut [u64]) {
         let plane = |n: usize| self.plane(self.exact.len() + n, span.clone());
         out.fill(0);
@@ -234,7 +234,7 @@ impl Index {
         }
     }
 
-    /// Items of which a value lies in the run of terms; an item with two of them counts twice.
+    /// Returns the number of items with a term in the range; an item with two of them counts twice.
     pub(in crate::filter) fn counted(&self, terms: Range<u32>) -> u64 {
         self.counted[terms.end as usize] - self.counted[terms.start as usize]
     }
@@ -243,7 +243,7 @@ impl Index {
         self.counts[term.index()]
     }
 
-    /// What answers whether an item has a term.
+    /// Returns how the index stores a term.
     pub(in crate::filter) fn held(&self, term: TermId) -> Held {
         match (self.exact_plane(term), self.posting(term)) {
             (Some(plane), _) => Held::Plane(plane),
@@ -256,17 +256,17 @@ impl Index {
         self.exact.binary_search(&term.0).ok()
     }
 
-    /// The number of a term's posting list.
+    /// Returns the number of a term's posting list.
     pub(in crate::filter) fn posting(&self, term: TermId) -> Option<usize> {
         self.posting_terms.binary_search(&term.0).ok()
     }
 
-    /// The slots of a posting list, ascending.
+    /// Returns the slots of a posting list, ascending.
     pub(in crate::filter) fn posting_slots(&self, posting: usize) -> &[u32] {
         &self.posting_slots[self.posting_offsets[posting] as usize..self.posting_offsets[posting + 1] as usize]
     }
 
-    /// The items of a posting list that lie in consecutive lists, as their words and bits.
+    /// Returns the items of a posting list in consecutive lists, as words and bits.
     pub(in crate::filter) fn posted(
         &self,
         posting: usize,
@@ -277,12 +277,11 @@ impl Index {
         posted.map(|(word, bit)| (word, bit & every[word]))
     }
 
-    /// The hashes of a term's key.
     pub(in crate::filter) fn hash(&self, key: &[u8]) -> TermHash {
         self.hashing.of(key)
     }
 
-    /// Asks for the planes that [`Index::bloom`] will read.
+    /// Prefetches the planes that [`Index::bloom`] will read.
     pub(in crate::filter) fn prefetch_bloom(&self, list: ListId, hash: TermHash) {
         let (width, words) = (self.widths[list.index()], self.words(list));
         let start = self.starts[list.index()] as usize;
@@ -292,7 +291,7 @@ impl Index {
         }
     }
 
-    /// ANDs into `out` the planes of a term's Bloom positions: bits of items that may have the term.
+    /// ANDs the planes of a term's Bloom positions into `out`: bits of items that may have the term.
     pub(in crate::filter) fn bloom(&self, list: ListId, hash: TermHash, out: &mut [u64]) {
         let width = self.widths[list.index()];
         if width == 0 {
@@ -307,32 +306,32 @@ impl Index {
     }
 }
 
-/// What a GPU copies of the planes.
+/// Accessors for the copy to a GPU.
 #[cfg(feature = "cuda")]
 impl Index {
-    /// Where each list starts in an exact plane, in words, and the length of a plane.
+    /// Returns the first word of each list in an exact plane, and the length of a plane.
     pub(super) fn list_firsts(&self) -> &[u32] {
         &self.firsts
     }
 
-    /// The Bloom planes, where those of each list start, their widths and the positions of a term.
+    /// Returns the Bloom planes, their start and width per list, and the number of hashes.
     pub(super) fn bloom_planes(&self) -> (&[u64], &[u64], &[u32], u32) {
         (&self.bloom, &self.starts, &self.widths, self.hashes)
     }
 
-    /// The exact planes, and how many of them are those of terms.
+    /// Returns the exact planes, and how many of them belong to terms.
     pub(super) fn all_planes(&self) -> (&[u64], usize) {
         (&self.planes, self.exact.len())
     }
 
-    /// The word of a plane in which the item of a slot has its bit.
+    /// Returns the word of a plane that holds the bit of a slot.
     pub(super) fn word_of(&self, slot: Slot) -> u32 {
         let list = self.list_offsets.partition_point(|&offset| offset <= slot.0).saturating_sub(1);
         self.firsts[list] + (slot.0 - self.list_offsets[list]) / 64
     }
 }
 
-/// A word whose first `count` bits are set.
+/// Returns a word whose first `count` bits are set.
 fn ones(count: usize) -> u64 {
     if count >= 64 { u64::MAX } else { (1 << count) - 1 }
 }

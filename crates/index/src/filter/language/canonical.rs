@@ -1,31 +1,31 @@
-//! One form for equal filters: NOT at the leaves, nested AND and OR flat, parts sorted and each there once.
+//! Canonical form of filters: NOT at the leaves, nested AND and OR flattened, parts sorted and deduplicated.
 
 use std::fmt;
 
 use super::expr::{Expr, Leaf, Test, word};
 
-/// The canonical form of an expression: equal filters are equal values and print the same text.
+/// Canonical form of an expression: equal filters are equal values and print the same text.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Canonical {
     /// Every item.
     All,
     /// No item.
     Nothing,
-    /// A leaf, or its opposite.
+    /// A leaf or its negation.
     Literal {
-        /// The question.
+        /// The test.
         leaf: Leaf,
-        /// True where the opposite is asked.
+        /// True if the leaf is negated.
         negated: bool,
     },
-    /// Every part holds; at least two, sorted, none of them an `And`.
+    /// All parts hold; at least two, sorted, none of them an `And`.
     And(Vec<Canonical>),
-    /// Some part holds; at least two, sorted, none of them an `Or`.
+    /// At least one part holds; at least two, sorted, none of them an `Or`.
     Or(Vec<Canonical>),
 }
 
 impl Expr {
-    /// The canonical form.
+    /// Returns the canonical form.
     pub fn canonical(&self) -> Canonical {
         self.pushed(false)
     }

@@ -1,19 +1,18 @@
-//! Dates as numbers: a column of timestamps holds integers in the unit of the file that it came from, so a filter that writes a date
-//! names the unit, as in `ms("2024-01-31T12:00:00Z")`.
+//! Dates as numbers. A timestamp column holds integers in the unit of its source file, so a filter names the unit:
+//! `ms("2024-01-31T12:00:00Z")`.
 
 const SECONDS_PER_DAY: i64 = 86_400;
 const NANOSECOND_DIGITS: usize = 9;
 
-/// Units in which a date may be written.
+/// Unit of a date.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DateUnit {
     Days,
-    /// Seconds divided by this power of ten.
+    /// Unit of `10^-n` seconds.
     Seconds(usize),
 }
 
 impl DateUnit {
-    /// The unit of a name.
     pub(super) fn of(name: &str) -> Option<Self> {
         Some(match name {
             "days" => DateUnit::Days,
@@ -25,8 +24,8 @@ impl DateUnit {
         })
     }
 
-    /// Returns the units from 1970-01-01T00:00:00Z to a date or time of RFC 3339 as an exact decimal number. A time without an offset is
-    /// in UTC; days take no time. `None` for other texts.
+    /// Returns the units from 1970-01-01T00:00:00Z to an RFC 3339 date or time as an exact decimal number. A time without an
+    /// offset is UTC; the unit `days` accepts no time. Returns `None` for other texts.
     pub(super) fn since_1970(self, text: &str) -> Option<String> {
         let (date, time) = (text.get(..10)?, text.get(10..)?);
         let days = days_since_1970(date)?;
@@ -47,13 +46,13 @@ impl DateUnit {
     }
 }
 
-/// A number of so many digits.
+/// Parses a number of exactly `count` digits.
 fn digits(text: &str, count: usize) -> Option<i64> {
     let is_number = text.len() == count && text.bytes().all(|byte| byte.is_ascii_digit());
     is_number.then(|| text.parse().ok()).flatten()
 }
 
-/// Days of the Gregorian calendar; the year begins in March, so that the leap day is its last.
+/// Returns the days since 1970-01-01 in the Gregorian calendar. Years start in March, so that the leap day is their last day.
 fn days_since_1970(date: &str) -> Option<i64> {
     let mut parts = date.split('-');
     let mut part = |count| digits(parts.next()?, count);
@@ -73,7 +72,7 @@ fn days_since_1970(date: &str) -> Option<i64> {
     Some(365 * year + leap_days + (153 * month + 2) / 5 + day - 1 - 719_468)
 }
 
-/// Seconds in UTC from the day's midnight, and nanoseconds.
+/// Parses a time. Returns the seconds since midnight UTC, and nanoseconds.
 fn time_of_day(text: &str) -> Option<(i64, i64)> {
     let text = text.strip_prefix(['T', 't', ' '])?;
     let (clock, offset) = match text.find(['Z', 'z', '+', '-']) {

@@ -1,29 +1,29 @@
-//! An expression as it was written: questions about features, joined by NOT, AND and OR.
+//! Parsed expression: tests of features, joined by NOT, AND and OR.
 
 use std::fmt;
 
 use super::lexer;
 use crate::columns::Operator;
 
-/// What a leaf asks of a feature.
+/// Test of a feature.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Test {
-    /// The item has one of these values. Sorted and without repeats in canonical form.
+    /// The item has one of these values. Sorted and deduplicated in canonical form.
     Has(Vec<String>),
-    /// A number of the item compares so to the number that the text writes.
+    /// A number of the item satisfies the comparison with the number in the text.
     Compares(Operator, String),
     /// The item has a value.
     IsPresent,
 }
 
-/// A question about one feature, and where it stood in the text.
+/// Test of one feature, with its position in the text.
 #[derive(Clone, Debug)]
 pub struct Leaf {
-    /// The feature's name or number.
+    /// Name or number of the feature.
     pub feature: String,
-    /// What is asked.
+    /// The test.
     pub test: Test,
-    /// Byte offset in the text, for errors; it takes no part in comparisons.
+    /// Byte offset in the text, for errors; ignored by comparisons of leaves.
     pub offset: usize,
 }
 
@@ -54,18 +54,18 @@ impl std::hash::Hash for Leaf {
     }
 }
 
-/// A parsed expression.
+/// Parsed expression.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Expr {
-    /// The empty text: every item.
+    /// Empty text: every item.
     All,
-    /// One question.
+    /// A single test.
     Leaf(Leaf),
-    /// The opposite.
+    /// Negation.
     Not(Box<Expr>),
-    /// Every part holds.
+    /// All parts hold.
     And(Vec<Expr>),
-    /// Some part holds.
+    /// At least one part holds.
     Or(Vec<Expr>),
 }
 

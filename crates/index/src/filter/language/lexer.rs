@@ -1,12 +1,12 @@
-//! Text to tokens with their byte offsets.
+//! Lexer: splits the text into tokens with byte offsets.
 
 use sterling_core::error::{Error, Result};
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Token {
-    /// A bare word or number.
+    /// Unquoted word or number.
     Word(String),
-    /// A quoted string; never a keyword.
+    /// Quoted string; never a keyword.
     Quoted(String),
     /// One of `( ) , : ! & | < <= > >= = !=`.
     Sign(&'static str),
@@ -14,7 +14,7 @@ pub(super) enum Token {
 }
 
 impl Token {
-    /// The token as an error shows it.
+    /// Returns the token as errors show it.
     pub(super) fn shown(&self) -> String {
         match self {
             Token::Word(text) => format!("`{text}`"),
@@ -30,7 +30,7 @@ impl Token {
 }
 
 const KEYWORDS: [&str; 4] = ["and", "or", "not", "in"];
-/// Longer signs first; `&&`, `||` and `==` are other spellings.
+/// Longer signs first; `&&`, `||` and `==` are alternative spellings.
 const SIGNS: [(&str, &str); 16] = [
     ("<=", "<="),
     (">=", ">="),
@@ -54,7 +54,7 @@ fn in_word(c: char) -> bool {
     c.is_alphanumeric() || "_-./+~@#%*$".contains(c)
 }
 
-/// True where `text` can stand without quotes.
+/// Returns true if `text` needs no quotes.
 pub(super) fn is_word(text: &str) -> bool {
     !text.is_empty() && text.chars().all(in_word) && !KEYWORDS.iter().any(|k| text.eq_ignore_ascii_case(k))
 }

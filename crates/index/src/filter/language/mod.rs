@@ -1,8 +1,8 @@
-//! The filter language: which items are eligible.
+//! Filter language: selects the eligible items.
 //!
-//! A superset of SilverTorch's expression syntax. Text becomes tokens (`lexer`), tokens an [`Expr`] (`parser`), and that
-//! its canonical form ([`Expr::canonical`]): NOT pushed to the leaves, nested AND and OR flattened, parts sorted and
-//! deduplicated, so that equal filters are equal values. Nothing here knows a catalogue; a plan resolves the leaves.
+//! A superset of SilverTorch's expression syntax. Text becomes tokens (`lexer`), tokens become an [`Expr`] (`parser`), and that
+//! gets its canonical form ([`Expr::canonical`]). There NOT is at the leaves, nested AND and OR are flattened, and parts are
+//! sorted and deduplicated, so that equal filters are equal values. Nothing here knows a catalogue; a plan resolves the leaves.
 //! The grammar, with examples that a test runs, is in `docs/reference/filter-language.md`.
 
 mod canonical;

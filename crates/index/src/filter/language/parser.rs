@@ -1,4 +1,4 @@
-//! Tokens to an expression: precedence climbing, OR below AND below NOT, with bounds on length, leaves and depth.
+//! Recursive-descent parser with limits on length, leaves and depth. Precedence: NOT binds tighter than AND, AND tighter than OR.
 
 use super::date::DateUnit;
 use super::expr::{Expr, Leaf, Test};
@@ -19,7 +19,7 @@ use sterling_core::limits::{FILTER_BYTES_MAX, FILTER_DEPTH_MAX, FILTER_LEAVES_MA
 /// ```
 ///
 /// # Errors
-/// `Invalid` with the byte offset, what stood there and what was expected.
+/// `Invalid` with the byte offset, the received token and the expected ones.
 pub fn parse(text: &str) -> Result<Expr> {
     if text.len() > FILTER_BYTES_MAX {
         return Err(Error::invalid(format!("filter: {} bytes, expected at most {FILTER_BYTES_MAX}", text.len()))
@@ -179,7 +179,7 @@ impl Parser {
     }
 
     fn value(&mut self) -> Result<String> {
-        // After a colon every word is a value, also one that is a keyword elsewhere.
+        // After a colon every word is a value, even if it is a keyword elsewhere.
         let (Token::Word(text) | Token::Quoted(text)) = self.peek() else {
             return Err(self.wrong("a value"));
         };
@@ -188,7 +188,7 @@ impl Parser {
         Ok(text)
     }
 
-    /// A number, or a date in a unit.
+    /// Parses a number, or a date with a unit.
     fn number(&mut self) -> Result<String> {
         let number = self.name("a number")?;
         if let Some(unit) = DateUnit::of(&number)
@@ -209,7 +209,7 @@ impl Parser {
         Ok(number)
     }
 
-    /// SilverTorch's terms may carry a weight, which means nothing to a filter.
+    /// Parses and ignores a weight, which SilverTorch's terms may have.
     fn weight(&mut self) -> Result<()> {
         if self.takes(":") {
             let weight = self.name("a weight")?;

@@ -1,4 +1,4 @@
-//! Equal filters have one form, and the form is read back as itself.
+//! Equal filters have one canonical text, and it parses back to the same filter.
 
 #![allow(clippy::unwrap_used)]
 

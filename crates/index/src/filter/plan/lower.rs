@@ -1,4 +1,4 @@
-//! From a plan to the program of a device: the same steps in the form that kernels read.
+//! Lowers a plan to a device program: the same steps in the form that kernels read.
 
 use super::Plan;
 use crate::columns::{Columns, Comparison};
@@ -8,11 +8,11 @@ use crate::filter::question::{Node, Question};
 use sterling_core::error::Result;
 use sterling_cuda::ops::words::{CHECK_STACK_MAX, FilterStep, NO_PLANE, Operation, WordProgram};
 
-/// The comparison of a step that stands for ranges of codes.
+/// Comparison code for ranges of dictionary codes.
 const RANGES: u32 = 6;
 
 impl Plan {
-    /// The plan as a program of a device, whose words are the truth: what planes only suspect it looks up.
+    /// Returns the plan as an exact device program: candidates of Bloom planes are verified by lookups.
     pub fn lower(&self) -> WordProgram {
         let mut program = words(&self.program);
         if !self.is_exact() || has_postings(&self.program) {
@@ -21,20 +21,19 @@ impl Plan {
         program
     }
 
-    /// Whether a device can evaluate [`Plan::lower`].
+    /// Checks that a device can evaluate [`Plan::lower`].
     ///
     /// # Errors
     /// As [`WordProgram::check`].
     pub fn check_lowered(&self) -> Result<()> {
-        // No stack is higher than parts nest in parts, with a run more for posting lists and for what is live.
+        // The stack is at most as deep as the nesting, plus one entry each for posting lists and the live bitmap.
         if nesting(&self.root).max(self.program.depth) + 2 <= CHECK_STACK_MAX { Ok(()) } else { self.lower().check() }
     }
 }
 
-/// The steps over words. Posting lists are not on the device: Bloom planes suspect the items of those that are asked for, and those of
-/// which none is to be pass.
+/// Lowers the bitmap steps. A device has no posting lists: Bloom planes replace positive ones, negated ones pass every item.
 fn words(program: &Program) -> WordProgram {
-    // A run more, where a posting list is added.
+    // One more stack entry to add a posting list.
     let depth = program.depth + usize::from(has_postings(program));
     let mut lowered = WordProgram { depth, ..WordProgram::default() };
     for step in &program.steps {
@@ -79,7 +78,8 @@ fn of_plane(operation: Operation, plane: usize, negated: bool) -> FilterStep {
     FilterStep { plane: plane as u32, is_negated: u32::from(negated), ..FilterStep::plain(operation) }
 }
 
-/// A run of number planes, counted from the first of them: [`crate::filter::index::DevicePlanes`] knows where that is.
+/// Converts a bucket range to plane numbers relative to the first number plane, whose offset
+/// [`crate::filter::index::DevicePlanes`] knows.
 fn pair(run: &Run) -> [u32; 2] {
     [run.plane as u32, run.before.map_or(NO_PLANE, |before| before as u32)]
 }
@@ -95,7 +95,7 @@ fn compares(operation: Operation, column: usize, comparison: &Comparison, negate
     }
 }
 
-/// Adds what an item must hold to pass.
+/// Adds the checks that verify an item.
 fn checks(root: &Node, columns: &Columns, to: &mut WordProgram) {
     let joined = |parts: &[Node], operation, to: &mut WordProgram| {
         for (n, part) in parts.iter().enumerate() {
@@ -129,7 +129,7 @@ fn checks(root: &Node, columns: &Columns, to: &mut WordProgram) {
     }
 }
 
-/// How deep parts nest in parts.
+/// Returns the nesting depth.
 fn nesting(node: &Node) -> usize {
     match node {
         Node::All | Node::Nothing | Node::Literal { .. } => 1,
@@ -137,7 +137,7 @@ fn nesting(node: &Node) -> usize {
     }
 }
 
-/// True where a posting list answers a part of the program.
+/// Returns true if the program uses posting lists.
 fn has_postings(program: &Program) -> bool {
     let is_posted =
         |step: &Step| matches!(step, Step::PushPosted { .. } | Step::AddPosted { .. } | Step::DropPosted { .. });

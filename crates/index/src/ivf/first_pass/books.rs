@@ -1,4 +1,4 @@
-//! The values that codes name, of every subspace.
+//! Codebooks: the 16 values per subspace that product quantization chooses from.
 
 use std::ops::Range;
 
@@ -8,28 +8,28 @@ use super::options::{OF_LINE, VALUES};
 use crate::ivf::random::mix;
 use sterling_core::limits;
 
-/// Rounds of the k-means that makes them.
+/// Rounds of k-means for the training.
 const ROUNDS: usize = 12;
 
-/// The values of all subspaces.
+/// Values of all subspaces.
 #[derive(Clone, Debug, PartialEq)]
 pub(in crate::ivf) struct Codebooks {
-    /// `[D, 16]`: of each dimension what the values of its subspace have there.
+    /// For each dimension, the components of its subspace's 16 values, `[D, 16]`.
     pub(super) values: Vec<[f32; VALUES]>,
-    /// Subspaces, M.
+    /// Number of subspaces, M.
     pub(super) subspaces: usize,
 }
 
 impl Codebooks {
-    /// Residuals that train them.
+    /// Number of residuals for the training.
     pub(super) const SAMPLE: usize = 1 << 15;
 
-    /// Those of a file.
+    /// Creates codebooks from the values of a file.
     ///
     /// # Errors
-    /// What is wrong with them.
+    /// The reason why they are invalid.
     pub(super) fn new(values: &[f32], subspaces: usize) -> Result<Self, String> {
-        // A residual is the difference of two numbers of vectors.
+        // A residual is the difference of two vector components.
         let is_fit = |x: &f32| x.abs() <= 2.0 * limits::COMPONENT_MAX;
         match values.iter().all(is_fit) && subspaces.is_multiple_of(OF_LINE) {
             true => Ok(Codebooks { values: values.as_chunks().0.to_vec(), subspaces }),
@@ -37,7 +37,7 @@ impl Codebooks {
         }
     }
 
-    /// Trains them on `residuals` `[n, D]`.
+    /// Trains codebooks on `residuals` `[n, D]`.
     pub(super) fn train(residuals: &[f32], dimension: usize, subspaces: usize, seed: u64) -> Self {
         let mut books = Codebooks { values: vec![[0.0; VALUES]; dimension], subspaces };
         let of_subspace = |subspace: usize| {
@@ -49,24 +49,24 @@ impl Codebooks {
         books
     }
 
-    /// Width of a vector, D.
+    /// Returns the dimension of a vector, D.
     pub(super) fn dimension(&self) -> usize {
         self.values.len()
     }
 
-    /// The dimensions of a subspace; none of some where there are more subspaces than dimensions.
+    /// Returns the dimensions of a subspace; empty for some if there are more subspaces than dimensions.
     pub(super) fn bounds(&self, subspace: usize) -> Range<usize> {
         let from = |subspace: usize| subspace * self.dimension() / self.subspaces;
         from(subspace)..from(subspace + 1)
     }
 
-    /// The numbers of all values, as a file holds them.
+    /// Returns all values as stored in a file.
     pub(super) fn numbers(&self) -> Vec<f32> {
         self.values.concat()
     }
 }
 
-/// The squared distances of a point to all values `[width, 16]`.
+/// Returns the squared distances of a point to all values `[width, 16]`.
 fn distances(point: &[f32], values: &[[f32; VALUES]]) -> [f32; VALUES] {
     let mut squares = [0f32; VALUES];
     for (x, values) in point.iter().zip(values) {
@@ -75,12 +75,12 @@ fn distances(point: &[f32], values: &[[f32; VALUES]]) -> [f32; VALUES] {
     squares
 }
 
-/// The place of the least, the first of equal ones.
+/// Returns the index of the minimum, the first one on ties.
 pub(super) fn least(of: &[f32; VALUES]) -> usize {
     (1..VALUES).fold(0, |best, n| if of[n] < of[best] { n } else { best })
 }
 
-/// The means of 16 clusters of `points` `[n, width]`, as `[width, 16]`.
+/// Returns the means of 16 clusters of `points` `[n, width]`, as `[width, 16]`.
 fn values(points: &[f32], width: usize, seed: u64) -> Vec<[f32; VALUES]> {
     if width == 0 {
         return Vec::new();
@@ -102,7 +102,7 @@ fn values(points: &[f32], width: usize, seed: u64) -> Vec<[f32; VALUES]> {
     values
 }
 
-/// Points, each drawn in proportion to its squared distance from those before it (k-means++).
+/// Samples initial values, each with probability proportional to its squared distance from the previous ones (k-means++).
 fn first_values(points: &[f32], width: usize, seed: u64) -> Vec<[f32; VALUES]> {
     let points = points.chunks_exact(width);
     let mut values = vec![[0f32; VALUES]; width];
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn few_distinct_points_are_values_of_their_own() {
-        // Sixteen points far from each other, each many times.
+        // Sixteen well separated points, each many times.
         for width in [1, 2, 3] {
             let points: Vec<f32> =
                 (0..1600).flat_map(|n| (0..width).map(move |d| ((n % 16) * (d + 3)) as f32)).collect();

@@ -1,32 +1,32 @@
-//! Which codes a recipe gets that leaves the choice: those by which a search is reckoned to take the least time.
+//! Choice of the first-pass codes for recipes with `auto`: those with the lowest estimated search time.
 //!
-//! A search of K results scans about so many lists, by int8 rows or by codes, and scores what these select by rows. The
-//! constants are figures of `docs/benchmarks/quantization.md`; what is chosen is tried once more where the version is calibrated, which
-//! takes codes for no K and no recall that they make slower.
+//! A search of K results scans a typical number of lists, by int8 rows or by codes, and rescores the selected items by rows. The
+//! constants are from `docs/benchmarks/quantization.md`. The calibration of the version tests the choice again: it disables codes
+//! for each K and recall at which they are slower.
 
 use super::options::{CodeKind, CodeShape, FirstPass};
 use sterling_core::error::Result;
 
-/// What searches take.
+/// Estimated costs of the steps of a search.
 #[derive(Clone, Copy, Debug)]
 pub struct Rates;
 
 impl Rates {
-    /// Nanoseconds of a byte of int8 rows that a scan reads.
+    /// Nanoseconds per byte of int8 rows scanned.
     pub const INT8_BYTE_NS: f64 = 0.045;
-    /// The same of a byte of codes.
+    /// Nanoseconds per byte of codes scanned.
     pub const CODES_BYTE_NS: f64 = 0.06;
-    /// Codes are taken where they take at most this share of the time of int8 rows: machines differ in their rates.
+    /// Codes are chosen only if they take at most this share of the time of int8 rows, because rates differ between machines.
     pub const CLEARLY: f64 = 0.8;
 
-    /// Nanoseconds of a row of so many bytes that is read by itself.
+    /// Returns the nanoseconds to read and score a single row of `bytes` bytes.
     pub fn row_ns(bytes: f64) -> f64 {
         24.0 + bytes * 0.06
     }
 }
 
-/// A number of results with what a recall of 0.98 was measured to take for it: lists of 4 √N (100,000 and 1,000,000 x 64, words of
-/// GloVe), and what 4-bit product codes select (words of GloVe).
+/// Typical search as measured at a recall of 0.98: number of results, probed lists of 4 √N, and candidates to select by 4-bit
+/// product codes. Lists were measured on 100,000 and 1,000,000 x 64 and on words of GloVe, codes on words of GloVe.
 struct Typical {
     k: f64,
     lists: f64,
@@ -35,38 +35,38 @@ struct Typical {
 
 const TYPICAL: [Typical; 2] =
     [Typical { k: 10.0, lists: 100.0, by_pq4: 200.0 }, Typical { k: 100.0, lists: 200.0, by_pq4: 800.0 }];
-/// Lists for the square root of the items that [`TYPICAL`] is of. Of fewer or more, so many times as many are scanned as the square root
-/// of their quotient (sentences, 384 and 768 wide).
+/// Number of lists per square root of the items that [`TYPICAL`] refers to. The number of probed lists scales with the square
+/// root of the ratio (sentences, 384 and 768 dimensions).
 const TYPICAL_PER_ROOT: f64 = 4.0;
-/// Signs err more than product codes: so many times as many are selected (sentences, 384 and 768 wide).
+/// Sign codes are less exact than product codes: factor of candidates to select (sentences, 384 and 768 dimensions).
 const SIGNS_SELECT: f64 = 2.0;
-/// Signs of narrower vectors tell too little.
+/// Minimum dimension for sign codes; with fewer, signs are too inexact.
 const SIGNS_DIMENSION_MIN: usize = 256;
 
-/// What is chosen between, in microseconds that typical searches take on average.
+/// Alternatives of the choice, with the estimated mean time of typical searches in microseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CodeChoice {
-    /// By int8 rows.
+    /// Time by int8 rows.
     pub int8_us: u32,
-    /// By 4-bit product codes.
+    /// Time by 4-bit product codes.
     pub pq4_us: u32,
-    /// By signs, where vectors are wide enough.
+    /// Time by sign codes, if vectors are wide enough.
     pub rabitq_us: Option<u32>,
 }
 
-/// What an index will be, as far as the choice depends on it.
+/// Size of an index, as far as the choice depends on it.
 #[derive(Clone, Copy, Debug)]
 pub struct IndexExtent {
-    /// Items, N.
+    /// Number of items, N.
     pub items: usize,
-    /// Width of a vector, D.
+    /// Dimension of a vector, D.
     pub dimension: usize,
-    /// Bytes of a row that rescores.
+    /// Bytes of a wide row for rescoring.
     pub row_bytes: usize,
 }
 
 impl IndexExtent {
-    /// Chooses the codes of such an index, or none: of so many lists by int8 rows, and so many by codes.
+    /// Chooses the codes of the index, or none. The arguments are the numbers of lists without and with codes.
     pub(in crate::ivf) fn choose(&self, by_rows: usize, by_codes: usize) -> Result<(Option<CodeShape>, CodeChoice)> {
         let shape = |codes| FirstPass { codes, subspaces: 0 }.shape_of(self.dimension);
         let (pq4, rabitq) = (shape(CodeKind::Pq4)?, shape(CodeKind::Rabitq)?);
@@ -94,7 +94,7 @@ impl IndexExtent {
         Rates::row_ns(self.row_bytes as f64)
     }
 
-    /// The mean over [`TYPICAL`] of what takes nanoseconds for so many items scanned, and of what their lists' centroids take.
+    /// Returns the mean estimated time over [`TYPICAL`] in microseconds: centroids, and `ns` of the scanned items.
     fn mean_us(&self, lists: usize, ns: impl Fn(&Typical, f64) -> f64) -> u32 {
         let (items, lists) = (self.items as f64, lists.max(1) as f64);
         let spread = (lists / (TYPICAL_PER_ROOT * items.sqrt())).sqrt();
@@ -118,11 +118,11 @@ mod tests {
 
     #[test]
     fn codes_are_chosen_where_lists_are_long() {
-        // Where lists are short the rows that score what was selected take more than the scan.
+        // With short lists, rescoring the selected items takes longer than the scan.
         assert_eq!([1_000, 10_000].map(|items| chosen(items, 64)), [CodeKind::None; 2]);
         assert_eq!([1_000_000, 20_000_000].map(|items| chosen(items, 64)), [CodeKind::Pq4; 2]);
         assert_eq!([1_000_000, 20_000_000].map(|items| chosen(items, 768)), [CodeKind::Rabitq; 2]);
-        // More items never take codes away again.
+        // Codes stay chosen as the number of items grows.
         for dimension in [16, 50, 64, 100, 128, 256, 384, 768, 2048] {
             let kinds: Vec<bool> = (10..26).map(|n| chosen(1 << n, dimension) != CodeKind::None).collect();
             assert!(kinds.is_sorted(), "{dimension}: {kinds:?}");

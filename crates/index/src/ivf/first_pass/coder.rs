@@ -1,4 +1,4 @@
-//! What makes an item's code, and what a file holds of it: of either kind.
+//! Encoder of first-pass codes of either kind, with its tensors.
 
 use rayon::prelude::*;
 
@@ -11,20 +11,20 @@ use sterling_core::error::Result;
 use sterling_kernels::cpu::kernels::{BLOCK, LINE};
 use sterling_storage::files::TensorFile;
 
-/// What makes codes of one kind.
+/// Encoder of one kind of codes.
 #[derive(Clone, Debug, PartialEq)]
 pub(in crate::ivf) enum Coder {
-    /// The values of product codes.
+    /// Codebooks of product codes.
     Pq4(Codebooks),
-    /// The rotation of signs.
+    /// Rotation of sign codes.
     Rabitq(Rotation),
 }
 
-/// Codes of all slots, `[blocks, M / 8, 16, 4]`, and their factors, `[S]`, of codes that have some.
+/// Codes of all slots, `[blocks, M / 8, 16, 4]`, and factors, `[S]` (empty for product codes).
 pub(in crate::ivf) type Coded = (Vec<u8>, Vec<f32>);
 
 impl Coder {
-    /// Residuals that train one.
+    /// Returns the number of residuals for the training.
     pub(in crate::ivf) fn sample(shape: CodeShape) -> usize {
         match shape.kind {
             CodeKind::Pq4 => Codebooks::SAMPLE,
@@ -32,7 +32,7 @@ impl Coder {
         }
     }
 
-    /// Trains it on `residuals` `[n, D]`.
+    /// Trains an encoder on `residuals` `[n, D]`.
     pub(in crate::ivf) fn train(residuals: &[f32], dimension: usize, shape: CodeShape, seed: u64) -> Self {
         match shape.kind {
             CodeKind::None | CodeKind::Auto | CodeKind::Pq4 => {
@@ -42,7 +42,7 @@ impl Coder {
         }
     }
 
-    /// Subspaces, M.
+    /// Returns the number of subspaces, M.
     pub(super) fn subspaces(&self) -> usize {
         match self {
             Coder::Pq4(books) => books.subspaces,
@@ -50,12 +50,12 @@ impl Coder {
         }
     }
 
-    /// Bytes of the codes of a block.
+    /// Returns the size of a block's codes in bytes.
     pub(in crate::ivf) fn block_bytes(&self) -> usize {
         self.subspaces() / OF_LINE * LINE
     }
 
-    /// Adds the tensors of so many slots to a file: codes and factors to be filled, and what they mean.
+    /// Declares the tensors for `slots` slots: codes and factors are reserved, codebooks or rotation are added.
     ///
     /// # Errors
     /// As [`TensorFile::reserve`].
@@ -74,7 +74,7 @@ impl Coder {
         }
     }
 
-    /// The codes of slots; `slot` gives the row and the centroid of one that holds an item.
+    /// Encodes slots; `slot` returns the row and the centroid of a slot with an item.
     pub(in crate::ivf) fn coded<'a>(
         &self,
         slots: usize,
@@ -117,7 +117,7 @@ impl Coder {
     }
 }
 
-/// Puts the codes of the item in a lane into those of its block.
+/// Writes the codes of an item into its position (`lane`) of the block.
 fn pack(of_item: &[u8], lane: usize, block: &mut [u8]) {
     for (subspace, &code) in of_item.iter().enumerate() {
         let (line, place) = (subspace / OF_LINE, subspace % OF_LINE);

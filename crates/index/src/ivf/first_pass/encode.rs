@@ -1,21 +1,21 @@
-//! Items to codes: the values whose sum is near the residual, and nearer yet along the item.
+//! Product quantization encoder with an anisotropic loss.
 //!
-//! A query that an item is a good answer to lies about in the item's direction, so that of the error `e = r - r'` the part
-//! along the item, `e·x / |x|`, moves its score most. What is made small is `|e|² + (ETA - 1) (e·x / |x|)²`: first each subspace
-//! takes its nearest value, then each in turn the best one beside the others.
+//! A query for which an item is a good answer points roughly in the item's direction. Of the error `e = r - r'`, the component
+//! along the item, `e·x / |x|`, therefore affects such scores most. The encoder minimizes `|e|² + (ETA - 1) (e·x / |x|)²`: each
+//! subspace starts with its nearest value, then coordinate descent picks the best value given the other subspaces.
 
 use super::books::{Codebooks, least};
 use super::options::VALUES;
 
-/// So many times as much does an error along the item weigh: 2 to 3 found most of words of GloVe and of sentences.
+/// Weight of the error along the item. Values of 2 to 3 had the best recall on words of GloVe and on sentences.
 const ETA: f32 = 2.5;
-/// Rounds in which subspaces choose beside the others.
+/// Rounds of coordinate descent.
 const ROUNDS: usize = 2;
 
-/// Finds codes, in memory that is kept from item to item.
+/// Encoder with buffers that are reused between items.
 pub(super) struct ProductEncoder<'a> {
     books: &'a Codebooks,
-    /// `[M, 16]`: of the residual's error in each subspace the square, and the part along the item.
+    /// For each subspace and value, the squared error and the error along the item, `[M, 16]`.
     squares: Vec<[f32; VALUES]>,
     along: Vec<[f32; VALUES]>,
     codes: Vec<u8>,
@@ -27,7 +27,7 @@ impl<'a> ProductEncoder<'a> {
         ProductEncoder { books, squares: room(), along: room(), codes: vec![0; books.subspaces] }
     }
 
-    /// The codes of an item, `[M]`.
+    /// Encodes an item, `[M]`.
     pub(super) fn encode(&mut self, row: &[f32], centroid: &[f32]) -> &[u8] {
         let ProductEncoder { books, squares, along, codes } = self;
         let length = row.iter().map(|x| x * x).sum::<f32>().sqrt().max(f32::MIN_POSITIVE);

@@ -1,4 +1,4 @@
-//! The codes of an index, read from a mapped tensor file without a copy.
+//! First-pass codes of an index, read from a mapped tensor file without a copy.
 
 use super::books::Codebooks;
 use super::coder::Coder;
@@ -11,14 +11,14 @@ use sterling_kernels::buffer::Buffer;
 use sterling_kernels::cpu::kernels::{BLOCK, CodeBlocks, LINE};
 use sterling_storage::files::Tensors;
 
-/// Codes of all slots and what they mean.
+/// Codes of all slots, with their encoder.
 #[derive(Clone, Debug)]
 pub(in crate::ivf) struct ItemCodes {
     pub(in crate::ivf) coder: Coder,
     codes: Buffer<u8>,
-    /// `[S]`, or empty.
+    /// Factors of sign codes, `[S]`, or empty.
     factors: Buffer<f32>,
-    /// Lines of a block, M / 8.
+    /// Number of lines per block, M / 8.
     lines: usize,
 }
 
@@ -27,10 +27,10 @@ fn corrupt(tensor: &str, what: String) -> Error {
 }
 
 impl ItemCodes {
-    /// Opens the codes of so many slots of vectors `[D]`, where there are any.
+    /// Opens the codes of `slots` slots of vectors `[D]`, if the index has them.
     ///
     /// # Errors
-    /// `Corrupt` with the tensor where one of them is missing or does not fit the rest.
+    /// `Corrupt` with the tensor that is missing or inconsistent.
     pub(in crate::ivf) fn open(tensors: &Tensors, slots: usize, dimension: usize) -> Result<Option<Self>> {
         let names = ["first_pass_codes", "first_pass_values", "first_pass_factors", "first_pass_signs"];
         if !names.iter().any(|name| tensors.has(name)) {
@@ -54,7 +54,7 @@ impl ItemCodes {
         Ok(Some(ItemCodes { coder, codes, factors, lines }))
     }
 
-    /// The blocks of the `items` slots from a multiple of 16 on, before those of the slots `next`.
+    /// Returns the blocks of `items` slots from `first_slot` on, a multiple of 16; those from `next` on are prefetched.
     pub(in crate::ivf) fn blocks(&self, first_slot: u32, items: usize, next: Option<u32>) -> CodeBlocks<'_> {
         let from = |slot: u32| slot as usize / BLOCK * self.lines * LINE;
         let bytes = items.div_ceil(BLOCK) * self.lines * LINE;
@@ -74,13 +74,13 @@ impl ItemCodes {
         }
     }
 
-    /// Bytes of a block of 16 items.
+    /// Returns the size of a block of 16 items in bytes.
     pub(in crate::ivf) fn block_bytes(&self) -> u64 {
         let factors = if self.factors.is_empty() { 0 } else { BLOCK * size_of::<f32>() };
         (self.lines * LINE + factors) as u64
     }
 
-    /// Bytes of codes and of what they mean.
+    /// Returns the size of codes and codebooks or rotation in bytes.
     pub(in crate::ivf) fn bytes(&self) -> usize {
         let shared = match &self.coder {
             Coder::Pq4(books) => books.values.len() * VALUES * size_of::<f32>(),
@@ -90,7 +90,7 @@ impl ItemCodes {
     }
 }
 
-/// The values of product codes.
+/// Opens the codebooks of product codes.
 fn books(tensors: &Tensors, dimension: usize, subspaces: usize) -> Result<Coder> {
     let (values, shape) = tensors.get::<f32>("first_pass_values", 2)?;
     if shape != [dimension, VALUES] {
@@ -99,7 +99,7 @@ fn books(tensors: &Tensors, dimension: usize, subspaces: usize) -> Result<Coder>
     Codebooks::new(&values, subspaces).map(Coder::Pq4).map_err(|what| corrupt("first_pass_values", what))
 }
 
-/// The rotation of signs.
+/// Opens the rotation of sign codes.
 fn rotation(tensors: &Tensors, dimension: usize) -> Result<Coder> {
     let (signs, shape) = tensors.get::<u64>("first_pass_signs", 2)?;
     if tensors.has("first_pass_values") {
@@ -112,10 +112,10 @@ fn rotation(tensors: &Tensors, dimension: usize) -> Result<Coder> {
     Ok(Coder::Rabitq(Rotation::of_signs(dimension, &signs)))
 }
 
-/// What signs are multiplied by.
+/// Opens the factors of sign codes.
 fn factors(tensors: &Tensors, slots: usize) -> Result<Buffer<f32>> {
     let factors = tensors.vector::<f32>("first_pass_factors", slots)?;
-    // No longer than a residual, whose numbers are differences of those of two vectors.
+    // A factor is at most the length of a residual, whose components are differences of two vector components.
     let most = 2.0 * limits::COMPONENT_MAX * (limits::DIMENSION_MAX as f32).sqrt();
     match factors.iter().all(|factor| (0.0..=most).contains(factor)) {
         true => Ok(factors),

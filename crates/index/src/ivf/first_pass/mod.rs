@@ -1,23 +1,23 @@
-//! Codes for a first pass: a quarter of the bytes of int8 rows, or an eighth, scanned in their place for the best R, which wide rows
-//! then score.
+//! First-pass codes: quantized vectors of a quarter or an eighth of the size of int8 rows. They are scanned in place of these to
+//! select the best R items, which wide rows then rescore.
 //!
-//! An item's code is of what it has beside its list's centroid: `q·x = q·c + q·r`, so that a list adds one number to the scores of
-//! all its items and the query's tables hold for every list. The residual is cut into M subspaces of D / M neighbouring
-//! dimensions, each with 16 values (`Codebooks`). Which of them an item gets is chosen so that an error along the item, which
-//! moves the scores of just those queries that it is a good answer to, weighs more than one across it (`ProductEncoder`).
+//! A code represents the residual of an item. Since `q·x = q·c + q·r`, a list adds one number to the scores of all its items, and
+//! the query's tables hold for every list. The residual is split into M subspaces of D / M consecutive dimensions, each with 16
+//! values (`Codebooks`). The encoder weighs an error along the item more than one across it, because the former changes the
+//! scores of just those queries for which the item is a good answer (`ProductEncoder`).
 //!
-//! Wide vectors may have one bit a dimension instead, the signs of the rotated residual, and an item a factor (`signs`,
-//! `rotation`): four signs make a code, so that all else is the same.
+//! Wide vectors may use one bit per dimension instead: the signs of the rotated residual, with one factor per item (`signs`,
+//! `rotation`). Four signs form a code, so everything else is the same.
 //!
 //! | tensor | holds |
 //! |---|---|
-//! | `first_pass_codes` u8 `[blocks, M / 8, 16, 4]` | two codes a byte, in blocks of 16 items (see [`sterling_kernels::cpu::kernels::CodeBlocks`]); zeros where a slot holds no item |
-//! | `first_pass_values` f32 `[D, 16]` | of each dimension the 16 values; subspace `j` has the dimensions from `j D / M` up to `(j + 1) D / M`, both rounded down |
-//! | `first_pass_factors` f32 `[S]` | of signs: what the sum of a slot's code is multiplied by; 0 where a slot holds no item |
-//! | `first_pass_signs` u64 `[4, W / 64]` | of signs, in place of values: the rotation (`rotation`); W is D rounded up to a multiple of 64, M is W / 4, and bit `n` of the code of subspace `j` is set where the rotated residual's number `4 j + n` is not negative |
+//! | `first_pass_codes` u8 `[blocks, M / 8, 16, 4]` | two codes per byte, in blocks of 16 items (see [`sterling_kernels::cpu::kernels::CodeBlocks`]); zeros for slots without an item |
+//! | `first_pass_values` f32 `[D, 16]` | the 16 values per dimension; subspace `j` has the dimensions from `j D / M` up to `(j + 1) D / M`, both rounded down |
+//! | `first_pass_factors` f32 `[S]` | sign codes only: factor of the sum of a slot's codes; 0 for slots without an item |
+//! | `first_pass_signs` u64 `[4, W / 64]` | sign codes only, in place of values: the rotation (`rotation`); W is D rounded up to a multiple of 64, M is W / 4, and bit `n` of the code of subspace `j` is set if the rotated residual's number `4 j + n` is not negative |
 //!
-//! Sources: product quantisation (Jégou et al. 2011); the anisotropic loss of ScaNN (Guo et al., ICML 2020);
-//! RaBitQ (Gao & Long, SIGMOD 2024).
+//! Sources: product quantization (Jégou et al. 2011); the anisotropic loss of ScaNN (Guo et al., ICML 2020); RaBitQ (Gao & Long,
+//! SIGMOD 2024).
 
 mod books;
 mod choice;

@@ -1,4 +1,4 @@
-//! Which codes a recipe asks for.
+//! Options of the first-pass codes in a recipe.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,55 +6,55 @@ use super::rotation::Rotation;
 use super::signs::DIMENSIONS;
 use sterling_core::error::{Error, Result};
 
-/// Subspaces of a line of codes, of which there is a whole number.
+/// Subspaces per line of codes; the number of subspaces is a multiple of it.
 pub(super) const OF_LINE: usize = 8;
-/// Values of a subspace: what four bits name.
+/// Values per subspace: a code has four bits.
 pub(super) const VALUES: usize = 16;
-/// Dimensions that share a code where a recipe does not say.
+/// Default number of dimensions per code.
 const DIMENSIONS_A_CODE: usize = 2;
 
-/// Codes that a first pass may scan.
+/// Kind of first-pass codes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CodeKind {
-    /// None: int8 rows are scanned.
+    /// No codes: int8 rows are scanned.
     #[default]
     None,
-    /// 4-bit product codes of what items have beside their lists' centroids.
+    /// 4-bit product quantization of the residuals.
     Pq4,
-    /// The signs of that, rotated: one bit a dimension, for wide vectors.
+    /// Signs of the rotated residuals: one bit per dimension, for wide vectors.
     Rabitq,
-    /// Those of the others by which searches are reckoned to take the least time.
+    /// The kind with the lowest estimated search time.
     Auto,
 }
 
-/// What a first pass scans in place of int8 rows.
+/// First-pass options of a recipe.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct FirstPass {
-    /// Its codes.
+    /// Kind of the codes.
     pub codes: CodeKind,
-    /// Subspaces of product codes, M, a multiple of 8: an item takes half a byte for each. 0 takes one for every two dimensions,
-    /// rounded up.
+    /// Number of subspaces of product codes, M, a multiple of 8; an item takes half a byte per subspace. 0 means one per two
+    /// dimensions, rounded up.
     pub subspaces: usize,
 }
 
-/// What the codes of vectors of a width look like.
+/// Layout of the codes of vectors of some dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CodeShape {
-    /// Their kind, which is one of codes.
+    /// Kind of the codes; never `None` or `Auto`.
     pub kind: CodeKind,
-    /// Subspaces, M.
+    /// Number of subspaces, M.
     pub subspaces: usize,
 }
 
 impl CodeShape {
-    /// Bytes of a slot.
+    /// Returns the size of a slot in bytes.
     pub fn slot_bytes(&self) -> usize {
         self.subspaces / 2 + if self.kind == CodeKind::Rabitq { size_of::<f32>() } else { 0 }
     }
 
-    /// Bytes of what the codes of all items mean, which are of so many dimensions.
+    /// Returns the size of the codebooks or rotation in bytes, for vectors of the given dimension.
     pub fn shared_bytes(&self, dimension: usize) -> usize {
         match self.kind {
             CodeKind::None | CodeKind::Auto => 0,
@@ -65,7 +65,7 @@ impl CodeShape {
 }
 
 impl CodeKind {
-    /// As a recipe says it.
+    /// Returns the name in recipes.
     pub fn name(self) -> &'static str {
         match self {
             CodeKind::None => "none",
@@ -77,12 +77,12 @@ impl CodeKind {
 }
 
 impl FirstPass {
-    /// True where nothing is asked for.
+    /// Returns true if these are the default options.
     pub fn is_none(&self) -> bool {
         *self == FirstPass::default()
     }
 
-    /// The codes of vectors of so many dimensions, where there are some and they are named.
+    /// Returns the layout of the codes for vectors of the given dimension; `None` for `none` and `auto`.
     ///
     /// # Errors
     /// `Invalid` with the option, its value and its range.

@@ -1,46 +1,46 @@
-//! A rotation that looks random and costs D log D: signs, Hadamard transforms and sums and differences of halves, in turns.
+//! Pseudorandom rotation in O(D log D): alternates sign flips, Hadamard transforms, and sums and differences of halves.
 //!
-//! Its width W is a multiple of 64; vectors are continued with zeros. In each of four rounds numbers change their signs as
-//! the round's bits say; the first or, in every second round, the last 2^n numbers, the most that are no more than W, go
-//! through a Hadamard transform; and where W is no power of two, each number of the first half and the one W / 2 after it
-//! become their sum and their difference over √2. Each step keeps lengths and angles.
+//! Its width W is a multiple of 64; vectors are padded with zeros. Each of four rounds has three steps. First, numbers flip their
+//! signs according to the round's bits. Second, a Hadamard transform is applied to the first (in every second round the last) 2^n
+//! numbers, the largest power of two up to W. Third, if W is not a power of two, each number of the first half and the one W / 2
+//! after it become their sum and their difference over √2. Each step preserves lengths and angles.
 //!
-//! Source: fast Hadamard transforms with random signs (Ailon & Chazelle 2006), made fit for other widths by a step of Kac's
-//! walk, as in RaBitQ.
+//! Source: Hadamard transforms with random signs (Ailon & Chazelle 2006), with a step of Kac's walk for other widths, as in
+//! RaBitQ.
 
 use std::array;
 use std::f32::consts::FRAC_1_SQRT_2;
 
 use crate::ivf::random::mix;
 
-/// Rounds, each with signs of its own.
+/// Number of rounds, each with its own signs.
 const ROUNDS: usize = 4;
-/// What the width is a multiple of.
+/// The width is a multiple of this.
 const WORD: usize = 64;
 
-/// A rotation of vectors of so many dimensions.
+/// Rotation of vectors of a fixed dimension.
 #[derive(Clone, Debug, PartialEq)]
 pub(in crate::ivf) struct Rotation {
     dimension: usize,
-    /// `[4, W / 64]`: the numbers whose signs change, one bit each.
+    /// Sign flips per round, one bit per number, `[4, W / 64]`.
     signs: Vec<u64>,
-    /// `[4, W]`: the same as the sign bits of numbers.
+    /// The same flips as sign-bit masks of f32, `[4, W]`.
     flips: Vec<u32>,
 }
 
 impl Rotation {
-    /// The width of what comes out, W.
+    /// Returns the width of the output, W.
     pub(super) fn width_of(dimension: usize) -> usize {
         dimension.next_multiple_of(WORD)
     }
 
-    /// The one of a seed.
+    /// Creates the rotation of a seed.
     pub(super) fn draw(dimension: usize, seed: u64) -> Self {
         let words = ROUNDS * Rotation::width_of(dimension) / WORD;
         Rotation::of((0..words as u64).map(|n| mix(seed, n)).collect(), dimension)
     }
 
-    /// The one of a file.
+    /// Creates the rotation of the sign flips in a file.
     pub(super) fn of_signs(dimension: usize, signs: &[u64]) -> Self {
         Rotation::of(signs.to_vec(), dimension)
     }
@@ -50,7 +50,7 @@ impl Rotation {
         Rotation { dimension, signs, flips }
     }
 
-    /// `[4, W / 64]`, as a file holds them.
+    /// Returns the shape of the sign flips in a file, `[4, W / 64]`.
     pub(super) fn shape(dimension: usize) -> [usize; 2] {
         [ROUNDS, Rotation::width_of(dimension) / WORD]
     }
@@ -63,7 +63,7 @@ impl Rotation {
         Rotation::width_of(self.dimension)
     }
 
-    /// Takes `numbers`, of which there are `[D]`, to `[W]`.
+    /// Rotates `numbers` (`[D]`) into `to` (`[W]`).
     pub(super) fn rotate(&self, numbers: impl Iterator<Item = f32>, to: &mut Vec<f32>) {
         let width = self.width();
         to.clear();
@@ -85,7 +85,7 @@ impl Rotation {
     }
 }
 
-/// The Hadamard transform of 2^n numbers, 16 at least, which keeps their length.
+/// Orthonormal Hadamard transform of 2^n numbers, at least 16.
 fn hadamard(numbers: &mut [f32]) {
     numbers.as_chunks_mut().0.iter_mut().for_each(of_sixteen);
     let mut half = 16;
@@ -102,7 +102,7 @@ fn hadamard(numbers: &mut [f32]) {
     numbers.iter_mut().for_each(|x| *x *= scale);
 }
 
-/// The steps of the transform that stay within 16 numbers. Those between neighbours run in vectors once four rows of four are columns.
+/// Steps of the transform within 16 numbers. Transposing the 4 x 4 matrix makes the steps between neighbours vectorizable.
 fn of_sixteen(numbers: &mut [f32; 16]) {
     let transposed = |rows: [[f32; 4]; 4]| array::from_fn(|c| array::from_fn(|r| rows[r][c]));
     let rows = array::from_fn(|r| array::from_fn(|c| numbers[4 * r + c]));
@@ -110,7 +110,7 @@ fn of_sixteen(numbers: &mut [f32; 16]) {
     numbers.copy_from_slice(rows.as_flattened());
 }
 
-/// Sums and differences of rows and of the rows after next.
+/// Butterflies of adjacent rows, then of rows two apart.
 fn of_four([a, b, c, d]: [[f32; 4]; 4]) -> [[f32; 4]; 4] {
     let sum = |a: [f32; 4], b: [f32; 4]| array::from_fn(|n| a[n] + b[n]);
     let difference = |a: [f32; 4], b: [f32; 4]| array::from_fn(|n| a[n] - b[n]);

@@ -1,22 +1,21 @@
-//! Items to the signs of what they have beside their lists' centroids, rotated, and a factor each: RaBitQ with one bit a
-//! dimension.
+//! RaBitQ encoder with one bit per dimension: signs of the rotated residual, and one factor per item.
 //!
-//! With `r` a rotated residual of W numbers and `s` the signs of these, `q·r` is estimated by `f q·s`, where `f = |r|² /
-//! Σ|r_i|`. Over random rotations that is right on average, and off by more than `ε |q| |r| √((1 - a²) / a²) / √(W - 1)`,
-//! where `a = Σ|r_i| / (√W |r|)` is how far the signs go along the residual, for few rotations: for `ε = 1.9` by about one
-//! in twenty. `a` is about 0.8, so that the error is about `0.75 |q| |r| / √W`.
+//! With `r` a rotated residual of W numbers and `s` their signs, `q·r` is estimated by `f q·s`, where `f = |r|² / Σ|r_i|`. The
+//! estimate is unbiased over random rotations. Its error rarely exceeds `ε |q| |r| √((1 - a²) / a²) / √(W - 1)`, where
+//! `a = Σ|r_i| / (√W |r|)` is the cosine between the signs and the residual: for `ε = 1.9` in about one of twenty rotations. `a`
+//! is about 0.8, so the error is about `0.75 |q| |r| / √W`.
 //!
-//! Four signs make a code, so that a query's tables hold what each of their 16 patterns is worth: the scan of product
-//! codes serves, with half the instructions that counting bits of a query in four planes takes, and rounds the query less.
+//! Four signs form a code, and the query's tables hold the product of each of the 16 sign patterns. The scan of product codes
+//! then works unchanged. It needs half the instructions of bit counting with a query in four planes, and rounds the query less.
 //!
 //! Source: RaBitQ (Gao & Long, SIGMOD 2024).
 
 use super::rotation::Rotation;
 
-/// Dimensions of a code.
+/// Dimensions per code.
 pub(super) const DIMENSIONS: usize = 4;
 
-/// Finds codes, in memory that is kept from item to item.
+/// Encoder with buffers that are reused between items.
 pub(super) struct SignEncoder<'a> {
     rotation: &'a Rotation,
     rotated: Vec<f32>,
@@ -28,7 +27,7 @@ impl<'a> SignEncoder<'a> {
         SignEncoder { rotation, rotated: Vec::new(), codes: Vec::new() }
     }
 
-    /// The codes `[W / 4]` and the factor of an item.
+    /// Encodes an item: codes `[W / 4]` and factor.
     pub(super) fn encode(&mut self, row: &[f32], centroid: &[f32]) -> (&[u8], f32) {
         let SignEncoder { rotation, rotated, codes } = self;
         rotation.rotate(row.iter().zip(centroid).map(|(x, c)| x - c), rotated);
@@ -39,7 +38,7 @@ impl<'a> SignEncoder<'a> {
     }
 }
 
-/// What a product with the signs of `rotated` is worth.
+/// Returns the factor for products with the signs of `rotated`.
 fn factor(rotated: &[f32]) -> f32 {
     let sum = |of: fn(f64) -> f64| rotated.iter().map(|&x| of(f64::from(x))).sum::<f64>();
     let factor = sum(|x| x * x) / sum(f64::abs);
@@ -51,7 +50,7 @@ mod tests {
     use super::*;
     use crate::ivf::tests::vectors;
 
-    /// The estimate of a product, as the format says it.
+    /// Computes the estimate of a product by the definition of the format.
     fn estimate(rotation: &Rotation, query: &[f32], row: &[f32]) -> f64 {
         let mut rotated = Vec::new();
         rotation.rotate(query.iter().copied(), &mut rotated);
@@ -74,7 +73,7 @@ mod tests {
             let rows: Vec<&[f32]> = values.chunks_exact(dimension).collect();
             let (mut beyond, mut all) = (0, 0);
             for pair in rows.chunks_exact(2) {
-                // A query near its item, one far from it, and one on the other side.
+                // A query near its item, a distant one, and one on the opposite side.
                 for share in [0.9f32, 0.0, -0.5] {
                     let row = pair[0];
                     let query: Vec<f32> =

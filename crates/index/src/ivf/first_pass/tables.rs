@@ -1,4 +1,4 @@
-//! A query's tables: what each value of each subspace is worth to it, in bytes.
+//! Query tables: the product of the query with each value of each subspace, quantized to bytes.
 
 use super::books::Codebooks;
 use super::coder::Coder;
@@ -6,24 +6,24 @@ use super::options::{OF_LINE, VALUES};
 use super::signs::DIMENSIONS;
 use sterling_kernels::cpu::kernels::{CodeQuery, TABLE};
 
-/// The largest byte.
+/// Largest value of a byte.
 const MOST: f32 = 255.0;
 
-/// The tables of a query, kept between calls so that nothing is allocated. All of them have one step, the widest range of a
-/// subspace's 16 products over 255; the sum of the least products of all subspaces is part of what an item scores in advance.
+/// Tables of a query, reused between calls to avoid allocations. All have one quantization step: the widest range of a subspace's
+/// 16 products over 255. The sum of the minimum products of all subspaces is a constant part of the scores.
 #[derive(Clone, Debug, Default)]
 pub(in crate::ivf) struct Tables {
-    /// `[M / 8, 8, 16]`
+    /// Quantized products, `[M / 8, 8, 16]`.
     bytes: Vec<u8>,
     products: Vec<[f32; VALUES]>,
     step: f32,
     base: f32,
-    /// The query in the rotation of signs; empty for product codes.
+    /// Rotated query for sign codes; empty for product codes.
     rotated: Vec<f32>,
 }
 
 impl Tables {
-    /// Takes the tables of `vector` `[D]`.
+    /// Computes the tables of `vector` `[D]`.
     pub(in crate::ivf) fn set(&mut self, coder: &Coder, vector: &[f32]) {
         let Tables { bytes, products, step, base, rotated } = self;
         products.clear();
@@ -44,24 +44,24 @@ impl Tables {
         debug_assert_eq!(bytes.len(), coder.subspaces() / OF_LINE * TABLE);
     }
 
-    /// The query of a list whose centroid's product with the vector is known.
+    /// Returns the query for a list, given the product of the vector with its centroid.
     pub(in crate::ivf) fn of_list(&self, product: f32) -> CodeQuery<'_> {
         let Tables { bytes: tables, step, base, .. } = self;
         match self.rotated.is_empty() {
             true => CodeQuery { tables, step: *step, base: 0.0, bias: product + base },
-            // What lies before the sum is multiplied by an item's factor too.
+            // For sign codes the constant part is multiplied by the item's factor too.
             false => CodeQuery { tables, step: *step, base: *base, bias: product },
         }
     }
 }
 
-/// The byte nearest to a number from 0 to 255: adding this constant leaves it in the low bits of the mantissa, which is arithmetic
-/// that runs in vectors.
+/// Rounds a number from 0 to 255 to a byte: adding this constant leaves the integer in the low mantissa bits, which vectorizes.
 fn byte(x: f32) -> u8 {
     (x + 8_388_608.0).to_bits() as u8
 }
 
-/// The products with the values of each subspace, as far as they are above its least, their widest range, and the sum of the least ones.
+/// Computes the products with the values of each subspace, relative to its minimum. Returns their widest range and the sum of the
+/// minima.
 fn of_values(books: &Codebooks, vector: &[f32], products: &mut [[f32; VALUES]]) -> (f32, f32) {
     let (mut range, mut sum) = (0f32, 0f32);
     for (subspace, products) in products.iter_mut().enumerate() {
@@ -76,7 +76,7 @@ fn of_values(books: &Codebooks, vector: &[f32], products: &mut [[f32; VALUES]]) 
     (range, sum)
 }
 
-/// What is left of 16 values when each of the first half is put together with one of the second, again and again.
+/// Reduces 16 values by halving, which vectorizes.
 fn halved(values: &[f32; VALUES], both: impl Fn(f32, f32) -> f32) -> f32 {
     let mut left = *values;
     for half in [8, 4, 2, 1] {
@@ -85,8 +85,8 @@ fn halved(values: &[f32; VALUES], both: impl Fn(f32, f32) -> f32) -> f32 {
     left[0]
 }
 
-/// The same of the 16 patterns of four signs, of each four numbers: the least is that whose signs are all against the numbers', and each
-/// sign that is not adds twice its number.
+/// Computes the products with the 16 sign patterns of each four numbers, as [`of_values`]. The minimum is the pattern opposite to
+/// all numbers; each sign that agrees adds twice its number.
 fn of_signs(rotated: &[f32], products: &mut [[f32; VALUES]]) -> (f32, f32) {
     let (mut range, mut sum) = (0f32, 0f32);
     for (numbers, products) in rotated.as_chunks::<DIMENSIONS>().0.iter().zip(products) {
@@ -152,7 +152,7 @@ mod tests {
             let exact: f32 = tables.rotated.iter().enumerate().map(|(d, x)| sign(d) * x).sum();
             let off = (sum * query.step + query.base - exact).abs();
             assert!(query.step > 0.0 && off <= 0.51 * query.step * codes.len() as f32, "{dimension}: {off}");
-            // The widest subspace takes all bytes.
+            // The subspace with the widest range uses all bytes.
             assert!(query.tables.contains(&0) && query.tables.contains(&255));
         }
     }

@@ -1,4 +1,4 @@
-//! Searches by codes against what the format says of them, and against searches by int8 rows.
+//! Tests searches by codes against the definition of the format, and against searches by int8 rows.
 
 #![allow(clippy::unwrap_used)]
 
@@ -44,7 +44,7 @@ fn searched(index: &Index, query: &[f32], probes: usize, k: usize, by_codes: boo
     (selector.finish().iter().map(|&key| unkey(key)).collect(), counters)
 }
 
-/// The slots of the best `k` by rows of those that are selected.
+/// Returns the slots of the best `k` selected items by row score.
 fn rescored(index: &Index, query: &[f32], selected: &[(f32, Slot)], k: usize) -> Vec<(f32, Slot)> {
     let mut scored: Vec<(f32, Slot)> = selected.iter().map(|(_, slot)| (index.product(query, *slot), *slot)).collect();
     scored.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.0.cmp(&b.1.0)));
@@ -72,14 +72,14 @@ fn scores_are_what_the_format_says() {
                 (0..subspaces).find(|j| (j * dimension / subspaces..(j + 1) * dimension / subspaces).contains(&d));
             values_of[d * 16 + code(slot, subspace.unwrap())]
         };
-        // What a slot's vector is, by its centroid and its codes.
+        // Vector of a slot, reconstructed from its centroid and codes.
         let coded = |slot: usize, d: usize| {
             let list = index.list_of(Slot(slot as u32)).index();
             centroids[list * dimension + d] + value(slot, d)
         };
         let mut off = 0f64;
         for query in vectors(5, dimension, 6).chunks_exact(dimension) {
-            // The tables' bytes are all that a score is rounded by.
+            // Scores are rounded only by the bytes of the tables.
             let range = |j: usize| {
                 let bounds = j * dimension / subspaces..(j + 1) * dimension / subspaces;
                 let product = |n: usize| bounds.clone().map(|d| query[d] * values_of[d * 16 + n]).sum::<f32>();
@@ -120,7 +120,7 @@ fn where_all_are_selected_answers_are_those_of_int8_rows() {
     }
 }
 
-/// The share of the best 20 items that so many selected by codes hold.
+/// Returns the share of the best 20 items among `selected` items selected by codes.
 fn recall_of(index: &Index, queries: &[f32], selected: usize) -> f64 {
     let (mut hits, mut wanted) = (0, 0);
     for query in queries.chunks_exact(index.dimension()) {
@@ -148,12 +148,12 @@ fn every_kernel_selects_the_same() {
         let (values, dimension) = (vectors(2000, 21, 11), 21);
         let (_, index) = coded_by(first_pass, &values, dimension, 16);
         for query in vectors(6, dimension, 12).chunks_exact(dimension) {
-            // All lists: then nothing but the codes' scores decides.
+            // All lists are probed, so only the scores of the codes decide.
             let of = |kernels| searched(&index.clone().with_kernels(kernels), query, 16, 150, true).0;
             let expected = of(Kernels::all()[0]);
             for kernels in Kernels::all() {
                 let near = |(a, b): (&(f32, Slot), &(f32, Slot))| (a.0 - b.0).abs() < 1e-5;
-                // Products with centroids are rounded as kernels sum them; the codes' sums are not.
+                // Kernels sum the products with centroids in different orders; the sums of codes are exact.
                 assert!(of(kernels).iter().zip(&expected).all(near), "{}", kernels.name());
             }
         }
@@ -167,7 +167,7 @@ fn queries_of_a_batch_find_what_they_find_alone() {
         let (_, index) = coded_by(first_pass, &values, dimension, 50);
         let queries = vectors(13, dimension, 14);
         let mut batch = BatchScratch::default();
-        // Where queries meet in lists and where they do not, by codes, by rows and either.
+        // Batches that share lists and batches that do not; by codes, by rows and mixed.
         for (probes, way) in [(2, 0), (25, 0), (25, 1), (25, 2), (50, 2)] {
             let by_codes = |n: usize| way == 0 || way == 2 && !n.is_multiple_of(3);
             let k = |n: usize| 30 + n * 10;
@@ -224,7 +224,7 @@ fn words_choose_among_what_codes_score() {
                     expected.retain(|(_, slot)| passes(slot.0));
                     expected.truncate(k);
                     assert_eq!(of(probes, k, None), expected, "{} {probes} {k}", kernels.name());
-                    // A search that may leave nothing ahead looks at all that it may.
+                    // A search that may leave nothing behind probes as many lists as it may.
                     let ending = Ending { margins: &margins, recall: 0.9, left: 0.0 };
                     assert_eq!(of(probes, k, Some(ending)), expected, "{} {probes} {k}", kernels.name());
                 }
@@ -233,7 +233,7 @@ fn words_choose_among_what_codes_score() {
     }
 }
 
-/// Where a filtered search ends early, it ends by what rows say of what it found.
+/// A filtered search that stops early uses the row scores of its results.
 #[test]
 fn searches_that_end_early_have_found_what_they_should() {
     for first_pass in [PQ4, RABITQ] {
@@ -296,7 +296,7 @@ fn values_stay_where_lists_go_on_and_where_they_are_cut() {
         let expected = numbers(&tensors(&built, rows));
         let part = built.part(|row| row % 3 == 1);
         assert_eq!(numbers(&tensors(&part, rows)), expected);
-        // An item has the same code wherever it lies.
+        // The code of an item does not depend on its position.
         let of_part = Index::open(&tensors(&part, rows)).unwrap();
         let query = &vectors(1, dimension, 18)[..];
         let scores = |index: &Index, order: &[u32]| {
@@ -310,7 +310,7 @@ fn values_stay_where_lists_go_on_and_where_they_are_cut() {
             scores
         };
         assert_eq!(scores(&index, &built.order), scores(&of_part, &part.order));
-        // Other rows in lists of their own, with the values that are there.
+        // Other rows in lists of their own, with the same codebooks.
         let more = vectors(400, dimension, 19);
         let more = Matrix::new(&more, dimension).unwrap();
         let lists =
@@ -339,11 +339,11 @@ fn catalogues_of_next_to_nothing_have_codes() {
     }
 }
 
-/// The tensors of three items in a list, written by hand: what an old file holds is found for as long as the format lives.
+/// Hand-written tensors of a list with three items: files of this format must stay readable.
 #[test]
 fn a_file_of_the_format_is_read_as_it_was_meant() {
     let (mut first_pass_codes, mut values) = (vec![0u8; 64], vec![0f32; 2 * 16]);
-    // Of 8 subspaces the fourth has dimension 0 and the last dimension 1; values are 0, 1, 2, ... and 0, -1, -2, ...
+    // Of 8 subspaces the fourth has dimension 0 and the last one dimension 1; values are 0, 1, 2, ... and 0, -1, -2, ...
     (0..16).for_each(|n| (values[n], values[16 + n]) = (n as f32, -(n as f32)));
     for (item, code) in [(0, [3u8, 0]), (1, [0, 5]), (2, [15, 15])] {
         first_pass_codes[item * 4 + 3] = code[0] | code[1] << 4;
@@ -361,7 +361,7 @@ fn a_file_of_the_format_is_read_as_it_was_meant() {
     };
     let index = open(&first_pass_codes, &values).unwrap();
     let (found, _) = searched(&index, &[17.0, 17.0], 1, 3, true);
-    // 17 (10 + 20) and 17 for each value: a step of one byte is 1, so that nothing is rounded.
+    // 17 (10 + 20), plus 17 per value: the quantization step is 1, so nothing is rounded.
     assert_eq!(found, [(561.0, Slot(0)), (510.0, Slot(2)), (425.0, Slot(1))]);
     for wrong in [f32::NAN, f32::NEG_INFINITY, 1e30] {
         values[9] = wrong;

@@ -202,7 +202,7 @@ async fn ask<T: DeserializeOwned>(shards: &ShardServers<'_>, parts: impl IntoIte
         let answer = shards.ask(shard, call, deadline).await;
         let read = |body: Bytes| {
             let unread = |e| Error::unavailable(format!("it says what this router does not understand: {e}"));
-            serde_json::from_slice(&body).map_err(|e| ShardFailure { error: unread(e), may_be_done: true })
+            serde_json::from_slice(&body).map_err(|e| ShardFailure { error: unread(e), may_be_applied: true })
         };
         (shard, places, answer.and_then(read))
     });
@@ -210,10 +210,12 @@ async fn ask<T: DeserializeOwned>(shards: &ShardServers<'_>, parts: impl IntoIte
     for (shard, places, said) in join_all(asked).await {
         match said {
             Ok(answer) => all.answers.push((shard, places, answer)),
-            Err(ShardFailure { error, may_be_done }) => {
+            Err(ShardFailure { error, may_be_applied }) => {
                 let Problem { code, detail: reason, retryable, .. } = problem(&error);
                 let shard = shard as u32;
-                all.failed.push((FailedShard { shard, places, code, reason, retryable, may_be_done }, error));
+                let failed =
+                    FailedShard { shard, places, code, reason, retryable, may_be_applied, may_be_done: may_be_applied };
+                all.failed.push((failed, error));
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Fair queueing against a list that is searched from its beginning each time.
+//! Fair queueing compared with a list that is searched from its beginning each time.
 
 #![allow(clippy::unwrap_used)]
 
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::*;
 
 impl<J> Fair<J> {
-    /// Counts, prices and places are those of what is there.
+    /// Asserts that counts, sums and service order match the queued requests.
     pub(in crate::engine) fn check(&self) {
         let lanes = || self.callers.values().flat_map(|caller| KINDS.into_iter().zip(&caller.lanes));
         for kind in KINDS {
@@ -40,12 +40,12 @@ fn next(fair: &mut Fair<()>, now: Instant) -> Option<Entry<()>> {
     Some(entry)
 }
 
-/// The same queue, written down as a list.
+/// The same queue as a plain list.
 #[derive(Default)]
 struct Naive {
     clock: Duration,
     due: BTreeMap<u64, Duration>,
-    /// Caller, number and price.
+    /// Caller, number and cost estimate.
     waiting: Vec<(u64, u64, Duration)>,
 }
 
@@ -113,7 +113,7 @@ proptest! {
                 id += 1;
             }
         };
-        // The first one has a hundred times as many waiting as the others.
+        // The first caller has a hundred times as many queued requests as the others.
         (0..prices.len()).for_each(|flow| ask(&mut fair, flow, if flow == 0 { 200 } else { 2 }));
         let mut had = vec![0u64; prices.len()];
         for _ in 0..rounds {
@@ -158,9 +158,9 @@ proptest! {
             }
             before += entry.ask.price;
         }
-        prop_assert!(before <= ahead, "{before:?} went before it, {ahead:?} were said to");
+        prop_assert!(before <= ahead, "{before:?} came before it, {ahead:?} were predicted");
         let dearest = callers.iter().map(|(price, _)| us(*price)).sum::<Duration>() * (1 + own as u32);
-        prop_assert!(ahead <= before + dearest * 2, "{ahead:?} were said to go before it, {before:?} did");
+        prop_assert!(ahead <= before + dearest * 2, "{ahead:?} were predicted before it, {before:?} came");
     }
 }
 
@@ -170,7 +170,7 @@ fn callers_that_come_once_neither_pile_up_nor_hold_up_others() {
     let mut fair = Fair::default();
     let mut steady = 0;
     for id in 0..100_000u64 {
-        // Two requests come for each that is taken, of which one is always of the same caller, until a thousand wait.
+        // Two requests arrive per request taken, one of them always of the same caller, until a thousand wait.
         if fair.len() < 1000 {
             fair.insert(Kind::Direct, entry(2 * id, 1000 + id, us(100), now));
             fair.insert(Kind::Direct, entry(2 * id + 1, 1, us(100), now));

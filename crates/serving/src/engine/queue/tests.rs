@@ -1,4 +1,4 @@
-//! The queue under a clock of its own: random histories against a book that forgets nothing, and storms.
+//! Tests of the queue under a simulated clock: random histories against a model that forgets nothing, and overload.
 
 #![allow(clippy::unwrap_used)]
 
@@ -47,7 +47,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Where each request is, written down apart from the queue.
+/// State of each request, recorded apart from the queue.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum At {
     Fetch,
@@ -61,7 +61,7 @@ struct Book {
     queue: Queue<u64>,
     now: Instant,
     at: BTreeMap<u64, (At, Ask)>,
-    /// Of those in `at`, how many callers run, who never come to the queue.
+    /// Number of running requests in `at` that use a worker's slot on their caller's thread and never enter the queue.
     lent: u64,
     running: Vec<Vec<u64>>,
     fetching: Vec<Vec<Entry<u64>>>,
@@ -110,7 +110,7 @@ impl Book {
             Ok(latest_start) => {
                 assert!(latest_start > self.now && latest_start <= ask.deadline);
                 let id = self.queue.push(number, ask, latest_start, self.now);
-                // Refused ones have no number, so that the book numbers what was taken in alone.
+                // Rejected requests have no number, so the model numbers accepted ones only.
                 assert_eq!(id, number);
                 place
             }
@@ -140,7 +140,7 @@ impl Book {
             self.queue.waiting.iter().flat_map(|fair| KINDS.map(|kind| fair.len_of(kind))).collect();
         let Taken { batch, expired } = self.queue.take(worker, self.now);
         for entry in &expired {
-            assert!(self.now > entry.latest_start, "refused although it could be done");
+            assert!(self.now > entry.latest_start, "rejected although it could be done");
             assert_eq!(self.at.insert(entry.job, (At::Gone, entry.ask)).unwrap().0, At::Lane);
         }
         for entry in &batch {
@@ -150,7 +150,7 @@ impl Book {
         let Some(first) = batch.first().map(|entry| entry.ask) else {
             let dear_waits = self.queue.waiting.iter().any(|fair| fair.len_of(Kind::Dear) + expired.len() > 0);
             let is_blocked = self.queue.dear_running() == self.queue.dear_slots() && dear_waits
-                // One caller holds all but this one, which is left to others.
+                // One caller occupies all workers but this one, which is reserved for others.
                 || self.queue.running.iter().flatten().filter(|running| running.flow.is_some()).count() + 1 >= WORKERS;
             assert!(self.queue.waiting() == 0 || is_blocked, "a worker idles while it could run something");
             return;
@@ -209,7 +209,7 @@ impl Book {
         }
     }
 
-    /// The counters of the queue are those of the book.
+    /// Asserts that the counters of the queue equal those of the model.
     fn check(&self) {
         let count = |at: At| self.at.values().filter(|(is, _)| *is == at).count();
         assert_eq!(self.queue.waiting(), count(At::Lane));
@@ -218,13 +218,13 @@ impl Book {
         let to_fetch = &self.queue.to_fetch;
         assert_eq!(to_fetch.price, to_fetch.entries.values().map(|entry| entry.ask.price).sum::<Duration>());
         self.queue.waiting.iter().for_each(Fair::check);
-        // Swarms of fetched ones are let in above the bound of each priority.
+        // Bursts of fetched requests are accepted above the bound of each priority.
         assert!(self.queue.waiting() <= 3 * 64 && self.queue.fetching() <= 64);
         let factor = self.queue.pace.factor();
         assert!(factor.is_finite() && factor > 0.0);
     }
 
-    /// Lets everything run to its end.
+    /// Runs everything to its end.
     fn empty(&mut self) {
         self.queue.close();
         let ask = Ask::plain(ms(1.0), self.now, ms(1000.0));
@@ -295,12 +295,12 @@ proptest! {
     }
 }
 
-/// A load on workers, run event by event under a clock of its own.
+/// Load on workers, simulated event by event.
 struct Storm {
     workers: usize,
-    /// Requests a second of each kind: price, priority, timeout, in milliseconds.
+    /// Requests per second of each kind: cost estimate, priority, timeout, in milliseconds.
     loads: Vec<(f64, Load)>,
-    /// How much longer work takes than its price says, by the second.
+    /// Ratio of real run time to the cost estimate, by second.
     truth: fn(f64) -> f64,
     seconds: f64,
 }
@@ -322,14 +322,14 @@ struct Outcome {
     late: usize,
     refused_at_once: usize,
     refused_later: usize,
-    /// Times until the answer, sorted.
+    /// Latencies in milliseconds, sorted.
     latencies_ms: Vec<f64>,
 }
 
 impl Outcome {
     fn counts(&self) -> String {
         let Outcome { offered, good, late, refused_at_once, refused_later, .. } = self;
-        format!("{good} good, {late} late, {refused_at_once} refused at once and {refused_later} later, of {offered}")
+        format!("{good} good, {late} late, {refused_at_once} rejected at once and {refused_later} later, of {offered}")
     }
 
     fn p99_ms(&self) -> f64 {
@@ -337,7 +337,7 @@ impl Outcome {
     }
 }
 
-/// Numbers that look random and are the same each time.
+/// Deterministic pseudo-random numbers.
 struct Dice(u64);
 
 impl Dice {
@@ -356,7 +356,7 @@ impl Storm {
         self.run_and_count_from(0.0)
     }
 
-    /// What became of the requests that came from `from_s` on.
+    /// Returns the outcomes of requests that arrived from `from_s` on.
     fn run_and_count_from(&self, from_s: f64) -> Vec<Outcome> {
         let start = Instant::now();
         let at = |s: f64| start + Duration::from_secs_f64(s);
@@ -427,7 +427,7 @@ fn overload_costs_no_goodput_and_what_is_taken_in_is_answered_in_time() {
         let capacity = 2.0 * 500.0 / slower;
         let storm = Storm { workers: 2, loads: vec![(capacity * times, PLAIN)], truth, seconds: 10.0 };
         let outcome = &storm.run()[0];
-        // What waits when the storm ends is not counted.
+        // Requests that are queued at the end are not counted.
         let expected = 9.5 * capacity * f64::min(times, 1.0);
         assert!(
             outcome.good as f64 > 0.95 * expected,
@@ -442,7 +442,7 @@ fn overload_costs_no_goodput_and_what_is_taken_in_is_answered_in_time() {
 
 #[test]
 fn a_machine_that_grows_slow_and_fast_again_loses_little() {
-    // Ten times slower for two seconds, every ten.
+    // Ten times slower for two seconds out of ten.
     let truth = |s: f64| if s % 10.0 < 2.0 { 10.0 } else { 1.0 };
     let storm = Storm { workers: 2, loads: vec![(3000.0, PLAIN)], truth, seconds: 20.0 };
     let outcome = &storm.run()[0];
@@ -453,7 +453,7 @@ fn a_machine_that_grows_slow_and_fast_again_loses_little() {
 
 #[test]
 fn a_disturbance_under_overload_ends_when_it_ends() {
-    // Work takes so many times longer from the third second to the fifth, or everything stops for two seconds.
+    // Work slows down by a factor from the third second to the fifth, or everything stops for two seconds.
     let truths: [fn(f64) -> f64; 4] = [
         |s| if (3.0..5.0).contains(&s) { 2.0 } else { 1.0 },
         |s| if (3.0..5.0).contains(&s) { 4.0 } else { 1.0 },
@@ -466,7 +466,7 @@ fn a_disturbance_under_overload_ends_when_it_ends() {
             let outcome = &storm.run_and_count_from(6.5)[0];
             let case = format!("{times} times, disturbance {n}: {}", outcome.counts());
             assert!(outcome.good as f64 > 0.93 * 8500.0, "{case}");
-            // All is as if there had been none: first come first served, and nobody is taken in to be refused later.
+            // As without them: first come, first served, and no accepted request is rejected later.
             assert!(outcome.refused_later == 0 && outcome.late == 0, "{case}");
             assert!((350.0..450.0).contains(&outcome.latencies_ms[outcome.latencies_ms.len() / 2]), "{case}");
         }
@@ -479,7 +479,7 @@ fn short_deadlines_are_kept_or_refused_at_once() {
     let storm = Storm { workers: 2, loads: vec![(3000.0, load)], truth: |_| 1.0, seconds: 20.0 };
     let outcome = &storm.run()[0];
     assert!(outcome.good as f64 > 0.8 * 20_000.0, "{}", outcome.good);
-    // Some run several times as long as priced, which nobody can know.
+    // Some run several times as long as estimated, which is unpredictable.
     assert!(outcome.late as f64 <= 0.02 * outcome.good as f64, "{} late", outcome.late);
     assert!(outcome.refused_later as f64 <= 0.03 * outcome.good as f64, "{} expired", outcome.refused_later);
 }
@@ -505,14 +505,14 @@ fn cheap_requests_keep_their_time_beside_dear_ones() {
     let beside = Storm { workers: 2, loads, truth: |_| 1.0, seconds: 30.0 }.run();
     assert!(beside[0].offered - beside[0].good < 5, "every cheap one is answered, but for the last");
     let (alone_ms, beside_ms) = (alone[0].p99_ms(), beside[0].p99_ms());
-    assert!(beside_ms < 3.0 * alone_ms, "p99 {beside_ms} ms beside dear ones, {alone_ms} ms alone");
-    // And the dear ones have the other worker to themselves.
+    assert!(beside_ms < 3.0 * alone_ms, "p99 {beside_ms} ms next to expensive ones, {alone_ms} ms alone");
+    // The expensive requests have the other worker to themselves.
     assert!(beside[1].good > 20, "{}", beside[1].good);
 }
 
 #[test]
 fn one_callers_storm_delays_that_caller() {
-    // Requests of each price up to the dearest that are no dear ones, thirty times what the workers can do.
+    // Requests of each cost up to the limit of expensive ones, at thirty times the capacity.
     let calm = Load { flow: Flow(1), ..PLAIN };
     let alone = &Storm { workers: 2, loads: vec![(50.0, calm)], truth: |_| 1.0, seconds: 20.0 }.run()[0];
     for (price_ms, batch_ms) in [(2.0, 30.0), (8.0, 0.0), (19.0, 0.0)] {
@@ -522,9 +522,9 @@ fn one_callers_storm_delays_that_caller() {
         let (beside, storm) = (&outcomes[0], &outcomes[1]);
         let case = format!("{price_ms} ms: {}, p99 {} ms, {} alone", beside.counts(), beside.p99_ms(), alone.p99_ms());
         assert!(beside.good as f64 >= 0.99 * beside.offered as f64, "{case}");
-        // Of short ones several are run together, for 10 ms by their price.
+        // Short requests share batches of 10 ms by their estimates.
         assert!(beside.p99_ms() <= 3.0 * alone.p99_ms() + batch_ms, "{case}");
-        // And what is left of the workers is not left idle.
+        // The remaining capacity is not left idle.
         let share = storm.good as f64 * price_ms / (2.0 * 20_000.0);
         assert!(share > 0.45, "{price_ms} ms: the storm had {share} of the workers");
     }
@@ -564,14 +564,14 @@ fn what_nobody_waits_for_ends_where_a_caller_would_be_refused() {
         ..Ask::plain(ms(price_ms), now, ms(if is_background { 30_000.0 } else { 1000.0 }))
     };
     for (workers, background_ms, own_ms, after_ms, overtakes) in [
-        // Dear ones have one worker of two: that of the audit.
+        // Expensive requests have one worker of two: that of the audit.
         (2, 3000.0, 600.0, 10.0, true),
         (1, 3000.0, 600.0, 10.0, true),
         (1, 3000.0, 1.0, 10.0, true),
-        // It is worth waiting for what ends in time, and where another worker is idle nothing has to end.
+        // Work that ends in time is worth waiting for, and nothing has to end while another worker is idle.
         (1, 100.0, 1.0, 10.0, false),
         (2, 3000.0, 1.0, 10.0, false),
-        // Nobody knows when what runs over will end.
+        // The end of work that overran its prediction is unknown.
         (1, 100.0, 1.0, 200.0, true),
     ] {
         let mut queue = Queue::new(bounds(workers), start);
@@ -587,7 +587,7 @@ fn what_nobody_waits_for_ends_where_a_caller_would_be_refused() {
         assert_eq!(queue.overtake(&own, now), overtakes, "{case}");
         assert!(queue.admit(&own, now).is_ok(), "{case}");
     }
-    // Once is enough, and what it would not help ends nothing.
+    // One preemption is enough, and a useless one does not happen.
     let mut queue = Queue::new(bounds(1), start);
     let background = ask(true, 3000.0, start);
     let latest_start = queue.admit(&background, start).unwrap();
@@ -607,7 +607,7 @@ fn a_wrong_pace_mends_itself_though_all_is_refused() {
     let start = Instant::now();
     let mut queue: Queue<()> = Queue::new(bounds(2), start);
     let mut now = start;
-    // Something made all batches of a second a hundred times slower.
+    // All batches of one second were a hundred times slower.
     for _ in 0..1000 {
         now += ms(100.0);
         queue.pace.learn(ms(1.0), ms(100.0), now);
@@ -623,7 +623,7 @@ fn a_wrong_pace_mends_itself_though_all_is_refused() {
         assert_eq!(queue.take(0, now).batch.len(), 1);
         queue.finish(0, price, None, now + price);
     }
-    assert!(taken_in > 1500, "{taken_in} of 3000 taken in, pace {}", queue.pace.factor());
+    assert!(taken_in > 1500, "{taken_in} of 3000 accepted, service rate {}", queue.pace.factor());
 }
 
 #[test]
@@ -641,10 +641,10 @@ fn what_is_brief_is_told_by_the_time_that_a_core_was_had() {
         }
         now
     };
-    // What takes ten times as long as its price says because others have the cores is as brief as before.
+    // Contention by other processes does not make a request less brief, even at ten times its estimate.
     let later = run(&mut queue, short.price * 10, short.price);
     assert!(queue.pace.factor() > 5.0 && queue.is_brief(&of(short.price, later)));
-    // What has a core for ten times as long is brief no more.
+    // Ten times the CPU time does.
     let later = run(&mut queue, short.price * 10, short.price * 10);
     assert!(!queue.is_brief(&of(short.price, later)));
 }

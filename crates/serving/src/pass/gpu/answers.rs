@@ -1,4 +1,4 @@
-//! The answers of a group: what its devices made, with what is told of how it came about.
+//! Converts the device results of a group to answers, with their explanations.
 
 use std::time::Instant;
 
@@ -15,20 +15,20 @@ use sterling_core::request::{Answer, Content, Explain, QueryReport};
 use sterling_cuda::Device;
 use sterling_snapshot::model::QuerySpec;
 
-/// What each device was sent.
+/// Work that was submitted to each device.
 pub(super) enum Sent {
-    /// To rerank candidates; what the queries looked at before, where that is known.
+    /// Reranking of candidates; with the search counters of the queries, if they are known.
     Columns(Vec<LaterColumns>, Vec<LookedAt>),
-    /// To select a shard's part of them.
+    /// Selection of a shard's candidates.
     Found(Vec<LaterFound>),
 }
 
-/// A group whose work is sent off to one device or several.
+/// Group whose work is submitted to one device or several.
 pub(super) struct UnderWay {
     kind: &'static str,
     group: Group,
     sent: Sent,
-    /// The devices that share the items.
+    /// Names of the devices that share the items.
     shared_by: Option<String>,
 }
 
@@ -38,7 +38,7 @@ impl UnderWay {
         UnderWay { kind: lanes[0].kind(), group, sent, shared_by: (lanes.len() > 1).then(names) }
     }
 
-    /// Waits for what the devices made, and answers the requests of the group.
+    /// Waits for the results of the devices, and answers the requests of the group.
     pub(super) fn answer(
         self,
         seen: &[SeenView<'_>],
@@ -80,7 +80,7 @@ impl UnderWay {
     }
 }
 
-/// What is told of a search that would scan codes on the CPU.
+/// Note in the explanation of a search that would scan first-pass codes on the CPU.
 const INT8_FOR_CODES: &str = "the card scanned int8 rows in place of the first pass's codes, which stay on the host";
 
 fn explain((all, of_queries): (&LookedAt, &[LookedAt]), prepared: &Prepared, content: &Content) -> Explain {

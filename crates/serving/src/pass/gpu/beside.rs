@@ -1,9 +1,10 @@
-//! What updates have made of a snapshot, in the memory of a device, or what of that one of several has.
+//! Device-resident delta of a snapshot: segments added by updates, and the live bitmaps that hide deleted items. With several
+//! GPUs, this GPU's partition of it.
 //!
-//! A segment's items take the place of slots that are spare behind those of the snapshot, in the same arrays: from the candidates on no
-//! kernel knows that they came later. Its lists, planes and columns of filters are its own. Of what is gone, of the snapshot or of a
-//! segment, each view has the bits of its own, made of those of a view before: words that differ are uploaded, and a segment is
-//! uploaded once. So what a view takes is what has changed, and a batch sees the view that it was prepared for.
+//! A segment's items occupy spare slots behind those of the snapshot, in the same arrays: from the candidates on, no kernel
+//! distinguishes them. A segment has its own lists, Bloom planes and filter columns. Each view has its own live bitmaps of the
+//! snapshot and of each segment, derived from those of an earlier view by uploading the changed words; a segment is uploaded
+//! once. A new view therefore costs only its changes, and a batch sees the view that it was prepared for.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, Weak};
@@ -22,68 +23,68 @@ use sterling_index::ivf::{BesideLists, DeviceIndex};
 use sterling_index::search::Tombstones;
 use sterling_kernels::cpu::kernels::BLOCK;
 
-/// A segment whose items lie in spare slots.
+/// Segment whose items are in spare slots.
 #[derive(Debug)]
 pub(super) struct DeviceSegment {
     pub(super) lists: BesideLists,
     pub(super) planes: DevicePlanes,
-    /// The first slot of each word of its planes, as all slots of the device are counted.
+    /// First slot of each word of its planes, in the numbering of the device.
     pub(super) word_slots: Array<u32>,
     cut: ListCut,
     slots: Lent,
     _keys: Vec<Lent>,
 }
 
-/// What is not gone of a snapshot or a segment.
+/// Live items of a snapshot or a segment.
 #[derive(Debug)]
 struct PartItems {
     gone: Tombstones,
     items: DeviceLiveItems,
 }
 
-/// Puts what a device has of a segment from a slot on.
+/// Writes a device's part of a segment from a slot on.
 type PutAt<'a> = dyn Fn((&Segment, &ListCut), u32) -> Result<Vec<Lent>> + 'a;
 
-/// The arrays of a snapshot on a device that have spare slots behind its own.
+/// Device arrays of a snapshot that end with spare slots.
 #[derive(Clone, Copy)]
 pub(super) struct SpareArrays<'a> {
     pub(super) index: &'a DeviceIndex,
     pub(super) planes: &'a DevicePlanes,
-    /// Puts what is read of a segment's items by their slots, but for its index, in the place of slots from the given one on.
+    /// Writes the segment's per-slot data, except its index, to spare slots from the given one on.
     pub(super) put: &'a PutAt<'a>,
 }
 
-/// A part of a view, the snapshot or a segment.
+/// Part of a view: the snapshot or a segment.
 #[derive(Debug)]
 struct LivePart {
-    /// None where nothing is gone.
+    /// `None` if no item is deleted.
     live: Option<Arc<PartItems>>,
 }
 
-/// A segment in a view.
+/// Segment in a view.
 #[derive(Debug)]
 pub(super) struct DevicePiece {
     pub(super) segment: Arc<DeviceSegment>,
     part: LivePart,
-    /// Its slots as the view counts them.
+    /// Its slots in the numbering of the view.
     of_view: Range<u32>,
 }
 
-/// A view in the memory of a device.
+/// View in device memory.
 #[derive(Debug)]
 pub(super) struct DeviceView {
-    /// What of the snapshot's lists is here.
+    /// This device's part of the snapshot's lists.
     cut: Arc<ListCut>,
     main: LivePart,
     pub(super) pieces: Vec<DevicePiece>,
-    /// How many of each list of the snapshot are gone; empty where nothing is.
+    /// Number of deleted items per list of the snapshot; empty if there are none.
     gone_of_lists: Vec<u32>,
 }
 
-/// Segments that are on a device, for as long as somebody has them.
+/// Segments on a device, as long as any view uses them.
 type Segments = Vec<(Weak<Segment>, Arc<DeviceSegment>)>;
 
-/// What is on a device beside a snapshot.
+/// Delta of a snapshot on a device.
 #[derive(Debug)]
 pub(super) struct BesideSnapshot {
     cut: Arc<ListCut>,
@@ -94,31 +95,31 @@ pub(super) struct BesideSnapshot {
 }
 
 impl LivePart {
-    /// The device's bits of what is not gone; none where nothing is.
+    /// Returns the live bitmap; `None` if no item is deleted.
     fn items(&self) -> Option<&DeviceLiveItems> {
         self.live.as_ref().map(|live| &live.items)
     }
 }
 
 impl DevicePiece {
-    /// Its first slot on the device.
+    /// First slot on the device.
     fn first(&self) -> u32 {
         self.segment.slots.places().start
     }
 
-    /// What is not gone of it; none where nothing is.
+    /// Live bitmap of the segment; `None` if no item is deleted.
     pub(super) fn live(&self) -> Option<&DeviceLiveItems> {
         self.part.items()
     }
 }
 
 impl DeviceView {
-    /// What is not gone of the snapshot; none where nothing is.
+    /// Live bitmap of the snapshot; `None` if no item is deleted.
     pub(super) fn live(&self) -> Option<&DeviceLiveItems> {
         self.main.items()
     }
 
-    /// A slot of the view as the device counts it; none where another device has it.
+    /// Converts a slot of the view to the numbering of the device; `None` if another device has it.
     pub(super) fn to_device(&self, slot: Slot) -> Option<u32> {
         match self.pieces.iter().find(|piece| piece.of_view.contains(&slot.0)) {
             Some(piece) => Some(piece.segment.cut.to_card(slot.0 - piece.of_view.start)? + piece.first()),
@@ -126,7 +127,7 @@ impl DeviceView {
         }
     }
 
-    /// A slot of the device as the view counts it.
+    /// Converts a slot of the device to the numbering of the view.
     pub(super) fn of_device(&self, slot: u32) -> Slot {
         match self.pieces.iter().find(|piece| piece.segment.slots.places().contains(&slot)) {
             Some(piece) => Slot(piece.segment.cut.of_card(slot - piece.first()) + piece.of_view.start),
@@ -134,36 +135,37 @@ impl DeviceView {
         }
     }
 
-    /// Items of the snapshot that are gone in so many lists at most.
+    /// Maximum number of deleted snapshot items in `lists` lists.
     pub(super) fn gone_at_most(&self, lists: usize) -> usize {
         self.gone_of_lists.iter().max().map_or(0, |&most| most as usize * lists)
     }
 
-    /// Items beside the snapshot at most that a search of so many lists scans.
+    /// Maximum number of segment items that a search of `lists` lists scans.
     pub(super) fn items_at_most(&self, lists: usize) -> usize {
         self.pieces.iter().map(|piece| piece.segment.lists.items_at_most(lists)).sum()
     }
 }
 
-/// The bits of what is there, as scans take them.
+/// Converts a live bitmap to the form that scans take.
 pub(super) fn live_items<'a>(live: Option<&'a DeviceLiveItems>, planes: &'a DevicePlanes) -> Option<LiveItems<'a>> {
     live.map(|live| LiveItems { words: live.words(), firsts: &planes.index().firsts })
 }
 
 impl BesideSnapshot {
-    /// Nothing yet, over so many spare slots behind those of a share of the snapshot's lists.
+    /// Creates an empty delta, over `spare` slots behind those of a share of the snapshot's lists.
     pub(super) fn new((share, cut): (Share, Arc<ListCut>), spare: usize) -> Self {
-        // A block behind the snapshot's slots: what says where the values of its last slot end is not a segment's.
+        // Leaves a block behind the snapshot's slots: the end offset of its last slot's values must not be overwritten by a
+        // segment.
         let end = cut.slots().saturating_add(spare) as u32;
         let spare = Spare::new((cut.slots() + BLOCK) as u32..end.max((cut.slots() + BLOCK) as u32));
         BesideSnapshot { cut, share, spare, views: Mutex::default(), segments: Mutex::default() }
     }
 
-    /// A view on the device. The first call uploads what it has that none before had; others that ask for it wait for that, and those
-    /// that ask for another one do not.
+    /// Returns a view on the device. The first call uploads its changes; concurrent calls for the same view wait for that, calls
+    /// for others do not.
     ///
     /// # Errors
-    /// `Overloaded` where there is no room for it.
+    /// `Overloaded` if there is no room for it.
     pub(super) fn get(&self, device: &Device, arrays: SpareArrays<'_>, view: &Arc<View>) -> Result<Arc<DeviceView>> {
         if let Some(known) = self.known(view) {
             return Ok(known);
@@ -175,13 +177,13 @@ impl BesideSnapshot {
         let before = self.last();
         segments.retain(|(of, _)| of.strong_count() > 0);
         let made = Arc::new(make(device, (arrays, self), view, (before.as_deref(), &mut segments))?);
-        // Lanes read it on streams of their own.
+        // Worker streams read it, so the upload must be complete.
         device.settle()?;
         locked(&self.views).push((Arc::downgrade(view), made.clone()));
         Ok(made)
     }
 
-    /// A view that is there; those that nobody holds go, but for the last, of which the next one is made.
+    /// Returns an uploaded view; drops views that are no longer used, except the last one, from which the next is derived.
     fn known(&self, view: &Arc<View>) -> Option<Arc<DeviceView>> {
         let mut views = locked(&self.views);
         let last = views.len().saturating_sub(1);
@@ -198,7 +200,7 @@ impl BesideSnapshot {
     }
 }
 
-/// Brings to the device what a view has that is not there.
+/// Uploads the parts of a view that the device lacks.
 fn make(
     device: &Device,
     (arrays, of): (SpareArrays<'_>, &BesideSnapshot),
@@ -228,7 +230,7 @@ fn make(
     Ok(DeviceView { cut: of.cut.clone(), main: main_part, pieces, gone_of_lists })
 }
 
-/// How many of each list of a view's snapshot are gone, counted on from an earlier view.
+/// Counts the deleted items per list of a view's snapshot, starting from an earlier view.
 fn gone_of_lists(view: &View, before: Option<&DeviceView>) -> Vec<u32> {
     if view.gone().is_empty() {
         return Vec::new();
@@ -244,7 +246,7 @@ fn gone_of_lists(view: &View, before: Option<&DeviceView>) -> Vec<u32> {
     counts
 }
 
-/// What is not gone of a part, made of what an earlier view has of it.
+/// Updates the live bitmap of a part from that of an earlier view.
 fn live_part(
     device: &Device,
     (planes, index, cut): (&DevicePlanes, &filter::Index, &ListCut),
@@ -265,7 +267,7 @@ fn live_part(
     Ok(LivePart { live: Some(Arc::new(PartItems { gone: gone.clone(), items })) })
 }
 
-/// Puts a segment in spare slots, or what of it the device has.
+/// Writes a segment, or this device's part of it, to spare slots.
 fn upload(
     device: &Device,
     (arrays, of): (SpareArrays<'_>, &BesideSnapshot),
@@ -273,7 +275,7 @@ fn upload(
 ) -> Result<DeviceSegment> {
     let (index, spare) = (segment.index(), &of.spare);
     let cut = index.cut(of.share);
-    // Behind its slots, so that what says where the values of the last one end is its own.
+    // Reserves a block behind its slots, so that the end offset of its last slot's values is its own.
     let room = (cut.slots() + BLOCK) as u32;
     let full = || {
         let (free, slots) = (spare.left(), cut.slots());

@@ -1,4 +1,4 @@
-//! The pass itself: embed, group, search, rerank, and the CPU for what is left.
+//! The pass on devices: embeds, groups, searches and reranks; the CPU does the rest.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -23,7 +23,7 @@ use sterling_cuda::{Device, Devices};
 use sterling_embedding::{HotCounters, HotTurn};
 use sterling_graph::tower::{DeviceTower, Threads};
 
-/// The pass on a device, with a pass on the CPU for what the device does not do.
+/// Pass on a device, with a CPU pass for everything that the device does not do.
 pub struct Cuda {
     residents: Arc<Residents>,
     cpu: Cpu,
@@ -32,8 +32,8 @@ pub struct Cuda {
     lanes: Option<Lanes>,
 }
 
-/// Lanes of a worker: one to embed on, and two on each device for groups of requests, of which one is written down while the other
-/// computes.
+/// Streams of a worker: one for embedding, and two per device for groups of requests, so that the host submits one group while
+/// the other runs.
 #[derive(Clone)]
 struct Lanes {
     embed: Device,
@@ -47,21 +47,21 @@ impl Lanes {
     }
 }
 
-/// Waits for all lanes of a worker when a batch ends, also by an error or a panic: what they read on the device, and read of the host,
-/// stays until then.
+/// Waits for all streams of a worker at the end of a batch, also after an error or a panic: the memory that they read must stay
+/// valid until then.
 struct Finishing(Lanes);
 
 impl Drop for Finishing {
     fn drop(&mut self) {
         for device in self.0.groups.iter().flatten().chain([&self.0.embed]) {
-            // On a device that fails nothing runs any more.
+            // On a failed device nothing runs any more.
             let _ = device.finish();
         }
     }
 }
 
 impl Cuda {
-    /// A pass over what `residents` hold; graphs that run on the host take `threads`.
+    /// Creates a pass over `residents`; graphs on the host use `threads`.
     pub fn new(residents: Arc<Residents>, threads: Threads) -> Self {
         residents.join();
         Cuda { residents, cpu: Cpu::new(threads.clone()), threads, scratch: Scratch::default(), lanes: None }
@@ -86,7 +86,7 @@ impl Pass for Cuda {
         let ran = match residents.health().pause() {
             Some(reason) => Err(Error::unavailable(reason)),
             None => self.run_here(&left).inspect_err(|e| match e.kind() {
-                // It is said once for all batches of a device that is lost.
+                // Logged once for all batches on a lost device.
                 Kind::Unavailable | Kind::Internal if residents.health().failed(e) => {
                     tracing::warn!(reason = %e, "the device failed, the CPU answers");
                 }
@@ -96,7 +96,7 @@ impl Pass for Cuda {
         match &ran {
             Ok(true) if residents.health().worked() => tracing::info!("the device works again"),
             Ok(_) => {}
-            // Of what was under way nothing is needed any more.
+            // The work that was running is no longer needed.
             Err(_) => self.lanes = None,
         }
         let fallback =
@@ -119,25 +119,25 @@ impl Pass for Cuda {
     }
 }
 
-/// Asks for all that later steps read of a user.
+/// Returns whether the request is for all user tensors that later steps read.
 fn is_whole(prepared: &Prepared) -> bool {
     matches!(prepared.task, Task::Embed { whole: true })
 }
 
-/// A user whom another server has embedded.
+/// Returns whether another server has embedded the user.
 fn is_embedded(prepared: &Prepared) -> bool {
     matches!(prepared.query, Query::Embedded(_))
 }
 
 impl Cuda {
-    /// Answers first those whose users come embedded, then those that bring features or a vector. Returns whether devices answered any.
+    /// Answers requests with embedded users first, then those with features or a vector. Returns whether devices answered any.
     fn run_here(&mut self, batch: &Left<'_>) -> Result<bool> {
         let wanted = (0..batch.len()).filter(|&place| batch.is_wanted(place));
         let (given, others): (Vec<usize>, Vec<usize>) = wanted.partition(|&place| is_embedded(batch.prepared(place)));
         Ok(self.run_some(batch, &given)? | self.run_some(batch, &others)?)
     }
 
-    /// Answers those requests that the devices can do, and leaves the others to the CPU. Returns whether there were any.
+    /// Answers the requests that the devices can execute, and leaves the others to the CPU. Returns whether there were any.
     fn run_some(&mut self, batch: &Left<'_>, wanted: &[usize]) -> Result<bool> {
         let Some(&first) = wanted.first() else { return Ok(false) };
         let view = batch.prepared(first).view();
@@ -158,7 +158,7 @@ impl Cuda {
         if wanted.is_empty() {
             return Ok(false);
         }
-        // The one that users are embedded on.
+        // Users are embedded on the first device.
         let resident = &on_devices[0];
         let start = Instant::now();
         let lanes = match self.lanes.take() {
@@ -169,14 +169,14 @@ impl Cuda {
         let Lanes { embed, groups: by_turns } = lanes.clone();
         embed.begin()?;
         let mut turn = resident.tower.as_ref().and_then(DeviceTower::turn);
-        // Behind all that lanes read, and so dropped before it.
+        // Declared after the memory that the streams read, and so dropped before it.
         let _finishing = Finishing(lanes);
         let embedded = self.embed(&embed, batch, &wanted, (resident, &mut turn))?;
         let is_several = on_devices.len() > 1;
         let reads_all = is_several || wanted.iter().any(|&place| is_whole(batch.prepared(place)));
         let users = embedded.users.read(embedded.requests.len(), reads_all)?;
         let wrong = answer_embeddings(batch, &embedded, &users);
-        // The users were waited for, and with them all that filled places.
+        // The host has waited for the users, and so for all writes to cached rows.
         end(turn, resident);
         let users = is_several.then_some(&users);
         let ranked = |n: &usize| !wrong[*n] && !matches!(embedded.requests[*n].1.task, Task::Embed { .. });
@@ -184,7 +184,7 @@ impl Cuda {
         let mut groups = Group::all(&seen, &embedded, ranked, residents.group_bytes());
         groups.sort_by_key(|group| std::cmp::Reverse(group.requests.len()));
         let mut under_way: Option<UnderWay> = None;
-        // Groups that are sent take turns: one of which all are late takes none.
+        // Submitted groups alternate between streams; a group whose requests are all late takes none.
         let mut sent = 0;
         for group in groups {
             let is_late = |n: &usize| batch.deadline(embedded.requests[*n].0).is_some_and(|by| Instant::now() >= by);
@@ -232,7 +232,8 @@ impl Cuda {
     }
 }
 
-/// Answers requests that ask for their embedding, and those whose tower made none; tells which these are. Takes note of the queries that are searched.
+/// Answers requests for embeddings, and those whose tower output is invalid; returns which ones these are. Records the queries
+/// that will be searched.
 fn answer_embeddings(batch: &dyn Batch, embedded: &Embedded<'_>, users: &HostUsers) -> Vec<bool> {
     let answer = |(n, &(place, prepared)): (usize, &(usize, &Prepared))| {
         let reads_more = prepared.view().main().package.needs_features();
@@ -252,7 +253,7 @@ fn answer_embeddings(batch: &dyn Batch, embedded: &Embedded<'_>, users: &HostUse
     embedded.requests.iter().enumerate().map(answer).collect()
 }
 
-/// Searches and reranks for a group, and does not wait for its results. `users` are there where several devices share the items.
+/// Searches and reranks for a group, without waiting for the results. `users` is set if several devices share the items.
 fn send(
     lanes: &[Device],
     seen: &[SeenView<'_>],
@@ -278,7 +279,7 @@ fn send(
     Ok(UnderWay::new(&lanes[..1], group, sent))
 }
 
-/// Ends the turn of a batch at rows that are on the device as far as they are asked for often, and says how often they were there, beside how often they were to be.
+/// Ends a batch's use of the tables that are partly cached on the device, and reports measured and planned hit rates.
 fn end(turn: Option<HotTurn<'_>>, resident: &Resident) {
     let (Some(turn), Some(tower)) = (turn, &resident.tower) else { return };
     turn.end();
@@ -288,13 +289,13 @@ fn end(turn: Option<HotTurn<'_>>, resident: &Resident) {
     }
 }
 
-/// The requests of a batch that have no answer yet.
+/// Unanswered requests of a batch.
 struct Left<'a> {
     batch: &'a dyn Batch,
     answered: Vec<AtomicBool>,
-    /// Why the CPU answers one of them.
+    /// Reason why the CPU answers each request.
     reasons: Vec<OnceLock<Error>>,
-    /// Why the CPU answers all of them.
+    /// Reason why the CPU answers all of them.
     failed: Option<String>,
 }
 

@@ -1,5 +1,4 @@
-//! Steps 1 and 2: requests with their query embeddings, and what else the reranker reads of their users, in the memory of a
-//! device.
+//! Steps 1 and 2 on a device: query embeddings, and the other user tensors that the reranker reads.
 
 use super::resident::Resident;
 use crate::pass::embed::Asked;
@@ -12,25 +11,25 @@ use sterling_embedding::HotTurn;
 use sterling_graph::tower::{DeviceMade, DeviceTower, FeatureRow, Tower};
 use sterling_snapshot::model::{Package, UserInput};
 
-/// Requests of a batch with what is known of their users on the device.
+/// Requests of a batch with their user tensors on the device.
 pub(super) struct Embedded<'a> {
-    /// Their places in the batch, and they.
+    /// Requests with their indexes in the batch.
     pub(super) requests: Vec<(usize, &'a Prepared)>,
     pub(super) users: Users,
-    /// Those of ids that were answered with default rows.
+    /// Number of ids per request that were answered with default rows.
     pub(super) degraded_rows: Vec<u64>,
 }
 
-/// What is known of the users of some requests.
+/// User tensors of some requests.
 #[derive(Debug)]
 pub(super) struct Users {
-    /// The query embeddings, `[requests, D]`, or `[requests, Tq, D]`.
+    /// Query embeddings, `[requests, D]` or `[requests, Tq, D]`.
     pub(super) vectors: Array<f32>,
-    /// The tensors that the reranker reads, in its order, `[requests, count]` each; none where it is the query.
+    /// Tensors that the reranker reads, in its order, `[requests, count]` each; `None` for the query itself.
     tensors: Vec<Option<Array<f32>>>,
 }
 
-/// The same in the memory of the host.
+/// User tensors in host memory.
 pub(super) struct HostUsers {
     count: usize,
     vectors: Vec<f32>,
@@ -38,7 +37,7 @@ pub(super) struct HostUsers {
 }
 
 impl HostUsers {
-    /// What the steps after the user tower read of one of them; `reads_more` where that is more than the query.
+    /// Returns the outputs of the user tower for request `n` that later steps read; `reads_more` includes more than the query.
     pub(super) fn whole(&self, n: usize, reads_more: bool) -> EmbeddedUser {
         let row = |matrix: &Vec<f32>| {
             let width = matrix.len() / self.count.max(1);
@@ -49,7 +48,7 @@ impl HostUsers {
         EmbeddedUser { query: row(&self.vectors), tensors }
     }
 
-    /// Some of them on a device.
+    /// Uploads the tensors of selected requests.
     pub(super) fn some(&self, device: &Device, named: &[usize]) -> Result<Users> {
         let rows = |matrix: &Vec<f32>| {
             let width = matrix.len() / self.count.max(1);
@@ -62,28 +61,28 @@ impl HostUsers {
 }
 
 impl Users {
-    /// All of `count` of them in the memory of the host, with their tensors or without.
+    /// Downloads the tensors of `count` requests; `with_tensors` includes those besides the query.
     pub(super) fn read(&self, count: usize, with_tensors: bool) -> Result<HostUsers> {
         let tensor = |tensor: &Option<Array<f32>>| tensor.as_ref().map(Array::to_vec).transpose();
         let tensors = self.tensors.iter().filter(|_| with_tensors).map(tensor).collect::<Result<_>>()?;
         Ok(HostUsers { count, vectors: self.vectors.to_vec()?, tensors })
     }
 
-    /// Those of some of `count` requests, which are named.
+    /// Selects requests by index, out of `count`.
     pub(super) fn some(&self, device: &Device, count: usize, named: &[usize]) -> Result<Users> {
         let rows = |matrix: &Array<f32>| take_rows(device, matrix, matrix.len() / count.max(1), named);
         let tensors = self.tensors.iter().map(|tensor| tensor.as_ref().map(rows).transpose()).collect::<Result<_>>()?;
         Ok(Users { vectors: rows(&self.vectors)?, tensors })
     }
 
-    /// The tensors that the reranker reads, in its order.
+    /// Returns the tensors that the reranker reads, in its order.
     pub(super) fn tensors(&self) -> Vec<&Array<f32>> {
         self.tensors.iter().map(|tensor| tensor.as_ref().unwrap_or(&self.vectors)).collect()
     }
 }
 
 impl<'a> Embedded<'a> {
-    /// What the host has made of requests.
+    /// Uploads user tensors that the host has computed.
     pub(super) fn of_host(device: &Device, inputs: &[UserInput], asked: &[Asked<'a>]) -> Result<Self> {
         let all = |of: &dyn Fn(&Asked<'_>) -> Vec<f32>| device.copy(&asked.iter().flat_map(of).collect::<Vec<f32>>());
         let tensor = |(n, input): (usize, &UserInput)| match input {
@@ -98,7 +97,7 @@ impl<'a> Embedded<'a> {
         })
     }
 
-    /// What the device makes of requests that bring features, and of those that bring their query embedding.
+    /// Computes user tensors on the device, from features or from query embeddings of the caller.
     pub(super) fn of_device(
         device: &Device,
         package: &Package,
@@ -129,7 +128,7 @@ impl<'a> Embedded<'a> {
     }
 }
 
-/// What the reranker reads of `rows` users as one of its inputs; none where that is the query.
+/// Returns one input of the reranker for `rows` users; `None` for the query itself.
 fn tensor_of(
     device: &Device,
     tower: &Tower,
@@ -152,7 +151,7 @@ fn tensor_of(
     }
 }
 
-/// Copies output `n` of so many rows of so many numbers to the start of `to`.
+/// Copies output `n` (`rows` rows of `count` numbers) to the start of `to`.
 fn side_by_side(
     device: &Device,
     made: &DeviceMade,

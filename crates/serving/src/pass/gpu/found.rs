@@ -1,4 +1,4 @@
-//! What a group found on a device, and the same on its way to the host.
+//! Candidates of a group on a device, and their transfer to the host.
 
 use super::embedded::Users;
 use sterling_core::error::Result;
@@ -7,27 +7,28 @@ use sterling_cuda::ops::top::Best;
 use sterling_cuda::{Array, Later};
 use sterling_index::topk::unkey;
 
-/// What a group found.
+/// Search results of a group.
 pub(super) struct Found {
     pub(super) users: Users,
-    /// Candidates with their ordered scores; in no order, but where they are a shard's part of those of a search.
+    /// Candidates with their scores as ordered keys; unsorted, except for a shard's candidates.
     pub(super) best: Best,
-    /// Where another device's may be better: their scores by the widest rows, `best` having those of codes by which they were selected.
+    /// Scores by the widest rows, if other devices may have better candidates; `best` holds the scores of codes, by which they
+    /// were selected.
     pub(super) wide: Option<Array<u32>>,
     pub(super) counters: Counters,
 }
 
-/// What the search looked at, `[queries]` each; empty where it did not look at lists.
+/// Search counters, `[queries]` each; empty if no lists were searched.
 #[derive(Default)]
 pub(super) struct Counters {
     pub(super) lists: Option<Array<u32>>,
-    /// Those of each part.
+    /// Items per part (snapshot or segment).
     pub(super) items: Vec<Array<u64>>,
     pub(super) survivors: Option<Array<u32>>,
 }
 
 impl Counters {
-    /// The same on their way to the host.
+    /// Starts the transfer to the host.
     pub(super) fn later(&self, count: usize) -> Result<LaterCounters> {
         let later = |counts: &Option<Array<u32>>| counts.as_ref().map(|counts| counts.later(count)).transpose();
         Ok(LaterCounters {
@@ -38,15 +39,15 @@ impl Counters {
     }
 }
 
-/// [`Counters`] that are on their way.
+/// [`Counters`] in transfer.
 pub(super) struct LaterCounters {
     lists: Option<Later<u32>>,
-    /// Those of each part.
+    /// Items per part.
     items: Vec<Later<u64>>,
     survivors: Option<Later<u32>>,
 }
 
-/// What a query of a request looked at.
+/// Search counters of one query.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct LookedAt {
     pub(super) candidates: u64,
@@ -56,7 +57,7 @@ pub(super) struct LookedAt {
 }
 
 impl LaterCounters {
-    /// What each of `count` queries looked at.
+    /// Waits for the counters of `count` queries.
     pub(super) fn get(self, count: usize) -> Result<Vec<LookedAt>> {
         let counted = |counts: Option<Later<u32>>| counts.map_or(Ok(vec![0; count]), Later::get);
         let (lists, survivors) = (counted(self.lists)?, counted(self.survivors)?);
@@ -75,7 +76,7 @@ impl LaterCounters {
 }
 
 impl LookedAt {
-    /// Adds what was looked at elsewhere.
+    /// Adds the counters of another device.
     pub(super) fn add(&mut self, other: &LookedAt) {
         self.candidates += other.candidates;
         self.lists += other.lists;
@@ -90,7 +91,7 @@ impl LookedAt {
     }
 }
 
-/// What a device found, on its way.
+/// Results of a device in transfer.
 pub(super) struct LaterFound {
     stride: usize,
     keys: Later<u32>,
@@ -100,14 +101,14 @@ pub(super) struct LaterFound {
     counted: LaterCounters,
 }
 
-/// What a device found.
+/// Results of a device.
 pub(super) struct HostFound {
     stride: usize,
-    /// Ordered scores, `[queries, stride]`.
+    /// Scores as ordered keys, `[queries, stride]`.
     keys: Vec<u32>,
-    /// Those by the widest rows, where `keys` are those of codes.
+    /// Scores by the widest rows, if `keys` are those of codes.
     pub(super) wide: Option<Vec<u32>>,
-    /// As the device counts them.
+    /// Slots in the numbering of the device.
     slots: Vec<u32>,
     counts: Vec<u32>,
     pub(super) looked_at: Vec<LookedAt>,
@@ -139,30 +140,30 @@ impl LaterFound {
     }
 }
 
-/// What devices made of a request.
+/// Answer of the devices to a request.
 pub(super) struct Made {
     pub(super) content: Result<Content>,
-    /// Candidates of all its queries together.
+    /// Number of candidates of all its queries.
     pub(super) candidates: u64,
     pub(super) of_queries: Vec<LookedAt>,
 }
 
-/// The number that a kernel wrote as an ordered one.
+/// Decodes a score from the ordered key of a kernel.
 pub(super) fn number(key: u32) -> f32 {
     unkey(u64::from(key) << 32).0
 }
 
-/// One candidate of a query.
+/// Candidate of a query.
 #[derive(Clone, Copy)]
 pub(super) struct Candidate {
     pub(super) device: usize,
-    /// As the device counts it.
+    /// Slot in the numbering of the device.
     pub(super) slot: u32,
-    /// By codes, or by rows where these alone select, and by rows.
+    /// Keys by codes and by rows; equal if rows alone select.
     pub(super) keys: [u32; 2],
 }
 
-/// What all devices found for query `n`, one device after the other.
+/// Returns the candidates of all devices for query `n`, one device after the other.
 pub(super) fn candidates_of(of_devices: &[HostFound], n: usize) -> Vec<Candidate> {
     let of_device = |(device, found): (usize, &HostFound)| {
         let first = n * found.stride;

@@ -1,4 +1,4 @@
-//! Requests that find their candidates alike, as many together as the device has memory for.
+//! Groups of requests that find candidates in the same way, as many together as device memory allows.
 
 use super::beside::DeviceView;
 use super::embedded::Embedded;
@@ -13,76 +13,76 @@ use sterling_index::filter::{Plan, Route};
 use sterling_index::search::SearchPlan;
 use sterling_snapshot::Snapshot;
 
-/// What requests of a batch see, on the host and on a device.
+/// View of the requests of a batch, on the host and on a device.
 #[derive(Clone, Copy)]
 pub(super) struct SeenView<'a> {
     pub(super) view: &'a View,
     pub(super) resident: &'a Resident,
     pub(super) beside: &'a DeviceView,
-    /// True on the first of several devices, which tells what all of them know.
+    /// Whether this is the first of several devices, which reports counts that all of them know.
     pub(super) is_first: bool,
 }
 
-/// How candidates are found.
+/// Method of finding candidates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Way {
-    /// There are none.
+    /// No candidates.
     Nothing,
-    /// These slots: those of posting lists, or those that a request names.
+    /// Known slots, from posting lists or from the request.
     Named,
-    /// These, with the scores that they come with.
+    /// Known slots with known scores.
     Scored,
-    /// The best lists, all items of them.
+    /// All items of the best lists.
     Best,
     /// As many lists, best first, as hold enough eligible items.
     Enough,
-    /// Every eligible item by its widest row.
+    /// All eligible items, by their widest rows.
     Exact,
 }
 
-/// Requests that go through the device together, by their places among the embedded ones.
+/// Requests that go through the device together, by index among the embedded ones.
 #[derive(Clone, Debug)]
 pub(super) struct Group {
-    /// Shards' parts of the candidates of searches, which are not reranked.
+    /// Whether these are a shard's candidates, which are not reranked.
     pub(super) is_selection: bool,
     pub(super) way: Way,
     pub(super) requests: Vec<usize>,
-    /// Candidates that are collected for each query of a request at most.
+    /// Maximum number of collected candidates per query.
     pub(super) room: usize,
-    /// Candidates that are kept of each query at most, K0.
+    /// Maximum number of retained candidates per query, K0.
     pub(super) candidates: usize,
-    /// Candidates that are reranked of each request at most: those of all its queries.
+    /// Maximum number of reranked candidates per request, over all its queries.
     pub(super) reranked: usize,
-    /// The plans whose filter bitmaps are evaluated, each once; by their addresses.
+    /// Addresses of the distinct plans whose filter bitmaps are evaluated.
     plans: Vec<usize>,
 }
 
-/// One query of a request: where its user has several, each is searched by itself.
+/// One query of a request: each query of a user is searched separately.
 #[derive(Clone, Copy)]
 pub(super) struct OneQuery<'a> {
     pub(super) task: &'a Task,
-    /// Its place among those of the user.
+    /// Index among the user's queries.
     pub(super) n: usize,
 }
 
-/// What a query searches for.
+/// Search parameters of a query.
 #[derive(Clone, Copy)]
 pub(super) struct Searched<'a> {
     pub(super) search: &'a Search,
     pub(super) query: &'a SearchPlan,
-    /// Those that are selected by int8 scores.
+    /// Number of candidates selected by int8 scores.
     pub(super) selected: usize,
-    /// Those that are kept: K0, or all that are selected, where those of other shards may be better.
+    /// Number of retained candidates: K0, or all selected ones if other shards may have better ones.
     pub(super) kept: usize,
 }
 
 impl<'a> OneQuery<'a> {
-    /// The queries of requests, of which each has so many, one request after the other.
+    /// Returns all queries of requests that have `each` queries, request by request.
     pub(super) fn all(tasks: &[&'a Task], each: usize) -> Vec<Self> {
         tasks.iter().flat_map(|&task| (0..each).map(move |n| OneQuery { task, n })).collect()
     }
 
-    /// What it searches for; none where the request names its slots itself.
+    /// Returns the search parameters; `None` if the request names its slots.
     pub(super) fn searched(self, snapshot: &Snapshot) -> Option<Searched<'a>> {
         let search = self.task.search()?;
         let query = &search.queries[self.n];
@@ -94,25 +94,25 @@ impl<'a> OneQuery<'a> {
     }
 }
 
-/// Which items are eligible: those of the snapshot, then those of each segment.
+/// Returns the plans for the snapshot and for each segment.
 pub(super) fn plans_of(search: &Search) -> Vec<&Plan> {
     std::iter::once(&search.planned.plan).chain(&search.planned.beside).collect()
 }
 
-/// Items of the snapshot, then of each segment, those that are gone with them.
+/// Number of items of the snapshot, then of each segment, including deleted ones.
 pub(super) fn items_of(view: &View) -> impl Iterator<Item = usize> {
     std::iter::once(view.main().index.items()).chain(view.segments().map(|(_, segment, _)| segment.index().items()))
 }
 
-/// How many lists a filtered search takes at most.
+/// Maximum number of lists of a filtered search.
 pub(super) fn most_lists(snapshot: &Snapshot, search: &Search) -> usize {
     let lists = snapshot.index.lists();
     snapshot.recipe.serving.probes_max_of(lists).clamp(search.probes.probes.clamp(1, lists), lists)
 }
 
 impl Group {
-    /// The requests in groups, none of which takes more memory of a device than the budget, but for those of one request. All devices
-    /// have the same groups.
+    /// Splits requests into groups within the memory budget of a device; a single request may exceed it. All devices use the same
+    /// groups.
     pub(super) fn all(
         seen: &[SeenView<'_>],
         embedded: &Embedded<'_>,
@@ -121,7 +121,7 @@ impl Group {
     ) -> Vec<Group> {
         let mut alone: Vec<Group> =
             requests.into_iter().map(|n| Group::of(seen, &embedded.requests[n].1.task, n)).collect();
-        // Those of one size together: each takes the room of the largest.
+        // Requests of similar size are grouped, since each takes the room of the largest.
         alone.sort_by_key(|group| (group.is_selection, group.way, group.room, group.candidates, group.reranked));
         let mut groups: Vec<Group> = Vec::new();
         for one in alone {
@@ -140,7 +140,7 @@ impl Group {
         groups
     }
 
-    /// The requests of both.
+    /// Merges two groups.
     fn with(&self, other: &Group) -> Group {
         let new = other.plans.iter().filter(|plan| !self.plans.contains(plan));
         Group {
@@ -153,7 +153,7 @@ impl Group {
         }
     }
 
-    /// Bytes that its requests take of each device at most.
+    /// Maximum bytes that its requests take on each device.
     fn bytes(&self, seen: &[SeenView<'_>]) -> usize {
         let of_filter = |seen: &SeenView<'_>| {
             let pieces = seen.beside.pieces.iter().map(|piece| &piece.segment.planes);
@@ -165,10 +165,11 @@ impl Group {
         self.requests.len().saturating_mul(of_request).saturating_add(of_filters)
     }
 
-    /// Why a device cannot do a task at all, which the others of its batch are not to know.
+    /// Checks that a device can execute a task at all, so that it does not affect the rest of its batch.
     ///
     /// # Errors
-    /// `Unsupported` for a filter that nests too deep; `Overloaded` for a request that takes more than `bytes_max` of a device's memory.
+    /// `Unsupported` for a filter with too many levels; `Overloaded` for a request that takes more than `bytes_max` of a device's
+    /// memory.
     pub(super) fn check(seen: &[SeenView<'_>], task: &Task, bytes_max: u64) -> Result<()> {
         if matches!(task, Task::Embed { .. }) {
             return Ok(());
@@ -214,7 +215,7 @@ impl Group {
         Group { is_selection, way, requests: vec![n], room, candidates, reranked, plans }
     }
 
-    /// How the candidates of a search are found, how many are collected, and how many of `k0` are kept, of each query.
+    /// Returns how the candidates of a search are found, how many are collected, and how many of `k0` are retained, per query.
     fn of_search(seen: &[SeenView<'_>], search: &Search, k0: usize) -> (Way, usize, usize) {
         let SeenView { view, resident, beside, .. } = seen[0];
         let (index, lists) = (&resident.index, search.probes.probes);
@@ -224,7 +225,7 @@ impl Group {
         let scanned = |lists: usize| seen.iter().map(|seen| scanned(seen, lists)).max().unwrap_or(0);
         let plans = plans_of(search);
         let all_alike = |is_such: fn(&Route) -> bool| plans.iter().all(|plan| is_such(plan.route()));
-        // What a posting list tells of, and all of a part that it does not.
+        // Items in posting lists, plus all items of parts without one.
         let most = |(plan, items): (&&Plan, usize)| match plan.route() {
             Route::Nothing => 0,
             Route::Slots(slots) => slots.len(),
@@ -248,14 +249,14 @@ impl Group {
         }
     }
 
-    /// The requests of which something holds, and the group of the others.
+    /// Splits off the requests for which a condition holds.
     pub(super) fn split(self, holds: impl Fn(&usize) -> bool) -> (Vec<usize>, Group) {
         let (those, others) = self.requests.iter().copied().partition(|n| holds(n));
         (those, Group { requests: others, ..self })
     }
 }
 
-/// Bytes that a request takes on the device while its group goes through.
+/// Bytes on the device per request while its group is processed.
 fn bytes_a_request(resident: &Resident, room: usize, reranked: usize) -> usize {
     let (lists, queries) = (resident.index.lists.lists(), resident.queries());
     let program = resident.reranker.as_ref().map_or(0, |reranker| reranker.program.run_bytes(reranked));

@@ -1,4 +1,4 @@
-//! Whether devices answer: a device that fails is left alone for a while, which becomes longer, and reported until it works again.
+//! Health of the devices: a failing device is not used for a growing pause, and is reported until it works again.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 use sterling_core::error::{Error, Kind};
 use sterling_core::locks::locked;
 
-/// The first pause after a failure, which doubles up to the last.
+/// Initial pause after a failure; it doubles up to the maximum.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(60);
 
-/// The failures of the devices that share the items of versions.
+/// Failures of the devices that share the items of versions.
 #[derive(Debug, Default)]
 pub(super) struct Health {
-    /// Whether `failure` is there, so that a device that works costs no lock.
+    /// Whether `failure` is set, so that a working device costs no lock.
     is_failing: AtomicBool,
     failure: Mutex<Option<Failure>>,
 }
@@ -24,13 +24,13 @@ struct Failure {
     since: Instant,
     reason: String,
     pause: Duration,
-    /// When one batch tries the device again; none where every batch may.
+    /// Time at which one batch tries the device again; `None` if every batch may.
     again: Option<Instant>,
 }
 
 impl Health {
-    /// Takes note of an error of a batch. True for the first one since the devices last worked. A device that is lost
-    /// (`Unavailable`) is left alone for a while; a launch that failed may be of its request alone.
+    /// Records an error of a batch. Returns true for the first one since the devices last worked. A lost device (`Unavailable`)
+    /// is paused; a failed launch may concern its request alone.
     pub(super) fn failed(&self, error: &Error) -> bool {
         let mut failure = locked(&self.failure);
         let now = Instant::now();
@@ -42,7 +42,7 @@ impl Health {
             again: None,
         });
         known.reason = error.to_string();
-        // Of batches that were under way together one makes the pause longer.
+        // Of several batches that were running, only one extends the pause.
         if error.kind() == Kind::Unavailable && known.again.is_none_or(|again| again <= now + known.pause) {
             known.pause = (2 * known.pause).min(PAUSE_MAX);
             known.again = Some(now + known.pause);
@@ -52,7 +52,7 @@ impl Health {
         is_first
     }
 
-    /// Takes note of a batch that the devices answered. True where they had failed before.
+    /// Records a batch that the devices answered. Returns true if they had failed before.
     pub(super) fn worked(&self) -> bool {
         if !self.is_failing.load(Ordering::Relaxed) {
             return false;
@@ -63,7 +63,7 @@ impl Health {
         failure.take().is_some()
     }
 
-    /// Why a batch is not to try the devices. Of those that come after a pause the first one tries.
+    /// Returns why a batch must not use the devices. The first batch after a pause tries again.
     pub(super) fn pause(&self) -> Option<String> {
         if !self.is_failing.load(Ordering::Relaxed) {
             return None;
@@ -78,7 +78,7 @@ impl Health {
         Some(reason.clone())
     }
 
-    /// What an operator should know while devices fail.
+    /// Returns a message for operators while devices fail.
     pub(super) fn warning(&self) -> Option<String> {
         let failure = locked(&self.failure);
         let Failure { since, reason, .. } = failure.as_ref()?;

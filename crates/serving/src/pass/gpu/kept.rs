@@ -1,7 +1,7 @@
-//! Which versions lie in the memory of devices, which wait for room there, and which give way to one that waits.
+//! Residency of versions in device memory: which are resident, which wait for room, and which are evicted.
 //!
-//! Whoever asks for a version first brings it, and further ones wait for that. One that finds no room, or a device that fails, is tried
-//! again beside what it is asked, later and later. A version that was asked for far less in the meantime gives way, and waits itself.
+//! The first request for a version uploads it, and others wait for that. If there is no room or a device fails, later requests
+//! trigger retries with growing delays. A version with far fewer requests in the meantime is evicted, and waits in turn.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::{Duration, Instant};
@@ -9,19 +9,20 @@ use std::time::{Duration, Instant};
 use sterling_core::error::{Error, Kind, Result};
 use sterling_core::locks::locked;
 
-/// The first wait for another try, which doubles up to the last.
+/// Initial delay of a retry; it doubles up to the maximum.
 const RETRY_MIN: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_secs(60);
-/// A version gives way to one that was asked for so many times as often, so that two alike do not take turns.
+/// Ratio of requests at which a version is evicted in favour of another, so that two similar versions do not evict each other
+/// repeatedly.
 const FAR_MORE: u64 = 4;
 
-/// What became of a version.
+/// Result of uploading a version.
 #[derive(Debug)]
 enum Outcome<T> {
     There(T),
-    /// It found no room, or the device failed.
+    /// There was no room, or the device failed.
     Waits(Kind, String),
-    /// As one that waits, once it is asked for again.
+    /// Evicted; waits once it is requested again.
     GaveWay(String),
     Refused(String),
 }
@@ -29,16 +30,16 @@ enum Outcome<T> {
 #[derive(Debug)]
 struct Version<S, T> {
     of: Weak<S>,
-    /// Nothing yet while it is brought for the first time.
+    /// Unset during the first upload.
     outcome: Arc<OnceLock<Outcome<T>>>,
-    /// Requests for it since some version was last tried again.
+    /// Requests for it since the last retry of any version.
     asks: u64,
     tries: u32,
-    /// When it is worth another try.
+    /// Time of the next retry.
     again: Instant,
 }
 
-/// Versions `S`, and what is on the devices of each.
+/// Versions `S`, each with its device data `T`.
 #[derive(Debug)]
 pub(super) struct Kept<S, T> {
     versions: Mutex<Vec<Version<S, T>>>,
@@ -65,7 +66,7 @@ impl<S, T> Version<S, T> {
         self.of.ptr_eq(of)
     }
 
-    /// Why it waits, where it does.
+    /// Returns why the version waits, if it does.
     fn waits(&self) -> Option<(Kind, &str)> {
         if let Outcome::Waits(kind, reason) = self.outcome.get()? { Some((*kind, reason)) } else { None }
     }
@@ -77,14 +78,14 @@ impl<S, T> Version<S, T> {
 
 impl<S: Send + Sync + 'static, T: Clone + Send + Sync + 'static> Kept<S, T> {
     fn versions(&self) -> MutexGuard<'_, Vec<Version<S, T>>> {
-        // Whoever panicked left a whole list behind.
+        // The list is consistent after a panic.
         locked(&self.versions)
     }
 
-    /// What is there of a version, which `bring` brings on the first call. Further ones wait for that.
+    /// Returns the device data of a version, which `bring` uploads on the first call. Other calls wait for that.
     ///
     /// # Errors
-    /// `Unsupported` with the reason why it is not there.
+    /// `Unsupported` with the reason why it is not resident.
     pub(super) fn get(&self, of: &Arc<S>, bring: impl FnOnce() -> Result<T>) -> Result<T> {
         match self.outcome(of).get_or_init(|| Outcome::of(bring())) {
             Outcome::There(there) => Ok(there.clone()),
@@ -94,7 +95,7 @@ impl<S: Send + Sync + 'static, T: Clone + Send + Sync + 'static> Kept<S, T> {
         }
     }
 
-    /// Where the outcome of a version stands; that of versions which are gone goes, with their memory.
+    /// Returns the entry of a version; removes entries of dropped versions with their memory.
     fn outcome(&self, of: &Arc<S>) -> Arc<OnceLock<Outcome<T>>> {
         let (mut versions, this) = (self.versions(), Arc::downgrade(of));
         let gone: Vec<Version<S, T>> = versions.extract_if(.., |version| version.of.strong_count() == 0).collect();
@@ -102,7 +103,7 @@ impl<S: Send + Sync + 'static, T: Clone + Send + Sync + 'static> Kept<S, T> {
             let outcome = known.outcome.clone();
             drop(versions);
             if !gone.is_empty() {
-                // What a device has of the host's memory is not given back at once, and somebody waits for an answer.
+                // Releasing pinned host memory is slow, and a caller waits for an answer.
                 let _ = std::thread::Builder::new().name("device".into()).spawn(move || drop(gone));
             }
             return outcome;
@@ -115,7 +116,7 @@ impl<S: Send + Sync + 'static, T: Clone + Send + Sync + 'static> Kept<S, T> {
         outcome
     }
 
-    /// Takes note of so many requests for a version. True where it waits and is worth another try, which the caller makes.
+    /// Counts requests for a version. Returns true if it waits and the caller must retry now.
     pub(super) fn ask(&self, of: &Arc<S>, requests: usize) -> bool {
         let (now, this) = (Instant::now(), Arc::downgrade(of));
         let mut versions = self.versions();
@@ -123,7 +124,7 @@ impl<S: Send + Sync + 'static, T: Clone + Send + Sync + 'static> Kept<S, T> {
         version.asks += requests as u64;
         let is_due = version.again <= now && (version.waits().is_some() || version.gave_way());
         if is_due {
-            // Nobody else tries meanwhile; where this one is lost, somebody does later.
+            // Prevents concurrent retries; if this one is lost, another follows later.
             version.again = now + RETRY_MAX;
         }
         let waiting = versions.iter().filter(|version| version.waits().is_some()).count();
@@ -131,8 +132,7 @@ impl<S: Send + Sync + 'static, T: Clone + Send + Sync + 'static> Kept<S, T> {
         is_due
     }
 
-    /// Versions that are there and were asked for far less than one that waits, those first that were asked for least. All begin to
-    /// be counted anew.
+    /// Returns resident versions with far fewer requests than a waiting one, the least requested first. Resets all counts.
     pub(super) fn outnumbered(&self, by: &Arc<S>) -> Vec<(Weak<S>, T)> {
         let (mut versions, by) = (self.versions(), Arc::downgrade(by));
         let asks = versions.iter().find(|version| version.is(&by)).map_or(0, |version| version.asks);
@@ -149,12 +149,12 @@ impl<S: Send + Sync + 'static, T: Clone + Send + Sync + 'static> Kept<S, T> {
         found.into_iter().map(|(_, of, there)| (of, there)).collect()
     }
 
-    /// Has a version give way: it is there until the last of those who have it is done.
+    /// Evicts a version; its memory is released when the last user is done.
     pub(super) fn give_way(&self, of: &Weak<S>, reason: String) {
         self.settle(of, Outcome::GaveWay(reason), |_| 0);
     }
 
-    /// Takes note of what came of another try.
+    /// Records the result of a retry.
     pub(super) fn tried(&self, of: &Arc<S>, brought: Result<T>) {
         self.settle(&Arc::downgrade(of), Outcome::of(brought), |tries| tries + 1);
     }
@@ -169,7 +169,7 @@ impl<S: Send + Sync + 'static, T: Clone + Send + Sync + 'static> Kept<S, T> {
         drop(before);
     }
 
-    /// Versions that are tried again, and why they are not there.
+    /// Returns versions that will be retried, with the reason why they are not resident.
     pub(super) fn waiting(&self) -> Vec<(Arc<S>, Kind, String)> {
         let waits = |version: &Version<S, T>| {
             let (kind, reason) = version.waits()?;
@@ -194,7 +194,7 @@ mod tests {
         Err(Error::overloaded("no room"))
     }
 
-    /// Asks until the version is to be tried again; how often.
+    /// Sends requests until a retry is due; returns their number.
     fn asked(kept: &Versions, of: &Arc<String>) -> u64 {
         let asks = |_: &u64| {
             std::thread::sleep(RETRY_MIN / 20);
@@ -208,11 +208,11 @@ mod tests {
         let (kept, a, b) = (Versions::default(), named("a"), named("b"));
         let there = Arc::downgrade(&kept.get(&a, || Ok(Arc::new(1))).unwrap());
         assert!(kept.get(&b, no_room).unwrap_err().to_string().contains("no room"));
-        assert!(kept.get(&b, || Ok(Arc::new(2))).is_err(), "it is brought once");
+        assert!(kept.get(&b, || Ok(Arc::new(2))).is_err(), "it is uploaded once");
         assert!(!kept.ask(&b, 1), "it was tried just now");
         assert_eq!(kept.waiting(), [(b.clone(), Kind::Overloaded, "no room".into())]);
 
-        // As often as the other one, or nearly.
+        // About as often as the other one.
         std::thread::sleep(RETRY_MIN);
         assert!(kept.ask(&b, 1) && !kept.ask(&b, 1) && !kept.ask(&a, 1), "one tries");
         assert!(kept.outnumbered(&b).is_empty());
@@ -221,19 +221,19 @@ mod tests {
         assert!(asked(&kept, &b) >= FAR_MORE);
         let outnumbered = kept.outnumbered(&b);
         assert!(outnumbered.len() == 1 && outnumbered[0].0.ptr_eq(&Arc::downgrade(&a)));
-        assert!(kept.outnumbered(&b).is_empty(), "counted anew");
+        assert!(kept.outnumbered(&b).is_empty(), "counts are reset");
         kept.give_way(&outnumbered[0].0, "it gave way".into());
-        assert_eq!(there.strong_count(), 1, "whoever has it keeps it");
+        assert_eq!(there.strong_count(), 1, "users of the version keep it");
         drop(outnumbered);
         assert_eq!(there.strong_count(), 0);
         kept.tried(&b, Ok(Arc::new(2)));
         assert_eq!(*kept.get(&b, no_room).unwrap(), 2);
         assert!(kept.get(&a, no_room).unwrap_err().to_string().contains("it gave way"));
-        assert!(kept.waiting().is_empty(), "nobody asks for it");
+        assert!(kept.waiting().is_empty(), "no request for it");
         assert!(asked(&kept, &a) > 1);
         kept.tried(&a, no_room());
         assert_eq!(kept.waiting(), [(a.clone(), Kind::Overloaded, "no room".into())]);
-        // A device that fails may work again.
+        // A failing device may recover.
         kept.tried(&a, Err(Error::unavailable("lost")));
         assert_eq!(kept.waiting(), [(a.clone(), Kind::Unavailable, "lost".into())]);
         kept.tried(&a, Ok(Arc::new(3)));
@@ -254,7 +254,7 @@ mod tests {
             assert!(start.elapsed() < Duration::from_secs(60), "its memory stays");
             std::thread::sleep(Duration::from_millis(1));
         }
-        // Of one that is not known nothing is said.
+        // Results of an unknown version are ignored.
         kept.tried(&named("c"), Ok(Arc::new(3)));
         assert!(!kept.ask(&named("c"), 1));
     }

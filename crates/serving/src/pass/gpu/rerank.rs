@@ -16,7 +16,7 @@ use sterling_cuda::ops::worth::{Rated, tell};
 use sterling_cuda::{Device, Later};
 use sterling_snapshot::model::Merge;
 
-/// What came back from the device for a group.
+/// Results of a device for a group.
 struct Columns {
     stride: usize,
     tasks: usize,
@@ -27,13 +27,13 @@ struct Columns {
     /// `[requests, stride, T]`
     task_scores: Vec<f32>,
     bad: Vec<u32>,
-    /// Candidates of each request.
+    /// Number of candidates per request.
     candidates: Vec<u32>,
-    /// What each query of each request looked at.
+    /// Search counters per query of each request.
     looked_at: Vec<LookedAt>,
 }
 
-/// Reranks what a group found, sends its work off, and does not wait. All devices together rerank so many candidates of a request at most.
+/// Submits the reranking of a group's candidates, without waiting. `candidates` limits the number per request over all devices.
 pub(super) fn rerank(
     device: &Device,
     resident: &Resident,
@@ -90,7 +90,7 @@ pub(super) fn rerank(
     Ok(columns)
 }
 
-/// What all queries of each request found, at most so many candidates.
+/// Merges the candidates of a request's queries, at most `most`.
 fn merged(device: &Device, resident: &Resident, users: &Users, (found, most): (Best, usize)) -> Result<Best> {
     let Some(Merging { how, weights }) = &resident.merging else { return Ok(found) };
     let by = if *how == Merge::Intersection { FoundBy::All } else { FoundBy::Any };
@@ -102,7 +102,7 @@ fn merged(device: &Device, resident: &Resident, users: &Users, (found, most): (B
     Ok(best)
 }
 
-/// [`Columns`] that are on their way.
+/// [`Columns`] in transfer.
 pub(super) struct LaterColumns {
     stride: usize,
     tasks: usize,
@@ -113,7 +113,7 @@ pub(super) struct LaterColumns {
     task_scores: Later<f32>,
     bad: Later<u32>,
     candidates: Later<u32>,
-    /// Candidates of each query.
+    /// Number of candidates per query.
     found: Later<u32>,
     counted: LaterCounters,
 }
@@ -138,7 +138,7 @@ impl LaterColumns {
     }
 }
 
-/// What devices made of the requests of a group, by what they were sent. `before` is what the queries looked at before, where that is known.
+/// Reads the devices' results of the requests of a group. `before` holds the search counters of earlier steps, if they are known.
 pub(super) fn read(
     columns: Vec<LaterColumns>,
     before: &[LookedAt],
@@ -163,7 +163,7 @@ pub(super) fn read(
     Ok(requests.iter().enumerate().map(made).collect())
 }
 
-/// How many results a request gets.
+/// Maximum number of results of a request.
 fn results_of(task: &Task) -> usize {
     match task {
         Task::Retrieve(search) => search.k,
@@ -174,13 +174,13 @@ fn results_of(task: &Task) -> usize {
 }
 
 impl Columns {
-    /// The places of the results of request `n`.
+    /// Index range of the results of request `n`.
     fn places(&self, n: usize) -> std::ops::Range<usize> {
         n * self.stride..n * self.stride + self.counts[n] as usize
     }
 }
 
-/// The results of request `n`: of what each device has ranked of its own the best, equal values by the lower id.
+/// Returns the results of request `n`: the best of all devices' rankings, ties broken by the lower id.
 fn ranked(columns: &[Columns], n: usize, seen: &[SeenView<'_>], task: &Task) -> Ranked {
     let view = seen[0].view;
     let of_device = |(columns, seen): (&Columns, &SeenView<'_>)| -> Vec<(u32, Slot)> {

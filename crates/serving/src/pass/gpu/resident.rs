@@ -1,4 +1,4 @@
-//! A snapshot in the memory of a device, or what of it one of several has.
+//! Snapshot in device memory, or the partition of it on one of several devices.
 
 use std::sync::Arc;
 
@@ -18,47 +18,47 @@ use sterling_kernels::cpu::kernels::BLOCK;
 use sterling_snapshot::model::{Merge, UserInput};
 use sterling_snapshot::{DeviceCandidates, Snapshot};
 
-/// A reranker on a device.
+/// Reranker on a device.
 #[derive(Debug)]
 pub(super) struct Reranker {
     pub(super) program: DeviceProgram,
-    /// What it reads of candidates as rows.
+    /// Candidate features that it reads as rows.
     pub(super) rows: DeviceCandidates,
-    /// The addresses of the columns that it reads, 0 for the retrieval score.
+    /// Addresses of the columns that it reads; 0 for the retrieval score.
     pub(super) columns: Array<u64>,
 }
 
-/// How what the queries of a user found becomes one list, on a device.
+/// Merging of a user's queries on a device.
 #[derive(Debug)]
 pub(super) struct Merging {
     pub(super) how: Merge,
-    /// Those of the queries.
+    /// Weights of the queries.
     pub(super) weights: Array<f32>,
 }
 
-/// A snapshot in the memory of a device, or what of it one of several devices has.
+/// Snapshot in device memory, or the partition of it on one of several devices.
 #[derive(Debug)]
 pub(super) struct Resident {
     pub(super) index: DeviceIndex,
     pub(super) planes: DevicePlanes,
-    /// The item of each slot.
+    /// Item id of each slot.
     pub(super) ids: Array<i64>,
-    /// None where the tower runs on the host, or on the first device.
+    /// User tower; `None` if it runs on the host or on the first device.
     pub(super) tower: Option<DeviceTower>,
-    /// None where a user has one query.
+    /// `None` if a user has one query.
     pub(super) merging: Option<Merging>,
     pub(super) reranker: Option<Reranker>,
     pub(super) value: ValueProgram,
-    /// Numbers that the reranker reads of a user.
+    /// Number of user inputs of the reranker.
     pub(super) user_numbers: usize,
-    /// What `reranker` and `value` read by its address.
+    /// Columns whose addresses `reranker` and `value` hold.
     columns: Vec<Array<f32>>,
-    /// What updates have made of it.
+    /// Delta of the snapshot on the device.
     pub(super) beside: BesideSnapshot,
     pub(super) taken: Option<Taken>,
 }
 
-/// Bytes of a device's memory, told as a metric for as long as they are taken.
+/// Bytes of device memory, reported as a metric while they are occupied.
 #[derive(Debug)]
 pub(super) struct Taken {
     device: String,
@@ -79,8 +79,8 @@ impl Drop for Taken {
     }
 }
 
-/// Slots that are kept free behind those that a device has of a snapshot for the items that come later: an eighth as many, what lists
-/// of few items are rounded up by, tables of a few views, and the block between the two.
+/// Number of spare slots behind a device's part of a snapshot, for items added later: one eighth of its slots, plus padding of
+/// small lists, tables of a few views, and a separating block.
 pub(super) fn spare_slots(cut: &ListCut) -> usize {
     let slots = cut.slots() / SPARE_SHARE + BLOCK * (1 + cut.lengths().len()) + SPARE_MIN;
     slots.next_multiple_of(BLOCK)
@@ -91,7 +91,7 @@ const SPARE_SHARE: usize = 8;
 const SPARE_MIN: usize = 16 << 10;
 
 impl Resident {
-    /// Copies what a device has of a snapshot, with so many slots behind it. The first of several has the user tower.
+    /// Copies a device's part of a snapshot, followed by `spare` slots. Only the first device has the user tower.
     pub(super) fn copy(device: &Device, snapshot: &Snapshot, part: &DevicePart, spare: usize) -> Result<Self> {
         let (package, cut) = (&snapshot.package, &*part.cut);
         let numbers = &snapshot.numbers;
@@ -152,21 +152,20 @@ impl Resident {
         })
     }
 
-    /// Bytes of its device.
+    /// Bytes on its device.
     pub(super) fn bytes(&self) -> u64 {
         self.taken.as_ref().map_or(0, |taken| taken.bytes as u64)
     }
 
-    /// Queries of a user.
+    /// Number of queries per user.
     pub(super) fn queries(&self) -> usize {
         self.merging.as_ref().map_or(1, |merging| merging.weights.len())
     }
 
-    /// Puts what is read of a segment's items that are the device's, by their slots, in the place of spare ones from `first` on, but for
-    /// its index. Keys lie where they are lent a place.
+    /// Writes a segment's per-slot data (except its index) to spare slots from `first` on. Keys are stored in borrowed places.
     ///
     /// # Errors
-    /// `Overloaded` where there is no place; as [`Array::write_at`].
+    /// `Overloaded` if there is no room; as [`Array::write_at`].
     pub(super) fn put(&self, (segment, cut): (&Segment, &ListCut), first: u32) -> Result<Vec<Lent>> {
         let at = first as usize;
         cut.write(&self.ids, segment.ids().of_slots(), 1, at)?;
@@ -177,7 +176,7 @@ impl Resident {
     }
 }
 
-/// What of a snapshot is to lie on a device.
+/// Part of a snapshot for one device.
 #[derive(Debug)]
 pub(super) struct DevicePart {
     share: Share,
@@ -190,13 +189,13 @@ impl DevicePart {
         DevicePart { share, cut: Arc::new(snapshot.index.cut(share)), is_first }
     }
 
-    /// Bytes that it takes, which need not be there.
+    /// Bytes that it takes, computed without allocating them.
     pub(super) fn bytes(&self, device: &Device, snapshot: &Snapshot, spare: usize) -> Result<u64> {
         device.bytes_of(|device| Resident::copy(device, snapshot, self, spare)).map(|bytes| bytes as u64)
     }
 }
 
-/// The value model; `column` says where a numeric column lies.
+/// Compiles the value model; `column` returns the device array of a numeric column.
 fn value_program<'a>(
     device: &Device,
     snapshot: &Snapshot,

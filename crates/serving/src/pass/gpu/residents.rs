@@ -1,4 +1,4 @@
-//! Snapshots in the memory of devices: planned before anything is copied, shared by all workers, freed with their version.
+//! Snapshots in device memory: planned before any copy, shared by all workers, and freed with their version.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
@@ -15,49 +15,49 @@ use sterling_cuda::cut::{ListCut, Share};
 use sterling_cuda::{Device, Devices};
 use sterling_snapshot::Snapshot;
 
-/// Bytes that requests under way may take of a device's memory.
+/// Bytes of device memory for running requests.
 const BUDGET_BYTES: usize = 1 << 30;
-/// The share of a device's memory that requests may take beyond their budget, where one alone takes more than its group should.
+/// Divisor: the share of device memory beyond the budget for a single request that exceeds its group's share.
 const LARGE_SHARE: u64 = 8;
-/// Bytes that requests may take of any device.
+/// Minimum bytes for requests on any device.
 const LANES_MIN: u64 = 64 << 20;
 
-/// A view on each device.
+/// View on each device.
 pub(super) struct ResidentView {
     pub(super) snapshot: Arc<[Resident]>,
     pub(super) beside: Vec<Arc<DeviceView>>,
 }
 
-/// The snapshots in the memory of one device, or of several of which each has a part of every list.
+/// Snapshots in the memory of one device, or of several devices that each have a part of every list.
 #[derive(Debug)]
 pub struct Residents {
     devices: Devices,
     kept: Kept<Snapshot, Arc<[Resident]>>,
     health: Health,
     budget_bytes: usize,
-    /// Whether room is kept for the items that updates bring.
+    /// Whether spare slots are reserved for updated items.
     takes_updates: bool,
-    /// Passes that share the budget.
+    /// Number of passes that share the budget.
     passes: AtomicUsize,
 }
 
 impl BeforeShown for Residents {
-    /// Brings a view to the device. Where there is no room, the CPU answers what it is asked.
+    /// Uploads a view. If there is no room, the CPU answers its requests.
     fn before_shown(&self, view: &Arc<View>) {
         if let Err(reason) = self.get_view(view) {
             let (model, position) = (&view.main().manifest.name, view.position());
-            tracing::debug!(%model, position, %reason, "a view is not on the device, the CPU answers");
+            tracing::debug!(%model, position, %reason, "view not on the device; the CPU answers");
         }
     }
 }
 
-/// How long the last requests of a version that gives way may take before the one that waits is tried without its room.
+/// Wait for the last requests of an evicted version, before the waiting version is tried without its room.
 const LAST_REQUESTS: Duration = Duration::from_secs(5);
-/// Groups of a pass that are under way at a time, one on each of its lanes.
+/// Concurrent groups of a pass, one per group stream.
 const GROUPS_UNDER_WAY: usize = 2;
 
 impl Residents {
-    /// Nothing yet, in the memory of a device or of several.
+    /// Creates an empty set on one device or several.
     pub fn new(devices: impl Into<Devices>) -> Self {
         let residents = Residents {
             devices: devices.into(),
@@ -70,8 +70,8 @@ impl Residents {
         residents.with_budget(BUDGET_BYTES)
     }
 
-    /// The same with another bound of what requests under way may take of each device's memory. Groups of requests become
-    /// smaller by it, down to one. What one request takes beyond that is bounded by a share of the memory.
+    /// Sets the memory of running requests on each device. A smaller budget makes groups smaller, down to one request. A single
+    /// request may exceed it up to a share of the memory.
     pub fn with_budget(self, budget_bytes: usize) -> Self {
         for device in self.devices.all() {
             let all = device.memory().map_or(0, |(_, all)| all);
@@ -80,42 +80,42 @@ impl Residents {
         Residents { budget_bytes, ..self }
     }
 
-    /// Bytes of any device that one request may take.
+    /// Maximum bytes that one request may take on any device.
     pub(super) fn request_bytes_max(&self) -> u64 {
         self.devices.all().iter().map(|device| device.lanes().most()).min().unwrap_or(0)
     }
 
-    /// Whether requests have more of a device's memory than their budget, so that workers at rest give theirs back.
+    /// Returns whether requests occupy more than their budget, so that idle workers release memory.
     pub(super) fn requests_take_more(&self) -> bool {
         self.devices.all().iter().any(|device| device.lanes().taken() > self.budget_bytes as u64)
     }
 
-    /// What devices failed at.
+    /// Failures of the devices.
     pub(super) fn health(&self) -> &Health {
         &self.health
     }
 
-    /// What an operator should look at, a line each: devices that fail, and versions that the CPU answers until they are there.
+    /// Returns warnings for operators, one line each: failing devices, and versions that the CPU answers until they are resident.
     pub fn warnings(&self) -> Vec<String> {
         self.health.warning().into_iter().chain(self.waiting()).collect()
     }
 
-    /// The same with room behind each version for the items that updates bring, where the device has as much.
+    /// Reserves spare slots behind each version for updated items, if memory allows.
     pub fn with_updates(self) -> Self {
         Residents { takes_updates: true, ..self }
     }
 
-    /// Bytes that a version takes of each device's memory, which need not be there.
+    /// Bytes that a version takes on each device, computed without allocating them.
     ///
     /// # Errors
-    /// `Unsupported` for a model that no device serves; `Overloaded` where it does not fit.
+    /// `Unsupported` for a model that no device serves; `Overloaded` if it does not fit.
     pub fn bytes_of(&self, snapshot: &Snapshot) -> Result<Vec<usize>> {
         let parts = self.parts(snapshot, &self.nothing())?;
         let devices = parts.iter().zip(self.devices.all());
         devices.map(|(part, device)| part.bytes(device, snapshot, 0).map(|bytes| bytes as usize)).collect()
     }
 
-    /// Versions that the CPU answers until there is room for them or the device works again, and why, a line each.
+    /// Returns one line per version that the CPU answers until there is room on the device or it works again, with the reason.
     pub fn waiting(&self) -> Vec<String> {
         let line = |(snapshot, kind, reason): (Arc<Snapshot>, Kind, String)| {
             let (model, version) = (&snapshot.manifest.name, snapshot.manifest.version);
@@ -125,47 +125,47 @@ impl Residents {
         self.kept.waiting().into_iter().map(line).collect()
     }
 
-    /// The devices.
+    /// Devices of the set.
     pub fn devices(&self) -> &Devices {
         &self.devices
     }
 
-    /// One more pass shares what requests may take, or one less.
+    /// Adds a pass that shares the budget.
     pub(super) fn join(&self) {
         self.passes.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// See [`Residents::join`].
+    /// Removes a pass, see [`Residents::join`].
     pub(super) fn leave(&self) {
         self.passes.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// What a group of requests may take.
+    /// Bytes that a group of requests may take.
     pub(super) fn group_bytes(&self) -> usize {
         self.budget_bytes / (GROUPS_UNDER_WAY * self.passes.load(Ordering::Relaxed).max(1))
     }
 
-    /// Brings a version to the device before it is asked for anything, while others are served. Where it cannot be there, the
-    /// CPU will answer it; the log says why.
+    /// Uploads a version before its first request, while others are served. If that fails, the CPU will answer; the log has the
+    /// reason.
     pub fn bring(&self, snapshot: &Arc<Snapshot>) {
         drop(self.get(snapshot));
     }
 
-    /// The snapshot on each device; copied there on the first call, for which further ones wait.
+    /// Returns the snapshot on each device. The first call uploads it, and others wait for that.
     ///
     /// # Errors
-    /// `Unsupported` with the reason why it is not there.
+    /// `Unsupported` with the reason why it is not resident.
     pub(super) fn get(&self, snapshot: &Arc<Snapshot>) -> Result<Arc<[Resident]>> {
         self.kept.get(snapshot, || {
             self.copy(snapshot).inspect_err(|reason| {
                 let (model, version) = (&snapshot.manifest.name, snapshot.manifest.version);
-                tracing::warn!(%model, version, %reason, "not on the device, the CPU answers");
+                tracing::warn!(%model, version, %reason, "version not uploaded to the device; the CPU answers");
             })
         })
     }
 
-    /// As [`Residents::get_view`], for so many requests that are to be answered: a version that waits for room is tried again now and
-    /// then, by a thread that they do not wait for.
+    /// Same as [`Residents::get_view`], counting `requests` requests: a version that waits for room is retried occasionally in
+    /// the background.
     ///
     /// # Errors
     /// As [`Residents::get_view`].
@@ -173,13 +173,13 @@ impl Residents {
         if self.kept.ask(view.main(), requests) {
             let (residents, snapshot) = (self.clone(), view.main().clone());
             let again = move || residents.kept.tried(&snapshot, residents.bring_again(&snapshot));
-            // Where there is no thread to be had it is tried later.
+            // If no thread can be started, the retry happens later.
             let _ = thread::Builder::new().name("device".into()).spawn(again);
         }
         self.get_view(view)
     }
 
-    /// Brings a version that found no room, where there is some now, or versions that are asked for far less give way.
+    /// Retries the upload of a version that found no room; evicts versions with far fewer requests if necessary.
     fn bring_again(&self, snapshot: &Arc<Snapshot>) -> Result<Arc<[Resident]>> {
         let (model, version) = (&snapshot.manifest.name, snapshot.manifest.version);
         let start = Instant::now();
@@ -188,13 +188,14 @@ impl Residents {
             thread::sleep(Duration::from_millis(1));
         }
         let seconds = |start: Instant| start.elapsed().as_secs_f64();
-        let brought =
-            self.copy(snapshot).inspect_err(|reason| tracing::warn!(%model, version, %reason, "not on the device"))?;
-        tracing::info!(%model, version, seconds = seconds(start), "on the device, which answers from now on");
+        let brought = self
+            .copy(snapshot)
+            .inspect_err(|reason| tracing::warn!(%model, version, %reason, "version not uploaded to the device"))?;
+        tracing::info!(%model, version, seconds = seconds(start), "version uploaded to the device, which answers from now on");
         Ok(brought)
     }
 
-    /// A view on each device, and its snapshot: see [`BesideSnapshot::get`].
+    /// Returns a view on each device with its snapshot: see [`BesideSnapshot::get`].
     ///
     /// # Errors
     /// As [`Residents::get`] and [`BesideSnapshot::get`].
@@ -212,9 +213,9 @@ impl Residents {
         Ok(ResidentView { snapshot, beside })
     }
 
-    /// Has versions give way that are asked for far less than one that waits, as many as it takes; none where all would not do.
+    /// Evicts as many versions with far fewer requests as necessary; none if evicting all of them is not enough.
     fn make_room(&self, snapshot: &Arc<Snapshot>) -> Result<Vec<Weak<[Resident]>>> {
-        // What was given back is free once the driver has come there.
+        // The driver frees memory only once it has reached the release.
         self.settle()?;
         let (outnumbered, mut freed, mut count) = (self.kept.outnumbered(snapshot), self.nothing(), 0);
         let mut room = self.has_room(snapshot, &freed);
@@ -228,7 +229,7 @@ impl Residents {
         let gives_way = |(of, residents): (Weak<Snapshot>, Arc<[Resident]>)| {
             let reason = format!("it gave way to model {model} version {version}, which is asked for more");
             let before = of.upgrade().map(|of| (of.manifest.name.clone(), of.manifest.version));
-            tracing::info!(?before, %reason, "leaves the device, the CPU answers");
+            tracing::info!(?before, %reason, "version evicted from the device; the CPU answers");
             self.kept.give_way(&of, reason);
             Arc::downgrade(&residents)
         };
@@ -236,7 +237,7 @@ impl Residents {
     }
 
     /// # Errors
-    /// `Overloaded` where there would be no room for a snapshot had each device so many bytes more.
+    /// `Overloaded` if a snapshot would not fit even with `freed` more bytes on each device.
     fn has_room(&self, snapshot: &Snapshot, freed: &[u64]) -> Result<()> {
         let parts = self.parts(snapshot, freed)?;
         self.devices.all().iter().zip(&parts).zip(freed).try_for_each(|((device, part), freed)| {
@@ -245,9 +246,9 @@ impl Residents {
     }
 
     /// # Errors
-    /// `Overloaded` where a device that had `freed` bytes more would have no room for so many and for requests.
+    /// `Overloaded` if `bytes` and the requests would not fit on a device with `freed` more bytes.
     fn check_room(&self, device: &Device, snapshot: &Snapshot, bytes: u64, freed: u64) -> Result<()> {
-        // What requests have already is not free.
+        // Memory that requests occupy already does not count as free.
         let needed = bytes + (self.budget_bytes as u64).saturating_sub(device.lanes().taken());
         let (free, all) = device.memory()?;
         let (name, model) = (device.name(), &snapshot.manifest.name);
@@ -263,8 +264,7 @@ impl Residents {
         vec![0; self.devices.all().len()]
     }
 
-    /// What each device is to have of a snapshot: as much as every other one, as far as their memory allows, were so many bytes more
-    /// of it free.
+    /// Plans the parts of a snapshot on the devices: equal shares, as far as memory allows, assuming `freed` more bytes.
     fn parts(&self, snapshot: &Snapshot, freed: &[u64]) -> Result<Vec<DevicePart>> {
         let devices = self.devices.all();
         let part = |(n, share): (usize, Share)| DevicePart::of(snapshot, share, n == 0);
@@ -303,16 +303,16 @@ impl Residents {
         let mut residents = match self.takes_updates.then(|| on_devices(true)) {
             Some(Err(e)) if e.kind() == Kind::Overloaded => {
                 let model = &snapshot.manifest.name;
-                tracing::warn!(%model, reason = %e, "no room on the device for items that updates bring");
+                tracing::warn!(%model, reason = %e, "no room on the device for updated items");
                 on_devices(false)?
             }
             Some(made) => made?,
             None => on_devices(false)?,
         };
-        // Codes of queries are the same on all of them.
+        // All devices must encode queries in the same way.
         let norm_max = residents.iter().map(|resident| resident.index.norm_max()).fold(0.0, f32::max);
         residents.iter_mut().for_each(|resident| resident.index.set_norm_max(norm_max));
-        // Lanes read it on streams of their own.
+        // Worker streams read it, so the upload must be complete.
         self.settle()?;
         Ok(residents.into())
     }
@@ -321,7 +321,7 @@ impl Residents {
         self.devices.all().iter().try_for_each(Device::settle)
     }
 
-    /// Copies what a device is to have, with room for what updates bring or without.
+    /// Copies a device's part, with or without spare slots.
     fn copy_part(
         &self,
         device: &Device,
@@ -343,15 +343,15 @@ impl Residents {
     }
 }
 
-/// What of a device's room is planned with: lists are cut between words, which leaves one a little more than its share.
+/// Share of a device's room to plan with: lists are split between words, so a device may get slightly more than its share.
 const ROUNDING: f64 = 0.98;
 
-/// Shares that add up to 1, as even as devices allow that have room for such parts of all; none where they have too little.
+/// Returns shares that sum to 1, as even as the rooms allow; `None` if these are too small.
 fn even_shares(rooms: &[f64]) -> Option<Vec<f64>> {
     let (mut shares, mut left) = (vec![0.0; rooms.len()], 1.0);
     let mut order: Vec<usize> = (0..rooms.len()).collect();
     order.sort_by(|&a, &b| rooms[a].total_cmp(&rooms[b]));
-    // Whoever has least room first: what it does not take the others share.
+    // Assigns the smallest room first; the others share the rest.
     for (n, &device) in order.iter().enumerate() {
         shares[device] = f64::min(left / (rooms.len() - n) as f64, rooms[device] * ROUNDING);
         left -= shares[device];
@@ -375,7 +375,7 @@ mod tests {
             prop_assert!((shares.iter().sum::<f64>() - 1.0).abs() < 1e-9, "{shares:?}");
             let most = shares.iter().copied().fold(0.0, f64::max);
             for (share, room) in shares.iter().zip(&rooms) {
-                // Whoever has less than another is full.
+                // A device with less than another is full.
                 prop_assert!(*share <= room + 1e-9 && (most - share < 1e-9 || (share - room * ROUNDING).abs() < 1e-9));
             }
         }

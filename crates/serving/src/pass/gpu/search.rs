@@ -1,4 +1,4 @@
-//! Steps 4 to 8 for a group: the best K0 candidates of each request.
+//! Steps 4 to 8 for a group: finds the best K0 candidates of each request.
 
 use std::collections::HashMap;
 
@@ -20,39 +20,39 @@ use sterling_index::filter::{Plan, Route};
 use sterling_index::ivf::{EligibleParts, FilteredSearch, LiveParts, Pace, Probing, Until};
 use sterling_index::topk::key;
 
-/// Probes of all queries for each list from which on lists are scanned for all their queries together: about where tensor
-/// cores and the one reading of a list pay for turning the lists around.
+/// Mean number of probing queries per list from which a list is scanned for all its queries at once. About the point at which
+/// tensor cores and the single read of a list outweigh grouping the probes by list.
 const PROBES_PER_LIST_MIN: usize = 4;
 
-/// What of a part is eligible for each search.
+/// Eligible items of a part (snapshot or segment) per search.
 struct EligibleItems {
-    /// The addresses of words.
+    /// Addresses of the filter bitmaps.
     words: Array<u64>,
     filters: Filters,
-    /// Which of them each search has.
+    /// Index of the bitmap of each search.
     of_queries: Vec<u32>,
 }
 
-/// The searches of a group and what they share.
+/// Searches of a group and their shared state.
 struct Searches<'a> {
     device: &'a Device,
     seen: SeenView<'a>,
-    /// True where other devices or shards have parts of what is searched.
+    /// Whether other devices or shards search further items.
     is_part: bool,
-    /// True where other shards do.
+    /// Whether other shards do.
     is_selection: bool,
-    /// None for a request that names its slots itself.
+    /// `None` for a request that names its slots.
     searches: Vec<Option<Searched<'a>>>,
     users: Users,
 }
 
-/// The queries of a group's requests on a device, with their users there.
+/// Queries of a group's requests on a device, with their users.
 pub(super) struct Asking<'a> {
     pub(super) device: &'a Device,
     pub(super) seen: SeenView<'a>,
     pub(super) queries: &'a [OneQuery<'a>],
     pub(super) users: Users,
-    /// True where other devices have parts of what is searched.
+    /// Whether other devices search further items.
     pub(super) is_part: bool,
 }
 
@@ -87,12 +87,12 @@ pub(super) fn search(asking: Asking<'_>, group: &Group) -> Result<Found> {
     Ok(of.found(settled, counters))
 }
 
-/// Searches that look at lists until enough is found, a round at a time.
+/// Searches that scan lists in rounds until enough is found.
 pub(super) struct Filtering<'a> {
     of: Searches<'a>,
     collected: Collection,
     items: Vec<EligibleItems>,
-    /// The filter of each search, where words of the snapshot are evaluated before their lists are scanned.
+    /// Filter of each search, if the snapshot's bitmap is evaluated per list before the scan.
     by_list: Option<Array<u32>>,
     until: Until,
 }
@@ -106,7 +106,7 @@ impl<'a> Filtering<'a> {
         let searches = of.each(|of_query| of.filtered(of_query))?;
         let items = of.eligible()?;
         let until = index.begin_until(of.device, &collected, (&searches, Pace::Rare))?;
-        // Of the snapshot only lists that are scanned, unless all filters together have fewer words than these may have.
+        // Evaluates only scanned lists of the snapshot, unless all filters together fit into the budget of words.
         let (main, lists) = (&items[0], index.lists.lists());
         let is_by_list = main.of_queries.len() * until.most_lists() <= main.filters.len() * lists;
         of.evaluate(&items, usize::from(is_by_list))?;
@@ -114,7 +114,7 @@ impl<'a> Filtering<'a> {
         Ok(Filtering { of, collected, items, by_list, until })
     }
 
-    /// How many rounds there are at most.
+    /// Maximum number of rounds.
     pub(super) fn rounds(&self) -> usize {
         self.until.rounds()
     }
@@ -138,24 +138,24 @@ impl<'a> Filtering<'a> {
         of.seen.resident.index.scan_round(of.device, collected, (until, round), &self.parts())
     }
 
-    /// Looks whether searches go on, given what was kept on all devices.
+    /// Checks whether searches continue, from the candidates of all devices.
     pub(super) fn look(&self, round: usize, kept: &Kept<'_>) -> Result<()> {
         let Filtering { of, until, .. } = self;
         of.seen.resident.index.look(of.device, (until, round), &of.users.vectors, kept)
     }
 
-    /// The best so far, and how many passed.
+    /// Returns the best candidates so far, and how many items passed.
     pub(super) fn best(&self) -> Result<(Best, &Array<u32>)> {
         let best = self.of.select(&self.collected)?;
         Ok((best, &self.collected.survivors))
     }
 
-    /// The first list of the last round, and the first that is not in it, of each search; equal where it is over.
+    /// First list of the last round, and the first one after it, per search; equal if the search is over.
     pub(super) fn last_round(&self) -> [&Array<u32>; 2] {
         [&self.until.looks.begins, &self.until.looks.ends]
     }
 
-    /// What was found, once no search goes on.
+    /// Returns the results, after the last round.
     pub(super) fn end(self) -> Result<Found> {
         let beside = {
             let (index, parts) = (&self.of.seen.resident.index, self.parts());
@@ -163,7 +163,7 @@ impl<'a> Filtering<'a> {
         };
         let settled = self.of.settle(&self.collected)?;
         let Looks { ends, items, .. } = self.until.looks;
-        // Of the snapshot's lists all devices know the items.
+        // All devices know the item counts of the snapshot's lists, so only the first reports them.
         let main = self.of.seen.is_first.then_some(items);
         let items = main.into_iter().chain(beside).collect();
         let counters = Counters { lists: self.of.told_once(ends), items, survivors: Some(self.collected.survivors) };
@@ -171,7 +171,7 @@ impl<'a> Filtering<'a> {
     }
 }
 
-/// Candidates with their ordered scores, and, where these are those of codes, with those of the widest rows.
+/// Candidates with their ordered keys, and also by the widest rows if those are keys of codes.
 type Settled = (Best, Option<Array<u32>>);
 
 impl<'a> Searches<'a> {
@@ -179,7 +179,7 @@ impl<'a> Searches<'a> {
         Found { users: self.users, best, wide, counters }
     }
 
-    /// What is the same on all devices, on the first one.
+    /// Returns counts that are the same on all devices only on the first one.
     fn told_once<T>(&self, counts: Array<T>) -> Option<Array<T>> {
         self.seen.is_first.then_some(counts)
     }
@@ -188,7 +188,7 @@ impl<'a> Searches<'a> {
         Ties { ids: Some(&self.seen.resident.ids), map: None }
     }
 
-    /// A number of each search.
+    /// Evaluates a property of each search.
     fn each<T>(&self, of: impl Fn(&Searched<'a>) -> T) -> Result<Vec<T>> {
         let missing = || Error::internal("a search without what it searches for");
         self.searches.iter().map(|of_query| of_query.as_ref().map(&of).ok_or_else(missing)).collect()
@@ -205,7 +205,7 @@ impl<'a> Searches<'a> {
         Ok(((best, None), Counters::default()))
     }
 
-    /// The slots that posting lists tell of, as the view counts them.
+    /// Returns the slots of posting lists, in the numbering of the view.
     fn told(&self, search: &Search) -> Vec<Slot> {
         let firsts = std::iter::once(0).chain(self.seen.view.segments().map(|(first, ..)| first));
         let of_part = |(plan, first): (&Plan, u32)| match plan.route() {
@@ -217,7 +217,7 @@ impl<'a> Searches<'a> {
         told.into_iter().filter(is_eligible).collect()
     }
 
-    /// Slots that are known, by their widest rows.
+    /// Scores known slots by their widest rows.
     fn named(&self, queries: &[OneQuery<'_>], group: &Group) -> Result<(Settled, Counters)> {
         let slots_of = |task: &Task| -> Vec<u32> {
             let slots = match task {
@@ -243,7 +243,7 @@ impl<'a> Searches<'a> {
         Ok(((best, None), Counters { lists: None, items: vec![items], survivors: Some(survivors) }))
     }
 
-    /// Slots that are known with their scores.
+    /// Uploads known slots with their scores.
     fn scored(&self, queries: &[OneQuery<'_>]) -> Result<(Settled, Counters)> {
         let of_device = |&(score, slot): &(f32, Slot)| Some((ordered(score), self.seen.beside.to_device(slot)?));
         let candidates_of = |query: &OneQuery<'_>| -> Vec<(u32, u32)> {
@@ -255,7 +255,7 @@ impl<'a> Searches<'a> {
         Ok(((best, None), Counters::default()))
     }
 
-    /// The ordered scores of slots by their widest rows.
+    /// Computes the ordered keys of slots by their widest rows.
     fn products(&self, slots: &Array<u32>, counts: &Array<u32>, stride: usize) -> Result<Array<u32>> {
         let keys = self.device.room(counts.len() * stride)?;
         let of = SlotRows { slots, counts, stride };
@@ -263,7 +263,7 @@ impl<'a> Searches<'a> {
         Ok(keys)
     }
 
-    /// The best of slots by their widest rows.
+    /// Selects the best slots by their widest rows.
     fn rescore(&self, slots: &Array<u32>, counts: &Array<u32>, stride: usize, wanted: &[u32]) -> Result<Best> {
         let keys = self.products(slots, counts, stride)?;
         let most = wanted.iter().copied().max().unwrap_or(0) as usize;
@@ -271,7 +271,7 @@ impl<'a> Searches<'a> {
         top::select(self.device, &scored, &self.ties(), &self.device.copy(wanted)?, most)
     }
 
-    /// Room for candidates, with the queries' codes in it.
+    /// Allocates the buffer for candidates, with the encoded queries.
     fn collection(&self, room: usize, wanted: &[u32]) -> Result<Collection> {
         let excluded: Vec<Vec<u32>> = self.each(|of_query| {
             let slots = of_query.search.excluded.iter().filter_map(|&slot| self.seen.beside.to_device(slot));
@@ -286,7 +286,7 @@ impl<'a> Searches<'a> {
         Ok(collection)
     }
 
-    /// What int8 scores choose of what was collected.
+    /// Selects the best collected candidates by int8 scores.
     fn select(&self, collected: &Collection) -> Result<Best> {
         let most = self.each(|of_query| of_query.selected)?.into_iter().max().unwrap_or(0);
         let scored = Scored {
@@ -298,12 +298,12 @@ impl<'a> Searches<'a> {
         top::select(self.device, &scored, &self.ties(), &collected.wanted, most.min(collected.room()))
     }
 
-    /// The best, best first where they are to be merged with those of other shards.
+    /// Sorts the candidates, if they will be merged with those of other shards.
     fn in_order(&self, best: Best) -> Result<Best> {
         if self.is_selection { top::sort(self.device, best, &self.ties()) } else { Ok(best) }
     }
 
-    /// The best of what int8 scores chose, by the widest rows where there are such.
+    /// Rescores the candidates that int8 scores selected by the widest rows, if there are any.
     fn settle(&self, collected: &Collection) -> Result<Settled> {
         let best = self.in_order(self.select(collected)?)?;
         if !self.seen.resident.index.has_wide_rows() {
@@ -338,7 +338,7 @@ impl<'a> Searches<'a> {
         Ok((settled, Counters { lists: self.told_once(order.counts), items, survivors }))
     }
 
-    /// What is eligible for each search, of every part, in words that are not evaluated yet; equal plans share theirs.
+    /// Allocates the filter bitmaps of each search and part, without evaluating them; equal plans share one.
     fn eligible(&self) -> Result<Vec<EligibleItems>> {
         let (resident, beside) = (self.seen.resident, self.seen.beside);
         let pieces = beside.pieces.iter().map(|piece| (&piece.segment.planes, piece.live()));
@@ -346,7 +346,7 @@ impl<'a> Searches<'a> {
         parts.enumerate().map(|(n, of)| self.eligible_of(n, of)).collect()
     }
 
-    /// The same of one part.
+    /// Same for one part.
     fn eligible_of(
         &self,
         part: usize,
@@ -372,14 +372,14 @@ impl<'a> Searches<'a> {
         Ok(EligibleItems { words, filters, of_queries })
     }
 
-    /// Evaluates what is eligible of all lists, of parts from the given one on.
+    /// Evaluates the filter bitmaps of all lists, from the given part on.
     fn evaluate(&self, items: &[EligibleItems], from: usize) -> Result<()> {
         let pieces = self.seen.beside.pieces.iter().map(|piece| &piece.segment.planes);
         let parts = std::iter::once(&self.seen.resident.planes).chain(pieces);
         parts.zip(items).skip(from).try_for_each(|(of, items)| of.index().evaluate(self.device, &items.filters))
     }
 
-    /// The estimated share of all items that pass.
+    /// Estimated pass rate over all items.
     fn pass_rate(&self, search: &Search) -> f64 {
         let rates = plans_of(search).into_iter().map(Plan::pass_rate).zip(items_of(self.seen.view));
         let (passing, items) =
@@ -387,14 +387,14 @@ impl<'a> Searches<'a> {
         passing / items.max(1) as f64
     }
 
-    /// When a search with words ends.
+    /// Returns the termination rule of a search with a filter bitmap.
     fn filtered(&self, of_query: &Searched<'a>) -> FilteredSearch<'_> {
         let (main, Searched { search, query, selected, .. }) = (self.seen.view.main(), *of_query);
         let (plan, ending) = (&search.planned.plan, search.ending(self.seen.view));
         let probes_max = most_lists(main, search);
-        // Without a filter the first lists do, unless they hold too few.
+        // Without a filter the planned probes suffice, unless they contain too few items.
         let suffices = matches!(plan.route(), Route::All).then_some((query.probes, query.k));
-        // What an exact plan lets through stays.
+        // An exact plan admits no false positives.
         let is_sure = ending.is_some() && plans_of(search).iter().all(|plan| plan.is_exact());
         let enough = if is_sure { query.k0 } else { selected };
         let of = Probing::of(query.probes, probes_max);
@@ -425,9 +425,9 @@ impl<'a> Searches<'a> {
     }
 }
 
-/// Candidates of each request with their ordered scores, on a device.
+/// Uploads the candidates of each request with their ordered keys.
 pub(super) fn given(device: &Device, of_requests: &[&[(u32, u32)]]) -> Result<Best> {
-    // A program runs over one candidate at least.
+    // A compiled graph runs over at least one candidate.
     let stride = bucket(of_requests.iter().map(|chosen| chosen.len()).max().unwrap_or(0).max(1));
     let (mut keys, mut slots) = (vec![0; of_requests.len() * stride], vec![0; of_requests.len() * stride]);
     for (n, chosen) in of_requests.iter().enumerate() {
@@ -439,12 +439,12 @@ pub(super) fn given(device: &Device, of_requests: &[&[(u32, u32)]]) -> Result<Be
     Ok(Best { keys: device.copy(&keys)?, slots: device.copy(&slots)?, counts: device.copy(&counts)?, stride })
 }
 
-/// A score as the number that a kernel orders by.
+/// Encodes a score as the ordered key of a kernel.
 fn ordered(score: f32) -> u32 {
     (key(score, Slot::default()) >> 32) as u32
 }
 
-/// What of a part is eligible, as scans take it.
+/// Returns the eligible items of a part in the form that scans take.
 fn eligible_of<'a>(planes: &'a DevicePlanes, items: &'a EligibleItems) -> Eligible<'a> {
     Eligible { words: &items.words, firsts: &planes.index().firsts }
 }

@@ -1,5 +1,5 @@
-//! A shard's part of the candidates of searches: what its devices selected by codes, in the order in which a router merges it with
-//! that of other shards, and whether there may be more.
+//! A shard's candidates: those that its devices selected by codes, in the order in which a router merges them with other shards',
+//! and whether there may be more.
 
 use std::cmp::Reverse;
 
@@ -10,7 +10,7 @@ use sterling_core::error::{Error, Result};
 use sterling_core::request::{Content, Selected, ShardSelected};
 use sterling_cuda::Device;
 
-/// Sends off what devices found, and does not wait.
+/// Starts the transfer of the devices' results, without waiting.
 pub(super) fn send(lanes: &[Device], found: &[Found]) -> Result<Vec<LaterFound>> {
     let send = |(device, found): (&Device, &Found)| {
         let later = LaterFound::of(found, found.best.counts.len())?;
@@ -20,7 +20,7 @@ pub(super) fn send(lanes: &[Device], found: &[Found]) -> Result<Vec<LaterFound>>
     lanes.iter().zip(found).map(send).collect()
 }
 
-/// What devices selected for the requests of a group.
+/// Reads the candidates of the requests of a group.
 pub(super) fn read(found: Vec<LaterFound>, seen: &[SeenView<'_>], requests: &[&Prepared]) -> Result<Vec<Made>> {
     let found = found.into_iter().map(LaterFound::get).collect::<Result<Vec<HostFound>>>()?;
     let queries = seen[0].resident.queries();
@@ -37,7 +37,7 @@ pub(super) fn read(found: Vec<LaterFound>, seen: &[SeenView<'_>], requests: &[&P
     requests.iter().enumerate().map(made).collect()
 }
 
-/// What row `row` of all devices selected for one query of a request.
+/// Returns the candidates in row `row` of all devices for one query of a request.
 fn selected(
     found: &[HostFound],
     seen: &[SeenView<'_>],
@@ -47,7 +47,7 @@ fn selected(
     let (view, own) = (seen[0].view, search.queries[query].selected.unwrap_or_default());
     let id = |of: &Candidate| view.id(seen[of.device].beside.of_device(of.slot));
     let mut all = candidates_of(found, row);
-    // What one device has found is in order.
+    // The results of a single device are already sorted.
     if found.len() > 1 {
         all.sort_by(|a, b| Reverse(a.keys[0]).cmp(&Reverse(b.keys[0])).then_with(|| id(a).cmp(&id(b))));
         all.truncate(own);

@@ -1,10 +1,10 @@
-//! Steps 4 to 11 for a group on several devices, each of which has a part of every list: what they find is merged on the host, and
-//! each reranks what of it is its own.
+//! Steps 4 to 11 for a group on several devices, each with a part of every list: the host merges their candidates, and each
+//! device reranks its own.
 //!
-//! All devices choose the same lists, for all of them have the centroids. Each selects by its codes' scores as many candidates as all
-//! together are to, and scores these by their widest rows. The host takes of all the best by codes, and of these the best by rows, as
-//! one device would, and hands each back its own. Of what these rerank, the host takes the best. Searches that look at lists until
-//! enough is found look at what all have found, after every round: each device at the same, so that all go on alike.
+//! All devices have the centroids and so choose the same lists. Each selects as many candidates by code scores as are needed in
+//! total, and scores them by their widest rows. The host selects the best by codes, then the best of these by rows, as a single
+//! device would, and returns to each device its own. It then merges the reranked results. Searches that scan lists until enough
+//! is found synchronize after every round: each device checks the candidates of all devices, so all continue or end together.
 
 use std::cmp::Reverse;
 
@@ -22,7 +22,7 @@ use sterling_cuda::ops::scan::Kept;
 use sterling_cuda::ops::top::bucket;
 use sterling_cuda::{Array, Device, Later};
 
-/// Searches and reranks for a group: waits for what devices find, and not for what they rerank.
+/// Searches and reranks for a group: waits for the candidates of the devices, but not for the reranking.
 pub(super) fn send(
     lanes: &[Device],
     seen: &[SeenView<'_>],
@@ -61,7 +61,7 @@ pub(super) fn send(
     Ok(UnderWay::new(lanes, group, Sent::Columns(columns, looked_at)))
 }
 
-/// The best candidates of query `n` of a group, of each device those that are its own: their ordered scores and slots.
+/// Returns the best candidates of query `n` of a group, per owning device: their ordered keys and slots.
 fn choose(found: &[HostFound], seen: &[SeenView<'_>], (n, query): (usize, &OneQuery<'_>)) -> Vec<Vec<(u32, u32)>> {
     let mut all = candidates_of(found, n);
     let searched = query.searched(seen[0].view.main());
@@ -75,7 +75,7 @@ fn choose(found: &[HostFound], seen: &[SeenView<'_>], (n, query): (usize, &OneQu
     (0..found.len()).map(own).collect()
 }
 
-/// Keeps the best candidates, of equal scores those of the lowest ids.
+/// Retains the best candidates; ties are broken by the lower id.
 fn keep(all: &mut Vec<Candidate>, most: usize, seen: &[SeenView<'_>], key: impl Fn(&Candidate) -> u32) {
     if most >= all.len() {
         return;
@@ -86,7 +86,7 @@ fn keep(all: &mut Vec<Candidate>, most: usize, seen: &[SeenView<'_>], key: impl 
     all.truncate(most);
 }
 
-/// Searches that look at lists until enough is found: a round at a time, after which all devices look at what all have found.
+/// Runs searches that scan lists until enough is found. After each round, all devices check the candidates of all of them.
 fn in_rounds<'a>(asking: impl Iterator<Item = Asking<'a>>, group: &Group, queries: usize) -> Result<Vec<Found>> {
     let asking: Vec<Asking<'_>> = asking.collect();
     let lanes: Vec<&Device> = asking.iter().map(|asking| asking.device).collect();
@@ -114,7 +114,7 @@ fn in_rounds<'a>(asking: impl Iterator<Item = Asking<'a>>, group: &Group, querie
     searches.into_iter().map(Filtering::end).collect()
 }
 
-/// What a device has found after a round, on its way.
+/// Candidates of a device after a round, in transfer.
 struct LaterRound {
     stride: usize,
     keys: Later<u32>,
@@ -123,12 +123,12 @@ struct LaterRound {
     last: [Later<u32>; 2],
 }
 
-/// What a device has found after a round.
+/// Candidates of a device after a round.
 struct Round {
-    /// Of each search the ordered scores of its best, best first.
+    /// Ordered keys of the best candidates of each search, best first.
     best: Vec<Vec<u32>>,
     survivors: Vec<u32>,
-    /// True where no search had lists in this round.
+    /// Whether no search had lists in this round.
     is_over: bool,
 }
 
@@ -157,16 +157,16 @@ impl LaterRound {
     }
 }
 
-/// What all devices have kept of searches so far.
+/// Candidates of all devices per search so far.
 struct KeptOfAll {
-    /// Of each search the scores of candidates, those that came later behind those before.
+    /// Scores of candidates per search, later ones appended.
     rows: Vec<Vec<u32>>,
-    /// Of each device, of each search, its best at the last look.
+    /// Best candidates at the last check, per device and search.
     before: Vec<Vec<Vec<u32>>>,
     survivors: Vec<u32>,
 }
 
-/// The same on a device.
+/// Same on a device.
 struct KeptOnDevice {
     keys: Array<u32>,
     counts: Array<u32>,
@@ -190,7 +190,7 @@ impl KeptOfAll {
         }
     }
 
-    /// Takes what devices have found after a round.
+    /// Adds the candidates of a round.
     fn take(&mut self, of_devices: &[Round]) {
         let survivors = |n: usize| of_devices.iter().map(|round| round.survivors[n]).sum();
         self.survivors = (0..self.rows.len()).map(survivors).collect();
@@ -212,7 +212,7 @@ impl KeptOfAll {
     }
 }
 
-/// What is in `now` and was not in `before`, both from the largest on; what is there several times counts as often.
+/// Returns the values of `now` that are not in `before`, both in descending order and counted with multiplicity.
 fn beyond(before: &[u32], now: &[u32]) -> Vec<u32> {
     let mut before = before.iter().copied().peekable();
     let is_new = |&key: &u32| {

@@ -1,4 +1,4 @@
-//! Canary and shadow: what the store wishes of them, how it is changed, and how a canary is rolled back.
+//! Canary and shadow: their desired state, its changes, and the rollback of a canary.
 
 use super::*;
 use sterling_snapshot::Wish;
@@ -8,7 +8,7 @@ fn store(bed: &Bed) -> Store {
     Store::new(bed.folder.path().join("store"))
 }
 
-/// Versions 1 to 3, of which the first is wished to answer.
+/// Versions 1 to 3, of which the first is the desired one.
 fn bed() -> Bed {
     let options = Options { judged_every: Duration::ZERO, ..Options::default() };
     let bed = Bed::with(|_, _, _| Ok(()), options);
@@ -28,14 +28,14 @@ fn set(bed: &Bed, text: &str) {
     bed.registry.refresh();
 }
 
-/// The versions that take part.
+/// Returns the canary and the shadow.
 fn parts(registry: &Registry<String>) -> (Option<u64>, Option<u64>) {
     let unpinned = registry.unpinned("m").unwrap();
     let canary = unpinned.canary.map(|part| part.loaded.version());
     (canary, unpinned.shadow.map(|part| part.loaded.version()))
 }
 
-/// Fails or answers so many requests of both versions.
+/// Records `requests` failures or answers for both versions.
 fn ask(registry: &Registry<String>, requests: u64, is_failing: bool) {
     let run = registry.unpinned("m").unwrap().canary.unwrap().run.clone();
     for key in 0..requests {
@@ -55,11 +55,11 @@ fn what_takes_part_is_brought_into_memory_and_let_go() {
         let refused = bed.registry.unload("m", version).unwrap_err();
         assert!(refused.kind() == Kind::Conflict && refused.to_string().contains(part), "{refused}");
     }
-    // A process that starts does the same.
+    // A newly started process does the same.
     let other = Registry::new(store(&bed), bed.told.clone(), Options::default());
     other.refresh();
     assert_eq!(parts(&other), (Some(2), Some(3)));
-    // What was seen is kept as long as nothing changes, and goes with the share, the version or the bytes.
+    // Statistics are retained while nothing changes, and reset with the share, the version or the bytes.
     ask(&bed.registry, 100, false);
     let seen = |bed: &Bed| bed.registry.traffic("m").unwrap().canary.unwrap().observed().canary.requests;
     assert!(seen(&bed) > 20);
@@ -91,7 +91,7 @@ fn labels_stand_for_versions() {
     let wish = store(&bed).wish("m").unwrap();
     let refused = store(&bed).change_wish("m", &wish, |wish| wish.labels.clear()).unwrap_err();
     assert!(refused.to_string().contains("its canary is label `next`"), "{refused}");
-    // Here it points elsewhere: to what answers anyway.
+    // Here the label points elsewhere: to the active version.
     bed.registry.label("m", "next", 1).unwrap();
     assert_eq!(parts(&bed.registry), (None, None));
 }
@@ -121,7 +121,7 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
     still.refresh();
     assert_eq!(still.set_traffic("m", None, Traffic::default()).unwrap_err().kind(), Kind::Unsupported);
     assert_eq!((store(&bed).wish("m").unwrap(), parts(&bed.registry)), (before, (Some(2), None)));
-    // Where the newest answers by itself there is nothing beside a canary; a shadow asks for nothing.
+    // Automatic activation of the newest leaves no canary; a shadow is sent no requests.
     let loose = Bed::obedient();
     (1..=2).for_each(|version| loose.put("m", version, "x"));
     let canary = traffic(r#"{"canary": {"version": 1, "share": 0.5}}"#);
@@ -162,7 +162,7 @@ fn a_canary_that_is_activated_is_none_any_more() {
         bed.registry.refresh();
         assert_eq!((bed.active("m").0, parts(&bed.registry).0), (version.unwrap_or(3), None));
     }
-    // This server's operator alone lets it answer: it is no canary here, and one elsewhere.
+    // It is active on this server alone: no canary here, but one elsewhere.
     let bed = bed();
     set(&bed, r#"{"canary": {"version": 2, "share": 0.5}}"#);
     bed.registry.activate("m", 2).unwrap();
@@ -192,7 +192,7 @@ fn a_canary_that_is_behind_is_rolled_back_everywhere() {
     assert!(troubles.len() == 1 && troubles[0].contains("its canary was rolled back: failed requests"), "{troubles:?}");
     other.refresh();
     assert_eq!(other.unpinned("m").unwrap().canary.unwrap().run.share(), 0.0);
-    // It stays in memory, is rolled back once, and begins anew where somebody says so.
+    // It stays in memory, is rolled back once, and restarts only when an operator says so.
     let revision = now.revision;
     bed.registry.refresh();
     assert_eq!((bed.registry.traffic("m").unwrap().revision, bed.in_memory("m")), (revision, vec![1, 2]));
@@ -203,7 +203,7 @@ fn a_canary_that_is_behind_is_rolled_back_everywhere() {
     assert_eq!(bed.registry.troubles(), [""; 0]);
 }
 
-/// The canary's setting with another share, as somebody sends it back who has read it.
+/// Returns the canary's setting with another share, as a client would send it back.
 fn setting_of(bed: &Bed, share: f64) -> sterling_snapshot::rollout::Canary {
     sterling_snapshot::rollout::Canary { share, ..bed.registry.traffic("m").unwrap().setting.canary.unwrap() }
 }
@@ -228,7 +228,7 @@ fn one_that_is_not_to_be_rolled_back_stays_and_one_that_cannot_be_in_the_store_i
     fs::write(&path, wish).unwrap();
     bed.registry.refresh();
     assert_eq!(store(&bed).wish("m").unwrap().traffic.canary.unwrap().share, 0.0);
-    // Somebody has taken it away meanwhile: that stays so.
+    // Another writer has removed the share meanwhile, which stays so.
     set(&bed, r#"{"canary": {"version": 2, "share": 0.4}}"#);
     ask(&bed.registry, 1000, true);
     let wish = store(&bed).wish("m").unwrap();
@@ -245,7 +245,7 @@ fn a_canary_that_was_ended_stays_ended_while_the_store_shows_what_was_before() {
     let before = fs::read(&path).unwrap();
     set(&bed, "{}");
     let after = fs::read(&path).unwrap();
-    // As a bucket whose listings fail: what was seen last is seen again, or nothing at all.
+    // Simulates a bucket whose listing fails: an earlier state is seen again, or none at all.
     for earlier in [Some(before), None] {
         match earlier {
             Some(bytes) => fs::write(&path, bytes).unwrap(),
@@ -259,7 +259,7 @@ fn a_canary_that_was_ended_stays_ended_while_the_store_shows_what_was_before() {
     fs::write(&path, after).unwrap();
     bed.registry.refresh();
     assert_eq!(bed.registry.troubles(), [""; 0]);
-    // What this server writes counts, though the file has gone and begins anew.
+    // The server's own write counts, although the file was deleted and restarts at the first revision.
     fs::remove_file(&path).unwrap();
     store(&bed).change_wish("m", &Wish::default(), |wish| wish.answer(Some(1))).unwrap();
     set(&bed, r#"{"canary": {"version": 2, "share": 0.5}}"#);

@@ -1,4 +1,4 @@
-//! What a server says of a store that differs from what it serves.
+//! Warnings about a store that differs from the served state.
 
 use super::*;
 use sterling_snapshot::Wish;
@@ -17,7 +17,7 @@ fn a_store_that_is_away_takes_nothing_away() {
     let labels = |bed: &Bed| bed.registry.labels("m").unwrap().into_iter().collect::<Vec<_>>();
     let before = (bed.active("m"), labels(&bed));
     assert_eq!(before, (is(2, "x"), vec![("old".into(), 1)]));
-    // Unmounted: an empty folder in its place.
+    // Simulates an unmounted store: an empty folder in its place.
     let (store, away) = (bed.folder.path().join("store"), bed.folder.path().join("away"));
     fs::rename(&store, &away).unwrap();
     fs::create_dir(&store).unwrap();
@@ -40,10 +40,10 @@ fn versions_that_are_refused_though_they_would_serve_are_told() {
     bed.put("m", 2, "x");
     let told = "model `m`: version 2 is refused (corrupt), version 1 answers: `GET /v1/models/m/versions` tells why";
     assert_eq!((bed.active("m"), bed.registry.troubles()), (is(1, "x"), vec![told.to_owned()]));
-    // Once a later one answers it would serve no more.
+    // While a later version is active it would not serve anyway.
     bed.put("m", 3, "x");
     assert_eq!((bed.active("m"), bed.registry.troubles()), (is(3, "x"), vec![]));
-    // A served one whose folder was damaged.
+    // The folder of an active version was damaged.
     fs::remove_file(bed.path("m", 3).join("text")).unwrap();
     bed.registry.refresh();
     let told = "model `m`: version 3 is served from memory, what the store has of it is refused (corrupt): \

@@ -1,4 +1,4 @@
-//! What the store wishes, and how far a server follows it.
+//! Desired state in the store, and how far a server follows it.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,10 +23,10 @@ fn what_is_wished_answers_until_something_else_is() {
     assert_eq!(bed.active("m"), is(3, "x"));
     wish(&bed, |wish| wish.version = Some(1));
     assert_eq!(bed.active("m"), is(1, "x"));
-    // The newest is not followed meanwhile.
+    // The newest version is not activated meanwhile.
     bed.put("m", 4, "x");
     assert_eq!(bed.active("m"), is(1, "x"));
-    // This server's operator decides here, until something else is wished: a label is nothing of the kind.
+    // The operator of this server decides here until the desired state changes; setting a label is no such change.
     bed.registry.activate("m", 2).unwrap();
     bed.registry.refresh();
     wish(&bed, |wish| {
@@ -36,7 +36,7 @@ fn what_is_wished_answers_until_something_else_is() {
     wish(&bed, |wish| wish.version = Some(3));
     assert_eq!(bed.active("m"), is(3, "x"));
     assert_eq!(bed.registry.troubles(), [""; 0]);
-    // Nothing wished: the newest, though it was there all the time.
+    // Without a desired version the newest is activated, although it was there all the time.
     wish(&bed, |wish| wish.version = None);
     assert_eq!(bed.active("m"), is(4, "x"));
     bed.put("m", 5, "x");
@@ -51,7 +51,7 @@ fn a_server_that_starts_takes_what_is_wished_and_nothing_else() {
     let wished = store.change_wish("m", &Wish::default(), |wish| wish.version = Some(1)).unwrap();
     bed.registry.refresh();
     assert_eq!((bed.active("m"), bed.told.tried("m", 2)), (is(1, "x"), 0));
-    // Where it cannot be had, no other one answers in its place.
+    // If it cannot be loaded, no other version takes its place.
     fs::remove_dir_all(bed.path("m", 1)).unwrap();
     let other = Registry::new(store.clone(), bed.told.clone(), Options::default());
     other.refresh();
@@ -60,7 +60,7 @@ fn a_server_that_starts_takes_what_is_wished_and_nothing_else() {
     store.change_wish("m", &wished, |wish| wish.version = Some(2)).unwrap();
     other.refresh();
     assert_eq!(other.get("m", Which::Active).unwrap().version(), 2);
-    // One that follows nothing takes the newest once, as ever.
+    // A registry that does not follow the store activates the newest once.
     let still = Registry::new(store, bed.told.clone(), Options { follow: false, ..Options::default() });
     bed.publish("m", 3, "x", 0);
     still.refresh();
@@ -87,7 +87,7 @@ fn a_wish_that_fails_is_tried_again_and_what_serves_goes_on() {
     bed.registry.refresh();
     assert_eq!((bed.active("m"), labels(&bed)), (is(1, "x"), vec![("old".into(), 1)]));
     assert_eq!(bed.registry.troubles(), [""; 0]);
-    // A file that nobody can read changes nothing, and is told.
+    // An unreadable file changes nothing, and is reported.
     let path = bed.folder.path().join("store/m/wish.json");
     let whole = fs::read(&path).unwrap();
     fs::write(&path, "{").unwrap();
@@ -117,7 +117,7 @@ fn labels_of_the_store_come_and_go_and_those_of_a_server_stay() {
     set(&[("a", 1), ("b", 2)]);
     assert_eq!(labels(&bed), [("a".into(), 1), ("b".into(), 2), ("mine".into(), 1)]);
     assert_eq!(bed.active("m"), is(3, "x"));
-    // Moved here by hand, and in the store: the last one counts.
+    // Moved manually here, and in the store: the last change counts.
     bed.registry.label("m", "a", 3).unwrap();
     set(&[("a", 1), ("b", 1)]);
     assert_eq!(labels(&bed), [("a".into(), 3), ("b".into(), 1), ("mine".into(), 1)]);
@@ -140,12 +140,12 @@ fn a_version_is_activated_at_all_servers_of_a_store() {
     assert_eq!((store.wish("m").unwrap().version, bed.registry.troubles()), (Some(1), vec![]));
     other.refresh();
     assert_eq!(other.get("m", Which::Active).unwrap().version(), 1);
-    // Again, and beside a decision for this server alone.
+    // Again, with an activation on this server alone.
     let revision = store.wish("m").unwrap().revision;
     bed.registry.activate("m", 3).unwrap();
     bed.registry.activate_in_store("m", 1).unwrap();
     assert_eq!((bed.active("m"), store.wish("m").unwrap().revision), (is(1, "x"), revision));
-    // A version that cannot be loaded, or is not there, changes nothing.
+    // A version that cannot be loaded, or does not exist, changes nothing.
     fs::remove_dir_all(bed.path("m", 2)).unwrap();
     assert!(bed.registry.activate_in_store("m", 2).is_err());
     assert_eq!((bed.active("m"), store.wish("m").unwrap().version), (is(1, "x"), Some(1)));

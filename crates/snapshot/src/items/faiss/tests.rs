@@ -1,10 +1,10 @@
-//! Index files made field by field, and what a broken field is told to be.
+//! Tests with index files that are built field by field, and with corrupt fields.
 
 #![allow(clippy::unwrap_used)]
 use super::*;
 use sterling_core::error::Kind;
 
-/// The named fields of a file, in their order: an `IxM2` of an `IwSq` of residuals in 8 bits, three vectors in three lists.
+/// Named fields of a file in order: an `IxM2` of an `IwSq` with 8-bit residuals, three vectors in three lists.
 type Fields = Vec<(&'static str, Vec<u8>)>;
 
 fn numbers<const N: usize>(values: &[u64]) -> Vec<u8> {
@@ -89,7 +89,7 @@ fn fields_mean_what_faiss_means_by_them() {
     let (ids, vectors, lists) = opened(&bytes(&fields())).unwrap();
     assert_eq!(ids, [1 << 40, 100, 101]);
     assert_eq!((lists.of_rows, lists.centroids.len(), lists.nearest), (vec![0, 1, 1], 6, true));
-    // Code c stands for least + (c + 1/2) / 255 of the width, from the list's centroid.
+    // Code c decodes to least + (c + 1/2) / 255 of the width, relative to the list's centroid.
     let expected = [0.5 / 127.5, 2.0 + 1.0 / 127.5, 0.0, 1.0, 1.0 / 127.5, -1.0 + 1.0 / 127.5];
     assert!(vectors.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-6), "{vectors:?}");
 }
@@ -161,7 +161,7 @@ fn what_is_not_read_is_refused_by_its_name() {
         fields.iter_mut().find(|(n, _)| *n == "codes of 1").unwrap().1 = of_1.to_vec();
         bytes(&fields)
     };
-    // Around (1, 0) and (0, 1): two vectors of length 1, and one that is cut off at an end of its range.
+    // Around (1, 0) and (0, 1): two vectors of norm 1, and one that is clipped at an end of its range.
     let clipped = codes([127, 127], [127, 127, 0, 255]);
     assert!(opened(&clipped).is_ok());
     refused(&codes([0, 127], [127, 127, 0, 255]), Kind::Unsupported, "2 of 3 codes are at an end of their range");

@@ -1,18 +1,18 @@
-//! How results are rounded, and how much work they took.
+//! Rounding of results, and accounting of work.
 
 use super::stop::Stop;
 
-/// Most numbers of one value that is made.
+/// Maximum numbers of one value.
 const NUMBERS_MAX: usize = 1 << 24;
 
-/// How results are rounded.
+/// Rounding of results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// Not at all: f64.
+    /// No rounding, f64.
     Exact,
     /// To the nearest f32.
     Nearest,
-    /// To an f32 within a unit in the last place, at random by this seed. What f32 holds exactly stays.
+    /// To a random f32 within a unit in the last place, with this seed. Results that f32 represents exactly are kept.
     Random(u64),
 }
 
@@ -26,13 +26,13 @@ pub(crate) struct Arithmetic {
 }
 
 impl Arithmetic {
-    /// An evaluation that may take so much work: a unit is a multiply-add.
+    /// Starts an evaluation with a limit on its work, in multiply-adds.
     pub(crate) fn new(mode: Mode, limit: u64) -> Self {
         let state = if let Mode::Random(seed) = mode { seed } else { 0 };
         Arithmetic { mode, state, work: 0, limit }
     }
 
-    /// Work so far.
+    /// Returns the work so far.
     pub(crate) fn work(&self) -> u64 {
         self.work
     }
@@ -42,13 +42,13 @@ impl Arithmetic {
         if self.work > self.limit { Err(Stop::TooLarge) } else { Ok(()) }
     }
 
-    /// Takes the room of a value of this shape, each number of which is so much work.
+    /// Accounts for a value of this shape with `each` units of work per number.
     pub(super) fn room(&mut self, shape: &[usize], each: usize) -> Result<(), Stop> {
         let count = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).filter(|&n| n <= NUMBERS_MAX);
         self.spend(count.ok_or(Stop::TooLarge)?.saturating_mul(each))
     }
 
-    /// A number between -1 and 1 (splitmix64).
+    /// Returns a number between -1 and 1 (splitmix64).
     fn random(&mut self) -> f64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.state;
@@ -57,19 +57,19 @@ impl Arithmetic {
         ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 52) as f64 - 1.0
     }
 
-    /// A result of one operation.
+    /// Rounds the result of one operation.
     pub(super) fn result(&mut self, x: f64) -> f64 {
         self.sum(x, x.abs())
     }
 
-    /// A sum of terms whose magnitudes add up to `magnitude`, which rounding errors are relative to.
+    /// Rounds a sum; rounding errors are relative to `magnitude`, the sum of its terms' magnitudes.
     pub(super) fn sum(&mut self, sum: f64, magnitude: f64) -> f64 {
         let nearest = f64::from(sum as f32);
         match self.mode {
             Mode::Exact => sum,
             Mode::Nearest => nearest,
             Mode::Random(_) if !nearest.is_finite() => nearest,
-            // What f32 holds is exact in every order of its terms where it holds their magnitudes together, too.
+            // If f32 also represents the sum of the magnitudes exactly, the sum is exact in every order of its terms.
             Mode::Random(_) if nearest == sum && f64::from(magnitude as f32) == magnitude => nearest,
             Mode::Random(_) => f64::from((sum + self.random() * magnitude * f64::from(f32::EPSILON)) as f32),
         }

@@ -1,15 +1,15 @@
-//! Values of an evaluation: numbers of a type in a shape.
+//! Values of an evaluation: typed numbers with a shape.
 
 use rten_onnx::onnx::{DataType, TensorProto};
 
 use super::stop::Stop;
 
-/// The type of numbers.
+/// Element type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Element {
     Real,
     Truth,
-    /// Of so many bits.
+    /// Signed integer with this number of bits.
     Signed(u32),
     Unsigned(u32),
 }
@@ -29,7 +29,7 @@ impl Element {
         })
     }
 
-    /// An integer as this type holds it.
+    /// Wraps an integer to the width of this type.
     pub(super) fn wrap(self, n: i64) -> i64 {
         match self {
             Element::Real => n,
@@ -59,7 +59,7 @@ impl Array {
         Array { element: Element::Real, shape, numbers: Numbers::Reals(numbers) }
     }
 
-    /// Integers, wrapped to their type.
+    /// Creates integers, wrapped to their type.
     pub(super) fn whole(element: Element, shape: Vec<usize>, mut numbers: Vec<i64>) -> Array {
         numbers.iter_mut().for_each(|n| *n = element.wrap(*n));
         Array { element, shape, numbers: Numbers::Wholes(numbers) }
@@ -88,7 +88,7 @@ impl Array {
         }
     }
 
-    /// Integers, or truths as 0 and 1.
+    /// Returns integers, or booleans as 0 and 1.
     pub(super) fn wholes(&self) -> Result<&[i64], Stop> {
         match &self.numbers {
             Numbers::Wholes(numbers) => Ok(numbers),
@@ -96,7 +96,7 @@ impl Array {
         }
     }
 
-    /// All numbers as f64.
+    /// Returns all numbers as f64.
     pub(super) fn as_reals(&self) -> Vec<f64> {
         match &self.numbers {
             Numbers::Reals(numbers) => numbers.clone(),
@@ -104,7 +104,7 @@ impl Array {
         }
     }
 
-    /// The numbers at some places, in another shape.
+    /// Gathers the numbers at some positions into another shape.
     pub(super) fn picked(&self, places: &[usize], shape: Vec<usize>) -> Array {
         let numbers = match &self.numbers {
             Numbers::Reals(numbers) => Numbers::Reals(places.iter().map(|&n| numbers[n]).collect()),
@@ -113,7 +113,7 @@ impl Array {
         Array { element: self.element, shape, numbers }
     }
 
-    /// The same numbers in another shape.
+    /// Returns the same numbers in another shape.
     pub(super) fn shaped(&self, shape: Vec<usize>) -> Result<Array, Stop> {
         if shape.iter().product::<usize>() != self.count() {
             return Err(Stop::Invalid(format!("shape {:?} to {shape:?}", self.shape)));
@@ -121,7 +121,7 @@ impl Array {
         Ok(Array { shape, ..self.clone() })
     }
 
-    /// Spread to a shape that it broadcasts to.
+    /// Broadcasts to a shape.
     pub(super) fn spread(&self, shape: &[usize]) -> Result<Array, Stop> {
         if self.shape == shape {
             return Ok(self.clone());
@@ -132,7 +132,7 @@ impl Array {
         Ok(self.picked(&places(shape, &spread_strides(&self.shape, shape)), shape.to_vec()))
     }
 
-    /// Arrays of one type behind each other, numbers only.
+    /// Concatenates the numbers of arrays of one type.
     pub(super) fn chained(parts: &[&Array]) -> Result<Array, Stop> {
         let first = parts.first().ok_or_else(|| Stop::Invalid("nothing to concatenate".into()))?;
         let count = parts.iter().map(|part| part.count()).sum();
@@ -151,19 +151,19 @@ impl Array {
     }
 }
 
-/// From a number to the next along each axis.
+/// Returns the distance between neighbours along each axis.
 pub(super) fn strides(shape: &[usize]) -> Vec<usize> {
     (0..shape.len()).map(|axis| shape[axis + 1..].iter().product()).collect()
 }
 
-/// The strides of an array in a shape that it broadcasts to: 0 where it is repeated.
+/// Returns the strides of an array broadcast to a shape; 0 along repeated axes.
 fn spread_strides(of: &[usize], shape: &[usize]) -> Vec<usize> {
     let own = strides(of);
     let ahead = shape.len() - of.len();
     (0..shape.len()).map(|axis| if axis < ahead || of[axis - ahead] == 1 { 0 } else { own[axis - ahead] }).collect()
 }
 
-/// Where the numbers of a result of `shape` lie in an array of these strides.
+/// Returns the position of each number of a result of `shape` in an array with these strides.
 pub(super) fn places(shape: &[usize], strides: &[usize]) -> Vec<usize> {
     let mut all = vec![0];
     for (&size, &stride) in shape.iter().zip(strides) {
@@ -176,7 +176,7 @@ pub(super) fn places(shape: &[usize], strides: &[usize]) -> Vec<usize> {
     all
 }
 
-/// The shape of operands together.
+/// Returns the broadcast shape of two operands.
 pub(super) fn broadcast(a: &[usize], b: &[usize]) -> Result<Vec<usize>, Stop> {
     let axes = a.len().max(b.len());
     let size = |of: &[usize], axis: usize| (axis + of.len()).checked_sub(axes).map_or(1, |n| of[n]);
@@ -189,7 +189,7 @@ pub(super) fn broadcast(a: &[usize], b: &[usize]) -> Result<Vec<usize>, Stop> {
     (0..axes).map(both).collect()
 }
 
-/// A constant of a file.
+/// Reads a constant of a file.
 pub(super) fn of_tensor(tensor: &TensorProto) -> Result<Array, Stop> {
     let shape = tensor.dims.iter().map(|&d| usize::try_from(d)).collect::<Result<Vec<_>, _>>();
     let shape = shape.map_err(|_| Stop::Invalid(format!("a constant of shape {:?}", tensor.dims)))?;

@@ -1,4 +1,4 @@
-//! A node with its inputs, and what it says of itself.
+//! A node with its inputs and attributes.
 
 use std::rc::Rc;
 
@@ -7,7 +7,6 @@ use rten_onnx::onnx::{AttributeProto, NodeProto, TensorProto};
 use super::array::Array;
 use super::stop::Stop;
 
-/// A node that is evaluated.
 pub(super) struct Call<'a> {
     pub(super) node: &'a NodeProto,
     pub(super) inputs: Vec<Option<Rc<Array>>>,
@@ -27,12 +26,12 @@ impl Call<'_> {
         self.optional(n).ok_or_else(|| Stop::Invalid(format!("input {n} is missing")))
     }
 
-    /// All inputs, of operators that take any number of them.
+    /// Returns all inputs of a variadic operator.
     pub(super) fn all(&self) -> Result<Vec<&Array>, Stop> {
         (0..self.inputs.len()).map(|n| self.input(n)).collect()
     }
 
-    /// The integers of an input.
+    /// Returns the integers of an input.
     pub(super) fn integers(&self, n: usize) -> Result<Vec<i64>, Stop> {
         self.input(n)?.wholes().map(<[i64]>::to_vec)
     }
@@ -77,7 +76,7 @@ impl Call<'_> {
         self.attribute(name).and_then(|attribute| attribute.t.as_ref())
     }
 
-    /// Integers that old opsets keep in an attribute and new ones read from an input.
+    /// Returns integers that old opsets store in an attribute and new ones in an input.
     pub(super) fn ints_or_input(&self, name: &str, n: usize) -> Result<Option<Vec<i64>>, Stop> {
         match self.ints(name) {
             Some(ints) => Ok(Some(ints)),
@@ -87,7 +86,7 @@ impl Call<'_> {
     }
 }
 
-/// An axis or index that may count from the end.
+/// Resolves an axis or index that may count from the end.
 pub(super) fn place(n: i64, of: usize) -> Result<usize, Stop> {
     let place = if n < 0 { n.saturating_add(of as i64) } else { n };
     let place = usize::try_from(place).ok().filter(|&place| place < of);

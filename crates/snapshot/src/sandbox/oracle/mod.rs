@@ -1,13 +1,15 @@
-//! An independent evaluation of ONNX files, which everything that runs a graph is compared with.
+//! Independent reference evaluation of ONNX files, with which every execution of a graph is compared.
 //!
-//! Plain loops in f64 over the nodes of the file, one after the other, as the ONNX reference describes them: integers are i64 that
-//! wrap to the width of their type, truths are truths, operands broadcast by their shapes. Nothing is shared with the compiler of
-//! `sterling_graph::dense` or with the fallback runtime, and nothing is rewritten: a mistake there is a difference here.
+//! It evaluates the nodes of the file in order with plain f64 loops, as the ONNX reference describes them: integers are i64
+//! wrapped to the width of their type, booleans are booleans, operands broadcast by their shapes. It shares no code with the
+//! compiler of `sterling_graph::dense` or with the fallback runtime and rewrites nothing, so that a bug in these shows as a
+//! difference.
 //!
-//! How far f32 may lie from that is measured, not assumed: the graph is evaluated again with every inexact result rounded to f32
-//! ([`Arithmetic`]), up or down at random, and what that changes is the noise of the computation.
+//! The tolerance for f32 is measured, not assumed: the graph is evaluated again with every inexact result rounded to f32
+//! ([`Arithmetic`]), up or down at random. The resulting change is the rounding noise of the computation.
 //!
-//! `stop` says why there is nothing to compare with, `array` holds values, `call` reads a node, `numbers` computes, `views` moves.
+//! Modules: `stop`: reasons why a graph cannot be evaluated; `array`: values; `call`: access to a node; `numbers`, `products`,
+//! `reductions`: arithmetic; `views`: data movement.
 
 mod arithmetic;
 mod array;
@@ -28,17 +30,17 @@ pub(super) use array::Array;
 use call::Call;
 pub(super) use stop::Stop;
 
-/// A file that can be evaluated.
+/// A parsed file that can be evaluated.
 pub(super) struct Oracle {
     nodes: Vec<NodeProto>,
     constants: HashMap<String, Rc<Array>>,
-    /// After which node a value is read for the last time.
+    /// Index of the last node that reads each value.
     last_reads: HashMap<String, usize>,
     opset: i64,
 }
 
 impl Oracle {
-    /// Reads a file that passed the checks of `sterling_graph::tower`.
+    /// Parses a file that has passed the checks of `sterling_graph::tower`.
     pub(super) fn read(bytes: &[u8]) -> Result<Oracle, Stop> {
         let invalid = |what: String| Stop::Invalid(what);
         let model = ModelProto::parse_buf(bytes).map_err(|e| invalid(e.to_string()))?;
@@ -47,7 +49,7 @@ impl Oracle {
         let graph = model.graph.ok_or_else(|| invalid("a file without a graph".into()))?;
         let mut constants = HashMap::new();
         for tensor in &graph.initializer {
-            // Tensors of other types are unknown to the node that reads them.
+            // A constant of another type makes the node that reads it unsupported.
             if let Ok(array) = array::of_tensor(tensor) {
                 constants.insert(tensor.name.clone().unwrap_or_default(), Rc::new(array));
             }
@@ -64,7 +66,7 @@ impl Oracle {
         Ok(Oracle { nodes: graph.node, constants, last_reads, opset })
     }
 
-    /// Evaluates the graph for named inputs and returns the named outputs. `seen` is told what each node made.
+    /// Evaluates the graph for named inputs and returns the named outputs. Calls `seen` with each output of each node.
     pub(super) fn run(
         &self,
         inputs: &[(String, Array)],
@@ -108,7 +110,7 @@ impl Oracle {
     }
 }
 
-/// A node as people find it.
+/// Returns the name and operator of a node for messages.
 pub(super) fn shown(node: &NodeProto) -> String {
     let operator = node.op_type.as_deref().unwrap_or("?");
     match node.name.as_deref().filter(|name| !name.is_empty()).or(node.output.first().map(String::as_str)) {

@@ -1,4 +1,4 @@
-//! Operators that compute number by number: functions, arithmetic, comparisons, casts.
+//! Element-wise operators: functions, arithmetic, comparisons, casts.
 
 use rten_onnx::onnx::DataType;
 
@@ -43,7 +43,7 @@ pub(super) fn evaluate(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<O
             let (a, over, under) =
                 (call.input(0)?, call.is_set("detect_positive", true), call.is_set("detect_negative", true));
             let is_infinite = |x: &f64| {
-                // Beyond f32, a number is infinite.
+                // Numbers beyond the range of f32 count as infinite.
                 let x = *x as f32;
                 x.is_infinite() && if x > 0.0 { over } else { under }
             };
@@ -69,7 +69,7 @@ pub(super) fn evaluate(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<O
     Ok(Some(vec![made]))
 }
 
-/// A function of one number.
+/// Evaluates a function of one number.
 fn function(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Option<Array>, Stop> {
     let operator = call.operator();
     let (alpha, beta, gamma) = match operator {
@@ -84,7 +84,7 @@ fn function(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Option<Array
         _ => (0.0, 0.0, 0.0),
     };
     let f: &dyn Fn(f64) -> f64 = match operator {
-        // NaN stays.
+        // The comparison keeps NaN.
         "Relu" => &|x| if x < 0.0 { 0.0 } else { x },
         "LeakyRelu" => &|x| if x < 0.0 { alpha * x } else { x },
         "Elu" => &|x| if x < 0.0 { alpha * x.exp_m1() } else { x },
@@ -160,7 +160,7 @@ fn softplus(x: f64) -> f64 {
     if x.is_nan() { x } else { x.max(0.0) + (-x.abs()).exp().ln_1p() }
 }
 
-/// The error function, by its series, whose terms are all positive; beyond 6 it is 1 in f64.
+/// Evaluates the error function by its series, whose terms are all positive; beyond 6 it is 1 in f64.
 fn erf(x: f64) -> f64 {
     if x.is_nan() || x.abs() > 6.0 {
         return if x.is_nan() { x } else { x.signum() };
@@ -200,7 +200,7 @@ fn two(call: &Call<'_>, a: &Array, b: &Array, arithmetic: &mut Arithmetic) -> Re
         return Ok(Array::real(shape, made));
     }
     if operator == "Pow" {
-        // As if in floats, and back.
+        // Computed in floats and converted back.
         let made = a.as_reals().into_iter().zip(b.as_reals()).map(|(x, y)| integer_of(x.powf(y), a.element)).collect();
         return Ok(Array::whole(a.element, shape, made));
     }
@@ -215,7 +215,7 @@ fn two(call: &Call<'_>, a: &Array, b: &Array, arithmetic: &mut Arithmetic) -> Re
             "Mul" => x.wrapping_mul(y),
             "Div" => x.wrapping_div(y),
             "Mod" if is_fmod => x.wrapping_rem(y),
-            // The sign of the divisor.
+            // The result has the sign of the divisor.
             "Mod" => x.wrapping_rem(y).wrapping_add(y).wrapping_rem(y),
             "Max" => x.max(y),
             "Min" => x.min(y),
@@ -295,7 +295,8 @@ fn clipped(call: &Call<'_>) -> Result<Array, Stop> {
     Ok(Array::whole(a.element, a.shape.clone(), a.wholes()?.iter().map(|&n| n.max(least).min(most)).collect()))
 }
 
-/// A float as an integer of a type: without its fraction. What does not fit is the least integer, as processors and ONNX Runtime make it.
+/// Converts a float to an integer type by truncation. A float out of range becomes the least integer, as on processors and in
+/// ONNX Runtime.
 fn integer_of(x: f64, element: Element) -> i64 {
     let (least, fits) = match element {
         Element::Signed(64) => (i64::MIN, x.abs() < 9.2e18),

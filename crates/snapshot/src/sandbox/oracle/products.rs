@@ -1,11 +1,11 @@
-//! Products of matrices.
+//! Matrix products.
 
 use super::arithmetic::Arithmetic;
 use super::array::{Array, broadcast, places, strides};
 use super::call::Call;
 use super::stop::Stop;
 
-/// Most terms of an `Einsum`, which lie in memory together.
+/// Maximum terms of an `Einsum`, which are in memory together.
 const TERMS_MAX: usize = 1 << 22;
 
 pub(super) fn evaluate(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Option<Vec<Array>>, Stop> {
@@ -20,7 +20,7 @@ pub(super) fn evaluate(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<O
 
 fn product(a: &Array, b: &Array, arithmetic: &mut Arithmetic) -> Result<Array, Stop> {
     let wrong = || Stop::Invalid(format!("a product of shapes {:?} and {:?}", a.shape, b.shape));
-    // A vector is a matrix of one row, or of one column.
+    // A vector is a matrix with one row, or one column.
     let (mut left, mut right) = (a.shape.clone(), b.shape.clone());
     if left.len() == 1 {
         left.insert(0, 1);
@@ -103,7 +103,7 @@ fn gemm(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Array, Stop> {
     Ok(Array::real(made.shape.clone(), numbers))
 }
 
-/// Any number of operands, each with its letters, over all of these.
+/// Evaluates an `Einsum` of any number of operands over all their letters.
 fn einsum(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Array, Stop> {
     let equation: String = call.text("equation", "").split_whitespace().collect();
     let unknown = || Stop::Unknown(format!("the equation `{equation}`"));
@@ -114,7 +114,7 @@ fn einsum(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Array, Stop> {
     if equation.contains('.') || arrays.len() != operands.len() {
         return Err(unknown());
     }
-    // The letters of the result first, so that what is summed up lies side by side.
+    // Letters of the result come first, so that the terms of each sum are adjacent.
     let mut letters = result.clone();
     let mut sizes: Vec<usize> = vec![1; letters.len()];
     for (array, own) in arrays.iter().zip(&operands) {

@@ -26,7 +26,8 @@ pub(super) fn evaluate(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<O
     Ok(Some(vec![made]))
 }
 
-/// Of each number of a shape, which result along the axes that stay it belongs to; and the shape of these results with `axes` of 1.
+/// Returns for each number of a shape the index of its result, and the shape of the results, with size 1 along the reduced
+/// `axes`.
 fn groups(shape: &[usize], axes: &[usize]) -> (Vec<usize>, Vec<usize>) {
     let kept: Vec<usize> = shape.iter().enumerate().map(|(n, &d)| if axes.contains(&n) { 1 } else { d }).collect();
     let own = strides(&kept);
@@ -34,10 +35,10 @@ fn groups(shape: &[usize], axes: &[usize]) -> (Vec<usize>, Vec<usize>) {
     (places(shape, &moved), kept)
 }
 
-/// The numbers of each group, the group of each number, and the shape that is left.
+/// Numbers of each group, group of each number, and shape of the results.
 type Members = (Vec<Vec<f64>>, Vec<usize>, Vec<usize>);
 
-/// The numbers of each group.
+/// Returns the numbers of each group.
 fn members(a: &Array, axes: &[usize]) -> Result<Members, Stop> {
     let (group, kept) = groups(&a.shape, axes);
     let mut all = vec![Vec::new(); kept.iter().product()];
@@ -156,7 +157,7 @@ fn softmax(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Array, Stop> 
     let a = call.input(0)?;
     let rank = a.shape.len();
     let axis = place(call.int("axis", if call.opset < 13 { 1 } else { -1 }), rank)?;
-    // Before opset 13 all axes from this one on are one.
+    // Before opset 13, all axes from this one on are reduced together.
     let axes: Vec<usize> = if call.opset < 13 { (axis..rank).collect() } else { vec![axis] };
     arithmetic.spend(a.count() * 24)?;
     let (all, group, kept) = members(a, &axes)?;
@@ -175,7 +176,7 @@ fn softmax(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Array, Stop> 
         };
         made.push(results.into_iter());
     }
-    // The members of a group stand in the order of the numbers.
+    // The members of a group are in the order of the numbers.
     let numbers = group.iter().map(|&group| made[group].next().unwrap_or(f64::NAN)).collect();
     Ok(Array::real(a.shape.clone(), numbers))
 }
@@ -232,7 +233,7 @@ fn batch_normalised(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Arra
         let root = arithmetic.result((variance[channel] + epsilon).sqrt());
         let centred = arithmetic.result(x - mean[channel]);
         let scaled = arithmetic.result(centred / root * scale[channel]);
-        // What may be folded into one factor and one summand has their rounding errors.
+        // A factor and a summand may each be precomputed from several constants, with their rounding errors.
         let magnitude = scaled.abs() + (mean[channel] / root * scale[channel]).abs() + bias[channel].abs();
         arithmetic.sum(scaled + bias[channel], magnitude)
     };

@@ -1,13 +1,13 @@
-//! Reasons for which a graph is not evaluated.
+//! Reasons why a graph is not evaluated.
 
-/// Why there is nothing to compare with.
+/// Reason why there is no reference.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
-    /// An operator, attribute or type that is not evaluated here.
+    /// Unsupported operator, attribute or type.
     Unknown(String),
-    /// The graph takes more work than there is time for.
+    /// The graph needs more work than the limit.
     TooLarge,
-    /// The graph means nothing for these inputs.
+    /// The graph is undefined for these inputs.
     Invalid(String),
 }
 

@@ -1,4 +1,4 @@
-//! The evaluation against ONNX Runtime's answers and against the text of ONNX's reference.
+//! Tests of the evaluation against outputs of ONNX Runtime and the text of the ONNX reference.
 
 #![allow(clippy::unwrap_used)]
 
@@ -25,7 +25,7 @@ fn real(tensor: &Tensor) -> Array {
     Array::real(tensor.shape.clone(), tensor.values.iter().map(|&x| f64::from(x)).collect())
 }
 
-/// Graphs that `python/make_dense_golden.py` wrote: models of PyTorch's exporter, and each operator of the table.
+/// Graphs written by `python/make_dense_golden.py`: models of PyTorch's exporter, and each supported operator.
 #[test]
 fn models_of_pytorch_and_every_operator_evaluate_as_in_onnxruntime() {
     let folder = std::path::Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../..")).join("tests/golden/dense");
@@ -49,7 +49,7 @@ fn models_of_pytorch_and_every_operator_evaluate_as_in_onnxruntime() {
     }
 }
 
-/// What one node makes of constants.
+/// Returns the result of one node.
 fn made(node: NodeProto, inputs: &[Array]) -> Array {
     let names: Vec<String> = (0..inputs.len()).map(|n| format!("in{n}")).collect();
     let output = node.output[0].clone();

@@ -1,11 +1,11 @@
-//! Operators that move numbers, and those that make them of sizes.
+//! Operators that move numbers, and operators that create them from sizes.
 
 use super::arithmetic::Arithmetic;
 use super::array::{self, Array, Element, broadcast, places, strides};
 use super::call::{Call, place};
 use super::stop::Stop;
 
-/// Work of a number that is moved, in multiply-adds.
+/// Work of a moved number, in multiply-adds.
 const MOVED_WORK: usize = 4;
 
 pub(super) fn evaluate(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Option<Vec<Array>>, Stop> {
@@ -183,7 +183,7 @@ fn axes_of_one(call: &Call<'_>) -> Result<Array, Stop> {
     a.shaped(shape)
 }
 
-/// The numbers at some places along an axis.
+/// Gathers indices along an axis.
 fn along(a: &Array, axis: usize, index: &[usize], arithmetic: &mut Arithmetic) -> Result<Array, Stop> {
     let mut shape = a.shape.clone();
     shape[axis] = index.len();
@@ -285,7 +285,7 @@ fn triangle(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Array, Stop>
     let is_upper = call.is_set("upper", true);
     let [.., m, n] = a.shape[..] else { return Err(Stop::Invalid(format!("a matrix of shape {:?}", a.shape))) };
     arithmetic.room(&a.shape, MOVED_WORK)?;
-    // Zeros stand behind the numbers.
+    // A zero is appended to the numbers.
     let zero = if a.is_real() { Array::real(vec![1], vec![0.0]) } else { Array::whole(a.element, vec![1], vec![0]) };
     let both = Array::chained(&[a, &zero])?;
     let from = |at: usize| {
@@ -329,7 +329,7 @@ fn padded(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Array, Stop> {
     Ok(Array::chained(&[a, &value])?.picked(&(0..count).map(from).collect::<Vec<_>>(), shape))
 }
 
-/// The largest or smallest numbers along an axis, and where they lay: of equal ones the first.
+/// Returns the largest or smallest numbers along an axis and their indices; the first of equal numbers.
 fn top(call: &Call<'_>, arithmetic: &mut Arithmetic) -> Result<Vec<Array>, Stop> {
     let a = call.input(0)?;
     let axis = place(call.int("axis", -1), a.shape.len())?;

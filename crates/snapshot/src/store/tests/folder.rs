@@ -14,7 +14,7 @@ fn a_version_made_of_others_gives_way_to_one_that_comes_meanwhile() {
     let store = Store::new(root.path());
     store.publish("m", |folder, _| whole(folder)).unwrap();
     assert_eq!(store.publish_unrivalled("m", |folder, _| whole(folder)).unwrap(), 2);
-    // One that is published while it is made, and one that is under way when it begins or ends.
+    // Another version is published during the publication, or another publication is active at its start or end.
     let beaten = store.publish_unrivalled("m", |folder, _| {
         store.publish("m", |folder, _| whole(folder))?;
         whole(folder)
@@ -27,7 +27,7 @@ fn a_version_made_of_others_gives_way_to_one_that_comes_meanwhile() {
         whole(folder)
     });
     assert_eq!(outer.unwrap(), 5);
-    // A failed one does not stand in the way.
+    // A failed publication does not block it.
     assert!(store.publish("m", |_, _| Err(Error::invalid("no"))).is_err());
     let last = store.publish_unrivalled("m", |folder, _| whole(folder)).unwrap();
     store.remove("m", 2).unwrap();
@@ -41,7 +41,7 @@ fn a_folder_that_vanishes_is_told_until_it_is_back() {
     let root = tempfile::tempdir().unwrap();
     let (here, gone) = (root.path().join("store"), root.path().join("gone"));
     let store = Store::new(&here);
-    // One that was never there is made by the first publication.
+    // The first publication creates a folder that never existed.
     store.renew().unwrap();
     assert_eq!(store.trouble(), None);
     store.publish("m", |folder, _| whole(folder)).unwrap();
@@ -116,7 +116,7 @@ fn a_folder_whose_place_cannot_be_made_durable_is_taken_back() {
     let failed = || Err(std::io::Error::other("no sync"));
     assert_eq!(place(&from, &to, failed).unwrap_err().to_string(), "no sync");
     assert_eq!(names_in(root.path()).unwrap(), ["from"]);
-    // Where it cannot be taken back it says so.
+    // If the rename cannot be reverted, the error reports that.
     let blocked = || {
         fs::write(&from, "a file in its place")?;
         Err(std::io::Error::other("no sync"))
@@ -149,6 +149,6 @@ fn a_publication_that_is_unwound_leaves_neither_files_nor_a_gap() {
     assert_eq!(names_in(&root.path().join("m")).unwrap().len(), 2, "a version and the lock");
     assert_eq!(store.publish_unrivalled("m", |folder, _| whole(folder)).unwrap(), 2);
     store.remove("m", 2).unwrap();
-    // A number that was published is never given again.
+    // A published number is never reused.
     assert_eq!(store.publish("m", |folder, _| whole(folder)).unwrap(), 3);
 }

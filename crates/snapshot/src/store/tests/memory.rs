@@ -1,4 +1,4 @@
-//! A bucket in memory that can be told to fail.
+//! An in-memory bucket with fault injection.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -11,48 +11,48 @@ use sterling_storage::objects::{Objects, Over, Tag};
 
 type Kept = BTreeMap<String, (Vec<u8>, Tag)>;
 
-/// What a read of an object ends with, once.
+/// Fault of one read of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The connection breaks after so many bytes.
+    /// The connection breaks after this number of bytes.
     Cut(u64),
-    /// A bit is another one at this place.
+    /// A bit flips in the byte at this offset.
     Flip(u64),
 }
 
-/// What one call meets.
+/// Fault of one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallFault {
-    /// It does not reach the bucket.
+    /// The request is lost.
     Before,
-    /// Its answer is lost.
+    /// The answer is lost.
     After,
-    /// A read finds nothing, a listing lacks its last object.
+    /// A read finds nothing; a listing lacks its last object.
     Missing,
-    /// A write under a condition is refused as if another object stood there.
+    /// A conditional write fails as if the object existed.
     Conflict,
-    /// A byte of the answer is another one.
+    /// A byte of the answer is corrupted.
     Flip,
 }
 
 #[derive(Debug, Default)]
 pub struct Memory {
     pub kept: Mutex<Kept>,
-    /// What lists show where it is not what there is.
+    /// Listing to return in place of the actual one.
     pub listed: Mutex<Option<Kept>>,
     pub is_down: AtomicBool,
     pub is_read_only: AtomicBool,
     pub ignores_conditions: AtomicBool,
-    /// The answer to the next write under a condition is lost, though it was done.
+    /// The next conditional write succeeds, but its answer is lost.
     pub loses_answer: AtomicBool,
-    /// Writes until the bucket is down.
+    /// Number of writes until the bucket is down.
     pub writes_left: AtomicUsize,
     pub faults: Mutex<Vec<(String, Fault)>>,
     pub clock_ms: AtomicU64,
     pub bytes_read: AtomicU64,
     writes: AtomicU64,
     calls: AtomicUsize,
-    /// The call that meets a fault, and which.
+    /// Number of the call with a fault, and the fault.
     plan: Mutex<Option<(usize, CallFault)>>,
 }
 
@@ -64,18 +64,18 @@ impl Memory {
         Arc::new(memory)
     }
 
-    /// Has a call from now on meet a fault, the next one being 0.
+    /// Injects a fault into a later call; the next call is 0.
     pub fn fail_at(&self, call: usize, fault: CallFault) {
         *self.plan.lock().unwrap() = Some((self.calls.load(SeqCst) + call, fault));
     }
 
-    /// Takes the fault back; returns whether it was met.
+    /// Removes the fault; returns whether it occurred.
     pub fn no_fault(&self) -> bool {
         let plan = self.plan.lock().unwrap().take();
         plan.is_some_and(|(at, _)| at < self.calls.load(SeqCst))
     }
 
-    /// The fault that this call meets.
+    /// Returns the fault of the current call.
     fn met(&self) -> Result<Option<CallFault>> {
         let call = self.calls.fetch_add(1, SeqCst);
         let fault = self.plan.lock().unwrap().filter(|(at, _)| *at == call).map(|(_, fault)| fault);
@@ -86,7 +86,7 @@ impl Memory {
         }
     }
 
-    /// The end of a call that meets this.
+    /// Ends a call with its fault.
     fn lost<T>(&self, fault: Option<CallFault>, done: T) -> Result<T> {
         if fault == Some(CallFault::After) { Err(Error::unavailable("the answer was lost")) } else { Ok(done) }
     }
@@ -95,7 +95,7 @@ impl Memory {
         self.kept.lock().unwrap().keys().cloned().collect()
     }
 
-    /// Changes the bytes of an object unseen: its tag stays.
+    /// Changes the bytes of an object without changing its tag.
     pub fn change(&self, key: &str, change: impl FnOnce(&mut Vec<u8>)) {
         let mut kept = self.kept.lock().unwrap();
         let (bytes, tag) = kept.get_mut(key).unwrap();
@@ -211,7 +211,7 @@ impl Objects for Memory {
         };
         kept.insert(key.into(), (bytes, tag.clone()));
         if *over != Over::Anything && self.loses_answer.swap(false, SeqCst) {
-            // What a repetition of the request then gets.
+            // Error that a retry of the request receives.
             return Err(Error::conflict(format!("{key}: another object stands there")));
         }
         self.lost(fault, tag)

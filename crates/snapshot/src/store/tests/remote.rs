@@ -9,7 +9,7 @@ use super::*;
 use sterling_core::error::Kind;
 use sterling_storage::objects::{Objects as _, Over, Proof, prove};
 
-/// A store in a bucket, and a folder that is this machine's.
+/// A store in a bucket, with cache folders of several machines.
 struct Bench {
     memory: Arc<Memory>,
     caches: TempDir,
@@ -20,7 +20,7 @@ impl Bench {
         Bench { memory: Memory::new(), caches: tempfile::tempdir().unwrap() }
     }
 
-    /// The store as a machine sees it that has this name, with so many megabytes for what it fetches.
+    /// Returns the store as seen from a machine, with a cache of this size.
     fn seen_from(&self, machine: &str, limit_mb: u64) -> Store {
         let folder = Some(self.caches.path().join(machine));
         let options = CacheOptions { folder, limit_mb };
@@ -51,11 +51,11 @@ fn what_one_publishes_another_one_fetches_whole() {
     let held = there.bring("m", 3).unwrap();
     assert_eq!((held.folder(), data(&held)), (&*there.folder("m", 3), vec![3; 100_000]));
     Manifest::read(held.folder()).unwrap().verify(held.folder()).unwrap();
-    // The other file was there already, from the version that was published here: it was linked.
+    // The other file was hard-linked from the version that was published here.
     let read = bench.memory.bytes_read.load(SeqCst);
     assert!(read < 100_100, "{read} bytes were read");
     there.bring("m", 3).unwrap();
-    assert_eq!(bench.memory.bytes_read.load(SeqCst), read, "what is there is not read again");
+    assert_eq!(bench.memory.bytes_read.load(SeqCst), read, "cached files are not read again");
     let keys = bench.memory.keys();
     assert!(keys.iter().all(|key| !key.contains(LEASE) && !key.contains(".probe")), "{keys:?}");
     here.remove("m", 2).unwrap();
@@ -78,7 +78,7 @@ fn publishers_at_once_get_a_number_each_and_a_number_is_given_once() {
     let store = bench.store("a");
     store.remove("m", 6).unwrap();
     assert_eq!(put(&store, 1).unwrap(), 7);
-    // An answer that was lost was one all the same.
+    // A write whose answer was lost was still done.
     bench.memory.loses_answer.store(true, SeqCst);
     assert_eq!(put(&store, 1).unwrap(), 9, "the number whose answer was lost stays unused");
     store.renew().unwrap();
@@ -90,7 +90,7 @@ fn a_publication_that_ends_anywhere_is_no_version_and_is_cleaned() {
     let bench = Bench::new();
     put(&bench.store("a"), 1).unwrap();
     let mut whole = vec![1];
-    // The process ends at each of its writes: the bucket is away for it from then on.
+    // The process ends at each of its writes in turn: from then on the bucket is down for it.
     for writes in 4..20 {
         let store = bench.store(&format!("killed {writes}"));
         store.prove().unwrap();
@@ -109,7 +109,7 @@ fn a_publication_that_ends_anywhere_is_no_version_and_is_cleaned() {
             reader.bring("m", *version).unwrap();
         }
     }
-    // As long as they may be under way their objects stay.
+    // Their objects are kept as long as they may be active.
     put(&bench.store("a"), 2).unwrap();
     let leases = |memory: &Memory| memory.keys().iter().filter(|key| key.ends_with(LEASE)).count();
     assert!(leases(&bench.memory) > 0);
@@ -119,7 +119,7 @@ fn a_publication_that_ends_anywhere_is_no_version_and_is_cleaned() {
     whole.extend([last - 1, last]);
     let reader = bench.store("reader");
     assert_eq!(reader.versions("m").unwrap(), whole);
-    // Of a process that ended in its probe a few bytes stay.
+    // A process that ended in its probe leaves a few bytes.
     let of_versions = |key: &&String| !key.ends_with(".given") && !key.starts_with(".probe");
     assert_eq!(bench.memory.keys().iter().filter(of_versions).count(), whole.len() * 4, "{:?}", bench.memory.keys());
 }
@@ -157,14 +157,14 @@ fn a_fetch_goes_on_where_it_broke_off() {
         let before = bench.memory.bytes_read.load(SeqCst);
         bench.memory.faults.lock().unwrap().push((key.clone(), Fault::Cut(cut)));
         if cut == 0 {
-            // Nothing came: who asked tries again later.
+            // No data arrived: the caller retries later.
             assert_eq!(store.bring("m", 1).unwrap_err().kind(), Kind::Unavailable);
         }
         assert_eq!(data(&store.bring("m", 1).unwrap()), vec![1; 100_000]);
         let read = bench.memory.bytes_read.load(SeqCst) - before;
         assert_eq!(read, 150_010, "each byte once");
     }
-    // A fetch that ends in the middle, as its process, is gone on with by the next one.
+    // The next process resumes a fetch that was interrupted together with its process.
     let store = bench.store("killed");
     bench.memory.faults.lock().unwrap().extend([(key.clone(), Fault::Cut(40_000)), (key.clone(), Fault::Cut(0))]);
     assert_eq!(store.bring("m", 1).unwrap_err().kind(), Kind::Unavailable);
@@ -198,13 +198,13 @@ fn a_store_that_lies_is_refused_by_the_name_of_what_differs() {
     bench.memory.remove("m/1/data.bin").unwrap();
     assert!(refused("missing").contains("file `data.bin` is missing"));
     bench.memory.put("m/1/data.bin", whole, &Over::Anything).unwrap();
-    // A bit that fell over on its way, once, in what a fetch that broke off has left.
+    // A bit flips once, in the rest of an interrupted fetch.
     let store = bench.store("on its way");
     let key = || "m/1/data.bin".to_owned();
     bench.memory.faults.lock().unwrap().extend([(key(), Fault::Cut(40_000)), (key(), Fault::Flip(50_000))]);
     store.bring("m", 1).unwrap();
     assert!(bench.memory.faults.lock().unwrap().is_empty());
-    // A manifest that was replaced under the list that was looked at is another version.
+    // A manifest that was replaced after the listing belongs to another version.
     let store = bench.store("replaced");
     let manifest = bench.memory.get("m/1/manifest.json").unwrap().0;
     bench.memory.put("m/1/manifest.json", manifest, &Over::Anything).unwrap();
@@ -233,8 +233,8 @@ fn lists_that_lag_show_an_older_store_and_no_other_one() {
     there.renew().unwrap();
     let old = bench.memory.kept.lock().unwrap().clone();
     *bench.memory.listed.lock().unwrap() = Some(old);
-    // A number is taken though the list does not show the last one.
-    assert!(put(&here, 2).is_err(), "what was uploaded is not seen to be there");
+    // A number is used although the listing does not show it.
+    assert!(put(&here, 2).is_err(), "the uploaded objects are not visible");
     there.renew().unwrap();
     assert_eq!(there.versions("m").unwrap(), [1]);
     there.bring("m", 1).unwrap();
@@ -258,13 +258,13 @@ fn a_bucket_that_is_down_changes_nothing_and_comes_back() {
     let stamp = store.stamp("m", 1);
     assert_eq!((store.versions("m").unwrap(), stamp.is_some()), (vec![1], true));
     store.bring("m", 1).unwrap();
-    // A process that starts now has what was fetched, and what was wished.
+    // A newly started process has the cached versions and the desired state.
     let other = bench.seen_from("a", 64);
     assert!(other.renew().is_err());
     assert_eq!((other.models().unwrap(), other.versions("m").unwrap()), (vec!["m".to_owned()], vec![1]));
     assert_eq!((other.stamp("m", 1), other.seen_wish("m").unwrap()), (stamp, wish));
     assert_eq!(data(&other.bring("m", 1).unwrap()), vec![1; 100_000]);
-    assert!(!other.discard("m", 1).unwrap(), "nothing could be had anew");
+    assert!(!other.discard("m", 1).unwrap(), "no copy could be fetched again");
     bench.memory.is_down.store(false, SeqCst);
     std::thread::sleep(std::time::Duration::from_millis(1100));
     other.renew().unwrap();
@@ -276,7 +276,7 @@ fn what_nobody_uses_makes_room_and_what_somebody_uses_does_not() {
     let bench = Bench::new();
     let here = bench.store("here");
     for seed in 1..=9 {
-        // 2 MB a version: 4 fit.
+        // 2 MB per version: 4 fit.
         here.publish("m", |folder, version| {
             fill(folder, "m", version, seed)?;
             fs::write(folder.join("data.bin"), vec![seed; 2_000_000]).unwrap();
@@ -300,7 +300,7 @@ fn what_nobody_uses_makes_room_and_what_somebody_uses_does_not() {
     assert_eq!(full.kind(), Kind::NoSpace);
     assert!(full.to_string().contains("a version needs 2 MB, 8 are there for all"), "{full}");
     drop(first);
-    // Another process, or this one: whoever holds one keeps it.
+    // A version in use is kept, whether by another process or by this one.
     bench.seen_from("small", 8).renew().unwrap();
     let store = bench.seen_from("small", 8);
     store.renew().unwrap();
@@ -337,7 +337,7 @@ fn what_is_wished_is_changed_by_one_at_a_time() {
     let bench = Bench::new();
     let store = bench.store("a");
     wishes(&store);
-    // An answer that was lost is not taken for somebody else's change.
+    // A lost answer is not mistaken for a concurrent change.
     let before = store.wish("m").unwrap();
     bench.memory.loses_answer.store(true, SeqCst);
     let now = store.change_wish("m", &before, |wish| wish.version = None).unwrap();
@@ -396,9 +396,9 @@ fn every_object_that_comes_changes_what_a_version_looks_like() {
     }
     assert_eq!(stamps.len(), 3);
     assert_eq!(data(&store.bring("m", 1).unwrap()), vec![1; 100_000]);
-    // Each file came once, however often it was tried.
+    // Each file was transferred once, despite the retries.
     assert_eq!(bench.memory.bytes_read.load(SeqCst), 150_010);
-    // Objects of publishers change nothing, and neither do those beside versions.
+    // Objects of publications and objects outside of versions do not change the fingerprint.
     let stamp = store.stamp("m", 1);
     for key in ["m/1/.publishing", "m/1/.x/y/.z", "m/wish.json", "m/x/1", "1", "m/1x/a"] {
         bench.memory.put(key, vec![1], &Over::Anything).unwrap();
@@ -416,7 +416,7 @@ fn no_listing_alone_removes_what_another_publication_has_written() {
     put(&bench.store("a"), 1).unwrap();
     bench.memory.put("m/1/.publishing", Vec::new(), &Over::Anything).unwrap();
     bench.memory.clock_ms.fetch_add(LEASE_MS as u64 + 1, SeqCst);
-    // A listing without the manifest of a version whose lease is old.
+    // A listing that lacks the manifest of a version with an expired lease.
     let mut wrong = bench.memory.kept.lock().unwrap().clone();
     wrong.remove("m/1/manifest.json");
     *bench.memory.listed.lock().unwrap() = Some(wrong);
@@ -425,8 +425,8 @@ fn no_listing_alone_removes_what_another_publication_has_written() {
     assert!(bench.store("c").versions("m").unwrap().contains(&1), "{:?}", bench.memory.keys());
 }
 
-/// What publishers, operators and servers do: each fault once at each call, and afterwards all is as if there had been none, or
-/// whoever called was told.
+/// Actions of publishers, operators and servers with one fault at each call in turn: afterwards the state is as if there had been
+/// no fault, or the caller got an error.
 #[test]
 #[expect(clippy::print_stdout, reason = "the number of cases is part of the result")]
 fn one_fault_at_any_call_loses_nothing_and_mixes_nothing() {
@@ -439,7 +439,7 @@ fn one_fault_at_any_call_loses_nothing_and_mixes_nothing() {
     assert!(cases > 150, "{cases}");
 }
 
-/// The cases of one fault: at each call of the script in turn.
+/// Runs the cases of one fault: at each call of the script in turn.
 fn table(fault: CallFault) -> usize {
     let mut at = 0;
     loop {
@@ -457,7 +457,7 @@ fn table(fault: CallFault) -> usize {
             let held = store.bring("m", *version).unwrap();
             assert_eq!(data(&held), vec![if *version == 1 { 1 } else { 2 }; 100_000], "{}", context());
         }
-        // What was said to be done is done.
+        // Actions that returned success have taken effect.
         if let Ok(version) = &said[0] {
             assert!(versions.contains(version), "{}", context());
         }
@@ -465,7 +465,7 @@ fn table(fault: CallFault) -> usize {
         if said[1].is_ok() {
             assert_eq!((wish.version, wish.labels.get("old")), (Some(1), Some(&1)), "{}", context());
         }
-        // And nothing needs anybody to mend it.
+        // No manual repair is needed.
         let next = put(&bench.store("next"), 2).unwrap();
         assert!(versions.iter().all(|version| next > *version), "{}", context());
         let server = bench.store("server");
@@ -479,7 +479,7 @@ fn table(fault: CallFault) -> usize {
     }
 }
 
-/// Publishes a version, has the first one answer under a label, and takes both to another machine.
+/// Publishes a version, activates the first one and labels it, and fetches both on another machine.
 fn script(publisher: &Store, server: &Store) -> Vec<Result<u64>> {
     let published = publisher.renew().and_then(|()| put(publisher, 2));
     let wished = publisher.wish("m").and_then(|before| {

@@ -1,4 +1,4 @@
-//! Codes of signs: what the format says of them, and what they find.
+//! Tests of sign codes: definition of the format, and recall.
 
 use super::*;
 
@@ -51,7 +51,7 @@ fn some_times_what_is_wanted_holds_nearly_all_of_the_best_by_signs() {
     assert!(recall >= 0.95, "{recall}");
 }
 
-/// The tensors of an index over one list, with codes of signs whose parts are as they are told.
+/// Tensors of an index with one list and the given parts of sign codes.
 fn file(
     codes: Option<[usize; 4]>,
     signs: Option<[usize; 2]>,
@@ -66,7 +66,7 @@ fn file(
     file.add_owned("rows", &[16, 2], vec![0f32; 32]).unwrap();
     if let Some(shape) = codes {
         let mut codes = vec![0u8; shape.iter().product()];
-        // Of the first and of the third item the first number is not negative.
+        // The first component of the first and the third item is not negative.
         (codes[0], codes[8]) = (1, 1);
         file.add_owned("first_pass_codes", &shape, codes).unwrap();
     }
@@ -91,11 +91,11 @@ fn of_three() -> Vec<f32> {
     factors
 }
 
-/// Three items in a list, written by hand: what an old file holds is found for as long as the format lives.
+/// Hand-written file with a list of three items: files of this format must stay readable.
 #[test]
 fn a_file_of_signs_is_read_as_it_was_meant() {
     let index = Index::open(&file(CODES, SIGNS, Some(of_three()), false).in_memory("index").unwrap()).unwrap();
-    // Without any sign four Hadamard transforms of 64 numbers leave them as they are.
+    // Without sign flips, four Hadamard transforms of 64 numbers are the identity.
     let (found, _) = searched(&index, &[17.0, 0.0], 1, 3, true);
     let expected = [(170.0 + 2.0 * 17.0, Slot(0)), (170.0, Slot(2)), (170.0 - 3.0 * 17.0, Slot(1))];
     assert_eq!(found.len(), 3);
