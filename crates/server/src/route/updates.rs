@@ -80,8 +80,8 @@ impl Fleet {
     }
 }
 
-/// Checks that the servers of a shard agree on one order of its updates. A configured server that has never answered makes the
-/// result unknown.
+/// Checks that the servers of a shard agree on one order of its updates. If its server keeps its own journal, a configured server
+/// that has never answered makes the result unknown.
 fn check(model: &str, (shard, shards): (usize, usize), servers: &[(SocketAddr, Option<&Holdings>)]) -> Result<()> {
     let has_it = |holdings: &Holdings| {
         let mut parts = holdings.parts.iter();

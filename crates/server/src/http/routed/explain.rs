@@ -12,7 +12,8 @@ fn step(step: &StepReport) -> Step {
 /// Combines the router's rounds as steps, sums of the shards' counters, and the steps of each shard; `None` if no shard explained
 /// its answer.
 pub(super) fn explain(gathered: &Gathered<Beside>) -> Option<Explain> {
-    // Candidates only count for `select` rounds: earlier and repeated selections are excluded.
+    // A selection counts more candidates than the merge keeps. So answers of earlier rounds count none, and early reranked
+    // results count their share of the merged candidates.
     let before = gathered.told.iter().map(|told| (told.shard, told.round, Some(0), &told.beside));
     let candidates = |part: &Results<Beside>| (part.round == "select").then_some(part.candidates as u64);
     let parts = gathered.parts.iter();
