@@ -411,7 +411,7 @@ fn of_variables(defaults: &Value, variables: impl Iterator<Item = (String, OsStr
     }
     if !unknown.is_empty() {
         unknown.sort_unstable();
-        tracing::warn!("passed over, as they are no keys of the configuration: {}", unknown.join(", "));
+        tracing::warn!("ignored environment variables that are no configuration keys: {}", unknown.join(", "));
     }
     Ok(Variables(said))
 }

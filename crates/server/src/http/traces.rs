@@ -161,7 +161,7 @@ fn send_all(url: &str, recorded: &Receiver<Recorded>) {
         if let Err(error) = &sent {
             lost(count);
             if is_well {
-                tracing::warn!(%error, "the collector takes no traces");
+                tracing::warn!(%error, "the collector did not accept traces; they are lost");
             }
         }
         is_well = sent.is_ok();

@@ -68,7 +68,7 @@ impl Fleet {
                 run.judge(Duration::ZERO);
                 let Some(verdict) = run.verdict() else { return };
                 if let Err(error) = stop(name, served, run.setting(), &verdict.reason).await {
-                    tracing::warn!(model = name, %error, "the canary is stopped here, and not in the store yet; that is tried again");
+                    tracing::warn!(model = name, %error, "canary stopped at this router but not yet in the store; retrying");
                 }
             });
             join_all(stops).await;

@@ -205,7 +205,7 @@ impl Inquiry<'_> {
         let body = match server.call(self.out, deadline).await {
             Ok(body) => body,
             Err(error) => {
-                tracing::debug!(server = %server.address(), %error, "gave no answer");
+                tracing::debug!(server = %server.address(), %error, "server did not answer");
                 let outcome = match error.kind() {
                     Kind::Overloaded => Outcome::Refused,
                     // A starting or ended server reports that it is not ready.

@@ -87,7 +87,7 @@ impl Split {
         if let Some(reason) = &undivided
             && before.is_none_or(|before| before.undivided != undivided)
         {
-            tracing::warn!(model, reason, "its traffic is not divided");
+            tracing::warn!(model, reason, "desired traffic unknown; the active version answers all unpinned requests");
         }
         Split { revision, setting, canary, shadow, undivided }
     }

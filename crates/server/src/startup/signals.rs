@@ -27,7 +27,7 @@ pub fn stop_signals() -> Result<UnboundedReceiver<Stop>> {
             while signals.recv().await.is_some() && told.send(stop).is_ok() {
                 tracing::info!(
                     signal = kind.as_raw_value(),
-                    "stopping: what has begun is answered first, a second signal ends at once"
+                    "stopping: finishing running requests, a second signal stops at once"
                 );
             }
         });

@@ -48,7 +48,7 @@ fn asked(config: &Config) -> Result<Store> {
     let ask = move || {
         let answer = asked();
         if let Err(error) = &answer {
-            tracing::error!(%error, "the store must not be published to");
+            tracing::error!(%error, "store check failed; do not publish to this store");
         }
         // The receiver may have timed out.
         let _ = tell.send(answer);
@@ -57,7 +57,7 @@ fn asked(config: &Config) -> Result<Store> {
     match told.recv_timeout(PATIENCE) {
         Ok(answer) => answer?,
         Err(_) => {
-            tracing::warn!(store = store.name(), "the store has not answered yet: what was fetched before is served")
+            tracing::warn!(store = store.name(), "the store has not answered yet; serving previously fetched versions")
         }
     }
     Ok(store)

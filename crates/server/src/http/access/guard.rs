@@ -134,12 +134,12 @@ impl AccessControl {
         match text.look(read(&kept.path)).and_then(|text| text.map(parse).transpose()) {
             Ok(None) => {}
             Ok(Some(keys)) => {
-                tracing::info!(keys = keys.len(), "read the keys again");
+                tracing::info!(keys = keys.len(), "reloaded the access keys");
                 kept.keys.store(Arc::new(keys));
                 count("read");
             }
             Err(error) => {
-                tracing::error!(%error, "the keys stay as they were");
+                tracing::error!(%error, "access keys not reloaded; the previous ones stay valid");
                 count("failed");
             }
         }

@@ -162,11 +162,11 @@ impl Tls {
             Ok(Some((config, validity))) => {
                 self.config.store(Arc::new(config));
                 *locked(&self.validity) = validity;
-                tracing::info!("read the certificate again");
+                tracing::info!("reloaded the certificate");
                 count("read");
             }
             Err(error) => {
-                tracing::error!(%error, "the certificate stays as it was");
+                tracing::error!(%error, "certificate not reloaded; the previous one stays in use");
                 count("failed");
             }
         }
