@@ -233,7 +233,7 @@ impl Config {
 /// requests = 1024                   # maximum number of concurrent requests
 /// audit_share = 0.0                 # share of retrievals that run again exactly after their answers
 /// key = ""                          # sent to the servers, if they require keys
-/// tls = {ca = "ca.pem"}             # authorities of the servers' certificates; `certificate` and `key` of the router are optional
+/// tls = {ca = "ca.pem"}             # authorities of the servers' certificates; `certificate` and `key` are the router's own
 /// [traces]                          # as for `serve`
 /// [access]                          # as for `serve`; routers have no administrators' calls
 /// [http]                            # as for `serve`
