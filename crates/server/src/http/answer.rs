@@ -20,10 +20,10 @@ use sterling_core::logging::Seldom;
 use sterling_kernels::heap;
 use sterling_serving::quota::Memory;
 
-/// The memory of an answer, given back when the last part of the answer is dropped.
+/// Memory reservation of an answer, released with its last chunk.
 pub(super) type Share = Arc<Memory>;
 
-/// An answer with its share of the memory for answers, until it is sent.
+/// Answer bytes with their memory reservation, until they are sent.
 struct Held {
     lines: Vec<u8>,
     _share: Share,
@@ -35,7 +35,7 @@ impl AsRef<[u8]> for Held {
     }
 }
 
-/// What a call ends with.
+/// Result of a call.
 pub(super) type Outcome = std::result::Result<Response, Refusal>;
 
 /// The content type of a problem.
@@ -43,27 +43,27 @@ pub(super) const PROBLEM_JSON: &str = "application/problem+json";
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const ARROW: HeaderValue = HeaderValue::from_static(ARROW_STREAM);
 
-/// Time between two lines of the log about requests that fail because something they need is away.
+/// Interval between log lines about requests that fail for lack of a dependency.
 const AWAY_EVERY: Duration = Duration::from_secs(1);
 
-/// Codings of bodies that are read.
+/// Supported content codings of bodies.
 pub(super) const CODINGS: &str = "gzip, zstd";
-/// The code of a body in a coding that is not read.
+/// Problem code for a body in an unsupported coding.
 const UNREAD_CODING: &str = "unsupported_content_encoding";
 
-/// What a problem says, for protocols that say it in another way, and its code, which is counted.
+/// Text and code of a problem, for protocols with other error bodies and for metrics.
 #[derive(Clone)]
 pub(super) struct Told {
     pub(super) detail: String,
     pub(super) code: String,
 }
 
-/// A problem on its way out. Boxed, for answers carry it in `Result`s.
+/// Problem that is being returned. Boxed, to keep `Result`s small.
 pub struct Refusal {
     problem: Box<Problem>,
-    /// What is taken in place of what came: methods, or codings of a body.
+    /// Accepted alternatives: methods, or codings of a body.
     allow: Option<Cow<'static, str>>,
-    /// Seconds after which the same request may be tried again.
+    /// Seconds after which the request may be repeated.
     retry_after: Option<u64>,
 }
 
@@ -76,13 +76,13 @@ impl From<Error> for Refusal {
     }
 }
 
-/// Seconds after which a wait is over, at least one.
+/// Rounds a wait up to seconds, at least 1.
 fn whole_seconds(wait: Duration) -> u64 {
     wait.as_millis().div_ceil(1000).max(1) as u64
 }
 
-/// What the caller is told of an error; what the server itself must look into goes to the log in full. While something that
-/// requests need is away, every one of them fails alike: of each kind a line a second is logged, which counts the others.
+/// Converts an error to a problem for the client; errors that the server's operator must examine are logged in full. While a
+/// dependency is unavailable, all requests fail alike: per kind, one line per second is logged, which counts the others.
 pub fn problem(error: &Error) -> Problem {
     static AWAY: [Seldom; 4] = [const { Seldom::new() }; 4];
     match error.kind() {
@@ -105,7 +105,7 @@ pub fn problem(error: &Error) -> Problem {
 }
 
 impl Refusal {
-    /// A problem of HTTP itself, which no [`Kind`] stands for.
+    /// Creates a problem of HTTP itself, without a matching [`Kind`].
     pub fn http(status: StatusCode, code: &str, detail: impl Into<String>) -> Self {
         let problem = Problem {
             kind: format!("about:blank#{code}"),
@@ -139,23 +139,23 @@ impl Refusal {
         )
     }
 
-    /// 403: a key that is not for this.
+    /// 403: the key lacks permission.
     pub(super) fn forbidden(detail: String) -> Self {
         Refusal::http(StatusCode::FORBIDDEN, "forbidden", detail)
     }
 
-    /// 429: more than a rate, and how long to wait.
+    /// 429: the rate is exceeded; includes the time to wait.
     pub(super) fn too_early(detail: String, wait: Duration) -> Self {
         let refusal = Refusal::http(StatusCode::TOO_MANY_REQUESTS, "rate_limited", detail);
         Refusal { retry_after: Some(whole_seconds(wait)), ..refusal }
     }
 
-    /// The code of the problem.
+    /// Code of the problem.
     pub(super) fn code(&self) -> &str {
         &self.problem.code
     }
 
-    /// The HTTP status.
+    /// HTTP status.
     pub(super) fn status(&self) -> StatusCode {
         StatusCode::from_u16(self.problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
     }
@@ -171,7 +171,7 @@ impl Refusal {
         Refusal { allow: Some(CODINGS.into()), ..refusal }
     }
 
-    /// 405, naming what is allowed.
+    /// 405 with the allowed methods.
     pub fn method(got: &axum::http::Method, allow: impl Into<Cow<'static, str>>) -> Self {
         let allow = allow.into();
         let detail = format!("method {got} is not allowed here, expected {allow}");
@@ -205,12 +205,12 @@ impl IntoResponse for Refusal {
 pub struct Timing(pub Vec<(String, f64)>);
 
 impl Timing {
-    /// The steps of an explained answer.
+    /// Reads the steps of an explained answer.
     pub fn of(steps: &[Step]) -> Self {
         Timing(steps.iter().map(|s| (s.name.clone(), s.micros as f64 / 1000.0)).collect())
     }
 
-    /// The header's name and value, in milliseconds.
+    /// Formats the header, with times in milliseconds.
     pub fn header(&self, total_ms: f64) -> Option<(HeaderName, HeaderValue)> {
         let mut text = format!("total;dur={total_ms:.3}");
         for (name, ms) in &self.0 {
@@ -225,7 +225,7 @@ pub fn json(body: &impl Serialize) -> Response {
     axum::Json(body).into_response()
 }
 
-/// 200 with a JSON body that counts as memory of answers until it is sent.
+/// 200 with a JSON body that is charged to the memory budget of answers until it is sent.
 ///
 /// # Errors
 /// As [`Memory::add`].
@@ -235,14 +235,14 @@ pub(super) fn held_json(body: &impl Serialize, share: Share) -> Outcome {
     Ok(([(CONTENT_TYPE, JSON)], whole(text, share)).into_response())
 }
 
-/// A reply of more items held memory that few others need.
+/// Number of items above which a reply is large; its memory is returned to the system afterwards.
 pub(super) const LARGE_REPLY_ITEMS: usize = 20_000;
 
-/// 200 with a reply of items, in the form that the caller asked for: whole where it is small, in pieces that are written as the client reads them
-/// where it is not. `share` is given back when all of it is written.
+/// 200 with a reply of items, in the requested format. Small replies are written at once, others in chunks as the client reads.
+/// `share` is released when all of it is written.
 ///
 /// # Errors
-/// What keeps it from being written in that form.
+/// Fails if the reply cannot be written in that format.
 pub fn reply(mut reply: Reply, timing: Timing, share: Share, form: Form) -> Result<Response> {
     let is_large = reply.len() > LARGE_REPLY_ITEMS;
     let (kind, body) = match form {
@@ -261,7 +261,7 @@ pub fn reply(mut reply: Reply, timing: Timing, share: Share, form: Form) -> Resu
     Ok(response)
 }
 
-/// A body that holds its share of the memory until it is sent.
+/// Body that holds its memory reservation until it is sent.
 pub(super) fn whole(lines: Vec<u8>, share: Share) -> Body {
     Body::from(Bytes::from_owner(Held { lines, _share: share }))
 }

@@ -23,13 +23,13 @@ use super::trace_context::{TraceContext, new_id};
 use super::verb::Verb;
 use crate::route::protocol::TRACEPARENT;
 
-/// Most headers of a request that is looked at here.
+/// Maximum number of headers of an examined request.
 const HEADERS_MAX: usize = 32;
 
-/// One plain request, whole.
+/// Single complete request.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct PlainRequest<'a> {
-    /// The verb and the path, where it is a call that workers answer.
+    /// Verb and path, if workers answer the call.
     call: Option<(Verb, &'a str)>,
     id: Option<&'a [u8]>,
     /// The header `Authorization`.
@@ -39,7 +39,7 @@ pub(super) struct PlainRequest<'a> {
 }
 
 impl<'a> PlainRequest<'a> {
-    /// The request in these bytes; `None` where they are anything but one whole request of the plainest kind.
+    /// Parses bytes; `None` unless they are exactly one complete, plain request.
     pub(super) fn of(bytes: &'a [u8]) -> Option<Self> {
         let mut headers = [EMPTY_HEADER; HEADERS_MAX];
         let mut request = Request::new(&mut headers);
@@ -80,13 +80,13 @@ impl<'a> PlainRequest<'a> {
     }
 }
 
-/// The verb of workers that a path ends with.
+/// Returns the verb at the end of a path, if workers answer it.
 fn verb_of(path: &str) -> Option<Verb> {
     let (_, last) = path.rsplit_once(':')?;
     Verb::of_workers(last)
 }
 
-/// The model that the path of such a call names.
+/// Returns the model in the path of such a call.
 fn model_in(path: &str) -> Option<&str> {
     let rest = path.strip_prefix("/v1/models/")?;
     match rest.split_once('/') {
@@ -153,7 +153,7 @@ mod tests {
             ("\r\n", Some(Some("retrieve"))),
             ("content-length: 2\r\n\r\n{}", Some(Some("retrieve"))),
             ("Content-Length: 2\r\nConnection: Keep-Alive\r\nx: y\r\n\r\n{}", Some(Some("retrieve"))),
-            // A part of one, more than one, and what could be read in two ways.
+            // A partial request, several requests, and ambiguous ones.
             ("content-length: 3\r\n\r\n{}", None),
             ("content-length: 1\r\n\r\n{}", None),
             ("content-length: 2\r\n", None),

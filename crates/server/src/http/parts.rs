@@ -40,7 +40,7 @@ use sterling_serving::view::View;
 pub async fn parts(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>) -> Outcome {
     let (mut parts, mut wished) = (Vec::new(), Vec::new());
     for model in app.registry.list().iter().filter(|model| caller.may_see(model.name())) {
-        // A model may have gone since it was listed.
+        // The model may have been removed since it was listed.
         let (Ok(labels), Ok(now)) = (app.registry.labels(model.name()), app.registry.traffic(model.name())) else {
             continue;
         };
@@ -72,7 +72,7 @@ pub async fn parts(State(app): State<Arc<App>>, Extension(caller): Extension<Cal
     packed(&holdings, app.bodies.hold_answer(Flow::default(), 0)?)
 }
 
-/// One name for the bytes of all shards of a version, and which of them this is.
+/// Returns the digest of all shards of a version, and the index of this shard.
 fn identity(loaded: &Loaded) -> (String, u32) {
     let view = loaded.view();
     match (view.main().manifest.shard, &view.main().shards) {
@@ -81,7 +81,7 @@ fn identity(loaded: &Loaded) -> (String, u32) {
     }
 }
 
-/// A body of the protocol.
+/// Encodes an answer of the protocol.
 pub(super) fn packed(body: &impl Serialize, share: Share) -> Outcome {
     Ok(([(CONTENT_TYPE, MEDIA_TYPE)], whole(write(body)?, share)).into_response())
 }
@@ -116,7 +116,7 @@ pub async fn pass(
     if of_page.is_some() {
         app.pages.keep_view(&app.registry, (model.clone(), view.clone()));
     }
-    // What a card selects it ranks when it is asked to.
+    // A GPU reranks its selection when it is requested.
     let is_on_card = app.engine.backend().residents().is_some();
     let seen = view.clone();
     let call = app.asides.prepare(body, move |body| {
@@ -153,7 +153,7 @@ enum Called {
     Model,
 }
 
-/// Refuses another protocol than the one spoken here.
+/// Rejects other media types than this protocol's.
 pub(super) fn speaks(headers: &HeaderMap) -> Result<(), Refusal> {
     if headers.get(CONTENT_TYPE).is_none_or(|kind| kind != MEDIA_TYPE) {
         let detail = format!("content type: expected {MEDIA_TYPE}, as routers of this release send it");
@@ -162,18 +162,18 @@ pub(super) fn speaks(headers: &HeaderMap) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// How long the answer is worth waiting for, as the header of a call says it that speaks the protocol.
+/// Returns the timeout in the header of a protocol call.
 fn timeout(headers: &HeaderMap) -> Result<Option<Duration>, Refusal> {
     speaks(headers)?;
     Ok(header(headers, TIMEOUT_HEADER, "microseconds")?.map(Duration::from_micros))
 }
 
-/// A whole number that a header holds.
+/// Parses an integer header.
 fn header(headers: &HeaderMap, name: &str, expected: &str) -> Result<Option<u64>> {
     headers.get(name).map(|value| parsed(value, (name, expected))).transpose()
 }
 
-/// The view that a header names.
+/// Parses the view in a header.
 fn named_view(value: &HeaderValue) -> Result<ViewPosition> {
     parsed(value, (VIEW_HEADER, "`any`, or a position and that of the snapshot under it, with a dot between"))
 }

@@ -22,11 +22,11 @@ use sterling_core::locks::locked;
 use sterling_kernels::{heap, priority};
 use sterling_serving::quota::Flow;
 
-/// Niceness of the threads: a tenth of a core that another thread wants too.
+/// Niceness of the threads: they get about a tenth of a contended core.
 const NICENESS: i32 = 10;
-/// How long pieces of an answer are made in place.
+/// Time for which chunks of an answer are computed in place.
 const IN_PLACE: Duration = Duration::from_millis(1);
-/// Frames of an answer are made together up to these bytes: a coding makes one for every 4 kB that go into it.
+/// Frames of an answer are combined up to this size, in bytes: compression emits a frame per 4 kB of input ...
 const PIECE_BYTES: usize = 64 << 10;
 /// ... and up to this time.
 const PIECE_TIME: Duration = Duration::from_millis(1);
@@ -40,10 +40,10 @@ pub(super) struct Writers {
 }
 
 impl Writers {
-    /// Starts as many threads as there are cores.
+    /// Starts one thread per core.
     ///
     /// # Errors
-    /// `Io` if the system gives no thread.
+    /// `Io` if a thread cannot be created.
     pub(super) fn start() -> Result<Arc<Self>> {
         let runtime = Builder::new_multi_thread()
             .thread_name("writers")
@@ -54,7 +54,7 @@ impl Writers {
         Ok(Arc::new(Writers { turns: Arc::default(), runtime: Some(runtime) }))
     }
 
-    /// Returns the answer with a body that is made on these threads if its length is unknown, which is that of long answers alone.
+    /// Moves the body to these threads if its length is unknown, which only applies to long answers.
     pub(super) fn long(self: &Arc<Self>, response: Response<Body>) -> Response<Body> {
         if response.body().size_hint().exact().is_some() {
             return response;
@@ -84,7 +84,7 @@ impl Writers {
 
 impl Drop for Writers {
     fn drop(&mut self) {
-        // The last owner is a task of another runtime, which must not wait for these threads.
+        // The last owner is a task of another runtime, which must not block on these threads.
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
@@ -183,9 +183,9 @@ impl<J> Turns<J> {
 struct Long {
     writers: Arc<Writers>,
     flow: Flow,
-    /// For how long pieces were made in place.
+    /// Total time of chunks computed in place.
     in_place: Duration,
-    /// What is to be made, between two pieces.
+    /// Remaining body, between two chunks.
     rest: Option<Body>,
     made: VecDeque<std::result::Result<Frame<Bytes>, axum::Error>>,
     making: Option<oneshot::Receiver<Made>>,
@@ -210,7 +210,7 @@ impl HttpBody for Long {
                 return Poll::Ready(Some(frame));
             }
             if let Some(making) = &mut self.making {
-                // The sender is dropped if what makes the piece panics.
+                // The sender is dropped if computing the chunk panics.
                 let broken = || axum::Error::new(Error::internal("what writes the answer ended before it"));
                 let failed = |_| Made { frames: [Err(broken())].into(), rest: None };
                 let made = ready!(Pin::new(making).poll(cx)).unwrap_or_else(failed);

@@ -29,17 +29,18 @@ pub const PARTS_PATH: &str = "/v1/parts";
 /// The header that says how many microseconds the answer is worth waiting for.
 pub const TIMEOUT_HEADER: &str = "sterling-timeout-us";
 
-/// The header that says which position of the server's updates an answer must see.
+/// Header with the update position that must be visible to the answer.
 pub const POSITION_HEADER: &str = "sterling-min-position";
 
-/// The header that numbers a call; servers send it back with their answer, so that no proxy can hand out that of another call unseen.
+/// Header that numbers a call; servers return it, which detects proxies that mix up answers.
 pub const CALL_HEADER: &str = "sterling-call";
-/// The header that names the request for which a call is made, in its answer too.
+/// Header with the id of the request that caused a call; answers carry it too.
 pub const REQUEST_ID: &str = "x-request-id";
-/// The header that names the trace that a call belongs to, in its answer too (W3C Trace Context).
+/// Header with the trace of a call; answers carry it too (W3C Trace Context).
 pub const TRACEPARENT: &str = "traceparent";
 
-/// The header that says which view of the version must answer, as [`ViewPosition`] writes itself, or [`ANY_VIEW`]; the server keeps that view for the pages to come.
+/// Header with the view that must answer, as a formatted [`ViewPosition`] or [`ANY_VIEW`]; the server keeps that view for later
+/// pages.
 pub const VIEW_HEADER: &str = "sterling-view";
 /// Whichever view is there.
 pub const ANY_VIEW: &str = "any";
@@ -47,9 +48,9 @@ pub const ANY_VIEW: &str = "any";
 /// How a view of a version is named at its server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ViewPosition {
-    /// The position of the updates that it sees.
+    /// Position of its updates.
     pub position: u64,
-    /// That of the snapshot under them, which moves where updates of a shard are folded in.
+    /// Position of its base snapshot, which moves when a shard's updates are checkpointed.
     pub base: u64,
 }
 
@@ -68,133 +69,133 @@ impl FromStr for ViewPosition {
     }
 }
 
-/// What a router asks of one version at one server.
+/// Request of a router to one version at one server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PassCall {
-    /// Who goes first where requests wait.
+    /// Priority class in queues.
     pub priority: Priority,
-    /// What is asked.
+    /// Requested operation.
     pub asked: Asked,
 }
 
-/// What is asked.
+/// Operation at a version.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Asked {
-    /// A pass.
+    /// Pass.
     Pass(Box<Request>),
-    /// An item as it is.
+    /// Attributes of an item.
     Item(ItemId),
-    /// What the version is.
+    /// Description of the version.
     Model,
 }
 
-/// What a server answers, and what of it.
+/// Answer of a server, with its origin.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PassReply {
-    /// The version that answered.
+    /// Version that answered.
     pub version: u64,
-    /// The digest of that version, of all of its shards.
+    /// Digest of that version, over all of its shards.
     pub digest: String,
-    /// The shard that answered.
+    /// Index of the shard that answered.
     pub shard: u32,
-    /// The view of it that answered.
+    /// View that answered.
     pub view: ViewPosition,
-    /// The answer.
+    /// Answer to the operation.
     pub given: Replied,
 }
 
-/// An answer.
+/// Answer to an operation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Replied {
-    /// To a pass.
+    /// Answer to a pass.
     Pass {
-        /// What was asked for, without slots.
+        /// Requested content, without slots.
         content: Content,
-        /// Ids of remote tables that were answered with default rows.
+        /// Number of ids of remote tables that were answered with default rows.
         degraded_rows: u64,
-        /// The tasks and columns of the items, where there are some.
+        /// Tasks and columns of the items, if there are any.
         rest: Written,
-        /// How it came about, in JSON, where that was asked for.
+        /// Explanation in JSON, if requested.
         explain: Option<String>,
     },
-    /// What an item or the version is, in JSON; nothing of an item that is not there.
+    /// Attributes of an item or description of the version, in JSON; `None` for a missing item.
     Text(Option<String>),
 }
 
-/// What a server has in memory.
+/// Report of a server's loaded versions.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Holdings {
-    /// True where it takes requests, and will for a while.
+    /// Whether it accepts requests, and will for a while.
     pub is_ready: bool,
-    /// Where it keeps updates of items.
+    /// Location of its updates of items.
     pub updates: Keeping,
-    /// Every version, or the shard of it.
+    /// Loaded versions, or shards of them.
     pub parts: Vec<Holding>,
-    /// What it has heard of the traffic of each model.
+    /// Desired traffic of each model.
     pub wished: Vec<Wished>,
 }
 
-/// What a server's store wishes of a model's traffic.
+/// Desired traffic of a model in a server's store.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wished {
-    /// The model's name.
+    /// Name of the model.
     pub model: String,
-    /// How often what is wished of it was changed.
+    /// Number of changes of the desired traffic.
     pub revision: u64,
     /// A [`Traffic`](sterling_snapshot::rollout::Traffic) in JSON.
     pub setting: String,
 }
 
-/// Where a server keeps updates of items.
+/// Location of a server's updates of items.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Keeping {
-    /// Nowhere: it takes none.
+    /// Nowhere: it accepts none.
     #[default]
     Nowhere,
-    /// In journals of its own, which no other server reads.
+    /// In its own journals, which no other server reads.
     Alone,
-    /// In streams that others follow too.
+    /// In streams that other servers follow too.
     Shared,
 }
 
-/// A version in memory, or a shard of one.
+/// Loaded version, or a shard of one.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Holding {
-    /// The model's name.
+    /// Name of the model.
     pub model: String,
-    /// The version.
+    /// Number of the version.
     pub version: u64,
-    /// One name for its bytes, of all of its shards.
+    /// Hash of the version's bytes, equal for all of its shards.
     pub digest: String,
-    /// Which shard this is; 0 of 1 where it was not cut.
+    /// Index of the shard; 0 of 1 if the version is unsharded.
     pub shard: u32,
-    /// How many there are.
+    /// Number of shards.
     pub shards: u32,
-    /// Items of this one, when it was published.
+    /// Number of items of this shard at publication.
     pub items: u64,
-    /// Items of all of them.
+    /// Number of items of all shards.
     pub items_of_all: u64,
-    /// True where the server answers unpinned requests with it.
+    /// Whether the server answers unpinned requests with it.
     pub is_active: bool,
-    /// The labels that point to it.
+    /// Labels that point to it.
     pub labels: Vec<String>,
 }
 
-/// Writes a body.
+/// Encodes a body.
 ///
 /// # Errors
-/// `Internal` for what the format has not.
+/// `Internal` for values that the format cannot represent.
 pub fn write(body: &impl Serialize) -> Result<Vec<u8>> {
-    // Of its size at once: one that grows would take twice the memory.
+    // Reserve the exact size: a growing buffer would take twice the memory.
     let bytes = postcard::experimental::serialized_size(body);
     let written = bytes.and_then(|bytes| postcard::to_extend(body, Vec::with_capacity(bytes)));
     written.map_err(|e| Error::internal(format!("a body that cannot be written: {e}")))
 }
 
-/// Reads a body.
+/// Decodes a body.
 ///
 /// # Errors
-/// `Invalid` where it is none, or is followed by more.
+/// `Invalid` for an invalid body, or one with trailing bytes.
 pub fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T> {
     match postcard::take_from_bytes(body) {
         Ok((value, [])) => Ok(value),
@@ -236,7 +237,7 @@ fn check_retrieve(retrieve: &Retrieve) -> Result<()> {
 fn check_user(user: &User) -> Result<()> {
     match user {
         User::Features(features) => check_features(features),
-        // Held against the model's widths before anything is done with them.
+        // Checked against the model's dimensions before they are used.
         User::Vector(_) | User::Embedded(_) => Ok(()),
     }
 }
@@ -270,7 +271,7 @@ fn at_most(field: &str, count: usize, most: usize) -> Result<()> {
     }
 }
 
-/// A problem as a server sends it, as far as a router reads it.
+/// Fields of a server's problem that a router reads.
 #[derive(Deserialize)]
 struct Told {
     code: String,
@@ -278,7 +279,7 @@ struct Told {
     offset: Option<usize>,
 }
 
-/// The error that a server's problem tells of.
+/// Converts a server's problem to an error.
 pub fn problem(status: u16, retry_after: Option<Duration>, body: &[u8]) -> Error {
     let error = match serde_json::from_slice::<Told>(body) {
         Ok(Told { code, detail, offset }) => {

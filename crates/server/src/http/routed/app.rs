@@ -1,4 +1,4 @@
-//! What the calls of a router share.
+//! State that the calls of a router share.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::route::Fleet;
 use sterling_core::error::Result;
 use sterling_serving::quota::Flow;
 
-/// The shards, behind an edge.
+/// State of a router: its shards and limits.
 pub struct RouterApp {
     fleet: Arc<Fleet>,
     pub(super) bodies: Bodies,
