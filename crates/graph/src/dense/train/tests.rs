@@ -1,0 +1,412 @@
+//! Gradients against central differences, passes against the meaning of their graphs, and the order of sums.
+
+#![allow(clippy::unwrap_used)]
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::dense::interpret;
+use crate::dense::ir::{Id, Op};
+use sterling_kernels::cpu::dense::{Binary, Fold, Unary};
+
+/// Rows of a batch that is held against differences.
+const ROWS: usize = 3;
+/// How far a number is moved.
+const STEP: f64 = 1e-5;
+
+fn number(n: usize) -> f64 {
+    ((n * 7919 + 13) % 1009) as f64 / 504.5 - 1.0
+}
+
+fn numbers(count: usize, seed: usize) -> Vec<f64> {
+    (0..count).map(|n| number(n * 31 + seed * 101)).collect()
+}
+
+/// A step of a random graph: which operation, over which of the values so far, and how wide.
+type Random = (u8, usize, usize, usize);
+
+const FUNCTIONS: [Unary; 9] = [
+    Unary::Relu,
+    Unary::Sigmoid,
+    Unary::Tanh,
+    Unary::Neg,
+    Unary::Abs,
+    Unary::Erf,
+    Unary::Gelu,
+    Unary::Silu,
+    Unary::Softplus,
+];
+
+/// A parameter of a random graph.
+fn parameter(graph: &mut Graph, shape: &[usize]) -> Result<Id> {
+    graph.inputs.push(GraphInput { side: Side::User, shape: shape.to_vec(), rows: None });
+    graph.input(graph.inputs.len() - 1)
+}
+
+/// A value of one axis as a matrix of two rows.
+fn halves(graph: &mut Graph, a: Id) -> Result<Id> {
+    let last = graph.shape(a)[2];
+    graph.reshape(a, vec![1, 1, 2, last / 2], graph.values[a].rows)
+}
+
+fn flat(graph: &mut Graph, a: Id) -> Result<Id> {
+    let (width, rows) = (graph.values[a].count(), graph.values[a].rows);
+    graph.reshape(a, vec![1, 1, width], rows)
+}
+
+/// The result of a step, whose numbers stay small.
+fn random(graph: &mut Graph, (kind, a, b, size): Random) -> Result<Id> {
+    let last = graph.shape(a)[2];
+    let share = graph.number(vec![], vec![1.0 / last as f32])?;
+    let one = graph.number(vec![], vec![1.0])?;
+    let rows = graph.values[a].rows;
+    match kind {
+        0..=2 => {
+            let matrix = parameter(graph, &[last, size])?;
+            let product = graph.matmul(a, matrix)?;
+            graph.binary(Binary::Mul, product, share)
+        }
+        // A layer as PyTorch keeps it, its matrix turned.
+        3 => {
+            let (matrix, bias) = (parameter(graph, &[size, last])?, parameter(graph, &[size])?);
+            let turned = graph.transpose(matrix, &[1, 0])?;
+            let product = graph.matmul(a, turned)?;
+            let sum = graph.binary(Binary::Add, product, bias)?;
+            graph.unary(Unary::Relu, sum)
+        }
+        4 => graph.binary(Binary::Add, a, b),
+        5 => graph.binary(Binary::Sub, a, b),
+        6 => graph.binary(Binary::Mul, a, b),
+        7 => {
+            let square = graph.binary(Binary::Mul, b, b)?;
+            let above = graph.binary(Binary::Add, square, one)?;
+            graph.binary(Binary::Div, a, above)
+        }
+        8 | 9 => graph.unary(FUNCTIONS[size % FUNCTIONS.len()], a),
+        10 => graph.fold([Fold::Sum, Fold::Max, Fold::Min][size % 3], a, &[2]),
+        11 => graph.concat(2, &[a, b, a]),
+        12 => graph.binary([Binary::Max, Binary::Min][size % 2], a, b),
+        13 => {
+            let most = graph.fold(Fold::Max, a, &[2])?;
+            if size.is_multiple_of(2) {
+                graph.still.push(most);
+            }
+            let less = graph.binary(Binary::Sub, a, most)?;
+            let each = graph.unary(Unary::Exp, less)?;
+            let sum = graph.fold(Fold::Sum, each, &[2])?;
+            graph.binary(Binary::Div, each, sum)
+        }
+        14 => {
+            let squares = graph.binary(Binary::Mul, a, a)?;
+            let sum = graph.fold(Fold::Sum, squares, &[2])?;
+            let sum = graph.binary(Binary::Add, sum, one)?;
+            let (length, log) = (graph.unary(Unary::Sqrt, sum)?, graph.unary(Unary::Log, sum)?);
+            let inverse = graph.unary(Unary::Reciprocal, length)?;
+            let scaled = graph.binary(Binary::Mul, a, inverse)?;
+            graph.binary(Binary::Mul, scaled, log)
+        }
+        // Some numbers, one more than once.
+        15 => {
+            let index: Vec<u32> = (0..last).step_by(1 + size % 3).chain([size % last]).map(|n| n as u32).collect();
+            let shape = vec![1, 1, index.len()];
+            graph.pick(a, index, shape, rows)
+        }
+        // Added beside each row of a row, times a number of its own, a factor of each row, and normalised over rows.
+        16 if last.is_multiple_of(2) => {
+            let (own, each) = (parameter(graph, &[last / 2])?, parameter(graph, &[2, 1])?);
+            let matrix = halves(graph, a)?;
+            let sum = graph.binary(Binary::Add, matrix, own)?;
+            let product = graph.binary(Binary::Mul, sum, each)?;
+            let rest = graph.fold(Fold::Max, product, &[2])?;
+            let less = graph.binary(Binary::Sub, product, rest)?;
+            flat(graph, less)
+        }
+        // Several rows within a row times one matrix, and times one each.
+        17 if last.is_multiple_of(2) => {
+            let shape = if size.is_multiple_of(2) { vec![last / 2, size] } else { vec![1, 2, last / 2, size] };
+            let matrix = parameter(graph, &shape)?;
+            let mut rows_within = halves(graph, a)?;
+            if shape.len() == 4 {
+                rows_within = graph.reshape(rows_within, vec![1, 2, 1, last / 2], rows.map(|_| 0))?;
+            }
+            let product = graph.matmul(rows_within, matrix)?;
+            let product = graph.binary(Binary::Mul, product, share)?;
+            let (width, rows) = (graph.values[product].count(), rows.map(|_| 1));
+            graph.reshape(product, vec![1, 1, width], rows)
+        }
+        // Turned and multiplied with what it came from; a parameter from the left.
+        18 if last.is_multiple_of(2) => {
+            let matrix = halves(graph, a)?;
+            let turned = graph.transpose(matrix, &[0, 1, 3, 2])?;
+            let product = graph.matmul(matrix, turned)?;
+            let left = parameter(graph, &[3, 2])?;
+            let product = graph.matmul(left, product)?;
+            let made = flat(graph, product)?;
+            graph.binary(Binary::Mul, made, share)
+        }
+        // What all rows share, one for each of them.
+        19 => {
+            let own = parameter(graph, &[1, 1, size])?;
+            let index = (0..size as u32).chain([0]).collect();
+            graph.pick(own, index, vec![1, 1, size + 1], Some(1))
+        }
+        20 => {
+            let is_less = graph.binary([Binary::Less, Binary::LessOrEqual, Binary::Equal][size % 3], a, b)?;
+            let (kept, dropped) = (graph.binary(Binary::Keep, is_less, a)?, graph.binary(Binary::Drop, is_less, b)?);
+            graph.binary(Binary::Add, kept, dropped)
+        }
+        21 => {
+            let shape = vec![1, 1, last + 3];
+            let index: Vec<u32> = (0..last as u32).map(|n| n * 3 % (last as u32 + 3)).collect();
+            graph.add(Op::Spread(a, index.into()), shape, rows)
+        }
+        _ => {
+            let scale = parameter(graph, &[1])?;
+            graph.binary(Binary::Mul, a, scale)
+        }
+    }
+}
+
+/// A graph of a row, a column, and what all rows share, of random operations.
+fn graph(width: usize, steps: &[Random]) -> Graph {
+    let input = |side: Side, width: usize| {
+        let rows = (side == Side::Pair).then_some(1);
+        GraphInput { side, shape: vec![1, 1, width], rows }
+    };
+    let mut graph = Graph::new(vec![input(Side::User, width), input(Side::Pair, width), input(Side::Pair, 1)]);
+    let mut values: Vec<Id> = (0..3).map(|n| graph.input(n).unwrap()).collect();
+    for &(kind, a, b, size) in steps {
+        let (a, b) = (values[a % values.len()], values[b % values.len()]);
+        let made = random(&mut graph, (kind % 24, a, b, size));
+        values.extend(made.ok().filter(|&id| graph.values[id].count() <= 200));
+    }
+    let pairs: Vec<Id> = values.iter().copied().filter(|&id| graph.values[id].side == Side::Pair).collect();
+    let kept: Vec<Id> = pairs.iter().rev().take(3).copied().collect();
+    let all = graph.concat(2, &kept).unwrap();
+    graph.outputs = vec![graph.unary(Unary::Sigmoid, all).unwrap()];
+    graph.outputs.extend(kept);
+    graph
+}
+
+/// The numbers that a graph is run with: of each shared input, of each input of each row, and what each output of each row is
+/// worth.
+#[derive(Clone)]
+struct Case {
+    shared: Vec<Vec<f64>>,
+    rows: Vec<Vec<Vec<f64>>>,
+    worth: Vec<Vec<Vec<f64>>>,
+}
+
+impl Case {
+    fn new(graph: &Graph, rows: usize) -> Case {
+        let of = |side: Side, seed: usize| -> Vec<Vec<f64>> {
+            let own = graph.inputs.iter().enumerate().filter(|(_, input)| input.side == side);
+            own.map(|(n, input)| numbers(input.shape.iter().product(), seed * 17 + n)).collect()
+        };
+        let worth = |row: usize| {
+            let outputs = graph.outputs.iter().enumerate();
+            outputs.map(|(n, &output)| numbers(graph.values[output].count(), 7 * row + n)).collect()
+        };
+        // What f32 holds: the passes run with the same numbers.
+        let mut case = Case {
+            shared: of(Side::User, 1),
+            rows: (0..rows).map(|row| of(Side::Pair, row + 2)).collect(),
+            worth: (0..rows).map(worth).collect(),
+        };
+        let all = case.rows.iter_mut().flatten().chain(case.worth.iter_mut().flatten()).chain(&mut case.shared);
+        all.flatten().for_each(|x| *x = f64::from(*x as f32));
+        case
+    }
+
+    /// The inputs of a row in the graph's order.
+    fn inputs<'a>(&'a self, graph: &Graph, row: usize) -> Vec<&'a [f64]> {
+        let (mut shared, mut rows) = (self.shared.iter(), self.rows[row].iter());
+        let next = |input: &GraphInput| if input.side == Side::Pair { rows.next() } else { shared.next() };
+        graph.inputs.iter().map(next).map(|numbers| &numbers.unwrap()[..]).collect()
+    }
+
+    /// What a row's outputs are worth, and which way each jump and bend of the graph goes.
+    fn worth_of(&self, graph: &Graph, row: usize) -> (f64, Vec<bool>) {
+        let all = interpret::all(&graph.values, &self.inputs(graph, row));
+        let outputs = graph.outputs.iter().zip(&self.worth[row]);
+        let worth = outputs.flat_map(|(&output, worth)| all[output].iter().zip(worth)).map(|(x, w)| x * w).sum();
+        let mut ways = Vec::new();
+        for value in &graph.values {
+            match value.op {
+                Op::Unary(Unary::Relu | Unary::Abs, a) => ways.extend(all[a].iter().map(|x| *x > 0.0)),
+                Op::Binary(Binary::Max | Binary::Min | Binary::Less | Binary::LessOrEqual | Binary::Equal, a, b) => {
+                    let strides = |id: Id| {
+                        let strides = crate::dense::ir::broadcast_strides(graph.shape(id), &value.shape);
+                        crate::dense::ir::positions(&value.shape, &strides)
+                    };
+                    for (a_at, b_at) in strides(a).into_iter().zip(strides(b)) {
+                        let (x, y) = (all[a][a_at as usize], all[b][b_at as usize]);
+                        ways.extend([x < y, x == y]);
+                    }
+                }
+                Op::Fold(Fold::Max | Fold::Min, a) => {
+                    let count = all[a].len() / value.count();
+                    let made = &all[graph.values.iter().position(|v| std::ptr::eq(v, value)).unwrap()];
+                    ways.extend(all[a].iter().enumerate().map(|(n, x)| *x == made[n / count]));
+                }
+                _ => {}
+            }
+        }
+        (worth, ways)
+    }
+
+    fn total(&self, graph: &Graph) -> (f64, Vec<bool>) {
+        let rows = (0..self.rows.len()).map(|row| self.worth_of(graph, row));
+        rows.fold((0.0, Vec::new()), |(sum, ways), (worth, own)| (sum + worth, [ways, own].concat()))
+    }
+
+    /// The derivative by the number that `at` finds; none where the graph bends near it.
+    fn difference(&self, graph: &Graph, at: &dyn Fn(&mut Case) -> &mut f64) -> Option<f64> {
+        let moved = |by: f64| {
+            let mut case = self.clone();
+            *at(&mut case) += by;
+            case.total(graph)
+        };
+        let [(more, up), (less, down), (twice, far_up), (twice_less, far_down)] =
+            [STEP, -STEP, 2.0 * STEP, -2.0 * STEP].map(moved);
+        let is_smooth = up == down && up == far_up && up == far_down && up == self.total(graph).1;
+        is_smooth.then(|| (8.0 * (more - less) - (twice - twice_less)) / (12.0 * STEP))
+    }
+}
+
+/// The gradients of a case as the adjoint means them, in f64: of the inputs of each row, and of the shared ones.
+fn exact(graph: &Graph, adjoint: &Adjoint, case: &Case) -> (Vec<Vec<Vec<f64>>>, Vec<Vec<f64>>) {
+    let mut sums: Vec<Vec<f64>> = adjoint.sums.iter().map(|sum| vec![0.0; sum.count()]).collect();
+    let mut of_rows = Vec::new();
+    for row in 0..case.rows.len() {
+        let inputs: Vec<&[f64]> =
+            case.inputs(graph, row).into_iter().chain(case.worth[row].iter().map(|w| &w[..])).collect();
+        let all = interpret::all(&adjoint.rows.values, &inputs);
+        let output = |n: usize| &all[adjoint.rows.outputs[n]];
+        let zeros = |n: usize| vec![0.0; case.rows[row][n].len()];
+        of_rows.push(
+            adjoint.inputs.iter().enumerate().map(|(n, of)| of.map_or(zeros(n), |of| output(of).clone())).collect(),
+        );
+        for (sum, total) in adjoint.sums.iter().zip(&mut sums) {
+            for run in 0..sum.runs {
+                let right = &output(sum.right)[run * sum.columns..][..sum.columns];
+                let ones = vec![1.0];
+                let left = sum.left.map_or(&ones[..], |left| &output(left)[run * sum.depth..][..sum.depth]);
+                for (out, x) in total.chunks_exact_mut(sum.columns).zip(left) {
+                    out.iter_mut().zip(right).for_each(|(out, y)| *out += x * y);
+                }
+            }
+        }
+    }
+    let own = adjoint.shared.iter().map(|&n| &case.shared[n]).chain(&sums).map(|numbers| &numbers[..]);
+    let all = interpret::all(&adjoint.totals.values, &own.collect::<Vec<_>>());
+    let zeros = |n: usize| vec![0.0; case.shared[n].len()];
+    let gradient = |(n, of): (usize, &Option<usize>)| of.map_or(zeros(n), |of| all[adjoint.totals.outputs[of]].clone());
+    (of_rows, adjoint.gradients.iter().enumerate().map(gradient).collect())
+}
+
+fn largest<'a>(all: impl Iterator<Item = &'a f64>) -> f64 {
+    all.fold(0.0, |most, x| most.max(x.abs()))
+}
+
+fn learns(width: usize, steps: &[Random]) -> std::result::Result<(), TestCaseError> {
+    let graph = graph(width, steps);
+    let case = Case::new(&graph, ROWS);
+    prop_assume!(case.total(&graph).0.is_finite());
+    let adjoint = adjoint::adjoint(&graph, &vec![true; graph.inputs.len()]).unwrap();
+    let (of_rows, of_shared) = exact(&graph, &adjoint, &case);
+    let most = largest(of_rows.iter().flatten().flatten().chain(of_shared.iter().flatten())).max(1.0);
+    // Each input is tried at a few places.
+    for (n, gradients) in of_shared.iter().enumerate() {
+        for at in (0..gradients.len()).step_by(gradients.len() / 3 + 1) {
+            if let Some(want) = case.difference(&graph, &|case| &mut case.shared[n][at]) {
+                let got = gradients[at];
+                prop_assert!((got - want).abs() <= 1e-6 * most, "shared {n}, number {at}: {got} is not {want}");
+            }
+        }
+    }
+    for (row, n) in (0..ROWS).flat_map(|row| (0..2).map(move |n| (row, n))) {
+        for at in (0..of_rows[row][n].len()).step_by(5) {
+            if let Some(want) = case.difference(&graph, &|case| &mut case.rows[row][n][at]) {
+                let got = of_rows[row][n][at];
+                prop_assert!((got - want).abs() <= 1e-6 * most, "row {row}, input {n}, {at}: {got} is not {want}");
+            }
+        }
+    }
+    passes_agree(&graph, &case, (&of_rows, &of_shared), most)
+}
+
+/// What the passes make in f32 is what the adjoint means.
+fn passes_agree(
+    graph: &Graph,
+    case: &Case,
+    (of_rows, of_shared): (&[Vec<Vec<f64>>], &[Vec<f64>]),
+    most: f64,
+) -> std::result::Result<(), TestCaseError> {
+    for kernels in Kernels::all() {
+        let adjoint = adjoint::adjoint(graph, &vec![true; graph.inputs.len()]).unwrap();
+        let names = vec![String::new(); graph.inputs.len()];
+        let compiled = TrainableGraph::compile(graph, adjoint, names, 0, kernels).unwrap();
+        let (outputs, gradients) = run(&compiled, case, 1);
+        for (n, &output) in graph.outputs.iter().enumerate() {
+            let want = (0..ROWS).flat_map(|row| interpret::row(&graph.values, output, &case.inputs(graph, row)));
+            for (got, want) in outputs[n].iter().zip(want) {
+                prop_assert!((f64::from(*got) - want).abs() <= 1e-5 * want.abs().max(1.0), "output {n}: {got}, {want}");
+            }
+        }
+        let near = |got: &[f32], want: &mut dyn Iterator<Item = f64>, place: &str| {
+            for (n, (got, want)) in got.iter().zip(want).enumerate() {
+                let is_near = (f64::from(*got) - want).abs() <= 2e-5 * most;
+                prop_assert!(is_near, "{}: {place}, number {n}: {got} is not {want}", kernels.name());
+            }
+            Ok(())
+        };
+        for (n, got) in gradients.inputs.iter().enumerate() {
+            near(got, &mut of_rows.iter().flat_map(|row| row[n].iter().copied()), &format!("input {n}"))?;
+        }
+        for (n, got) in gradients.shared.iter().enumerate() {
+            near(got, &mut of_shared[n].iter().copied(), &format!("shared {n}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Both passes over a case.
+fn run(graph: &TrainableGraph, case: &Case, threads: usize) -> (Vec<Vec<f32>>, Gradients) {
+    let narrow = |numbers: &Vec<f64>| numbers.iter().map(|&x| x as f32).collect::<Vec<f32>>();
+    let shared: Vec<Vec<f32>> = case.shared.iter().map(narrow).collect();
+    let shared: Vec<&[f32]> = shared.iter().map(|numbers| &numbers[..]).collect();
+    let rows: Vec<Vec<f32>> = case.rows.iter().map(|row| narrow(&row.concat())).collect();
+    let fill = |given: InputRows<'_>| given.each(|n, row| row.copy_from_slice(&rows[n]));
+    let batch = Batch { rows: rows.len(), shared: &shared, fill: &fill };
+    let worth = |n: usize| case.worth.iter().flat_map(|row| narrow(&row[n])).collect::<Vec<f32>>();
+    let worth: Vec<Vec<f32>> = (0..case.worth[0].len()).map(worth).collect();
+    let worth: Vec<&[f32]> = worth.iter().map(|numbers| &numbers[..]).collect();
+    let (mut workspace, mut outputs, mut gradients) = (Workspace::new(threads), Vec::new(), Gradients::default());
+    graph.forward(&[], &batch, &mut workspace, &mut outputs).unwrap();
+    graph.backward(&[], &batch, &worth, &mut workspace, &mut gradients).unwrap();
+    (outputs, gradients)
+}
+
+fn steps() -> impl Strategy<Value = Vec<Random>> {
+    prop::collection::vec((any::<u8>(), 0usize..32, 0usize..32, 1usize..20), 1..12)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(50))]
+
+    #[test]
+    fn gradients_are_those_of_central_differences(width in 1usize..13, steps in steps()) {
+        learns(width, &steps)?;
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(500))]
+
+    #[test]
+    #[ignore = "long: 500 random graphs"]
+    fn gradients_of_many_graphs_are_those_of_central_differences(width in 1usize..30, steps in steps()) {
+        learns(width, &steps)?;
+    }
+}
