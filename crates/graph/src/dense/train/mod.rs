@@ -60,6 +60,7 @@ pub use optimizer::{DenseOptimizer, OptimizerKind, OptimizerSpec};
 use run::Pass;
 use sterling_core::error::{Error, Result};
 use sterling_kernels::cpu::Kernels;
+use sterling_kernels::cpu::dense::Outer;
 
 /// Rows whose gradients are summed before they are added to those of others.
 pub const MICRO_BATCH: usize = 64;
@@ -154,6 +155,7 @@ pub struct TrainableGraph {
     backward: Pass,
     totals: Pass,
     adjoint: Adjoint,
+    kernels: Kernels,
 }
 
 impl TrainableGraph {
@@ -226,6 +228,7 @@ impl TrainableGraph {
             backward: Pass::of_rows(&adjoint.rows, kernels)?,
             totals: Pass::of_one_row(&adjoint.totals, kernels)?,
             adjoint,
+            kernels,
         })
     }
 
@@ -325,7 +328,13 @@ impl TrainableGraph {
                 let mut rest = &mut sums[..];
                 for sum in &self.adjoint.sums {
                     let (own, others) = std::mem::take(&mut rest).split_at_mut(sum.count());
-                    sum.add(rows.len(), sum.left.map(|left| output(left, scratch)), output(sum.right, scratch), own);
+                    sum.add(
+                        self.kernels,
+                        rows.len(),
+                        sum.left.map(|left| output(left, scratch)),
+                        output(sum.right, scratch),
+                        own,
+                    );
                     rest = others;
                 }
             });
@@ -422,18 +431,26 @@ impl Worker {
 
 impl Sum {
     /// Adds what the rows of a block have, in their order.
-    fn add(&self, rows: usize, left: Option<run::Rows<'_>>, (right, stride): run::Rows<'_>, out: &mut [f32]) {
-        for (row, run) in (0..rows).flat_map(|row| (0..self.runs).map(move |run| (row, run))) {
-            let right = &right[row * stride + run * self.columns..][..self.columns];
-            match left {
-                None => out.iter_mut().zip(right).for_each(|(sum, x)| *sum += x),
-                Some((left, stride)) => {
-                    let left = &left[row * stride + run * self.depth..][..self.depth];
-                    for (out, x) in out.chunks_exact_mut(self.columns).zip(left) {
-                        out.iter_mut().zip(right).for_each(|(sum, y)| *sum += x * y);
-                    }
-                }
-            }
+    fn add(&self, kernels: Kernels, rows: usize, left: Option<run::Rows<'_>>, right: run::Rows<'_>, out: &mut [f32]) {
+        let Sum { runs, depth, columns, .. } = *self;
+        let (right, right_stride) = right;
+        // Numbers are summed as products with 1.
+        let is_sum = left.is_none();
+        let (left, left_stride) = left.unwrap_or((&[1.0], 0));
+        let lies_flat = right_stride == runs * columns && (is_sum || left_stride == runs * depth);
+        let (times, together) = if runs == 1 || lies_flat { (1, rows * runs) } else { (rows, runs) };
+        let stride_of = |stride: usize, width: usize| if runs == 1 { stride } else { width };
+        for n in 0..times {
+            let outer = Outer {
+                rows: together,
+                left: &left[n * left_stride..],
+                left_stride: if is_sum { 0 } else { stride_of(left_stride, depth) },
+                depth,
+                right: &right[n * right_stride..],
+                right_stride: stride_of(right_stride, columns),
+                columns,
+            };
+            kernels.outer(&outer, out);
         }
     }
 }

@@ -42,10 +42,10 @@ impl Pass {
         Ok(Pass { plan: Plan { block_rows: 1, ..plan::plan(graph, Precision::F32)? }, kernels })
     }
 
-    /// The same in blocks of other sizes.
+    /// Has it run in blocks of another size.
     #[cfg(test)]
-    pub(super) fn in_blocks(&mut self, kernels: Kernels, rows: usize) {
-        (self.kernels, self.plan.block_rows) = (kernels, rows);
+    pub(super) fn set_block(&mut self, rows: usize) {
+        self.plan.block_rows = rows;
     }
 
     /// Makes what all rows share; before [`Pass::run`].

@@ -9,6 +9,9 @@ use crate::dense::interpret;
 use crate::dense::ir::{Id, Op};
 use sterling_kernels::cpu::dense::{Binary, Fold, Unary};
 
+mod file;
+mod golden;
+
 /// Rows of a batch that is held against differences.
 const ROWS: usize = 3;
 /// How far a number is moved.
@@ -409,4 +412,106 @@ proptest! {
     fn gradients_of_many_graphs_are_those_of_central_differences(width in 1usize..30, steps in steps()) {
         learns(width, &steps)?;
     }
+}
+
+/// A graph of several layers, normalised, over sequences: parameters of every kind of sum.
+fn layered() -> Graph {
+    let steps: Vec<Random> = vec![
+        (3, 1, 0, 33),
+        (16, 3, 0, 1),
+        (17, 1, 0, 7),
+        (17, 1, 0, 6),
+        (18, 1, 0, 4),
+        (13, 3, 2, 1),
+        (23, 5, 1, 2),
+        (19, 0, 0, 4),
+    ];
+    let mut graph = graph(10, &steps);
+    let values: Vec<Id> = (3..graph.values.len())
+        .filter(|&id| {
+            graph.values[id].rows == Some(1) && graph.shape(id).len() == 3 && graph.values[id].side == Side::Pair
+        })
+        .collect();
+    let all = graph.concat(2, &values).unwrap();
+    graph.outputs = vec![graph.unary(Unary::Tanh, all).unwrap()];
+    graph
+}
+
+fn compiled(graph: &Graph, kernels: Kernels) -> TrainableGraph {
+    let adjoint = adjoint::adjoint(graph, &vec![true; graph.inputs.len()]).unwrap();
+    TrainableGraph::compile(graph, adjoint, vec![String::new(); graph.inputs.len()], 0, kernels).unwrap()
+}
+
+#[test]
+fn sums_have_the_same_bits_for_any_block_and_any_number_of_threads() {
+    let graph = layered();
+    let case = Case::new(&graph, 300);
+    for kernels in Kernels::all() {
+        let mut compiled = compiled(&graph, kernels);
+        assert!(compiled.adjoint.sums.iter().filter(|sum| sum.left.is_some()).count() >= 3);
+        let (outputs, gradients) = run(&compiled, &case, 1);
+        for (block, threads) in [(1, 1), (8, 2), (64, 3), (16, 7), (32, 1)] {
+            compiled.forward.set_block(block);
+            compiled.backward.set_block(block);
+            let (again, others) = run(&compiled, &case, threads);
+            assert_eq!(again, outputs);
+            assert_eq!(others.inputs, gradients.inputs, "{} by {block} on {threads}", kernels.name());
+            assert_eq!(others.shared, gradients.shared, "{} by {block} on {threads}", kernels.name());
+        }
+        // The sum of its micro-batches, in order.
+        let mut sums: Vec<Vec<f32>> = gradients.shared.iter().map(|all| vec![0.0; all.len()]).collect();
+        for first in (0..300).step_by(MICRO_BATCH) {
+            let part = |all: &[Vec<Vec<f64>>]| all[first..300.min(first + MICRO_BATCH)].to_vec();
+            let part = Case { shared: case.shared.clone(), rows: part(&case.rows), worth: part(&case.worth) };
+            let (_, own) = run(&compiled, &part, 1);
+            sums.iter_mut()
+                .zip(own.shared)
+                .for_each(|(sums, own)| sums.iter_mut().zip(own).for_each(|(sum, x)| *sum += x));
+        }
+        // Matrices that are used as they are: behind a sum, the rest of a gradient is linear, and rounds.
+        let linear = |n: usize| {
+            compiled.adjoint.gradients[n].is_some_and(|of| {
+                let totals = &compiled.adjoint.totals;
+                matches!(totals.values[totals.outputs[of]].op, Op::Inputs(_))
+            })
+        };
+        let same = (0..sums.len()).filter(|&n| linear(n) && sums[n] == gradients.shared[n]).count();
+        assert_eq!(same, (0..sums.len()).filter(|&n| linear(n)).count());
+        assert!(same > 2);
+    }
+}
+
+/// What has two slopes has the one that PyTorch takes.
+#[test]
+fn bends_have_the_slopes_of_pytorch() {
+    let input = |width: usize| GraphInput { side: Side::Pair, shape: vec![1, width], rows: Some(0) };
+    let mut graph = Graph::new(vec![input(4), input(4)]);
+    let (a, b) = (graph.input(0).unwrap(), graph.input(1).unwrap());
+    let zero = graph.number(vec![], vec![0.0]).unwrap();
+    let unary = [Unary::Relu, Unary::Abs, Unary::Sqrt, Unary::Trunc, Unary::Not].map(|f| graph.unary(f, a).unwrap());
+    let both = [Binary::Max, Binary::Min].map(|f| graph.binary(f, a, b).unwrap());
+    let clamped = [Binary::Max, Binary::Min].map(|f| graph.binary(f, a, zero).unwrap());
+    let folds = [Fold::Max, Fold::Min].map(|f| graph.fold(f, a, &[1]).unwrap());
+    graph.outputs = [&unary[..], &both, &clamped, &folds].concat();
+    let worth = |n: usize| -> Vec<Vec<f64>> {
+        let own = graph.outputs.iter().enumerate();
+        own.map(|(m, &id)| vec![if m == n { 1.0 } else { 0.0 }; graph.values[id].count()]).collect()
+    };
+    let compiled = compiled(&graph, Kernels::best());
+    let slope = |n: usize, of: [f64; 4]| -> Vec<Vec<f32>> {
+        let case = Case { shared: Vec::new(), rows: vec![vec![of.to_vec(), vec![0.0; 4]]], worth: vec![worth(n)] };
+        run(&compiled, &case, 1).1.inputs
+    };
+    let ties = [0.0, 0.0, 1.0, -1.0];
+    assert_eq!(slope(0, ties)[0], [0.0, 0.0, 1.0, 0.0]);
+    assert_eq!(slope(1, ties)[0], [0.0, 0.0, 1.0, -1.0]);
+    assert_eq!(slope(2, [0.0, 4.0, 1.0, 0.25])[0], [0.0, 0.25, 0.5, 1.0]);
+    assert_eq!(slope(3, ties)[0], [0.0; 4]);
+    assert_eq!(slope(4, ties)[0], [0.0; 4]);
+    assert_eq!(slope(5, ties), [[0.5, 0.5, 1.0, 0.0], [0.5, 0.5, 0.0, 1.0]]);
+    assert_eq!(slope(6, ties), [[0.5, 0.5, 0.0, 1.0], [0.5, 0.5, 1.0, 0.0]]);
+    assert_eq!(slope(7, ties)[0], [1.0, 1.0, 1.0, 0.0]);
+    assert_eq!(slope(8, ties)[0], [1.0, 1.0, 0.0, 1.0]);
+    assert_eq!(slope(9, [3.0, 1.0, 3.0, 2.0])[0], [0.5, 0.0, 0.5, 0.0]);
+    assert_eq!(slope(10, [3.0, 1.0, 1.0, 1.0])[0], [0.0, 1.0 / 3.0, 1.0 / 3.0, 1.0 / 3.0]);
 }
