@@ -10,29 +10,12 @@
 //! Rules are those of reverse accumulation (Griewank and Walther, *Evaluating Derivatives*, chapter 3), with PyTorch's choices where a
 //! function has no derivative (`rules`).
 
+use super::reverse::{Reverse, SumOf};
 use super::rules;
+use super::sums::Sum;
 use crate::dense::graph::Graph;
 use crate::dense::ir::{GraphInput, Id, Op, Side, Value};
 use sterling_core::error::{Error, Result};
-use sterling_kernels::cpu::dense::{Binary, Fold};
-
-/// A sum over rows: of `left` transposed times `right`, `runs` rows of each in a row, or of the runs of `right` alone.
-#[derive(Clone, Debug)]
-pub(super) struct Sum {
-    /// The outputs of the rows' graph that are summed.
-    pub(super) left: Option<usize>,
-    pub(super) right: usize,
-    pub(super) runs: usize,
-    pub(super) depth: usize,
-    pub(super) columns: usize,
-}
-
-impl Sum {
-    /// Numbers of the sum.
-    pub(super) fn count(&self) -> usize {
-        self.depth * self.columns
-    }
-}
 
 /// The gradients of a graph.
 #[derive(Debug)]
@@ -64,7 +47,7 @@ pub(super) fn adjoint(graph: &Graph, wanted: &[bool]) -> Result<Adjoint> {
         let gradient = rows.graph.input(rows.graph.inputs.len() - 1)?;
         rows.give(output, gradient)?;
     }
-    rows.run(count)?;
+    rules::follow_all(&mut rows, count)?;
     let mut outputs = Vec::new();
     let mut output = |id: Id| {
         outputs.push(id);
@@ -94,7 +77,7 @@ pub(super) fn adjoint(graph: &Graph, wanted: &[bool]) -> Result<Adjoint> {
         let to = of[value].ok_or_else(|| Error::internal("a sum of a value that is not shared"))?;
         reverse.give(to, gradient)?;
     }
-    reverse.run(count)?;
+    rules::follow_all(&mut reverse, count)?;
     let gradient_of = |&n: &usize| input_of(n).and_then(|id| of[id]).and_then(|id| reverse.gradients[id]);
     let found: Vec<Option<Id>> = all_shared.iter().map(gradient_of).collect();
     totals = reverse.graph;
@@ -163,96 +146,4 @@ fn without_unread(graph: Graph, own: usize) -> Result<(Graph, Vec<usize>)> {
     }
     to.outputs = graph.outputs.iter().map(|&id| made[id].ok_or_else(missing)).collect::<Result<_>>()?;
     Ok((to, kept.into_iter().filter(|&n| n < own).collect()))
-}
-
-/// A [`Sum`] of values of the graph of rows, and the shared value that it is a part of the gradient of.
-struct SumOf {
-    value: Id,
-    left: Option<Id>,
-    right: Id,
-    runs: usize,
-    depth: usize,
-    columns: usize,
-}
-
-/// A graph that grows by the gradients of its values, from the last one back.
-pub(super) struct Reverse {
-    pub(super) graph: Graph,
-    active: Vec<bool>,
-    /// Of values of rows, in their shapes.
-    gradients: Vec<Option<Id>>,
-    /// Parts of those of shared values.
-    sums: Vec<SumOf>,
-}
-
-impl Reverse {
-    fn new(graph: Graph, active: Vec<bool>) -> Self {
-        Reverse { gradients: vec![None; active.len()], graph, active, sums: Vec::new() }
-    }
-
-    /// Follows the gradients of the first `count` values, of the last one first.
-    fn run(&mut self, count: usize) -> Result<()> {
-        for id in (0..count).rev() {
-            if let Some(gradient) = self.gradients[id] {
-                rules::follow(self, id, gradient)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Whether a value is the same for all rows.
-    pub(super) fn is_shared(&self, id: Id) -> bool {
-        self.graph.values[id].side != Side::Pair
-    }
-
-    pub(super) fn is_active(&self, id: Id) -> bool {
-        self.active[id]
-    }
-
-    /// Adds to the gradient of a value, which may have been repeated to the shape of what is added.
-    pub(super) fn give(&mut self, to: Id, gradient: Id) -> Result<()> {
-        if !self.active[to] {
-            return Ok(());
-        }
-        let Value { shape, rows, .. } = self.graph.values[to].clone();
-        let is_shared = self.is_shared(to);
-        let from = self.graph.shape(gradient).to_vec();
-        let ahead = from.len() - shape.len();
-        let is_repeated = |axis: usize| axis < ahead || (shape[axis - ahead] == 1 && from[axis] != 1);
-        let repeated: Vec<usize> = (0..from.len()).filter(|&axis| is_repeated(axis) && from[axis] != 1).collect();
-        let mut given = gradient;
-        if is_shared {
-            // Whole rows are summed next: which axis counts them matters no more.
-            given = self.graph.reshape(given, from.clone(), None)?;
-            let leading = repeated.last().map_or(0, |&axis| axis + 1);
-            let runs: usize = from[..leading].iter().product();
-            if from[leading..].iter().product::<usize>() == shape.iter().product::<usize>() {
-                let columns = from[leading..].iter().product();
-                self.sums.push(SumOf { value: to, left: None, right: given, runs, depth: 1, columns });
-                return Ok(());
-            }
-        }
-        if !repeated.is_empty() {
-            given = self.graph.fold(Fold::Sum, given, &repeated)?;
-        }
-        given = self.graph.reshape(given, shape, rows)?;
-        if is_shared {
-            let columns = self.graph.values[to].count();
-            self.sums.push(SumOf { value: to, left: None, right: given, runs: 1, depth: 1, columns });
-            return Ok(());
-        }
-        self.gradients[to] = Some(match self.gradients[to] {
-            Some(before) => self.graph.binary(Binary::Add, before, given)?,
-            None => given,
-        });
-        Ok(())
-    }
-
-    /// Adds the product of `left` transposed and `right` to the gradient of a matrix that all rows share.
-    pub(super) fn give_outer(&mut self, to: Id, left: Id, right: Id) {
-        let last = |id: Id| self.graph.shape(id).last().copied().unwrap_or(1);
-        let (depth, columns) = (last(left), last(right));
-        let runs = self.graph.values[left].count() / depth;
-        self.sums.push(SumOf { value: to, left: Some(left), right, runs, depth, columns });
-    }
 }

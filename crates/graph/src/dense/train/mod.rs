@@ -44,23 +44,28 @@
 
 mod adjoint;
 mod file;
+mod memory;
 mod optimizer;
+mod reverse;
 mod rules;
 mod run;
+mod sums;
 
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
+use std::sync::PoisonError;
 
 use super::exec::Scratch;
 use super::graph::Graph;
 use super::ir::{GraphInput, Side};
 use super::{Given, InputRows, Made, ReadGraph, Size};
-use adjoint::{Adjoint, Sum};
+use adjoint::Adjoint;
+pub use memory::Workspace;
+use memory::{Worker, at, by_micro_batch, copy, fit, micro_batch, refill};
 pub use optimizer::{DenseOptimizer, OptimizerKind, OptimizerSpec};
 use run::Pass;
 use sterling_core::error::{Error, Result};
 use sterling_kernels::cpu::Kernels;
-use sterling_kernels::cpu::dense::Outer;
+use sums::Sum;
 
 /// Rows whose gradients are summed before they are added to those of others.
 pub const MICRO_BATCH: usize = 64;
@@ -112,32 +117,6 @@ pub struct Gradients {
     pub shared: Vec<Vec<f32>>,
     /// Of all parameters, summed over rows.
     pub parameters: Vec<f32>,
-}
-
-/// Memory that passes work in, one part for each of its threads; once warm, little is allocated.
-#[derive(Debug)]
-pub struct Workspace {
-    workers: Vec<Worker>,
-    /// Of the part that follows the sums over rows.
-    last: Scratch,
-    sums: Vec<f32>,
-}
-
-/// Memory of one thread.
-#[derive(Debug, Default)]
-struct Worker {
-    scratch: Scratch,
-    /// The sums of a micro-batch.
-    sums: Vec<f32>,
-    is_started: bool,
-}
-
-impl Workspace {
-    /// Memory for passes on `threads` threads, at least 1.
-    pub fn new(threads: usize) -> Self {
-        let workers = (0..threads.max(1)).map(|_| Worker::default()).collect();
-        Workspace { workers, last: Scratch::default(), sums: Vec::new() }
-    }
 }
 
 /// A graph with parameters, and its gradients.
@@ -272,9 +251,9 @@ impl TrainableGraph {
         let work = |n: usize, worker: &mut Worker| {
             worker.start(&self.forward, &shared);
             let mut room = room[n].lock().unwrap_or_else(PoisonError::into_inner);
-            self.forward.run(micro_batch(n, batch.rows), &mut worker.scratch, &fill, &mut |rows, output, scratch| {
+            self.forward.run(micro_batch(n, batch.rows), &mut worker.scratch, &fill, &mut |rows, outputs| {
                 for (o, width) in self.widths.iter().enumerate() {
-                    copy(output(o, scratch), rows.clone(), *width, room[o]);
+                    copy(outputs.get(o), rows.clone(), *width, room[o]);
                 }
             });
         };
@@ -318,10 +297,10 @@ impl TrainableGraph {
             let mut room = room[n].lock().unwrap_or_else(PoisonError::into_inner);
             let Worker { scratch, sums, .. } = worker;
             sums.fill(0.0);
-            self.backward.run(micro_batch(n, batch.rows), scratch, &fill, &mut |rows, output, scratch| {
+            self.backward.run(micro_batch(n, batch.rows), scratch, &fill, &mut |rows, outputs| {
                 for ((of, width), room) in self.adjoint.inputs.iter().zip(&widths).zip(room.iter_mut()) {
                     match of {
-                        Some(of) => copy(output(*of, scratch), rows.clone(), *width, room),
+                        Some(of) => copy(outputs.get(*of), rows.clone(), *width, room),
                         None => room[at(&rows, *width)].fill(0.0),
                     }
                 }
@@ -331,8 +310,8 @@ impl TrainableGraph {
                     sum.add(
                         self.kernels,
                         rows.len(),
-                        sum.left.map(|left| output(left, scratch)),
-                        output(sum.right, scratch),
+                        sum.left.map(|left| outputs.get(left)),
+                        outputs.get(sum.right),
                         own,
                     );
                     rest = others;
@@ -360,19 +339,19 @@ impl TrainableGraph {
             }
         };
         self.totals.start(&[], scratch);
-        self.totals.run(0..1, scratch, &fill, &mut |_, output, scratch| {
+        self.totals.run(0..1, scratch, &fill, &mut |_, outputs| {
             let of_parameters = self.parameters.iter().map(|parameter| parameter.range.clone());
             let (first, rest) = self.adjoint.gradients.split_at(self.shared.len());
             for (of, room) in first.iter().zip(of_shared.iter_mut()) {
                 match of {
-                    Some(of) => room.iter_mut().zip(output(*of, scratch).0).for_each(|(to, x)| *to = *x),
+                    Some(of) => room.iter_mut().zip(outputs.get(*of).0).for_each(|(to, x)| *to = *x),
                     None => room.fill(0.0),
                 }
             }
             for (of, range) in rest.iter().zip(of_parameters) {
                 if let Some(of) = of {
                     let count = range.len();
-                    parameters[range].copy_from_slice(&output(*of, scratch).0[..count]);
+                    parameters[range].copy_from_slice(&outputs.get(*of).0[..count]);
                 }
             }
         });
@@ -421,85 +400,12 @@ impl TrainableGraph {
     }
 }
 
-impl Worker {
-    fn start(&mut self, pass: &Pass, shared: &[&[f32]]) {
-        if !std::mem::replace(&mut self.is_started, true) {
-            pass.start(shared, &mut self.scratch);
-        }
-    }
-}
-
-impl Sum {
-    /// Adds what the rows of a block have, in their order.
-    fn add(&self, kernels: Kernels, rows: usize, left: Option<run::Rows<'_>>, right: run::Rows<'_>, out: &mut [f32]) {
-        let Sum { runs, depth, columns, .. } = *self;
-        let (right, right_stride) = right;
-        // Numbers are summed as products with 1.
-        let is_sum = left.is_none();
-        let (left, left_stride) = left.unwrap_or((&[1.0], 0));
-        let lies_flat = right_stride == runs * columns && (is_sum || left_stride == runs * depth);
-        let (times, together) = if runs == 1 || lies_flat { (1, rows * runs) } else { (rows, runs) };
-        let stride_of = |stride: usize, width: usize| if runs == 1 { stride } else { width };
-        for n in 0..times {
-            let outer = Outer {
-                rows: together,
-                left: &left[n * left_stride..],
-                left_stride: if is_sum { 0 } else { stride_of(left_stride, depth) },
-                depth,
-                right: &right[n * right_stride..],
-                right_stride: stride_of(right_stride, columns),
-                columns,
-            };
-            kernels.outer(&outer, out);
-        }
-    }
-}
-
 /// The graph of a file whose parameters are inputs that all rows share, behind those that are given.
 fn with_parameters(onnx: &[u8], given: &[Given], outputs: &[Made], parameters: &[Parameter]) -> Result<Graph> {
     let shape = |shape: &[usize]| shape.iter().map(|&size| Size::Fixed(size as i64)).collect();
     let own = parameters.iter().map(|p| Given { name: p.name.clone(), is_pair: false, shape: shape(&p.shape) });
     let all: Vec<Given> = given.iter().cloned().chain(own).collect();
     Ok(ReadGraph::read(onnx, &all, outputs)?.graph)
-}
-
-/// The rows of a micro-batch.
-fn micro_batch(n: usize, rows: usize) -> Range<usize> {
-    n * MICRO_BATCH..rows.min((n + 1) * MICRO_BATCH)
-}
-
-/// Room for so many numbers in each of some buffers.
-fn fit(buffers: &mut Vec<Vec<f32>>, counts: impl ExactSizeIterator<Item = usize>) {
-    buffers.resize_with(counts.len(), Vec::new);
-    buffers.iter_mut().zip(counts).for_each(|(buffer, count)| refill(buffer, count));
-}
-
-/// `count` zeros.
-fn refill(buffer: &mut Vec<f32>, count: usize) {
-    buffer.clear();
-    buffer.resize(count, 0.0);
-}
-
-/// Buffers `[rows, width]`, cut into those of each micro-batch.
-fn by_micro_batch<'a>(buffers: &'a mut [Vec<f32>], widths: &[usize], rows: usize) -> Vec<Mutex<Vec<&'a mut [f32]>>> {
-    let mut all: Vec<Vec<&mut [f32]>> = (0..rows.div_ceil(MICRO_BATCH)).map(|_| Vec::new()).collect();
-    for (buffer, &width) in buffers.iter_mut().zip(widths) {
-        let parts = buffer.chunks_mut((MICRO_BATCH * width).max(1));
-        all.iter_mut().zip(parts).for_each(|(all, part)| all.push(part));
-    }
-    all.into_iter().map(Mutex::new).collect()
-}
-
-/// Where rows lie among those of their micro-batch.
-fn at(rows: &Range<usize>, width: usize) -> Range<usize> {
-    let first = rows.start % MICRO_BATCH;
-    first * width..(first + rows.len()) * width
-}
-
-/// Copies an output of a block to its rows of a micro-batch.
-fn copy((numbers, stride): run::Rows<'_>, rows: Range<usize>, width: usize, room: &mut [f32]) {
-    let to = room[at(&rows, width)].chunks_exact_mut(width);
-    to.enumerate().for_each(|(n, to)| to.copy_from_slice(&numbers[n * stride..][..width]));
 }
 
 #[cfg(test)]

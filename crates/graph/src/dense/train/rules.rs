@@ -7,7 +7,7 @@
 
 use std::f32::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 
-use super::adjoint::Reverse;
+use super::reverse::Reverse;
 use crate::dense::graph::Graph;
 use crate::dense::ir::{Id, Op, Side, Value};
 use sterling_core::error::{Error, Result};
@@ -23,11 +23,21 @@ pub(super) fn differentiable(op: &Op) -> Vec<Id> {
     }
 }
 
-/// Passes the gradient of a value on to the values that it was made of.
+/// Follows the gradients of the first `count` values back to the inputs, of the last value first.
 ///
 /// # Errors
 /// `Unsupported` where gradients are too large.
-pub(super) fn follow(reverse: &mut Reverse, id: Id, gradient: Id) -> Result<()> {
+pub(super) fn follow_all(reverse: &mut Reverse, count: usize) -> Result<()> {
+    for id in (0..count).rev() {
+        if let Some(gradient) = reverse.gradients[id] {
+            follow(reverse, id, gradient)?;
+        }
+    }
+    Ok(())
+}
+
+/// Passes the gradient of a value on to the values that it was made of.
+fn follow(reverse: &mut Reverse, id: Id, gradient: Id) -> Result<()> {
     let Value { op, shape, .. } = reverse.graph.values[id].clone();
     match op {
         Op::Inputs(_) | Op::Constant(_) => Ok(()),
@@ -183,6 +193,11 @@ fn binary(reverse: &mut Reverse, f: Binary, [a, b]: [Id; 2], made: Id, gradient:
                 reverse.give(b, minus)?;
             }
             Ok(())
+        }
+        Binary::Mul if a == b => {
+            let slope = reverse.graph.binary(Binary::Mul, gradient, a)?;
+            reverse.give(a, slope)?;
+            reverse.give(a, slope)
         }
         Binary::Mul => {
             for (to, other) in [(a, b), (b, a)] {

@@ -22,6 +22,20 @@ pub(super) struct Pass {
 /// The numbers of an output of a block of rows, and from a row to the next.
 pub(super) type Rows<'a> = (&'a [f32], usize);
 
+/// What a pass made of a block of rows.
+#[derive(Clone, Copy)]
+pub(super) struct Outputs<'a> {
+    plan: &'a Plan,
+    scratch: &'a Scratch,
+}
+
+impl<'a> Outputs<'a> {
+    /// Output number `n` of the graph.
+    pub(super) fn get(&self, n: usize) -> Rows<'a> {
+        exec::output(self.plan, n, self.scratch)
+    }
+}
+
 impl Pass {
     /// Compiles a graph of rows.
     ///
@@ -53,20 +67,20 @@ impl Pass {
         exec::start(&self.plan, self.kernels, shared, scratch);
     }
 
-    /// Runs over rows in blocks, each filled by `fill`; `done` gets the rows of a block and what gives each output of it.
-    pub(super) fn run<'a>(
-        &'a self,
+    /// Runs over rows in blocks, each filled by `fill`; `done` gets the rows of a block and what became of them.
+    pub(super) fn run(
+        &self,
         rows: Range<usize>,
         scratch: &mut Scratch,
         fill: &dyn Fn(InputRows<'_>),
-        done: &mut dyn FnMut(Range<usize>, &dyn for<'s> Fn(usize, &'s Scratch) -> Rows<'s>, &Scratch),
+        done: &mut dyn FnMut(Range<usize>, Outputs<'_>),
     ) {
         for first in rows.clone().step_by(self.plan.block_rows) {
             let block = first..rows.end.min(first + self.plan.block_rows);
             let (numbers, stride) = exec::given(&self.plan, scratch);
             fill(InputRows { rows: block.clone(), numbers, stride, width: stride });
             exec::block(&self.plan, self.kernels, block.len(), scratch);
-            done(block, &|n, scratch| exec::output(&self.plan, n, scratch), scratch);
+            done(block, Outputs { plan: &self.plan, scratch });
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Which constants are parameters, and files with others in their place.
 
-use rten_onnx::onnx::ModelProto;
+use rten_onnx::onnx::{DataType, ModelProto};
 
 use super::golden::file;
 use super::*;
@@ -20,7 +20,8 @@ fn names(graph: &TrainableGraph) -> Vec<&str> {
 /// A file whose numbers are listed rather than written as bytes.
 fn listed(onnx: &[u8]) -> Vec<u8> {
     let mut model = ModelProto::parse_buf(onnx).unwrap();
-    for tensor in &mut model.graph.as_mut().unwrap().initializer {
+    let initializers = model.graph.as_mut().unwrap().initializer.iter_mut();
+    for tensor in initializers.filter(|tensor| tensor.data_type == Some(DataType::FLOAT)) {
         if let Some(raw) = tensor.raw_data.take() {
             tensor.float_data = raw.borrow().as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
         }
