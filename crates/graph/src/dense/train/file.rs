@@ -4,8 +4,18 @@ use std::ops::Range;
 
 use rten_onnx::onnx::{DataLocation, DataType, GraphProto, ModelProto, TensorProto};
 
-use super::Parameter;
 use sterling_core::error::{Error, Result};
+
+/// A parameter of a graph.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Parameter {
+    /// Name of the initializer in the file.
+    pub name: String,
+    /// Its dimensions.
+    pub shape: Vec<usize>,
+    /// Its numbers among those of all parameters, row-major.
+    pub range: Range<usize>,
+}
 
 /// Numbers of this size mark what attention must not see, and are no parameters.
 const MASK: f32 = 1e4;

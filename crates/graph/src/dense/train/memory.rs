@@ -3,8 +3,7 @@
 use std::ops::Range;
 use std::sync::Mutex;
 
-use super::MICRO_BATCH;
-use super::run::{Pass, Rows};
+use super::run::{MICRO_BATCH, Pass, Rows};
 use crate::dense::exec::Scratch;
 
 /// Memory that passes work in, one part for each of its threads; once warm, little is allocated.

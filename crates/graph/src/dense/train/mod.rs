@@ -51,7 +51,6 @@ mod rules;
 mod run;
 mod sums;
 
-use std::ops::Range;
 use std::sync::PoisonError;
 
 use super::exec::Scratch;
@@ -59,27 +58,15 @@ use super::graph::Graph;
 use super::ir::{GraphInput, Side};
 use super::{Given, InputRows, Made, ReadGraph, Size};
 use adjoint::Adjoint;
+pub use file::Parameter;
 pub use memory::Workspace;
 use memory::{Worker, at, by_micro_batch, copy, fit, micro_batch, refill};
 pub use optimizer::{DenseOptimizer, OptimizerKind, OptimizerSpec};
+pub use run::MICRO_BATCH;
 use run::Pass;
 use sterling_core::error::{Error, Result};
 use sterling_kernels::cpu::Kernels;
 use sums::Sum;
-
-/// Rows whose gradients are summed before they are added to those of others.
-pub const MICRO_BATCH: usize = 64;
-
-/// A parameter of a graph.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Parameter {
-    /// Name of the initializer in the file.
-    pub name: String,
-    /// Its dimensions.
-    pub shape: Vec<usize>,
-    /// Its numbers among those of all parameters, row-major.
-    pub range: Range<usize>,
-}
 
 /// An input that each row brings its own of.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -3,7 +3,6 @@
 use std::ops::Range;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-use super::MICRO_BATCH;
 use crate::dense::InputRows;
 use crate::dense::exec::{self, Scratch};
 use crate::dense::graph::Graph;
@@ -11,6 +10,9 @@ use crate::dense::steps::{Plan, Precision};
 use crate::dense::{collapse, plan};
 use sterling_core::error::Result;
 use sterling_kernels::cpu::Kernels;
+
+/// Rows whose gradients are summed before they are added to those of others.
+pub const MICRO_BATCH: usize = 64;
 
 /// A graph as steps that run over whole micro-batches.
 #[derive(Clone, Debug)]

@@ -96,7 +96,8 @@ fn far(got: &[f32], want: &Gradient, most: f64) -> Option<String> {
     assert_eq!(got.len(), want.shape.iter().product::<usize>(), "`{}`", want.name);
     let bound = 1e-5 * want.largest.max(most / 100.0);
     let mut all = floats(&want.values).into_iter().enumerate().map(|(n, x)| (n * want.step, x));
-    let (n, x) = all.find(|&(n, x)| !(f64::from((got[n] - x).abs()) <= bound))?;
+    let is_near = |n: usize, x: f32| f64::from((got[n] - x).abs()) <= bound;
+    let (n, x) = all.find(|&(n, x)| !is_near(n, x))?;
     Some(format!("`{}`, number {n}: {} is not {x}, largest {} of {most}", want.name, got[n], want.largest))
 }
 
