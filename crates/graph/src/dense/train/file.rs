@@ -44,10 +44,12 @@ pub(super) fn parameters(bytes: &[u8], frozen: &[&str]) -> Result<(Vec<Parameter
             continue;
         }
         let numbers = numbers(tensor).map_err(|e| e.within(format!("constant `{name}`")))?;
-        let shape: Vec<usize> = tensor.dims.iter().map(|&size| size as usize).collect();
-        if numbers.len() != shape.iter().product::<usize>() {
-            let count = numbers.len();
-            return Err(Error::invalid(format!("constant `{name}`: {count} numbers, expected shape {shape:?}")));
+        let shape: Option<Vec<usize>> = tensor.dims.iter().map(|&size| usize::try_from(size).ok()).collect();
+        let shape = shape.unwrap_or_default();
+        let count = shape.iter().try_fold(1usize, |count, &size| count.checked_mul(size));
+        if count != Some(numbers.len()) {
+            let (got, expected) = (numbers.len(), &tensor.dims);
+            return Err(Error::invalid(format!("constant `{name}`: {got} numbers, expected shape {expected:?}")));
         }
         if is_parameter(name, &shape, &numbers) {
             let range = initial.len()..initial.len() + numbers.len();

@@ -83,6 +83,10 @@ fn bad_input_is_refused_by_its_name() {
     let mut model = ModelProto::parse_buf(&onnx).unwrap();
     model.graph.as_mut().unwrap().initializer[0].dims[0] += 1;
     refused(&model.write_buf().unwrap(), &given, &made, &[], "constant `");
+    for dims in [vec![-1, -6], vec![i64::MAX, 4], vec![0]] {
+        model.graph.as_mut().unwrap().initializer[0].dims = dims;
+        refused(&model.write_buf().unwrap(), &given, &made, &[], "constant `");
+    }
 
     let graph = TrainableGraph::read(&onnx, &given, &made, &[]).unwrap();
     let fill = |rows: InputRows<'_>| rows.each(|_, row| row.fill(0.5));
