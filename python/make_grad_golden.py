@@ -1,6 +1,8 @@
 """Writes the gradients that compiled graphs are held against: python/make_grad_golden.py [OUT=tests/golden/train]
 
-OUT/optimizers.json holds what torch.optim makes of parameters in 20 steps in f32. OUT/gradients.json holds, of every graph that python/make_dense_golden.py wrote and of the towers and rerankers of the packages in
+OUT/optimizers.json holds what torch.optim makes of parameters in 20 steps in f32.
+
+OUT/gradients.json holds, of every graph that python/make_dense_golden.py wrote and of the towers and rerankers of the packages in
 models/, inputs, gradients of the outputs, and what PyTorch's autograd makes of them in f64: the gradients of all inputs and of all
 constants of at least one axis. Packages are ONNX files alone, so a small evaluator runs each node as torch functions. A reranker is
 there twice: as it serves, with inputs of one user and several candidates, and by event, each row a user with one candidate.
