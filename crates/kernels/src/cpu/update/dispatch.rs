@@ -1,0 +1,146 @@
+//! Checks what an update is given, and picks width and instruction set.
+
+use super::groups::GroupsPart;
+use super::loops::{BLOCK, Block, Room, update_rows};
+use super::rules::Step;
+use crate::cpu::isa::{Isa, Kernels};
+
+/// Gradients of slots, one after the other, each padded with zeros to whole blocks.
+#[derive(Clone, Copy, Debug)]
+pub struct GradientRows<'a> {
+    values: &'a [Block],
+    /// Blocks of a row.
+    blocks: usize,
+}
+
+impl<'a> GradientRows<'a> {
+    /// Rows of `width` numbers: `values` is `[slots, blocks, BLOCK]`.
+    ///
+    /// # Panics
+    /// Where `values` are no whole rows.
+    pub fn new(width: usize, values: &'a [[f32; BLOCK]]) -> Self {
+        let blocks = width.div_ceil(BLOCK);
+        assert!(blocks > 0 && values.len().is_multiple_of(blocks), "no whole gradient rows");
+        GradientRows { values, blocks }
+    }
+
+    fn len(&self) -> usize {
+        self.values.len() / self.blocks
+    }
+
+    #[inline(always)]
+    pub(super) fn row(&self, slot: usize, blocks: usize) -> &'a [Block] {
+        &self.values[slot * blocks..slot * blocks + blocks]
+    }
+}
+
+/// Consecutive stretches of a table that learns: each a row with its optimizer's state behind it.
+#[derive(Debug)]
+pub struct Stretches<'a> {
+    /// `[rows, stride]`.
+    pub data: &'a mut [f32],
+    /// The row of the first stretch.
+    pub first_row: u32,
+    /// Numbers of a row, D.
+    pub width: usize,
+    /// Numbers from one stretch to the next.
+    pub stride: usize,
+}
+
+/// Applies one step of a rule to the rows of `groups`, whose gradients are sums over their occurrences. Returns the rows that are not
+/// written, because row or state would not be finite or a number would exceed `COMPONENT_MAX`.
+///
+/// # Panics
+/// Where a row is not among the stretches, a slot is no gradient, the widths differ, or a stretch has no room for the state.
+pub fn update(
+    kernels: Kernels,
+    step: &Step,
+    groups: &GroupsPart<'_>,
+    gradients: &GradientRows<'_>,
+    masters: &mut Stretches<'_>,
+) -> Vec<u32> {
+    let mut rejected = Vec::new();
+    let (Some(first), Some(last)) = (groups.rows().first(), groups.rows().last()) else { return rejected };
+    let end = (u64::from(*last) + 1).saturating_sub(u64::from(masters.first_row)) as usize;
+    assert!(*first >= masters.first_row && end <= masters.data.len() / masters.stride, "a row outside the stretches");
+    assert!(groups.slots_end() <= gradients.len(), "a slot beyond the gradients");
+    assert!(masters.width.div_ceil(BLOCK) == gradients.blocks, "gradients of another width");
+    assert!(masters.width + step.kind.state_width(masters.width) <= masters.stride, "no room for the state");
+    match kernels.isa {
+        // SAFETY: `Kernels` is made only after the features were found.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => unsafe { avx2(step, groups, gradients, masters, &mut rejected) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => unsafe { avx512(step, groups, gradients, masters, &mut rejected) },
+        // On aarch64 all code is compiled for NEON.
+        _ => of_width(step, groups, gradients, masters, &mut rejected),
+    }
+    rejected
+}
+
+/// # Safety
+/// The CPU has AVX2 and F16C.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+unsafe fn avx2(
+    step: &Step,
+    groups: &GroupsPart<'_>,
+    gradients: &GradientRows<'_>,
+    masters: &mut Stretches<'_>,
+    rejected: &mut Vec<u32>,
+) {
+    of_width(step, groups, gradients, masters, rejected);
+}
+
+/// # Safety
+/// The CPU has AVX-512 F, BW and VL.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+unsafe fn avx512(
+    step: &Step,
+    groups: &GroupsPart<'_>,
+    gradients: &GradientRows<'_>,
+    masters: &mut Stretches<'_>,
+    rejected: &mut Vec<u32>,
+) {
+    of_width(step, groups, gradients, masters, rejected);
+}
+
+/// Rows of the usual widths stay in registers, all others in memory.
+#[inline(always)]
+fn of_width(
+    step: &Step,
+    groups: &GroupsPart<'_>,
+    gradients: &GradientRows<'_>,
+    masters: &mut Stretches<'_>,
+    rejected: &mut Vec<u32>,
+) {
+    match gradients.blocks {
+        1 => of_blocks::<1>(step, groups, gradients, masters, rejected),
+        2 => of_blocks::<2>(step, groups, gradients, masters, rejected),
+        4 => of_blocks::<4>(step, groups, gradients, masters, rejected),
+        8 => of_blocks::<8>(step, groups, gradients, masters, rejected),
+        blocks => {
+            let mut room = vec![[0f32; BLOCK]; 4 * blocks];
+            let (moving, states) = room.split_at_mut(2 * blocks);
+            let (gradient, row) = moving.split_at_mut(blocks);
+            let mut room = Room { gradient, row, states: states.split_at_mut(blocks).into() };
+            update_rows(step, groups, gradients, masters, &mut room, rejected);
+        }
+    }
+}
+
+#[inline(always)]
+fn of_blocks<const BLOCKS: usize>(
+    step: &Step,
+    groups: &GroupsPart<'_>,
+    gradients: &GradientRows<'_>,
+    masters: &mut Stretches<'_>,
+    rejected: &mut Vec<u32>,
+) {
+    let [mut gradient, mut row, mut first, mut second] = [[[0f32; BLOCK]; BLOCKS]; 4];
+    let states = [first.as_mut_slice(), second.as_mut_slice()];
+    let mut room = Room { gradient: &mut gradient, row: &mut row, states };
+    update_rows(step, groups, gradients, masters, &mut room, rejected);
+}
