@@ -1,7 +1,12 @@
 //! Checks what an update is given, and picks width and instruction set.
 
 use super::groups::GroupsPart;
-use super::loops::{BLOCK, Block, Room, update_rows};
+#[cfg(target_arch = "aarch64")]
+use super::lanes::aarch64::Neon;
+#[cfg(target_arch = "x86_64")]
+use super::lanes::x86::{Avx2, Avx512};
+use super::lanes::{BLOCK, Block, Lanes, Portable};
+use super::loops::{Room, update_rows};
 use super::rules::Step;
 use crate::cpu::isa::{Isa, Kernels};
 
@@ -67,20 +72,22 @@ pub fn update(
     assert!(masters.width.div_ceil(BLOCK) == gradients.blocks, "gradients of another width");
     assert!(masters.width + step.kind.state_width(masters.width) <= masters.stride, "no room for the state");
     match kernels.isa {
+        Isa::Portable => of_width::<Portable>(step, groups, gradients, masters, &mut rejected),
         // SAFETY: `Kernels` is made only after the features were found.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => unsafe { avx2(step, groups, gradients, masters, &mut rejected) },
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => unsafe { avx512(step, groups, gradients, masters, &mut rejected) },
-        // On aarch64 all code is compiled for NEON.
-        _ => of_width(step, groups, gradients, masters, &mut rejected),
+        // All code of this target is compiled for NEON.
+        #[cfg(target_arch = "aarch64")]
+        Isa::Neon | Isa::Dotprod => of_width::<Neon>(step, groups, gradients, masters, &mut rejected),
     }
     rejected
 }
 
 /// # Safety
-/// The CPU has AVX2 and F16C.
+/// The CPU has AVX2.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 unsafe fn avx2(
@@ -90,13 +97,13 @@ unsafe fn avx2(
     masters: &mut Stretches<'_>,
     rejected: &mut Vec<u32>,
 ) {
-    of_width(step, groups, gradients, masters, rejected);
+    of_width::<Avx2>(step, groups, gradients, masters, rejected);
 }
 
 /// # Safety
-/// The CPU has AVX-512 F, BW and VL.
+/// The CPU has AVX-512 F.
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+#[target_feature(enable = "avx512f")]
 unsafe fn avx512(
     step: &Step,
     groups: &GroupsPart<'_>,
@@ -104,12 +111,12 @@ unsafe fn avx512(
     masters: &mut Stretches<'_>,
     rejected: &mut Vec<u32>,
 ) {
-    of_width(step, groups, gradients, masters, rejected);
+    of_width::<Avx512>(step, groups, gradients, masters, rejected);
 }
 
 /// Rows of the usual widths stay in registers, all others in memory.
 #[inline(always)]
-fn of_width(
+fn of_width<L: Lanes>(
     step: &Step,
     groups: &GroupsPart<'_>,
     gradients: &GradientRows<'_>,
@@ -117,30 +124,29 @@ fn of_width(
     rejected: &mut Vec<u32>,
 ) {
     match gradients.blocks {
-        1 => of_blocks::<1>(step, groups, gradients, masters, rejected),
-        2 => of_blocks::<2>(step, groups, gradients, masters, rejected),
-        4 => of_blocks::<4>(step, groups, gradients, masters, rejected),
-        8 => of_blocks::<8>(step, groups, gradients, masters, rejected),
+        1 => of_blocks::<L, 1>(step, groups, gradients, masters, rejected),
+        2 => of_blocks::<L, 2>(step, groups, gradients, masters, rejected),
+        4 => of_blocks::<L, 4>(step, groups, gradients, masters, rejected),
+        8 => of_blocks::<L, 8>(step, groups, gradients, masters, rejected),
         blocks => {
-            let mut room = vec![[0f32; BLOCK]; 4 * blocks];
-            let (moving, states) = room.split_at_mut(2 * blocks);
+            let mut rows = vec![L::splat(0.0); 4 * blocks];
+            let (moving, states) = rows.split_at_mut(2 * blocks);
             let (gradient, row) = moving.split_at_mut(blocks);
-            let mut room = Room { gradient, row, states: states.split_at_mut(blocks).into() };
-            update_rows(step, groups, gradients, masters, &mut room, rejected);
+            let (first, second) = states.split_at_mut(blocks);
+            update_rows(step, groups, gradients, masters, Room { gradient, row, first, second }, rejected);
         }
     }
 }
 
 #[inline(always)]
-fn of_blocks<const BLOCKS: usize>(
+fn of_blocks<L: Lanes, const BLOCKS: usize>(
     step: &Step,
     groups: &GroupsPart<'_>,
     gradients: &GradientRows<'_>,
     masters: &mut Stretches<'_>,
     rejected: &mut Vec<u32>,
 ) {
-    let [mut gradient, mut row, mut first, mut second] = [[[0f32; BLOCK]; BLOCKS]; 4];
-    let states = [first.as_mut_slice(), second.as_mut_slice()];
-    let mut room = Room { gradient: &mut gradient, row: &mut row, states };
-    update_rows(step, groups, gradients, masters, &mut room, rejected);
+    let [mut gradient, mut row, mut first, mut second] = [[L::splat(0.0); BLOCKS]; 4];
+    let room = Room { gradient: &mut gradient, row: &mut row, first: &mut first, second: &mut second };
+    update_rows(step, groups, gradients, masters, room, rejected);
 }

@@ -80,8 +80,7 @@ impl Occurrences {
 /// Sorts by the high half, least significant digit first, equal ones in their order.
 fn sort_by_row(keys: &mut Vec<u64>) {
     if keys.len() < SHORT {
-        // Keys of a row rise in the order of its occurrences, so that this order is the stable one.
-        keys.sort_unstable();
+        keys.sort_by_key(|key| key >> 32);
         return;
     }
     let bits = 64 - keys.iter().fold(0, |all, key| all | key >> 32).leading_zeros();

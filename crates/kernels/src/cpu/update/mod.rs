@@ -11,15 +11,19 @@
 //! - A weight multiplies a gradient before it is added: no fused multiply-add, whose rounding differs.
 //! - A square sum over a row is the sum, in order, of blocks of [`BLOCK`] columns; a block is added as a tree of fixed shape.
 //!
-//! The loops are written once, over blocks of 16 columns, and compiled for each instruction set: AVX-512, AVX2, and what the target has
-//! anyway, which on aarch64 is NEON.
+//! The loops are written once, over blocks of 16 columns, and compiled for AVX-512, AVX2, NEON and, as arrays, for all else. Sums,
+//! products, quotients and roots round alike in registers and alone.
 
 mod dispatch;
 mod groups;
+mod lanes;
 mod loops;
 mod rules;
+#[cfg(test)]
+mod tests;
 
 pub use dispatch::{GradientRows, Stretches, update};
 pub use groups::{GroupsPart, Occurrences, RowGroups};
-pub use loops::{BLOCK, RUN};
+pub use lanes::BLOCK;
+pub use loops::RUN;
 pub use rules::{Decay, RuleKind, Step};
