@@ -12,8 +12,8 @@
 //! - `forward`: bags are pooled;
 //! - `update`: gradients are summed by row, and the rule is applied.
 //!
-//! A line of `"what": "floor"` gives what the memory took in between, at uniformly drawn rows that are asked for ahead: `read` of rows, and
-//! `write`, which reads and writes rows and their state, in nanoseconds per row. A step's share of the floor is
+//! A line of `"what": "floor"` gives what the memory took in between, at uniformly drawn rows that are asked for ahead: `read` of rows that
+//! lie side by side, and `write`, which reads and writes rows and a line of state elsewhere, in nanoseconds per row. A step's share of the floor is
 //! `u (read + write) / step`, where `u` is distinct rows per id. Memory traffic of a step is `u (4 D + 2 (4 D + 4 s))` bytes per id, in
 //! rows of D numbers with s numbers of state; beside that, 4 D bytes of gradients and about 40 bytes of ids pass through the caches.
 //!
@@ -168,7 +168,7 @@ fn steps(options: &Options, ids: &str, stream: &[i64], kind: RuleKind, threads: 
         .collect::<Result<_>>()?;
     let gradients = (0..batch * tables * width).map(|_| 0.01 * unit()).collect();
     let gradients = KeyedTensor::new(names.clone(), &vec![width; tables], gradients)?;
-    let mut floor = Floor::new(rows, width + kind.state_width(width), width)?;
+    let mut floor = Floor::new(rows, width)?;
     let mut times: [Vec<f64>; 4] = Default::default();
     let mut distinct = 0;
     let end = Instant::now() + Duration::from_secs_f64(options.seconds);
@@ -222,7 +222,7 @@ fn quantiles(mut times: Vec<f64>) -> [f64; 2] {
 /// Rows in memory of their own, at random.
 struct Floor {
     numbers: Owned<f32>,
-    stride: usize,
+    states: Owned<f32>,
     width: usize,
     picks: Vec<u32>,
     read: Vec<f64>,
@@ -230,19 +230,20 @@ struct Floor {
 }
 
 impl Floor {
-    fn new(rows: usize, stride: usize, width: usize) -> Result<Self> {
-        let mut numbers = Owned::zeros(rows * stride)?;
+    fn new(rows: usize, width: usize) -> Result<Self> {
+        let (mut numbers, mut states) = (Owned::zeros(rows * width)?, Owned::zeros(rows)?);
         numbers.fill(1.0);
+        states.fill(1.0);
         let mut draw = draws(4);
         let picks = (0..FLOOR_ROWS).map(|_| (draw() % rows as u64) as u32).collect();
-        Ok(Floor { numbers, stride, width, picks, read: Vec::new(), write: Vec::new() })
+        Ok(Floor { numbers, states, width, picks, read: Vec::new(), write: Vec::new() })
     }
 
     /// A tenth of the picks, read once and written once.
     fn measure(&mut self) {
         let part = self.read.len() % 10 * (FLOOR_ROWS / 10);
         let picks = &self.picks[part..part + FLOOR_ROWS / 10];
-        let first = |pick: u32| pick as usize * self.stride;
+        let first = |pick: u32| pick as usize * self.width;
         let start = Instant::now();
         let mut sums = [0f32; 16];
         for (at, pick) in picks.iter().enumerate() {
@@ -259,13 +260,13 @@ impl Floor {
         let start = Instant::now();
         for (at, pick) in picks.iter().enumerate() {
             if let Some(next) = picks.get(at + AHEAD) {
-                prefetch(&self.numbers[first(*next)..][..self.stride]);
+                prefetch(&self.numbers[first(*next)..][..self.width]);
+                prefetch(&self.states[*next as usize..][..1]);
             }
-            let (row, state) = self.numbers[first(*pick)..][..self.stride].split_at_mut(self.width);
-            let factor = state.first_mut().map_or(1e-9, |m| {
-                *m += 1e-9;
-                1e-9 / (m.sqrt() + 1e-8)
-            });
+            let m = &mut self.states[*pick as usize];
+            *m += 1e-9;
+            let factor = 1e-9 / (m.sqrt() + 1e-8);
+            let row = &mut self.numbers[first(*pick)..][..self.width];
             for block in row.as_chunks_mut::<16>().0 {
                 (0..16).for_each(|lane| block[lane] += factor);
             }

@@ -1,12 +1,17 @@
 //! The rows of a table that learns: f32, each with its optimizer's state behind it.
 
+use std::sync::Arc;
+
 use crate::format::encode_row;
+use crate::place::Sharding;
+use crate::shard::Cut;
 use crate::spec::{TableSpec, Unseen};
 use crate::table::Table;
+use crate::train::parts::{MasterSource, Parts, StretchLayout};
 use crate::train::rule::Rule;
 use sterling_core::error::{Error, Result};
 use sterling_kernels::buffer::{Buffer, Owned};
-use sterling_kernels::cpu::pool::{RowFormat, Rows};
+use sterling_kernels::cpu::pool::RowFormat;
 
 /// A table that learns. Each row `[D]` lies in one stretch with the optimizer's state, so that an update touches one place. What is
 /// served is made of it ([`MasterTable::served`]), in any format.
@@ -14,8 +19,17 @@ use sterling_kernels::cpu::pool::{RowFormat, Rows};
 pub struct MasterTable {
     spec: TableSpec,
     rule: Option<Rule>,
-    stride: usize,
-    stretches: Owned<f32>,
+    layout: StretchLayout,
+    stretches: Stretches,
+}
+
+/// Where the stretches of a table lie.
+#[derive(Debug)]
+enum Stretches {
+    /// All of them here, `[rows, stride]`.
+    Whole(Owned<f32>),
+    /// In parts, which are updated as if the table were whole.
+    Cut(Parts),
 }
 
 /// Rows of a master with their state, as flat arrays: what a checkpoint holds of them.
@@ -77,9 +91,37 @@ impl MasterTable {
             return Err(place(Error::unsupported(format!("{rows} rows that learn, expected at most {}", u32::MAX))));
         }
         let rule = rule.map(Rule::checked).transpose().map_err(place)?;
-        let stride = width + rule.map_or(0, |rule| rule.kind.state_width(width));
-        let stretches = Owned::zeros((rows as usize).saturating_mul(stride)).map_err(place)?;
-        Ok(MasterTable { spec, rule, stride, stretches })
+        let layout = StretchLayout::new(width, rule.map(|rule| rule.kind));
+        let stretches = Owned::zeros((rows as usize).saturating_mul(layout.stride())).map_err(place)?;
+        Ok(MasterTable { spec, rule, layout, stretches: Stretches::Whole(stretches) })
+    }
+
+    /// The same table, cut. Each part has the state of its columns and, where the state has single numbers, a copy of these. How a
+    /// table is cut changes no bit of what it learns.
+    ///
+    /// # Errors
+    /// As [`MasterTable::cut_beside`].
+    pub fn cut(self, sharding: Sharding, cuts: &[Cut]) -> Result<Self> {
+        self.cut_beside(sharding, cuts, |_| None)
+    }
+
+    /// The same table, cut, where `elsewhere` has the stretches of some parts, by their number: those that it has are taken as they are.
+    ///
+    /// # Errors
+    /// `Invalid` where the cuts do not cover every number of the table once per copy, or a source has stretches of another size or number;
+    /// `Unsupported` for a table that is cut already; `Overloaded` where memory cannot be had.
+    pub fn cut_beside(
+        self,
+        sharding: Sharding,
+        cuts: &[Cut],
+        elsewhere: impl Fn(usize) -> Option<Arc<dyn MasterSource>>,
+    ) -> Result<Self> {
+        let place = |e: Error| e.within(format!("table `{}`, {}", self.spec.name, sharding.name()));
+        let Stretches::Whole(whole) = &self.stretches else {
+            return Err(place(Error::unsupported("a table that is cut already")));
+        };
+        let parts = Parts::new(&self.spec, self.layout, whole, cuts, elsewhere).map_err(place)?;
+        Ok(MasterTable { stretches: Stretches::Cut(parts), ..self })
     }
 
     /// Name, rows, width, and the fate of unseen ids.
@@ -94,18 +136,21 @@ impl MasterTable {
 
     /// Numbers of the state behind a row.
     pub fn state_width(&self) -> usize {
-        self.stride - self.spec.width
+        self.layout.used() - self.spec.width
     }
 
-    /// Bytes of rows and state.
+    /// Bytes of rows and state in this process's memory.
     pub fn bytes(&self) -> u64 {
-        size_of_val(&*self.stretches) as u64
+        match &self.stretches {
+            Stretches::Whole(stretches) => size_of_val(&**stretches) as u64,
+            Stretches::Cut(parts) => parts.bytes(),
+        }
     }
 
     /// Row `n`, `[D]`.
     ///
     /// # Panics
-    /// Where there is no such row.
+    /// Where there is no such row, or the table is cut ([`MasterTable::export`] reads those).
     pub fn row(&self, n: usize) -> &[f32] {
         &self.stretch(n)[..self.spec.width]
     }
@@ -113,34 +158,76 @@ impl MasterTable {
     /// The optimizer's state of row `n`, `[state width]`.
     ///
     /// # Panics
-    /// Where there is no such row.
+    /// As [`MasterTable::row`].
     pub fn state(&self, n: usize) -> &[f32] {
-        &self.stretch(n)[self.spec.width..]
+        &self.stretch(n)[self.spec.width..self.layout.used()]
     }
 
     fn stretch(&self, n: usize) -> &[f32] {
-        &self.stretches[n * self.stride..][..self.stride]
+        let stride = self.layout.stride();
+        &self.whole().expect("a table in one piece")[n * stride..][..stride]
     }
 
-    /// The rows, with their state between them.
-    pub(super) fn rows(&self) -> Rows<'_> {
-        Rows::strided(self.spec.width, self.stride, &self.stretches)
-            .expect("whole stretches, checked when they were made")
+    /// Numbers from one stretch to the next.
+    pub(super) fn stride(&self) -> usize {
+        self.layout.stride()
     }
 
-    /// All stretches, and numbers from one to the next.
-    pub(super) fn stretches_mut(&mut self) -> (&mut [f32], usize) {
-        (&mut self.stretches, self.stride)
+    /// All stretches, of a table in one piece.
+    pub(super) fn whole(&self) -> Option<&[f32]> {
+        match &self.stretches {
+            Stretches::Whole(stretches) => Some(stretches),
+            Stretches::Cut(_) => None,
+        }
+    }
+
+    /// All stretches, of a table in one piece, to be written.
+    pub(super) fn whole_mut(&mut self) -> Option<&mut [f32]> {
+        match &mut self.stretches {
+            Stretches::Whole(stretches) => Some(stretches),
+            Stretches::Cut(_) => None,
+        }
+    }
+
+    /// The parts of a cut table.
+    pub(super) fn parts(&self) -> Option<&Parts> {
+        match &self.stretches {
+            Stretches::Whole(_) => None,
+            Stretches::Cut(parts) => Some(parts),
+        }
+    }
+
+    /// Copies stretches out, `[rows, stride]`. Rows rise.
+    pub(super) fn read(&self, rows: &[u32]) -> Result<Vec<f32>> {
+        match &self.stretches {
+            Stretches::Whole(_) => Ok(rows.iter().flat_map(|row| self.stretch(*row as usize)).copied().collect()),
+            Stretches::Cut(parts) => parts.read(rows),
+        }
+    }
+
+    /// Writes stretches `[rows, stride]`. Rows rise.
+    pub(super) fn write(&mut self, rows: &[u32], from: &[f32]) -> Result<()> {
+        let stride = self.layout.stride();
+        match &mut self.stretches {
+            Stretches::Whole(stretches) => {
+                for (row, from) in rows.iter().zip(from.chunks_exact(stride)) {
+                    stretches[*row as usize * stride..][..stride].copy_from_slice(from);
+                }
+                Ok(())
+            }
+            Stretches::Cut(parts) => parts.write(rows, from),
+        }
     }
 
     /// Writes row `n` and leaves its state.
     ///
     /// # Errors
-    /// `Invalid` where there is no such row, it has another width, or a number is not finite.
+    /// `Invalid` where there is no such row, it has another width, or a number is not finite; where it is elsewhere, what its source says.
     pub fn set_row(&mut self, n: usize, values: &[f32]) -> Result<()> {
         self.check_row(n, values)?;
-        self.stretches[n * self.stride..][..self.spec.width].copy_from_slice(values);
-        Ok(())
+        let mut stretch = self.read(&[n as u32])?;
+        stretch[..self.spec.width].copy_from_slice(values);
+        self.write(&[n as u32], &stretch)
     }
 
     fn check_row(&self, n: usize, values: &[f32]) -> Result<()> {
@@ -158,20 +245,23 @@ impl MasterTable {
         }
     }
 
-    /// Copies rows out with their state.
+    /// Copies rows out with their state. Rows rise, and each comes once.
     ///
     /// # Errors
-    /// `Invalid` for a row that is not there.
+    /// `Invalid` for a row that is not there or does not rise; where rows are elsewhere, what their source says.
     pub fn export(&self, rows: impl IntoIterator<Item = u32>) -> Result<MasterRows> {
-        let mut out = MasterRows::default();
-        for row in rows {
-            if u64::from(row) >= self.spec.rows {
-                let what = format!("table `{}`: row {row}, expected one below {}", self.spec.name, self.spec.rows);
-                return Err(Error::invalid(what));
-            }
-            out.rows.push(row);
-            out.values.extend_from_slice(self.row(row as usize));
-            out.state.extend_from_slice(self.state(row as usize));
+        let rows: Vec<u32> = rows.into_iter().collect();
+        self.check_rows(&rows)?;
+        let stretches = self.read(&rows)?;
+        let (width, count) = (self.spec.width, rows.len());
+        let mut out = MasterRows {
+            rows,
+            values: Vec::with_capacity(count * width),
+            state: Vec::with_capacity(count * self.state_width()),
+        };
+        for stretch in stretches.chunks_exact(self.layout.stride()) {
+            out.values.extend_from_slice(&stretch[..width]);
+            out.state.extend_from_slice(&stretch[width..self.layout.used()]);
         }
         Ok(out)
     }
@@ -179,8 +269,9 @@ impl MasterTable {
     /// Writes rows with their state, as [`MasterTable::export`] gave them.
     ///
     /// # Errors
-    /// `Invalid` where the arrays are not those rows, and nothing is written.
+    /// `Invalid` where the arrays are not such rows, and nothing is written; where rows are elsewhere, what their source says.
     pub fn import(&mut self, rows: &MasterRows) -> Result<()> {
+        self.check_rows(&rows.rows)?;
         let place = |e: Error| e.within(format!("table `{}`", self.spec.name));
         let (count, width, state_width) = (rows.rows.len(), self.spec.width, self.state_width());
         if rows.values.len() != count * width || rows.state.len() != count * state_width {
@@ -193,34 +284,75 @@ impl MasterTable {
         for (row, values) in rows.rows.iter().zip(rows.values.chunks_exact(width)) {
             self.check_row(*row as usize, values).map_err(place)?;
         }
-        for (n, row) in rows.rows.iter().enumerate() {
-            let stretch = &mut self.stretches[*row as usize * self.stride..][..self.stride];
+        let mut stretches = vec![0f32; count * self.layout.stride()];
+        for (n, stretch) in stretches.chunks_exact_mut(self.layout.stride()).enumerate() {
             stretch[..width].copy_from_slice(&rows.values[n * width..][..width]);
-            stretch[width..].copy_from_slice(&rows.state[n * state_width..][..state_width]);
+            stretch[width..self.layout.used()].copy_from_slice(&rows.state[n * state_width..][..state_width]);
         }
-        Ok(())
+        self.write(&rows.rows, &stretches)
+    }
+
+    fn check_rows(&self, rows: &[u32]) -> Result<()> {
+        let wrong = |what: String| Err(Error::invalid(what).within(format!("table `{}`", self.spec.name)));
+        if let Some(pair) = rows.windows(2).find(|pair| pair[0] >= pair[1]) {
+            return wrong(format!("row {} after row {}, expected rising rows", pair[1], pair[0]));
+        }
+        match rows.last() {
+            Some(row) if u64::from(*row) >= self.spec.rows => {
+                wrong(format!("row {row}, expected one below {}", self.spec.rows))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// All rows without their state, `[rows, D]`.
-    pub fn values(&self) -> Vec<f32> {
-        self.stretches.chunks_exact(self.stride).flat_map(|stretch| &stretch[..self.spec.width]).copied().collect()
+    ///
+    /// # Errors
+    /// Where rows are elsewhere, what their source says.
+    pub fn values(&self) -> Result<Vec<f32>> {
+        let mut values = Vec::with_capacity(self.spec.rows as usize * self.spec.width);
+        self.each_row(|row| {
+            values.extend_from_slice(row);
+            Ok(())
+        })?;
+        Ok(values)
     }
 
     /// The table as it is served, in any format.
     ///
     /// # Errors
-    /// `Invalid` where a row cannot be stored in the format; table and row are named. `Overloaded` where the memory cannot be had.
+    /// `Invalid` where a row cannot be stored in the format; table and row are named. `Overloaded` where the memory cannot be had; where
+    /// rows are elsewhere, what their source says.
     pub fn served(&self, format: RowFormat) -> Result<Table> {
         let spec = TableSpec { format, ..self.spec.clone() };
         let row_bytes = spec.row_bytes()?;
         let mut stored = Ok(());
         let bytes = Buffer::filled(spec.rows as usize * row_bytes, |out| {
-            stored = out.chunks_exact_mut(row_bytes).enumerate().try_for_each(|(row, out)| {
+            let mut out = out.chunks_exact_mut(row_bytes).enumerate();
+            stored = self.each_row(|values| {
+                let (row, out) = out.next().expect("as many rows as the table has");
                 let place = |e: Error| e.within(format!("table `{}`, row {row}", spec.name));
-                encode_row(format, self.row(row), out).map_err(place)
+                encode_row(format, values, out).map_err(place)
             });
         })?;
         stored?;
         Table::host(spec, bytes)
     }
+
+    /// Visits all rows, in order.
+    fn each_row(&self, mut visit: impl FnMut(&[f32]) -> Result<()>) -> Result<()> {
+        let mut visit_all = |stretches: &[f32]| {
+            stretches.chunks_exact(self.layout.stride()).try_for_each(|stretch| visit(&stretch[..self.spec.width]))
+        };
+        match self.whole() {
+            Some(stretches) => visit_all(stretches),
+            None => (0..self.spec.rows as u32).step_by(EXPORT_ROWS).try_for_each(|first| {
+                let rows: Vec<u32> = (first..self.spec.rows as u32).take(EXPORT_ROWS).collect();
+                visit_all(&self.read(&rows)?)
+            }),
+        }
+    }
 }
+
+/// Rows of a cut table that are read at a time when all of them are.
+const EXPORT_ROWS: usize = 4096;

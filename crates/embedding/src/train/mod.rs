@@ -21,7 +21,9 @@
 //! - Adam corrects its bias by the row's own number of updates.
 //! - An update that would make a row or its state non-finite is not written, and reported.
 //!
-//! The order of sums is a contract (`sterling_kernels::cpu::update`): threads and kernels change no bit of rows and state.
+//! The order of sums is a contract (`sterling_kernels::cpu::update`): threads, kernels and cuts change no bit of rows and state
+//! ([`MasterTable::cut`]). Parts of a table may lie elsewhere ([`MasterSource`]): their rows are asked for when a batch is prepared, and
+//! are what they would be if batches ran one after the other, however many are prepared ahead.
 //!
 //! ```
 //! use sterling_embedding::train::{LearningTables, MasterTable, Rule, RuleKind};
@@ -40,18 +42,25 @@
 //!
 //! let gradients = KeyedTensor::new(vec!["viewed".into()], &[2], vec![4.0, 8.0])?;
 //! let report = tables.backward(batch, &gradients, &[])?;
-//! assert_eq!(tables.tables()[0].values(), [0.5, 1.0, 2.0, 2.0]);
+//! assert_eq!(tables.tables()[0].values()?, [0.5, 1.0, 2.0, 2.0]);
 //! assert_eq!((report.tables[0].rows.as_slice(), report.tables[0].skipped_ids), (&[0, 1][..], 1));
 //! # Ok::<(), sterling_core::error::Error>(())
 //! ```
 
 mod batch;
+#[cfg(test)]
+mod golden;
 mod master;
+mod parts;
 mod rule;
+mod staged;
 mod tables;
+#[cfg(test)]
+mod tests;
 mod threads;
 
 pub use batch::{PreparedBatch, Preparer};
 pub use master::{MasterRows, MasterTable};
+pub use parts::{MasterSource, stretch_bytes};
 pub use rule::{Decay, Rule, RuleKind, Schedule};
 pub use tables::{LearningTables, TableUpdate, UpdateReport};

@@ -1,5 +1,6 @@
 //! A training step over a set of tables: forward, then the fused backward pass.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use crate::jagged::{JaggedTensor, KeyedJaggedTensor};
@@ -10,8 +11,8 @@ use crate::train::master::MasterTable;
 use crate::train::threads::Threads;
 use sterling_core::error::{Error, Result};
 use sterling_kernels::cpu::Kernels;
-use sterling_kernels::cpu::pool::{BagSums, Bags, pool};
-use sterling_kernels::cpu::update::{BLOCK, GradientRows, GroupsPart, Step, Stretches, update};
+use sterling_kernels::cpu::pool::{BagSums, Bags, Rows, pool};
+use sterling_kernels::cpu::update::{BLOCK, GradientRows, GroupsPart, RowGroups, Step, Stretches, update};
 
 /// Tasks per thread of work that is cut evenly: the slowest thread is late by one of them at most.
 const TASKS_PER_THREAD: usize = 4;
@@ -72,9 +73,7 @@ impl LearningTables {
         sequences: &[SequenceConfig],
         threads: usize,
     ) -> Result<Self> {
-        let specs = tables.iter().map(|table| table.spec().clone()).collect();
-        let learns = tables.iter().map(|table| table.rule().is_some()).collect();
-        let features = Features::new(specs, learns, bags, sequences, Threads::new(threads)?)?;
+        let features = Features::new(&tables, bags, sequences, Threads::new(threads)?)?;
         let gradients = vec![Vec::new(); tables.len()];
         let preparer = Preparer { features: Arc::new(features) };
         Ok(LearningTables { tables, preparer, kernels: Kernels::detect()?, steps: 0, gradients })
@@ -132,17 +131,36 @@ impl LearningTables {
     /// The pooled embeddings of all bags, and the rows of all sequences in the order of their configuration.
     ///
     /// # Errors
-    /// `Invalid` for a batch that other tables prepared.
+    /// `Invalid` for a batch that other tables prepared; where rows are elsewhere, what their source says.
     pub fn forward(&self, batch: &PreparedBatch) -> Result<(KeyedTensor, Vec<Sequence>)> {
         self.check_batch(batch)?;
         let features = &self.preparer.features;
+        let stretches = (0..self.tables.len()).map(|table| self.stretches(batch, table)).collect::<Result<Vec<_>>>()?;
+        let rows = self.tables.iter().zip(&stretches).map(|(table, stretches)| rows(table, stretches));
+        let rows: Vec<Rows<'_>> = rows.collect::<Result<_>>()?;
         let mut pooled = KeyedTensor::zeros(features.layout.clone(), batch.ids.stride());
-        self.pool_bags(batch, &mut pooled);
-        let sequences = (features.bags..features.uses.len()).map(|number| self.sequence(batch, number)).collect();
-        Ok((pooled, sequences))
+        self.pool_bags(batch, &rows, &mut pooled);
+        let sequence = |number| self.sequence(batch, &rows, number);
+        Ok((pooled, (features.bags..features.uses.len()).map(sequence).collect()))
     }
 
-    fn pool_bags(&self, batch: &PreparedBatch, pooled: &mut KeyedTensor) {
+    /// All stretches of a table in one piece, or those of the batch's distinct rows.
+    fn stretches(&self, batch: &PreparedBatch, number: usize) -> Result<Cow<'_, [f32]>> {
+        let table = &self.tables[number];
+        if let Some(stretches) = table.whole() {
+            return Ok(Cow::Borrowed(stretches));
+        }
+        let in_parts = self.preparer.features.in_parts[number].as_ref();
+        let parts = table.parts().zip(in_parts).zip(batch.travelling[number].as_ref());
+        let ((parts, in_parts), travelling) =
+            parts.ok_or_else(|| Error::internal("a table in parts without its batch"))?;
+        let rows = batch.rows(number);
+        let stretches =
+            travelling.stretches(&in_parts.recent, rows, table.stride(), |asked| parts.assemble(rows, asked));
+        stretches.map(Cow::Owned).map_err(|e| e.within(format!("table `{}`", table.spec().name)))
+    }
+
+    fn pool_bags(&self, batch: &PreparedBatch, tables: &[Rows<'_>], pooled: &mut KeyedTensor) {
         let features = &self.preparer.features;
         let stride = features.layout.width();
         if stride == 0 || batch.ids.stride() == 0 {
@@ -163,23 +181,22 @@ impl LearningTables {
                     mean: used.pooling == Pooling::Mean,
                 };
                 let column = features.layout.columns(number).start;
-                let table = self.tables[used.table].rows();
-                pool(self.kernels, &table, &bags, &mut BagSums { data: &mut *data, stride, column });
+                pool(self.kernels, &tables[used.table], &bags, &mut BagSums { data: &mut *data, stride, column });
             }
         });
     }
 
-    fn sequence(&self, batch: &PreparedBatch, number: usize) -> Sequence {
+    fn sequence(&self, batch: &PreparedBatch, tables: &[Rows<'_>], number: usize) -> Sequence {
         let used = &batch.features.uses[number];
         let (feature, rows) = (batch.feature(number), batch.rows_of(number));
-        let (table, width) = (self.tables[used.table].rows(), self.tables[used.table].spec().width);
+        let (table, width) = (&tables[used.table], tables[used.table].width());
         let mut values = vec![0f32; rows.len() * width];
         let ids = self.share(rows.len());
         let parts = values.chunks_mut(ids * width).zip(rows.chunks(ids)).collect();
         batch.features.threads.run(parts, |(data, ids): (&mut [f32], &[i64])| {
             let offsets: Vec<usize> = (0..=ids.len()).collect();
             let bags = Bags { ids, offsets: &offsets, weights: None, mean: false };
-            pool(self.kernels, &table, &bags, &mut BagSums { data, stride: width, column: 0 });
+            pool(self.kernels, table, &bags, &mut BagSums { data, stride: width, column: 0 });
         });
         let offsets = feature.offsets().iter().map(|o| o - feature.base()).collect();
         (used.feature.clone(), JaggedTensor::of_rows(values, width, offsets))
@@ -196,10 +213,11 @@ impl LearningTables {
     /// order of their configuration. The rows of a mean take `1 / L` of its gradient, also with weights.
     ///
     /// # Errors
-    /// `Invalid` for a batch that other tables prepared, or gradients of other keys, widths or examples; no row has changed then.
+    /// `Invalid` for a batch that other tables prepared, or gradients of other keys, widths or examples; no row has changed then. Where
+    /// rows are elsewhere, what their source says; if it fails to write, some rows may have changed.
     pub fn backward(
         &mut self,
-        batch: PreparedBatch,
+        mut batch: PreparedBatch,
         pooled: &KeyedTensor,
         sequences: &[Vec<f32>],
     ) -> Result<UpdateReport> {
@@ -207,26 +225,48 @@ impl LearningTables {
         self.check_gradients(&batch, pooled, sequences)?;
         let features = batch.features.clone();
         let (threads, kernels, steps) = (&features.threads, self.kernels, self.steps);
-        let tables = self.tables.iter_mut().zip(&mut self.gradients).enumerate();
+        let learns = |number: &usize| self.tables[*number].rule().is_some();
+        let in_parts = (0..self.tables.len()).filter(learns).filter(|number| self.tables[*number].parts().is_some());
+        let mut staged: Vec<Staged> = in_parts
+            .map(|number| {
+                let stretches = self.stretches(&batch, number)?.into_owned();
+                Ok(Staged { number, stretches, groups: batch.groups[number].renumbered() })
+            })
+            .collect::<Result<_>>()?;
         // Gradients of all tables first, then rows of all tables: two rounds of tasks, however few tables there are.
+        let tables = self.tables.iter_mut().zip(&mut self.gradients).enumerate();
+        let mut parts = staged.iter_mut();
         let mut learning: Vec<Learning<'_>> = tables
             .filter_map(|(number, (table, gradients))| {
-                let step = table.rule()?.at(steps);
-                let width = table.spec().width;
-                let (data, stride) = table.stretches_mut();
-                Some(Learning { number, step, width, data, stride, gradients })
+                let (step, width, stride) = (table.rule()?.at(steps), table.spec().width, table.stride());
+                let (data, groups) = match table.whole_mut() {
+                    Some(stretches) => (stretches, &batch.groups[number]),
+                    None => parts.next().map(|staged| (staged.stretches.as_mut_slice(), &staged.groups))?,
+                };
+                Some(Learning { number, step, width, data, stride, groups, gradients })
             })
             .collect();
         threads.run(learning.iter_mut().collect(), |table| {
             lay_side_by_side(&batch, table.number, pooled, sequences, table.width, table.gradients);
         });
-        let updates: Vec<Task<'_>> =
-            learning.iter_mut().flat_map(|table| table.tasks(&batch, threads.count())).collect();
-        let rejected = threads.run(updates, |task| {
+        let updates: Vec<Task<'_>> = learning.iter_mut().flat_map(|table| table.tasks(threads.count())).collect();
+        let mut rejected = threads.run(updates, |task| {
             let gradients = GradientRows::new(task.masters.width, task.gradients);
             let Task { number, step, part, mut masters, .. } = task;
             (number, update(kernels, &step, &part, &gradients, &mut masters))
         });
+        for Staged { number, stretches, .. } in &staged {
+            let of_table = rejected.iter_mut().filter(|(table, _)| table == number);
+            of_table
+                .flat_map(|(_, rows)| rows)
+                .for_each(|place| *place = batch.groups[*number].rows()[*place as usize]);
+            self.tables[*number].write(batch.groups[*number].rows(), stretches)?;
+            // This batch waits for no update any more.
+            batch.travelling[*number] = None;
+            if let Some(in_parts) = &features.in_parts[*number] {
+                in_parts.recent.keep(batch.groups[*number].rows(), stretches);
+            }
+        }
         self.steps += 1;
         Ok(report(&self.tables, &batch, rejected))
     }
@@ -276,7 +316,15 @@ struct Learning<'a> {
     width: usize,
     data: &'a mut [f32],
     stride: usize,
+    groups: &'a RowGroups,
     gradients: &'a mut Vec<[f32; BLOCK]>,
+}
+
+/// The stretches of a batch's rows in a table in parts, put together; the groups number them from 0.
+struct Staged {
+    number: usize,
+    stretches: Vec<f32>,
+    groups: RowGroups,
 }
 
 /// Some rows of a table that one thread updates.
@@ -290,11 +338,11 @@ struct Task<'a> {
 
 impl Learning<'_> {
     /// Cuts the rows of the batch, and the table's memory between them.
-    fn tasks<'a>(&'a mut self, batch: &'a PreparedBatch, threads: usize) -> Vec<Task<'a>> {
+    fn tasks(&mut self, threads: usize) -> Vec<Task<'_>> {
         let parts = if threads == 1 { 1 } else { threads * TASKS_PER_THREAD };
         let (mut rest, mut first_row) = (&mut *self.data, 0);
         let mut tasks = Vec::with_capacity(parts);
-        for part in batch.groups[self.number].whole().split(parts) {
+        for part in self.groups.whole().split(parts) {
             let end = part.rows().last().map_or(first_row, |row| row + 1);
             let (data, behind) = rest.split_at_mut((end - first_row) as usize * self.stride);
             let masters = Stretches { data, first_row, width: self.width, stride: self.stride };
@@ -303,6 +351,11 @@ impl Learning<'_> {
         }
         tasks
     }
+}
+
+/// The rows among stretches of a table.
+fn rows<'a>(table: &MasterTable, stretches: &'a [f32]) -> Result<Rows<'a>> {
+    Rows::strided(table.spec().width, table.stride(), stretches)
 }
 
 /// Copies the gradients of a table's bags and sequences side by side, in whole blocks, those of means divided by the bag's length.
@@ -344,7 +397,8 @@ fn report(tables: &[MasterTable], batch: &PreparedBatch, rejected: Vec<(usize, V
     let mut by_table: Vec<Vec<u32>> = vec![Vec::new(); tables.len()];
     rejected.into_iter().for_each(|(table, rows)| by_table[table].extend(rows));
     let update = |((number, table), rejected): ((usize, &MasterTable), Vec<u32>)| {
-        let rows = batch.rows(number).iter().copied().filter(|row| rejected.binary_search(row).is_err()).collect();
+        let touched = if table.rule().is_some() { batch.rows(number) } else { &[] };
+        let rows = touched.iter().copied().filter(|row| rejected.binary_search(row).is_err()).collect();
         TableUpdate {
             table: table.spec().name.clone(),
             rows,

@@ -35,6 +35,16 @@ impl Occurrences {
         self.keys.push(u64::from(row) << 32 | u64::from(low));
     }
 
+    /// Adds an occurrence of each of `rows` that is not negative, all with the gradient of `slot`.
+    #[inline]
+    pub fn push_bag(&mut self, rows: &[i64], slot: u32) {
+        if self.weighted.is_some() || rows.iter().any(|row| *row < 0) {
+            rows.iter().filter(|row| **row >= 0).for_each(|row| self.push(*row as u32, slot));
+            return;
+        }
+        self.keys.extend(rows.iter().map(|row| (*row as u64) << 32 | u64::from(slot)));
+    }
+
     /// Adds an occurrence whose gradient is multiplied by `weight`.
     ///
     /// # Panics
@@ -53,17 +63,7 @@ impl Occurrences {
     /// Sorts the occurrences by row; those of a row keep their order.
     pub fn sort(mut self) -> RowGroups {
         sort_by_row(&mut self.keys);
-        let mut groups = RowGroups { slots: Vec::with_capacity(self.keys.len()), ..RowGroups::default() };
-        let mut last = None;
-        for (at, key) in (0u32..).zip(&self.keys) {
-            let row = (key >> 32) as u32;
-            if last != Some(row) {
-                last = Some(row);
-                groups.rows.push(row);
-                groups.starts.push(at);
-            }
-        }
-        groups.starts.push(self.keys.len() as u32);
+        let mut groups = group(&self.keys);
         match self.weighted {
             None => groups.slots.extend(self.keys.iter().map(|key| *key as u32)),
             Some(weighted) => {
@@ -75,6 +75,20 @@ impl Occurrences {
         groups.slots_end = groups.slots.iter().max().map_or(0, |slot| slot + 1);
         groups
     }
+}
+
+/// The distinct rows of sorted keys, and where each starts. Whether a row is a new one is hard to predict: it moves a count, not a branch.
+fn group(keys: &[u64]) -> RowGroups {
+    let (mut rows, mut starts) = (vec![0u32; keys.len()], vec![0u32; keys.len() + 1]);
+    let mut count = 0;
+    for (at, key) in keys.iter().enumerate() {
+        rows[count] = (key >> 32) as u32;
+        starts[count + 1] = at as u32 + 1;
+        count += usize::from(keys.get(at + 1).is_none_or(|next| next >> 32 != key >> 32));
+    }
+    rows.truncate(count);
+    starts.truncate(count + 1);
+    RowGroups { rows, starts, slots: Vec::with_capacity(keys.len()), ..RowGroups::default() }
 }
 
 /// Sorts by the high half, least significant digit first, equal ones in their order.

@@ -23,14 +23,26 @@ impl RuleKind {
     pub const ALL: [RuleKind; 5] =
         [RuleKind::Sgd, RuleKind::Adagrad, RuleKind::RowwiseAdagrad, RuleKind::Adam, RuleKind::RowwiseAdam];
 
-    /// Numbers of the state behind a row of `width` numbers.
+    /// Numbers of the state behind a row of `width` numbers: its vectors of that width, then its single numbers.
     pub fn state_width(self, width: usize) -> usize {
+        self.state_vectors() * width + self.state_numbers()
+    }
+
+    /// Vectors of the row's width in the state.
+    pub fn state_vectors(self) -> usize {
         match self {
-            RuleKind::Sgd => 0,
-            RuleKind::Adagrad => width,
-            RuleKind::RowwiseAdagrad => 1,
-            RuleKind::Adam => 2 * width + 1,
-            RuleKind::RowwiseAdam => width + 2,
+            RuleKind::Sgd | RuleKind::RowwiseAdagrad => 0,
+            RuleKind::Adagrad | RuleKind::RowwiseAdam => 1,
+            RuleKind::Adam => 2,
+        }
+    }
+
+    /// Single numbers in the state.
+    pub fn state_numbers(self) -> usize {
+        match self {
+            RuleKind::Sgd | RuleKind::Adagrad => 0,
+            RuleKind::RowwiseAdagrad | RuleKind::Adam => 1,
+            RuleKind::RowwiseAdam => 2,
         }
     }
 

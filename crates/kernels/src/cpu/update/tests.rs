@@ -332,8 +332,12 @@ proptest! {
                 false => occurrences.push(*row, *slot),
             }
         }
+        // The rest as one bag, with ids that have no row.
+        let bag: Vec<i64> = (0..count / 3).map(|_| (next() % (u64::from(largest) + 2)) as i64 - 1).collect();
+        occurrences.push_bag(&bag, 50);
         let groups = occurrences.sort();
         let mut expected = named;
+        expected.extend(bag.iter().filter_map(|row| Some((u32::try_from(*row).ok()?, 50, 1.0))));
         expected.sort_by_key(|(row, ..)| *row);
         let whole = groups.whole();
         let mut got = Vec::new();
