@@ -41,6 +41,7 @@ impl Recent {
     fn enter(&self) -> Arc<Version> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let ticket = Arc::new(state.version);
+        state.waiting.retain(|ticket| ticket.strong_count() > 0);
         state.waiting.push(Arc::downgrade(&ticket));
         ticket
     }
@@ -50,7 +51,6 @@ impl Recent {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.version += 1;
         let version = state.version;
-        state.waiting.retain(|ticket| ticket.strong_count() > 0);
         let oldest = state.waiting.iter().filter_map(|ticket| ticket.upgrade().map(|version| *version)).min();
         if oldest.is_some() {
             state.written.push_back(Written { version, rows: rows.into(), stretches: stretches.into() });

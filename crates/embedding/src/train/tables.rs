@@ -90,7 +90,7 @@ impl LearningTables {
         &self.tables
     }
 
-    /// The masters, to restore rows and state.
+    /// The masters, to restore rows and state, before batches are prepared: those that are may have asked for the rows as they were.
     pub fn tables_mut(&mut self) -> &mut [MasterTable] {
         &mut self.tables
     }

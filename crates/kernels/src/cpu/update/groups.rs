@@ -88,7 +88,7 @@ fn group(keys: &[u64]) -> RowGroups {
     }
     rows.truncate(count);
     starts.truncate(count + 1);
-    RowGroups { rows, starts, slots: Vec::with_capacity(keys.len()), ..RowGroups::default() }
+    RowGroups { rows, starts, slots: Vec::with_capacity(keys.len()), weights: None, slots_end: 0 }
 }
 
 /// Sorts by the high half, least significant digit first, equal ones in their order.
@@ -121,7 +121,7 @@ fn sort_by_row(keys: &mut Vec<u64>) {
 }
 
 /// The occurrences of a batch in one table, grouped by row.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct RowGroups {
     /// Distinct rows, rising.
     rows: Vec<u32>,
