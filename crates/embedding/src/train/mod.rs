@@ -48,8 +48,6 @@
 //! ```
 
 mod batch;
-#[cfg(test)]
-mod golden;
 mod master;
 mod parts;
 mod rule;

@@ -5,52 +5,11 @@ use super::groups::GroupsPart;
 use super::lanes::aarch64::Neon;
 #[cfg(target_arch = "x86_64")]
 use super::lanes::x86::{Avx2, Avx512};
-use super::lanes::{BLOCK, Block, Lanes, Portable};
+use super::lanes::{BLOCK, Lanes, Portable};
 use super::loops::{Room, update_rows};
+use super::operands::{GradientRows, Stretches};
 use super::rules::Step;
 use crate::cpu::isa::{Isa, Kernels};
-
-/// Gradients of slots, one after the other, each padded with zeros to whole blocks.
-#[derive(Clone, Copy, Debug)]
-pub struct GradientRows<'a> {
-    values: &'a [Block],
-    /// Blocks of a row.
-    blocks: usize,
-}
-
-impl<'a> GradientRows<'a> {
-    /// Rows of `width` numbers: `values` is `[slots, blocks, BLOCK]`.
-    ///
-    /// # Panics
-    /// Where `values` are no whole rows.
-    pub fn new(width: usize, values: &'a [[f32; BLOCK]]) -> Self {
-        let blocks = width.div_ceil(BLOCK);
-        assert!(blocks > 0 && values.len().is_multiple_of(blocks), "no whole gradient rows");
-        GradientRows { values, blocks }
-    }
-
-    fn len(&self) -> usize {
-        self.values.len() / self.blocks
-    }
-
-    #[inline(always)]
-    pub(super) fn row(&self, slot: usize, blocks: usize) -> &'a [Block] {
-        &self.values[slot * blocks..slot * blocks + blocks]
-    }
-}
-
-/// Consecutive stretches of a table that learns: each a row with its optimizer's state behind it.
-#[derive(Debug)]
-pub struct Stretches<'a> {
-    /// `[rows, stride]`.
-    pub data: &'a mut [f32],
-    /// The row of the first stretch.
-    pub first_row: u32,
-    /// Numbers of a row, D.
-    pub width: usize,
-    /// Numbers from one stretch to the next.
-    pub stride: usize,
-}
 
 /// Applies one step of a rule to the rows of `groups`, whose gradients are sums over their occurrences. Returns the rows that are not
 /// written, because row or state would not be finite or a number would exceed `COMPONENT_MAX`.
@@ -69,7 +28,7 @@ pub fn update(
     let end = (u64::from(*last) + 1).saturating_sub(u64::from(masters.first_row)) as usize;
     assert!(*first >= masters.first_row && end <= masters.data.len() / masters.stride, "a row outside the stretches");
     assert!(groups.slots_end() <= gradients.len(), "a slot beyond the gradients");
-    assert!(masters.width.div_ceil(BLOCK) == gradients.blocks, "gradients of another width");
+    assert!(masters.width.div_ceil(BLOCK) == gradients.blocks(), "gradients of another width");
     assert!(masters.width + step.kind.state_width(masters.width) <= masters.stride, "no room for the state");
     match kernels.isa {
         Isa::Portable => of_width::<Portable>(step, groups, gradients, masters, &mut rejected),
@@ -123,7 +82,7 @@ fn of_width<L: Lanes>(
     masters: &mut Stretches<'_>,
     rejected: &mut Vec<u32>,
 ) {
-    match gradients.blocks {
+    match gradients.blocks() {
         1 => of_blocks::<L, 1>(step, groups, gradients, masters, rejected),
         2 => of_blocks::<L, 2>(step, groups, gradients, masters, rejected),
         4 => of_blocks::<L, 4>(step, groups, gradients, masters, rejected),

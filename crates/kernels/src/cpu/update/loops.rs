@@ -1,8 +1,8 @@
 //! The loops over rows and blocks of columns, which `dispatch` compiles for each instruction set.
 
-use super::dispatch::{GradientRows, Stretches};
 use super::groups::GroupsPart;
 use super::lanes::{BLOCK, Lanes};
+use super::operands::{GradientRows, Stretches};
 use super::rules::{Decay, RuleKind, Step};
 use crate::memory::prefetch_range;
 use sterling_core::limits::COMPONENT_MAX;

@@ -18,12 +18,14 @@ mod dispatch;
 mod groups;
 mod lanes;
 mod loops;
+mod operands;
 mod rules;
 #[cfg(test)]
 mod tests;
 
-pub use dispatch::{GradientRows, Stretches, update};
+pub use dispatch::update;
 pub use groups::{GroupsPart, Occurrences, RowGroups};
 pub use lanes::BLOCK;
 pub use loops::RUN;
+pub use operands::{GradientRows, Stretches};
 pub use rules::{Decay, RuleKind, Step};

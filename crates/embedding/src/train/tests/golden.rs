@@ -1,10 +1,8 @@
 //! Tables that learn against golden files of FBGEMM, PyTorch and TorchRec (`python/make_train_golden.py`).
 
-#![allow(clippy::unwrap_used)]
-
 use serde_json::Value;
 
-use super::{LearningTables, MasterTable, Rule};
+use super::super::{LearningTables, MasterTable, Rule};
 use crate::{BagConfig, KeyedJaggedTensor, KeyedTensor, Pooling, Unseen};
 
 fn floats(hex: &Value) -> Vec<f32> {
@@ -64,8 +62,9 @@ fn difference(got: &[Vec<f32>], expected: &Value) -> f32 {
 
 /// Checks all cases that are picked, and returns how many there are.
 fn check(picked: impl Fn(&Value) -> bool) -> usize {
-    let problems: Value = serde_json::from_str(include_str!("../../../../tests/golden/train/problems.json")).unwrap();
-    let cases: Value = serde_json::from_str(include_str!("../../../../tests/golden/train/cases.json")).unwrap();
+    let problems: Value =
+        serde_json::from_str(include_str!("../../../../../tests/golden/train/problems.json")).unwrap();
+    let cases: Value = serde_json::from_str(include_str!("../../../../../tests/golden/train/cases.json")).unwrap();
     let picked: Vec<&Value> = cases.as_array().unwrap().iter().filter(|case| picked(case)).collect();
     for case in &picked {
         let got = train(&problems[case["problem"].as_str().unwrap()], case);
