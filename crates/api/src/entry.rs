@@ -6,16 +6,12 @@ use serde_json::ser::{CompactFormatter, Formatter as _};
 
 use super::problem::Problem;
 use super::response::{Explain, Item, Step};
+use super::stepwise::{ColumnReader, RowWriter};
 use super::written::Written;
 use sterling_core::error::{Error, Result};
 use sterling_core::request::{Answer, Content, Ranked};
 use sterling_index::columns::{Cell, ColumnKind, Stacked};
 use sterling_serving::quota::Memory;
-
-/// Copies of what is written for a router that there are at once at most: its text with room to grow, and the body that it is sent in.
-const WRITTEN_COPIES: usize = 3;
-/// Memory for it is set aside in steps of so many bytes.
-const WRITTEN_STEP: usize = 64 << 10;
 
 /// Items with the names of what they have.
 #[derive(Clone, Debug)]
@@ -214,33 +210,32 @@ impl Items {
         }
     }
 
-    /// Reads what was told elsewhere item by item, within the memory of the answer.
-    fn by_columns(&mut self, memory: &Memory) -> Result<()> {
-        let Rest::Written(written) = &self.rest else { return Ok(()) };
+    /// Reads what was told elsewhere of an item, within the memory of the answer. Returns `false` where there is no such item, or nothing to read.
+    pub(super) fn read_row(&self, row: usize, read: &mut ReadColumns, memory: &Memory) -> Result<bool> {
+        let count = self.len();
+        let Rest::Written(written) = &self.rest else { return Ok(false) };
+        if row >= count {
+            return Ok(false);
+        }
+        let Some(text) = written.of(row).strip_prefix(b",") else { return Ok(true) };
         let wrong = |e: serde_json::Error| {
             Error::unavailable(format!("a shard says what this router does not understand: {e}"))
         };
-        let mut read = ReadColumns::default();
-        let count = self.len();
-        for row in 0..count {
-            let Some(text) = written.of(row).strip_prefix(b",") else { continue };
-            let text = [b"{\"id\":0,\"score\":0,\"similarity\":0,", text, b"}"].concat();
-            let item: Item = serde_json::from_slice(&text).map_err(wrong)?;
-            let names = read.tasks.len() + read.columns.len();
-            for (name, x) in item.tasks {
-                read.tasks.at(&name, || vec![0.0; count])[row] = x;
-            }
-            let mut bytes = 0;
-            for (name, value) in item.columns {
-                bytes += held_bytes(&value);
-                read.columns.at(&name, || vec![Value::Null; count])[row] = value;
-            }
-            read.row_bytes = read.row_bytes.max(bytes);
-            let added = read.tasks.len() + read.columns.len() - names;
-            memory.add((bytes + added * count * size_of::<Value>()) as u64)?;
+        let text = [b"{\"id\":0,\"score\":0,\"similarity\":0,", text, b"}"].concat();
+        let item: Item = serde_json::from_slice(&text).map_err(wrong)?;
+        let names = read.tasks.len() + read.columns.len();
+        for (name, x) in item.tasks {
+            read.tasks.at(&name, || vec![0.0; count])[row] = x;
         }
-        self.rest = Rest::Read(Box::new(read));
-        Ok(())
+        let mut bytes = 0;
+        for (name, value) in item.columns {
+            bytes += held_bytes(&value);
+            read.columns.at(&name, || vec![Value::Null; count])[row] = value;
+        }
+        read.row_bytes = read.row_bytes.max(bytes);
+        let added = read.tasks.len() + read.columns.len() - names;
+        memory.add((bytes + added * count * size_of::<Value>()) as u64)?;
+        Ok(true)
     }
 
     /// Writes what stands behind the scores of an item in JSON, from a place that an earlier call gave, or 0. Returns the place to go on from
@@ -378,11 +373,13 @@ impl Entry {
     ///
     /// # Errors
     /// `Unavailable` for what a shard said that is not read; those of [`Memory::add`].
-    pub fn by_columns(mut self, memory: &Memory) -> Result<Self> {
-        if let Ok(items) = &mut self.0 {
-            items.by_columns(memory)?;
+    pub fn by_columns(self, memory: &Memory) -> Result<Self> {
+        let mut reader = ColumnReader::new(self);
+        loop {
+            if let Some(entry) = reader.step(memory)? {
+                return Ok(entry);
+            }
         }
-        Ok(self)
     }
 
     /// The same, whose JSON is columns in place of items.
@@ -410,22 +407,12 @@ impl Entry {
     /// # Errors
     /// Those of [`Memory::add`]; `TooCostly` beyond what the protocol of routers has room for.
     pub fn written(self, memory: &Memory) -> Result<(Ranked, Written)> {
-        let mut written = Written::default();
-        let Ok(items) = self.0 else { return Ok((Ranked::default(), written)) };
-        let (mut text, mut held) = (Vec::new(), 0);
-        for row in 0..items.len() {
-            text.clear();
-            items.row_rest(row, 0, usize::MAX, &mut text);
-            let bytes = WRITTEN_COPIES * (written.text.len() + text.len());
-            if bytes > held {
-                let more = (bytes - held).max(WRITTEN_STEP);
-                memory.add(more as u64)?;
-                held += more;
+        let mut writer = RowWriter::new(self);
+        loop {
+            if let Some(done) = writer.step(memory)? {
+                return Ok(done);
             }
-            written.push(&text)?;
         }
-        let written = if written.text.is_empty() { Written::default() } else { written };
-        Ok((Ranked { tasks: Vec::new(), ..items.ranked }, written))
     }
 
     /// The items, where they are some.

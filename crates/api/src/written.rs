@@ -11,8 +11,8 @@ pub struct Written {
     /// Where that of each item ends.
     #[serde(with = "packed::numbers")]
     pub ends: Vec<u32>,
-    /// All of them.
-    #[serde(with = "packed::numbers")]
+    /// All of them. Goes apart from the rest: it may be long, and is copied nowhere.
+    #[serde(skip)]
     pub text: Vec<u8>,
 }
 

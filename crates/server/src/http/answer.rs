@@ -1,16 +1,21 @@
 //! Answers: JSON with the headers that every call carries, and problems.
 
 use std::borrow::Cow;
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use axum::body::{Body, Bytes};
+use axum::body::{Body, Bytes, HttpBody};
 use axum::http::header::{
     ACCEPT, ACCEPT_ENCODING, ALLOW, CONTENT_TYPE, HeaderValue, RETRY_AFTER, VARY, WWW_AUTHENTICATE,
 };
 use axum::http::{HeaderName, StatusCode};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
+use hyper::body::{Frame, SizeHint};
 use serde::Serialize;
 
 use super::form::Form;
@@ -274,6 +279,35 @@ pub(super) fn pieces(
     is_large: bool,
 ) -> Body {
     let pieces = std::iter::once(Ok(first)).chain(rest).map(move |piece| {
+/// The same in several pieces.
+pub(super) fn whole_of(pieces: impl IntoIterator<Item = Vec<u8>>, share: &Share) -> Body {
+    let held = |lines| Bytes::from_owner(Held { lines, _share: share.clone() });
+    Body::new(Pieces(pieces.into_iter().filter(|piece| !piece.is_empty()).map(held).collect()))
+}
+
+/// Pieces that are all there, so that the length of the body is known.
+struct Pieces(VecDeque<Bytes>);
+
+impl HttpBody for Pieces {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<std::result::Result<Frame<Bytes>, Infallible>>> {
+        Poll::Ready(self.0.pop_front().map(|piece| Ok(Frame::data(piece))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.0.iter().map(|piece| piece.len() as u64).sum())
+    }
+}
+
         let held = |lines| Bytes::from_owner(Held { lines, _share: share.clone() });
         piece.map(held).inspect_err(|error| tracing::error!(%error, "an answer ends in its midst"))
     });

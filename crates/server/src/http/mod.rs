@@ -65,6 +65,7 @@ mod trace_context;
 mod traces;
 mod traffic;
 mod verb;
+mod turns;
 mod watched;
 mod worst;
 mod writers;

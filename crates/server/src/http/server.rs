@@ -169,7 +169,7 @@ async fn answer_all(
     let Sockets { main, admin, tls } = sockets;
     watch_files(&host, tls.as_ref())?;
     let handshake = Duration::from_millis(options.header_ms);
-    let writers = Writers::start()?;
+    let writers = host.writers().clone();
     let edge = Edge { router, host: host.clone(), tls, handshake, connections, writers, closing };
     let connections = &edge.connections;
     let at_admin = async {

@@ -14,7 +14,7 @@ use super::client::{Client, Outgoing};
 use super::editions::Edition;
 use super::inquiry::{Heard, Home, Inquiry};
 use super::protocol::{
-    ANY_VIEW, Asked, POSITION_HEADER, PassCall, PassReply, Replied, VIEW_HEADER, ViewPosition, read, write,
+    ANY_VIEW, Asked, POSITION_HEADER, PassCall, PassReply, Replied, VIEW_HEADER, ViewPosition, read_reply, write,
 };
 use crate::gather::{Said, Sharded};
 use sterling_api::Written;
@@ -176,7 +176,7 @@ impl Asking<'_> {
             }
             _ => error,
         })?;
-        let reply: PassReply = read(&body).map_err(|e| Error::corrupt(e.to_string()))?;
+        let reply = read_reply(body).map_err(|e| Error::corrupt(e.to_string()))?;
         let said = (reply.version, &*reply.digest, reply.shard as usize);
         if said != (self.edition.version, &*self.edition.digest, shard) {
             let (version, digest) = (self.edition.version, &self.edition.digest);
