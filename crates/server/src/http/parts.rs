@@ -22,8 +22,8 @@ use super::paths::Names;
 use super::position::reached;
 use super::retriever::Retriever as _;
 use crate::route::protocol::{
-    ANY_VIEW, Asked, Holding, Holdings, Keeping, MEDIA_TYPE, POSITION_HEADER, PassReply, Replied, TIMEOUT_HEADER,
-    VIEW_HEADER, ViewPosition, Wished, read_call, write, write_reply,
+    ANY_VIEW, Asked, BACKGROUND_HEADER, Holding, Holdings, Keeping, MEDIA_TYPE, POSITION_HEADER, PassReply, Replied,
+    TIMEOUT_HEADER, VIEW_HEADER, ViewPosition, Wished, read_call, write, write_reply,
 };
 use sterling_api::{Entry, Explain, Problem, RowWriter, Written};
 use sterling_core::error::{Error, Result};
@@ -103,6 +103,7 @@ pub async fn pass(
     app.engine.admits(|| flow, timeout)?;
     let position = header(request.headers(), POSITION_HEADER, "a position")?;
     let of_page = request.headers().get(VIEW_HEADER).cloned();
+    let is_background = request.headers().contains_key(BACKGROUND_HEADER);
     let body = app.bodies.read_any(request).await?;
     let (model, view) = match of_page.as_ref().filter(|named| *named != ANY_VIEW) {
         Some(named) => app.pages.view(&model, named_view(named)?)?,
@@ -124,7 +125,7 @@ pub async fn pass(
         let call = read_call(body)?;
         Ok(match call.asked {
             Asked::Pass(request) => {
-                let terms = Terms { timeout, priority: call.priority, flow, ..Terms::default() };
+                let terms = Terms { timeout, priority: call.priority, flow, is_background };
                 let prepared = pass::prepare(&seen, *request)?.asked_for(origin);
                 Called::Pass(Box::new(if is_on_card { prepared.ranked_apart() } else { prepared }), terms)
             }

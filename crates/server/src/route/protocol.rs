@@ -45,6 +45,9 @@ pub const VIEW_HEADER: &str = "sterling-view";
 /// Whichever view is there.
 pub const ANY_VIEW: &str = "any";
 
+/// The header of a call that no caller waits for: the server ends it where a caller's would have to wait for it.
+pub const BACKGROUND_HEADER: &str = "sterling-background";
+
 /// How a view of a version is named at its server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ViewPosition {
@@ -204,9 +207,6 @@ pub fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T> {
     }
 }
 
-/// Reads a call, and holds it to the bounds that a request in JSON is held to while it is read.
-///
-/// # Errors
 /// Writes an answer to a pass, in two pieces: what the items say, as it is, and all else, which ends with how many bytes that takes.
 ///
 /// # Errors
@@ -243,6 +243,9 @@ pub fn read_reply(body: Bytes) -> Result<PassReply> {
     Ok(reply)
 }
 
+/// Reads a call, and holds it to the bounds that a request in JSON is held to while it is read.
+///
+/// # Errors
 /// `Invalid` with what is wrong.
 pub fn read_call(body: &[u8]) -> Result<PassCall> {
     let call: PassCall = read(body)?;

@@ -145,6 +145,7 @@ impl UnderWay<'_> {
         Conditions {
             deadline: self.call.arrived + timeout,
             priority: terms.priority,
+            is_background: terms.is_background,
             min_coverage: self.call.at_least,
             positions: self.call.seen.clone(),
             views: None,
@@ -303,13 +304,13 @@ impl UnderWay<'_> {
             return Err(Error::internal(format!("a shard sent an item that is worth {x}")));
         }
         let entry = Entry::gathered(ranked, rest(&mut gathered), explained, gathered.degraded_rows);
-        let entry = if shape.is_table { entry.as_table(share)? } else { entry };
         let entry = if shape.is_table || self.is_arrow {
             let (mut reader, memory) = (ColumnReader::new(entry), share.clone());
             self.app.writers.work(self.flow, move || reader.step(&memory)).await?
         } else {
             entry
         };
+        let entry = if shape.is_table { entry.as_table(share)? } else { entry };
         Ok((told, entry.with_cursor(cursor)))
     }
 }
