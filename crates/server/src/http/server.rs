@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use axum::http::HeaderValue;
 use axum::http::header::CONNECTION;
-use axum::response::{IntoResponse as _, Response};
+use axum::response::IntoResponse as _;
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
@@ -27,7 +27,7 @@ use tokio::time::timeout;
 use tower::ServiceExt as _;
 
 use super::access::Door;
-use super::answer::Refusal;
+use super::answer::{Refusal, http1};
 use super::app::{App, Host};
 use super::bodies::Inbound;
 use super::connections::{Answered, Connections, Open, Peer};
@@ -307,9 +307,9 @@ fn refuse(stream: &TcpStream, is_secured: bool) {
     if is_secured {
         return;
     }
-    let _ = stream.try_write(
-        b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-length: 0\r\n\r\n",
-    );
+    let mut answer = crowded("connections are open").render();
+    answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    let _ = stream.try_write(&http1(&answer));
 }
 
 /// Answers a connection, behind a handshake where there is TLS, in the protocol that the client speaks.
@@ -386,7 +386,9 @@ async fn answer(
         let (router, writers) = (router.clone(), writers.clone());
         let stream = turn.map(|turn| Stream::begin(streams.clone(), turn));
         async move {
-            let Some(stream) = stream else { return Ok(crowded().map(Streamed::refused)) };
+            let Some(stream) = stream else {
+                return Ok(crowded("requests are under way").into_response().map(Streamed::refused));
+            };
             let response = router.oneshot(Inbound::of(request, None)).await.unwrap_or_else(|never| match never {});
             Ok::<_, Infallible>(Streamed::of(writers.long(response), stream))
         }
@@ -403,10 +405,9 @@ async fn answer(
     until_end(served, |served| served.graceful_shutdown(), &open, closing).await;
 }
 
-/// What one request of HTTP/2 too many is answered.
-fn crowded() -> Response {
-    let error = Error::overloaded("as many requests are under way as there may be, try again later");
-    Refusal::from(error).into_response()
+/// What one connection, or one request of HTTP/2, too many is answered.
+fn crowded(what: &str) -> Refusal {
+    Error::overloaded(format!("as many {what} as there may be, try again later")).into()
 }
 
 /// Runs a connection to its end. When the server closes, the connection is told once.
