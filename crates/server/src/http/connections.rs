@@ -10,7 +10,7 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 
 use axum::body::{Body, Bytes, HttpBody};
-use axum::http::{Request, Response};
+use axum::http::{Request, Response, StatusCode};
 use hyper::body::{Frame, SizeHint};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
@@ -20,6 +20,7 @@ use super::options::Options;
 use super::streams::Streams;
 
 use sterling_core::locks::locked;
+use sterling_serving::quota::Flow;
 
 /// No request has begun.
 const IDLE: u8 = 0;
@@ -32,6 +33,10 @@ const LINGER: u8 = 3;
 
 /// How long a client may go on sending after the last answer, in milliseconds.
 const LINGER_MS: u64 = 5000;
+
+/// How requests are turned away, that are not looked into.
+const TURNED_AWAY: [StatusCode; 4] =
+    [StatusCode::UNAUTHORIZED, StatusCode::FORBIDDEN, StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE];
 
 /// Where a request came from.
 #[derive(Clone, Copy, Debug)]
@@ -61,11 +66,15 @@ pub(super) struct Connection {
     is_unread: AtomicBool,
     /// The requests of a connection of HTTP/2, which may have several.
     streams: OnceLock<Arc<Streams>>,
+    /// Whose requests it brings, as a [`Flow`].
+    caller: AtomicU64,
+    /// Whether a request of it was turned away.
+    is_turned_away: AtomicBool,
     cut: Notify,
 }
 
 impl Connection {
-    fn new(peer: Peer) -> Self {
+    pub(super) fn new(peer: Peer) -> Self {
         Connection {
             peer,
             opened: Instant::now(),
@@ -78,8 +87,40 @@ impl Connection {
             is_early: AtomicBool::new(false),
             is_unread: AtomicBool::new(false),
             streams: OnceLock::new(),
+            caller: AtomicU64::new(Flow::of_address(peer.address.ip()).0),
+            is_turned_away: AtomicBool::new(false),
             cut: Notify::new(),
         }
+    }
+
+    /// The caller of its last request; before the first one whoever is at its address.
+    pub(super) fn caller(&self) -> Flow {
+        Flow(self.caller.load(Ordering::Relaxed))
+    }
+
+    /// Takes in whose request an answer is to; one that was let in by nobody's name says nothing.
+    pub(super) fn answers<B>(&self, response: &Response<B>) {
+        if let Some(&caller) = response.extensions().get() {
+            self.called_by(caller);
+        }
+        if TURNED_AWAY.contains(&response.status()) {
+            self.turn_away();
+        }
+    }
+
+    /// Takes in that a request was turned away, whatever it asked.
+    pub(super) fn turn_away(&self) {
+        self.is_turned_away.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a request was turned away since this was asked last.
+    pub(super) fn was_turned_away(&self) -> bool {
+        self.is_turned_away.load(Ordering::Relaxed) && self.is_turned_away.swap(false, Ordering::Relaxed)
+    }
+
+    /// Takes in who calls.
+    pub(super) fn called_by(&self, caller: Flow) {
+        self.caller.store(caller.0, Ordering::Relaxed);
     }
 
     /// Takes in that the client speaks HTTP/2. Returns the requests of the connection.

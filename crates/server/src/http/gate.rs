@@ -5,7 +5,6 @@
 //! Only requests are looked at here whose beginning and end are beyond doubt: one of them, whole, and nothing else, in what
 //! was read at once ([`PlainRequest::of`]). `connections` asks about no others, so that bytes of a body are never taken for a request.
 
-use std::net::IpAddr;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -15,6 +14,7 @@ use httparse::{EMPTY_HEADER, Request, Status};
 use super::access::secret_of;
 use super::answer::{Timing, http1};
 use super::app::Host;
+use super::connections::Connection;
 use super::flow::flow;
 use super::layers::{Signature, id_of};
 use super::table;
@@ -95,11 +95,15 @@ fn model_in(path: &str) -> Option<&str> {
 }
 
 /// The bytes of the answer to a call that could not be in time, or to one without a key that could not either; `None` where a request is to be looked at.
-pub(super) fn refusal(host: &dyn Host, address: IpAddr, request: &PlainRequest<'_>) -> Option<Vec<u8>> {
+pub(super) fn refusal(host: &dyn Host, connection: &Connection, request: &PlainRequest<'_>) -> Option<Vec<u8>> {
     let start = Instant::now();
     let (verb, path) = request.call.filter(|_| !host.entrance().draining.load(Ordering::Relaxed))?;
     let secret = request.authorization.and_then(secret_of);
-    let flow = || flow(&host.entrance().access.caller(secret), Some(address));
+    let flow = || {
+        let caller = flow(&host.entrance().access.caller(secret), Some(connection.peer.address.ip()));
+        connection.called_by(caller);
+        caller
+    };
     let overloaded = host.admits(&flow, Some(request.body)).err()?;
     let is_let_in = || host.entrance().access.look(table::find(&Method::POST, path).needs(), secret);
     // Who may not call learns nothing of the load either.
