@@ -6,7 +6,6 @@ use serde_json::ser::{CompactFormatter, Formatter as _};
 
 use super::problem::Problem;
 use super::response::{Explain, Item, Step};
-use super::stepwise::{ColumnReader, RowWriter};
 use super::written::Written;
 use sterling_core::error::{Error, Result};
 use sterling_core::request::{Answer, Content, Ranked};
@@ -369,50 +368,12 @@ impl Entry {
         self.0.as_ref().map_or(0, |items| items.len())
     }
 
-    /// The same, to be read column by column, within the memory of the answer.
-    ///
-    /// # Errors
-    /// `Unavailable` for what a shard said that is not read; those of [`Memory::add`].
-    pub fn by_columns(self, memory: &Memory) -> Result<Self> {
-        let mut reader = ColumnReader::new(self);
-        loop {
-            if let Some(entry) = reader.step(memory)? {
-                return Ok(entry);
-            }
-        }
-    }
-
-    /// The same, whose JSON is columns in place of items.
-    ///
-    /// # Errors
-    /// As [`Entry::by_columns`].
-    pub fn as_table(self, memory: &Memory) -> Result<Self> {
-        let mut entry = self.by_columns(memory)?;
-        if let Ok(items) = &mut entry.0 {
-            items.is_table = true;
-        }
-        Ok(entry)
-    }
-
     /// The same, which says where the next page begins.
     pub fn with_cursor(mut self, cursor: Option<String>) -> Self {
         if let Ok(items) = &mut self.0 {
             items.cursor = cursor;
         }
         self
-    }
-
-    /// The items, and what they say besides ids and scores, for whoever writes them; within the memory of the answer.
-    ///
-    /// # Errors
-    /// Those of [`Memory::add`]; `TooCostly` beyond what the protocol of routers has room for.
-    pub fn written(self, memory: &Memory) -> Result<(Ranked, Written)> {
-        let mut writer = RowWriter::new(self);
-        loop {
-            if let Some(done) = writer.step(memory)? {
-                return Ok(done);
-            }
-        }
     }
 
     /// The items, where they are some.

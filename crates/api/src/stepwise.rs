@@ -87,3 +87,43 @@ impl ColumnReader {
         Ok(self.entry.take())
     }
 }
+
+impl Entry {
+    /// The same, to be read column by column, within the memory of the answer.
+    ///
+    /// # Errors
+    /// `Unavailable` for what a shard said that is not read; those of [`Memory::add`].
+    pub fn by_columns(self, memory: &Memory) -> Result<Self> {
+        let mut reader = ColumnReader::new(self);
+        loop {
+            if let Some(entry) = reader.step(memory)? {
+                return Ok(entry);
+            }
+        }
+    }
+
+    /// The same, whose JSON is columns in place of items.
+    ///
+    /// # Errors
+    /// As [`Entry::by_columns`].
+    pub fn as_table(self, memory: &Memory) -> Result<Self> {
+        let mut entry = self.by_columns(memory)?;
+        if let Ok(items) = &mut entry.0 {
+            items.is_table = true;
+        }
+        Ok(entry)
+    }
+
+    /// The items, and what they say besides ids and scores, for whoever writes them; within the memory of the answer.
+    ///
+    /// # Errors
+    /// Those of [`Memory::add`]; `TooCostly` beyond what the protocol of routers has room for.
+    pub fn written(self, memory: &Memory) -> Result<(Ranked, Written)> {
+        let mut writer = RowWriter::new(self);
+        loop {
+            if let Some(done) = writer.step(memory)? {
+                return Ok(done);
+            }
+        }
+    }
+}

@@ -10,17 +10,17 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 
 use axum::body::{Body, Bytes, HttpBody};
-use axum::http::{Request, Response, StatusCode};
+use axum::http::{Request, Response};
 use hyper::body::{Frame, SizeHint};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use super::access::Door;
 use super::framing::{NOT_BEGUN, Progress, UNKNOWN};
+use super::last_caller::LastCaller;
 use super::options::Options;
 use super::streams::Streams;
 
 use sterling_core::locks::locked;
-use sterling_serving::quota::Flow;
 
 /// No request has begun.
 const IDLE: u8 = 0;
@@ -33,10 +33,6 @@ const LINGER: u8 = 3;
 
 /// How long a client may go on sending after the last answer, in milliseconds.
 const LINGER_MS: u64 = 5000;
-
-/// How requests are turned away, that are not looked into.
-const TURNED_AWAY: [StatusCode; 4] =
-    [StatusCode::UNAUTHORIZED, StatusCode::FORBIDDEN, StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE];
 
 /// Where a request came from.
 #[derive(Clone, Copy, Debug)]
@@ -66,10 +62,8 @@ pub(super) struct Connection {
     is_unread: AtomicBool,
     /// The requests of a connection of HTTP/2, which may have several.
     streams: OnceLock<Arc<Streams>>,
-    /// Whose requests it brings, as a [`Flow`].
-    caller: AtomicU64,
-    /// Whether a request of it was turned away.
-    is_turned_away: AtomicBool,
+    /// Whose requests it brings.
+    pub(super) caller: Arc<LastCaller>,
     cut: Notify,
 }
 
@@ -87,40 +81,9 @@ impl Connection {
             is_early: AtomicBool::new(false),
             is_unread: AtomicBool::new(false),
             streams: OnceLock::new(),
-            caller: AtomicU64::new(Flow::of_address(peer.address.ip()).0),
-            is_turned_away: AtomicBool::new(false),
+            caller: Arc::new(LastCaller::at(peer.address.ip())),
             cut: Notify::new(),
         }
-    }
-
-    /// The caller of its last request; before the first one whoever is at its address.
-    pub(super) fn caller(&self) -> Flow {
-        Flow(self.caller.load(Ordering::Relaxed))
-    }
-
-    /// Takes in whose request an answer is to; one that was let in by nobody's name says nothing.
-    pub(super) fn answers<B>(&self, response: &Response<B>) {
-        if let Some(&caller) = response.extensions().get() {
-            self.called_by(caller);
-        }
-        if TURNED_AWAY.contains(&response.status()) {
-            self.turn_away();
-        }
-    }
-
-    /// Takes in that a request was turned away, whatever it asked.
-    pub(super) fn turn_away(&self) {
-        self.is_turned_away.store(true, Ordering::Relaxed);
-    }
-
-    /// Whether a request was turned away since this was asked last.
-    pub(super) fn was_turned_away(&self) -> bool {
-        self.is_turned_away.load(Ordering::Relaxed) && self.is_turned_away.swap(false, Ordering::Relaxed)
-    }
-
-    /// Takes in who calls.
-    pub(super) fn called_by(&self, caller: Flow) {
-        self.caller.store(caller.0, Ordering::Relaxed);
     }
 
     /// Takes in that the client speaks HTTP/2. Returns the requests of the connection.

@@ -101,7 +101,7 @@ pub(super) fn refusal(host: &dyn Host, connection: &Connection, request: &PlainR
     let secret = request.authorization.and_then(secret_of);
     let flow = || {
         let caller = flow(&host.entrance().access.caller(secret), Some(connection.peer.address.ip()));
-        connection.called_by(caller);
+        connection.caller.called_by(caller);
         caller
     };
     let overloaded = host.admits(&flow, Some(request.body)).err()?;

@@ -5,7 +5,7 @@
 //! each thread are handed to the runtime at a time. The others wait here, and callers take turns: a connection waits for those few, for one
 //! connection of each other caller, and for the older ones of its own caller.
 //!
-//! Who calls is known once a request was read ([`Connection::caller`]): a connection counts as its last caller's, a new one as its address'.
+//! Who calls is known once a request was read ([`LastCaller`]): a connection counts as its last caller's, a new one as its address'.
 //!
 //! To turn requests away costs the same threads a good part of what it takes to read them, and those have a higher priority than workers. So while other
 //! callers ask, one whose request was turned away waits for its next turn several times as long as that took: its refusals take a part of a core at most.
@@ -24,7 +24,7 @@ use futures_util::task::AtomicWaker;
 use tokio::sync::Notify;
 use tokio::time::sleep_until;
 
-use super::connections::Connection;
+use super::last_caller::LastCaller;
 use super::turns::Turns;
 use sterling_core::locks::locked;
 use sterling_serving::quota::Flow;
@@ -187,7 +187,7 @@ impl Threads {
 #[derive(Debug)]
 struct Task {
     threads: Arc<Threads>,
-    connection: Arc<Connection>,
+    caller: Arc<LastCaller>,
     /// Changes under the lock of the queue alone, as `period` does.
     stage: AtomicU8,
     /// That in which its turn began.
@@ -206,7 +206,7 @@ impl Task {
 
     /// Takes a turn or a place in the queue. Returns whether it has a turn.
     fn ask(self: &Arc<Self>, queue: &mut Queue, with_turn: u8) -> bool {
-        let has_turn = queue.has_free(self.threads.most) && !queue.does_rest(self.connection.caller());
+        let has_turn = queue.has_free(self.threads.most) && !queue.does_rest(self.caller.flow());
         if has_turn {
             queue.take(self);
             self.enter(with_turn);
@@ -218,7 +218,7 @@ impl Task {
 
     fn wait(self: &Arc<Self>, queue: &mut Queue) {
         self.enter(WAITS);
-        queue.waiting.push(self.connection.caller(), self.clone());
+        queue.waiting.push(self.caller.flow(), self.clone());
         if !queue.resting.is_empty() {
             self.threads.rests.notify_one();
         }
@@ -246,9 +246,9 @@ impl Task {
             queue.give_back(self);
         }
         if let Some(began) = began {
-            let (caller, now) = (self.connection.caller(), Instant::now());
+            let (caller, now) = (self.caller.flow(), Instant::now());
             queue.heard(caller, now);
-            if self.connection.was_turned_away() {
+            if self.caller.was_turned_away() {
                 queue.rest(caller, now.saturating_duration_since(began), now);
             }
         }
@@ -295,11 +295,11 @@ pub(super) struct InTurn<F> {
 }
 
 impl<F: Future> InTurn<F> {
-    /// Work of a connection.
-    pub(super) fn new(future: F, threads: &Arc<Threads>, connection: &Arc<Connection>) -> Self {
+    /// Work for a connection of this caller.
+    pub(super) fn new(future: F, threads: &Arc<Threads>, caller: &Arc<LastCaller>) -> Self {
         let task = Arc::new(Task {
             threads: threads.clone(),
-            connection: connection.clone(),
+            caller: caller.clone(),
             stage: AtomicU8::new(RESTS),
             period: AtomicU64::new(0),
             runtime: AtomicWaker::new(),

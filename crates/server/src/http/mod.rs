@@ -36,6 +36,7 @@ mod head;
 mod in_turn;
 mod inference;
 mod items;
+mod last_caller;
 mod layers;
 mod local;
 mod meters;

@@ -278,9 +278,9 @@ fn admit(stream: TcpStream, peer: Peer, edge: &Edge) {
     // Without it a reply in pieces waits for acknowledgements; where it cannot be set, it is slow.
     let _ = stream.set_nodelay(true);
     let open = edge.connections.add(peer);
-    let connection = open.connection.clone();
+    let caller = open.connection.caller.clone();
     let answering = SelfWaking::new(greet(stream, edge.clone(), open, edge.closing.subscribe()));
-    tokio::spawn(InTurn::new(answering, &edge.threads, &connection));
+    tokio::spawn(InTurn::new(answering, &edge.threads, &caller));
 }
 
 /// Closes a socket. Connections that the system has made already are answered: with the socket it would reset them.
@@ -382,7 +382,7 @@ async fn answer(
             let (router, connection, writers) = (edge.router.clone(), connection.clone(), edge.writers.clone());
             async move {
                 let mut response = router.oneshot(request).await.unwrap_or_else(|never| match never {});
-                connection.answers(&response);
+                connection.caller.answers(&response);
                 if connection.is_unread() {
                     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
                 }
@@ -394,7 +394,7 @@ async fn answer(
     }
     let streams = connection.multiplex();
     let socket = socket(stream);
-    let tasks = StreamTasks { streams: streams.clone(), connection: connection.clone(), threads: edge.threads };
+    let tasks = StreamTasks { streams: streams.clone(), caller: connection.caller.clone(), threads: edge.threads };
     let mut builder = http2::Builder::new(tasks);
     let (all, router, writers) = (Arc::new(open), edge.router, edge.writers);
     let open = all.clone();
@@ -408,7 +408,7 @@ async fn answer(
                 return Ok(crowded("requests are under way").into_response().map(Streamed::refused));
             };
             let response = router.oneshot(Inbound::of(request, None)).await.unwrap_or_else(|never| match never {});
-            connection.answers(&response);
+            connection.caller.answers(&response);
             Ok::<_, Infallible>(Streamed::of(writers.long(response), stream))
         }
     });

@@ -111,7 +111,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Socket<S> {
                 _ => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
             }
             self.connection.answered();
-            self.connection.turn_away();
+            self.connection.caller.turn_away();
             buffer.set_filled(before);
         }
     }

@@ -19,8 +19,8 @@ use hyper::rt::Executor;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::AbortHandle;
 
-use super::connections::Connection;
 use super::in_turn::{InTurn, Threads};
+use super::last_caller::LastCaller;
 use super::options::Options;
 
 use sterling_core::locks::locked;
@@ -121,14 +121,14 @@ impl Streams {
 #[derive(Clone, Debug)]
 pub(super) struct StreamTasks {
     pub(super) streams: Arc<Streams>,
-    pub(super) connection: Arc<Connection>,
+    pub(super) caller: Arc<LastCaller>,
     pub(super) threads: Arc<Threads>,
 }
 
 impl<F: Future<Output: Send> + Send + 'static> Executor<F> for StreamTasks {
     // Called right behind the service, which begins the request.
     fn execute(&self, task: F) {
-        self.streams.answers(tokio::spawn(InTurn::new(task, &self.threads, &self.connection)).abort_handle());
+        self.streams.answers(tokio::spawn(InTurn::new(task, &self.threads, &self.caller)).abort_handle());
     }
 }
 
@@ -294,8 +294,6 @@ mod tests {
     use tokio::sync::Semaphore;
 
     use super::*;
-    use crate::http::access::Door;
-    use crate::http::connections::Peer;
 
     fn options() -> Options {
         Options { idle_ms: 1000, stall_ms: 100, ..Options::default() }
@@ -325,9 +323,8 @@ mod tests {
     #[tokio::test]
     async fn an_answer_that_does_not_move_ends_alone_and_more_of_them_are_given_longer() {
         let all = aged(5000);
-        let peer = Peer { address: (std::net::Ipv4Addr::LOCALHOST, 1).into(), door: Door::Main };
-        let connection = Arc::new(Connection::new(peer));
-        let tasks = StreamTasks { streams: all.clone(), connection, threads: Threads::new(1) };
+        let caller = Arc::new(LastCaller::at(std::net::Ipv4Addr::LOCALHOST.into()));
+        let tasks = StreamTasks { streams: all.clone(), caller, threads: Threads::new(1) };
         let run = |_| {
             let stream = begin(&all);
             let kept = stream.clone();

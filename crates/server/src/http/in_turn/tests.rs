@@ -2,21 +2,18 @@
 
 #![allow(clippy::unwrap_used)]
 use std::future::poll_fn;
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::Ipv4Addr;
 use std::sync::atomic::AtomicUsize;
 use std::task::Poll::{Pending, Ready};
 use tokio::sync::oneshot;
 
 use super::*;
-use crate::http::access::Door;
-use crate::http::connections::Peer;
 
 /// A connection of a caller.
-fn of_caller(caller: u64) -> Arc<Connection> {
-    let address = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 1).into();
-    let connection = Connection::new(Peer { address, door: Door::Main });
-    connection.called_by(Flow(caller));
-    Arc::new(connection)
+fn of_caller(caller: u64) -> Arc<LastCaller> {
+    let last = LastCaller::at(Ipv4Addr::LOCALHOST.into());
+    last.called_by(Flow(caller));
+    Arc::new(last)
 }
 
 /// The polls of several connections, in their order.
