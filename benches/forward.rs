@@ -198,7 +198,8 @@ fn over_http(store: &Store, users: &[Value]) {
     let loaded: Arc<Loaded> = registry.get("debian", Which::Active).unwrap();
     assert_eq!(loaded.name(), "debian");
     let options = sterling::server::http::Options::default();
-    let app = Arc::new(App::new(registry, Engine::start(Passes::default(), &Options::default()).unwrap(), &options));
+    let app =
+        Arc::new(App::new(registry, Engine::start(Passes::default(), &Options::default()).unwrap(), &options).unwrap());
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
     let url = format!("http://{}/v1/models/debian:retrieve", listener.local_addr().unwrap());

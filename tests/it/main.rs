@@ -23,6 +23,7 @@ mod fresh;
 mod hosts;
 mod http;
 mod http2;
+mod in_process;
 mod inference;
 mod item_vectors;
 mod items;

@@ -37,6 +37,7 @@ mod response;
 mod schemas;
 mod sizes;
 mod slow;
+mod stepwise;
 mod traffic;
 mod values;
 mod vector_form;
@@ -74,6 +75,7 @@ pub use response::{
 pub use schemas::{RetrieveOneOrMany, RetrievedOneOrMany, UpsertRequest};
 pub use sizes::Widths;
 pub use slow::{SlowCall, SlowPass, SlowResponse};
+pub use stepwise::{ColumnReader, RowWriter};
 pub use traffic::{
     CanaryInfo, SeenInfo, ShadowDiff, ShadowInfo, ShadowResponse, TrafficRequest, TrafficResponse, traffic_info,
 };

@@ -318,10 +318,11 @@ impl<'a, S: Sharded> Run<'a, S> {
             let partial = Error::partial(format!(
                 "{left} of {of} shards are left with {coverage:.4} of the items, expected {least}: shard {shard}: {error}"
             ));
-            return Err(match error.retry_wait() {
+            let partial = match error.retry_wait() {
                 Some(wait) => partial.retry_after(wait),
                 None => partial,
-            });
+            };
+            return Err(partial.caused_by(error));
         }
         self.missing.push((shard, error));
         Ok(())

@@ -1,16 +1,21 @@
 //! Answers: JSON with the headers that every call carries, and problems.
 
 use std::borrow::Cow;
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use axum::body::{Body, Bytes};
+use axum::body::{Body, Bytes, HttpBody};
 use axum::http::header::{
     ACCEPT, ACCEPT_ENCODING, ALLOW, CONTENT_TYPE, HeaderValue, RETRY_AFTER, VARY, WWW_AUTHENTICATE,
 };
 use axum::http::{HeaderName, StatusCode};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
+use hyper::body::{Frame, SizeHint};
 use serde::Serialize;
 
 use super::form::Form;
@@ -39,7 +44,7 @@ impl AsRef<[u8]> for Held {
 pub(super) type Outcome = std::result::Result<Response, Refusal>;
 
 /// The content type of a problem.
-pub(super) const PROBLEM_JSON: &str = "application/problem+json";
+pub(super) const PROBLEM_JSON: HeaderValue = HeaderValue::from_static("application/problem+json");
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const ARROW: HeaderValue = HeaderValue::from_static(ARROW_STREAM);
 
@@ -119,15 +124,24 @@ impl Refusal {
         Refusal { problem: Box::new(problem), allow: None, retry_after: None }
     }
 
-    /// The problem as it is written.
-    pub(super) fn json(&self) -> String {
+    /// The answer, which goes out behind the handlers or, as [`http1`] writes it, without them.
+    pub(super) fn render(&self) -> axum::http::Response<String> {
         // Strings and numbers: nothing of it can fail.
-        serde_json::to_string(&*self.problem).unwrap_or_default()
-    }
-
-    /// Seconds after which the same request may be tried again.
-    pub(super) fn retry_after(&self) -> Option<u64> {
-        self.retry_after
+        let mut response = axum::http::Response::new(serde_json::to_string(&*self.problem).unwrap_or_default());
+        *response.status_mut() = self.status();
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, PROBLEM_JSON);
+        if let Some(seconds) = self.retry_after {
+            headers.insert(RETRY_AFTER, seconds.into());
+        }
+        if let Some(allow) = self.allow.as_deref().and_then(|allow| HeaderValue::from_str(allow).ok()) {
+            headers.insert(if self.problem.code == UNREAD_CODING { ACCEPT_ENCODING } else { ALLOW }, allow);
+        }
+        // What a caller without a key must show.
+        if self.problem.status == 401 {
+            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"sterling\""));
+        }
+        response
     }
 
     /// 401: what came is no key, whatever is wrong with it.
@@ -160,11 +174,6 @@ impl Refusal {
         StatusCode::from_u16(self.problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
     }
 
-    /// What a caller without a key must show, for `WWW-Authenticate`.
-    pub(super) fn challenge(&self) -> Option<&'static str> {
-        (self.problem.status == 401).then_some("Bearer realm=\"sterling\"")
-    }
-
     /// 415: a body in a coding that is not read.
     pub(super) fn coding(detail: String) -> Self {
         let refusal = Refusal::http(StatusCode::UNSUPPORTED_MEDIA_TYPE, UNREAD_CODING, detail);
@@ -181,23 +190,27 @@ impl Refusal {
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
-        let mut response = (self.status(), axum::Json(&*self.problem)).into_response();
-        let challenge = self.challenge();
-        let Problem { detail, code, .. } = &*self.problem;
-        response.extensions_mut().insert(Told { detail: detail.clone(), code: code.clone() });
-        let headers = response.headers_mut();
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static(PROBLEM_JSON));
-        if let Some(seconds) = self.retry_after {
-            headers.insert(RETRY_AFTER, seconds.into());
-        }
-        if let Some(allow) = self.allow.as_deref().and_then(|allow| HeaderValue::from_str(allow).ok()) {
-            headers.insert(if self.problem.code == UNREAD_CODING { ACCEPT_ENCODING } else { ALLOW }, allow);
-        }
-        if let Some(challenge) = challenge {
-            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static(challenge));
-        }
+        let mut response = self.render().map(Body::from);
+        let Problem { detail, code, .. } = *self.problem;
+        response.extensions_mut().insert(Told { detail, code });
         response
     }
+}
+
+/// The bytes of an answer in HTTP/1.1, as hyper writes them, for sockets that no handler answers.
+pub(super) fn http1(response: &axum::http::Response<String>) -> Vec<u8> {
+    let mut bytes = format!("HTTP/1.1 {}\r\n", response.status()).into_bytes();
+    bytes.reserve(512);
+    for (name, value) in response.headers() {
+        bytes.extend_from_slice(name.as_str().as_bytes());
+        bytes.extend_from_slice(b": ");
+        bytes.extend_from_slice(value.as_bytes());
+        bytes.extend_from_slice(b"\r\n");
+    }
+    let body = response.body();
+    bytes.extend_from_slice(format!("content-length: {}\r\n\r\n", body.len()).as_bytes());
+    bytes.extend_from_slice(body.as_bytes());
+    bytes
 }
 
 /// The times of a pass, for `Server-Timing`; `layers` adds the total.
@@ -266,6 +279,35 @@ pub(super) fn whole(lines: Vec<u8>, share: Share) -> Body {
     Body::from(Bytes::from_owner(Held { lines, _share: share }))
 }
 
+/// The same in several pieces.
+pub(super) fn whole_of(pieces: impl IntoIterator<Item = Vec<u8>>, share: &Share) -> Body {
+    let held = |lines| Bytes::from_owner(Held { lines, _share: share.clone() });
+    Body::new(Pieces(pieces.into_iter().filter(|piece| !piece.is_empty()).map(held).collect()))
+}
+
+/// Pieces that are all there, so that the length of the body is known.
+struct Pieces(VecDeque<Bytes>);
+
+impl HttpBody for Pieces {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<std::result::Result<Frame<Bytes>, Infallible>>> {
+        Poll::Ready(self.0.pop_front().map(|piece| Ok(Frame::data(piece))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.0.iter().map(|piece| piece.len() as u64).sum())
+    }
+}
+
 /// A body in pieces, which hold their share of the memory until the last one is sent.
 pub(super) fn pieces(
     first: Vec<u8>,
@@ -282,4 +324,65 @@ pub(super) fn pieces(
         None
     });
     Body::from_stream(stream::iter(pieces.chain(end)))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use axum::http::{HeaderMap, Method};
+    use hyper::server::conn::http1 as server;
+    use hyper::service::service_fn;
+    use hyper_util::rt::TokioIo;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+    use crate::http::layers::Signature;
+
+    /// What a client reads of an answer that a handler gave.
+    async fn served(response: Response) -> Vec<u8> {
+        let (mut client, socket) = tokio::io::duplex(1 << 16);
+        let response = std::sync::Mutex::new(Some(response));
+        let answer = service_fn(|_| {
+            let response = response.lock().unwrap().take().unwrap();
+            async { Ok::<_, Infallible>(response) }
+        });
+        let serving = server::Builder::new().half_close(true).serve_connection(TokioIo::new(socket), answer);
+        let asking = async {
+            client.write_all(b"POST / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+            client.shutdown().await.unwrap();
+            let mut bytes = Vec::new();
+            client.read_to_end(&mut bytes).await.unwrap();
+            bytes
+        };
+        let (bytes, served) = tokio::join!(asking, serving);
+        served.unwrap();
+        bytes
+    }
+
+    #[tokio::test]
+    async fn a_refusal_is_the_same_bytes_with_a_handler_and_without() {
+        let retry = Error::overloaded("the queue is \"full\", é").retry_after(Duration::from_millis(2500));
+        let refusals: [Refusal; 8] = [
+            retry.into(),
+            Error::deadline("late").into(),
+            Error::invalid("field `k`: got 0").at(7).into(),
+            Refusal::unauthorized(),
+            Refusal::forbidden("key `a` is not for model `b`".into()),
+            Refusal::too_early("key `a` may ask 3 times a second".into(), Duration::from_secs(1)),
+            Refusal::coding("coding `br`".into()),
+            Refusal::method(&Method::PUT, "GET, POST"),
+        ];
+        for refusal in refusals {
+            let mut headers = HeaderMap::new();
+            let trace = Some(HeaderValue::from_static("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"));
+            let (timing, took) = (Timing::default(), Duration::from_micros(1234));
+            Signature { timing, took, id: HeaderValue::from_static("7"), trace }.sign(&mut headers);
+            let mut rendered = refusal.render();
+            rendered.headers_mut().extend(headers.clone());
+            let mut response = refusal.into_response();
+            response.headers_mut().extend(headers);
+            let (told, expected) = (http1(&rendered), served(response).await);
+            assert_eq!(String::from_utf8(told).unwrap(), String::from_utf8(expected).unwrap());
+        }
+    }
 }

@@ -18,6 +18,7 @@ use super::shadow::Shadows;
 use super::tls::Validity;
 use super::traces::Traces;
 use super::worst::Worst;
+use super::writers::Writers;
 use crate::route::Peers;
 use sterling_api::{ModelInfo, Served, SlowCall};
 use sterling_core::clock::unix_time;
@@ -84,6 +85,9 @@ pub(super) trait Host: Send + Sync + 'static {
     /// What calls pass.
     fn entrance(&self) -> &Entrance;
 
+    /// What makes long answers.
+    fn writers(&self) -> &Arc<Writers>;
+
     /// Whether a call of a caller that workers answer, with this body where it is read already, may be taken in now; takes no lock.
     fn admits(&self, flow: &dyn Fn() -> Flow, body: Option<&[u8]>) -> Result<()>;
 }
@@ -101,6 +105,7 @@ pub struct App {
     /// The views that pages are slices of.
     pub(super) pages: Pages,
     pub(super) entrance: Entrance,
+    pub(super) writers: Arc<Writers>,
     /// The updates of the models, where the server takes any.
     pub(super) feeds: Option<Arc<Feeds>>,
     /// Where merges of updates are asked for.
@@ -119,10 +124,13 @@ pub struct App {
 
 impl App {
     /// Models and workers behind one edge.
-    pub fn new(registry: Registry, engine: Engine<Passes>, options: &Options) -> Self {
+    ///
+    /// # Errors
+    /// `Io` if the system gives no threads for long answers.
+    pub fn new(registry: Registry, engine: Engine<Passes>, options: &Options) -> Result<Self> {
         let asides = Asides::new(engine.workers());
         let (registry, bodies) = (Arc::new(registry), Bodies::new(options, asides.clone()));
-        App {
+        Ok(App {
             registry,
             engine,
             bodies,
@@ -130,6 +138,7 @@ impl App {
             store_reads: Asides::of_store(),
             pages: Pages::default(),
             entrance: Entrance::default(),
+            writers: Writers::start()?,
             feeds: None,
             merges: None,
             peers: None,
@@ -137,7 +146,7 @@ impl App {
             audit: Audit::new(0.0),
             shadows: Shadows::default(),
             updates_wait: Duration::from_secs(1),
-        }
+        })
     }
 
     /// The same edge, which tells a collector of its calls.
@@ -292,6 +301,10 @@ fn covered(coverage: f64, items: usize, lag: u64) -> f64 {
 impl Host for App {
     fn entrance(&self) -> &Entrance {
         &self.entrance
+    }
+
+    fn writers(&self) -> &Arc<Writers> {
+        &self.writers
     }
 
     fn admits(&self, flow: &dyn Fn() -> Flow, body: Option<&[u8]>) -> Result<()> {

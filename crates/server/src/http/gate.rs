@@ -5,8 +5,6 @@
 //! Only requests are looked at here whose beginning and end are beyond doubt: one of them, whole, and nothing else, in what
 //! was read at once ([`PlainRequest::of`]). `connections` asks about no others, so that bytes of a body are never taken for a request.
 
-use std::fmt::Write as _;
-use std::net::IpAddr;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -14,10 +12,11 @@ use axum::http::Method;
 use httparse::{EMPTY_HEADER, Request, Status};
 
 use super::access::secret_of;
+use super::answer::{Timing, http1};
 use super::app::Host;
-use super::date::date;
+use super::connections::Connection;
 use super::flow::flow;
-use super::layers::id_of;
+use super::layers::{Signature, id_of};
 use super::table;
 use super::trace_context::{TraceContext, new_id};
 use super::verb::Verb;
@@ -96,48 +95,38 @@ fn model_in(path: &str) -> Option<&str> {
 }
 
 /// The bytes of the answer to a call that could not be in time, or to one without a key that could not either; `None` where a request is to be looked at.
-pub(super) fn refusal(host: &dyn Host, address: IpAddr, request: &PlainRequest<'_>) -> Option<Vec<u8>> {
+pub(super) fn refusal(host: &dyn Host, connection: &Connection, request: &PlainRequest<'_>) -> Option<Vec<u8>> {
     let start = Instant::now();
     let (verb, path) = request.call.filter(|_| !host.entrance().draining.load(Ordering::Relaxed))?;
     let secret = request.authorization.and_then(secret_of);
-    let flow = || flow(&host.entrance().access.caller(secret), Some(address));
+    let flow = || {
+        let caller = flow(&host.entrance().access.caller(secret), Some(connection.peer.address.ip()));
+        connection.caller.called_by(caller);
+        caller
+    };
     let overloaded = host.admits(&flow, Some(request.body)).err()?;
     let is_let_in = || host.entrance().access.look(table::find(&Method::POST, path).needs(), secret);
     // Who may not call learns nothing of the load either.
     let denied = if host.entrance().access.is_guarded() { is_let_in().err() } else { None };
     let refusal = denied.unwrap_or_else(|| overloaded.into());
     let id = id_of(request.id);
-    let (id, body) = (id.to_str().unwrap_or_default(), refusal.json());
     let took = start.elapsed();
     let status = refusal.status();
     let context = request.traceparent.and_then(TraceContext::of);
     let trace = context.as_ref().map(|context| context.trace);
-    tracing::debug!(id, call = verb.name(), status = status.as_u16(), trace, "refused unread");
+    tracing::debug!(
+        id = id.to_str().unwrap_or_default(),
+        call = verb.name(),
+        status = status.as_u16(),
+        trace,
+        "refused unread"
+    );
     host.entrance().meters.answered(verb, model_in(path), status, took);
     host.entrance().failures.answered(verb, status, Some(refusal.code()));
-    let mut text = String::with_capacity(512);
-    // A string takes whatever it is given.
-    let _ = write!(
-        text,
-        "HTTP/1.1 {status}\r\ncontent-type: {}\r\nserver-timing: total;dur={:.3}\r\n\
-         x-request-id: {id}\r\ncontent-length: {}\r\ndate: {}\r\n",
-        super::answer::PROBLEM_JSON,
-        took.as_secs_f64() * 1000.0,
-        body.len(),
-        date().to_str().unwrap_or_default(),
-    );
-    if let Some(seconds) = refusal.retry_after() {
-        let _ = write!(text, "retry-after: {seconds}\r\n");
-    }
-    if let Some(challenge) = refusal.challenge() {
-        let _ = write!(text, "www-authenticate: {challenge}\r\n");
-    }
-    if let Some(answer) = context.as_ref().and_then(|context| context.answer(&new_id())) {
-        let _ = write!(text, "{TRACEPARENT}: {}\r\n", answer.to_str().unwrap_or_default());
-    }
-    text.push_str("\r\n");
-    text.push_str(&body);
-    Some(text.into_bytes())
+    let trace = context.as_ref().and_then(|context| context.answer(&new_id()));
+    let mut answer = refusal.render();
+    Signature { timing: Timing::default(), took, id, trace }.sign(answer.headers_mut());
+    Some(http1(&answer))
 }
 
 #[cfg(test)]

@@ -3,12 +3,12 @@
 use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::http::Version;
 use axum::http::header::{CONNECTION, DATE, HeaderName, HeaderValue};
+use axum::http::{HeaderMap, Version};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use tracing::Instrument as _;
@@ -30,6 +30,7 @@ use sterling_core::error::Error;
 use sterling_core::request::Origin;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static(protocol::REQUEST_ID);
+const TRACEPARENT: HeaderName = HeaderName::from_static(protocol::TRACEPARENT);
 /// The number that a router gives a call.
 const CALL: HeaderName = HeaderName::from_static(protocol::CALL_HEADER);
 /// Longest id that is taken from a caller, in bytes.
@@ -102,19 +103,33 @@ pub async fn observe(State(host): State<Arc<dyn Host>>, mut request: Request, ne
         });
     }
     let headers = response.headers_mut();
-    headers.extend(timing.header(took.as_secs_f64() * 1000.0));
-    headers.insert(REQUEST_ID, id);
+    Signature { timing, took, id, trace: answer }.sign(headers);
     headers.extend(number.map(|number| (CALL, number)));
-    headers.insert(DATE, date());
-    if let Some(answer) = answer {
-        headers.insert(protocol::TRACEPARENT, answer);
-    }
     // HTTP/2 has a frame of its own for it.
     if host.entrance().draining.load(Ordering::Relaxed) && version < Version::HTTP_2 {
         // So that a client that keeps connections asks its next question elsewhere.
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
     }
     response
+}
+
+/// What every answer says of itself.
+pub(super) struct Signature {
+    pub(super) timing: Timing,
+    pub(super) took: Duration,
+    /// That of the request.
+    pub(super) id: HeaderValue,
+    /// The header `traceparent`.
+    pub(super) trace: Option<HeaderValue>,
+}
+
+impl Signature {
+    pub(super) fn sign(self, headers: &mut HeaderMap) {
+        headers.extend(self.timing.header(self.took.as_secs_f64() * 1000.0));
+        headers.insert(REQUEST_ID, self.id);
+        headers.insert(DATE, date());
+        headers.extend(self.trace.map(|trace| (TRACEPARENT, trace)));
+    }
 }
 
 /// The id of a request: its own where it has a sane one, or a new one.

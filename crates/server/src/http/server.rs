@@ -16,21 +16,23 @@ use std::time::Duration;
 
 use axum::http::HeaderValue;
 use axum::http::header::CONNECTION;
-use axum::response::{IntoResponse as _, Response};
+use axum::response::IntoResponse as _;
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 use tower::ServiceExt as _;
 
 use super::access::Door;
-use super::answer::Refusal;
+use super::answer::{Refusal, http1};
 use super::app::{App, Host};
 use super::bodies::Inbound;
 use super::connections::{Answered, Connections, Open, Peer};
+use super::in_turn::{InTurn, Threads};
 use super::options::Options;
 use super::routed::RouterApp;
 use super::routes;
@@ -169,8 +171,9 @@ async fn answer_all(
     let Sockets { main, admin, tls } = sockets;
     watch_files(&host, tls.as_ref())?;
     let handshake = Duration::from_millis(options.header_ms);
-    let writers = Writers::start()?;
-    let edge = Edge { router, host: host.clone(), tls, handshake, connections, writers, closing };
+    let writers = host.writers().clone();
+    let threads = Threads::new(Handle::current().metrics().num_workers());
+    let edge = Edge { router, host: host.clone(), tls, handshake, connections, threads, writers, closing };
     let connections = &edge.connections;
     let at_admin = async {
         match &admin {
@@ -190,7 +193,7 @@ async fn answer_all(
     tokio::select! {
         never = accept(&main, Door::Main, &edge) => match never {},
         never = at_admin => match never {},
-        never = keep(&host, connections, options) => match never {},
+        never = keep(&edge, options) => match never {},
         ended = end => ended?,
     }
     close(main, Door::Main, &edge);
@@ -208,7 +211,7 @@ async fn answer_all(
         false
     };
     tokio::select! {
-        never = keep(&host, connections, options) => match never {},
+        never = keep(&edge, options) => match never {},
         all = rest => Ok(all),
         Some(_) = stops.recv() => Err(at_once()),
     }
@@ -218,11 +221,20 @@ fn at_once() -> Error {
     Error::unavailable("ended by a second signal before all was answered")
 }
 
-async fn keep(host: &Arc<dyn Host>, connections: &Connections, options: &Options) -> Infallible {
+async fn keep(edge: &Edge, options: &Options) -> Infallible {
+    tokio::select! {
+        never = sweep(edge, options) => never,
+        never = edge.threads.pace() => never,
+    }
+}
+
+async fn sweep(edge: &Edge, options: &Options) -> Infallible {
     loop {
-        host.entrance().clock.look();
+        edge.host.entrance().clock.look();
         tokio::time::sleep(SWEEP).await;
-        connections.sweep(options);
+        edge.connections.sweep(options);
+        metrics::gauge!("sterling_connections_waiting").set(edge.threads.waiting() as f64);
+        edge.threads.sweep();
         sterling_telemetry::sort_in();
     }
 }
@@ -236,6 +248,7 @@ struct Edge {
     /// How long a handshake may take.
     handshake: Duration,
     connections: Arc<Connections>,
+    threads: Arc<Threads>,
     writers: Arc<Writers>,
     /// True once connections are to end after their answers.
     closing: watch::Sender<bool>,
@@ -265,7 +278,9 @@ fn admit(stream: TcpStream, peer: Peer, edge: &Edge) {
     // Without it a reply in pieces waits for acknowledgements; where it cannot be set, it is slow.
     let _ = stream.set_nodelay(true);
     let open = edge.connections.add(peer);
-    tokio::spawn(SelfWaking::new(greet(stream, edge.clone(), open, edge.closing.subscribe())));
+    let caller = open.connection.caller.clone();
+    let answering = SelfWaking::new(greet(stream, edge.clone(), open, edge.closing.subscribe()));
+    tokio::spawn(InTurn::new(answering, &edge.threads, &caller));
 }
 
 /// Closes a socket. Connections that the system has made already are answered: with the socket it would reset them.
@@ -307,9 +322,9 @@ fn refuse(stream: &TcpStream, is_secured: bool) {
     if is_secured {
         return;
     }
-    let _ = stream.try_write(
-        b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-length: 0\r\n\r\n",
-    );
+    let mut answer = crowded("connections are open").render();
+    answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    let _ = stream.try_write(&http1(&answer));
 }
 
 /// Answers a connection, behind a handshake where there is TLS, in the protocol that the client speaks.
@@ -367,6 +382,7 @@ async fn answer(
             let (router, connection, writers) = (edge.router.clone(), connection.clone(), edge.writers.clone());
             async move {
                 let mut response = router.oneshot(request).await.unwrap_or_else(|never| match never {});
+                connection.caller.answers(&response);
                 if connection.is_unread() {
                     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
                 }
@@ -378,16 +394,21 @@ async fn answer(
     }
     let streams = connection.multiplex();
     let socket = socket(stream);
-    let mut builder = http2::Builder::new(StreamTasks(streams.clone()));
+    let tasks = StreamTasks { streams: streams.clone(), caller: connection.caller.clone(), threads: edge.threads };
+    let mut builder = http2::Builder::new(tasks);
     let (all, router, writers) = (Arc::new(open), edge.router, edge.writers);
     let open = all.clone();
     let service = service_fn(move |request: axum::http::Request<hyper::body::Incoming>| {
         let (turn, request) = (all.turn(), all.connection.marked(request));
         let (router, writers) = (router.clone(), writers.clone());
         let stream = turn.map(|turn| Stream::begin(streams.clone(), turn));
+        let connection = all.connection.clone();
         async move {
-            let Some(stream) = stream else { return Ok(crowded().map(Streamed::refused)) };
+            let Some(stream) = stream else {
+                return Ok(crowded("requests are under way").into_response().map(Streamed::refused));
+            };
             let response = router.oneshot(Inbound::of(request, None)).await.unwrap_or_else(|never| match never {});
+            connection.caller.answers(&response);
             Ok::<_, Infallible>(Streamed::of(writers.long(response), stream))
         }
     });
@@ -403,10 +424,9 @@ async fn answer(
     until_end(served, |served| served.graceful_shutdown(), &open, closing).await;
 }
 
-/// What one request of HTTP/2 too many is answered.
-fn crowded() -> Response {
-    let error = Error::overloaded("as many requests are under way as there may be, try again later");
-    Refusal::from(error).into_response()
+/// What one connection, or one request of HTTP/2, too many is answered.
+fn crowded(what: &str) -> Refusal {
+    Error::overloaded(format!("as many {what} as there may be, try again later")).into()
 }
 
 /// Runs a connection to its end. When the server closes, the connection is told once.

@@ -101,7 +101,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Socket<S> {
                 return polled;
             };
             self.connection.received();
-            let Some(refusal) = gate::refusal(&*self.host, self.connection.peer.address.ip(), &whole) else {
+            let Some(refusal) = gate::refusal(&*self.host, &self.connection, &whole) else {
                 return polled;
             };
             match Pin::new(&mut self.stream).poll_write(cx, &refusal) {
@@ -111,6 +111,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Socket<S> {
                 _ => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
             }
             self.connection.answered();
+            self.connection.caller.turn_away();
             buffer.set_filled(before);
         }
     }

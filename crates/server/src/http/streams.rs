@@ -20,6 +20,8 @@ use hyper::rt::Executor;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::AbortHandle;
 
+use super::in_turn::{InTurn, Threads};
+use super::last_caller::LastCaller;
 use super::options::Options;
 
 use sterling_core::locks::locked;
@@ -119,12 +121,16 @@ impl Streams {
 
 /// Runs what answers the requests of a connection, each as a task that [`Streams::end_stalled`] may end: dropped, it resets its stream.
 #[derive(Clone, Debug)]
-pub(super) struct StreamTasks(pub(super) Arc<Streams>);
+pub(super) struct StreamTasks {
+    pub(super) streams: Arc<Streams>,
+    pub(super) caller: Arc<LastCaller>,
+    pub(super) threads: Arc<Threads>,
+}
 
 impl<F: Future<Output: Send> + Send + 'static> Executor<F> for StreamTasks {
     // Called right behind the service, which begins the request.
     fn execute(&self, task: F) {
-        self.0.answers(tokio::spawn(task).abort_handle());
+        self.streams.answers(tokio::spawn(InTurn::new(task, &self.threads, &self.caller)).abort_handle());
     }
 }
 
@@ -320,7 +326,8 @@ mod tests {
     #[tokio::test]
     async fn an_answer_that_does_not_move_ends_alone_and_more_of_them_are_given_longer() {
         let all = aged(5000);
-        let tasks = StreamTasks(all.clone());
+        let caller = Arc::new(LastCaller::at(std::net::Ipv4Addr::LOCALHOST.into()));
+        let tasks = StreamTasks { streams: all.clone(), caller, threads: Threads::new(1) };
         let run = |_| {
             let stream = begin(&all);
             let kept = stream.clone();

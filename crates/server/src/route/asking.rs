@@ -14,7 +14,8 @@ use super::client::{Client, Outgoing};
 use super::editions::Edition;
 use super::inquiry::{Heard, Home, Inquiry};
 use super::protocol::{
-    ANY_VIEW, Asked, POSITION_HEADER, PassCall, PassReply, Replied, VIEW_HEADER, ViewPosition, read, write,
+    ANY_VIEW, Asked, BACKGROUND_HEADER, POSITION_HEADER, PassCall, PassReply, Replied, VIEW_HEADER, ViewPosition,
+    read_reply, write,
 };
 use crate::gather::{Said, Sharded};
 use sterling_api::Written;
@@ -50,6 +51,8 @@ pub struct Conditions {
     pub deadline: Instant,
     /// Who goes first where requests wait.
     pub priority: Priority,
+    /// Whether no caller waits for the answer, so that it gives way to all for which one does.
+    pub is_background: bool,
     /// The share of the items that the answer must cover.
     pub min_coverage: f64,
     /// The position of its updates that each shard must see, where some are to be seen.
@@ -68,6 +71,7 @@ impl Conditions {
         Conditions {
             deadline,
             priority: Priority::default(),
+            is_background: false,
             min_coverage: 1.0,
             positions: None,
             views: None,
@@ -141,7 +145,7 @@ impl Asking<'_> {
         }
         let out = call.out.as_ref().map_err(|why| Error::internal(why.to_string()))?;
         let (memory, origin) = (self.terms.memory.clone(), self.terms.origin.clone());
-        let out = &Outgoing { sees: self.sees(shard)?, memory, origin, ..out.clone() };
+        let out = &Outgoing { headers: self.headers(shard)?, memory, origin, ..out.clone() };
         let left = self.terms.deadline.saturating_duration_since(Instant::now());
         let wait = if is_partial && call.may_be_missing { left.mul_f64(SELECT_SHARE) } else { left };
         Inquiry { home, out, kind: call.kind, origin: self.origin, wait, looked }
@@ -149,7 +153,13 @@ impl Asking<'_> {
             .await
     }
 
-    /// The headers that say what an answer of a shard must see.
+    /// The headers of a call to a shard.
+    fn headers(&self, shard: usize) -> Result<Vec<(&'static str, HeaderValue)>> {
+        let background = self.terms.is_background.then(|| (BACKGROUND_HEADER, HeaderValue::from_static("1")));
+        Ok(self.sees(shard)?.into_iter().chain(background).collect())
+    }
+
+    /// Those that say what the answer must see.
     fn sees(&self, shard: usize) -> Result<Vec<(&'static str, HeaderValue)>> {
         let position = self.terms.positions.as_ref().and_then(|positions| positions.get(shard).copied());
         let position = position.filter(|position| *position > 0).map(|position| (POSITION_HEADER, position.into()));
@@ -176,7 +186,7 @@ impl Asking<'_> {
             }
             _ => error,
         })?;
-        let reply: PassReply = read(&body).map_err(|e| Error::corrupt(e.to_string()))?;
+        let reply = read_reply(body).map_err(|e| Error::corrupt(e.to_string()))?;
         let said = (reply.version, &*reply.digest, reply.shard as usize);
         if said != (self.edition.version, &*self.edition.digest, shard) {
             let (version, digest) = (self.edition.version, &self.edition.digest);

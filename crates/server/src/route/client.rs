@@ -93,8 +93,8 @@ pub(super) struct Outgoing {
     /// None to ask for what lies at the path.
     pub(super) body: Option<Bytes>,
     pub(super) form: Form,
-    /// The headers that say what the answer must see.
-    pub(super) sees: Vec<(&'static str, HeaderValue)>,
+    /// Headers that say what the answer must see, or that nobody waits for it.
+    pub(super) headers: Vec<(&'static str, HeaderValue)>,
     /// What the answer is counted in, where it may be large.
     pub(super) memory: Option<Arc<Memory>>,
     pub(super) origin: Origin,
@@ -112,7 +112,7 @@ pub(super) enum Form {
 impl Outgoing {
     /// A call of the protocol.
     pub(super) fn pass(path: String, body: Option<Bytes>) -> Self {
-        Outgoing { path, body, form: Form::Pass, sees: Vec::new(), memory: None, origin: Origin::default() }
+        Outgoing { path, body, form: Form::Pass, headers: Vec::new(), memory: None, origin: Origin::default() }
     }
 
     /// A call as anybody makes it.
@@ -122,7 +122,7 @@ impl Outgoing {
         key: Option<HeaderValue>,
     ) -> Self {
         let form = Form::Plain(media_type, key);
-        Outgoing { path, body, form, sees: Vec::new(), memory: None, origin: Origin::default() }
+        Outgoing { path, body, form, headers: Vec::new(), memory: None, origin: Origin::default() }
     }
 
     fn media_type(&self) -> &'static str {
@@ -277,7 +277,7 @@ impl Client {
         for (name, value) in named.into_iter().filter_map(|(name, value)| Some((name, value.as_deref()?))) {
             request = request.header(name, value);
         }
-        for (name, value) in &call.sees {
+        for (name, value) in &call.headers {
             request = request.header(*name, value);
         }
         if let Form::Plain(_, Some(key)) = &call.form {

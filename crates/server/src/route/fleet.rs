@@ -151,13 +151,16 @@ impl Fleet {
         &self.options
     }
 
-    /// Looks at the servers for ever.
+    /// Looks at the servers for ever: first at once, unless somebody has looked before.
     pub async fn watch(&self) -> Infallible {
-        loop {
+        if !self.has_looked.load(Ordering::Relaxed) {
             self.look().await;
+        }
+        loop {
             let pause = Duration::from_millis(self.options.refresh_ms);
             // Whichever comes first; a time that has come is no error.
             let _ = timeout(pause, self.wanted.notified()).await;
+            self.look().await;
         }
     }
 

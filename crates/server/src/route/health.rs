@@ -175,3 +175,40 @@ fn shards(numbers: impl Iterator<Item = usize>) -> String {
     let word = if numbers.len() == 1 { "shard" } else { "shards" };
     format!("{word} {}", numbers.join(", "))
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicUsize;
+    use std::time::Duration;
+
+    use tokio::net::TcpListener;
+    use tokio::time::timeout;
+
+    use super::*;
+    use crate::route::Options;
+
+    #[tokio::test]
+    async fn servers_that_were_looked_at_are_not_looked_at_again_at_once() {
+        let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let servers = vec![server.local_addr().unwrap().to_string()];
+        // Each look is a connection, which is closed without an answer.
+        let looks = Arc::new(AtomicUsize::new(0));
+        let counted = looks.clone();
+        tokio::spawn(async move {
+            while server.accept().await.is_ok() {
+                counted.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        for was_looked_at in [true, false] {
+            let options = Options { servers: servers.clone(), refresh_ms: 60_000, ..Options::default() };
+            let fleet = Fleet::open(options).unwrap();
+            if was_looked_at {
+                fleet.look().await;
+            }
+            assert!(timeout(Duration::from_millis(200), fleet.watch()).await.is_err());
+            assert_eq!(looks.swap(0, Ordering::Relaxed), 1, "{was_looked_at}");
+        }
+    }
+}

@@ -4,13 +4,14 @@
 //! | call | body | answer |
 //! |---|---|---|
 //! | `GET /v1/parts` | | [`Holdings`]: what the server has in memory |
-//! | `POST /v1/models/{model}/versions/{version}:pass` | [`PassCall`] | [`PassReply`], or a problem as every call has it |
+//! | `POST /v1/models/{model}/versions/{version}:pass` | [`PassCall`] | [`PassReply`] as [`write_reply`] writes it, or a problem as every call has it |
 
 use std::fmt;
 use std::num::ParseIntError;
 use std::str::FromStr;
 use std::time::Duration;
 
+use axum::body::Bytes;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -23,7 +24,7 @@ use sterling_core::request::{Content, Features, Priority, Reading, Request, Retr
 use sterling_core::units::ItemId;
 
 /// The media type of all bodies, and so the protocol's name.
-pub const MEDIA_TYPE: &str = "application/vnd.sterling.pass-5";
+pub const MEDIA_TYPE: &str = "application/vnd.sterling.pass-6";
 /// Where a server tells what it has.
 pub const PARTS_PATH: &str = "/v1/parts";
 /// The header that says how many microseconds the answer is worth waiting for.
@@ -44,6 +45,9 @@ pub const TRACEPARENT: &str = "traceparent";
 pub const VIEW_HEADER: &str = "sterling-view";
 /// Whichever view is there.
 pub const ANY_VIEW: &str = "any";
+
+/// The header of a call that no caller waits for: the server ends it where a caller's would have to wait for it.
+pub const BACKGROUND_HEADER: &str = "sterling-background";
 
 /// How a view of a version is named at its server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -202,6 +206,42 @@ pub fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T> {
         Ok((_, rest)) => Err(Error::invalid(format!("body: {} bytes behind its end", rest.len()))),
         Err(e) => Err(Error::invalid(format!("body: {e}"))),
     }
+}
+
+/// Writes an answer to a pass, in two pieces: what the items say, as it is, and all else, which ends with how many bytes that takes.
+///
+/// # Errors
+/// As [`write`].
+pub fn write_reply(mut reply: PassReply) -> Result<[Vec<u8>; 2]> {
+    let text = match &mut reply.given {
+        Replied::Pass { rest, .. } => std::mem::take(&mut rest.text),
+        Replied::Text(_) => Vec::new(),
+    };
+    let mut rest = write(&reply)?;
+    rest.extend_from_slice(&(text.len() as u64).to_le_bytes());
+    Ok([text, rest])
+}
+
+/// Reads an answer to a pass. What the items say stays where it is, if nobody else has the body.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_reply(body: Bytes) -> Result<PassReply> {
+    let apart = body.split_last_chunk().and_then(|(pieces, length)| {
+        let length = usize::try_from(u64::from_le_bytes(*length)).ok()?;
+        Some((length, pieces.get(length..)?))
+    });
+    let (length, rest) = apart.ok_or_else(|| Error::invalid(format!("body: {} bytes that do not fit", body.len())))?;
+    let mut reply: PassReply = read(rest)?;
+    match &mut reply.given {
+        Replied::Pass { rest, .. } => {
+            rest.text = body.into();
+            rest.text.truncate(length);
+        }
+        Replied::Text(_) if length > 0 => return Err(Error::invalid(format!("body: {length} bytes before its start"))),
+        Replied::Text(_) => {}
+    }
+    Ok(reply)
 }
 
 /// Reads a call, and holds it to the bounds that a request in JSON is held to while it is read.
@@ -363,7 +403,8 @@ mod tests {
                 view: ViewPosition { position: 9, base: 4 },
                 given,
             };
-            let mut found: PassReply = read(&write(&reply).unwrap()).unwrap();
+            let body = write_reply(reply.clone()).unwrap().concat();
+            let mut found = read_reply(body.into()).unwrap();
             if let Replied::Pass { content: Content::Items(found), .. } = &mut found.given {
                 assert!(found.slots.is_empty(), "they mean nothing elsewhere");
                 found.slots = ranked.slots.clone();
@@ -388,7 +429,7 @@ mod tests {
             // Some are calls still; none may break what reads them.
             let _ = read_call(&body);
             body.extend_from_slice(&[0; 3]);
-            let _ = read::<PassReply>(&body);
+            let _ = read_reply(body.clone().into());
             let _ = read::<Holdings>(&body);
         }
     }

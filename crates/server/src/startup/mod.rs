@@ -93,7 +93,7 @@ impl Server {
             Ok(())
         };
         let registry = Registry::new(store.clone(), loader, options).with_warm_up(Arc::new(warm));
-        let app = App::new(registry, Engine::start(passes, &config.engine)?, &config.http);
+        let app = App::new(registry, Engine::start(passes, &config.engine)?, &config.http)?;
         let (merges, wanted) = Merges::new();
         let merges = feeds.is_some().then_some(merges);
         let app = app

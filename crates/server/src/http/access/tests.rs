@@ -59,7 +59,7 @@ impl Edge {
         let registry = Registry::new(Store::new(folder.path()), Snapshots::default(), registry::Options::default());
         let engine =
             Engine::start(Passes::default(), &engine::Options { workers: 1, ..engine::Options::default() }).unwrap();
-        let app = Arc::new(App::new(registry, engine, &Options::default()).with_access(access));
+        let app = Arc::new(App::new(registry, engine, &Options::default()).unwrap().with_access(access));
         Edge { runtime: Runtime::new().unwrap(), router: router(app.clone()), app, secrets, _folder: folder }
     }
 
@@ -68,7 +68,8 @@ impl Edge {
         let keys = Some(self._folder.path().join("keys.toml"));
         let access = AccessControl::open(&AccessOptions { keys, admin_listen: None, audit_log: None }).unwrap();
         let servers = route::Options { servers: vec!["127.0.0.1:1".into()], ..route::Options::default() };
-        let app = RouterApp::new(Fleet::open(servers).unwrap(), access, Traces::default(), &Options::default());
+        let app =
+            RouterApp::new(Fleet::open(servers).unwrap(), access, Traces::default(), &Options::default()).unwrap();
         Edge { router: routes::of_router(Arc::new(app)), ..self }
     }
 

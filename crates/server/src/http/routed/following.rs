@@ -10,7 +10,7 @@ use super::app::RouterApp;
 use super::choice::RoutedChosen;
 use super::sizes::bytes;
 use crate::route::{Conditions, Errand, Offering};
-use sterling_core::error::{Error, Result};
+use sterling_core::error::{Error, Kind, Result};
 use sterling_core::request::{Answer, Content, Explain, Priority, Ranked, Request, Retrieve, StepReport, Which};
 use sterling_serving::quota::Flow;
 
@@ -95,8 +95,19 @@ async fn mirror(app: &RouterApp, model: &str, served: Arc<Offering>, request: Re
 async fn asked_aside(app: &RouterApp, model: &str, served: Arc<Offering>, work: Errand) -> Result<Ranked> {
     let deadline = tokio::time::Instant::now() + TIMEOUT;
     let memory = app.bodies.hold_answer(Flow::default(), bytes(&work))?;
-    let terms = Conditions { priority: Priority::Batch, memory: Some(memory), ..Conditions::until(deadline) };
+    let terms = Conditions {
+        priority: Priority::Batch,
+        is_background: true,
+        memory: Some(memory),
+        ..Conditions::until(deadline)
+    };
     let pin = Which::Version(served.version());
-    let (_, gathered) = app.fleet().work(model, (served, pin), work, terms).await?;
+    let (_, gathered) = app.fleet().work(model, (served, pin), work, terms).await.map_err(of_shard)?;
     Ok(gathered.ranked())
+}
+
+/// What ended the call of a shard where that ended all of them: only a shard without room is none of a version's errors.
+fn of_shard(error: Error) -> Error {
+    let cause = std::error::Error::source(&error).and_then(|cause| cause.downcast_ref::<Error>());
+    cause.filter(|_| error.kind() == Kind::Partial).map(Error::again).unwrap_or(error)
 }

@@ -25,7 +25,7 @@ use super::pages::RoutedPage;
 use super::sizes::{bytes, held};
 use crate::gather::Gathered;
 use crate::route::{Beside, Conditions, Errand, Offering};
-use sterling_api::{Entry, MissingShard, Reply, Retrievals, Served, Shape, WrittenRows};
+use sterling_api::{ColumnReader, Entry, MissingShard, Reply, Retrievals, Served, Shape, WrittenRows};
 use sterling_core::error::{Error, Kind, Result};
 use sterling_core::request::{Answer, Embed, Origin, Retrieve, Which};
 use sterling_serving::engine::Terms;
@@ -100,7 +100,8 @@ impl RoutedReady {
         let RoutedReady { call, work } = self;
         let Call { flow, origin, form, .. } = by;
         let (model, pin) = (&*call.target.model, call.target.which());
-        let call = UnderWay { app, model, pin, call: &call, flow, origin: &origin };
+        let is_arrow = form != Form::Json;
+        let call = UnderWay { app, model, pin, call: &call, flow, origin: &origin, is_arrow };
         match work {
             Work::One(errand, chosen, terms, shape) => call.one(errand, chosen, (terms, shape), form).await,
             Work::Page(retrieve, chosen, terms, shape) => {
@@ -122,6 +123,8 @@ struct UnderWay<'a> {
     flow: Flow,
     /// What shards are asked for.
     origin: &'a Origin,
+    /// Whether items are answered column by column in any case.
+    is_arrow: bool,
 }
 
 impl UnderWay<'_> {
@@ -142,6 +145,7 @@ impl UnderWay<'_> {
         Conditions {
             deadline: self.call.arrived + timeout,
             priority: terms.priority,
+            is_background: terms.is_background,
             min_coverage: self.call.at_least,
             positions: self.call.seen.clone(),
             views: None,
@@ -303,6 +307,12 @@ impl UnderWay<'_> {
             return Err(Error::internal(format!("a shard sent an item that is worth {x}")));
         }
         let entry = Entry::gathered(ranked, rest(&mut gathered), explained, gathered.degraded_rows);
+        let entry = if shape.is_table || self.is_arrow {
+            let (mut reader, memory) = (ColumnReader::new(entry), share.clone());
+            self.app.writers.work(self.flow, move || reader.step(&memory)).await?
+        } else {
+            entry
+        };
         let entry = if shape.is_table { entry.as_table(share)? } else { entry };
         Ok((told, entry.with_cursor(cursor)))
     }
