@@ -1,4 +1,4 @@
-//! Answers: JSON with the headers that every call carries, and problems.
+//! Answers: JSON with the headers that every call has, and problems.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -43,7 +43,7 @@ impl AsRef<[u8]> for Held {
 /// Result of a call.
 pub(super) type Outcome = std::result::Result<Response, Refusal>;
 
-/// The content type of a problem.
+/// Content type of problems.
 pub(super) const PROBLEM_JSON: HeaderValue = HeaderValue::from_static("application/problem+json");
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const ARROW: HeaderValue = HeaderValue::from_static(ARROW_STREAM);
@@ -126,7 +126,7 @@ impl Refusal {
 
     /// The answer, which goes out behind the handlers or, as [`http1`] writes it, without them.
     pub(super) fn render(&self) -> axum::http::Response<String> {
-        // Strings and numbers: nothing of it can fail.
+        // Cannot fail: the value consists of strings and numbers.
         let mut response = axum::http::Response::new(serde_json::to_string(&*self.problem).unwrap_or_default());
         *response.status_mut() = self.status();
         let headers = response.headers_mut();
@@ -144,7 +144,7 @@ impl Refusal {
         response
     }
 
-    /// 401: what came is no key, whatever is wrong with it.
+    /// 401: missing or invalid key, without details.
     pub(super) fn unauthorized() -> Self {
         Refusal::http(
             StatusCode::UNAUTHORIZED,
@@ -174,7 +174,7 @@ impl Refusal {
         StatusCode::from_u16(self.problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
     }
 
-    /// 415: a body in a coding that is not read.
+    /// 415: unsupported coding of a body.
     pub(super) fn coding(detail: String) -> Self {
         let refusal = Refusal::http(StatusCode::UNSUPPORTED_MEDIA_TYPE, UNREAD_CODING, detail);
         Refusal { allow: Some(CODINGS.into()), ..refusal }
@@ -213,7 +213,7 @@ pub(super) fn http1(response: &axum::http::Response<String>) -> Vec<u8> {
     bytes
 }
 
-/// The times of a pass, for `Server-Timing`; `layers` adds the total.
+/// Times of a pass, for `Server-Timing`; `layers` adds the total.
 #[derive(Clone, Default)]
 pub struct Timing(pub Vec<(String, f64)>);
 
@@ -308,7 +308,7 @@ impl HttpBody for Pieces {
     }
 }
 
-/// A body in pieces, which hold their share of the memory until the last one is sent.
+/// Body in chunks, which hold the memory reservation until the last one is sent.
 pub(super) fn pieces(
     first: Vec<u8>,
     rest: impl Iterator<Item = Result<Vec<u8>>> + Send + 'static,

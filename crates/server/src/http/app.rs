@@ -82,13 +82,13 @@ impl Entrance {
 
 /// Implementation behind the sockets: a server or a router.
 pub(super) trait Host: Send + Sync + 'static {
-    /// What calls pass.
+    /// State that every call uses.
     fn entrance(&self) -> &Entrance;
 
     /// What makes long answers.
     fn writers(&self) -> &Arc<Writers>;
 
-    /// Whether a call of a caller that workers answer, with this body where it is read already, may be taken in now; takes no lock.
+    /// Whether a pass of this caller, with this body if it is already read, would be admitted now; takes no lock.
     fn admits(&self, flow: &dyn Fn() -> Flow, body: Option<&[u8]>) -> Result<()>;
 }
 
@@ -102,13 +102,13 @@ pub struct App {
     pub(super) asides: Asides,
     /// Threads that read the store.
     pub(super) store_reads: Asides,
-    /// The views that pages are slices of.
+    /// Views kept for later pages.
     pub(super) pages: Pages,
     pub(super) entrance: Entrance,
     pub(super) writers: Arc<Writers>,
-    /// The updates of the models, where the server takes any.
+    /// Update logs of the models, if the server accepts updates.
     pub(super) feeds: Option<Arc<Feeds>>,
-    /// Where merges of updates are asked for.
+    /// Requests for merges of updates.
     pub(super) merges: Option<Merges>,
     /// Servers of other hosts, if tables are spread over several hosts.
     pub(super) peers: Option<Arc<Peers>>,
@@ -149,7 +149,7 @@ impl App {
         })
     }
 
-    /// The same edge, which tells a collector of its calls.
+    /// Adds the export of traces.
     pub fn with_traces(self, traces: Traces) -> Self {
         App { entrance: Entrance { traces, ..self.entrance }, ..self }
     }

@@ -60,7 +60,7 @@ pub(super) struct Connection {
     is_early: AtomicBool,
     /// Whether part of a body stays unread, so that no further request can follow.
     is_unread: AtomicBool,
-    /// The requests of a connection of HTTP/2, which may have several.
+    /// Requests of an HTTP/2 connection, which may have several.
     streams: OnceLock<Arc<Streams>>,
     /// Whose requests it brings.
     pub(super) caller: Arc<LastCaller>,

@@ -1,9 +1,9 @@
-//! The gate in front of HTTP. Under overload most requests are refused, and what a refusal costs is taken from those that
-//! are not. So a call that would wait in vain for a worker, whatever its body says, is refused in its socket, as soon as its bytes are there,
-//! before routes, layers and spans. What goes out and what is counted is the same as behind them.
+//! Admission control in front of HTTP. Under overload most requests are rejected, and the cost of rejections is lost to the
+//! others. So a call that could not be in time, regardless of its body, is rejected at the socket as soon as its bytes arrive,
+//! before routes, layers and spans. Its answer and metrics are the same as behind them.
 //!
-//! Only requests are looked at here whose beginning and end are beyond doubt: one of them, whole, and nothing else, in what
-//! was read at once ([`PlainRequest::of`]). `connections` asks about no others, so that bytes of a body are never taken for a request.
+//! Only requests with certain boundaries are examined: a single complete request and nothing else in one read
+//! ([`PlainRequest::of`]). Otherwise bytes of a body could be taken for a request.
 
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -94,7 +94,8 @@ fn model_in(path: &str) -> Option<&str> {
     }
 }
 
-/// The bytes of the answer to a call that could not be in time, or to one without a key that could not either; `None` where a request is to be looked at.
+/// Returns the answer to a call that could not be in time, also if it lacks a valid key; `None` if the request must be processed
+/// normally.
 pub(super) fn refusal(host: &dyn Host, connection: &Connection, request: &PlainRequest<'_>) -> Option<Vec<u8>> {
     let start = Instant::now();
     let (verb, path) = request.call.filter(|_| !host.entrance().draining.load(Ordering::Relaxed))?;
@@ -106,7 +107,7 @@ pub(super) fn refusal(host: &dyn Host, connection: &Connection, request: &PlainR
     };
     let overloaded = host.admits(&flow, Some(request.body)).err()?;
     let is_let_in = || host.entrance().access.look(table::find(&Method::POST, path).needs(), secret);
-    // Who may not call learns nothing of the load either.
+    // Callers without permission learn nothing about the load.
     let denied = if host.entrance().access.is_guarded() { is_let_in().err() } else { None };
     let refusal = denied.unwrap_or_else(|| overloaded.into());
     let id = id_of(request.id);

@@ -31,9 +31,9 @@ use sterling_core::request::Origin;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static(protocol::REQUEST_ID);
 const TRACEPARENT: HeaderName = HeaderName::from_static(protocol::TRACEPARENT);
-/// The number that a router gives a call.
+/// Header with the number that a router gives a call.
 const CALL: HeaderName = HeaderName::from_static(protocol::CALL_HEADER);
-/// Longest id that is taken from a caller, in bytes.
+/// Longest request id that is accepted from a client, in bytes.
 const REQUEST_ID_BYTES_MAX: usize = 128;
 
 /// Matches a request with the table of calls, counts and times it, assigns the id for its log lines, and reports times in
@@ -105,9 +105,9 @@ pub async fn observe(State(host): State<Arc<dyn Host>>, mut request: Request, ne
     let headers = response.headers_mut();
     Signature { timing, took, id, trace: answer }.sign(headers);
     headers.extend(number.map(|number| (CALL, number)));
-    // HTTP/2 has a frame of its own for it.
+    // HTTP/2 uses a GOAWAY frame instead.
     if host.entrance().draining.load(Ordering::Relaxed) && version < Version::HTTP_2 {
-        // So that a client that keeps connections asks its next question elsewhere.
+        // Makes clients with persistent connections send their next request elsewhere.
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
     }
     response
@@ -132,7 +132,7 @@ impl Signature {
     }
 }
 
-/// The id of a request: its own where it has a sane one, or a new one.
+/// Returns the client's request id if it is valid, or a new one.
 pub(super) fn id_of(own: Option<&[u8]>) -> HeaderValue {
     let own = own.filter(|id| is_sane(id)).and_then(|id| HeaderValue::from_bytes(id).ok());
     own.unwrap_or_else(|| HeaderValue::from_str(&new_id()).unwrap_or(HeaderValue::from_static("0")))

@@ -1,4 +1,4 @@
-//! What routers ask: which versions, or shards of them, are in memory here, and passes over one of them.
+//! Calls of routers: list the loaded versions or shards, and run passes over one of them.
 
 use std::mem::take;
 use std::str::FromStr;
@@ -149,7 +149,7 @@ pub async fn pass(
     Ok(([(CONTENT_TYPE, MEDIA_TYPE)], whole_of(write_reply(reply)?, &share)).into_response())
 }
 
-/// A call that was read and checked.
+/// Decoded and validated call.
 enum Called {
     Pass(Box<Prepared>, Terms),
     Item(ItemId),
@@ -190,7 +190,7 @@ fn text(said: &impl Serialize) -> Result<String> {
     serde_json::to_string(said).map_err(|e| Error::internal(format!("what cannot be written: {e}")))
 }
 
-/// Runs a pass, and writes what only this server can say of its answer.
+/// Runs a pass, and encodes the columns of its answer, which only this server has.
 async fn passed(app: &App, view: &View, (prepared, terms): (Prepared, Terms), share: &Share) -> Result<Replied> {
     let (columns, flow) = (prepared.columns().to_vec(), terms.flow);
     let answer = app.engine.answer(prepared, terms).await?;

@@ -245,12 +245,12 @@ struct Edge {
     host: Arc<dyn Host>,
     router: axum::Router,
     tls: Option<Arc<Tls>>,
-    /// How long a handshake may take.
+    /// Timeout of a TLS handshake.
     handshake: Duration,
     connections: Arc<Connections>,
     threads: Arc<Threads>,
     writers: Arc<Writers>,
-    /// True once connections are to end after their answers.
+    /// Whether connections must end after their answers.
     closing: watch::Sender<bool>,
 }
 
@@ -275,7 +275,7 @@ async fn accept(listener: &TcpListener, door: Door, edge: &Edge) -> Infallible {
 
 /// Spawns a task that serves a connection.
 fn admit(stream: TcpStream, peer: Peer, edge: &Edge) {
-    // Without it a reply in pieces waits for acknowledgements; where it cannot be set, it is slow.
+    // With Nagle's algorithm, chunked replies would wait for acknowledgements; a failure only costs speed.
     let _ = stream.set_nodelay(true);
     let open = edge.connections.add(peer);
     let caller = open.connection.caller.clone();
@@ -283,7 +283,7 @@ fn admit(stream: TcpStream, peer: Peer, edge: &Edge) {
     tokio::spawn(InTurn::new(answering, &edge.threads, &caller));
 }
 
-/// Closes a socket. Connections that the system has made already are answered: with the socket it would reset them.
+/// Closes a socket. Serves already established connections in its queue first, since closing would reset them.
 fn close(listener: TcpListener, door: Door, edge: &Edge) {
     let Ok(listener) = listener.into_std() else { return };
     while !edge.connections.is_full(door)
@@ -327,7 +327,7 @@ fn refuse(stream: &TcpStream, is_secured: bool) {
     let _ = stream.try_write(&http1(&answer));
 }
 
-/// Answers a connection, behind a handshake where there is TLS, in the protocol that the client speaks.
+/// Serves a connection: performs the TLS handshake if configured, and detects the protocol.
 async fn greet(stream: TcpStream, edge: Edge, open: Open, mut closing: watch::Receiver<bool>) {
     let Some(tls) = edge.tls.clone() else {
         let is_http2 = tokio::select! {
@@ -429,7 +429,7 @@ fn crowded(what: &str) -> Refusal {
     Error::overloaded(format!("as many {what} as there may be, try again later")).into()
 }
 
-/// Runs a connection to its end. When the server closes, the connection is told once.
+/// Drives a connection to its end, and shuts it down once when the server closes.
 async fn until_end<S: Future>(served: S, shut: impl Fn(Pin<&mut S>), open: &Open, mut closing: watch::Receiver<bool>) {
     let mut served = std::pin::pin!(served);
     let mut told = false;

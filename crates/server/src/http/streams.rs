@@ -119,7 +119,8 @@ impl Streams {
     }
 }
 
-/// Runs what answers the requests of a connection, each as a task that [`Streams::end_stalled`] may end: dropped, it resets its stream.
+/// Executor for the requests of a connection: spawns tasks that [`Streams::end_stalled`] may abort; dropping a task resets its
+/// stream.
 #[derive(Clone, Debug)]
 pub(super) struct StreamTasks {
     pub(super) streams: Arc<Streams>,
@@ -128,7 +129,7 @@ pub(super) struct StreamTasks {
 }
 
 impl<F: Future<Output: Send> + Send + 'static> Executor<F> for StreamTasks {
-    // Called right behind the service, which begins the request.
+    // Called right after the service, which registers the request.
     fn execute(&self, task: F) {
         self.streams.answers(tokio::spawn(InTurn::new(task, &self.threads, &self.caller)).abort_handle());
     }

@@ -32,10 +32,10 @@ const PIECE_BYTES: usize = 64 << 10;
 /// ... and up to this time.
 const PIECE_TIME: Duration = Duration::from_millis(1);
 
-/// The threads that make pieces of long answers.
+/// Threads that compute chunks of long answers.
 pub(super) struct Writers {
     turns: Arc<Mutex<Turns<Job>>>,
-    /// Taken when it is dropped.
+    /// Taken on drop.
     runtime: Option<Runtime>,
 }
 
@@ -98,7 +98,7 @@ impl Writers {
         };
         locked(&self.turns).push(flow, Box::pin(job));
         let turns = self.turns.clone();
-        // There is a task for each job, which runs the one whose turn it is.
+        // There is one task per job; each runs the next job in rotation.
         let next = async move {
             let job = locked(&turns).pop();
             if let Some(job) = job {
@@ -163,7 +163,7 @@ async fn next_frames(mut body: Body) -> Made {
         Poll::Ready(false)
     });
     let is_done = is_done.await;
-    // The columns of an answer are freed here too.
+    // This also frees the columns of an answer on this thread.
     let rest = if is_done {
         drop(body);
         None
@@ -173,7 +173,7 @@ async fn next_frames(mut body: Body) -> Made {
     Made { frames, rest }
 }
 
-/// The body of a long answer.
+/// Body of a long answer.
 struct Long {
     writers: Arc<Writers>,
     flow: Flow,
@@ -245,7 +245,8 @@ mod tests {
 
     use super::*;
 
-    /// Pieces of the given lengths, each filled with the number of its place, and the threads that make them. The first takes as long as may be in place.
+    /// Chunks of the given lengths, each filled with its index, and the threads that computed them. The first uses up the time in
+    /// place.
     fn pieces(lengths: &'static [usize]) -> (Body, Arc<Mutex<Vec<ThreadId>>>) {
         let threads = Arc::new(Mutex::new(Vec::new()));
         let noted = threads.clone();

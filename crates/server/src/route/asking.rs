@@ -49,13 +49,13 @@ pub struct Beside {
 pub struct Conditions {
     /// Deadline of the answer.
     pub deadline: Instant,
-    /// Who goes first where requests wait.
+    /// Priority class in queues.
     pub priority: Priority,
     /// Whether no caller waits for the answer, so that it gives way to all for which one does.
     pub is_background: bool,
-    /// The share of the items that the answer must cover.
+    /// Least share of the items that the answer must cover.
     pub min_coverage: f64,
-    /// The position of its updates that each shard must see, where some are to be seen.
+    /// Update position per shard that must be visible, if required.
     pub positions: Option<Arc<[u64]>>,
     /// View of each shard for a page; empty for a first page. Shards keep the views that they answer with.
     pub views: Option<Arc<[ViewPosition]>>,

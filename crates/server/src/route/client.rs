@@ -90,12 +90,12 @@ impl Wire {
 #[derive(Clone, Debug)]
 pub(super) struct Outgoing {
     pub(super) path: String,
-    /// None to ask for what lies at the path.
+    /// Body; `None` for a `GET`.
     pub(super) body: Option<Bytes>,
     pub(super) form: Form,
     /// Headers that say what the answer must see, or that nobody waits for it.
     pub(super) headers: Vec<(&'static str, HeaderValue)>,
-    /// What the answer is counted in, where it may be large.
+    /// Memory reservation for the answer, if it may be large.
     pub(super) memory: Option<Arc<Memory>>,
     pub(super) origin: Origin,
 }
@@ -110,12 +110,12 @@ pub(super) enum Form {
 }
 
 impl Outgoing {
-    /// A call of the protocol.
+    /// Creates a call of the protocol.
     pub(super) fn pass(path: String, body: Option<Bytes>) -> Self {
         Outgoing { path, body, form: Form::Pass, headers: Vec::new(), memory: None, origin: Origin::default() }
     }
 
-    /// A call as anybody makes it.
+    /// Creates a call of the public API.
     pub(super) fn plain(
         path: String,
         (body, media_type): (Option<Bytes>, &'static str),

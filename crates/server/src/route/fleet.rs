@@ -158,7 +158,7 @@ impl Fleet {
         }
         loop {
             let pause = Duration::from_millis(self.options.refresh_ms);
-            // Whichever comes first; a time that has come is no error.
+            // Whichever comes first; a timeout is no error.
             let _ = timeout(pause, self.wanted.notified()).await;
             self.look().await;
         }

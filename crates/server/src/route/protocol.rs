@@ -23,11 +23,11 @@ use sterling_core::limits::{
 use sterling_core::request::{Content, Features, Priority, Reading, Request, Retrieve, User, Values};
 use sterling_core::units::ItemId;
 
-/// The media type of all bodies, and so the protocol's name.
+/// Media type of all bodies; it names the protocol version.
 pub const MEDIA_TYPE: &str = "application/vnd.sterling.pass-6";
-/// Where a server tells what it has.
+/// Path of a server's report of its versions.
 pub const PARTS_PATH: &str = "/v1/parts";
-/// The header that says how many microseconds the answer is worth waiting for.
+/// Header with the timeout of the answer, in microseconds.
 pub const TIMEOUT_HEADER: &str = "sterling-timeout-us";
 
 /// Header with the update position that must be visible to the answer.
@@ -43,13 +43,13 @@ pub const TRACEPARENT: &str = "traceparent";
 /// Header with the view that must answer, as a formatted [`ViewPosition`] or [`ANY_VIEW`]; the server keeps that view for later
 /// pages.
 pub const VIEW_HEADER: &str = "sterling-view";
-/// Whichever view is there.
+/// Any available view.
 pub const ANY_VIEW: &str = "any";
 
 /// The header of a call that no caller waits for: the server ends it where a caller's would have to wait for it.
 pub const BACKGROUND_HEADER: &str = "sterling-background";
 
-/// How a view of a version is named at its server.
+/// Identity of a version's view at its server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ViewPosition {
     /// Position of its updates.
@@ -244,10 +244,10 @@ pub fn read_reply(body: Bytes) -> Result<PassReply> {
     Ok(reply)
 }
 
-/// Reads a call, and holds it to the bounds that a request in JSON is held to while it is read.
+/// Decodes a call, and applies the limits of JSON requests.
 ///
 /// # Errors
-/// `Invalid` with what is wrong.
+/// `Invalid` with the problem.
 pub fn read_call(body: &[u8]) -> Result<PassCall> {
     let call: PassCall = read(body)?;
     if let Asked::Pass(request) = &call.asked {
@@ -426,7 +426,7 @@ mod tests {
                 true => body.truncate(at),
                 false => body[at] = byte,
             }
-            // Some are calls still; none may break what reads them.
+            // Some mutated bodies still are calls; none may cause a panic.
             let _ = read_call(&body);
             body.extend_from_slice(&[0; 3]);
             let _ = read_reply(body.clone().into());

@@ -22,9 +22,9 @@ pub struct RouterApp {
     pub(super) asides: Asides,
     entrance: Entrance,
     pub(super) writers: Arc<Writers>,
-    /// Which answers are held against exact ones.
+    /// Recall audit.
     pub(super) audit: Audit,
-    /// Which answers are held against those of other versions.
+    /// Shadow traffic.
     pub(super) shadows: Shadows,
 }
 
@@ -47,7 +47,7 @@ impl RouterApp {
         })
     }
 
-    /// The shards.
+    /// Servers of the shards.
     pub fn fleet(&self) -> &Arc<Fleet> {
         &self.fleet
     }

@@ -121,7 +121,7 @@ struct UnderWay<'a> {
     pin: Which<'a>,
     call: &'a RoutedCall,
     flow: Flow,
-    /// What shards are asked for.
+    /// Id and trace for the calls to shards.
     origin: &'a Origin,
     /// Whether items are answered column by column in any case.
     is_arrow: bool,
