@@ -374,7 +374,7 @@ fn audits_through_routers_give_way_to_callers() {
         format!("{{\"id\": {n}, \"embedding\": {embedding:?}, \"attributes\": {{\"num\": {n}}}}}\n")
     };
     let lines: String = (0..20_000).map(line).collect();
-    put(store.path(), &Publish { shards: Some(2), ..vectors(store.path(), &lines) }).unwrap();
+    put(store.path(), &Plan { output: Output::shards(2), ..vectors(store.path(), &lines) }).unwrap();
     let cut = Cut::over(store);
     let [router, _] = &cut.routers;
     // A search looks at some items. The audit holds each of them against all conditions, on the only worker of each shard.
