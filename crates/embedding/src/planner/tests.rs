@@ -11,6 +11,7 @@ use super::workload::{Constraints, TableWorkload, Workload};
 use super::{BOUNDS, Bounds, access::Access, plan, plan_within, report};
 use crate::RowFormat;
 use crate::place::{Sharding, Tier, Way};
+use crate::train::{RuleKind, stretch_bytes};
 
 /// A fixed sequence of numbers.
 struct Random(u64);
@@ -80,6 +81,7 @@ fn table(name: &str, rows: u64, width: u32) -> TableWorkload {
         pooling: 10.0,
         access: Access::Zipf(0.9),
         constraints: Constraints::default(),
+        train: None,
     }
 }
 
@@ -641,4 +643,33 @@ fn a_sample_of_requests_gives_pooling_and_skew() {
         let e = workload.measure(wrong).unwrap_err().to_string();
         assert!(e.contains(part), "{wrong}: {e}");
     }
+}
+
+#[test]
+fn tables_that_learn_count_masters_state_and_two_served_copies() {
+    let topology = Topology { hosts: vec![host("h", 64.0)], gpus: Vec::new(), remote: None, network: None };
+    let of = |train: Option<RuleKind>, format: RowFormat| {
+        let mut one = TableWorkload { format, ..table("t", 1_000_000, 64) };
+        train.map_or(Ok(()), |kind| one.learn(kind)).unwrap();
+        plan(&topology, &workload(vec![one])).unwrap()
+    };
+    for format in [RowFormat::F16, RowFormat::Int8] {
+        let read = of(None, format);
+        for kind in RuleKind::ALL {
+            let learned = of(Some(kind), format);
+            let master = 1_000_000 * stretch_bytes(64, kind) as u64;
+            assert_eq!(learned.bytes, 2 * read.bytes + master, "{kind:?}");
+            assert!(learned.micros > read.micros, "{kind:?}");
+            assert!(
+                learned.notes.iter().any(|n| n.contains(&format!("`t` learns by {}", kind.name()))),
+                "{:?}",
+                learned.notes
+            );
+            assert!(learned.tables[0].shards.iter().all(|shard| shard.tier == Tier::Host));
+        }
+    }
+    let toml = "[[tables]]\nname = 't'\nrows = 10\nwidth = 8\ntrain = 'adam'\n";
+    assert_eq!(Workload::parse(toml).unwrap().tables[0].train, Some(RuleKind::Adam));
+    assert!(Workload::parse(&format!("{toml}tiers = ['hbm']\n")).unwrap_err().to_string().contains("`train`"));
+    assert!(Workload::parse(&toml.replace("adam", "lamb")).is_err());
 }
