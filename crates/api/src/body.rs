@@ -81,7 +81,7 @@ pub fn object<'de, T: Deserialize<'de>>(body: &'de [u8]) -> Result<T> {
 ///
 /// # Errors
 /// The field and the reason.
-pub(crate) fn read_object<'de, T: Deserialize<'de>>(text: &'de [u8]) -> Result<T, Misread> {
+pub fn read_object<'de, T: Deserialize<'de>>(text: &'de [u8]) -> Result<T, Misread> {
     // Only what is wrong is read again, keeping track of the place in the text that the error names.
     match serde_json::from_slice(text) {
         Ok(read) if text.trim_ascii_start().starts_with(b"{") => Ok(read),
@@ -91,7 +91,7 @@ pub(crate) fn read_object<'de, T: Deserialize<'de>>(text: &'de [u8]) -> Result<T
 
 /// What is wrong with a text.
 #[derive(Debug)]
-pub(crate) struct Misread {
+pub struct Misread {
     /// The path of the field, empty where it is the text as a whole.
     pub field: String,
     /// What came and what was expected, with the place in the text.

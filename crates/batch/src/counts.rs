@@ -98,16 +98,21 @@ pub enum ProblemLimit {
 }
 
 impl ProblemLimit {
+    /// Most rows with a problem among `rows`.
+    pub fn most(self, rows: u64) -> u64 {
+        match self {
+            ProblemLimit::Rows(rows) => rows,
+            // 2.3 is a little less than that: a share that comes out even is not rounded down.
+            ProblemLimit::Percent(percent) => (rows as f64 * percent / 100.0 * (1.0 + 1e-12)) as u64,
+        }
+    }
+
     /// Refuses counts with more problems.
     ///
     /// # Errors
     /// `Invalid` with both numbers.
     pub(super) fn check(self, counts: &Counts) -> Result<()> {
-        let most = match self {
-            ProblemLimit::Rows(rows) => rows,
-            // 2.3 is a little less than that: a share that comes out even is not rounded down.
-            ProblemLimit::Percent(percent) => (counts.rows as f64 * percent / 100.0 * (1.0 + 1e-12)) as u64,
-        };
+        let most = self.most(counts.rows);
         let (wrong, rows) = (counts.wrong(), counts.rows);
         match wrong <= most {
             true => Ok(()),

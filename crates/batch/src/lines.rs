@@ -9,18 +9,22 @@ use sterling_core::error::{Error, Result};
 const ROW_BYTES_MAX: usize = 8 << 20;
 
 /// The rows of a file of JSON lines. Empty lines are none.
-pub(super) struct Lines {
+pub struct Lines {
     from: Box<dyn BufRead>,
     is_first: bool,
 }
 
 impl Lines {
-    pub(super) fn new(from: Box<dyn BufRead>) -> Self {
+    /// The rows of a text.
+    pub fn new(from: Box<dyn BufRead>) -> Self {
         Lines { from, is_first: true }
     }
 
     /// The next row; an error in its place where a line is none.
-    pub(super) fn next(&mut self) -> std::io::Result<Option<Result<String>>> {
+    ///
+    /// # Errors
+    /// What the reader says.
+    pub fn next_row(&mut self) -> std::io::Result<Option<Result<String>>> {
         loop {
             let mut line = Vec::new();
             let read = next_line(&mut self.from, &mut line, ROW_BYTES_MAX)?;
