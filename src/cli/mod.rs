@@ -26,6 +26,7 @@ mod score;
 mod serve;
 mod store;
 mod traffic;
+mod train;
 mod trial;
 mod wish;
 
@@ -72,6 +73,8 @@ enum Command {
     Doctor(doctor::Doctor),
     /// Score files of users: a Parquet file of recommendations for each, resumable at any moment.
     Score(score::Score),
+    /// Train a model package on events, in their order: each is ranked before it is trained on.
+    Train(train::Train),
     /// Measure the item index alone on `.npy` files, a JSON line a measurement.
     AnnBench(ann_bench::AnnBench),
     /// Put load on a running server, an open loop at a set rate, and report what became of it.
@@ -105,6 +108,7 @@ pub fn run() -> ExitCode {
         Command::Shadow(command) => command.run(),
         Command::Serve(command) => command.run(),
         Command::Score(command) => command.run(),
+        Command::Train(command) => command.run(),
         Command::Compact(command) => command.run(),
         Command::Route(command) => command.run(),
         Command::Doctor(command) => command.run(),
