@@ -64,6 +64,7 @@ mod telemetry;
 #[cfg(feature = "tls")]
 mod tls;
 mod traffic;
+mod train;
 mod trial;
 mod updates;
 mod warmup;

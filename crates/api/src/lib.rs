@@ -45,7 +45,7 @@ mod written;
 
 pub use arrow::{ARROW_STREAM, ArrowReply, arrow_divided, arrow_retrievals, arrow_upserts};
 pub use asking::{rank_body, retrieve_body};
-pub use body::{Retrievals, embed, object, rank, retrievals};
+pub use body::{Misread, Retrievals, embed, object, rank, read_object, retrievals};
 pub use browse::{
     ColumnResponse, ColumnValue, FileInfo, FindRequest, FindResponse, FoundItem, HeldShard, IndexResponse,
     ShardsResponse, ValuesRequest, files, percentiles,
