@@ -141,7 +141,7 @@ impl HotTables {
     }
 
     fn lock(&self) -> MutexGuard<'_, HotState> {
-        // Poisoning is ignored: `is_filled` records that a turn panicked.
+        // Continues after a panic, because `is_filled` records that a turn did not end.
         locked(&self.state)
     }
 }

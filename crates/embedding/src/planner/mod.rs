@@ -52,7 +52,7 @@ const BOUNDS: Bounds = Bounds { work: 60_000_000, charges: 10_000_000 };
 /// The same input gives the same plan on any machine.
 ///
 /// # Errors
-/// [`sterling_core::error::Kind::Invalid`] if the tables cannot fit (the error names what is missing and where), or if the
+/// [`sterling_core::error::Kind::Invalid`] if the tables cannot fit (the error names the device and the missing bytes), or if the
 /// topology
 /// offers nothing that a table allows.
 pub fn plan(topology: &Topology, workload: &Workload) -> Result<PlacementPlan> {

@@ -149,7 +149,7 @@ impl Topology {
     /// Validates every number and every name.
     ///
     /// # Errors
-    /// [`sterling_core::error::Kind::Invalid`], naming the device, the field, the value and what was expected.
+    /// [`sterling_core::error::Kind::Invalid`], naming the device, the field, the value and the expected range.
     pub fn validate(&self) -> Result<()> {
         if self.hosts.is_empty() || self.hosts.len() > HOSTS_MAX {
             return Err(Error::invalid(format!("{} hosts, expected 1 to {HOSTS_MAX}", self.hosts.len())));

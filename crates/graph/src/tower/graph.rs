@@ -28,7 +28,7 @@ pub struct Graph {
     inputs: Vec<Port>,
     outputs: Vec<Port>,
     weights: usize,
-    /// What the runtime evaluates differently from the ONNX specification, if anything.
+    /// Deviation of the fallback runtime from the ONNX specification, if it evaluates this graph differently.
     misread: Option<String>,
     /// Contents of the file, until it is compiled or loaded by the runtime.
     source: Vec<u8>,

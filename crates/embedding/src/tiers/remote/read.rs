@@ -133,7 +133,7 @@ impl RowRead<'_> {
             Err(None) => return indices.iter().map(|&i| (i, ReadRoute::Owner)).collect(),
         };
         let is_replica = route == ReadRoute::Owner && members.first().is_some_and(|p| p.address != node.address);
-        // Each ASKING has its own reply.
+        // Each `ASKING` has its own reply.
         let replies = replies.into_iter().skip(usize::from(asking)).step_by(1 + usize::from(asking));
         indices.iter().zip(replies).filter_map(|(&i, reply)| self.take(i, reply, &node, is_replica)).collect()
     }

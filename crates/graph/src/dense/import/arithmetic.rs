@@ -27,7 +27,7 @@ fn function(operator: &str) -> Option<Unary> {
     })
 }
 
-/// Returns the function of operators that are one binary function, or its left fold over more operands.
+/// Returns the function of operators that apply one binary function, from left to right if there are more operands.
 fn function_of_two(operator: &str) -> Option<Binary> {
     Some(match operator {
         "Add" | "Sum" => Binary::Add,

@@ -35,7 +35,7 @@ pub struct Port {
 pub(super) struct Ports {
     pub(super) inputs: Vec<Port>,
     pub(super) outputs: Vec<Port>,
-    /// What the fallback runtime evaluates differently from the ONNX specification, if anything.
+    /// Deviation of the fallback runtime from the ONNX specification, if it evaluates this graph differently.
     pub(super) misread: Option<String>,
 }
 
