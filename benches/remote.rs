@@ -157,7 +157,7 @@ fn at_hit_rate(cluster: &Arc<Cluster>, named: &RowSet, shape: &TableShape, setti
     hot_rows.sort_unstable();
     // Three times: the cache only retains rows that are requested again.
     for part in (0..3).flat_map(|_| hot_rows.chunks(ids)) {
-        table.begin(part.to_vec(), &Lookup::default()).wait().expect("nothing refuses");
+        table.begin(part.to_vec(), &Lookup::default()).wait().expect("the lookup succeeds");
     }
     let hot = (ids as f64 * rate).round() as usize;
     let ask = |caller: usize, batches: usize, first: u64| {
@@ -166,7 +166,7 @@ fn at_hit_rate(cluster: &Arc<Cluster>, named: &RowSet, shape: &TableShape, setti
         for _ in 0..batches {
             let batch = order.batch(ids, hot);
             let start = Instant::now();
-            let fetched = table.begin(batch, &Lookup::default()).wait().expect("nothing refuses");
+            let fetched = table.begin(batch, &Lookup::default()).wait().expect("the lookup succeeds");
             times.push(start.elapsed());
             std::hint::black_box(fetched);
         }
@@ -212,7 +212,7 @@ fn fail_over(redis: &mut RedisCluster, named: &RowSet, shape: &TableShape, setti
         }
         let batch = order.batch(settings.ids, 0);
         let asked = Instant::now();
-        let fetched = table.begin(batch, &Lookup::default()).wait().expect("nothing refuses");
+        let fetched = table.begin(batch, &Lookup::default()).wait().expect("the lookup succeeds");
         longest = longest.max(asked.elapsed());
         let degraded = fetched.states.iter().filter(|s| **s == RowState::Degraded).count();
         calls += 1;

@@ -39,7 +39,7 @@ pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
     for item in &best {
         println!("{:>4}  {:.4}  {}", item.id, item.score, item.columns["author"]);
     }
-    assert!(authors(&candidates[..10]) < authors(&best), "reranking brings more authors to the top");
+    assert!(authors(&candidates[..10]) < authors(&best), "more authors are at the top after reranking");
     Ok(())
 }
 

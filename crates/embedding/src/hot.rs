@@ -204,7 +204,7 @@ impl AllRows {
             Ok(registered) => AllRows::Registered(registered),
             Err(reason) => {
                 let table = table.name();
-                tracing::warn!(table, %reason, "the host gathers rows that the device has not: their memory is not registered");
+                tracing::warn!(table, %reason, "host memory registration failed: the host gathers rows that miss the device cache");
                 AllRows::Plain(bytes.clone())
             }
         })

@@ -468,7 +468,7 @@ fn a_collection_mixes_whole_and_cut_tables() {
     for batch in [here, away] {
         let started = mixed.begin(&batch, &Lookup::default()).unwrap();
         let asked = source.asked.lock().unwrap().clone();
-        assert_eq!(asked.is_empty(), !mixed.needs_fetch(&batch), "what is fetched was sent for by then");
+        assert_eq!(asked.is_empty(), !mixed.needs_fetch(&batch), "remote rows are requested before `finish`");
         let (pooled, report) = started.finish().unwrap();
         assert_eq!((pooled.clone(), report), near.lookup(&batch, &Lookup::default()).unwrap());
     }

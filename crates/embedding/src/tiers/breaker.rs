@@ -65,11 +65,11 @@ mod tests {
         assert!(!breaker.is_open());
         assert!(!breaker.failure(3) && !breaker.failure(3));
         assert!(breaker.failure(3), "the third failure in a row opens it");
-        assert!(!breaker.failure(3), "and only one caller is told");
+        assert!(!breaker.failure(3), "reports the opening to one caller only");
         breaker.success();
-        assert!(breaker.is_open(), "an answer that was under way does not close it");
+        assert!(breaker.is_open(), "an answer to an earlier request does not close it");
         breaker.close();
         assert!(!breaker.is_open() && breaker.openings() == 1);
-        assert!(!breaker.failure(3), "counting starts anew");
+        assert!(!breaker.failure(3), "counting starts again");
     }
 }

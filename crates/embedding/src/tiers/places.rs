@@ -128,7 +128,7 @@ impl Places {
     fn evict(&mut self) -> u32 {
         loop {
             if self.small.len() > self.small_max || self.main.is_empty() {
-                let place = self.small.pop_front().expect("where all places are taken one of the queues has a row");
+                let place = self.small.pop_front().expect("a full cache has a row in one of its queues");
                 let turns = self.turns[place as usize].get_mut();
                 if *turns > 1 {
                     *turns = 0;

@@ -319,7 +319,7 @@ impl Shared {
         self.counters.failures.fetch_add(1, Ordering::Relaxed);
         self.refresh.notify_one();
         if node.breaker.failure(self.options.breaker_failures) {
-            tracing::warn!(node = %node.address, why, "remote tier: the node does not answer, requests pass it by");
+            tracing::warn!(node = %node.address, why, "remote tier: the node does not answer; its circuit breaker opens and requests skip it");
             node.trouble.store(Some(Arc::new(why.to_owned())));
             node.disconnect();
             tokio::spawn(self.clone().probe(node.clone()));
@@ -426,7 +426,7 @@ impl Shared {
         }
         for slots in others.into_iter().filter(|_| !open.is_empty()) {
             if self.has_all(&slots, &open).await {
-                tracing::warn!("remote tier: the cluster was made anew and has the rows of all open tables");
+                tracing::warn!("remote tier: switched to a rebuilt cluster that has the rows of all open tables");
                 return self.adopt(slots);
             }
         }
@@ -479,9 +479,9 @@ impl Shared {
         drop(nodes);
         let (count, nodes) = (shards.len(), slots.nodes().count());
         if self.view.load().shards.is_empty() {
-            tracing::debug!(shards = count, nodes, "remote tier: owners of slots are known");
+            tracing::debug!(shards = count, nodes, "remote tier: received the slot map");
         } else {
-            tracing::info!(shards = count, nodes, "remote tier: owners of slots have changed");
+            tracing::info!(shards = count, nodes, "remote tier: the slot map has changed");
         }
         self.view.store(Arc::new(View { slots, shards }));
         Ok(())
@@ -508,8 +508,8 @@ impl Shared {
             };
             let trouble = self.refresh().await.err().map(|error| Arc::new(error.to_string()));
             match (&trouble, &*self.trouble.load()) {
-                (Some(why), None) => tracing::warn!(%why, "remote tier: the owners of slots are not known anew"),
-                (None, Some(_)) => tracing::info!("remote tier: the owners of slots are known again"),
+                (Some(why), None) => tracing::warn!(%why, "remote tier: slot map refresh failed; the old one stays"),
+                (None, Some(_)) => tracing::info!("remote tier: slot map refresh succeeds again"),
                 _ => {}
             }
             self.trouble.store(trouble);
@@ -576,7 +576,7 @@ impl Shared {
             sleep(pause).await;
             pause = (pause * 2).min(Duration::from_millis(500));
             if let Err(error) = self.refresh().await {
-                tracing::debug!(%error, "remote tier: no owners yet");
+                tracing::debug!(%error, "remote tier: slot map refresh failed, retrying");
             }
         }
     }

@@ -133,7 +133,7 @@ pub fn delete(cluster: &Arc<Cluster>, named: &RowSet) -> Result<bool> {
     let layout = manifest.layout(named);
     match store(cluster, named, &TableManifest { state: TableState::Deleting, ..manifest }) {
         // A full node rejects this write. The commands below need no memory, and free some.
-        Err(e) if e.kind() == Kind::Overloaded => tracing::warn!(error = %e, "removing the rows all the same"),
+        Err(e) if e.kind() == Kind::Overloaded => tracing::warn!(error = %e, "node is full; deleting rows regardless"),
         marked => marked?,
     }
     let shared = cluster.shared.clone();

@@ -199,7 +199,7 @@ mod tests {
         let set = set();
         let due = |turn| set.due(turn);
         assert_eq!(due(0), [(0, 0), (0, 1), (0, 2), (0, 3)]);
-        assert_eq!(due(1), [(0, 2), (0, 3), (1, 0), (1, 1)], "where the second group has no rows the first is read");
+        assert_eq!(due(1), [(0, 2), (0, 3), (1, 0), (1, 1)], "reads the first group if the second has no rows");
         let place = set.layout.place(17);
         assert_eq!((place.group, place.partition), (1, 1));
         set.suspect([place].into_iter());

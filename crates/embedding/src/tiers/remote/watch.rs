@@ -225,11 +225,11 @@ impl TroubleLog {
         let (table, rows_degraded) = (&set.named, self.degraded);
         if troubles.is_empty() {
             if self.logged.take().is_some() {
-                tracing::info!(%table, rows_degraded, "remote tier: all is well again");
+                tracing::info!(%table, rows_degraded, "remote tier: all rows are readable again");
                 self.degraded = 0;
             }
         } else if self.logged.is_none_or(|at| at.elapsed() >= LOG_EVERY) {
-            tracing::warn!(%table, rows_degraded, troubles = troubles.join(" | "), "remote tier: something is wrong");
+            tracing::warn!(%table, rows_degraded, troubles = troubles.join(" | "), "remote tier: rows are unreadable or degraded");
             *self = TroubleLog { degraded: 0, logged: Some(Instant::now()) };
         }
         troubles.is_empty()

@@ -23,7 +23,7 @@ impl Emulated {
 
     /// Replaces each number of C by `sum(number, row of A, column of B)`, in words of 4 bytes. The rest of C becomes 0.
     fn multiply(&mut self, c: usize, a: usize, b: usize, sum: impl Fn(u32, &[(u32, u32)]) -> u32) {
-        assert!(c != a && a != b && b != c, "tiles {c}, {a} and {b} are one");
+        assert!(c != a && a != b && b != c, "tiles {c}, {a} and {b} are not distinct");
         let [shape, left, right] = [c, a, b].map(|tile| self.shape(tile));
         assert_eq!(left.row_bytes / 4, right.rows, "depths of tiles {a} and {b}");
         assert_eq!((shape.rows, shape.row_bytes), (left.rows, right.row_bytes), "tile {c}");

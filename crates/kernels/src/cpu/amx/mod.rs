@@ -44,7 +44,7 @@ impl Shape {
     #[inline(always)]
     fn check(self, bytes: usize, stride: usize) {
         assert!(self.rows > 0, "a tile without a shape");
-        assert!((self.rows - 1) * stride + self.row_bytes <= bytes, "a tile beyond its numbers");
+        assert!((self.rows - 1) * stride + self.row_bytes <= bytes, "a tile exceeds its memory");
     }
 }
 

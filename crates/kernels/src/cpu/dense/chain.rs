@@ -18,7 +18,7 @@ impl Kernels {
         for (register, &(numbers, apart)) in registers.chunks_exact_mut(room.max(1)).zip(chain.reads) {
             // Inputs that all rows share, and contiguous inputs, are read in place.
             if apart > 1 && rows > 0 {
-                assert!(numbers.len() > (rows - 1) * apart, "single numbers fewer than their rows");
+                assert!(numbers.len() > (rows - 1) * apart, "fewer input numbers than rows");
                 register[..rows].iter_mut().zip(numbers.iter().step_by(apart)).for_each(|(to, x)| *to = *x);
             }
         }

@@ -73,7 +73,7 @@ impl Kernels {
         check(blocks, query);
         staging.check(BLOCK);
         let count = blocks.items.div_ceil(BLOCK);
-        assert!(picks.iter().all(|pick| (pick.block as usize) < count), "a pick beyond the blocks");
+        assert!(picks.iter().all(|pick| (pick.block as usize) < count), "a pick exceeds the number of blocks");
         #[cfg(target_arch = "x86_64")]
         if self.isa == Isa::Avx512 {
             // SAFETY: `Kernels` exists only if the features of its instruction set were detected.
