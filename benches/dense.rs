@@ -3,13 +3,11 @@
 //! `python/make_bench_graphs.py`). `kept` is a program in f32 with item-side precomputation.
 //!
 //! `cargo bench --bench dense` prints a table. `python python/bench_dense.py` interleaves it with ONNX Runtime and prints the
-//! table of
-//! docs/benchmarks/pass.md: with `--turns`, each line of input names a case, and the output is the microseconds of a round.
-//! `STERLING_KERNEL` selects the instruction set.
+//! table of docs/benchmarks/pass.md: with `--turns`, each line of input names a case, and the output is the microseconds of a
+//! round. `STERLING_KERNEL` selects the instruction set.
 //!
 //! The lower bound is the number of multiply-adds. A candidate takes 46,176 as the graph is written and 21,600 after linear
-//! chains are
-//! fused, a request 672,000 for the matrices of its user; a core of Zen 4 does 16 per cycle in f32 and 32 in bf16.
+//! chains are fused, a request 672,000 for the matrices of its user; a core of Zen 4 does 16 per cycle in f32 and 32 in bf16.
 
 #![allow(missing_docs, clippy::print_stdout, clippy::unwrap_used)]
 
@@ -34,8 +32,7 @@ const OTHER_BYTES: usize = 8 << 20;
 const WAYS: [&str; 3] = ["rten", "f32", "bf16"];
 
 /// A reranker of another kind: its file, the number of candidates, its inputs (whether each candidate has its own, and the
-/// dimensions
-/// after those of users and candidates), and the numbers of its output.
+/// dimensions after those of users and candidates), and the numbers of its output.
 struct Kind {
     name: &'static str,
     count: usize,

@@ -1,17 +1,14 @@
 //! Simulates up to 64 shards behind a router: the latency cost of many shards, and what replica selection and hedging save.
 //!
 //! `cargo bench --bench fleet`. Time is simulated, so the figures depend on the seed alone and not on the machine. The rules of
-//! the
-//! router are the real ones (`sterling::server::route::choice`). Their environment is modelled: servers with one queue and
-//! several
-//! workers, log-normal service times, and faults. Service times are those of passes on the benchmark machine: of 4 shards of the
-//! Debian
-//! model (docs/guide/router.md), and of a search of a million vectors (docs/benchmarks/recall.md), with the spread of the former.
+//! the router are the real ones (`sterling::server::route::choice`). Their environment is modelled: servers with one queue and
+//! several workers, log-normal service times, and faults. Service times are those of passes on the benchmark machine: of 4 shards
+//! of the Debian model (docs/guide/router.md), and of a search of a million vectors (docs/benchmarks/recall.md), with the spread
+//! of the former.
 //!
 //! A request without a reranker takes one round over all shards. With a reranker, one shard is called for the user, then all for
 //! candidates, then all for results, or, if shards rank ahead, for both at once. Each round ends with its slowest shard, so with
-//! S
-//! shards the median of a round is about the (1 - 1/2S) quantile of one shard.
+//! S shards the median of a round is about the (1 - 1/2S) quantile of one shard.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -55,8 +52,7 @@ const RERANKED: &[Round] = &[
 ];
 
 /// The Debian model with shards that rank ahead, with half as many candidates more: the maximum that a shard accepts for it,
-/// which
-/// 12 shards would need for 1,000 candidates.
+/// which 12 shards would need for 1,000 candidates.
 const AHEAD: &[Round] = &[
     Round { kind: 2, all: false, service: (60.0, 150.0) },
     Round { kind: 0, all: true, service: (250.0 + 1.5 * 460.0, 640.0 + 1.5 * 700.0) },

@@ -1,17 +1,14 @@
 //! The complete pass on the Debian model: latency of a request in the process and over HTTP, by step.
 //!
 //! `cargo bench --bench forward` prints the tables of docs/benchmarks/pass.md. Requests are the held-out users of the package,
-//! sequentially
-//! from one client; every user is requested once to warm up and then `ROUNDS` times.
+//! sequentially from one client; every user is requested once to warm up and then `ROUNDS` times.
 //!
 //! `--turns FOLDER` opens a published version. Each line of input is then the index of a user; the output is the time of the
-//! reranker for
-//! that user's candidates, in microseconds: the step alone, repeated on one thread; then within
-//! retrievals by that thread, back to back and after pauses (`scripts/bench_step.py` compares the server's times with them).
+//! reranker for that user's candidates, in microseconds: the step alone, repeated on one thread; then within retrievals by that
+//! thread, back to back and after pauses (`scripts/bench_step.py` compares the server's times with them).
 //!
 //! The lower bound of the scan: P lists of N / C items, D bytes each (defaults: 126 x 63 x 64 bytes = 0.5 MB, 0.02 ms at 25
-//! GB/s). The
-//! rest of a request is arithmetic of the reranker: K0 x its weights.
+//! GB/s). The rest of a request is arithmetic of the reranker: K0 x its weights.
 
 #![allow(missing_docs, clippy::print_stdout, clippy::unwrap_used)]
 
@@ -65,8 +62,7 @@ fn percentiles(times: &mut [f64]) -> (f64, f64) {
 }
 
 /// Returns the median times of the reranker over one user's candidates at defaults, in microseconds: in requests that only
-/// rerank; in
-/// retrievals, whose other steps change the caches; and in retrievals after a pause in which other memory was read.
+/// rerank; in retrievals, whose other steps change the caches; and in retrievals after a pause in which other memory was read.
 fn reranker_alone(view: &Arc<View>, cpu: &mut Cpu, user: &Value) -> [u64; 3] {
     let retrieve = |case: &Value| request(case, user);
     let mut asked = retrieve(&json!({}));

@@ -2,10 +2,8 @@
 //! `STERLING_TEST_DEVICE` names, by `scripts/gpu-check.sh`; or on the emulation with few items, whose times mean nothing.
 //!
 //! `cargo bench --bench gpu_floors -- floors` prints the table of kernels, and `figures` that of complete passes. `once` runs
-//! each figure
-//! a few times, for a kernel profiler, which slows everything down. `STERLING_FLOORS` sets the numbers of items, separated by
-//! commas;
-//! the default is 600.
+//! each figure a few times, for a kernel profiler, which slows everything down. `STERLING_FLOORS` sets the numbers of items,
+//! separated by commas; the default is 600.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
@@ -118,8 +116,7 @@ fn best_lists(of: &Catalogue, lane: &Device, queries: &Collection, probes: usize
 }
 
 /// Returns the bytes that a filtered scan reads: the codes of blocks with an eligible item (the filter has three random bits),
-/// all scales
-/// and all bitmap words.
+/// all scales and all bitmap words.
 fn scanned_bytes(of: &Catalogue, batch: usize, probes: usize) -> f64 {
     let read = 1.0 - 0.875f64.powi(16);
     (batch * probes * of.lists.longest) as f64 * (read * DIMENSION as f64 + 4.0 + 0.125)

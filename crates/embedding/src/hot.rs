@@ -1,12 +1,9 @@
 //! Cache of a table's hot rows in device memory; the host's memory holds all rows.
 //!
 //! The host assigns rows to cache slots ([`Places`]), because it resolves ids to rows anyway. The device fetches missing rows of
-//! a
-//! batch from host memory, each row once, and pools them from where they arrive. Rows that get a slot are copied into it
-//! afterwards,
-//! on the same stream, so a slot may be reassigned in the batch that still reads it. If the host's memory cannot be registered,
-//! the
-//! host gathers these rows and sends them with the ids.
+//! a batch from host memory, each row once, and pools them from where they arrive. Rows that get a slot are copied into it
+//! afterwards, on the same stream, so a slot may be reassigned in the batch that still reads it. If the host's memory cannot be
+//! registered, the host gathers these rows and sends them with the ids.
 //!
 //! Batches take turns ([`HotTables::turn`]), because a slot that one stream fills must not be read by another one earlier.
 
@@ -87,8 +84,7 @@ struct Staged {
 
 impl HotTables {
     /// Adds a cache of `share.bytes`, at most the complete table. A table that already has a cache keeps it. Returns the table's
-    /// number
-    /// in this set.
+    /// number in this set.
     ///
     /// # Errors
     /// `Unsupported` if this host's memory does not hold the complete table; `Overloaded` if the device has not enough memory.

@@ -157,8 +157,7 @@ impl KeyedJaggedTensor {
     ///
     /// # Errors
     /// `Invalid` for a duplicate key, a number of lengths that is no multiple of the keys, a negative length, lengths that do not
-    /// add up to
-    /// the number of values, or a number of weights that differs from it.
+    /// add up to the number of values, or a number of weights that differs from it.
     pub fn from_lengths<K: Into<String>>(
         keys: impl IntoIterator<Item = K>,
         values: Vec<i64>,

@@ -1,9 +1,8 @@
 //! Lookups of all features of a batch in one call.
 //!
-//! A lookup has two phases. *Begin* resolves ids to rows and sends requests for rows of remote sources, without
-//! waiting. *Finish* pools rows in memory while those requests are in flight, then waits for them. Features of an unsharded table
-//! in
-//! memory are pooled straight into the output; [`super::shard`] describes lookups in sharded tables.
+//! A lookup has two phases. *Begin* resolves ids to rows and sends requests for rows of remote sources, without waiting. *Finish*
+//! pools rows in memory while those requests are in flight, then waits for them. Features of an unsharded table in memory are
+//! pooled straight into the output; [`super::shard`] describes lookups in sharded tables.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -220,8 +219,7 @@ impl EmbeddingCollection {
     }
 
     /// Returns one jagged tensor of rows per feature, in the order of the configuration. Ids without a row give rows of zeros;
-    /// weights
-    /// are not applied.
+    /// weights are not applied.
     ///
     /// # Errors
     /// As [`EmbeddingBagCollection::lookup`].

@@ -7,8 +7,7 @@ use sterling_core::request::Origin;
 pub use sterling_core::request::OnDegraded;
 
 /// Options of one lookup. Examples of one batch may treat degraded rows differently: they are looked up together with default
-/// rows,
-/// and [`TableCounts::degraded_of`] distinguishes them.
+/// rows, and [`TableCounts::degraded_of`] distinguishes them.
 #[derive(Clone, Debug, Default)]
 pub struct Lookup {
     /// Rows that are missing then are degraded.

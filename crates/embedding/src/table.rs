@@ -54,7 +54,7 @@ pub struct Table {
     /// By copy, then by first row.
     groups: Vec<Group>,
     vocabulary: Option<Arc<Vocabulary>>,
-    /// GPU memory share of the table, if it is planned to be partial.
+    /// Planned cache in GPU memory, if the GPU is not to hold the complete table.
     card_share: Option<CardShare>,
     /// Slices that are served to other servers for the lifetime of the table.
     _slices: Vec<Arc<Slice>>,
@@ -99,8 +99,7 @@ impl Table {
     ///
     /// # Errors
     /// `Invalid` if the source of a shard does not match its rectangle, or the shards of a copy do not cover every number of the
-    /// table
-    /// exactly once, as ranges of rows with the same ranges of columns each.
+    /// table exactly once, as ranges of rows with the same ranges of columns each.
     pub fn of_shards(spec: TableSpec, sharding: Sharding, shards: Vec<Shard>) -> Result<Self> {
         let spec = spec.checked()?;
         let place = format!("table `{}`, {}", spec.name, sharding.name());
@@ -259,7 +258,7 @@ impl Table {
         Table { card_share: Some(share), ..self }
     }
 
-    /// Returns the GPU memory share of the table, if it is planned to be partial.
+    /// Returns the Planned cache in GPU memory, if the GPU is not to hold the complete table.
     pub fn card_share(&self) -> Option<CardShare> {
         self.card_share
     }

@@ -45,8 +45,7 @@ impl Vocabulary {
     }
 
     /// Returns the id of a value: its row, or a negative number derived from the value. Negative ids are unseen in every table,
-    /// so
-    /// the table's policy applies (two unknown values hash to different rows).
+    /// so the table's policy applies (two unknown values hash to different rows).
     pub fn id(&self, value: &str) -> i64 {
         self.row(value).unwrap_or_else(|| xxhash_rust::xxh3::xxh3_64(value.as_bytes()) as i64 | i64::MIN)
     }

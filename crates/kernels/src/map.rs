@@ -23,8 +23,7 @@ pub(super) const HUGE_PAGE_BYTES: usize = 2 << 20;
 const HEAP_BYTES: usize = 1 << 20;
 
 /// Opens a regular file for reading. Other files are rejected: opening a pipe may block until a writer appears, and a device may
-/// have
-/// no end.
+/// have no end.
 ///
 /// # Errors
 /// `NotFound` or `Io` with the path, also if it is not a regular file.
@@ -119,8 +118,7 @@ impl Map {
     }
 
     /// Copies the bytes from `start` on. Bytes of a mapped file are read from the file instead of the map, so that a file that
-    /// was
-    /// truncated or modified since gives an error instead of ending the process.
+    /// was truncated or modified since gives an error instead of ending the process.
     ///
     /// # Errors
     /// As [`ForeignFile::read_at`].

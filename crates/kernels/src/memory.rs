@@ -29,8 +29,7 @@ pub fn prefetch<T>(run: &[T]) {
 }
 
 /// Prefetches the cache lines of `bytes` bytes at any address. It is a hint without effect on results. The lines go to the L2
-/// cache,
-/// which has more reads in flight than L1: scattered rows arrived 1.6 times faster through it (AMD Zen 4).
+/// cache, which has more reads in flight than L1: scattered rows arrived 1.6 times faster through it (AMD Zen 4).
 #[inline]
 pub fn prefetch_range(start: *const u8, bytes: usize) {
     let (first, lines) = (start as usize & !63, ((start as usize & 63) + bytes).div_ceil(64));

@@ -66,14 +66,11 @@ pub enum Background {
     /// Low priority, but progresses under any load.
     Steady,
     /// Runs only on idle cores, and pauses briefly in [`breathe`]. Linux's scheduler treats a core that runs only such a thread
-    /// as
-    /// idle, and wakes other threads on it; a thread that is merely nice would make them wait for a core. If threads that never
-    /// sleep
-    /// occupy all cores, this one waits for them.
+    /// as idle, and wakes other threads on it; a thread that is merely nice would make them wait for a core. If threads that
+    /// never sleep occupy all cores, this one waits for them.
     Last,
     /// Progresses under any load with a larger share of a core than [`Background::Steady`], and an even larger one if `much`. It
-    /// pauses
-    /// briefly like [`Background::Last`].
+    /// pauses briefly like [`Background::Last`].
     Raised {
         /// Whether the backlog is large.
         much: bool,
@@ -98,8 +95,7 @@ impl Background {
     }
 
     /// Returns a pool of [`Background::Last`] threads whose work ends with a panic of [`Starved`], in [`breathe`], if it is
-    /// starved of CPU
-    /// time: a thread without privileges cannot raise its own priority again.
+    /// starved of CPU time: a thread without privileges cannot raise its own priority again.
     ///
     /// # Errors
     /// `Io` if threads cannot be started.
@@ -121,8 +117,7 @@ impl Background {
 }
 
 /// Returns a pool of one thread of normal priority, so that work on few items stays on one thread: splitting it is not
-/// worthwhile,
-/// and threads that search for work would disturb requests.
+/// worthwhile, and threads that search for work would disturb requests.
 ///
 /// # Errors
 /// `Io` if the thread cannot be started.
@@ -136,8 +131,7 @@ fn built(name: &'static str, pool: ThreadPoolBuilder) -> Result<ThreadPool> {
 }
 
 /// Pauses for 0.1 ms if this thread is of [`Background::Last`] or [`Background::Raised`] and has run for 1 ms: the scheduler
-/// moves
-/// waiting threads only to idle cores. Called between small steps of long work.
+/// moves waiting threads only to idle cores. Called between small steps of long work.
 pub fn breathe() {
     let is_due = SINCE.get().is_some_and(|since| since.elapsed() >= BREATH.0);
     if !is_due {
@@ -156,8 +150,7 @@ pub fn breathe() {
 }
 
 /// Lowers the priority of the calling thread, and of threads that it starts later, to a niceness of up to 19. If the system
-/// denies
-/// it, nothing changes.
+/// denies it, nothing changes.
 pub fn lower(niceness: i32) {
     // Linux has per-thread priorities; elsewhere this would change the complete process.
     #[cfg(target_os = "linux")]

@@ -2,10 +2,8 @@
 //!
 //! Every core looks up random rows of one table that exceeds all caches, first with narrow rows, then with wide ones, through the
 //! [`EmbeddingBagCollection`] that also serves. With t the time per row over all cores, `bandwidth = (wide - narrow bytes) /
-//! (t_wide -
-//! t_narrow)` and `row_ns = t_narrow - narrow / bandwidth`. The cost per call is the time of a lookup of one id in a table that
-//! fits a
-//! cache. The best of several rounds counts, because disturbances only add time.
+//! (t_wide - t_narrow)` and `row_ns = t_narrow - narrow / bandwidth`. The cost per call is the time of a lookup of one id in a
+//! table that fits a cache. The best of several rounds counts, because disturbances only add time.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -1,12 +1,9 @@
 //! Measures a GPU's constants of the cost model: cost per row, per byte and per kernel launch, and latency and bandwidth of its
-//! link
-//! to the host.
+//! link to the host.
 //!
 //! As for a host ([`super::calibrate`]), the kernels that serve pool random rows of one table that exceeds all caches, first
-//! narrow
-//! rows, then wide ones, in batches of launches as in a pass. The cost of a launch is the time that additional launches add to a
-//! batch;
-//! the link is measured by small and large copies from pinned memory. The fastest of several rounds counts.
+//! narrow rows, then wide ones, in batches of launches as in a pass. The cost of a launch is the time that additional launches
+//! add to a batch; the link is measured by small and large copies from pinned memory. The fastest of several rounds counts.
 
 use std::time::Instant;
 

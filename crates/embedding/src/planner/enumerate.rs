@@ -1,8 +1,7 @@
 //! Enumerates the placements of a table that its constraints and the topology allow.
 //!
 //! A candidate is a tier, a sharding type and, if the tier has one, a cache size. Its shards are grouped into units that are
-//! placed
-//! independently:
+//! placed independently:
 //!
 //! - table-wise: one unit with a site per device;
 //! - column-wise: a unit per range of columns;

@@ -1,13 +1,11 @@
 //! Decides the placement of each table's rows: tier, sharding and devices.
 //!
 //! As in TorchRec's planner, the inputs are a [`topology`] (capacities, bandwidths, latencies) and a [`workload`] (tables,
-//! pooling,
-//! skew, constraints). The output is a [`PlacementPlan`] with the estimated cost of each table and device, and reasons.
-//! `enumerate`
-//! lists the placements that a table's constraints allow, `cost` estimates each (bytes, microseconds), and `search` selects
-//! one per table so that the slowest device is as fast as possible and none overflows. [`calibrate`] and [`calibrate_gpu`]
-//! measure the
-//! constants of a topology. `docs/reference/planner.md` has the grammar of the two TOML files and the formulas.
+//! pooling, skew, constraints). The output is a [`PlacementPlan`] with the estimated cost of each table and device, and reasons.
+//! `enumerate` lists the placements that a table's constraints allow, `cost` estimates each (bytes, microseconds), and `search`
+//! selects one per table so that the slowest device is as fast as possible and none overflows. [`calibrate`] and
+//! [`calibrate_gpu`] measure the constants of a topology. `docs/reference/planner.md` has the grammar of the two TOML files and
+//! the formulas.
 
 pub mod access;
 pub mod calibrate;
@@ -53,8 +51,7 @@ const BOUNDS: Bounds = Bounds { work: 60_000_000, charges: 10_000_000 };
 ///
 /// # Errors
 /// [`sterling_core::error::Kind::Invalid`] if the tables cannot fit (the error names the device and the missing bytes), or if the
-/// topology
-/// offers nothing that a table allows.
+/// topology offers nothing that a table allows.
 pub fn plan(topology: &Topology, workload: &Workload) -> Result<PlacementPlan> {
     plan_within(topology, workload, BOUNDS)
 }
@@ -89,8 +86,7 @@ fn plan_within(topology: &Topology, workload: &Workload, bounds: Bounds) -> Resu
 }
 
 /// Returns the best plan in which each host has copies of all tables, as if it were alone. Identical hosts are then planned like
-/// one
-/// of them.
+/// one of them.
 fn copies_of_hosts(
     machine: &Machine,
     workload: &Workload,

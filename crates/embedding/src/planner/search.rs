@@ -2,17 +2,14 @@
 //! no device exceeds its capacity.
 //!
 //! 1. Greedy, several times: tables in order of bytes or of time, each where it adds least to the sum over devices of load^8 (a
-//!    smooth
-//!    approximation of the largest load), plus a memory price that differs per start. A table that does not fit evicts
+//!    smooth approximation of the largest load), plus a memory price that differs per start. A table that does not fit evicts
 //!    another one.
 //! 2. Sweeps over the best starts: each table is removed and reinserted where it costs least, until nothing moves.
 //! 3. Ruin and recreate on the best solution: a few tables, half of the time from the slowest device, are removed and reinserted
-//!    in
-//!    another order, sometimes with another price, and every other time with some candidates skipped at random (the *blinks* of
-//!    J. Christiaens and G. Vanden Berghe, 2020), which reaches solutions that no order of least costs does. Results that are not
-//!    worse
-//!    are accepted. With several hosts, the best plan of copies per host is an input, so that no host is slower than it would be
-//!    alone.
+//!    in another order, sometimes with another price, and every other time with some candidates skipped at random (the *blinks*
+//!    of J. Christiaens and G. Vanden Berghe, 2020), which reaches solutions that no order of least costs does. Results that are
+//!    not worse are accepted. With several hosts, the best plan of copies per host is an input, so that no host is slower than it
+//!    would be alone.
 //! 4. A last sweep lowers the time of tables that do not touch the slowest device.
 //!
 //! The effort is counted in evaluated charges instead of seconds, and the random numbers have a fixed seed, so plans are
@@ -470,7 +467,7 @@ impl<'a> PlanSearch<'a> {
                 out.push(table);
             }
         }
-        // The first one may be reinserted last.
+        // A random position for the last table, so that a table of the slowest device is not always reinserted first.
         let last = out.len() - 1;
         let with = self.random(out.len());
         out.swap(last, with);

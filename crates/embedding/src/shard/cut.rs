@@ -1,8 +1,7 @@
 //! Shards a complete table along a plan.
 //!
 //! Rows in this process's memory stay in place if a shard takes all columns. A shard of some columns is a copy, in which each row
-//! has
-//! scale and bias of the complete row, so that sharding changes no number. Remote rows arrive complete and are split then.
+//! has scale and bias of the complete row, so that sharding changes no number. Remote rows arrive complete and are split then.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -95,8 +94,7 @@ impl Table {
     }
 
     /// Returns the same table, vocabulary included, sharded as planned. Shards planned in memory are copied; shards planned on
-    /// the
-    /// cluster are taken from `remote`, the same table there.
+    /// the cluster are taken from `remote`, the same table there.
     ///
     /// # Errors
     /// As [`Table::cut`]; `Invalid` if the plan is about a table of another name or format, or places rows on a

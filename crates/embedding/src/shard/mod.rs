@@ -8,8 +8,7 @@
 //! 3. `output`: pools bags with the kernels for unsharded tables, in the order of their ids, and concatenates columns.
 //!
 //! In TorchRec, row shards return partial sums, and a last step adds them. Sums in another order round differently. Here, rows
-//! travel
-//! instead of sums, so that a bag is bit-identical for every sharding.
+//! travel instead of sums, so that a bag is bit-identical for every sharding.
 
 mod cut;
 pub(super) mod gather;

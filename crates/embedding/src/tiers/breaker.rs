@@ -1,9 +1,8 @@
 //! Circuit breaker of a node: after several consecutive failures it gets no requests until a probe succeeds.
 //!
 //! The closed breaker counts failures without a success between them. At the threshold it opens, once, and the caller that opened
-//! it
-//! starts the probes. While it is open, requests skip the node at no cost. A successful probe closes it. So the
-//! half-open state consists of the probe alone, and no user request is risked.
+//! it starts the probes. While it is open, requests skip the node at no cost. A successful probe closes it. So the half-open
+//! state consists of the probe alone, and no user request is risked.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 

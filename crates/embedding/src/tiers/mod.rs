@@ -1,8 +1,8 @@
 //! Sources of the rows of a table: this host's memory, another server of the same model, or a cluster.
 //!
 //! A lookup sends one request to every source, with each row at most once ([`RowSource::begin`], [`RowSource::send`]). It pools
-//! rows in
-//! memory while requests are in flight, and then waits ([`Pending::wait`]). Each requested row ends in exactly one [`RowState`].
+//! rows in memory while requests are in flight, and then waits ([`Pending::wait`]). Each requested row ends in exactly one
+//! [`RowState`].
 
 pub mod breaker;
 pub mod cache;
@@ -50,13 +50,11 @@ pub struct Fetched {
 /// A request in flight.
 pub trait Pending: Send {
     /// Waits for the answer, at most until the deadline of the lookup that was passed to [`RowSource::begin`]. Rows without an
-    /// answer
-    /// then are [`RowState::Degraded`].
+    /// answer then are [`RowState::Degraded`].
     ///
     /// # Errors
     /// If the answer cannot be trusted or used, such as rows of another width. A slow or unavailable source is not an error: the
-    /// lookup's
-    /// policy decides what it means.
+    /// lookup's policy decides what it means.
     fn wait(self: Box<Self>) -> Result<Fetched>;
 }
 

@@ -1,10 +1,8 @@
 //! Slices of tables that one server holds for others, and requests for slices that others hold.
 //!
 //! A [`Slice`] is named by its content, not by its holder: the table, the checksum of the file that it was published in, its rows
-//! and
-//! columns. Slices of the same name have the same bytes, so rows of two versions never mix in one answer.
-//! Servers whose versions have the same tables under other version numbers, as after merges or with shards, still find each
-//! other's slices.
+//! and columns. Slices of the same name have the same bytes, so rows of two versions never mix in one answer. Servers whose
+//! versions have the same tables under other version numbers, as after merges or with shards, still find each other's slices.
 
 use std::collections::HashMap;
 use std::fmt::{self, Debug};

@@ -1,11 +1,9 @@
 //! Fuses element-wise steps on single numbers of a row into chains: one step for all of them between two wider steps, because
-//! each
-//! alone would take longer to start than to compute.
+//! each alone would take longer to start than to compute.
 //!
 //! Row values are reordered so that such steps are adjacent. A value's *wave* counts the alternations of single numbers and wider
 //! values on the way to it: wider values of a wave read single numbers of earlier waves, and single numbers read wider values of
-//! their
-//! own wave.
+//! their own wave.
 
 use super::graph::Graph;
 use super::ir::{Id, Op, Side};

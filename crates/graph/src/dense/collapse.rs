@@ -9,8 +9,7 @@
 //! 2. Otherwise only matrices that cost nothing to compute are tracked: constants, and vectors of the user as they are.
 //!
 //! This changes the order of sums, which costs a rounding or two. A sum whose terms may be large and cancel is computed before it
-//! is
-//! multiplied ([`Rewriter::is_summed_first`]): a difference of times or of flags must not become a difference of products.
+//! is multiplied ([`Rewriter::is_summed_first`]): a difference of times or of flags must not become a difference of products.
 
 use std::collections::HashMap;
 
@@ -85,8 +84,7 @@ impl Rewriter<'_> {
     }
 
     /// Returns whether a constant is so large that adding it early would round away the terms that it cancels with. For example,
-    /// a mask
-    /// subtracted from 1 and multiplied by -10,000 is exactly 0 for set entries only if that part is summed first.
+    /// a mask subtracted from 1 and multiplied by -10,000 is exactly 0 for set entries only if that part is summed first.
     fn is_far(&self, affine: &Affine) -> bool {
         let numbers = affine.bias.filter(|_| !affine.parts.is_empty()).and_then(|bias| self.to.constant(bias));
         numbers.is_some_and(has_far)
@@ -225,9 +223,8 @@ impl Rewriter<'_> {
     }
 
     /// Returns whether a sum must be computed before it is multiplied or summed further, because its terms may be so large that
-    /// their
-    /// difference would be rounded away. This holds if the factor `is_large` (from [`FAR`] on), for several values that are added
-    /// element-wise, and for a number of the row (a column, not an embedding) together with one of the user.
+    /// their difference would be rounded away. This holds if the factor `is_large` (from [`FAR`] on), for several values that are
+    /// added element-wise, and for a number of the row (a column, not an embedding) together with one of the user.
     fn is_summed_first(&self, affine: &Affine, is_large: bool) -> bool {
         if affine.parts.len() + usize::from(affine.bias.is_some()) < 2 {
             return false;

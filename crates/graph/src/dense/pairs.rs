@@ -42,8 +42,7 @@ impl Planner<'_> {
     }
 
     /// Returns true for a product of many user rows with a constant matrix whose depth is a multiple of a step. Its result
-    /// becomes a
-    /// matrix of row products, which is rounded anyway.
+    /// becomes a matrix of row products, which is rounded anyway.
     fn is_wide_for_user(&self, id: Id, a: Id, b: Id) -> bool {
         let (left, right) = (self.graph.shape(a), self.graph.shape(b));
         let [.., k, n] = right else { return false };

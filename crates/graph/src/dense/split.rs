@@ -2,14 +2,11 @@
 //! candidate.
 //!
 //! A value is *the item's* if it depends on inputs of the item and constants alone. An [`ItemCut`] names some of these values:
-//! one half
-//! of the graph computes them from items, the other half reads them as inputs, besides other inputs of a candidate.
+//! one half of the graph computes them from items, the other half reads them as inputs, besides other inputs of a candidate.
 //!
-//! Not every cut pays off. Stored values must be read from memory per candidate; and a product that would be fused
-//! with the next one (`collapse`) is free. So [`best_cut`] compiles a few cuts and compares their costs: at the values
-//! that the other half reads, further back where a linear chain is narrowest, and at the start of the chain, after the last
-//! nonlinear
-//! operation.
+//! Not every cut pays off. Stored values must be read from memory per candidate; and a product that would be fused with the next
+//! one (`collapse`) is free. So [`best_cut`] compiles a few cuts and compares their costs: at the values that the other half
+//! reads, further back where a linear chain is narrowest, and at the start of the chain, after the last nonlinear operation.
 
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
@@ -48,8 +45,7 @@ pub(super) struct Half {
 
 impl Half {
     /// Returns a digest of its computation, 32 hexadecimal digits: its operations and constants, and which values of the complete
-    /// graph
-    /// it computes from which inputs.
+    /// graph it computes from which inputs.
     pub(super) fn digest(&self, cut: &ItemCut) -> String {
         let mut hash = Xxh3::new();
         hash.update(format!("{:?} {:?} {:?} ", cut.0, self.inputs, self.graph.outputs).as_bytes());
@@ -116,8 +112,7 @@ pub(super) fn split(graph: &Graph, is_item: &[bool], cut: &ItemCut) -> Result<Sp
 }
 
 /// Extracts the subgraph that computes `outputs`. The values `given` become inputs, after those of the user and before the
-/// others.
-/// Inputs without readers remain if `keeps` says so.
+/// others. Inputs without readers remain if `keeps` says so.
 fn half(graph: &Graph, outputs: &[Id], given: &[Id], keeps: &dyn Fn(usize) -> bool) -> Result<Half> {
     let needed = graph.needed(outputs, given);
     let is_read = |n: usize| {
@@ -156,8 +151,7 @@ fn half(graph: &Graph, outputs: &[Id], given: &[Id], keeps: &dyn Fn(usize) -> bo
 }
 
 /// Returns the cut with the lowest cost per candidate; `None` if no cut gains enough. `work` is the cost of reading each input of
-/// a
-/// candidate.
+/// a candidate.
 pub(super) fn best_cut(graph: &Graph, is_item: &[bool], work: &[usize]) -> Result<Option<ItemCut>> {
     let seeker = Seeker { graph, whose: whose(graph, is_item), is_item, work };
     let edges: Vec<Vec<Vec<Id>>> = seeker.edges().into_iter().map(|edge| seeker.options(edge)).collect();
@@ -220,8 +214,7 @@ impl Seeker<'_> {
     }
 
     /// Returns the values where an edge may be cut: itself, the narrowest value of the linear chain that ends in it, and the
-    /// bases of
-    /// that chain. Empty if it is linear in the inputs and no narrower than they are.
+    /// bases of that chain. Empty if it is linear in the inputs and no narrower than they are.
     fn options(&self, edge: Id) -> Vec<Vec<Id>> {
         let count = |id: Id| self.graph.values[id].count();
         let mut narrowest = edge;

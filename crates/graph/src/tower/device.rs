@@ -59,8 +59,7 @@ impl DeviceTower {
     ///
     /// # Errors
     /// `Unsupported` if its graph is not a compiled program, or this host's memory does not hold a complete table; `Overloaded`
-    /// if
-    /// the device has not enough memory.
+    /// if the device has not enough memory.
     pub fn copy(device: &Device, tower: &Tower, kept: &[usize], tables: &mut DeviceTables) -> Result<Self> {
         let program = tower.program().ok_or_else(|| Error::unsupported("the tower's graph is no program of ours"))?;
         DeviceProgram::check(program)?;

@@ -256,8 +256,7 @@ impl Tower {
     }
 
     /// Looks up the ids of all rows in their tables: one call for all pooled features, and one for all sequences. Both calls'
-    /// remote
-    /// requests are in flight together. A feature that is missing in a row is an empty bag or sequence.
+    /// remote requests are in flight together. A feature that is missing in a row is an empty bag or sequence.
     ///
     /// # Errors
     /// Errors of the lookup.

@@ -1,8 +1,7 @@
 //! Dense graphs: ONNX files, run by `rten` on the CPU if they cannot be compiled to a program ([`crate::dense`]).
 //!
-//! A [`Graph`] knows its inputs and outputs by name and checks every shape before it runs. User and item towers take the
-//! pooled embedding of each feature, `[Q, width]`, under the feature's name; [`super::OverArch`] describes the inputs of a
-//! reranker.
+//! A [`Graph`] knows its inputs and outputs by name and checks every shape before it runs. User and item towers take the pooled
+//! embedding of each feature, `[Q, width]`, under the feature's name; [`super::OverArch`] describes the inputs of a reranker.
 //! `rten` reads a file only after the checks of `onnx`, and never reads one that was compiled.
 
 use std::fmt::Display;

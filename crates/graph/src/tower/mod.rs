@@ -1,11 +1,9 @@
 //! Towers: from the values of a request, an item or a candidate to the outputs of an ONNX graph.
 //!
 //! `onnx` checks files before they run, and `graph` runs them. `spec` declares the inputs of a tower in `model.toml`; `row` reads
-//! values
-//! as these inputs, `tensors` defines the tensors made of them, and `features` looks them up and runs the graph ([`Tower`]).
-//! `overarch`
-//! runs the reranker over candidates ([`OverArch`]); `reads` defines what it reads of them; `part` is its item-side
-//! precomputation ([`ItemPart`]).
+//! values as these inputs, `tensors` defines the tensors made of them, and `features` looks them up and runs the graph
+//! ([`Tower`]). `overarch` runs the reranker over candidates ([`OverArch`]); `reads` defines what it reads of them; `part` is its
+//! item-side precomputation ([`ItemPart`]).
 
 #[cfg(feature = "cuda")]
 mod device;

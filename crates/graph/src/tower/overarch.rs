@@ -24,7 +24,7 @@ use sterling_kernels::cpu::dense::{MapTarget, Operand, Unary};
 /// Maximum number of candidates of one query per run of `rten`.
 pub const RUN_CANDIDATES: usize = 2048;
 
-/// Maximum numbers of copied rows per run, 64 MiB; a single candidate may exceed it.
+/// Maximum number of f32 values copied per run, 64 MiB; a single candidate may exceed it.
 const RUN_NUMBERS: usize = 1 << 24;
 
 const LOGITS: &str = "logits";

@@ -153,8 +153,7 @@ impl Reads {
     }
 
     /// Returns the cost of reading each input of a candidate, in multiply-adds. The index row is cached, because retrieval has
-    /// just
-    /// read it, and columns are read sequentially.
+    /// just read it, and columns are read sequentially.
     pub(super) fn work(&self) -> Vec<usize> {
         let work = |input: &Readable| match input.whose {
             Whose::User => 0,

@@ -42,8 +42,7 @@ impl Kernels {
     }
 
     /// Returns true if bf16 products are available. On Intel processors those of `avx512bf16` are slower than f32 products, so it
-    /// must
-    /// be requested by name there.
+    /// must be requested by name there.
     #[inline]
     pub fn has_bf16(self) -> bool {
         self.has_bf16

@@ -1,6 +1,5 @@
 //! Self-test of the kernels at start: compares a small product and a small scan with the portable loops. All numbers are
-//! integers, so
-//! that sums are exact in any order.
+//! integers, so that sums are exact in any order.
 
 use super::dense::{Form, Lines, MapTarget, Operand, PANEL, Part, Product, STEP, Weights, pack_pairs};
 use super::isa::{Isa, Kernels};

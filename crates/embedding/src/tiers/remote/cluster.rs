@@ -1,9 +1,8 @@
 //! Client of a Redis or Valkey Cluster: slot map, one pipeline per node, and failover to other nodes.
 //!
 //! Protocol and connections come from the `redis` crate. Its cluster connection is not used, for three reasons: one command's
-//! MOVED
-//! redirects the complete pipeline; all requests wait while it refreshes the slot map; and it has no circuit breaker, so one hung
-//! node would cost every request its deadline.
+//! MOVED redirects the complete pipeline; all requests wait while it refreshes the slot map; and it has no circuit breaker, so
+//! one hung node would cost every request its deadline.
 //!
 //! A task refreshes the slot map after each failure and redirection, and periodically; another probes nodes whose breaker
 //! is open. Only answers of nodes of this cluster are accepted: an address may have been reassigned to another cluster, as with
@@ -399,8 +398,7 @@ impl Shared {
     }
 
     /// Requests the slot map from one node after another, healthy ones first, until a node of this cluster answers. A different
-    /// cluster
-    /// is accepted as this one rebuilt only if it has the rows of all open tables. Without open tables, seeds decide.
+    /// cluster is accepted as this one rebuilt only if it has the rows of all open tables. Without open tables, seeds decide.
     pub(super) async fn refresh(self: &Arc<Self>) -> Result<()> {
         let open: Vec<Arc<OpenSet>> = locked(&self.open).iter().filter_map(Weak::upgrade).collect();
         if open.is_empty() && self.begin().await.is_ok() {

@@ -1,8 +1,7 @@
 //! Single flight: concurrent calls share one request per row.
 //!
 //! A call that misses the cache registers its flight for the rows that no other flight is fetching, and joins other flights for
-//! the
-//! rest. The tier's threads settle a flight shard by shard as answers arrive, so no call depends on another call's thread.
+//! the rest. The tier's threads settle a flight shard by shard as answers arrive, so no call depends on another call's thread.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

@@ -4,13 +4,11 @@
 //!   partition `i % partitions`, so that popular rows, such as the head of a table sorted by frequency,
 //!   spread over all nodes.
 //! - The rows of one group and partition are one string value, a *chunk*, under the key
-//!   `sterling:{MODEL/TABLE/CONTENT/PARTITION.SALT}:GROUP`. The hash tag keeps a partition in one slot of the cluster. The
-//!   salt is the first number that puts partition `p` of `P` into the `p`-th of `P` equal ranges of slots, so that every node
-//!   that
+//!   `sterling:{MODEL/TABLE/CONTENT/PARTITION.SALT}:GROUP`. The hash tag keeps a partition in one slot of the cluster. The salt
+//!   is the first number that puts partition `p` of `P` into the `p`-th of `P` equal ranges of slots, so that every node that
 //!   owns an equal share of slots owns an equal share of rows.
-//! - A chunk is `[rows, row_bytes + 4]` plus 8 bytes: each row is followed by 32 bits of its XXH3, the chunk by 64 bits of
-//!   XXH3 of everything before. Both hashes are seeded with the load's random id and the row's or chunk's number, so that a row
-//!   of
+//! - A chunk is `[rows, row_bytes + 4]` plus 8 bytes: each row is followed by 32 bits of its XXH3, the chunk by 64 bits of XXH3
+//!   of everything before. Both hashes are seeded with the load's random id and the row's or chunk's number, so that a row of
 //!   another position, version or load is never mistaken for this one.
 //! - A chunk fills an allocation class of jemalloc, which Redis and Valkey use, up to the string's own header: 909 rows of
 //!   68 bytes take 72.2 bytes each in the node. One string per row took 144 bytes, hashes as in HugeCTR 128.
@@ -51,8 +49,7 @@ impl RowSet {
     ///
     /// # Errors
     /// `Invalid` if a name is empty, longer than 200 bytes, or has characters other than ASCII letters, digits, `_`, `-` and `.`,
-    /// which
-    /// have no special meaning in a key.
+    /// which have no special meaning in a key.
     pub fn new(model: impl Into<String>, table: impl Into<String>, content: u64) -> Result<Self> {
         let named = RowSet { model: model.into(), table: table.into(), content, version: None };
         for (what, name) in [("model", &named.model), ("table", &named.table)] {

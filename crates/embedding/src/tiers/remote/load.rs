@@ -4,14 +4,12 @@
 //! 2. Group by group, the rows are read once from the source and divided into chunks. A chunk whose digest the cluster already
 //!    holds is skipped; every other one is written and read back in one round trip, and compared byte for byte.
 //! 3. The digests of all chunks are requested again: this detects a node with an eviction policy, or one that failed over without
-//!    a
-//!    chunk, before requests do.
+//!    a chunk, before requests do.
 //! 4. After replicas have caught up, the manifest is written as `complete` with the checksum of all rows.
 //!
 //! A complete set is immutable: loading the same rows again repairs lost chunks; other rows are rejected before anything is
 //! written. Deletion writes `deleting`, removes the chunks, then the manifest. A full node rejects writes; deletion then skips
-//! the
-//! `deleting` state.
+//! the `deleting` state.
 
 use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;

@@ -1,8 +1,7 @@
 //! Manifest of a set of rows in the cluster: one JSON value besides its chunks.
 //!
 //! A loader first writes it as `loading`, so that an interrupted load can be resumed and readers are informed; as `complete`
-//! last,
-//! after every chunk was verified; and as `deleting` before the chunks are deleted.
+//! last, after every chunk was verified; and as `deleting` before the chunks are deleted.
 
 use serde::{Deserialize, Serialize};
 

@@ -87,7 +87,7 @@ pub struct RemoteCounters {
     pub late: u64,
     /// Rows whose shard has no available node.
     pub down: u64,
-    /// Rows that the node rejects to read.
+    /// Rows whose read the node rejects.
     pub refused: u64,
     /// Rows whose chunk does not exist.
     pub missing: u64,

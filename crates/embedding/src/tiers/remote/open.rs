@@ -11,7 +11,7 @@ use super::layout::{ChunkLayout, RowPlace, RowSet, checked};
 use super::manifest::TableManifest;
 use sterling_core::locks::locked;
 
-/// Maximum number of damaged chunks that are checked in every round; further ones are only found by the rotation.
+/// Maximum number of damaged chunks that are checked in every round; the rotation checks further ones.
 const SUSPECTS_MAX: usize = 4096;
 
 /// Reason why a row is unreadable.

@@ -190,8 +190,7 @@ impl RowRead<'_> {
     }
 
     /// Tries the first healthy node, and the next if it fails, rejects everything or is slow. The error has no cause if another
-    /// round
-    /// is worthwhile.
+    /// round is worthwhile.
     async fn ask_nodes(
         &mut self,
         nodes: &[Arc<ClusterNode>],

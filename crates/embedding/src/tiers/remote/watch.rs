@@ -1,11 +1,9 @@
 //! Health checks of the rows of open tables, so that lost rows are reported before a request needs them.
 //!
 //! A check reads one row of one chunk per partition, so that every node that holds rows is read, and one row of each chunk that
-//! was
-//! damaged before. It reads like requests do, with replicas and redirections, so it reports what requests would meet. Checks run
-//! every [`refresh_interval`](super::ClusterOptions::refresh_interval), and up to once per second after a request did not get a
-//! row
-//! and while rows are unreadable.
+//! was damaged before. It reads like requests do, with replicas and redirections, so it reports what requests would meet. Checks
+//! run every [`refresh_interval`](super::ClusterOptions::refresh_interval), and up to once per second after a request did not get
+//! a row and while rows are unreadable.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};

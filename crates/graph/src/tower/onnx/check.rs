@@ -1,8 +1,7 @@
 //! Static checks of a graph: limited size, topological order, complete constants, and shapes that depend on shapes only.
 //!
 //! The last rule makes a sandbox validation representative of all requests: if the size of every value follows from the number of
-//! rows
-//! alone, no request needs more memory or time than the validation with as many rows did, for any input numbers.
+//! rows alone, no request needs more memory or time than the validation with as many rows did, for any input numbers.
 
 use std::collections::{HashMap, HashSet};
 

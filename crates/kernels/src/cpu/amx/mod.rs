@@ -80,17 +80,13 @@ pub(super) trait Tiles {
     fn store<const T: usize>(&self, to: &mut [u8], stride: usize);
 
     /// Adds to `C` `[M, N]` in f32 the product of `A` `[M, K]` and `B` `[K, N]` in pairs of bf16 (`tdpbf16ps`). Each number of
-    /// the
-    /// product is two chains of multiply-adds along K, one per half of the pairs; their sum is added to `C`. All operations round
-    /// to
-    /// nearest even and flush subnormal inputs and outputs to 0.
+    /// the product is two chains of multiply-adds along K, one per half of the pairs; their sum is added to `C`. All operations
+    /// round to nearest even and flush subnormal inputs and outputs to 0.
     fn add_pairs<const C: usize, const A: usize, const B: usize>(&mut self);
 
     /// Adds the products of `count` steps in pairs of bf16 to tiles 0 to 3. A step is 64 bytes along `left` and 16 rows along
-    /// `right`.
-    /// The rows are those of tile 4 and, if `TALL`, of tile 5 below them; the columns are 16 of tile 6 and, if `WIDE`, 16 more of
-    /// tile 7.
-    /// Tiles 0 and 1 are the upper rows, 2 and 3 the lower ones.
+    /// `right`. The rows are those of tile 4 and, if `TALL`, of tile 5 below them; the columns are 16 of tile 6 and, if `WIDE`,
+    /// 16 more of tile 7. Tiles 0 and 1 are the upper rows, 2 and 3 the lower ones.
     ///
     /// # Panics
     /// If a factor is shorter.
@@ -120,8 +116,7 @@ pub(super) trait Tiles {
     fn rows_of<const T: usize>(&self) -> usize;
 
     /// Adds to `C` `[M, N]` in i32 the product of `A` `[M, K]` and `B` `[K, N]` in groups of four bytes, signed in `A` and
-    /// unsigned
-    /// in `B` (`tdpbsud`).
+    /// unsigned in `B` (`tdpbsud`).
     fn add_bytes<const C: usize, const A: usize, const B: usize>(&mut self);
 }
 

@@ -15,7 +15,7 @@ fn multiply_add(sum: __m512, x: __m512, weights: __m512) -> __m512 {
     _mm512_fmadd_ps(x, weights, sum)
 }
 
-/// Single-number factors produce no results in pairs (`Kernels::product`).
+/// Placeholder that is never called: f32 factors have no results in pairs (`Kernels::product` checks it).
 #[target_feature(enable = "avx512f")]
 #[inline]
 fn no_pairs(first: __m512, _: __m512) -> __m512 {
@@ -182,8 +182,7 @@ fn is_among(key: __m512, keys: &[f32]) -> bool {
 }
 
 /// Computes `maps::fold_equal`, bit for bit. Most rows have a key that is not among the shared keys; they need only one
-/// comparison
-/// per 16 keys. Other rows compare again and load the values of the registers with their key.
+/// comparison per 16 keys. Other rows compare again and load the values of the registers with their key.
 ///
 /// # Safety
 /// As [`map1`]; each reduction has as many values as there are keys.

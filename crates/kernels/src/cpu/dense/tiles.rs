@@ -1,8 +1,7 @@
 //! Products in tiles of AVX-512 registers: up to 14 rows and 32 columns, or up to 3 rows and 128 columns.
 //!
 //! The same loops serve both forms of factors. They differ in the multiply-add of 16 lanes, and in how two registers become one
-//! of
-//! pairs.
+//! of pairs.
 
 /// Defines the function `product` for the instruction set of `$features`. `$multiply_add` adds the products of 16 lanes to their
 /// sums; `$pairs` converts the sums of two registers to pairs, in order.

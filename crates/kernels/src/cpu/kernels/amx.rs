@@ -2,14 +2,11 @@
 //! dimensions deep.
 //!
 //! The first four queries of a list use AVX-512, whose sequential reads wait less for memory. Tiles are faster once the list is
-//! in
-//! the cache, so they serve the fifth query and later ones.
+//! in the cache, so they serve the fifth query and later ones.
 //!
 //! The groups of a block are already stored in the layout of a right factor. If the number of groups is no multiple of 16, the
-//! last
-//! step starts earlier, with zeros in the queries for groups that are already added, so that all steps have the same depth. Sums
-//! are
-//! exact in any order.
+//! last step starts earlier, with zeros in the queries for groups that are already added, so that all steps have the same depth.
+//! Sums are exact in any order.
 
 use std::arch::x86_64::*;
 

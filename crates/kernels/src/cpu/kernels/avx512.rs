@@ -21,8 +21,7 @@ pub(super) fn scaled(high: __m512i, low: __m512i, query: &Int8Query<'_>, scales:
 }
 
 /// Returns the sums of one block for `R` rows of queries. Two accumulator chains per row hide the latency of the multiply-add.
-/// Each
-/// cache line in use prefetches one line of a later block, which spreads the prefetches at memory speed.
+/// Each cache line in use prefetches one line of a later block, which spreads the prefetches at memory speed.
 ///
 /// # Safety
 /// Needs AVX-512 F, BW and VNNI, and POPCNT; `codes` must point to `groups * 64` bytes, each row to `groups * 4`.
@@ -261,8 +260,7 @@ pub(super) unsafe fn kth(values: &mut [f32], mut k: usize) -> f32 {
         let bound = _mm512_set1_ps(pivot);
         let (mut larger, mut smaller) = (0, 0);
         // SAFETY: `n < len` for all loads, and `packed <= n` for all stores of the 16 lanes loaded before; masks bound the last
-        // load and
-        // every store to `len`.
+        // load and every store to `len`.
         unsafe {
             for n in (0..len).step_by(16) {
                 let lanes = tail(len - n);

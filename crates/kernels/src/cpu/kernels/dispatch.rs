@@ -56,8 +56,7 @@ impl Kernels {
     }
 
     /// Scans like [`Kernels::scan`], but only the blocks of `picks`, from pick `from` on, in any order; later ones are
-    /// prefetched.
-    /// Returns the next pick to scan.
+    /// prefetched. Returns the next pick to scan.
     ///
     /// # Panics
     /// As [`Kernels::scan`], and if a pick is not a block of `blocks`.
@@ -133,8 +132,7 @@ impl Kernels {
     }
 
     /// Returns, for each of four queries, the item with the largest score less `penalties` `[blocks * 16]`; ties go to the first
-    /// item.
-    /// Only the high rows of the queries are used.
+    /// item. Only the high rows of the queries are used.
     ///
     /// # Panics
     /// As [`Kernels::scan`], and without items.
@@ -236,8 +234,7 @@ impl Kernels {
     }
 
     /// Computes the inner products of an f32 vector `[D]` and the rows of `slots` in a half-precision matrix `[S, D]`; later rows
-    /// are
-    /// prefetched.
+    /// are prefetched.
     ///
     /// # Panics
     /// If `out` and `slots` differ in length, or a slot has no row.

@@ -6,9 +6,8 @@
 //! stored with 128 added (unsigned), queries are signed: `Σ (x + 128) q = Σ x q + 128 Σ q`, one constant per query.
 //!
 //! **15-bit queries.** A query is two int8 rows, `q = 128 high + low`, so that scores lose only the precision of the items'
-//! codes.
-//! A scan is bound by memory, so the second multiply-add per cache line is free there. `Kernels::nearest4`, which runs from the
-//! cache, uses the high row alone.
+//! codes. A scan is bound by memory, so the second multiply-add per cache line is free there. `Kernels::nearest4`, which runs
+//! from the cache, uses the high row alone.
 
 #[cfg(target_arch = "x86_64")]
 mod amx;

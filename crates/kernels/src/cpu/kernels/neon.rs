@@ -1,6 +1,5 @@
 //! NEON, which every aarch64 has. Bytes are multiplied to 16 bits and neighbours added to 32, because two products of -128 by
-//! -128
-//! would overflow 16 bits. Stored bytes are signed codes with the highest bit flipped; flipping it back needs no correction.
+//! -128 would overflow 16 bits. Stored bytes are signed codes with the highest bit flipped; flipping it back needs no correction.
 
 use std::arch::aarch64::*;
 

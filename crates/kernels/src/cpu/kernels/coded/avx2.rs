@@ -1,6 +1,5 @@
 //! AVX2. A shuffle looks up 16 bytes in 16 values. The tables of an item's four bytes differ, so each byte has its own shuffle,
-//! which
-//! zeroes the other three.
+//! which zeroes the other three.
 
 use std::arch::x86_64::*;
 

@@ -19,8 +19,7 @@ impl Kernels {
     /// items are not read.
     ///
     /// Scores are computed from the exact sums as [`CodeQuery`] says, rounded after each product and each sum, so they are
-    /// bit-identical
-    /// for all instruction sets.
+    /// bit-identical for all instruction sets.
     ///
     /// # Panics
     /// If slices are shorter than documented, or the staging has no room for a block.

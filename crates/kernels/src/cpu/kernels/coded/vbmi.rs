@@ -93,8 +93,7 @@ pub(super) unsafe fn scan(
 }
 
 /// Stages the items of several blocks that reach the threshold. The blocks share the loads of the tables and the branch on
-/// whether
-/// any item reaches it, which is unpredictable for a single block. Prefetches the blocks `distance` ahead.
+/// whether any item reaches it, which is unpredictable for a single block. Prefetches the blocks `distance` ahead.
 ///
 /// # Safety
 /// Needs AVX-512 F, BW, VBMI and VNNI, and POPCNT. Lengths are checked by the caller; `some` are blocks with room in the staging
