@@ -185,7 +185,7 @@ impl KeyedJaggedTensor {
     /// Creates a tensor from one jagged tensor per key.
     ///
     /// # Errors
-    /// `Invalid` if a key is duplicate, the numbers of examples differ, or only some have weights.
+    /// `Invalid` for a duplicate key, or if the numbers of examples differ, or only some have weights.
     pub fn from_jagged<K: Into<String>>(parts: impl IntoIterator<Item = (K, JaggedTensor<i64>)>) -> Result<Self> {
         let whole = parts
             .into_iter()
@@ -303,7 +303,7 @@ impl KeyedJaggedTensor {
     /// Concatenates the features of all parts.
     ///
     /// # Errors
-    /// `Invalid` if a key is duplicate, the numbers of examples differ, or only some parts have weights.
+    /// `Invalid` for a duplicate key, or if the numbers of examples differ, or only some parts have weights.
     pub fn concat(parts: &[&KeyedJaggedTensor]) -> Result<Self> {
         let Some(first) = parts.first() else {
             return Self::checked(Arc::new([]), Vec::new(), None, vec![0]);

@@ -27,7 +27,7 @@ impl Layout {
     /// Creates a layout of keys with these widths.
     ///
     /// # Errors
-    /// `Invalid` if a key is duplicate or the widths overflow.
+    /// `Invalid` for a duplicate key, or if the widths overflow.
     pub fn new(keys: Vec<String>, widths: &[usize]) -> Result<Self> {
         check_keys(&keys)?;
         if keys.len() != widths.len() {
@@ -61,7 +61,7 @@ impl KeyedTensor {
     /// Creates a tensor from `values` `[Q, sum of widths]`.
     ///
     /// # Errors
-    /// `Invalid` if a key is duplicate or the values are not complete rows.
+    /// `Invalid` for a duplicate key, or if the values are not complete rows.
     pub fn new(keys: Vec<String>, widths: &[usize], values: Vec<f32>) -> Result<Self> {
         let layout = Layout::new(keys, widths)?;
         let examples = values.len().checked_div(layout.width()).unwrap_or(0);

@@ -37,7 +37,7 @@ pub struct TableSpec {
     pub name: String,
     /// Number of rows.
     pub rows: u64,
-    /// Numbers per row, D.
+    /// Width of a row, D.
     pub width: usize,
     /// Storage format.
     pub format: RowFormat,

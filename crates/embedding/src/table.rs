@@ -273,7 +273,7 @@ impl Table {
         &self.spec.name
     }
 
-    /// Returns the numbers per row, D.
+    /// Returns the width of a row, D.
     pub fn width(&self) -> usize {
         self.spec.width
     }

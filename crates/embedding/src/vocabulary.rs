@@ -14,7 +14,7 @@ impl Vocabulary {
     /// Parses one value per line; the value's line number, from 0, is its row.
     ///
     /// # Errors
-    /// `Invalid` if a value is duplicate.
+    /// `Invalid` for a duplicate value.
     pub fn parse(text: &str) -> Result<Self> {
         let mut rows = HashMap::new();
         for (row, value) in text.lines().enumerate() {

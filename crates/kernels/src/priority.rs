@@ -10,7 +10,7 @@ use sterling_core::error::{Error, Result};
 
 /// Maximum niceness: lowest priority.
 const LAST: i32 = 19;
-/// Niceness of [`Background::Steady`]: work behind the passes gets a thirtieth of a core that both want.
+/// Niceness of [`Background::Steady`]: background work gets a thirtieth of a core that a pass wants too.
 const LOW: i32 = 15;
 /// Niceness of [`Background::Raised`] with a small and a large backlog: a tenth and a quarter of a core that another thread wants
 /// too.

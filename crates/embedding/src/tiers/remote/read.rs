@@ -231,7 +231,7 @@ impl RowRead<'_> {
                     match outcome {
                         PipelineOutcome::Replies(replies) => match refused(&replies) {
                             None => {
-                                // Their requests are dropped unanswered; enough of these open the breaker.
+                                // Requests to slower nodes are dropped; each counts as a failure, and several open the breaker.
                                 silent[..rank].iter().for_each(|node| shared.failed(node, "is slow"));
                                 return Ok((node, replies));
                             }

@@ -1,8 +1,8 @@
 //! Scans for four queries at once by AMX tiles: each step multiplies their eight rows by the 16 items of a block, 16 groups of 4
 //! dimensions deep.
 //!
-//! The first four queries of a list use AVX-512, whose sequential reads wait less for memory. Tiles are faster once the list is
-//! in the cache, so they serve the fifth query and later ones.
+//! AVX-512 serves the first four queries of a list, because its sequential reads wait less for memory. Tiles are faster if the
+//! list is still cached after that (at most `NEAR_BYTES`), so they serve the further groups of four queries of such lists.
 //!
 //! The groups of a block are already stored in the layout of a right factor. If the number of groups is no multiple of 16, the
 //! last step starts earlier, with zeros in the queries for groups that are already added, so that all steps have the same depth.

@@ -116,8 +116,8 @@ pub(super) fn blocks_ahead(bytes: usize) -> usize {
     (BYTES_AHEAD / bytes).clamp(2, 16)
 }
 
-/// Returns the prefetch distance in scattered rows of `bytes` bytes each: 32 rows of 256 bytes, and as many bytes for wider rows.
-/// It is short, so that searches that score few rows benefit too.
+/// Returns the prefetch distance in scattered rows of `bytes` bytes each: 8 KiB, but 4 to 32 rows. It is short, so that
+/// searches that score few rows benefit too.
 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
 pub(super) fn rows_ahead(bytes: usize) -> usize {
     const BYTES: usize = 8 << 10;
