@@ -1,16 +1,10 @@
 //! Enumerates the placements of a table that its constraints and the topology allow.
 //!
 //! A candidate is a tier, a sharding type and, if the tier has one, a cache size. Its shards are grouped into units that are
-//! placed independently:
-//!
-//! - table-wise: one unit with a site per device;
-//! - column-wise: a unit per range of columns;
-//! - row-wise over all devices: one unit with one site;
-//! - row-wise over the devices of one host: one unit with a site per host;
-//! - grid: a unit per range of columns with a site per host;
-//! - copies per host: the units of one host, once per host, with sites there.
-//!
-//! So the search needs no knowledge of sharding: it selects a candidate per table and a site per unit.
+//! placed independently. Table-wise: one unit with a site per device; column-wise: a unit per range of columns; row-wise over all
+//! devices: one unit with one site; row-wise over the devices of one host: one unit with a site per host; grid: a unit per range
+//! of columns with a site per host. Copies per host repeat the units of one host, with sites there. So the search needs no
+//! knowledge of sharding: it selects a candidate per table and a site per unit.
 
 use std::rc::Rc;
 
