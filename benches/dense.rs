@@ -255,7 +255,6 @@ fn precision(way: &str) -> Precision {
     if way == "bf16" { Precision::Bf16 } else { Precision::F32 }
 }
 
-/// A timed case.
 struct Case {
     name: String,
     call: Call,

@@ -60,7 +60,6 @@ const AHEAD: &[Round] = &[
 
 #[derive(Clone, Copy, PartialEq)]
 enum Rules {
-    /// A random replica.
     Random,
     /// The better one of two random replicas.
     Choice,
@@ -77,7 +76,6 @@ enum Trouble {
     Slow,
 }
 
-/// A simulated event.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     Arrives { call: usize },
@@ -97,7 +95,6 @@ struct Ask {
     is_answered: bool,
 }
 
-/// One call to one server.
 struct Call {
     ask: usize,
     server: usize,

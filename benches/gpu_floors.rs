@@ -307,7 +307,6 @@ impl Figure {
     }
 }
 
-/// A search to measure.
 #[derive(Clone, Copy)]
 struct Case {
     items: usize,

@@ -33,7 +33,6 @@ use sterling::kernels::cpu::Kernels;
 use sterling::kernels::cpu::pool::{BagSums, Bags, RowFormat, Rows, pool};
 use sterling::kernels::memory::fold_rows;
 
-/// Number of bags per call.
 const BAGS: usize = 512;
 /// Number of ids of a stream: 200 calls at pooling 20, 40 at 100.
 const STREAM_IDS: usize = 2_048_000;

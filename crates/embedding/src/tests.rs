@@ -157,7 +157,6 @@ impl Problem {
         [bag("b", self.poolings[0]), bag("a", self.poolings[1])]
     }
 
-    /// Checks bit equality.
     fn check(&self, got: &KeyedTensor, expected: &KeyedTensor) -> std::result::Result<(), TestCaseError> {
         prop_assert_eq!(got.keys(), expected.keys());
         prop_assert_eq!(got.examples(), expected.examples());

@@ -19,7 +19,6 @@ use sterling_kernels::buffer::Buffer;
 pub(super) const WIDTHS: [usize; 2] = [16, 512];
 /// Rounds per measurement; the fastest counts.
 pub(super) const ROUNDS: usize = 5;
-/// Number of ids per bag.
 pub(super) const BAG_IDS: usize = 32;
 /// Approximate bytes of rows that one core reads per round.
 const ROUND_BYTES: usize = 64 << 20;

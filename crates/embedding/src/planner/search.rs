@@ -41,16 +41,13 @@ pub(super) struct Choice {
     pub sites: Vec<usize>,
 }
 
-/// Result of the search.
 #[derive(Debug)]
 pub(super) enum Outcome {
     /// One choice per table.
     Found(Vec<Choice>),
     /// The table that did not fit in the start that placed the most tables, and the bytes left on each device then.
     Stuck {
-        /// Index of the table.
         table: usize,
-        /// Number of placed tables.
         placed: usize,
         /// Bytes left on each device.
         free_bytes: Vec<u64>,
@@ -143,7 +140,6 @@ impl Score {
     }
 }
 
-/// Load of one device.
 #[derive(Clone)]
 pub(super) struct Load {
     pub capacity_bytes: u64,

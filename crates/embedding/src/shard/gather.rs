@@ -83,7 +83,6 @@ pub(crate) struct Piece {
     pub(super) rows: PieceRows,
 }
 
-/// Rows of a piece.
 #[derive(Debug)]
 pub(crate) enum PieceRows {
     /// Rows of a shard in memory, indexed by the rows of the copy's request.

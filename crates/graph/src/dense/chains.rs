@@ -20,7 +20,6 @@ pub(super) struct ChainOf {
     pub(super) kept: Vec<Id>,
 }
 
-/// All chains of a graph.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Chains {
     /// Row values, each after its inputs.

@@ -14,7 +14,6 @@ pub(super) struct EqualGroup {
     pub(super) folds: Vec<(Fold, Id, Id)>,
 }
 
-/// All groups of a graph.
 #[derive(Clone, Debug, Default)]
 pub(super) struct EqualGroups(Vec<EqualGroup>);
 

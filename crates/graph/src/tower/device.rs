@@ -36,7 +36,6 @@ enum Held {
 struct Source {
     /// Index among the tensors of the tower.
     tensor: usize,
-    /// Index of its feature.
     feature: usize,
     /// Table of its ids, if any.
     table: Option<Held>,

@@ -3,7 +3,6 @@
 #[cfg(target_arch = "x86_64")]
 use super::amx;
 
-/// Instruction set in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Isa {
     Portable,

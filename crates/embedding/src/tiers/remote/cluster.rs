@@ -241,7 +241,6 @@ pub(super) struct View {
     pub(super) shards: Vec<Vec<Arc<ClusterNode>>>,
 }
 
-/// Outcome of a pipeline.
 pub(super) enum PipelineOutcome {
     /// One reply per command, possibly an error of that command.
     Replies(Vec<Value>),

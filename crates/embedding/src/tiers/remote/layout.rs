@@ -140,7 +140,6 @@ impl TableShape {
     }
 }
 
-/// Location of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RowPlace {
     pub(super) partition: u32,

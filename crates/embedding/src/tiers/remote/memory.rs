@@ -15,7 +15,6 @@ const PATIENCE: Duration = Duration::from_millis(500);
 
 /// Memory state that a node reports.
 pub(super) struct Memory {
-    /// Bytes in use.
     pub(super) used: u64,
     /// Memory limit in bytes; 0 if not configured.
     pub(super) max: u64,

@@ -57,7 +57,6 @@ type PipelineKey = (ReadRoute, Option<usize>);
 /// A command and its next destination.
 type Next = (usize, ReadRoute);
 
-/// Result of a read.
 pub(super) struct Came {
     /// Answer per row: the row with its checksum, or fewer bytes if the chunk is short.
     pub(super) answers: Vec<Result<Vec<u8>, Cause>>,

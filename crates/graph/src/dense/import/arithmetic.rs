@@ -182,7 +182,6 @@ impl Importer {
         Ok(made)
     }
 
-    /// Removes axes of size 1.
     fn without_axes(&mut self, a: Id, axes: &[usize]) -> Result<Id> {
         let shape = self.graph.shape(a).to_vec();
         let kept: Vec<usize> = (0..shape.len()).filter(|axis| !axes.contains(axis)).collect();
