@@ -1,4 +1,4 @@
-"""The dense part of a step of a two-tower model beside PyTorch, one thread, in turns: prints the table of docs/LEARNING.md.
+"""The dense part of a step of a two-tower model beside PyTorch, one thread, in turns: prints the table of docs/internals/learning.md.
 
     cargo bench -p sterling-graph --bench train_dense --no-run
     pip install torch numpy

@@ -81,7 +81,7 @@ def train(
     work: Path | None = None,
     program: Path | None = None,
 ) -> dict[str, Any]:
-    """Trains a model package on events (``docs/TRAIN.md``), writes the package ``out`` and returns what the program reports.
+    """Trains a model package on events (``docs/guide/train.md``), writes the package ``out`` and returns what the program reports.
 
     ``events`` are files or folders of JSON lines or Parquet. In the report ``learned``, ``frozen`` and ``popularity`` have ``ndcg@10`` and
     ``hr@10`` of all events, each ranked before it was trained on. A run that was ended goes on where its last checkpoint is; these and

@@ -20,7 +20,7 @@ const LOGGED_EVERY: Duration = Duration::from_secs(10);
 /// Arguments of `sterling train`.
 #[derive(Debug, clap::Args)]
 pub(super) struct Train {
-    /// The model package, a folder with a model.toml that has [train] (docs/TRAIN.md)
+    /// The model package, a folder with a model.toml that has [train] (docs/guide/train.md)
     #[arg(value_parser = local_path())]
     package: PathBuf,
     /// Files of events, JSON lines or Parquet, or folders of such, in their order; - reads JSON lines from standard input

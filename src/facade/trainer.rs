@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use sterling_core::error::{Error, Result};
 use sterling_train::{Report, TrainOptions};
 
-/// Trains a model package on events, as `sterling train` does (`docs/TRAIN.md`).
+/// Trains a model package on events, as `sterling train` does (`docs/guide/train.md`).
 ///
 /// Each event is ranked before it is trained on; the report says how well the model that learns, the model as it was and popularity
 /// did. A run that was ended goes on from its last checkpoint, to the same bits.

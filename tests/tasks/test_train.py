@@ -1,10 +1,10 @@
-"""Types the guide of docs/TRAIN.md, block after block, in an empty folder, and holds what comes out against the page."""
+"""Types the guide of docs/guide/train.md, block after block, in an empty folder, and holds what comes out against the page."""
 
 import pytest
 from conftest import ROOT, Shell, Task, tasks
 from test_tasks import check
 
-GUIDE = (ROOT / "docs/TRAIN.md").read_text().split("\n## Reference")[0].replace("\n### ", "\n## ")
+GUIDE = (ROOT / "docs/guide/train.md").read_text().split("\n## Reference")[0].replace("\n### ", "\n## ")
 STEPS = [task for task in tasks(GUIDE) if task.blocks]
 
 

@@ -2,7 +2,7 @@
 //! and outer products beside the products of the forward pass.
 //!
 //! `cargo bench -p sterling-graph --bench train_dense` prints a table; `python python/bench_train_dense.py` takes turns with PyTorch and
-//! prints the one of docs/LEARNING.md: with `--turns`, a line of input names a case, and the microseconds of a round of it come back.
+//! prints the one of docs/internals/learning.md: with `--turns`, a line of input names a case, and the microseconds of a round of it come back.
 //! `STERLING_KERNEL` chooses the instruction set.
 //!
 //! The bound: multiply-adds. A step of 512 rows is 4 passes of 33.6 million (the backward pass makes the forward one again) and 50.3

@@ -48,7 +48,7 @@ impl StretchLayout {
     }
 
     /// Numbers from one stretch to the next: whole cache lines where these are at most a quarter more. Rows that start with a line are
-    /// pooled in a quarter less time than rows that straddle one (docs/LEARNING.md).
+    /// pooled in a quarter less time than rows that straddle one (docs/internals/learning.md).
     pub(super) fn stride(&self) -> usize {
         let lines = self.used().next_multiple_of(LINE_NUMBERS);
         if 4 * lines <= 5 * self.used() { lines } else { self.used() }
