@@ -10,7 +10,7 @@ use super::publish::{publish, recipe};
 use super::store::{StoreArgs, local_path};
 use sterling_batch::ProblemLimit;
 use sterling_core::error::{Error, Result};
-use sterling_publish::Publish;
+use sterling_publish::{Plan, Source};
 use sterling_snapshot::sandbox::{Apart, Trials};
 use sterling_train::{Progress, TrainOptions, Trainer, Window};
 
@@ -112,14 +112,13 @@ impl Train {
             }
             trainer.write(&passing)?;
         }
-        let what = Publish {
-            package: Some(self.out.clone().unwrap_or_else(|| passing.clone())),
-            items: self.items.clone(),
+        let folder = self.out.clone().unwrap_or_else(|| passing.clone());
+        let plan = Plan {
             recipe: recipe(self.index.as_deref())?,
             trials: Trials::Apart(Apart::of_this_program()?),
-            ..Publish::default()
+            ..Plan::new(Source::Package { folder, items: self.items.clone(), vectors: None })
         };
-        let (name, version) = publish(&self.store.open()?, &what)?;
+        let (name, version) = publish(&self.store.open()?, &plan)?;
         if self.out.is_none() {
             std::fs::remove_dir_all(&passing).map_err(|e| Error::io(passing.display(), e))?;
         }
