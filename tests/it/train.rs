@@ -133,13 +133,14 @@ fn killed(kills: u64) {
     assert!(started(&place, "expected").wait().unwrap().success());
     let whole = start.elapsed();
     let expected = files(&place.path("expected"));
-    let (mut done, mut run, mut resumed) = (0, 0, 0);
+    let (mut done, mut run, mut resumed, mut tries) = (0, 0, 0, 0u64);
     while done < kills {
         let out = format!("out{run}");
         while !place.path(&out).exists() {
             let mut child = started(&place, &out);
             // A moment of the run that nobody chose: 61 is prime to the 100 parts of it.
-            let moment = whole.mul_f64(((done * 61 + 13) % 100) as f64 / 100.0);
+            let moment = whole.mul_f64(((tries * 61 + 13) % 100) as f64 / 100.0);
+            tries += 1;
             let started = Instant::now();
             while started.elapsed() < moment && child.try_wait().unwrap().is_none() {
                 std::thread::sleep(Duration::from_millis(1));
