@@ -1,4 +1,4 @@
-"""The ``sterling`` program from Python: publishing a package, serving a store."""
+"""Runs the ``sterling`` program from Python: publishes a package, serves a store."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ Path = str | os.PathLike[str]
 
 
 def find_program(program: Path | None = None, *, required: bool = True) -> pathlib.Path | None:
-    """The ``sterling`` program: what is given, else ``$STERLING``, else the one on ``PATH``.
+    """Returns the ``sterling`` program: the argument, else ``$STERLING``, else the one on ``PATH``.
 
-    Raises `ProgramError` where it is ``required`` and there is none.
-    """
+    Raises `ProgramError` if it is ``required`` and not found."""
     given = program or os.environ.get("STERLING")
     found = shutil.which(given or "sterling")
     if found:
@@ -41,7 +40,8 @@ def find_program(program: Path | None = None, *, required: bool = True) -> pathl
 
 @dataclass(frozen=True)
 class Published:
-    """A version that was published: it lies in ``folder``, which `load_snapshot` opens, or nowhere on this machine where the store is a bucket."""
+    """A published version. Its ``folder`` can be opened with `load_snapshot`; if the store is a bucket, there is no folder on
+    this machine."""
 
     name: str
     version: int
@@ -52,9 +52,8 @@ class Published:
 def publish(package: Path, store: Path, *, items: Path | None = None, index: Path | None = None, program: Path | None = None) -> Published:
     """Publishes a model package with its items and returns the version.
 
-    ``items`` is an item file (``docs/guide/items.md``); without it the package's ``items.parquet`` or ``items.jsonl`` is taken. ``index`` is an
-    index recipe. Raises `ProgramError` with what the program said.
-    """
+    ``items`` is an item file (``docs/guide/items.md``); the default is ``items.parquet`` or ``items.jsonl`` of the package.
+    ``index`` is an index recipe. Raises `ProgramError` with the output of the program."""
     package, store = pathlib.Path(package), os.fspath(store)
     command = [str(find_program(program)), "publish", str(package), "--store", store]
     command += ["--items", str(items)] if items else []
@@ -69,7 +68,7 @@ def publish(package: Path, store: Path, *, items: Path | None = None, index: Pat
 
 
 class Server:
-    """A running ``sterling serve``; `serve` starts one. It ends with the ``with`` block, or by `close`."""
+    """A running ``sterling serve``, started by `serve`. It ends with the ``with`` block, or with `close`."""
 
     def __init__(self, process: subprocess.Popen[str], url: str, log: pathlib.Path):
         self._process, self.url, self._log = process, url, log
@@ -82,24 +81,23 @@ class Server:
 
     @property
     def log(self) -> str:
-        """What it has logged so far."""
+        """Returns its log so far."""
         return self._log.read_text(encoding="utf-8", errors="replace")
 
     def get(self, path: str, *, timeout: float = 60) -> Any:
-        """The JSON of a GET."""
+        """Returns the JSON of a GET."""
         return _answer(urllib.request.Request(self.url + path), timeout)
 
     def post(self, path: str, body: Mapping[str, Any], *, timeout: float = 60) -> Any:
-        """The JSON that answers a body: ``server.post("/v1/models/shop:retrieve", {"vector": [0.5, 1.0]})``.
+        """Returns the JSON answer to a body: ``server.post("/v1/models/shop:retrieve", {"vector": [0.5, 1.0]})``.
 
-        Raises `RequestError` with the problem that the server answered.
-        """
+        Raises `RequestError` with the problem that the server answered."""
         data = json.dumps(body, allow_nan=False).encode()
         request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
         return _answer(request, timeout)
 
     def close(self) -> None:
-        """Asks the process to end and waits for it; after ten seconds it is killed."""
+        """Terminates the process and waits for it; after ten seconds it is killed."""
         if self._process.poll() is None:
             self._process.terminate()
             try:
@@ -121,11 +119,10 @@ def serve(
     settings: Mapping[str, str] | None = None,
     timeout: float = 60,
 ) -> Server:
-    """Serves a store on a free port and returns once a model answers: that of ``model`` where one is named, else the first to be loaded.
+    """Serves a store on a free port and returns once a model answers: ``model`` if it is set, else the first that is loaded.
 
-    ``settings`` are ``STERLING_*`` variables of the configuration, such as ``{"STERLING_ENGINE__WORKERS": "1"}``. Raises `ProgramError` with the
-    log where the server ends or is not ready after ``timeout`` seconds.
-    """
+    ``settings`` are ``STERLING_*`` variables of the configuration, such as ``{"STERLING_ENGINE__WORKERS": "1"}``. Raises
+    `ProgramError` with the log if the server ends or is not ready after ``timeout`` seconds."""
     command = [str(find_program(program)), "serve", "--store", str(store), "--listen", listen]
     command += ["--model", model] if model else []
     environment = {"STERLING_HTTP__DRAIN_MS": "0"} | dict(os.environ) | dict(settings or {})
@@ -147,7 +144,8 @@ def serve(
 
 
 def _listening(process: subprocess.Popen[str], timeout: float) -> str:
-    """The address that the program prints first; what it prints later is read and dropped, so that it never waits."""
+    """Returns the address that the program prints first. Later output is read and dropped, so that the program never blocks on
+    the pipe."""
     assert process.stdout is not None
     lines, found, said = process.stdout, threading.Event(), []
 
@@ -158,7 +156,7 @@ def _listening(process: subprocess.Popen[str], timeout: float) -> str:
                     said.append(url[0])
                     found.set()
         except ValueError:
-            pass  # closed while it was read: the server is being ended
+            pass  # closed during the read: the server is being stopped
         found.set()
 
     threading.Thread(target=read, daemon=True).start()
