@@ -17,9 +17,10 @@ class Ranked:
     """Items, best first: ``ids`` i64 ``[K]``, ``scores`` and ``similarities`` f32 ``[K]``, ``tasks`` by name ``[K]``, ``columns``
     by name.
 
-    ``model``, ``version`` and ``digest`` name the version that answered, ``position`` the updates that it saw. ``cursor`` is
-    the start of the next page, if there is one. ``explain`` is the report of the steps, if requested. ``unknown`` holds the
-    ids of a ranking that the model does not have."""
+    ``model``, ``version`` and ``digest`` name the version that answered, ``position`` the updates that it saw. ``cursor`` is the
+    start of the next page, if there is one. ``explain`` is the report of the steps, if requested. ``unknown`` holds the ids of a
+    ranking that the model does not have.
+    """
 
     ids: np.ndarray
     scores: np.ndarray
@@ -52,8 +53,8 @@ class Upserted:
     """Result of an upsert: the number of ``accepted`` items, and the rejected ones in ``refused`` (``place``, ``id``, ``field``
     and ``reason`` of each).
 
-    The items are visible from ``position`` on. A router over several shards returns the positions of the shards in
-    ``positions``."""
+    The items are visible from ``position`` on. A router over several shards returns the positions of the shards in ``positions``.
+    """
 
     accepted: int
     refused: list[dict[str, Any]]

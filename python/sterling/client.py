@@ -69,8 +69,9 @@ class Client:
     rankings are sent as Arrow, which pays off from some hundred results on (needs pyarrow). With ``compression``, large bodies
     and answers are compressed, which pays off on slow networks.
 
-    A client may be used before and after a fork: every process has its own connections. A call ends after ``timeout`` seconds;
-    a call with a larger ``timeout_ms`` has that time plus one second."""
+    A client may be used before and after a fork: every process has its own connections. A call ends after ``timeout`` seconds; a
+    call with a larger ``timeout_ms`` has that time plus one second.
+    """
 
     def __init__(
         self,

@@ -18,7 +18,8 @@ class SnapshotError(SterlingError, ValueError):
 class ProgramError(SterlingError, RuntimeError):
     """The ``sterling`` program is missing, rejected its input, or ended early.
 
-    ``status`` is its exit status, negative if a signal ended it, None if it did not run."""
+    ``status`` is its exit status, negative if a signal ended it, None if it did not run.
+    """
 
     status: int | None = None
 
@@ -31,7 +32,8 @@ class RequestError(SterlingError):
     """The server answered with a problem.
 
     ``status`` is the HTTP status; ``code`` and ``retryable`` are fields of the problem (``docs/reference/http.md``);
-    ``retry_after`` is the time in seconds that the server requests to wait, if it does. ``problem`` is the complete JSON."""
+    ``retry_after`` is the time in seconds that the server requests to wait, if it does. ``problem`` is the complete JSON.
+    """
 
     def __init__(self, status: int, problem: dict, retry_after: float | None = None):
         self.status = status

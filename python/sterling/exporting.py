@@ -35,8 +35,9 @@ class Exported:
     """A written package.
 
     ``differences`` holds the largest difference between PyTorch and ONNX Runtime per graph (None if that is not installed). If
-    samples, items and the program were available, it also holds ``served``: the largest difference of queries, similarities
-    and task scores between PyTorch and a server. ``reference`` computes the expected answers of a server in PyTorch."""
+    samples, items and the program were available, it also holds ``served``: the largest difference of queries, similarities and
+    task scores between PyTorch and a server. ``reference`` computes the expected answers of a server in PyTorch.
+    """
 
     path: pathlib.Path
     differences: dict[str, float | None]
@@ -80,35 +81,35 @@ def export(
     ``user``, ``item``, ``overarch``
         ``torch.nn.Module``. The parameters of ``forward`` are the graph's inputs, by name: features (``NAME_mask`` the mask of a
         sequence) of the towers; for the OverArch ``query`` ``[Q, D]``, ``item`` ``[Q, K0, D]``, features of the candidates ``[Q, K0, ...]``,
-        and what else ``models/README.md`` lists.
-        They return a tensor, or a mapping of names to tensors: ``query``, ``item`` and ``logits`` ``[Q, K0, tasks]`` with whatever else the
-        OverArch reads. Where forward takes ``*inputs``, they come in the order of the features.
+        and the other inputs in ``models/README.md``.
+        They return a tensor, or a mapping of names to tensors: ``query``, ``item`` and ``logits`` ``[Q, K0, tasks]``, and tensors that
+        the OverArch reads. If forward takes ``*inputs``, they have the order of the features.
     ``tables``
         ``{"name": nn.Embedding | nn.EmbeddingBag | tensor | Table}``, a TorchRec ``EmbeddingBagCollection`` or ``EmbeddingCollection``, or a
         list of these.
     ``features``
-        ``{"user": [...], "item": [...], "overarch": [...]}`` of `Ids`, `Category` and `Dense`. What a TorchRec collection feeds
-        need not be repeated: it is taken as `Ids`.
+        ``{"user": [...], "item": [...], "overarch": [...]}`` of `Ids`, `Category` and `Dense`. Features of a TorchRec
+        collection need not be repeated; they are `Ids`.
     ``dimension``
-        D; taken from the towers where there is one.
+        D; by default that of the towers.
     ``columns``
-        Item columns to keep; none keeps all.
+        Item columns to store; None stores all.
     ``queries``, ``merge``
-        Where ``query`` is ``[Q, Tq, D]``: its rows, and how their candidates become one list.
+        If ``query`` is ``[Q, Tq, D]``: its rows, and the rule that merges their candidates.
     ``tasks``, ``value``, ``constants``
         Names along the last axis of ``logits``, the expression that orders results (``docs/reference/value-model.md``) and its constants.
     ``samples``, ``items``
-        Real users' features as requests bring them, and items as rows with an ``id``. Items are written as ``items.jsonl``. Samples are
-        written as ``queries.jsonl``, from which ``sterling publish`` takes up to 256 to measure recall with: give some hundred, and none of users
-        whose recall you measure afterwards. Fewer than 16 are not written. With samples and items the package is also published, served
-        and asked by the ``sterling`` program, if there is one: about all samples' queries, and the answers of up to 32 of them.
+        Features of real users as in requests, and items as rows with an ``id``. Items are written as ``items.jsonl``. Samples are
+        written as ``queries.jsonl``, from which ``sterling publish`` takes up to 256 to measure recall: pass some hundred, and none of users
+        whose recall you measure afterwards. Fewer than 16 are not written. With samples and items the package is also published and
+        served by the ``sterling`` program, if there is one, and compared: the queries of all samples, and up to 32 answers.
     ``tolerance``
-        The largest difference that is accepted, relative to the larger of 1 and the value.
+        Largest accepted difference, relative to the larger of 1 and the value.
     ``program``
-        The ``sterling`` program; None looks for it (``$STERLING``, then ``PATH``), False leaves it out.
+        The ``sterling`` program; None finds it (``$STERLING``, then ``PATH``), False skips its checks.
 
-    A package that is there is replaced in one step: a process that is killed leaves the old one. Files that an export did not write
-    stay. Raises `ExportError`; ``path`` is then as it was before.
+    An existing package is replaced in one step; a killed process leaves the old one. Files that no export wrote stay. Raises
+    `ExportError`; ``path`` is then unchanged.
     """
     try:
         import onnx  # noqa: F401

@@ -8,7 +8,8 @@ candidate, ``[Q, K0, ...]``; their values are those of an item column: without d
 >>> Ids("installed", table="packages").declared()
 {'name': 'installed', 'kind': 'ids', 'table': 'packages', 'pooling': 'sum'}
 >>> Dense("age", width=2, column="user_age").declared()
-{'name': 'age', 'kind': 'dense', 'width': 2, 'column': 'user_age'}"""
+{'name': 'age', 'kind': 'dense', 'width': 2, 'column': 'user_age'}
+"""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ class Feature:
     """One input of a graph; the kinds are `Ids`, `Category` and `Dense`.
 
     ``column`` is the field of the request or the column of the item with the values, if its name differs from that of the
-    feature."""
+    feature.
+    """
 
     name: str
     column: str | None
@@ -136,6 +138,7 @@ class Column:
 class ItemVector:
     """A tensor that is stored per item for the OverArch: an output of the item tower with this name, or a column of the item
     file.
+    
 
     >>> ItemVector("parts", width=128, format="int8").declared()
     {'name': 'parts', 'width': 128, 'format': 'int8'}
@@ -179,6 +182,7 @@ def is_missing(value: Any) -> bool:
 def kept(values: Sequence[Any]) -> list[Any]:
     """Returns the values of an item as a column stores them: without duplicates, numbers in ascending order and texts in the
     order of their bytes.
+    
 
     >>> kept(["vcs", "éditeurs", "devel", "vcs"]), kept([10, 9, 10])
     (['devel', 'vcs', 'éditeurs'], [9, 10])

@@ -1,7 +1,8 @@
 """Exports a PyTorch module to an ONNX graph that the server runs, and verifies it.
 
 The graph comes from ``torch.export`` and PyTorch's dynamo ONNX exporter at opset 18, the lowest that it writes without
-conversion. File names and lines of the exporting program, which PyTorch leaves in a graph, are removed."""
+conversion. File names and lines of the exporting program, which PyTorch leaves in a graph, are removed.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ class Port:
 
     A mask ``NAME_mask`` holds ones up to the last value of the sequence NAME and zeros after it. Rows of a sequence
     (``is_sequence``) are zeros after its last value. An input that ``may_be_missing`` is zeros if a request leaves the feature
-    out. ``seen`` ``[n, ...]`` holds allowed values of the last axes; without it, any value is allowed."""
+    out. ``seen`` ``[n, ...]`` holds allowed values of the last axes; without it, any value is allowed.
+    """
 
     name: str
     shape: tuple[str | int, ...]
@@ -72,7 +74,8 @@ class Port:
 class Examples:
     """Example inputs of a graph: sequences of every length, including 0, and missing features.
 
-    The first row of the first call has no values: a user without features."""
+    The first row of the first call has no values: a user without features.
+    """
 
     def __init__(self, inputs: Sequence[Port], generator: torch.Generator):
         import torch
@@ -186,7 +189,8 @@ def export_graph(place: str, module: torch.nn.Module, inputs: Sequence[Port], fi
     """Exports a module whose output ``first`` starts with the axes ``lead``, and compares module and graph.
 
     Raises `ExportError` if the module cannot be exported, fixes an axis, computes in a type other than f32, or returns values
-    that are not finite."""
+    that are not finite.
+    """
     import torch
 
     module = _prepared(place, module)
@@ -374,7 +378,8 @@ def _export(
 def _attention(query: Any, key: Any, value: Any, attn_mask: Any = None, *others: Any, **named: Any) -> Any:
     """Computes attention as PyTorch does if a mask leaves nothing: 0.
 
-    The translation of onnxscript gives the mean of all values for a boolean mask and NaN for a mask of -inf."""
+    The translation of onnxscript gives the mean of all values for a boolean mask and NaN for a mask of -inf.
+    """
     from onnxscript import ir
     from onnxscript import opset18 as op
     from onnxscript.function_libs.torch_lib.ops.nn import aten_scaled_dot_product_attention

@@ -15,7 +15,8 @@ class SterlingRetriever:
     """Returns the best items for the embedding of a query as documents: ``content`` is the text column, the other ``columns`` are
     the ``meta``.
 
-    ``fields`` are those of a retrieval (``docs/reference/http.md``): ``filter``, ``candidates``, ``constants`` and others."""
+    ``fields`` are those of a retrieval (``docs/reference/http.md``): ``filter``, ``candidates``, ``constants`` and others.
+    """
 
     def __init__(
         self,

@@ -19,8 +19,9 @@ class SterlingRetriever(BaseRetriever):
     the metadata.
 
     ``encode`` turns a query into a vector (an array or a list of numbers, such as ``Embeddings.embed_query`` of LangChain
-    returns) or into features of the user by name. ``fields`` are those of a retrieval (``docs/reference/http.md``):
-    ``filter``, ``candidates``, ``constants`` and others."""
+    returns) or into features of the user by name. ``fields`` are those of a retrieval (``docs/reference/http.md``): ``filter``,
+    ``candidates``, ``constants`` and others.
+    """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 

@@ -45,7 +45,8 @@ def served(
     queries, similarities and task scores, relative to the larger of 1 and the value, with the features that cause it.
 
     A user without features and histories truncated at every length are requested as well. If there are many samples, some are
-    ranked with all items, and all are embedded."""
+    ranked with all items, and all are embedded.
+    """
     with tempfile.TemporaryDirectory(prefix="sterling-") as folder:
         recipe = pathlib.Path(folder) / "recipe.toml"
         recipe.write_text(_RECIPE)

@@ -26,7 +26,8 @@ Path = str | os.PathLike[str]
 def find_program(program: Path | None = None, *, required: bool = True) -> pathlib.Path | None:
     """Returns the ``sterling`` program: the argument, else ``$STERLING``, else the one on ``PATH``.
 
-    Raises `ProgramError` if it is ``required`` and not found."""
+    Raises `ProgramError` if it is ``required`` and not found.
+    """
     given = program or os.environ.get("STERLING")
     found = shutil.which(given or "sterling")
     if found:
@@ -53,7 +54,8 @@ def publish(package: Path, store: Path, *, items: Path | None = None, index: Pat
     """Publishes a model package with its items and returns the version.
 
     ``items`` is an item file (``docs/guide/items.md``); the default is ``items.parquet`` or ``items.jsonl`` of the package.
-    ``index`` is an index recipe. Raises `ProgramError` with the output of the program."""
+    ``index`` is an index recipe. Raises `ProgramError` with the output of the program.
+    """
     package, store = pathlib.Path(package), os.fspath(store)
     command = [str(find_program(program)), "publish", str(package), "--store", store]
     command += ["--items", str(items)] if items else []
@@ -91,7 +93,8 @@ class Server:
     def post(self, path: str, body: Mapping[str, Any], *, timeout: float = 60) -> Any:
         """Returns the JSON answer to a body: ``server.post("/v1/models/shop:retrieve", {"vector": [0.5, 1.0]})``.
 
-        Raises `RequestError` with the problem that the server answered."""
+        Raises `RequestError` with the problem that the server answered.
+        """
         data = json.dumps(body, allow_nan=False).encode()
         request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
         return _answer(request, timeout)
@@ -122,7 +125,8 @@ def serve(
     """Serves a store on a free port and returns once a model answers: ``model`` if it is set, else the first that is loaded.
 
     ``settings`` are ``STERLING_*`` variables of the configuration, such as ``{"STERLING_ENGINE__WORKERS": "1"}``. Raises
-    `ProgramError` with the log if the server ends or is not ready after ``timeout`` seconds."""
+    `ProgramError` with the log if the server ends or is not ready after ``timeout`` seconds.
+    """
     command = [str(find_program(program)), "serve", "--store", str(store), "--listen", listen]
     command += ["--model", model] if model else []
     environment = {"STERLING_HTTP__DRAIN_MS": "0"} | dict(os.environ) | dict(settings or {})

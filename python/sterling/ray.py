@@ -1,9 +1,10 @@
 """Offline scoring on a Ray cluster: each worker is an actor that owns one ``sterling score --units -`` and receives numbers of
 files.
 
-Rows never pass through Python or the object store of Ray: the program reads the input files and writes complete output files
-on a file system that all nodes share. If a worker, a process or a node is lost, another worker scores its file again and
-writes the same bytes."""
+Rows never pass through Python or the object store of Ray: the program reads the input files and writes complete output files on a
+file system that all nodes share. If a worker, a process or a node is lost, another worker scores its file again and writes the
+same bytes.
+"""
 
 from __future__ import annotations
 
@@ -78,8 +79,9 @@ def score(
     of all files. A job that was started in ``output`` continues. ``max_problems`` rows may have a problem: a number, or a share
     such as ``"0.5%"``.
 
-    Raises `ProgramError` with the files that failed and the reasons, or if more rows have a problem; all other files are
-    complete then."""
+    Raises `ProgramError` with the files that failed and the reasons, or if more rows have a problem; all other files are complete
+    then.
+    """
     import ray
 
     paths = sorted(glob.glob(inputs)) if isinstance(inputs, str) else list(inputs)

@@ -23,7 +23,8 @@ _RUN_ITEMS = 4096
 class Reference:
     """Modules and tables of a model package, with methods for the requests of a server.
 
-    Rows are mappings: the features of a user as in a request, and the columns of an item as in an item file, including ``id``."""
+    Rows are mappings: the features of a user as in a request, and the columns of an item as in an item file, including ``id``.
+    """
 
     dimension: int
     tables: Mapping[str, Table]
@@ -48,7 +49,8 @@ class Reference:
     def scores(self, user: Mapping[str, Any], items: Sequence[Mapping[str, Any]]) -> dict[str, np.ndarray]:
         """Returns the ``similarity`` of a user and each item, and the score of each task: ``[items]`` each.
 
-        Several queries are merged as if each of them found every item."""
+        Several queries are merged as if each of them found every item.
+        """
         import torch
 
         made = self._user([user])

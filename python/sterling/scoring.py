@@ -40,7 +40,8 @@ def command(
     workers run in other folders. ``max_problems`` rows of the job may have a problem: a number, or a share such as ``"0.5%"``.
 
     Raises `ValueError` without inputs, for URLs instead of paths, or for a ``task`` other than ``retrieve``, ``rank`` and
-    ``items``."""
+    ``items``.
+    """
     if task not in TASKS:
         raise ValueError(f"task: got {task!r}, expected one of {', '.join(TASKS)}")
     if not inputs:
@@ -96,7 +97,8 @@ class Worker:
     def score(self, unit: int) -> dict[str, Any]:
         """Scores a file and returns the report of the program: ``done``, and ``counts`` or ``code``, ``retryable`` and ``error``.
 
-        Raises `ProgramError` if the process has ended."""
+        Raises `ProgramError` if the process has ended.
+        """
         assert self._process.stdin is not None
         # If the process has ended, reading its answer fails.
         with contextlib.suppress(OSError):

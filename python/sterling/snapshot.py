@@ -1,7 +1,8 @@
 """Published versions as NumPy arrays (``docs/reference/formats.md``).
 
-Arrays are read-only views of the memory-mapped files; opening costs only the check of the digests, which reads every byte
-once. NumPy has no bfloat16: such tensors are widened to float32, which is exact."""
+Arrays are read-only views of the memory-mapped files; opening costs only the check of the digests, which reads every byte once.
+NumPy has no bfloat16: such tensors are widened to float32, which is exact.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ _CODES = {"int8": 8, "int4": 4, "int2": 2}
 def read_tensors(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     """Returns the tensors of a ``.safetensors`` file by name, memory-mapped and read-only.
 
-    Raises `SnapshotError` if the file is not one, or is shorter than its header says."""
+    Raises `SnapshotError` if the file is not one, or is shorter than its header says.
+    """
     path = pathlib.Path(path)
     try:
         with open(path, "rb") as file:
@@ -79,7 +81,8 @@ class ItemColumn:
     """An item column in slot order.
 
     A category has a ``dictionary`` of its values, ascending, the ``codes`` of all slots concatenated, and ``offsets`` ``[S +
-    1]``, the start of each slot's codes. A column of floats has ``floats`` ``[S]`` instead, NaN if there is no value."""
+    1]``, the start of each slot's codes. A column of floats has ``floats`` ``[S]`` instead, NaN if there is no value.
+    """
 
     name: str
     kind: str
@@ -102,9 +105,10 @@ class ItemColumn:
 class Index:
     """The item index: S slots in C lists, each of which starts at a multiple of 16.
 
-    ``codes`` u8 ``[blocks, G, 16, 4]`` are int8 rows plus 128, ``scales`` f32 ``[S]`` the factors of the codes, ``centroids``
-    f32 ``[C, D]``, ``list_lengths`` u32 ``[C]``, ``rows`` ``[S, D]`` the rows for rescoring, or None; ``penalties`` f32
-    ``[C]`` or None."""
+    ``codes`` u8 ``[blocks, G, 16, 4]`` are int8 rows plus 128, ``scales`` f32 ``[S]`` the factors of the codes, ``centroids`` f32
+    ``[C, D]``, ``list_lengths`` u32 ``[C]``, ``rows`` ``[S, D]`` the rows for rescoring, or None; ``penalties`` f32 ``[C]`` or
+    None.
+    """
 
     dimension: int
     codes: np.ndarray
@@ -305,7 +309,8 @@ def load_snapshot(path: str | os.PathLike[str], *, check: bool = True) -> Snapsh
     """Opens the version in the folder ``path``, such as ``store/debian/1``.
 
     With ``check``, compares the length and the XXH3-128 of every file with the manifest. Raises `SnapshotError` with the file,
-    the actual and the expected value."""
+    the actual and the expected value.
+    """
     folder = pathlib.Path(path)
     try:
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))

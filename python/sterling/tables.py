@@ -24,10 +24,11 @@ _TOLERANCE = 1e-4
 class Table:
     """An embedding table and its use.
 
-    ``weight`` is ``[rows, width]``: a tensor, an array, an ``nn.Embedding`` or an ``nn.EmbeddingBag``. ``vocabulary`` holds
-    the value of each row, for `Category` features. ``unseen`` is the treatment of ids outside the table: ``zero``, ``hash`` or
-    ``row:N``. ``storage`` (``f32``, ``f16``, ``bf16``) is the written type, by default that of the weight. ``pooling``
-    (``sum``, ``mean``) applies to features that do not set it; an ``nn.EmbeddingBag`` has its own."""
+    ``weight`` is ``[rows, width]``: a tensor, an array, an ``nn.Embedding`` or an ``nn.EmbeddingBag``. ``vocabulary`` holds the
+    value of each row, for `Category` features. ``unseen`` is the treatment of ids outside the table: ``zero``, ``hash`` or
+    ``row:N``. ``storage`` (``f32``, ``f16``, ``bf16``) is the written type, by default that of the weight. ``pooling`` (``sum``,
+    ``mean``) applies to features that do not set it; an ``nn.EmbeddingBag`` has its own.
+    """
 
     weight: Any
     vocabulary: Sequence[str] | None = None
@@ -48,8 +49,9 @@ class Table:
 def collect(tables: Any) -> dict[str, Table]:
     """Returns tables by name, their weights as tensors on the CPU.
 
-    ``tables`` is a mapping from names to the types of `Table.weight` (or to a `Table`), a TorchRec ``EmbeddingBagCollection``
-    or ``EmbeddingCollection``, or a list of these."""
+    ``tables`` is a mapping from names to the types of `Table.weight` (or to a `Table`), a TorchRec ``EmbeddingBagCollection`` or
+    ``EmbeddingCollection``, or a list of these.
+    """
     found: dict[str, Table] = {}
     originals: dict[str, Any] = {}
     for name, table in _each(tables):
@@ -179,8 +181,8 @@ def rows_of(name: str, table: Table, ids: Sequence[int]) -> torch.Tensor:
 def pooled(name: str, table: Table, pooling: str, ids: Sequence[int], weights: Sequence[float] | None) -> torch.Tensor:
     """Returns the rows of ids as one ``[width]``, as the module pools them.
 
-    An unsharded TorchRec collection has no weighted mean. FBGEMM computes it as the sum of weighted rows over the number of
-    ids."""
+    An unsharded TorchRec collection has no weighted mean. FBGEMM computes it as the sum of weighted rows over the number of ids.
+    """
     import torch
 
     module = table.module
