@@ -36,7 +36,7 @@ TUNED = {"THP_MEM_ALLOC_ENABLE": "1", "FBGEMM_FORCE_AUTOVEC": "1"}
 
 
 def peer_call(name, rows, width):
-    """The operator over a table of random rows, as call(ids, offsets) -> [bags, width], and the type of ids it takes."""
+    """Returns the operator over a table of random rows, as call(ids, offsets) -> [bags, width], and its type of ids."""
     import torch
 
     if name in ("torch_f32", "torch_huge_f32"):
@@ -93,7 +93,7 @@ def peer_call(name, rows, width):
 
 
 def run_peer(name, rows, width, pooling, folder):
-    """One JSON line a pooling, in the form of benches/pool.rs."""
+    """Prints one JSON line per pooling factor, in the form of benches/pool.rs."""
     import numpy
     import torch
 
@@ -127,7 +127,7 @@ def run_peer(name, rows, width, pooling, folder):
 
 
 def lines_of(command, **more):
-    """What a command prints, as JSON lines, passed on as they come."""
+    """Yields the JSON lines of a command, and passes them on as they arrive."""
     found = []
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, **more) as process:
         for line in process.stdout:
@@ -140,7 +140,7 @@ def lines_of(command, **more):
 
 
 def summary(lines):
-    """Medians over the rounds, and each quotient against `lookup` of the same format and pooling."""
+    """Prints medians over the rounds, and each ratio to `lookup` with the same format and pooling."""
     runs = {}
     for line in lines:
         key = (line["format"], line.get("pooling", 0), line["what"], line["ids"])

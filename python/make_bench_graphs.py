@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Rerankers of usual sizes for `benches/dense.rs`, as PyTorch's exporter writes them, with random weights.
+"""Writes rerankers of usual sizes for `benches/dense.rs` with PyTorch's exporter, with random weights.
 
     pip install './python[export]'
     python python/make_bench_graphs.py benches/graphs
 
-`mol` is the mixture of logits of the zoo with 8 x 8 vectors of 32; `target` attends with 4 heads, and `din` with a small network, over a history
-of 200 items of 64 numbers.
+`mol` is the mixture of logits of the zoo with 8 x 8 vectors of 32 numbers; `target` attends with 4 heads, and `din` with a small
+network, over a history of 200 items of 64 numbers.
 """
 
 from __future__ import annotations
