@@ -1,13 +1,13 @@
-"""Pooled lookups of one thread beside PyTorch's and FBGEMM's CPU operators, on the same stream of ids, in turn.
+"""Pooled lookups of one thread compared with the CPU operators of PyTorch and FBGEMM, on the same stream of ids, alternating.
 
     python python/bench_pool.py [--rounds 3] [--rows 10000000] [--width 64] [--pooling 20,100]
 
-needs what python/make_sparse_golden.py needs, and cargo. Each round runs benches/pool.rs (whose head says what is measured and
-how), then each operator here in a process of its own, so that one table at a time is in memory. Every operator gets one
-thread, inference mode, calls of 512 bags, ids of the width it likes best, one pass that is not timed and five that are, in
-processor time of the thread. `torch_*` run as they are installed; `torch_huge_*` and FBGEMM's get their table in huge pages
-(THP_MEM_ALLOC_ENABLE=1), and FBGEMM its faster code path (FBGEMM_FORCE_AUTOVEC=1). JSON lines go to stdout; a table of
-medians over the rounds, with the quotients, ends the run.
+Needs the packages of python/make_sparse_golden.py, and cargo. Each round runs benches/pool.rs (whose head describes the
+measurement), then each operator here in its own process, so that one table at a time is in memory. Every operator gets one
+thread, inference mode, calls of 512 bags, ids of its preferred width, one untimed pass and five timed ones, in CPU time of the
+thread. `torch_*` run as they are installed; `torch_huge_*` and FBGEMM's get their table in huge pages (THP_MEM_ALLOC_ENABLE=1),
+and FBGEMM its faster code path (FBGEMM_FORCE_AUTOVEC=1). JSON lines go to stdout, followed by a table of medians over the rounds,
+with the ratios.
 """
 
 import argparse

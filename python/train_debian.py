@@ -6,15 +6,15 @@
 DATA holds items.parquet, users.parquet and edges.parquet (see extract_debian.py). OUT receives model.toml, user.onnx, item.onnx,
 overarch.onnx, tables.safetensors, the vocabularies, items.parquet, heldout.jsonl, golden.json, warmup.jsonl and metrics.json.
 
-A user is a source package, its history the binary packages it declares; the question is which others belong with them.
+A user is a source package, its history the binary packages it declares; the task is to predict the others that belong with them.
 1. Users are split into training, validation and test users (debian_data.py). Everything is chosen on validation users.
-2. Two towers meet in a sampled softmax (in-batch and uniform negatives, corrected for popularity), on four fifths of the training
-   users. Every sparse lookup stands outside the graphs: an input is the pooled embedding of the feature of its name.
-3. Links keep what EASE and item-kNN of the same four fifths say of each pair of packages (debian_links.py).
-4. The OverArch, a network over what links, common sources, similarity and popularity say, with a head per label and one for any label,
-   learns to rank what the towers retrieve for the remaining fifth. Towers remember the users they are trained on (recall@20 of 0.87 instead of
-   0.67), so a reranker that is trained on those trusts the similarity too much; so it is with links.
-5. Towers are tuned for a few epochs on all training users, and links made of all of them: the numbers keep their meaning. Then the heads
+2. Two towers are trained with a sampled softmax (in-batch and uniform negatives, corrected for popularity), on four fifths of the training
+   users. Sparse lookups happen outside the graphs: an input is the pooled embedding of the feature of its name.
+3. Links store the scores of EASE and item-kNN for each pair of packages, from the same four fifths (debian_links.py).
+4. The OverArch, a network over links, common sources, similarity and popularity, with a head per label and one for any label,
+   learns to rank the candidates of the towers for the remaining fifth. Towers remember the users they are trained on (recall@20 of 0.87 instead of
+   0.67), so a reranker trained on those would overestimate the similarity; the same holds for links.
+5. Towers are tuned for a few epochs on all training users, and links are made of all of them; the scales of both stay the same. Then the heads
    are calibrated and the value model's weights chosen on validation users.
 6. Everything is exported, read back as stored, and evaluated (evaluate_debian.py).
 """

@@ -8,7 +8,7 @@ docs/benchmarks/quantization.md.
 The vectors are the rows of any `.npy` matrix (scripts/real_vectors.py makes some), normalized; --queries of them, sampled by a
 seed, are held out as queries. Each side searches with one thread, one query at a time, over its own settings. The sides alternate
 --rounds times, and the median of the rounds counts for each setting. The table shows, for each number of results and each recall,
-the fastest setting that reaches it, with the bytes read (Sterling only), and last the recall that a request asks for. `int8
+the fastest setting that reaches it, with the bytes read (Sterling only), and last the requested recall. `int8
 beside CODES` scans int8 rows in the index that has the codes.
 --folder holds the data and the indexes of peers, which --build makes without measuring. It also receives `curves.csv`, every
 setting with its median, and `curves.svg`, the Pareto-optimal settings of each side.

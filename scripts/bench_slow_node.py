@@ -55,7 +55,7 @@ class Proxy(threading.Thread):
         loop, due = asyncio.get_running_loop(), 0.0
         with contextlib.suppress(OSError):
             while part := await reader.read(1 << 16):
-                # A chunk must not overtake another one when the delay is reduced.
+                # A chunk must not arrive before an earlier one when the delay is reduced.
                 due = max(due, loop.time() + self.delay_s)
                 if self.delay_s:
                     loop.call_at(due, writer.write, part)

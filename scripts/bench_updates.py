@@ -342,7 +342,7 @@ def turnover():
 
 
 def new_kinds():
-    """Two geometries; rows of a kind have small numbers in one half of the dimensions, which tells old from new."""
+    """Two geometries; rows of a kind have small numbers in one half of the dimensions, which distinguishes old from new."""
     most, each, asked_for = ITEMS // 10, 20, 0.98
     random = np.random.default_rng(77)
     centres = {"old": random.standard_normal((200, WIDTH)), "new": random.standard_normal((10, WIDTH))}

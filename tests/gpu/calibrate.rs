@@ -12,7 +12,7 @@ fn a_card_is_measured_and_planned_with() {
     let mut topology = Topology::detect().unwrap().with_cards(std::slice::from_ref(&device)).unwrap();
     calibrate_gpu::apply(&[constants], &mut topology).unwrap();
     topology.validate().unwrap();
-    // Whatever the clock returned, every rate is positive; only a row may cost nothing besides its bytes.
+    // Independent of the clock, every rate is positive; only a row may cost nothing besides its bytes.
     let gpu = &topology.gpus[0];
     assert_eq!(gpu.name, device.name());
     assert!(constants.call_us > 0.0 && constants.link_us > 0.0, "{constants:?}");

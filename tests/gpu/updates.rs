@@ -388,7 +388,7 @@ fn whole_pass_keeps_what_came_later_in_the_format_of_the_snapshot() {
     }
 }
 
-/// A request sees the view that it was prepared for, whatever the GPU has loaded since.
+/// A request sees the view that it was prepared for, even if the GPU has loaded others since.
 #[test]
 fn whole_pass_sees_one_position() {
     let folder = tempfile::tempdir().unwrap();

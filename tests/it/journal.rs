@@ -22,7 +22,7 @@ fn payload(position: u64) -> Vec<u8> {
     (0..length as u64).map(|n| (position * 31 + n) as u8).collect()
 }
 
-/// Runs in its own process until it is killed: appends, and prints what was reported as durable.
+/// Runs in its own process until it is killed: appends, and prints the records that were reported as durable.
 #[test]
 fn writes_until_it_is_killed() {
     let Some(folder) = std::env::var_os(FOLDER) else { return };

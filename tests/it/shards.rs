@@ -504,7 +504,7 @@ fn a_cut_version_is_whole_or_refused() {
     shards.write(&folder).unwrap();
     std::fs::rename(folder.join("shard-0"), folder.join("old")).unwrap();
     std::fs::rename(folder.join("shard-2"), folder.join("shard-0")).unwrap();
-    // The manifest names the shard, whatever the name of its folder is.
+    // The manifest names the shard, regardless of the name of its folder.
     assert_eq!(Manifest::read(&folder.join("shard-0")).unwrap().shard.unwrap().shard, 2);
 
     for (shards, expected) in [(0, "expected 1 to 1024"), (1025, "expected 1 to 1024"), (1000, "expected fewer shards")]

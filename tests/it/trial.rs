@@ -221,7 +221,7 @@ fn rerankers() -> Vec<(&'static str, Vec<u8>, &'static [&'static str])> {
         (
             "infinite",
             overarch(&["z = Sub(item, item)", "q = Div(item, z)", "logits = ReduceSum(q, last)"]).bytes(),
-            // The program folds the subtraction into 0 times the item, whose sign is the item's.
+            // Constant folding turns the subtraction into 0 times the item, whose sign is the item's.
             &["overarch.onnx: output `logits` of a candidate of sample 0", "first in node `make_q` (Div)"],
         ),
         (

@@ -234,7 +234,7 @@ fn streams_that_keep_no_journal_are_refused_with_the_reason() {
         assert_eq!(error.kind(), Kind::Unsupported);
         assert!(error.to_string().contains(reason) && error.to_string().contains(&name), "{error}");
     }
-    // Fewer copies than the configuration asks for; Debian's broker syncs every two minutes.
+    // Fewer copies than configured; Debian's broker syncs every two minutes.
     nats.open(&Topic::whole("one"), 0).unwrap();
     let streams = StreamOptions { replicas: 3, ..StreamOptions::default() };
     let three = Nats::connect(NatsOptions { servers: broker.url(), streams, notes: None }).unwrap();
@@ -279,7 +279,7 @@ fn messages_that_no_journal_wrote_there_are_skipped_by_all_also_after_a_restart(
                 send(broker.port, "sterling.m", &message(broker.port, "sterling-m", sequence));
             }),
         }
-        // A server that starts now finds the position, whatever the stream holds at its end or in between.
+        // A server that starts now finds the position, regardless of other messages in the stream.
         let late = open(broker.url());
         assert_eq!(late.last(), last, "after {n}");
         assert_eq!(records(&*late, 0, last).len() as u64, last);
