@@ -31,8 +31,8 @@ else
     export STERLING_TEST_DEVICE=$card STERLING_FLOORS=${STERLING_FLOORS:-1000000,10000000}
 fi
 
-# Runs each test that passes the grep patterns with the given command; prints failures. Tests without GPU work are no failures for
-# a sanitizer.
+# Runs each test that passes the grep patterns with the given command; prints failures. Under a sanitizer,
+# tests without GPU work count neither as passed nor as failed.
 each_test() {
     local without=$1 logs failed=0 all elsewhere=0
     shift

@@ -436,7 +436,7 @@ fn whole_pass_answers_while_updates_come() {
     });
 }
 
-/// A view uploads its changes only: never the snapshot, and a segment once.
+/// A view uploads only its changes: never the snapshot, and each segment once.
 #[test]
 fn whole_pass_uploads_what_has_changed_alone() {
     let folder = tempfile::tempdir().unwrap();

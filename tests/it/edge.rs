@@ -208,7 +208,7 @@ fn connections_wait_for_a_server_that_has_no_time_for_them() {
     let limit = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
     let allowed: usize = std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap().trim().parse().unwrap();
-    // Clients of one group under overload, more than the listen backlog.
+    // More connections than the runtime's default listen backlog, and fewer than the system's limit.
     let count = allowed.min(1500) - 8;
     let store = catalogue(3, 1);
     let server = serve(store.path(), "");

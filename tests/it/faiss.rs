@@ -177,7 +177,7 @@ fn items_are_those_of_faiss(case: &Case, view: &Arc<View>, query: &[f32], n: usi
         let apart = (f64::from(*score) - exact(id.0)).abs();
         assert!(apart <= tolerance(id.0), "{place}: item {id} is {apart} off");
     }
-    // Under L2, Faiss also counts the rounding error of a vector's length; its order is ours up to that.
+    // Under L2, the scores of Faiss include the rounding error of a vector's length; the orders agree up to that error.
     let lengths = case.vectors.values().map(|v| product(v, v));
     let spread = match case.answers["metric"].as_str().unwrap() {
         "l2" => lengths.clone().fold(0.0, f64::max) - lengths.fold(f64::INFINITY, f64::min),
