@@ -1,13 +1,13 @@
-//! A reranker without a history (that of the Debian model before it had links), the Debian model's user tower, and rerankers of other kinds
-//! (`benches/graphs`, which `python/make_bench_graphs.py` writes), as programs in f32 and bf16 and in rten, one thread, in turns; `kept`
-//! is a program in f32 beside what is kept by item.
+//! Graphs as compiled programs in f32 and bf16 and in rten, on one thread, interleaved: a reranker without a history (the Debian
+//! model's earlier one), the Debian model's user tower, and rerankers of other kinds (`benches/graphs`, written by
+//! `python/make_bench_graphs.py`). `kept` is a program in f32 with item-side precomputation.
 //!
-//! `cargo bench --bench dense` prints a table; `python python/bench_dense.py` takes turns with ONNX Runtime and prints the one of
-//! docs/benchmarks/pass.md: with `--turns`, a line of input names a case, and the microseconds of a round of it come back.
-//! `STERLING_KERNEL` chooses the instruction set.
+//! `cargo bench --bench dense` prints a table. `python python/bench_dense.py` interleaves it with ONNX Runtime and prints the
+//! table of docs/benchmarks/pass.md: with `--turns`, each line of input names a case, and the output is the microseconds of a
+//! round. `STERLING_KERNEL` selects the instruction set.
 //!
-//! The bound: multiply-adds. A candidate takes 46,176 of them as the graph is written down and 21,600 once it is collapsed, a
-//! request 672,000 for the matrices of its user; a core of Zen 4 does 16 a cycle in f32 and 32 in bf16.
+//! The lower bound is the number of multiply-adds. A candidate takes 46,176 as the graph is written and 21,600 after linear
+//! chains are fused, a request 672,000 for the matrices of its user; a core of Zen 4 does 16 per cycle in f32 and 32 in bf16.
 
 #![allow(missing_docs, clippy::print_stdout, clippy::unwrap_used)]
 
@@ -26,13 +26,13 @@ const COLUMNS: [&str; 5] = ["log_popularity", "log_build", "log_depends", "log_r
 const FEATURES: [(&str, usize); 4] = [("installed", 64), ("installed_text", 32), ("section", 16), ("maintainer", 16)];
 const ROUNDS: usize = 9;
 const ROUND: Duration = Duration::from_millis(40);
-/// What is read before each call of a cold case: more than the second-level cache holds.
+/// Bytes read before each call of a cold case: more than the L2 cache holds.
 const OTHER_BYTES: usize = 8 << 20;
 /// Ways to run a graph.
 const WAYS: [&str; 3] = ["rten", "f32", "bf16"];
 
-/// A reranker of another kind: its file, the candidates, its inputs (whether each candidate has its own, and their dimensions after
-/// those of users and candidates), and the numbers of its output.
+/// A reranker of another kind: its file, the number of candidates, its inputs (whether each candidate has its own, and the
+/// dimensions after those of users and candidates), and the numbers of its output.
 struct Kind {
     name: &'static str,
     count: usize,
@@ -134,7 +134,7 @@ fn numbers(count: usize) -> Vec<f32> {
     (0..count).map(|n| (((n * 37 + 11) % 101) as f32 / 50.0 - 1.0) / 8.0).collect()
 }
 
-/// Microseconds of one call, over a round.
+/// Returns the microseconds per call, over a round.
 fn time(call: &mut dyn FnMut()) -> f64 {
     let (start, mut calls) = (Instant::now(), 0u32);
     while start.elapsed() < ROUND {
@@ -144,7 +144,8 @@ fn time(call: &mut dyn FnMut()) -> f64 {
     start.elapsed().as_secs_f64() * 1e6 / f64::from(calls)
 }
 
-/// The same of a call that finds [`OTHER_BYTES`] of other memory in the caches, the median.
+/// Returns the median microseconds of a call after [`OTHER_BYTES`] of other memory were read, which evicts its data from the
+/// caches.
 fn time_cold(call: &mut dyn FnMut()) -> f64 {
     let other = vec![1u8; OTHER_BYTES];
     let (start, mut times) = (Instant::now(), Vec::new());
@@ -162,7 +163,7 @@ fn median(mut times: Vec<f64>) -> f64 {
     times[times.len() / 2]
 }
 
-/// GFLOP/s of products whose numbers all stay in the first-level cache.
+/// Returns the GFLOP/s of products whose data stays in the L1 cache.
 fn peak(factors: Form) -> f64 {
     let (rows, depth) = (if factors == Form::Pairs { 32 } else { 28 }, 128);
     let left = numbers(rows * depth);
@@ -193,7 +194,7 @@ fn read(file: &str) -> Vec<u8> {
     std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join(file)).unwrap()
 }
 
-/// Runs a program over rows, which come out of `rows`, `width` numbers each.
+/// Runs a program over rows of `width` numbers each, read from `rows`.
 fn program(program: RowProgram, rows: Vec<f32>, width: usize, user: Vec<Vec<f32>>) -> Call {
     let mut scratch = Scratch::default();
     Box::new(move || {
@@ -254,7 +255,6 @@ fn precision(way: &str) -> Precision {
     if way == "bf16" { Precision::Bf16 } else { Precision::F32 }
 }
 
-/// What is timed, and how.
 struct Case {
     name: String,
     call: Call,

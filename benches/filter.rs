@@ -1,6 +1,7 @@
-//! The eligibility index: how often a Bloom plane says "maybe" wrongly, and what a leaf of a filter costs.
+//! The eligibility index: false-positive rate of Bloom planes, and cost of a filter leaf.
 //!
-//! `cargo bench --bench filter` prints the two tables of `docs/benchmarks/filters.md`. Times are medians of several runs on one thread.
+//! `cargo bench --bench filter` prints the two tables of `docs/benchmarks/filters.md`. Times are medians of several runs on one
+//! thread.
 
 #![allow(clippy::unwrap_used)]
 
@@ -14,7 +15,7 @@ use sterling::units::{ListId, Slot};
 
 const RUNS: usize = 15;
 
-/// Numbers that look random and are the same in every run (SplitMix64).
+/// Pseudo-random numbers that are the same in every run (SplitMix64).
 struct Numbers(u64);
 
 impl Numbers {
@@ -31,14 +32,14 @@ impl Numbers {
     }
 }
 
-/// An integer column with `count` values for each of `items`.
+/// Returns an integer column with `count` values for each of `items`.
 fn integers(name: &str, items: usize, count: usize, mut value: impl FnMut() -> i64) -> ItemColumn {
     let offsets = (0..=items).map(|n| (n * count) as u32).collect();
     let values = (0..items * count).map(|_| value()).collect();
     ItemColumn { name: name.into(), filter: true, values: ItemValues::Integers { offsets, values } }
 }
 
-/// Columns and index over lists of `list` items each, through files as in a snapshot.
+/// Builds columns and index over lists of `list` items each, through files as in a snapshot.
 fn built(items: &[ItemColumn], count: usize, list: usize, options: &Options) -> (Columns, Index) {
     let folder = tempfile::tempdir().unwrap();
     let order: Vec<u32> = (0..count as u32).collect();
@@ -61,7 +62,7 @@ fn planned(filter: &str, columns: &Columns, index: &Index) -> Plan {
     Plan::new(&parse(filter).unwrap().canonical(), columns, index, 0).unwrap()
 }
 
-/// Evaluates the words of the lists and returns the bits that are set.
+/// Evaluates the filter bitmaps of the lists and returns the number of set bits.
 fn evaluate(
     plan: &Plan,
     index: &Index,
@@ -112,7 +113,7 @@ fn false_positives(out: &mut impl std::io::Write) {
     }
 }
 
-/// Bytes that one thread reads from memory in a nanosecond.
+/// Returns the bytes per nanosecond that one thread reads from memory.
 fn bandwidth() -> f64 {
     let memory = vec![1u64; 1 << 25];
     let mut best = f64::MAX;
@@ -133,7 +134,7 @@ fn median(mut times: Vec<f64>) -> f64 {
 fn speed(out: &mut impl std::io::Write) {
     const ITEMS: usize = 1 << 20;
     const LIST: usize = 256;
-    /// Lists that are timed together.
+    /// Number of lists per measurement.
     const TIMED: usize = 128;
     let bandwidth = bandwidth();
     writeln!(out, "{ITEMS} items in lists of {LIST}; one thread reads {bandwidth:.1} GB/s from memory.\n").unwrap();
@@ -169,7 +170,7 @@ fn speed(out: &mut impl std::io::Write) {
         (0..n as u64).map(|k| format!("kind:{}", (first + k * 3) % 40)).collect::<Vec<_>>().join(join)
     };
     let bound = |numbers: &mut Numbers| numbers.below(1 << 20);
-    /// Words of posted slots, two in each, for a word of items.
+    /// Words of posted slots, two in each, per bitmap word of 64 items.
     const POSTED: f64 = 64.0 * 0.005 / 2.0;
     let middle = |n: &mut Numbers| format!("shelf:{}", n.below(200));
     type Case<'a> = (&'a str, &'a dyn Fn(&mut Numbers) -> String, usize, f64, &'a (Columns, Index));

@@ -1,13 +1,14 @@
-//! A simulation of up to 64 shards behind a router: what many shards cost, and what the choice of replicas and hedging take off it.
+//! Simulates up to 64 shards behind a router: the latency cost of many shards, and what replica selection and hedging save.
 //!
-//! `cargo bench --bench fleet`. Time is simulated, so that the figures depend on the seed alone and not on the machine. The rules of the router are the real
-//! ones (`sterling::server::route::choice`); what is made up is what they meet: servers with one queue and several workers, service times of a log-normal
-//! distribution, and what goes wrong. The times are those of passes on the machine of the benchmarks: of 4 shards of the Debian model (docs/guide/router.md), and of a
-//! search of a million vectors (docs/benchmarks/recall.md), with the spread of the former.
+//! `cargo bench --bench fleet`. Time is simulated, so the figures depend on the seed alone and not on the machine. The rules of
+//! the router are the real ones (`sterling::server::route::choice`). Their environment is modelled: servers with one queue and
+//! several workers, log-normal service times, and faults. Service times are those of passes on the benchmark machine: of 4 shards
+//! of the Debian model (docs/guide/router.md), and of a search of a million vectors (docs/benchmarks/recall.md), with the spread
+//! of the former.
 //!
-//! A request without a reranker asks every shard once; one with a reranker asks one shard for the user, then all for candidates, then
-//! all for results, or, where they rank ahead, for both at once. Each round ends with its slowest shard, so with S shards the median of
-//! a round is about the (1 - 1/2S) quantile of one.
+//! A request without a reranker takes one round over all shards. With a reranker, one shard is called for the user, then all for
+//! candidates, then all for results, or, if shards rank ahead, for both at once. Each round ends with its slowest shard, so with
+//! S shards the median of a round is about the (1 - 1/2S) quantile of one shard.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -17,25 +18,25 @@ use sterling::server::route::choice::{Group, Micros, Outcome};
 
 type Done = Result<(), Box<dyn std::error::Error>>;
 
-/// Requests of a simulation, and how many of the first do not count.
+/// Number of simulated requests, and of warm-up requests that do not count.
 const REQUESTS: usize = 40_000;
 const WARM_UP: usize = 4_000;
 const REPLICAS: usize = 3;
 const WORKERS: usize = 8;
-/// The share of their time that workers work.
+/// Utilization of the workers.
 const LOAD: f64 = 0.5;
-/// From the router to a server, and back, each.
+/// Network time from the router to a server, and back, each.
 const NETWORK: Micros = 50;
-/// How often a server stands still, and for how long: a page that is read, a core that somebody else has.
+/// Mean time between stalls of a server, and their duration: a page fault, or a core taken by another process.
 const STALL_EVERY: f64 = 10e6;
 const STALL: Micros = 30_000;
 
 /// A round of calls to shards.
 #[derive(Clone, Copy)]
 struct Round {
-    /// What the router's rules call it.
+    /// Kind of call in the router's rules.
     kind: usize,
-    /// Whether all shards are asked, or one.
+    /// Whether the round calls all shards, or one.
     all: bool,
     /// Median and 99th percentile of the service time in microseconds.
     service: (f64, f64),
@@ -50,8 +51,8 @@ const RERANKED: &[Round] = &[
     Round { kind: 1, all: true, service: (460.0, 700.0) },
 ];
 
-/// The same where shards rank ahead, with half as many candidates more: as many as a shard takes at most for it, which 12 shards would
-/// take for 1,000 candidates.
+/// The Debian model with shards that rank ahead, with half as many candidates more: the maximum that a shard accepts for it,
+/// which 12 shards would need for 1,000 candidates.
 const AHEAD: &[Round] = &[
     Round { kind: 2, all: false, service: (60.0, 150.0) },
     Round { kind: 0, all: true, service: (250.0 + 1.5 * 460.0, 640.0 + 1.5 * 700.0) },
@@ -59,24 +60,22 @@ const AHEAD: &[Round] = &[
 
 #[derive(Clone, Copy, PartialEq)]
 enum Rules {
-    /// Any replica, by chance.
     Random,
-    /// The better one of two.
+    /// The better one of two random replicas.
     Choice,
-    /// The same, and a second call where the first is late.
+    /// The better one of two, and a hedged call if it is late.
     Hedged,
 }
 
 #[derive(Clone, Copy, PartialEq)]
 enum Trouble {
     None,
-    /// Servers stand still now and then.
+    /// Servers stall now and then.
     Stalls,
-    /// One replica of each eighth shard takes five times as long.
+    /// In every eighth shard, one replica takes five times as long.
     Slow,
 }
 
-/// What happens at some time.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     Arrives { call: usize },
@@ -86,17 +85,16 @@ enum Event {
     Stalls { server: usize },
 }
 
-/// One shard asked by one request.
+/// A request's query to one shard.
 struct Ask {
     request: usize,
     shard: usize,
     round: usize,
-    /// The calls that were made for it, by replica.
+    /// Calls made for it, by replica.
     calls: [Option<usize>; REPLICAS],
     is_answered: bool,
 }
 
-/// One call of one server.
 struct Call {
     ask: usize,
     server: usize,
@@ -116,7 +114,7 @@ struct Request {
     left: usize,
 }
 
-/// Numbers of a fixed sequence.
+/// Pseudo-random numbers of a fixed sequence.
 struct Random(u64);
 
 impl Random {
@@ -185,7 +183,7 @@ impl Fleet {
         self.events.push(Reverse((time, self.count, event)));
     }
 
-    /// Time between requests such that workers are busy for [`LOAD`] of theirs where nothing is slow.
+    /// Returns the time between requests at which workers have a utilization of [`LOAD`] without faults.
     fn between(&self) -> f64 {
         let mean = |round: &Round| {
             let sigma = (round.service.1 / round.service.0).ln() / TO_P99;
@@ -222,7 +220,7 @@ impl Fleet {
         }
     }
 
-    /// Begins a request's next round.
+    /// Starts a request's next round.
     fn ask(&mut self, request: usize) {
         let round = self.requests[request].round;
         let asked =
@@ -283,7 +281,7 @@ impl Fleet {
         }
     }
 
-    /// Has idle workers begin what waits. What nobody wants any more is left out, as a server drops it whose caller has gone.
+    /// Starts queued calls on idle workers. Cancelled calls are dropped, as in a server whose client has disconnected.
     fn work(&mut self, server: usize) {
         while self.servers[server].working < WORKERS {
             let Some(call) = self.servers[server].waiting.pop_front() else { return };
@@ -310,7 +308,7 @@ impl Fleet {
         }
         let kind = self.rounds[round].kind;
         self.groups[shard].end(server, kind, (Outcome::Answered, self.now - start), self.now);
-        // Whoever else was asked is told that nobody waits any more.
+        // Cancels the other calls for this shard.
         for other in calls.into_iter().flatten().filter(|other| *other != call) {
             let Call { server, start, .. } = self.calls[other];
             self.groups[shard].end(server, kind, (Outcome::Left, self.now - start), self.now);

@@ -1,14 +1,14 @@
-//! The whole pass on the Debian model: latency of a request in the process and over HTTP, and where it goes.
+//! The complete pass on the Debian model: latency of a request in the process and over HTTP, by step.
 //!
-//! `cargo bench --bench forward` prints the tables of docs/benchmarks/pass.md. Requests are the held-out users of the package, one after the
-//! other from one client; every user is asked once to warm up and then `ROUNDS` times.
+//! `cargo bench --bench forward` prints the tables of docs/benchmarks/pass.md. Requests are the held-out users of the package,
+//! sequentially from one client; every user is requested once to warm up and then `ROUNDS` times.
 //!
-//! With `--turns FOLDER` a published version is opened; a line of input is then the number of a user, and what the reranker takes for
-//! the candidates of that one comes back, in microseconds: the step alone, on a thread that does it again and again, and then in
-//! retrievals by that thread, as they are and after pauses (`scripts/bench_step.py` holds the server's against them).
+//! `--turns FOLDER` opens a published version. Each line of input is then the index of a user; the output is the time of the
+//! reranker for that user's candidates, in microseconds: the step alone, repeated on one thread; then within retrievals by that
+//! thread, back to back and after pauses (`scripts/bench_step.py` compares the server's times with them).
 //!
-//! The floor of the scan: P lists of N / C items, D bytes each (defaults: 126 x 63 x 64 bytes = 0.5 MB, 0.02 ms at 25 GB/s). The
-//! rest of a request is arithmetic of the reranker: K0 x its weights.
+//! The lower bound of the scan: P lists of N / C items, D bytes each (defaults: 126 x 63 x 64 bytes = 0.5 MB, 0.02 ms at 25
+//! GB/s). The rest of a request is arithmetic of the reranker: K0 x its weights.
 
 #![allow(missing_docs, clippy::print_stdout, clippy::unwrap_used)]
 
@@ -31,10 +31,10 @@ use sterling::serving::view::View;
 use sterling::snapshot::{Placement, Snapshot, Store};
 
 const ROUNDS: usize = 3;
-/// Runs of a reranker alone.
+/// Number of runs of the reranker alone.
 const ALONE: usize = 21;
-/// How long the thread sleeps before a run as a server's does, and how much other memory is read then: more than the first two
-/// levels of caches hold.
+/// Pause of the thread before a run, as in a server, and bytes of other memory read then: more than the L1 and L2
+/// caches hold.
 const PAUSE: Duration = Duration::from_millis(2);
 const OTHER_BYTES: usize = 8 << 20;
 
@@ -55,14 +55,14 @@ fn answer(view: &Arc<View>, cpu: &mut Cpu, requests: &[Retrieve]) -> Vec<Answer>
     pass::run(cpu, &prepared, None).into_iter().map(Result::unwrap).collect()
 }
 
-/// The median and the 99th percentile, in milliseconds.
+/// Returns the median and the 99th percentile, in milliseconds.
 fn percentiles(times: &mut [f64]) -> (f64, f64) {
     times.sort_by(f64::total_cmp);
     (times[times.len() / 2], times[times.len() * 99 / 100])
 }
 
-/// The median times of the reranker over one user's candidates at defaults, in microseconds: in requests that only rerank, in
-/// retrievals, whose other steps leave it other caches, and in retrievals after a pause in which other memory was read.
+/// Returns the median times of the reranker over one user's candidates at defaults, in microseconds: in requests that only
+/// rerank; in retrievals, whose other steps change the caches; and in retrievals after a pause in which other memory was read.
 fn reranker_alone(view: &Arc<View>, cpu: &mut Cpu, user: &Value) -> [u64; 3] {
     let retrieve = |case: &Value| request(case, user);
     let mut asked = retrieve(&json!({}));
@@ -166,7 +166,8 @@ fn main() {
     in_batches(&view, &users);
 }
 
-/// What a request takes in batches of several sizes. K0 = 100 leaves the reranker, which batches do not change, a small part.
+/// Measures the time per request in batches of several sizes. K0 = 100 makes the reranker, which batches do not change, a small
+/// part.
 fn in_batches(view: &Arc<View>, users: &[Value]) {
     let mut cpu = Cpu::new(Threads::new(1));
     const FILTER: &str = "NOT section:libs AND installed_kb < 100 AND NOT architecture:any";
@@ -198,7 +199,8 @@ fn over_http(store: &Store, users: &[Value]) {
     let loaded: Arc<Loaded> = registry.get("debian", Which::Active).unwrap();
     assert_eq!(loaded.name(), "debian");
     let options = sterling::server::http::Options::default();
-    let app = Arc::new(App::new(registry, Engine::start(Passes::default(), &Options::default()).unwrap(), &options));
+    let app =
+        Arc::new(App::new(registry, Engine::start(Passes::default(), &Options::default()).unwrap(), &options).unwrap());
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
     let url = format!("http://{}/v1/models/debian:retrieve", listener.local_addr().unwrap());
@@ -221,7 +223,7 @@ fn over_http(store: &Store, users: &[Value]) {
     println!("| defaults, over HTTP on one connection | {p50:.2} | {p99:.2} |");
 }
 
-/// The median of each step.
+/// Prints the median of each step.
 fn steps(explained: &[Explain]) {
     let mut micros: BTreeMap<usize, (String, Vec<f64>, u64, u64)> = BTreeMap::new();
     for explain in explained {

@@ -1,9 +1,9 @@
-//! How far kernels are from what memory allows, and the figures of `docs/benchmarks/gpu.md`, on the card that `STERLING_TEST_DEVICE` names, by
-//! `scripts/gpu-check.sh`; on the emulation over few items, where times mean nothing.
+//! Distance of GPU kernels from the memory bound, and the figures of `docs/benchmarks/gpu.md`. Runs on the GPU that
+//! `STERLING_TEST_DEVICE` names, by `scripts/gpu-check.sh`; or on the emulation with few items, whose times mean nothing.
 //!
-//! `cargo bench --bench gpu_floors -- floors` makes the table of kernels, `figures` that of whole passes, and `once` asks for each figure a few
-//! times, for a profiler of kernels, under which all takes long. `STERLING_FLOORS` names how many items there are, several numbers with commas
-//! between; 600 by default.
+//! `cargo bench --bench gpu_floors -- floors` prints the table of kernels, and `figures` that of complete passes. `once` runs
+//! each figure a few times, for a kernel profiler, which slows everything down. `STERLING_FLOORS` sets the numbers of items,
+//! separated by commas; the default is 600.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout)]
 
@@ -31,16 +31,16 @@ mod emulation;
 use composed::{Asked, Catalogue, DIMENSION, Layers, WIDTHS, filled, filter, noise, numbers};
 use emulation::{Random, device};
 
-/// Batches on a card; those on the emulation, which is slow, are the first two.
+/// Batch sizes on a GPU; the emulation, which is slow, uses the first two.
 const BATCHES: [usize; 4] = [1, 16, 64, 512];
 
-/// What is measured, and on what.
+/// Device and settings of the measurements.
 struct Bench {
     device: Device,
     lane: Device,
     runs: usize,
     batches: &'static [usize],
-    /// Bytes of a second that a copy reads and writes.
+    /// Bytes per second that a copy reads and writes.
     bandwidth: f64,
 }
 
@@ -54,13 +54,13 @@ impl Bench {
         bench
     }
 
-    /// Microseconds of one more of what `work` asks for so many times: without what is around it.
+    /// Returns the microseconds of one more repetition of `work`, without the overhead around it.
     fn of_one_more<T: Pod>(&self, mut work: impl FnMut(&Device, usize) -> Result<Vec<Later<T>>>) -> f64 {
         let [one, three] = [1, 3].map(|times| self.median(|lane| work(lane, times)));
         (three - one) / 2.0
     }
 
-    /// Bytes of a second that copies read and write, many one after the other.
+    /// Returns the bytes per second that copies read and write, many in sequence.
     fn copied(&self, bytes: usize) -> f64 {
         let [from, to] = [(); 2].map(|()| self.device.zeros::<u8>(bytes).unwrap());
         let copies = |count: usize| {
@@ -74,7 +74,7 @@ impl Bench {
         2.0 * 16.0 * bytes as f64 / fastest
     }
 
-    /// The median time of a stretch of work in microseconds, from writing it down to its results, once it is replayed.
+    /// Returns the median time of `work` in microseconds, from recording to results, once it is replayed as a CUDA graph.
     fn median<T: Pod>(&self, mut work: impl FnMut(&Device) -> Result<Vec<Later<T>>>) -> f64 {
         let mut all: Vec<f64> = (0..self.runs + 3)
             .map(|_| {
@@ -91,32 +91,32 @@ impl Bench {
         all[all.len() / 2]
     }
 
-    /// A line of the table.
+    /// Prints a line of the table.
     fn line(&self, what: &str, bytes: f64, took: f64) {
         Bench::line_of(self.bandwidth, what, bytes, took);
     }
 
-    /// One of bytes that come at so many a second.
+    /// Prints a line for bytes that arrive at `bandwidth`.
     fn line_of(bandwidth: f64, what: &str, bytes: f64, took: f64) {
         let floor = bytes / bandwidth * 1e6;
         println!("| {what} | {:.1} | {floor:.1} | {took:.1} | {:.0} % |", bytes / 1e6, 100.0 * floor / took);
     }
 }
 
-/// A catalogue of so many items, in about as many lists as an index has.
+/// Creates a catalogue of `items` items, in about as many lists as an index would have.
 fn catalogue(device: &Device, items: usize) -> Result<Catalogue> {
     let lists = ((items as f64).sqrt() as usize / 16 * 16 * 4 / 3).max(16);
     Catalogue::in_lists(device, items, lists)
 }
 
-/// The best lists of each query.
+/// Returns the best lists of each query.
 fn best_lists(of: &Catalogue, lane: &Device, queries: &Collection, probes: usize) -> Result<Best> {
     let keys = lane.room(queries.queries() * of.centroids.lists)?;
     of.best_of(lane, queries, probes, &keys)
 }
 
-/// Bytes that a scan behind a filter reads: codes of blocks that hold an item of which the filter's three random bits are set, all scales and
-/// words.
+/// Returns the bytes that a filtered scan reads: the codes of blocks with an eligible item (the filter has three random bits),
+/// all scales and all bitmap words.
 fn scanned_bytes(of: &Catalogue, batch: usize, probes: usize) -> f64 {
     let read = 1.0 - 0.875f64.powi(16);
     (batch * probes * of.lists.longest) as f64 * (read * DIMENSION as f64 + 4.0 + 0.125)
@@ -171,7 +171,7 @@ fn selections(bench: &Bench, items: usize) {
     }
 }
 
-/// Bags of 32 rows of 64 numbers: what it takes to pool them from the host's view, what the kernel alone takes, in µs, and the bytes that they move.
+/// Pools bags of 32 rows of 64 numbers. Returns the time as seen by the host and of the kernel alone, in µs, and the bytes moved.
 fn lookup(bench: &Bench, format: RowFormat, (rows, bags): (usize, usize)) -> (f64, f64, usize) {
     let (width, mut random) = (64, Random::new(4));
     let row_bytes = format.row_bytes(width).unwrap();
@@ -192,7 +192,7 @@ fn lookup(bench: &Bench, format: RowFormat, (rows, bags): (usize, usize)) -> (f6
     (took, bench.of_one_more(pooled), bags * 32 * (row_bytes + 8) + bags * width * 4)
 }
 
-/// Random rows of a table of the host, of 64 numbers each; the bytes that come over the link.
+/// Fetches random rows of 64 numbers from a table in host memory; returns the bytes that cross the link.
 fn fetched(bench: &Bench, format: RowFormat, (rows, wanted): (usize, usize)) -> (f64, usize) {
     let row_bytes = format.row_bytes(64).unwrap();
     let table = bench.device.register(Buffer::filled(rows * row_bytes, |_| ()).unwrap()).unwrap();
@@ -202,7 +202,7 @@ fn fetched(bench: &Bench, format: RowFormat, (rows, wanted): (usize, usize)) -> 
     (took, wanted.len() * row_bytes)
 }
 
-/// A reranker 256-512-256 over so many candidates of each request of a batch; its multiply-adds.
+/// Runs a reranker 256-512-256 over the candidates of each request of a batch; returns its multiply-adds.
 fn reranked(bench: &Bench, form: Form, (batch, candidates): (usize, usize)) -> (f64, usize) {
     let layers = Layers::new(&bench.device, form).unwrap();
     let input = numbers(&bench.device, form, batch * candidates * form.room(WIDTHS[0])).unwrap();
@@ -214,7 +214,8 @@ fn reranked(bench: &Bench, form: Form, (batch, candidates): (usize, usize)) -> (
     (took, batch * candidates * (WIDTHS[0] * WIDTHS[1] + WIDTHS[1] * WIDTHS[2]))
 }
 
-/// What scanning lists behind one filter takes by itself, in µs. Takes the vectors of three batches, of which each scans other lists.
+/// Returns the time of scanning lists behind one filter alone, in µs. Takes the vectors of three batches, which scan different
+/// lists.
 fn scan_alone(of: &Catalogue, bench: &Bench, vectors: &[f32], (probes, k0): (usize, usize)) -> f64 {
     bench.of_one_more(|lane, times| {
         let batches = vectors.chunks(vectors.len() / 3).map(|vectors| {
@@ -294,9 +295,9 @@ fn floors() {
 struct Figure {
     what: String,
     aim: &'static str,
-    /// What is made of the time.
+    /// Text derived from the time.
     said: String,
-    /// Whether that is what it was to be.
+    /// Whether the target is reached.
     is_reached: bool,
 }
 
@@ -306,7 +307,6 @@ impl Figure {
     }
 }
 
-/// What is searched, and how.
 #[derive(Clone, Copy)]
 struct Case {
     items: usize,
@@ -325,7 +325,7 @@ impl Case {
         Asked { probes, k0, k, filters, layers: reranks.then_some(layers) }
     }
 
-    /// The same over so few items that the emulation goes through it.
+    /// Shrinks the case to a size that the emulation can run.
     fn shrunk(self) -> Self {
         Case { items: 64 * 16, lists: 64, probes: 8, batch: 3, k0: 32, k: 16, filters: self.filters.min(2), ..self }
     }
@@ -364,7 +364,7 @@ fn named(case: &Case) -> String {
     )
 }
 
-/// Figures over catalogues of which there is one at a time.
+/// Figures over catalogues, of which one exists at a time.
 fn of_searches(bench: &Bench, shape: impl Fn(Case) -> Case, mut told: impl FnMut(Figure)) {
     let [scan, pass, some, many] = [SCAN, PASS, SOME, MANY].map(shape);
     let made = |case: &Case| {
@@ -437,7 +437,7 @@ fn figures(bench: &Bench, is_tiny: bool, mut told: impl FnMut(Figure)) {
     of_parts(bench, is_tiny, told);
 }
 
-/// Passes on two lanes at once, and passes while a version comes.
+/// Runs passes on two streams concurrently, and passes during the load of a version.
 fn side_by_side(bench: &Bench, case: Case, passes: usize) {
     let of = Catalogue::in_lists(&bench.device, case.items, case.lists).unwrap();
     let layers = Layers::new(&bench.device, Form::Pairs).unwrap();

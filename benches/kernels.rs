@@ -1,8 +1,8 @@
-//! Each kernel of the item index beside the machine's ceilings.
+//! Compares each kernel of the item index with the limits of the machine.
 //!
-//! `cargo bench --bench kernels` prints, for every instruction set that runs here: the time of a call, the bytes and the
-//! multiply-adds of it, their rates, and the share of the read bandwidth that a plain sum over the same memory reaches on
-//! one thread. Times are medians of several runs. Rows that stay in a cache may exceed the share of the memory.
+//! `cargo bench --bench kernels` prints, for every instruction set that runs here: the time of a call, its bytes and
+//! multiply-adds, their rates, and the share of the read bandwidth that a plain sum over the same memory reaches on
+//! one thread. Times are medians of several runs. Rows that stay in a cache may exceed the memory bandwidth.
 
 #![allow(clippy::unwrap_used)]
 
@@ -15,12 +15,12 @@ use sterling::kernels::cpu::kernels::{BLOCK, Blocks, Int8Query, Lane, Pick, Stag
 
 const RUNS: usize = 15;
 const DIMENSION: usize = 128;
-/// Items of the scans: 64 MB of codes, more than a third-level cache holds.
+/// Items of the scans: 64 MB of codes, more than an L3 cache holds.
 const ITEMS: usize = 512 << 10;
-/// Items whose codes stay in the second-level cache.
+/// Items whose codes stay in the L2 cache.
 const ITEMS_NEAR: usize = 4 << 10;
 
-/// The median time of a call, in seconds.
+/// Returns the median time of a call, in seconds.
 fn median(mut call: impl FnMut()) -> f64 {
     call();
     let mut seconds: Vec<f64> = (0..RUNS)
@@ -38,7 +38,7 @@ struct Row<'a> {
     kernels: Kernels,
     name: &'a str,
     bytes: usize,
-    /// Multiply-adds, or numbers looked at.
+    /// Multiply-adds, or numbers read.
     operations: usize,
 }
 
@@ -137,7 +137,7 @@ fn selection(kernels: Kernels, ceiling: f64) {
 }
 
 fn main() {
-    // `cargo test --benches` only sees that it builds.
+    // `cargo test --benches` only checks that it builds.
     if std::env::args().any(|a| a == "--test") {
         return;
     }

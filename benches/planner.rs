@@ -1,8 +1,8 @@
-//! The planner on a large problem, and its estimates beside measurements on this machine.
+//! The planner on a large problem, and its estimates compared with measurements on this machine.
 //!
-//! `cargo bench --bench planner`. The first part plans 500 tables of together 1.2 TB over 16 devices. The second calibrates this
+//! `cargo bench --bench planner`. The first part plans 500 tables of 1.2 TB in total over 16 devices. The second calibrates this
 //! machine, then looks up batches in tables of several widths, formats and poolings on all cores, and prints estimate and
-//! measurement for each. The third looks up the same batches in a whole table and in the table cut each way, on one core.
+//! measurement for each. The third looks up the same batches in an unsharded table and with every sharding type, on one core.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,13 +16,13 @@ use sterling::embedding::{
 
 type Done = Result<(), Box<dyn std::error::Error>>;
 
-/// Requests of a batch.
+/// Number of requests per batch.
 const BATCH: usize = 64;
-/// Bytes of a measured table, about.
+/// Approximate bytes of a measured table.
 const TABLE_BYTES: usize = 512 << 20;
-/// Batches that one core looks up in a measurement.
+/// Number of batches that one core looks up per measurement.
 const BATCHES: usize = 64;
-/// Measurements, of which the fastest counts.
+/// Number of measurements; the fastest counts.
 const ROUNDS: usize = 5;
 
 fn main() -> Done {
@@ -32,7 +32,7 @@ fn main() -> Done {
     shards(&mut out)
 }
 
-/// A fixed sequence of numbers.
+/// Returns the next number of a fixed pseudo-random sequence.
 fn random(state: &mut u64, bound: u64) -> u64 {
     *state ^= *state << 13;
     *state ^= *state >> 7;

@@ -1,21 +1,21 @@
-//! Pooled lookups of one thread against what the memory gives, as JSON lines.
+//! Pooled lookups of one thread compared with the memory bound, as JSON lines.
 //!
 //! ```text
 //! cargo bench --bench pool -- [--rows 10000000] [--width 64] [--formats f32,int8] [--pooling 20,100] [--ids FOLDER]
 //! ```
 //!
-//! Ids are uniform, or Zipf with exponent 1.05 and the ranks scattered over the table; calls take 512 bags each. A line gives the
-//! best and the median pass over the same stream of ids, in nanoseconds an id and bytes of rows a second:
+//! Ids are uniform, or Zipf with exponent 1.05 and the ranks scattered over the table; calls take 512 bags each. A line has the
+//! best and the median pass over the same stream of ids, in nanoseconds per id and bytes of rows per second:
 //!
-//! - `read`: the ceiling: rows at uniform ids are read with a prefetch and folded by exclusive or, at the best of several
-//!   look-aheads;
-//! - `pool`: the kernel alone; with uniform ids every row comes from memory, as for `read`, with Zipf ids the caches hold the
-//!   hot part;
-//! - `lookup`: `EmbeddingBagCollection::lookup` whole, from ids to the keyed tensor.
+//! - `read`: the upper bound: rows at uniform ids are prefetched, read and combined by exclusive or, at the best of several
+//!   prefetch distances;
+//! - `pool`: the kernel alone; with uniform ids every row comes from memory, as for `read`; with Zipf ids the caches hold the
+//!   hot rows;
+//! - `lookup`: the complete `EmbeddingBagCollection::lookup`, from ids to the keyed tensor.
 //!
-//! Times are processor time of the thread where Linux tells it, so that what else runs on the machine takes no part of them but
-//! its share of caches and memory. `--ids` leaves the Zipf ids in a folder as little-endian int64, for `python/bench_pool.py`,
-//! which runs PyTorch and FBGEMM on them in turn with this program.
+//! Times are CPU time of the thread if Linux reports it, so that other processes on the machine only affect them through
+//! caches and memory. `--ids` writes the Zipf ids to a folder as little-endian int64, for `python/bench_pool.py`,
+//! which runs PyTorch and FBGEMM on them, interleaved with this program.
 
 use std::hint::black_box;
 use std::io::Write;
@@ -33,13 +33,12 @@ use sterling::kernels::cpu::Kernels;
 use sterling::kernels::cpu::pool::{BagSums, Bags, RowFormat, Rows, pool};
 use sterling::kernels::memory::fold_rows;
 
-/// Bags of one call.
 const BAGS: usize = 512;
-/// Ids of a stream: 200 calls at pooling 20, 40 at 100.
+/// Number of ids of a stream: 200 calls at pooling 20, 40 at 100.
 const STREAM_IDS: usize = 2_048_000;
-/// Timed passes over a stream, after one that is not.
+/// Timed passes over a stream, after a warm-up pass.
 const PASSES: usize = 5;
-/// Look-aheads that the ceiling is the best of.
+/// Prefetch distances, of which the best gives the upper bound.
 const AHEAD: [usize; 4] = [8, 16, 32, 64];
 const EXPONENT: f64 = 1.05;
 
@@ -98,7 +97,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Best and median nanoseconds an id over the passes of `run`.
+/// Returns the best and the median nanoseconds per id over the passes of `run`.
 fn timed(mut run: impl FnMut()) -> (f64, f64) {
     run();
     let mut passes: Vec<f64> = (0..PASSES)
@@ -113,9 +112,9 @@ fn timed(mut run: impl FnMut()) -> (f64, f64) {
     (passes[0], passes[PASSES / 2])
 }
 
-/// The processor time of this thread so far.
+/// Returns the CPU time of this thread so far.
 fn processor_ns() -> Option<f64> {
-    // The kernel brings the figure up to date when it is asked to schedule.
+    // A call of the scheduler makes the kernel update the time.
     std::thread::yield_now();
     let figures = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
     figures.split(' ').next()?.parse().ok()
@@ -173,7 +172,7 @@ fn lookup(table: &Arc<Table>, ids: &[i64], pooling: usize) -> Result<()> {
     Ok(())
 }
 
-/// A table of random rows in owned memory, in huge pages where the system has them.
+/// Returns a table of random rows in owned memory, in huge pages if available.
 fn table(options: &Options, format: RowFormat) -> Result<Arc<Table>> {
     let spec =
         TableSpec { name: "items".into(), rows: options.rows, width: options.width, format, unseen: Unseen::Zero };
@@ -189,7 +188,7 @@ fn table(options: &Options, format: RowFormat) -> Result<Arc<Table>> {
     Ok(Arc::new(Table::host(spec, bytes)?))
 }
 
-/// SplitMix64.
+/// Returns a SplitMix64 generator.
 fn draws(seed: u64) -> impl FnMut() -> u64 {
     let mut state = seed;
     move || {
@@ -206,7 +205,7 @@ fn uniform_ids(rows: u64) -> Vec<i64> {
     (0..STREAM_IDS).map(|_| (draw() % rows) as i64).collect()
 }
 
-/// Zipf ranks by rejection-inversion (Hörmann and Derflinger, 1996), each rank at a row of its own.
+/// Returns Zipf ranks by rejection-inversion (Hörmann and Derflinger, 1996), each rank mapped to its own row.
 fn zipf_ids(rows: u64) -> Vec<i64> {
     let integral = |x: f64| (x.powf(1.0 - EXPONENT) - 1.0) / (1.0 - EXPONENT);
     let inverse = |y: f64| (1.0 + y * (1.0 - EXPONENT)).powf(1.0 / (1.0 - EXPONENT));
@@ -219,7 +218,8 @@ fn zipf_ids(rows: u64) -> Vec<i64> {
             return k as u64 - 1;
         }
     };
-    // A step near the golden section keeps neighbouring ranks apart; without a common factor with the rows it visits each once.
+    // A step near the golden section keeps neighbouring ranks apart. Being coprime to the number of rows, it visits each row
+    // once.
     let step = ((rows as f64 * 0.618_033_988_75) as u64..)
         .find(|&step| coprime(step, rows))
         .expect("one of every few numbers is");

@@ -1,9 +1,10 @@
-//! Batches of rows from a real cluster on loopback, at set hit rates of the cache in front, and while a primary dies.
+//! Batches of rows from a real cluster on loopback, at given hit rates of the cache in front, and during the failure of a
+//! primary.
 //!
-//! A batch is `ids` rows, each once. A set share of them is hot: rows that were asked for before and are in the cache. The
-//! others are rows that nobody has asked for, so that each is a miss. One thread asks for batch after batch; a batch takes
-//! from the call to all its rows in memory. What a batch without hits must move: `ids` GETRANGE commands of about 75 bytes
-//! out and as many replies of `row_bytes + 14` back, in one write and one read a node.
+//! A batch is `ids` distinct rows. A given share of them is hot: rows that were requested before and are cached. The
+//! others have never been requested, so each is a miss. One thread requests batch after batch; the time of a batch is measured
+//! from the call until all its rows are in memory. A batch without hits must transfer `ids` GETRANGE commands of about 75 bytes
+//! each and as many replies of `row_bytes + 14` bytes, in one write and one read per node.
 //!
 //! `cargo bench --bench remote -- --rows 10000000`
 
@@ -28,22 +29,22 @@ use redis_cluster::RedisCluster;
 
 #[derive(Parser)]
 struct Settings {
-    /// Rows in the cluster.
+    /// Number of rows in the cluster.
     #[arg(long, default_value_t = 1_000_000)]
     rows: u64,
-    /// Bytes of a row; 68 are 64 numbers in int8.
+    /// Bytes per row; 68 are 64 numbers in int8.
     #[arg(long, default_value_t = 68)]
     row_bytes: usize,
-    /// Rows of a batch.
+    /// Number of rows per batch.
     #[arg(long, default_value_t = 512)]
     ids: usize,
-    /// Batches a hit rate.
+    /// Number of batches per hit rate.
     #[arg(long, default_value_t = 4000)]
     batches: usize,
-    /// Callers at a time.
+    /// Number of concurrent callers.
     #[arg(long, default_value_t = 1)]
     callers: usize,
-    /// Given by cargo.
+    /// Passed by cargo.
     #[arg(long, hide = true)]
     bench: bool,
 }
@@ -54,7 +55,7 @@ const HOT_ROWS: u64 = 50_000;
 const FAIL_OVER: Duration = Duration::from_secs(20);
 
 fn say(line: &str) {
-    // Who closes the pipe has seen enough.
+    // A closed pipe is not an error.
     let _ = writeln!(std::io::stdout().lock(), "{line}");
 }
 
@@ -69,20 +70,20 @@ fn fill(rows: Range<u64>, out: &mut [u8], row_bytes: usize) -> Result<()> {
     Ok(())
 }
 
-/// Every row once, in an order without order.
+/// Every row once, in pseudo-random order.
 struct Rows {
     next: u64,
     rows: u64,
 }
 
 impl Rows {
-    /// Rows `0..HOT_ROWS` of this order are the hot ones.
+    /// Returns the row at `place`. Places `0..HOT_ROWS` are the hot rows.
     fn at(&self, place: u64) -> u64 {
-        // A prime beyond any number of rows shares no divisor with it.
+        // The multiplier is a prime larger than any number of rows, hence coprime to it.
         ((u128::from(place) * 11_400_714_819_323_198_549) % u128::from(self.rows)) as u64
     }
 
-    /// A batch of `hot` rows from the hot ones and the others fresh ones.
+    /// Returns a batch of `hot` hot rows and otherwise rows that were never requested.
     fn batch(&mut self, ids: usize, hot: usize) -> Vec<u64> {
         let first = self.next.wrapping_mul(7919);
         let mut batch: Vec<u64> = (0..hot as u64).map(|i| self.at(first.wrapping_add(i) % HOT_ROWS)).collect();
@@ -154,9 +155,9 @@ fn at_hit_rate(cluster: &Arc<Cluster>, named: &RowSet, shape: &TableShape, setti
     let order = Rows { next: 0, rows };
     let mut hot_rows: Vec<u64> = (0..HOT_ROWS).map(|place| order.at(place)).collect();
     hot_rows.sort_unstable();
-    // Three times: only rows that are asked for again are kept.
+    // Three times: the cache only retains rows that are requested again.
     for part in (0..3).flat_map(|_| hot_rows.chunks(ids)) {
-        table.begin(part.to_vec(), &Lookup::default()).wait().expect("nothing refuses");
+        table.begin(part.to_vec(), &Lookup::default()).wait().expect("the lookup succeeds");
     }
     let hot = (ids as f64 * rate).round() as usize;
     let ask = |caller: usize, batches: usize, first: u64| {
@@ -165,7 +166,7 @@ fn at_hit_rate(cluster: &Arc<Cluster>, named: &RowSet, shape: &TableShape, setti
         for _ in 0..batches {
             let batch = order.batch(ids, hot);
             let start = Instant::now();
-            let fetched = table.begin(batch, &Lookup::default()).wait().expect("nothing refuses");
+            let fetched = table.begin(batch, &Lookup::default()).wait().expect("the lookup succeeds");
             times.push(start.elapsed());
             std::hint::black_box(fetched);
         }
@@ -193,7 +194,7 @@ fn at_hit_rate(cluster: &Arc<Cluster>, named: &RowSet, shape: &TableShape, setti
     ));
 }
 
-/// Kills a primary while one caller asks without a cache, starts it again, and says what that did to the calls.
+/// Kills a primary while one caller sends requests without a cache, restarts it, and prints the effect on the calls.
 fn fail_over(redis: &mut RedisCluster, named: &RowSet, shape: &TableShape, settings: &Settings, read_from: ReadFrom) {
     let options = ClusterOptions { read_from, ..ClusterOptions::new(redis.seeds()) };
     let cluster = Cluster::connect(options).expect("the cluster runs");
@@ -211,7 +212,7 @@ fn fail_over(redis: &mut RedisCluster, named: &RowSet, shape: &TableShape, setti
         }
         let batch = order.batch(settings.ids, 0);
         let asked = Instant::now();
-        let fetched = table.begin(batch, &Lookup::default()).wait().expect("nothing refuses");
+        let fetched = table.begin(batch, &Lookup::default()).wait().expect("the lookup succeeds");
         longest = longest.max(asked.elapsed());
         let degraded = fetched.states.iter().filter(|s| **s == RowState::Degraded).count();
         calls += 1;

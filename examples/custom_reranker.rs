@@ -1,6 +1,6 @@
-//! Retrieves candidates and reranks them in the program: maximal marginal relevance, so that no author fills the list.
+//! Retrieves candidates and reranks them in the program: maximal marginal relevance, so that no author dominates the list.
 //!
-//! A reranker that is a model goes into the package as an ONNX graph instead (`models/README.md`).
+//! A reranker that is a model is an ONNX graph in the package instead (`models/README.md`).
 //!
 //! `cargo run --example custom_reranker`
 
@@ -12,7 +12,7 @@ use std::fmt::Write as _;
 use sterling::api::Item;
 use sterling::{Publisher, Reading, Retrieve, Retriever, Snapshot, User};
 
-/// What each earlier item of the same author costs.
+/// Penalty per earlier item of the same author.
 const PENALTY: f32 = 0.02;
 
 pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -39,11 +39,11 @@ pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
     for item in &best {
         println!("{:>4}  {:.4}  {}", item.id, item.score, item.columns["author"]);
     }
-    assert!(authors(&candidates[..10]) < authors(&best), "reranking brings more authors to the top");
+    assert!(authors(&candidates[..10]) < authors(&best), "more authors are at the top after reranking");
     Ok(())
 }
 
-/// Picks one item after another: the best by its score less a penalty for each picked item of the same author.
+/// Selects one item after another: the best by its score minus a penalty for each selected item of the same author.
 fn rerank(mut candidates: Vec<Item>, count: usize) -> Vec<Item> {
     let mut picked: Vec<Item> = Vec::new();
     let mut of_author: HashMap<String, usize> = HashMap::new();

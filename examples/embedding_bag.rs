@@ -1,4 +1,4 @@
-//! Pooled lookups over embedding tables, with TorchRec's names and meanings: jagged ids in, one embedding per feature out.
+//! Pooled lookups over embedding tables, with TorchRec's names and semantics: jagged ids in, one embedding per feature out.
 //!
 //! `cargo run --example embedding_bag`
 

@@ -1,4 +1,4 @@
-//! The item index alone: inverted lists over vectors, a filter over their columns, top-k of inner products. No model, no store.
+//! The item index alone: inverted lists over vectors, a filter over their columns, top-k by inner product. No model, no store.
 //!
 //! `cargo run --example index_only`
 
@@ -16,7 +16,7 @@ const DIMENSION: usize = 32;
 const K: usize = 10;
 
 pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // Rows, and a column by which they can be filtered: row `n` is of group `n % 10`.
+    // Rows, and a column for the filter: row `n` is of group `n % 10`.
     let rows = RowStore::owned(vectors(ITEMS), DIMENSION)?;
     let groups = ItemColumn {
         name: "group".into(),
@@ -27,7 +27,7 @@ pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
         },
     };
 
-    // Build: cluster the rows, then write index, columns and filter planes, here to memory in place of files.
+    // Build: cluster the rows, then write index, columns and filter planes, here to memory instead of files.
     let options = ivf::Options { lists: 128, ..ivf::Options::default() };
     let built = ivf::build(&rows, &ivf::RowSurvey::of(&rows)?, &options, &|_| {})?;
     let index = ivf::Index::open(&built.in_memory(&rows, "index")?)?;
@@ -40,7 +40,7 @@ pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
     let filter = filter::Index::open(&planes, index.list_offsets(), index.list_lengths(), columns.terms())?;
     println!("{} items in {} lists, {} bytes, {}", index.items(), index.lists(), index.bytes(), index.kernel());
 
-    // Search: the first row is its own nearest neighbour of group 0.
+    // Search: the first row is its own nearest neighbour in group 0.
     let part = CataloguePart { index: &index, filter: &filter, ids: None, gone: None, first_slot: 0 };
     let catalogue = Catalogue { parts: &[part], probes_max: index.lists() };
     let vector = &vectors(1);
@@ -58,7 +58,7 @@ pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Keeps the scores and slots of what was found.
+/// Collects the scores and slots of the results.
 struct Best(Vec<(f32, usize)>);
 
 impl Sink for Best {
@@ -71,7 +71,7 @@ impl Sink for Best {
     }
 }
 
-/// Unit vectors of a fixed pseudo-random sequence.
+/// Returns unit vectors of a fixed pseudo-random sequence.
 fn vectors(count: usize) -> Vec<f32> {
     let mut state = 1u64;
     let mut next = || {

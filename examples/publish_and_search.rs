@@ -42,7 +42,7 @@ pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// A unit vector that depends on the id alone.
+/// Returns a unit vector that depends on the id alone.
 fn embedding(id: i64) -> Vec<f32> {
     let numbers: Vec<f32> = (0..DIMENSION).map(|n| ((id + 1) as f32 * (0.37 + 0.113 * n as f32)).sin()).collect();
     let length = numbers.iter().map(|x| x * x).sum::<f32>().sqrt();

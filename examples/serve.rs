@@ -1,4 +1,4 @@
-//! Serves a store from a program and calls it over HTTP.
+//! Starts a server for a store from a program and calls it over HTTP.
 //!
 //! `cargo run --example serve`
 

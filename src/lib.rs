@@ -5,6 +5,7 @@
 //!
 //! | type | does |
 //! |---|---|
+//! | [`Trainer`] | trains a model package on events |
 //! | [`Publisher`] | turns a model package or vectors with attributes into a version in a store |
 //! | [`Snapshot`], [`Retriever`] | load a version and answer requests in this process |
 //! | [`Server`] | answers over HTTP from a store until it is stopped |
@@ -53,7 +54,7 @@
 pub mod cli;
 mod facade;
 
-pub use facade::{Client, Published, Publisher, Retriever, Server, Snapshot};
+pub use facade::{Client, Published, Publisher, Retriever, Server, Snapshot, Trainer};
 pub use sterling_core::request::{Rank, Reading, Retrieve, User, Values};
 pub use sterling_server::config::Config;
 pub use sterling_snapshot::Recipe;
@@ -74,3 +75,4 @@ pub use sterling_serving as serving;
 pub use sterling_snapshot as snapshot;
 pub use sterling_storage as storage;
 pub use sterling_telemetry as telemetry;
+pub use sterling_train as train;

@@ -1,7 +1,7 @@
 """From PyTorch to Sterling and back.
 
-`export` writes trained modules as a model package, `publish` and `serve` run the ``sterling`` program with it, `load_snapshot`
-opens a published version as NumPy arrays, `Client` sends requests to a server. Only `export` needs PyTorch.
+`export` writes trained modules as a model package, `train`, `publish` and `serve` run the ``sterling`` program with it,
+`load_snapshot` opens a published version as NumPy arrays, `Client` sends requests to a server. Only `export` needs PyTorch.
 """
 
 from .answers import Ranked, Upserted
@@ -9,7 +9,7 @@ from .client import Client
 from .errors import ConnectionFailed, ExportError, ProgramError, RequestError, SnapshotError, SterlingError
 from .exporting import Exported, export
 from .features import Category, Column, Dense, Feature, Ids, ItemVector, Query
-from .program import Published, Server, find_program, publish, serve
+from .program import Published, Server, find_program, publish, serve, train
 from .snapshot import Index, ItemColumn, Snapshot, load_snapshot
 from .tables import Table
 
@@ -42,4 +42,5 @@ __all__ = [
     "load_snapshot",
     "publish",
     "serve",
+    "train",
 ]

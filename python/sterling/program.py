@@ -13,7 +13,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -67,6 +67,37 @@ def publish(package: Path, store: Path, *, items: Path | None = None, index: Pat
     name, version = found[1], int(found[2])
     folder = None if "://" in store else pathlib.Path(store) / name / str(version)
     return Published(name, version, folder, done.stdout.strip())
+
+
+def train(
+    package: Path,
+    events: Path | Sequence[Path],
+    out: Path,
+    *,
+    items: Path | None = None,
+    epochs: int = 1,
+    shuffle: int = 0,
+    seed: int = 1,
+    threads: int = 1,
+    work: Path | None = None,
+    program: Path | None = None,
+) -> dict[str, Any]:
+    """Trains a model package on events (``docs/guide/train.md``), writes the package ``out`` and returns what the program reports.
+
+    ``events`` are files or folders of JSON lines or Parquet. In the report ``learned``, ``frozen`` and ``popularity`` have ``ndcg@10`` and
+    ``hr@10`` of all events, each ranked before it was trained on. A run that was ended goes on where its last checkpoint is; these and
+    refused events lie in ``work``, ``OUT.train`` where it is not given. Raises `ProgramError` with what the program said.
+    """
+    paths = [events] if isinstance(events, (str, os.PathLike)) else events
+    command = [str(find_program(program)), "train", os.fspath(package), "--events", *map(os.fspath, paths), "--out", os.fspath(out)]
+    command += ["--epochs", str(epochs), "--shuffle", str(shuffle), "--seed", str(seed), "--threads", str(threads)]
+    command += ["--items", os.fspath(items)] if items else []
+    command += ["--work", os.fspath(work)] if work else []
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, encoding="utf-8", errors="replace")
+    if done.returncode != 0:
+        raise ProgramError(f"{' '.join(command)} ended with {done.returncode}: {(done.stderr or done.stdout).strip()[-4000:]}")
+    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return report
 
 
 class Server:

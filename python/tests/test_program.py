@@ -1,8 +1,10 @@
 """The program from Python: its arguments, its output, its end."""
 
 import importlib.util
+import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import types
@@ -50,6 +52,23 @@ def test_a_server_that_cannot_start_says_why(tmp_path, program):
     with pytest.raises(sterling.ProgramError, match="not ready"):
         (tmp_path / "empty").mkdir()
         sterling.serve(tmp_path / "empty", program=program, timeout=1)
+
+
+def test_a_package_learns_from_events(tmp_path, tiny, program):
+    package, events = tmp_path / "package", tmp_path / "events.jsonl"
+    shutil.copytree(tiny, package)
+    with (package / "model.toml").open("a") as file:
+        file.write('\n[train]\nlabel = "click"\nbatch = 16\nuniform = 8\ntemperature = 0.2\n')
+    users = ({"installed": [n % 11], "section": "games", "size": [0.5, 0.25, 0.125]} for n in range(2000))
+    lines = (json.dumps({"id": n, "user": user, "item": n % 11 + 1, "labels": {"click": 1}}) for n, user in enumerate(users))
+    events.write_text("\n".join(lines))
+    report = sterling.train(package, events, tmp_path / "learned", seed=3, program=program)
+    assert (report["events"], report["refused"]) == (2000, 0)
+    assert report["learned"]["ndcg@10"] > report["frozen"]["ndcg@10"]
+    version = sterling.publish(tmp_path / "learned", tmp_path / "store", program=program)
+    assert version.version == 1 and sterling.load_snapshot(version.folder)
+    with pytest.raises(sterling.ProgramError, match="it exists, expected a name that is free"):
+        sterling.train(package, [events], tmp_path / "learned", program=program)
 
 
 def test_what_publish_refuses_is_told(tmp_path, program):

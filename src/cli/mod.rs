@@ -26,6 +26,7 @@ mod score;
 mod serve;
 mod store;
 mod traffic;
+mod train;
 mod trial;
 mod wish;
 
@@ -72,6 +73,8 @@ enum Command {
     Doctor(doctor::Doctor),
     /// Batch inference: score files of users into Parquet files, resumable.
     Score(score::Score),
+    /// Train a model package on events in their order; each is ranked before it is trained on.
+    Train(train::Train),
     /// Benchmark the vector index alone on `.npy` files, one JSON line per measurement.
     AnnBench(ann_bench::AnnBench),
     /// Load generator: send requests to a server at a rate (open loop) and report latency, goodput and recall.
@@ -105,6 +108,7 @@ pub fn run() -> ExitCode {
         Command::Shadow(command) => command.run(),
         Command::Serve(command) => command.run(),
         Command::Score(command) => command.run(),
+        Command::Train(command) => command.run(),
         Command::Compact(command) => command.run(),
         Command::Route(command) => command.run(),
         Command::Doctor(command) => command.run(),

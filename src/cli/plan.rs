@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use serde_json::Value;
 
 use super::output::say;
@@ -14,6 +15,7 @@ use sterling_cuda::{Choice, Devices};
 use sterling_embedding::Vocabulary;
 use sterling_embedding::place::{Sharding, Tier};
 use sterling_embedding::planner::{Topology, Workload, calibrate, calibrate_gpu, plan, report};
+use sterling_embedding::train::RuleKind;
 use sterling_snapshot::model::Package;
 use sterling_snapshot::workload;
 
@@ -51,6 +53,10 @@ pub(super) struct Plan {
     /// Requests per second of all hosts together
     #[arg(long)]
     requests_per_s: Option<f64>,
+    /// Plan a learner: all tables learn by this optimizer (sgd, adagrad, rowwise_adagrad, adam,
+    /// rowwise_adam) in host memory
+    #[arg(long, value_name = "OPTIMIZER", num_args = 0..=1, default_missing_value = "rowwise_adagrad", value_parser = rule())]
+    train: Option<RuleKind>,
     /// GPUs of this machine for tables: cuda:N, cuda:0,cuda:1, cuda:all, or auto for a GPU if one works
     #[arg(long, default_value = "cpu")]
     device: Choice,
@@ -128,6 +134,7 @@ impl Plan {
             if !self.sharding.is_empty() {
                 table.constraints.sharding.clone_from(&self.sharding);
             }
+            self.train.map_or(Ok(()), |kind| table.learn(kind))?;
         }
         workload.requests_per_s = self.requests_per_s.or(workload.requests_per_s);
         if let Some(file) = &self.sample {
@@ -140,6 +147,11 @@ impl Plan {
         }
         Ok(Some(workload))
     }
+}
+
+fn rule() -> impl TypedValueParser<Value = RuleKind> {
+    let kind = |name: String| RuleKind::ALL.into_iter().find(|kind| kind.name() == name).unwrap_or_default();
+    PossibleValuesParser::new(RuleKind::ALL.map(RuleKind::name)).map(kind)
 }
 
 fn read(file: &Path) -> Result<String> {

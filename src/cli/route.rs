@@ -39,7 +39,7 @@ impl Route {
             tracing::warn!(address = %config.listen, "whoever reaches this address may ask: `access.keys` names a file of keys");
         }
         let traces = Traces::start(&config.traces)?;
-        let app = Arc::new(RouterApp::new(Fleet::open(config.route.clone())?, access, traces, &config.http));
+        let app = Arc::new(RouterApp::new(Fleet::open(config.route.clone())?, access, traces, &config.http)?);
         let threads = tokio::runtime::Builder::new_multi_thread().enable_all().build();
         let runtime = threads.map_err(|e| Error::io("the threads of the router", e))?;
         let ended = runtime.block_on(async {

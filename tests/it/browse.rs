@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
+use sterling::server::http::Options;
 
-use crate::support::{Server, put, sterling, vectors};
+use crate::in_process::{Callee as _, InProcess};
+use crate::support::{Server, put, vectors};
 
 const MODEL: &str = "/v1/models/vectors";
 
@@ -114,7 +116,7 @@ fn wrong_questions_are_refused_with_what_was_expected() {
     let folder = tempfile::tempdir().unwrap();
     let lines: String = (0..9).map(|n| format!("{}\n", Book::new(n).json())).collect();
     put(&folder.path().join("store"), &vectors(folder.path(), &lines)).unwrap();
-    let server = Server::start(&folder.path().join("store"));
+    let server = InProcess::start(&folder.path().join("store"));
     let long = format!("items?contains={}", "a".repeat(257));
     for (path, status, said) in [
         ("items?limit=0", 400, "expected 1 to 100"),
@@ -161,10 +163,7 @@ fn values_take_the_memory_that_they_have() {
     };
     let store = folder.path().join("store");
     put(&store, &vectors(folder.path(), &(0..300).map(line).collect::<String>())).unwrap();
-    let mut command = sterling();
-    command.env("STERLING_HTTP__BODIES_MB", "32").env("STERLING_HTTP__DRAIN_MS", "0");
-    let server = Server::spawn(command.args(["serve", "--listen", "127.0.0.1:0", "--store"]).arg(&store));
-    server.wait_ready();
+    let server = InProcess::with(&store, &Options { bodies_mb: 32, ..Options::default() });
     let values = |column: &str, limit: usize| {
         let (status, told) = server.get(&format!("{MODEL}/columns/{column}?limit={limit}"));
         (status, serde_json::from_str::<Value>(&told).unwrap())

@@ -10,6 +10,8 @@ mod index_only;
 mod publish_and_search;
 #[path = "../../examples/serve.rs"]
 mod serve;
+#[path = "../../examples/train.rs"]
+mod train;
 
 #[test]
 fn custom_reranker_runs() {
@@ -34,4 +36,9 @@ fn publish_and_search_runs() {
 #[test]
 fn serve_runs() {
     serve::main().unwrap();
+}
+
+#[test]
+fn train_runs() {
+    train::main().unwrap();
 }

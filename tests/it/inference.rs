@@ -1,23 +1,28 @@
 //! KServe's Open Inference Protocol, version 2: the requests and answers that its documents show, over this server's models.
 
 use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::support::{Server, agent, ids, put, tiny, vectors};
+use crate::in_process::{Callee as _, InProcess};
+use crate::support::{ids, put, tiny, vectors};
 
 const INFER: &str = "/v2/models/tiny/infer";
 
-fn serve() -> (TempDir, Server) {
-    let store = tempfile::tempdir().unwrap();
-    put(store.path(), &tiny()).unwrap();
-    let attributes = |n| if n == 2 { json!({"rank": [1, 2], "title": "two"}) } else { json!({"rank": [n]}) };
-    let line = |n: i32| json!({"id": n, "embedding": [1, n], "attributes": attributes(n)}).to_string() + "\n";
-    put(store.path(), &vectors(store.path(), &(0..4).map(line).collect::<String>())).unwrap();
-    let server = Server::start(store.path());
-    server.wait_for(["tiny", "vectors"]);
-    (store, server)
+/// The store of all tests of this file, and what answers from it.
+fn server() -> &'static InProcess {
+    static SERVER: LazyLock<(TempDir, InProcess)> = LazyLock::new(|| {
+        let store = tempfile::tempdir().unwrap();
+        put(store.path(), &tiny()).unwrap();
+        let attributes = |n| if n == 2 { json!({"rank": [1, 2], "title": "two"}) } else { json!({"rank": [n]}) };
+        let line = |n: i32| json!({"id": n, "embedding": [1, n], "attributes": attributes(n)}).to_string() + "\n";
+        put(store.path(), &vectors(store.path(), &(0..4).map(line).collect::<String>())).unwrap();
+        let server = InProcess::start(store.path());
+        (store, server)
+    });
+    &SERVER.1
 }
 
 /// The outputs of an answer by their names.
@@ -27,7 +32,7 @@ fn outputs(answer: &Value) -> BTreeMap<String, Value> {
 
 #[test]
 fn server_and_models_are_told_and_probed() {
-    let (_store, server) = serve();
+    let server = server();
     let told = server.get_json("/v2");
     assert_eq!((told["name"].as_str(), &told["extensions"]), (Some("sterling"), &json!(["binary_tensor_data"])));
     assert!(told["version"].is_string());
@@ -59,7 +64,7 @@ fn server_and_models_are_told_and_probed() {
 
 #[test]
 fn rows_of_tensors_are_retrievals() {
-    let (_store, server) = serve();
+    let server = server();
     let users = [
         json!({"installed": [1, 5], "section": ["games"], "size": [0.5, 1, -2]}),
         json!({"installed": [3], "section": ["admin"], "size": [0, 0, 0]}),
@@ -125,7 +130,7 @@ fn rows_of_tensors_are_retrievals() {
 
 #[test]
 fn vectors_come_as_tensors_and_short_rows_are_filled() {
-    let (_store, server) = serve();
+    let server = server();
     let body = json!({
         "inputs": [{"name": "vector", "shape": [2, 2], "datatype": "FP32", "data": [1, 0, 1, 5]}],
         "parameters": {"k": 9, "filter": "rank > 0"},
@@ -144,7 +149,7 @@ fn vectors_come_as_tensors_and_short_rows_are_filled() {
 
 #[test]
 fn tensors_come_and_go_as_bytes() {
-    let (_store, server) = serve();
+    let server = server();
     let sections: Vec<u8> =
         ["games", "admin"].iter().flat_map(|t| [&(t.len() as u32).to_le_bytes()[..], t.as_bytes()].concat()).collect();
     let installed: Vec<u8> = [1i64, 5].iter().flat_map(|x| x.to_le_bytes()).collect();
@@ -159,15 +164,10 @@ fn tensors_come_and_go_as_bytes() {
     .to_string();
     let body = [head.as_bytes(), &installed, &sections].concat();
     let send = |length: &str, body: &[u8]| {
-        let request = agent()
-            .post(format!("http://{}{INFER}", server.address))
-            .header("content-type", "application/octet-stream");
-        let mut response = request.header("inference-header-content-length", length).send(body).unwrap();
-        let length = response
-            .headers()
-            .get("inference-header-content-length")
-            .map(|l| l.to_str().unwrap().parse::<usize>().unwrap());
-        (response.status().as_u16(), length, response.body_mut().read_to_vec().unwrap())
+        const LENGTH: &str = "inference-header-content-length";
+        let headers = [("content-type", "application/octet-stream"), (LENGTH, length)];
+        let (status, headers, answer) = server.call("POST", INFER, &headers, body);
+        (status, headers.get(LENGTH).map(|l| l.to_str().unwrap().parse::<usize>().unwrap()), answer)
     };
     let (status, length, bytes) = send(&head.len().to_string(), &body);
     assert_eq!(status, 200, "{}", String::from_utf8_lossy(&bytes));
@@ -229,7 +229,7 @@ fn tensors_come_and_go_as_bytes() {
 
 #[test]
 fn errors_are_those_of_the_protocol() {
-    let (_store, mut server) = serve();
+    let server = server();
     let with = |inputs: Value| json!({"inputs": inputs}).to_string();
     let installed = |shape: Value, datatype: &str, data: Value| {
         with(json!([{"name": "installed", "shape": shape, "datatype": datatype, "data": data}]))
@@ -296,5 +296,5 @@ fn errors_are_those_of_the_protocol() {
         assert!(status == expected && error["error"].is_string(), "{path}: {status} {error}");
     }
     assert_eq!(server.get("/v22").0, 404);
-    assert!(server.is_running());
+    assert_eq!(server.get_json("/v2/health/live"), json!({"live": true}));
 }

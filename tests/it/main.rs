@@ -23,6 +23,7 @@ mod fresh;
 mod hosts;
 mod http;
 mod http2;
+mod in_process;
 mod inference;
 mod item_vectors;
 mod items;
@@ -63,6 +64,7 @@ mod telemetry;
 #[cfg(feature = "tls")]
 mod tls;
 mod traffic;
+mod train;
 mod trial;
 mod updates;
 mod warmup;

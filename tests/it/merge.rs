@@ -594,7 +594,7 @@ fn a_merge_holds_whatever_was_acknowledged_before_it_was_asked_for() {
     let engine = engine::Options { workers: 1, ..engine::Options::default() };
     let engine = Engine::start(Passes::default(), &engine).unwrap();
     let (merges, wanted) = Merges::new();
-    let app = http::App::new(registry, engine, &http::Options::default());
+    let app = http::App::new(registry, engine, &http::Options::default()).unwrap();
     let app = Arc::new(app.with_updates(Some(feeds), Duration::from_secs(60)).with_merges(Some(merges)));
     app.registry.refresh();
     // In the place of merges, which run on idle time alone: they take what is seen when they begin.

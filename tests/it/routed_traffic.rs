@@ -367,6 +367,41 @@ fn both_versions_are_audited_and_a_shadow_changes_no_answer() {
 }
 
 #[test]
+fn audits_through_routers_give_way_to_callers() {
+    let store = tempfile::tempdir().unwrap();
+    let line = |n: u32| {
+        let embedding = scattered(n);
+        format!("{{\"id\": {n}, \"embedding\": {embedding:?}, \"attributes\": {{\"num\": {n}}}}}\n")
+    };
+    let lines: String = (0..20_000).map(line).collect();
+    put(store.path(), &Plan { output: Output::shards(2), ..vectors(store.path(), &lines) }).unwrap();
+    let cut = Cut::over(store);
+    let [router, _] = &cut.routers;
+    // A search looks at some items. The audit holds each of them against all conditions, on the only worker of each shard.
+    let filter = (0..500).map(|n| format!("num != {}", n * 39)).collect::<Vec<_>>().join(" AND ");
+    let body = json!({"vector": scattered(1), "k": 20, "filter": filter, "timeout_ms": 3000});
+    for n in 0..20 {
+        let (status, answer) = router.post(&format!("{MODEL}:retrieve"), &body);
+        assert_eq!(status, 200, "request {n}: {answer}");
+    }
+    let ended = |outcome| {
+        let series = format!("sterling_audits_total{{model=\"vectors\",outcome=\"{outcome}\"}}");
+        router.metric(&series).unwrap_or(0.0)
+    };
+    // Where nobody asks meanwhile, an answer is held against the truth. The last audit may have ended behind the last request.
+    let mut asked = Instant::now();
+    eventually("an audit", 60, || {
+        if asked.elapsed() > Duration::from_secs(10) {
+            router.ask(&format!("{MODEL}:retrieve"), body.clone());
+            asked = Instant::now();
+        }
+        (ended("audited") > 0.0).then_some(())
+    });
+    assert!(ended("no_room") > 0.0, "those before gave way");
+    assert_eq!((ended("too_costly"), ended("failed")), (0.0, 0.0));
+}
+
+#[test]
 #[ignore = "long: requests until statistics decide"]
 fn a_canary_that_finds_less_through_its_shards_is_rolled_back_by_the_router_alone() {
     let cut = Cut::over(two_recalls(Some(2)));

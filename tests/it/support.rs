@@ -290,7 +290,7 @@ impl Drop for Server {
 const NOTED_BYTES_MAX: usize = 64 << 10;
 
 /// Writes what was asked and answered down where `TEST_EXCHANGES` names a folder: `python/tests/test_openapi.py` holds it against `/openapi.json`.
-fn note_exchange(
+pub fn note_exchange(
     (method, path, body): (&str, &str, &str),
     (status, headers): (u16, &ureq::http::HeaderMap),
     answer: &str,

@@ -12,12 +12,14 @@ use arrow_ipc::reader::StreamReader;
 use arrow_ipc::writer::StreamWriter;
 use arrow_schema::{DataType, Field, Schema};
 use arrow_select::concat::concat_batches;
+use axum::http::HeaderMap;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::support::{Server, agent, ids, put, tiny, until, vectors};
+use crate::in_process::{Callee, InProcess};
+use crate::support::{Server, ids, put, tiny, until, vectors};
 
 const ARROW: &str = "application/vnd.apache.arrow.stream";
 const VECTORS: &str = "/v1/models/vectors:retrieve";
@@ -37,27 +39,12 @@ fn catalogue(count: usize) -> TempDir {
 }
 
 /// Posts JSON with headers: status, headers, bytes.
-fn send(server: &Server, path: &str, headers: &[(&str, &str)], body: &[u8]) -> (u16, ureq::http::HeaderMap, Vec<u8>) {
-    send_as(server, path, &[headers, &[("content-type", "application/json")]].concat(), body)
-}
-
-fn send_as(
-    server: &Server,
-    path: &str,
-    headers: &[(&str, &str)],
-    body: &[u8],
-) -> (u16, ureq::http::HeaderMap, Vec<u8>) {
-    let mut request = agent().post(format!("http://{}{path}", server.address));
-    for (name, value) in headers {
-        request = request.header(*name, *value);
-    }
-    let mut response = request.send(body).unwrap();
-    let (status, headers) = (response.status().as_u16(), response.headers().clone());
-    (status, headers, response.body_mut().with_config().limit(1 << 30).read_to_vec().unwrap())
+fn send(server: &impl Callee, path: &str, headers: &[(&str, &str)], body: &[u8]) -> (u16, HeaderMap, Vec<u8>) {
+    server.call("POST", path, &[headers, &[("content-type", "application/json")]].concat(), body)
 }
 
 /// An answer as Arrow: one table, and what its metadata says.
-fn arrow(server: &Server, path: &str, body: &Value) -> (RecordBatch, Value) {
+fn arrow(server: &impl Callee, path: &str, body: &Value) -> (RecordBatch, Value) {
     let headers = [("accept", ARROW), ("x-request-id", "seven")];
     let (status, headers, bytes) = send(server, path, &headers, body.to_string().as_bytes());
     assert_eq!((status, headers["content-type"].to_str().unwrap()), (200, ARROW), "{bytes:?}");
@@ -117,8 +104,7 @@ fn items(table: &RecordBatch) -> Vec<Value> {
 fn arrow_and_columns_say_what_items_say() {
     let store = catalogue(300);
     put(store.path(), &tiny()).unwrap();
-    let server = Server::start(store.path());
-    server.wait_for(["tiny", "vectors"]);
+    let server = InProcess::start(store.path());
     let columns = json!(["title", "years", "price", "rank"]);
     let user = json!({"installed": [1, 5]});
     let cases = [
@@ -158,7 +144,7 @@ fn arrow_and_columns_say_what_items_say() {
 #[test]
 fn the_type_of_an_arrow_column_is_the_models_and_a_large_answer_comes_in_batches() {
     let store = catalogue(9000);
-    let server = Server::start(store.path());
+    let server = InProcess::start(store.path());
     let columns = json!(["title", "years", "price", "rank"]);
     let all = json!({"vector": [1, 0], "k": 9000, "candidates": 9000, "exact": true, "columns": columns});
     let (table, _) = arrow(&server, VECTORS, &all);
@@ -179,7 +165,7 @@ fn the_type_of_an_arrow_column_is_the_models_and_a_large_answer_comes_in_batches
 #[test]
 fn a_batch_as_arrow_names_the_request_of_each_row_and_the_problem_of_each_wrong_one() {
     let store = catalogue(300);
-    let server = Server::start(store.path());
+    let server = InProcess::start(store.path());
     let requests = json!([
         {"vector": [1, 0], "k": 3, "columns": ["title"]},
         {"vector": [1, 0], "filter": "title:"},
@@ -214,7 +200,7 @@ fn a_batch_as_arrow_names_the_request_of_each_row_and_the_problem_of_each_wrong_
 #[test]
 fn a_vector_in_base64_is_the_list() {
     let store = catalogue(100);
-    let server = Server::start(store.path());
+    let server = InProcess::start(store.path());
     let vector = [0.1f32, -0.7];
     let text = STANDARD.encode(vector.map(f32::to_le_bytes).concat());
     let listed = server.ask(VECTORS, json!({"vector": vector, "k": 10}));
@@ -245,15 +231,15 @@ pub fn pairs(rows: &[Option<[f32; 2]>]) -> ArrayRef {
 }
 
 /// Posts a body of Arrow: status and JSON.
-pub fn send_arrow(server: &Server, path: &str, body: &[u8]) -> (u16, Value) {
-    let (status, _, bytes) = send_as(server, path, &[("content-type", ARROW)], body);
+pub fn send_arrow(server: &impl Callee, path: &str, body: &[u8]) -> (u16, Value) {
+    let (status, _, bytes) = server.call("POST", path, &[("content-type", ARROW)], body);
     (status, serde_json::from_slice(&bytes).unwrap())
 }
 
 #[test]
 fn a_batch_in_arrow_is_answered_as_the_same_in_json() {
     let store = catalogue(300);
-    let server = Server::start(store.path());
+    let server = InProcess::start(store.path());
     let vectors = [Some([1.0, 0.0]), Some([0.6, 0.8]), None, Some([0.0, 1.0]), Some([1.0, 1.0])];
     let filters = [None, Some("rank < 50"), None, Some("rank <"), Some("years:2001")];
     let k = [3, 2, 1, 1, 4];
@@ -286,7 +272,7 @@ fn a_batch_in_arrow_is_answered_as_the_same_in_json() {
     }
     // The same there and back, compressed.
     let headers = [("content-type", ARROW), ("accept", ARROW), ("content-encoding", "zstd")];
-    let (status, headers, bytes) = send_as(&server, VECTORS, &headers, &zstd(&body));
+    let (status, headers, bytes) = server.call("POST", VECTORS, &headers, &zstd(&body));
     assert_eq!((status, headers["content-type"].to_str().unwrap()), (200, ARROW));
     let rows: usize =
         StreamReader::try_new(Cursor::new(bytes), None).unwrap().map(|batch| batch.unwrap().num_rows()).sum();
@@ -303,7 +289,7 @@ fn a_batch_in_arrow_is_answered_as_the_same_in_json() {
         let (got, problem) = send_arrow(&server, path, body);
         assert!(got == status && problem["detail"].as_str().unwrap().contains(expected), "{path}: {problem}");
     }
-    let (status, _, problem) = send_as(&server, VECTORS, &[("content-type", "text/csv")], b"1,0");
+    let (status, _, problem) = server.call("POST", VECTORS, &[("content-type", "text/csv")], b"1,0");
     let problem = String::from_utf8(problem).unwrap();
     assert!(
         status == 415 && problem.contains("expected application/json or application/vnd.apache.arrow.stream"),
@@ -403,7 +389,7 @@ fn bodies_and_answers_are_compressed_and_a_bomb_is_refused() {
 }
 
 /// All pages of a retrieval, in turn.
-fn pages(server: &Server, path: &str, body: &Value, between: impl Fn(usize)) -> Vec<i64> {
+fn pages(server: &impl Callee, path: &str, body: &Value, between: impl Fn(usize)) -> Vec<i64> {
     let (mut all, mut cursor) = (Vec::new(), String::new());
     for page in 0.. {
         let mut body = body.clone();
@@ -423,8 +409,7 @@ fn pages(server: &Server, path: &str, body: &Value, between: impl Fn(usize)) -> 
 fn pages_are_slices_of_one_ranking() {
     let store = catalogue(500);
     put(store.path(), &tiny()).unwrap();
-    let server = Server::start(store.path());
-    server.wait_for(["tiny", "vectors"]);
+    let server = InProcess::start(store.path());
     let user = json!({"installed": [1, 5]});
     for (path, body) in [
         (VECTORS, json!({"vector": [1, 0.5], "candidates": 100})),

@@ -111,7 +111,7 @@ class Shell:
         self.process.wait()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def shell(tmp_path_factory: pytest.TempPathFactory):
     """A shell in an empty folder, with a substitute for a missing `docker`."""
     place = tmp_path_factory.mktemp("tasks")

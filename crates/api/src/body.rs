@@ -81,7 +81,7 @@ pub fn object<'de, T: Deserialize<'de>>(body: &'de [u8]) -> Result<T> {
 ///
 /// # Errors
 /// The field and the reason.
-pub(crate) fn read_object<'de, T: Deserialize<'de>>(text: &'de [u8]) -> Result<T, Misread> {
+pub fn read_object<'de, T: Deserialize<'de>>(text: &'de [u8]) -> Result<T, Misread> {
     // Only an invalid text is parsed again, with tracking of the field path for the error.
     match serde_json::from_slice(text) {
         Ok(read) if text.trim_ascii_start().starts_with(b"{") => Ok(read),
@@ -91,7 +91,7 @@ pub(crate) fn read_object<'de, T: Deserialize<'de>>(text: &'de [u8]) -> Result<T
 
 /// Parse error of a text.
 #[derive(Debug)]
-pub(crate) struct Misread {
+pub struct Misread {
     /// Path of the field; empty for the complete text.
     pub field: String,
     /// Received and expected value, with the location in the text.

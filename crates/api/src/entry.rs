@@ -12,11 +12,6 @@ use sterling_core::request::{Answer, Content, Ranked};
 use sterling_index::columns::{Cell, ColumnKind, Stacked};
 use sterling_serving::quota::Memory;
 
-/// Maximum number of simultaneous copies of data written for a router: its text with spare capacity, and the body.
-const WRITTEN_COPIES: usize = 3;
-/// Memory for it is reserved in steps of this number of bytes.
-const WRITTEN_STEP: usize = 64 << 10;
-
 /// Items with the names of their fields.
 #[derive(Clone, Debug)]
 pub(super) struct Items {
@@ -214,33 +209,33 @@ impl Items {
         }
     }
 
-    /// Parses JSON from shards into columns, within the memory of the answer.
-    fn by_columns(&mut self, memory: &Memory) -> Result<()> {
-        let Rest::Written(written) = &self.rest else { return Ok(()) };
+    /// Parses the JSON of an item from a shard into columns, within the memory of the answer. Returns `false` if there is no such
+    /// item, or nothing to parse.
+    pub(super) fn read_row(&self, row: usize, read: &mut ReadColumns, memory: &Memory) -> Result<bool> {
+        let count = self.len();
+        let Rest::Written(written) = &self.rest else { return Ok(false) };
+        if row >= count {
+            return Ok(false);
+        }
+        let Some(text) = written.of(row).strip_prefix(b",") else { return Ok(true) };
         let wrong = |e: serde_json::Error| {
             Error::unavailable(format!("a shard says what this router does not understand: {e}"))
         };
-        let mut read = ReadColumns::default();
-        let count = self.len();
-        for row in 0..count {
-            let Some(text) = written.of(row).strip_prefix(b",") else { continue };
-            let text = [b"{\"id\":0,\"score\":0,\"similarity\":0,", text, b"}"].concat();
-            let item: Item = serde_json::from_slice(&text).map_err(wrong)?;
-            let names = read.tasks.len() + read.columns.len();
-            for (name, x) in item.tasks {
-                read.tasks.at(&name, || vec![0.0; count])[row] = x;
-            }
-            let mut bytes = 0;
-            for (name, value) in item.columns {
-                bytes += held_bytes(&value);
-                read.columns.at(&name, || vec![Value::Null; count])[row] = value;
-            }
-            read.row_bytes = read.row_bytes.max(bytes);
-            let added = read.tasks.len() + read.columns.len() - names;
-            memory.add((bytes + added * count * size_of::<Value>()) as u64)?;
+        let text = [b"{\"id\":0,\"score\":0,\"similarity\":0,", text, b"}"].concat();
+        let item: Item = serde_json::from_slice(&text).map_err(wrong)?;
+        let names = read.tasks.len() + read.columns.len();
+        for (name, x) in item.tasks {
+            read.tasks.at(&name, || vec![0.0; count])[row] = x;
         }
-        self.rest = Rest::Read(Box::new(read));
-        Ok(())
+        let mut bytes = 0;
+        for (name, value) in item.columns {
+            bytes += held_bytes(&value);
+            read.columns.at(&name, || vec![Value::Null; count])[row] = value;
+        }
+        read.row_bytes = read.row_bytes.max(bytes);
+        let added = read.tasks.len() + read.columns.len() - names;
+        memory.add((bytes + added * count * size_of::<Value>()) as u64)?;
+        Ok(true)
     }
 
     /// Writes the JSON of an item after its scores, from offset `from`: 0, or the result of the previous call. Returns the offset
@@ -374,58 +369,12 @@ impl Entry {
         self.0.as_ref().map_or(0, |items| items.len())
     }
 
-    /// Converts the entry for access by column, within the memory of the answer.
-    ///
-    /// # Errors
-    /// `Unavailable` for an unreadable answer of a shard; errors of [`Memory::add`].
-    pub fn by_columns(mut self, memory: &Memory) -> Result<Self> {
-        if let Ok(items) = &mut self.0 {
-            items.by_columns(memory)?;
-        }
-        Ok(self)
-    }
-
-    /// Converts the entry to one whose JSON has columns in place of items.
-    ///
-    /// # Errors
-    /// As [`Entry::by_columns`].
-    pub fn as_table(self, memory: &Memory) -> Result<Self> {
-        let mut entry = self.by_columns(memory)?;
-        if let Ok(items) = &mut entry.0 {
-            items.is_table = true;
-        }
-        Ok(entry)
-    }
-
     /// Adds the cursor of the next page.
     pub fn with_cursor(mut self, cursor: Option<String>) -> Self {
         if let Ok(items) = &mut self.0 {
             items.cursor = cursor;
         }
         self
-    }
-
-    /// Returns the items and the JSON of their other fields, within the memory of the answer.
-    ///
-    /// # Errors
-    /// Errors of [`Memory::add`]; `TooCostly` beyond the limits of the router protocol.
-    pub fn written(self, memory: &Memory) -> Result<(Ranked, Written)> {
-        let mut written = Written::default();
-        let Ok(items) = self.0 else { return Ok((Ranked::default(), written)) };
-        let (mut text, mut held) = (Vec::new(), 0);
-        for row in 0..items.len() {
-            text.clear();
-            items.row_rest(row, 0, usize::MAX, &mut text);
-            let bytes = WRITTEN_COPIES * (written.text.len() + text.len());
-            if bytes > held {
-                let more = (bytes - held).max(WRITTEN_STEP);
-                memory.add(more as u64)?;
-                held += more;
-            }
-            written.push(&text)?;
-        }
-        let written = if written.text.is_empty() { Written::default() } else { written };
-        Ok((Ranked { tasks: Vec::new(), ..items.ranked }, written))
     }
 
     /// Returns the items, unless the entry is a problem.

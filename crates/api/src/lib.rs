@@ -37,6 +37,7 @@ mod response;
 mod schemas;
 mod sizes;
 mod slow;
+mod stepwise;
 mod traffic;
 mod values;
 mod vector_form;
@@ -44,7 +45,7 @@ mod written;
 
 pub use arrow::{ARROW_STREAM, ArrowReply, arrow_divided, arrow_retrievals, arrow_upserts};
 pub use asking::{rank_body, retrieve_body};
-pub use body::{Retrievals, embed, object, rank, retrievals};
+pub use body::{Misread, Retrievals, embed, object, rank, read_object, retrievals};
 pub use browse::{
     ColumnResponse, ColumnValue, FileInfo, FindRequest, FindResponse, FoundItem, HeldShard, IndexResponse,
     ShardsResponse, ValuesRequest, files, percentiles,
@@ -74,6 +75,7 @@ pub use response::{
 pub use schemas::{RetrieveOneOrMany, RetrievedOneOrMany, UpsertRequest};
 pub use sizes::Widths;
 pub use slow::{SlowCall, SlowPass, SlowResponse};
+pub use stepwise::{ColumnReader, RowWriter};
 pub use traffic::{
     CanaryInfo, SeenInfo, ShadowDiff, ShadowInfo, ShadowResponse, TrafficRequest, TrafficResponse, traffic_info,
 };

@@ -11,8 +11,8 @@ pub struct Written {
     /// End offset of each item's JSON.
     #[serde(with = "packed::numbers")]
     pub ends: Vec<u32>,
-    /// JSON of all items.
-    #[serde(with = "packed::numbers")]
+    /// JSON of all items. It travels apart from the rest: it may be long, and is never copied.
+    #[serde(skip)]
     pub text: Vec<u8>,
 }
 

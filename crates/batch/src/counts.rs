@@ -98,16 +98,21 @@ pub enum ProblemLimit {
 }
 
 impl ProblemLimit {
+    /// Returns the maximum number of rows with a problem among `rows`.
+    pub fn most(self, rows: u64) -> u64 {
+        match self {
+            ProblemLimit::Rows(rows) => rows,
+            // Floating-point error must not round an exact percentage down (2.3 is stored as slightly less).
+            ProblemLimit::Percent(percent) => (rows as f64 * percent / 100.0 * (1.0 + 1e-12)) as u64,
+        }
+    }
+
     /// Rejects counts with more problems than the limit.
     ///
     /// # Errors
     /// `Invalid` with both numbers.
     pub(super) fn check(self, counts: &Counts) -> Result<()> {
-        let most = match self {
-            ProblemLimit::Rows(rows) => rows,
-            // Floating-point error must not round an exact percentage down (2.3 is stored as slightly less).
-            ProblemLimit::Percent(percent) => (counts.rows as f64 * percent / 100.0 * (1.0 + 1e-12)) as u64,
-        };
+        let most = self.most(counts.rows);
         let (wrong, rows) = (counts.wrong(), counts.rows);
         match wrong <= most {
             true => Ok(()),

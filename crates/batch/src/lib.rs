@@ -35,5 +35,6 @@ mod worker;
 
 pub use counts::{Counts, ProblemLimit};
 pub use job::JobTerms;
+pub use lines::Lines;
 pub use questions::{Questions, Task};
 pub use run::Scorer;

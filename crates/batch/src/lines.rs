@@ -8,18 +8,22 @@ use sterling_core::error::{Error, Result};
 const ROW_BYTES_MAX: usize = 8 << 20;
 
 /// Iterates over the rows of a JSON lines file; skips empty lines.
-pub(super) struct Lines {
+pub struct Lines {
     from: Box<dyn BufRead>,
     is_first: bool,
 }
 
 impl Lines {
-    pub(super) fn new(from: Box<dyn BufRead>) -> Self {
+    /// The rows of a text.
+    pub fn new(from: Box<dyn BufRead>) -> Self {
         Lines { from, is_first: true }
     }
 
     /// Returns the next row, or the row's error if it is too long or not UTF-8.
-    pub(super) fn next(&mut self) -> std::io::Result<Option<Result<String>>> {
+    ///
+    /// # Errors
+    /// Errors of the reader.
+    pub fn next_row(&mut self) -> std::io::Result<Option<Result<String>>> {
         loop {
             let mut line = Vec::new();
             let read = next_line(&mut self.from, &mut line, ROW_BYTES_MAX)?;

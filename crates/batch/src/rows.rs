@@ -102,7 +102,7 @@ pub(super) fn read(
         let (mut rows, mut held) = (Vec::new(), 0);
         while rows.len() < CHUNK_ROWS
             && held < CHUNK_BYTES
-            && let Some(row) = lines.next().map_err(io)?
+            && let Some(row) = lines.next_row().map_err(io)?
         {
             held += row.as_ref().map_or(0, String::len);
             rows.push(row);

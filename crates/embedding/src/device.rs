@@ -1,4 +1,4 @@
-//! Tables in the memory of a device.
+//! Tables in device memory.
 
 use std::sync::Arc;
 
@@ -10,17 +10,17 @@ use sterling_cuda::ops::bags::TableRows;
 use sterling_kernels::buffer::Buffer;
 use sterling_kernels::cpu::pool::Rows;
 
-/// Tables in the memory of a device, by their names, each once.
+/// Tables in the memory of a device, each once, by name.
 #[derive(Debug, Default)]
 pub struct DeviceTables {
     copied: Vec<(String, Arc<TableRows>)>,
 }
 
 impl DeviceTables {
-    /// The rows of a table, copied where they are not there yet.
+    /// Returns the rows of a table on the device; copies them there on first use.
     ///
     /// # Errors
-    /// `Unsupported` where the table is not whole in the memory of this host; `Overloaded` where the device has not enough memory.
+    /// `Unsupported` if this host's memory does not hold the complete table; `Overloaded` if the device has not enough memory.
     pub fn copy(&mut self, device: &Device, table: &Table) -> Result<Arc<TableRows>> {
         if let Some((_, rows)) = self.copied.iter().find(|(name, _)| name == table.name()) {
             return Ok(rows.clone());
@@ -33,7 +33,8 @@ impl DeviceTables {
     }
 }
 
-/// What a card has of a table of a row a slot, with room for `spare` more.
+/// Copies the rows that belong to a GPU's partition of the item slots, from a table with one row per slot, with room for `spare`
+/// more.
 ///
 /// # Errors
 /// As [`DeviceTables::copy`].
@@ -43,15 +44,15 @@ pub fn rows_of(device: &Device, table: &Table, cut: &ListCut, spare: usize) -> R
     Ok(TableRows { bytes: cut.copy(device, rows.bytes(), format.row_bytes(width)?, spare)?, format, width })
 }
 
-/// The rows of a table that a device may copy.
+/// Returns the rows of a table that a device may copy.
 ///
 /// # Errors
-/// `Unsupported` where it is not whole in the memory of this host.
+/// `Unsupported` if this host's memory does not hold the complete table.
 pub fn whole(table: &Table) -> Result<Rows<'_>> {
     table.host_rows().ok_or_else(|| is_elsewhere(table))
 }
 
-/// The bytes of these rows.
+/// Returns the bytes of these rows.
 ///
 /// # Errors
 /// As [`whole`].

@@ -1,21 +1,21 @@
-//! Converting rows of f32 into the stored formats, once, when a table is published.
+//! Conversion of f32 rows into the stored formats, once, when a table is published.
 //!
-//! The quantised formats follow FBGEMM's `FloatOrHalfToFusedNBitRowwiseQuantizedSBHalf` bit for bit, with scale and bias moved
-//! to the front of the row as its table-batched operator keeps them. With `m` the row's smallest number rounded to f16 and
-//! `b` bits: `scale = f16((max - m) / (2^b - 1))`, 1 where the range is 0 or the scale has no inverse;
-//! `code = round_half_even((x - m) / scale)` held to `0..2^b`. Where FBGEMM would write an infinity or a NaN into a row, the row
-//! is refused by number.
+//! The quantized formats follow FBGEMM's `FloatOrHalfToFusedNBitRowwiseQuantizedSBHalf` bit for bit, with scale and bias
+//! at the front of the row, as in its table-batched operator. With `m` the row's smallest number rounded to f16 and
+//! `b` bits: `scale = f16((max - m) / (2^b - 1))`, or 1 if the range is 0 or the scale has no inverse;
+//! `code = round_half_even((x - m) / scale)`, clamped to `0..2^b`. If FBGEMM would write an infinity or a NaN into a row, the row
+//! is rejected; the error names its number.
 
 use half::{bf16, f16};
 
 use sterling_core::error::{Error, Result};
 use sterling_kernels::cpu::pool::RowFormat;
 
-/// Rows of f32 `[rows, width]` in `format`, `[rows, row_bytes]`.
+/// Encodes f32 rows `[rows, width]` in `format`, `[rows, row_bytes]`.
 ///
 /// # Errors
-/// `Invalid` where the values are no whole rows, the width does not suit the format, or a row holds a number that is not
-/// finite or leaves the format; the row is named.
+/// `Invalid` if the values are not complete rows, the width does not suit the format, or a row holds a number that is not
+/// finite or exceeds the format's range; the error names the row.
 pub fn encode_rows(format: RowFormat, width: usize, values: &[f32]) -> Result<Vec<u8>> {
     let row_bytes = format.row_bytes(width)?;
     if !values.len().is_multiple_of(width) {
@@ -28,10 +28,10 @@ pub fn encode_rows(format: RowFormat, width: usize, values: &[f32]) -> Result<Ve
     Ok(out)
 }
 
-/// One row into `out` `[row_bytes]`.
+/// Encodes one row into `out` `[row_bytes]`.
 ///
 /// # Errors
-/// `Invalid` where a number is not finite or leaves the format.
+/// `Invalid` if a number is not finite or exceeds the format's range.
 pub fn encode_row(format: RowFormat, row: &[f32], out: &mut [u8]) -> Result<()> {
     if let Some(at) = row.iter().position(|x| !x.is_finite()) {
         return Err(Error::invalid(format!("column {at} is {}, expected a finite number", row[at])));

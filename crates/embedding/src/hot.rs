@@ -1,11 +1,11 @@
-//! The rows of a table that are asked for often, in the memory of a device; all of them lie in the memory of its host.
+//! Cache of a table's hot rows in device memory; the host's memory holds all rows.
 //!
-//! The host keeps which row has which place ([`Places`]), since it turns ids into rows anyway. What a batch asks for and has no place
-//! the device fetches from the memory of the host, each row once, and pools it from where it arrives; what is given a place is put
-//! there behind that, in the order of the same stream. So a place may be given away in the batch that still reads it. Where the
-//! host's memory cannot be registered, the host gathers these rows, and they travel with the ids.
+//! The host assigns rows to cache slots ([`Places`]), because it resolves ids to rows anyway. The device fetches missing rows of
+//! a batch from host memory, each row once, and pools them from where they arrive. Rows that get a slot are copied into it
+//! afterwards, on the same stream, so a slot may be reassigned in the batch that still reads it. If the host's memory cannot be
+//! registered, the host gathers these rows and sends them with the ids.
 //!
-//! Batches take turns ([`HotTables::turn`]): a place that one stream fills must not be read by another before it is filled.
+//! Batches take turns ([`HotTables::turn`]), because a slot that one stream fills must not be read by another one earlier.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -21,7 +21,7 @@ use sterling_cuda::ops::bags::{IdBags, SumsTo, TableRows, fetch_rows, place_rows
 use sterling_cuda::{Array, Device, HostBytes};
 use sterling_kernels::buffer::Buffer;
 
-/// The places of one table.
+/// Cache slots of one table.
 #[derive(Debug)]
 struct HotRows {
     table: String,
@@ -33,27 +33,27 @@ struct HotRows {
     planned: f64,
 }
 
-/// All rows of a table, in the memory of the host.
+/// All rows of a table, in host memory.
 #[derive(Debug)]
 enum AllRows {
-    /// The device fetches those that are missing.
+    /// Registered memory: the device fetches missing rows.
     Registered(HostBytes),
-    /// The host gathers them.
+    /// Plain memory: the host gathers missing rows.
     Plain(Buffer<u8>),
 }
 
-/// How a table does of which only some rows are on a device.
+/// Hit-rate statistics of a table that is partly cached in device memory.
 #[derive(Clone, Debug)]
 pub struct HotCounters {
-    /// Its name.
+    /// Name of the table.
     pub table: String,
-    /// How often its rows were asked for.
+    /// Hits and misses of its rows.
     pub cache: CacheCounters,
-    /// The share of them that were to be there by the plan.
+    /// Hit share that the plan expects.
     pub planned: f64,
 }
 
-/// The places of all tables of a device of which only some rows are there.
+/// Caches of all tables that are only partly in a device's memory.
 #[derive(Debug, Default)]
 pub struct HotTables {
     state: Mutex<HotState>,
@@ -61,33 +61,33 @@ pub struct HotTables {
 
 #[derive(Debug, Default)]
 struct HotState {
-    /// False from the beginning of a turn until what it asked for is done: places of one that failed may never have been filled.
+    /// False from the start of a turn until its work is done: after a failure, slots may never have been filled.
     is_filled: bool,
     tables: Vec<HotRows>,
 }
 
-/// The turn of a batch.
+/// Exclusive access for one batch.
 #[derive(Debug)]
 pub struct HotTurn<'a> {
     state: MutexGuard<'a, HotState>,
 }
 
-/// Rows of a batch that have no place.
+/// Rows of a batch without a cache slot.
 #[derive(Default)]
 struct Staged {
     rows: Vec<i64>,
-    /// Which of them a row is.
+    /// Index of a row among them.
     index: HashMap<i64, usize>,
-    /// What goes to a place, the last one that is given it.
+    /// Slots to fill and the staged row for each; the last assignment of a slot wins.
     taken: HashMap<u32, u32>,
 }
 
 impl HotTables {
-    /// Room for as many rows of a table as so many bytes hold, all of them at most; nothing more for a table that has some. Returns
-    /// the number by which the table is asked.
+    /// Adds a cache of `share.bytes`, at most the complete table. A table that already has a cache keeps it. Returns the table's
+    /// number in this set.
     ///
     /// # Errors
-    /// `Unsupported` where the table is not whole in the memory of this host; `Overloaded` where the device has not enough memory.
+    /// `Unsupported` if this host's memory does not hold the complete table; `Overloaded` if the device has not enough memory.
     pub fn add(&mut self, device: &Device, table: &Table, share: CardShare) -> Result<usize> {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = state.tables.iter().position(|known| known.table == table.name()) {
@@ -111,12 +111,12 @@ impl HotTables {
         Ok(state.tables.len() - 1)
     }
 
-    /// True where every table is whole on the device.
+    /// Returns true if no table is cached partly.
     pub fn is_empty(&self) -> bool {
         self.lock().tables.is_empty()
     }
 
-    /// Waits until no other batch is at it.
+    /// Waits until no other batch uses the caches.
     pub fn turn(&self) -> HotTurn<'_> {
         let mut state = self.lock();
         if !std::mem::take(&mut state.is_filled) {
@@ -127,7 +127,7 @@ impl HotTables {
         HotTurn { state }
     }
 
-    /// How each table does.
+    /// Returns the statistics of each table.
     pub fn counters(&self) -> Vec<HotCounters> {
         let counters = |table: &HotRows| {
             let cache = CacheCounters { hits: table.hits, misses: table.misses, ..table.places.counters() };
@@ -137,13 +137,13 @@ impl HotTables {
     }
 
     fn lock(&self) -> MutexGuard<'_, HotState> {
-        // Of whoever panicked `is_filled` tells.
+        // Continues after a panic, because `is_filled` records that a turn did not end.
         locked(&self.state)
     }
 }
 
 impl HotTurn<'_> {
-    /// Everything that was asked for in this turn is done.
+    /// Ends the turn after its work is done.
     pub fn end(mut self) {
         self.state.is_filled = true;
     }
@@ -151,7 +151,7 @@ impl HotTurn<'_> {
     /// Pools bags of rows of a table, by its number.
     ///
     /// # Errors
-    /// `Internal` for a table or a row that is not there, or where a launch fails; `Overloaded` where the device has not enough memory.
+    /// `Internal` if the table or a row does not exist, or a launch fails; `Overloaded` if the device has not enough memory.
     pub fn pool(&mut self, device: &Device, table: usize, mut bags: HostBags<'_>, to: &SumsTo<'_>) -> Result<()> {
         let missing = || Error::internal("a table without places");
         let HotRows { rows, all, places, hits, misses, .. } = self.state.tables.get_mut(table).ok_or_else(missing)?;
@@ -168,24 +168,24 @@ impl HotTurn<'_> {
     }
 }
 
-/// Bags of ids as the host has them.
+/// Bags of ids in host memory.
 #[derive(Debug)]
 pub struct HostBags<'a> {
-    /// Rows of the whole table, or negative ones, which add nothing.
+    /// Rows of the complete table; negative ones add nothing.
     pub ids: Vec<i64>,
-    /// `[bags + 1]`, rising from 0.
+    /// `[bags + 1]`, nondecreasing from 0.
     pub offsets: &'a [u32],
-    /// One an id; none means 1.
+    /// One per id; `None` means 1.
     pub weights: Option<&'a [f32]>,
     /// Divides each sum by the length of its bag.
     pub is_mean: bool,
 }
 
 impl HostBags<'_> {
-    /// Copies them to a device for `pool`, which pools them there.
+    /// Copies the bags to a device and passes them to `pool`.
     ///
     /// # Errors
-    /// `Overloaded` where the device has not enough memory; that of `pool`.
+    /// `Overloaded` if the device has not enough memory; errors of `pool`.
     pub fn on(&self, device: &Device, pool: impl FnOnce(&IdBags<'_>) -> Result<()>) -> Result<()> {
         let (ids, offsets) = (device.copy(&self.ids)?, device.copy(self.offsets)?);
         let weights = self.weights.map(|weights| device.copy(weights)).transpose()?;
@@ -200,13 +200,13 @@ impl AllRows {
             Ok(registered) => AllRows::Registered(registered),
             Err(reason) => {
                 let table = table.name();
-                tracing::warn!(table, %reason, "the host gathers rows that the device has not: their memory is not registered");
+                tracing::warn!(table, %reason, "host memory registration failed: the host gathers rows that miss the device cache");
                 AllRows::Plain(bytes.clone())
             }
         })
     }
 
-    /// Some of them side by side on the device.
+    /// Returns some of the rows, contiguous on the device.
     fn some(&self, device: &Device, rows: &[i64], row_bytes: usize) -> Result<Array<u8>> {
         match self {
             AllRows::Registered(bytes) => fetch_rows(device, bytes, rows, row_bytes),
@@ -219,7 +219,7 @@ impl AllRows {
 }
 
 impl Staged {
-    /// What a kernel is told of a row: its place, or its number among those that are missing.
+    /// Returns the index that the kernel uses for a row: its slot, or its index among the missing rows.
     fn place(&mut self, places: &mut Places, row: i64) -> i64 {
         let resident = places.most() as i64;
         if let Some(&index) = self.index.get(&row) {
@@ -237,7 +237,7 @@ impl Staged {
         resident + index as i64
     }
 
-    /// Puts what is given a place there.
+    /// Copies the rows that got a slot into it.
     fn fill(&self, device: &Device, bytes: &Array<u8>, rows: &TableRows) -> Result<()> {
         if self.taken.is_empty() {
             return Ok(());

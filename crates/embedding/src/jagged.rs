@@ -1,14 +1,14 @@
-//! Jagged tensors: runs of values of different lengths, one after the other, with the place where each run starts.
+//! Jagged tensors: concatenated runs of values of different lengths, with the offset of each run.
 //!
 //! A [`JaggedTensor`] is one feature of B examples: `values` `[n, width]`, `offsets` `[B + 1]`. A [`KeyedJaggedTensor`] is F
-//! features of the same B examples in one run, feature after feature: bag `f * B + b` is feature `f` of example `b`. Optional
-//! weights stand beside the values. Everything is checked when it is made, so that what holds one need not look again.
+//! features of the same B examples, feature after feature: bag `f * B + b` is feature `f` of example `b`. There may be one
+//! weight per value. Constructors validate everything, so users of these types need no checks.
 
 use std::sync::Arc;
 
 use sterling_core::error::{Error, Result};
 
-/// Runs of values of one feature, one run an example.
+/// Runs of values of one feature, one run per example.
 #[derive(Clone, Debug, PartialEq)]
 pub struct JaggedTensor<T> {
     values: Vec<T>,
@@ -18,68 +18,69 @@ pub struct JaggedTensor<T> {
 }
 
 impl<T: Copy> JaggedTensor<T> {
-    /// Runs of the given lengths.
+    /// Creates runs from their lengths.
     ///
     /// # Errors
-    /// `Invalid` where a length is negative, the lengths do not add up to the values, or the weights are not one a value.
+    /// `Invalid` if a length is negative, the lengths do not add up to the number of values, or weights and values differ in
+    /// number.
     pub fn from_lengths(values: Vec<T>, lengths: &[i64], weights: Option<Vec<f32>>) -> Result<Self> {
         let offsets = offsets_of_lengths(lengths, values.len())?;
         check_weights(weights.as_deref(), values.len())?;
         Ok(JaggedTensor { values, width: 1, offsets, weights })
     }
 
-    /// Runs that start at the given offsets; the last offset is the number of values.
+    /// Creates runs from their offsets; the last offset is the number of values.
     ///
     /// # Errors
-    /// `Invalid` where the offsets do not rise from 0 to the number of values, or the weights are not one a value.
+    /// `Invalid` if the offsets do not rise from 0 to the number of values, or weights and values differ in number.
     pub fn from_offsets(values: Vec<T>, offsets: &[i64], weights: Option<Vec<f32>>) -> Result<Self> {
         let offsets = checked_offsets(offsets, values.len())?;
         check_weights(weights.as_deref(), values.len())?;
         Ok(JaggedTensor { values, width: 1, offsets, weights })
     }
 
-    /// Runs of rows: `values` is `[offsets.last(), width]`.
+    /// Creates runs of rows: `values` is `[offsets.last(), width]`.
     pub(crate) fn of_rows(values: Vec<T>, width: usize, offsets: Vec<usize>) -> Self {
         debug_assert_eq!(values.len(), offsets.last().copied().unwrap_or(0) * width);
         JaggedTensor { values, width, offsets, weights: None }
     }
 
-    /// All values, `[n, width]`.
+    /// Returns all values, `[n, width]`.
     pub fn values(&self) -> &[T] {
         &self.values
     }
 
-    /// Numbers of one value: 1 for ids, D for embeddings.
+    /// Returns the numbers per value: 1 for ids, D for embeddings.
     pub fn width(&self) -> usize {
         self.width
     }
 
-    /// Where each run starts, in values, `[B + 1]`.
+    /// Returns the offset of each run, in values, `[B + 1]`.
     pub fn offsets(&self) -> &[usize] {
         &self.offsets
     }
 
-    /// Weights beside the values.
+    /// Returns the weights, one per value.
     pub fn weights(&self) -> Option<&[f32]> {
         self.weights.as_deref()
     }
 
-    /// Number of runs, B.
+    /// Returns the number of runs, B.
     pub fn stride(&self) -> usize {
         self.offsets.len() - 1
     }
 
-    /// The lengths of the runs.
+    /// Returns the lengths of the runs.
     pub fn lengths(&self) -> impl ExactSizeIterator<Item = usize> + '_ {
         self.offsets.windows(2).map(|w| w[1] - w[0])
     }
 
-    /// Run `b`, `[length, width]`.
+    /// Returns run `b`, `[length, width]`.
     pub fn run(&self, b: usize) -> &[T] {
         &self.values[self.offsets[b] * self.width..self.offsets[b + 1] * self.width]
     }
 
-    /// The runs cut or filled with `padding` to `length` values each: `[B, length, width]`.
+    /// Truncates or pads each run to `length` values: `[B, length, width]`.
     pub fn to_padded(&self, length: usize, padding: T) -> Vec<T> {
         let row = length * self.width;
         let mut out = vec![padding; self.stride() * row];
@@ -92,37 +93,37 @@ impl<T: Copy> JaggedTensor<T> {
     }
 }
 
-/// The bags of one feature, borrowed from a [`KeyedJaggedTensor`].
+/// Bags of one feature, borrowed from a [`KeyedJaggedTensor`].
 #[derive(Clone, Copy, Debug)]
 pub struct Feature<'a> {
-    /// The ids of all keys; this feature's are `offsets[0]..offsets[B]`.
+    /// Ids of all keys; this feature's are `offsets[0]..offsets[B]`.
     all_values: &'a [i64],
     all_weights: Option<&'a [f32]>,
     offsets: &'a [usize],
 }
 
 impl<'a> Feature<'a> {
-    /// The ids of all examples.
+    /// Returns the ids of all examples.
     pub fn values(&self) -> &'a [i64] {
         &self.all_values[self.range()]
     }
 
-    /// The weights beside them.
+    /// Returns their weights.
     pub fn weights(&self) -> Option<&'a [f32]> {
         self.all_weights.map(|w| &w[self.range()])
     }
 
-    /// Where each example's ids start, `[B + 1]`; the first is [`Feature::base`], not 0.
+    /// Returns the offset of each example's ids, `[B + 1]`; the first is [`Feature::base`], not 0.
     pub fn offsets(&self) -> &'a [usize] {
         self.offsets
     }
 
-    /// What to take off an offset to index [`Feature::values`].
+    /// Returns the value to subtract from an offset to index [`Feature::values`].
     pub fn base(&self) -> usize {
         self.offsets.first().copied().unwrap_or(0)
     }
 
-    /// The ids of example `b`.
+    /// Returns the ids of example `b`.
     pub fn bag(&self, b: usize) -> &'a [i64] {
         &self.all_values[self.offsets[b]..self.offsets[b + 1]]
     }
@@ -132,7 +133,7 @@ impl<'a> Feature<'a> {
     }
 }
 
-/// The ids of F features of B examples.
+/// Ids of F features of B examples.
 ///
 /// ```
 /// use sterling_embedding::KeyedJaggedTensor;
@@ -152,11 +153,11 @@ pub struct KeyedJaggedTensor {
 }
 
 impl KeyedJaggedTensor {
-    /// Bags of the given lengths, `[F * B]`, feature after feature.
+    /// Creates bags from their lengths, `[F * B]`, feature after feature.
     ///
     /// # Errors
-    /// `Invalid` where a key comes twice, the lengths are not a multiple of the keys, one is negative, they do not add up to
-    /// the values, or the weights are not one a value.
+    /// `Invalid` for a duplicate key, a number of lengths that is no multiple of the keys, a negative length, lengths that do not
+    /// add up to the number of values, or a number of weights that differs from it.
     pub fn from_lengths<K: Into<String>>(
         keys: impl IntoIterator<Item = K>,
         values: Vec<i64>,
@@ -167,10 +168,10 @@ impl KeyedJaggedTensor {
         Self::checked(collect_keys(keys), values, weights, offsets)
     }
 
-    /// Bags that start at the given offsets, `[F * B + 1]`.
+    /// Creates bags from their offsets, `[F * B + 1]`.
     ///
     /// # Errors
-    /// As [`KeyedJaggedTensor::from_lengths`], and where the offsets do not rise from 0 to the number of values.
+    /// As [`KeyedJaggedTensor::from_lengths`], and if the offsets do not rise from 0 to the number of values.
     pub fn from_offsets<K: Into<String>>(
         keys: impl IntoIterator<Item = K>,
         values: Vec<i64>,
@@ -181,10 +182,10 @@ impl KeyedJaggedTensor {
         Self::checked(collect_keys(keys), values, weights, offsets)
     }
 
-    /// One key a jagged tensor.
+    /// Creates a tensor from one jagged tensor per key.
     ///
     /// # Errors
-    /// `Invalid` where a key comes twice, the numbers of examples differ, or only some have weights.
+    /// `Invalid` for a duplicate key, or if the numbers of examples differ, or only some have weights.
     pub fn from_jagged<K: Into<String>>(parts: impl IntoIterator<Item = (K, JaggedTensor<i64>)>) -> Result<Self> {
         let whole = parts
             .into_iter()
@@ -207,45 +208,45 @@ impl KeyedJaggedTensor {
         Ok(KeyedJaggedTensor { keys, stride, values, weights, offsets })
     }
 
-    /// The features' names, in order.
+    /// Returns the names of the features, in order.
     pub fn keys(&self) -> &[String] {
         &self.keys
     }
 
-    /// Number of examples, B.
+    /// Returns the number of examples, B.
     pub fn stride(&self) -> usize {
         self.stride
     }
 
-    /// All ids, feature after feature.
+    /// Returns all ids, feature after feature.
     pub fn values(&self) -> &[i64] {
         &self.values
     }
 
-    /// Weights beside the ids.
+    /// Returns the weights, one per id.
     pub fn weights(&self) -> Option<&[f32]> {
         self.weights.as_deref()
     }
 
-    /// Where each bag starts, `[F * B + 1]`.
+    /// Returns the offset of each bag, `[F * B + 1]`.
     pub fn offsets(&self) -> &[usize] {
         &self.offsets
     }
 
-    /// The length of each bag, `[F * B]`.
+    /// Returns the length of each bag, `[F * B]`.
     pub fn lengths(&self) -> impl ExactSizeIterator<Item = usize> + '_ {
         self.offsets.windows(2).map(|w| w[1] - w[0])
     }
 
-    /// Number of ids of each feature.
+    /// Returns the number of ids per feature.
     pub fn length_per_key(&self) -> impl ExactSizeIterator<Item = usize> + '_ {
         (0..self.keys.len()).map(|f| self.feature(f).values().len())
     }
 
-    /// The bags of feature number `f`.
+    /// Returns the bags of feature number `f`.
     ///
     /// # Panics
-    /// Where there is no such feature.
+    /// If there is no such feature.
     pub fn feature(&self, f: usize) -> Feature<'_> {
         assert!(f < self.keys.len(), "feature {f} of {}", self.keys.len());
         Feature {
@@ -255,15 +256,15 @@ impl KeyedJaggedTensor {
         }
     }
 
-    /// The bags of a feature by name.
+    /// Returns the bags of a feature by name.
     pub fn get(&self, key: &str) -> Option<Feature<'_>> {
         self.keys.iter().position(|k| k == key).map(|f| self.feature(f))
     }
 
-    /// The features in another order; some may be left out, none may come twice.
+    /// Returns the features in another order; some may be left out.
     ///
     /// # Errors
-    /// `Invalid` for a number that is no feature or comes twice.
+    /// `Invalid` for a number that is not a feature or occurs twice.
     pub fn permute(&self, order: &[usize]) -> Result<Self> {
         if let Some(wrong) = order.iter().find(|&&f| f >= self.keys.len()) {
             return Err(Error::invalid(format!("permute: feature {wrong}, expected one below {}", self.keys.len())));
@@ -279,10 +280,10 @@ impl KeyedJaggedTensor {
         Ok(permuted)
     }
 
-    /// Consecutive groups of features, as many in each as `sizes` says.
+    /// Splits into consecutive groups of features, of the given sizes.
     ///
     /// # Errors
-    /// `Invalid` where the sizes do not add up to the keys.
+    /// `Invalid` if the sizes do not add up to the number of keys.
     pub fn split(&self, sizes: &[usize]) -> Result<Vec<Self>> {
         let total = sizes.iter().try_fold(0usize, |sum, &n| sum.checked_add(n));
         if total != Some(self.keys.len()) {
@@ -299,10 +300,10 @@ impl KeyedJaggedTensor {
             .collect()
     }
 
-    /// The features of all parts, part after part.
+    /// Concatenates the features of all parts.
     ///
     /// # Errors
-    /// `Invalid` where a key comes twice, the numbers of examples differ, or only some parts have weights.
+    /// `Invalid` for a duplicate key, or if the numbers of examples differ, or only some parts have weights.
     pub fn concat(parts: &[&KeyedJaggedTensor]) -> Result<Self> {
         let Some(first) = parts.first() else {
             return Self::checked(Arc::new([]), Vec::new(), None, vec![0]);
@@ -331,7 +332,7 @@ impl KeyedJaggedTensor {
         Ok(whole)
     }
 
-    /// Each feature as a jagged tensor of its own.
+    /// Copies each feature into its own jagged tensor.
     pub fn to_jagged(&self) -> Vec<(String, JaggedTensor<i64>)> {
         let part = |f: usize| {
             let feature = self.feature(f);

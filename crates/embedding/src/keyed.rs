@@ -1,4 +1,4 @@
-//! One embedding a key and example, side by side: `[Q, sum of widths]`.
+//! Embeddings of several keys per example, concatenated along the columns: `[Q, sum of widths]`.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use crate::jagged::check_keys;
 use sterling_core::error::{Error, Result};
 use sterling_core::tensor::Tensor;
 
-/// What a lookup returns: for each of Q examples the embeddings of all keys, in the order of the keys.
+/// Result of a lookup: for each of Q examples the embeddings of all keys, in the order of the keys.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KeyedTensor {
     layout: Arc<Layout>,
@@ -15,7 +15,7 @@ pub struct KeyedTensor {
     values: Vec<f32>,
 }
 
-/// Keys and the columns they take.
+/// Keys and their columns.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Layout {
     keys: Vec<String>,
@@ -24,10 +24,10 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// Keys with their widths.
+    /// Creates a layout of keys with these widths.
     ///
     /// # Errors
-    /// `Invalid` where a key comes twice or the widths overflow.
+    /// `Invalid` for a duplicate key, or if the widths overflow.
     pub fn new(keys: Vec<String>, widths: &[usize]) -> Result<Self> {
         check_keys(&keys)?;
         if keys.len() != widths.len() {
@@ -41,27 +41,27 @@ impl Layout {
         Ok(Layout { keys, starts })
     }
 
-    /// The keys in order.
+    /// Returns the keys in order.
     pub fn keys(&self) -> &[String] {
         &self.keys
     }
 
-    /// The sum of the widths.
+    /// Returns the sum of the widths.
     pub fn width(&self) -> usize {
         self.starts[self.keys.len()]
     }
 
-    /// The columns of key number `k`.
+    /// Returns the columns of key number `k`.
     pub fn columns(&self, k: usize) -> Range<usize> {
         self.starts[k]..self.starts[k + 1]
     }
 }
 
 impl KeyedTensor {
-    /// `values` is `[Q, sum of widths]`.
+    /// Creates a tensor from `values` `[Q, sum of widths]`.
     ///
     /// # Errors
-    /// `Invalid` where a key comes twice or the values are no whole rows.
+    /// `Invalid` for a duplicate key, or if the values are not complete rows.
     pub fn new(keys: Vec<String>, widths: &[usize], values: Vec<f32>) -> Result<Self> {
         let layout = Layout::new(keys, widths)?;
         let examples = values.len().checked_div(layout.width()).unwrap_or(0);
@@ -71,55 +71,55 @@ impl KeyedTensor {
         Ok(KeyedTensor { layout: Arc::new(layout), examples, values })
     }
 
-    /// Zeros of a layout.
+    /// Creates zeros of a layout.
     pub fn zeros(layout: Arc<Layout>, examples: usize) -> Self {
         let values = vec![0.0; examples * layout.width()];
         KeyedTensor { layout, examples, values }
     }
 
-    /// The keys in order.
+    /// Returns the keys in order.
     pub fn keys(&self) -> &[String] {
         &self.layout.keys
     }
 
-    /// The width of each key.
+    /// Returns the width of each key.
     pub fn length_per_key(&self) -> impl ExactSizeIterator<Item = usize> + '_ {
         self.layout.starts.windows(2).map(|w| w[1] - w[0])
     }
 
-    /// The sum of the widths.
+    /// Returns the sum of the widths.
     pub fn width(&self) -> usize {
         self.layout.width()
     }
 
-    /// Number of examples, Q.
+    /// Returns the number of examples, Q.
     pub fn examples(&self) -> usize {
         self.examples
     }
 
-    /// All values, `[Q, sum of widths]`.
+    /// Returns all values, `[Q, sum of widths]`.
     pub fn values(&self) -> &[f32] {
         &self.values
     }
 
-    /// All values, to be written.
+    /// Returns all values for writing.
     pub fn values_mut(&mut self) -> &mut [f32] {
         &mut self.values
     }
 
-    /// The columns of a key.
+    /// Returns the columns of a key.
     pub fn columns(&self, key: &str) -> Option<Range<usize>> {
         self.layout.keys.iter().position(|k| k == key).map(|k| self.layout.columns(k))
     }
 
-    /// The embedding of a key and an example, `[width of the key]`.
+    /// Returns the embedding of a key and an example, `[width of the key]`.
     pub fn row(&self, key: &str, example: usize) -> Option<&[f32]> {
         let columns = self.columns(key)?;
         let row = self.values.get(example * self.width()..(example + 1) * self.width())?;
         Some(&row[columns])
     }
 
-    /// The embeddings of a key, copied out: `[Q, width of the key]`.
+    /// Copies the embeddings of a key: `[Q, width of the key]`.
     pub fn get(&self, key: &str) -> Option<Tensor> {
         let columns = self.columns(key)?;
         let mut out = Tensor::zeros([self.examples, columns.len()]);
@@ -132,10 +132,10 @@ impl KeyedTensor {
         Some(out)
     }
 
-    /// Groups of keys taken from several keyed tensors, each group side by side: one `[Q, sum of its widths]` a group.
+    /// Concatenates groups of keys from several keyed tensors: one `[Q, sum of its widths]` per group.
     ///
     /// # Errors
-    /// `Invalid` where a key is in none or in several of the tensors, or the numbers of examples differ.
+    /// `Invalid` if a key occurs in none or in several of the tensors, or the numbers of examples differ.
     pub fn regroup(tensors: &[&KeyedTensor], groups: &[&[&str]]) -> Result<Vec<Tensor>> {
         let examples = tensors.first().map_or(0, |t| t.examples);
         if let Some(other) = tensors.iter().find(|t| t.examples != examples) {

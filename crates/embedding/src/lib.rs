@@ -6,7 +6,8 @@
 //! source of its own ([`tiers`]); [`place`] says as plain data which shard lies where. Where the shards lie changes no answer.
 //!
 //! Imports go one way: types of ids and rows, `spec` and `place`, then [`tiers`], `table`, [`shard`], `lookup`; `device` has
-//! tables in the memory of a GPU, `HotTables` those of which only the rows that are asked for often are there.
+//! tables in the memory of a GPU, `HotTables` those of which only the rows that are asked for often are there. [`train`] has tables
+//! that learn.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -47,6 +48,7 @@ mod table;
 #[cfg(test)]
 mod tests;
 pub mod tiers;
+pub mod train;
 mod vocabulary;
 
 #[cfg(feature = "cuda")]

@@ -1,8 +1,8 @@
 //! Lookups of all features of a batch in one call.
 //!
-//! A lookup has two phases. *Begin* finds the rows of ids and sends for those that are fetched; it
-//! waits for nothing. *Finish* pools what lies in memory while those rows travel, then waits for them. The features of a table that is
-//! whole in memory are pooled straight into their place in the output; those of a cut table go the way that [`super::shard`] tells.
+//! A lookup has two phases. *Begin* resolves ids to rows and sends requests for rows of remote sources, without waiting. *Finish*
+//! pools rows in memory while those requests are in flight, then waits for them. Features of an unsharded table in memory are
+//! pooled straight into the output; [`super::shard`] describes lookups in sharded tables.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -18,47 +18,47 @@ use sterling_core::error::{Error, Result};
 use sterling_kernels::cpu::Kernels;
 use sterling_kernels::cpu::pool::{self, BagSums, Bags};
 
-/// How the rows of a bag become one.
+/// Combination of the rows of a bag.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Pooling {
-    /// Their sum, each times its id's weight where there are weights.
+    /// Sum, each row times its id's weight if there are weights.
     #[default]
     Sum,
-    /// That sum divided by the number of ids (not by the sum of the weights, as TorchRec does it).
+    /// That sum divided by the number of ids, as in TorchRec (not by the sum of the weights).
     Mean,
-    /// They do not: each keeps its place in a sequence, which is an [`EmbeddingCollection`]'s.
+    /// No pooling: each row remains an element of a sequence ([`EmbeddingCollection`]).
     None,
 }
 
 /// One pooled feature.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BagConfig {
-    /// The key of the ids.
+    /// Key of the ids.
     pub feature: String,
-    /// The name of the table.
+    /// Name of the table.
     pub table: String,
-    /// How its rows become one.
+    /// Combination of the rows.
     pub pooling: Pooling,
 }
 
-/// One feature whose rows are kept apart.
+/// One feature without pooling.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SequenceConfig {
-    /// The key of the ids.
+    /// Key of the ids.
     pub feature: String,
-    /// The name of the table.
+    /// Name of the table.
     pub table: String,
 }
 
-/// The rows of one feature: its key and one run of rows an example.
+/// Rows of one feature: its key and one run of rows per example.
 pub type Sequence = (String, JaggedTensor<f32>);
 
-/// One feature that reads one of the tables.
+/// A feature that reads one of the tables.
 #[derive(Clone, Debug)]
 struct Use {
     feature: String,
-    /// Its place among the tables.
+    /// Index of the table.
     table: usize,
     pooling: Pooling,
 }
@@ -74,14 +74,14 @@ impl Use {
         Ok(Use { feature: feature.to_owned(), table: place, pooling })
     }
 
-    /// The ids of the feature.
+    /// Returns the ids of the feature.
     fn of<'a>(&self, ids: &'a KeyedJaggedTensor) -> Result<Feature<'a>> {
         let key = &self.feature;
         ids.get(key).ok_or_else(|| Error::invalid(format!("feature `{key}` is missing, got {:?}", ids.keys())))
     }
 }
 
-/// Pooled lookups over a set of tables, each whole in memory, in shards, or fetched.
+/// Pooled lookups over a set of tables, in memory, sharded or remote.
 #[derive(Clone, Debug)]
 pub struct EmbeddingBagCollection {
     tables: Vec<Arc<Table>>,
@@ -90,7 +90,7 @@ pub struct EmbeddingBagCollection {
     kernels: Kernels,
 }
 
-/// A pooled lookup that has begun: rows that are fetched are on their way.
+/// A pooled lookup between its phases: requests for remote rows are in flight.
 pub struct StartedBags<'a> {
     layout: &'a Arc<Layout>,
     examples: usize,
@@ -98,12 +98,12 @@ pub struct StartedBags<'a> {
 }
 
 impl EmbeddingBagCollection {
-    /// The features of `bags` over `tables`. The output's keys are the features in the order of `bags`; a feature that several
-    /// tables serve becomes `feature@table`.
+    /// Creates a collection of the features of `bags` over `tables`. The output's keys are the features in the order of `bags`; a
+    /// feature that reads several tables becomes `feature@table`.
     ///
     /// # Errors
-    /// `Invalid` for a table that is not there or comes twice, a feature that comes twice with the same table, or one without
-    /// pooling; `Unsupported` where the kernels asked for do not run here.
+    /// `Invalid` for an unknown or duplicate table, a feature that occurs twice with the same table, or one without
+    /// pooling; `Unsupported` if the requested kernels cannot run here.
     pub fn new(tables: Vec<Arc<Table>>, bags: &[BagConfig]) -> Result<Self> {
         if let Some(bag) = bags.iter().find(|b| b.pooling == Pooling::None) {
             return Err(Error::invalid(format!("feature `{}` without pooling, expected sum or mean", bag.feature)));
@@ -118,23 +118,23 @@ impl EmbeddingBagCollection {
         Ok(EmbeddingBagCollection { tables, uses, layout, kernels: Kernels::detect()? })
     }
 
-    /// The same collection with other kernels.
+    /// Replaces the kernels.
     pub fn with_kernels(mut self, kernels: Kernels) -> Self {
         self.kernels = kernels;
         self
     }
 
-    /// Keys and columns of the output.
+    /// Returns keys and columns of the output.
     pub fn layout(&self) -> &Arc<Layout> {
         &self.layout
     }
 
-    /// The tables.
+    /// Returns the tables.
     pub fn tables(&self) -> &[Arc<Table>] {
         &self.tables
     }
 
-    /// The pooled embeddings of all examples of `ids`, and what became of the ids: both phases, one after the other.
+    /// Returns the pooled embeddings of all examples of `ids`, and counts of the ids by outcome. Runs both phases.
     ///
     /// # Errors
     /// As [`EmbeddingBagCollection::begin`] and [`StartedBags::finish`].
@@ -142,7 +142,7 @@ impl EmbeddingBagCollection {
         self.begin(ids, terms)?.finish()
     }
 
-    /// True where a row of some id is fetched, so that a lookup may have to wait for another machine.
+    /// Returns true if the row of some id is remote, so that a lookup may wait for another machine.
     pub fn needs_fetch(&self, ids: &KeyedJaggedTensor) -> bool {
         let fetches = |used: &Use| {
             let table = &self.tables[used.table];
@@ -151,10 +151,10 @@ impl EmbeddingBagCollection {
         self.uses.iter().any(fetches)
     }
 
-    /// Begins a lookup: sends for the rows that are fetched and returns at once.
+    /// Begins a lookup: sends requests for remote rows and returns immediately.
     ///
     /// # Errors
-    /// `Invalid` where a feature is missing in `ids`.
+    /// `Invalid` if a feature is missing in `ids`.
     pub fn begin<'a>(&'a self, ids: &'a KeyedJaggedTensor, terms: &Lookup) -> Result<StartedBags<'a>> {
         let bags = |used: &Use| {
             let feature = used.of(ids)?;
@@ -174,11 +174,11 @@ impl EmbeddingBagCollection {
 }
 
 impl StartedBags<'_> {
-    /// The pooled embeddings of all examples, and what became of the ids.
+    /// Returns the pooled embeddings of all examples, and counts of the ids by outcome.
     ///
     /// # Errors
-    /// `Unavailable` or `DeadlineExceeded` where rows could not be fetched and the terms refuse that; `Corrupt` where a source
-    /// answers with other rows than it was asked for.
+    /// `Unavailable` or `DeadlineExceeded` if remote rows are missing and the options forbid degraded rows; `Corrupt` if a source
+    /// returns other rows than requested.
     pub fn finish(mut self) -> Result<(KeyedTensor, LookupReport)> {
         let mut out = KeyedTensor::zeros(self.layout.clone(), self.examples);
         let (stride, layout) = (self.layout.width(), self.layout);
@@ -192,7 +192,7 @@ impl StartedBags<'_> {
     }
 }
 
-/// Sequence lookups over a set of tables: every id keeps its own row.
+/// Sequence lookups over a set of tables, without pooling: one row per id.
 #[derive(Clone, Debug)]
 pub struct EmbeddingCollection {
     tables: Vec<Arc<Table>>,
@@ -201,25 +201,25 @@ pub struct EmbeddingCollection {
 }
 
 impl EmbeddingCollection {
-    /// The features of `sequences` over `tables`.
+    /// Creates a collection of the features of `sequences` over `tables`.
     ///
     /// # Errors
-    /// As [`EmbeddingBagCollection::new`]; a feature may come once.
+    /// As [`EmbeddingBagCollection::new`]; duplicate features are rejected.
     pub fn new(tables: Vec<Arc<Table>>, sequences: &[SequenceConfig]) -> Result<Self> {
         let used = |s: &SequenceConfig| Use::new(&tables, &s.feature, &s.table, Pooling::Sum);
         let uses: Vec<Use> = sequences.iter().map(used).collect::<Result<_>>()?;
-        // A feature comes once, which a layout of them checks.
+        // Checks that no feature occurs twice.
         Layout::new(uses.iter().map(|u| u.feature.clone()).collect(), &widths(&tables, &uses))?;
         Ok(EmbeddingCollection { tables, uses, kernels: Kernels::detect()? })
     }
 
-    /// The tables.
+    /// Returns the tables.
     pub fn tables(&self) -> &[Arc<Table>] {
         &self.tables
     }
 
-    /// One jagged tensor of rows a feature, in the order of the configuration. Ids without a row are rows of zeros; weights
-    /// are not applied.
+    /// Returns one jagged tensor of rows per feature, in the order of the configuration. Ids without a row give rows of zeros;
+    /// weights are not applied.
     ///
     /// # Errors
     /// As [`EmbeddingBagCollection::lookup`].
@@ -253,7 +253,7 @@ impl EmbeddingCollection {
     }
 }
 
-/// What a lookup of either kind is between its phases.
+/// State of a lookup of either kind between its phases.
 struct Started<'a> {
     tables: &'a [Arc<Table>],
     kernels: Kernels,
@@ -263,7 +263,7 @@ struct Started<'a> {
     report: LookupReport,
 }
 
-/// Writes the embeddings of one feature to their place.
+/// Writes the embeddings of one feature to an output.
 type Write<'a> = &'a mut dyn FnMut(&mut BagSums<'_>);
 
 impl<'a> Started<'a> {
@@ -281,7 +281,7 @@ impl<'a> Started<'a> {
         Started { tables, kernels, terms: terms.clone(), input, travelling, report }
     }
 
-    /// Pools the features of tables that are whole in memory; `place` is given each one's number and what writes it.
+    /// Pools the features of unsharded tables in memory; calls `place` with each feature's number and a function that writes it.
     fn pool_whole(&mut self, mut place: impl FnMut(usize, Write<'_>)) {
         for (number, feature) in self.input.features.iter().enumerate() {
             let table = &self.tables[feature.table];
@@ -292,7 +292,7 @@ impl<'a> Started<'a> {
         }
     }
 
-    /// Waits for the rows that are fetched and puts together the features of all other tables, as [`Started::pool_whole`] does.
+    /// Waits for remote rows and assembles the features of all other tables; calls `place` like [`Started::pool_whole`].
     fn pool_cut(mut self, mut place: impl FnMut(usize, Write<'_>)) -> Result<LookupReport> {
         let Started { tables, kernels, ref terms, ref input, .. } = self;
         if tables.iter().all(|t| t.host_rows().is_some()) {
@@ -316,10 +316,10 @@ fn widths(tables: &[Arc<Table>], uses: &[Use]) -> Vec<usize> {
     uses.iter().map(|u| tables[u.table].width()).collect()
 }
 
-/// The rows that ids take, -1 for none. Ids that are all rows are taken as they are.
+/// Returns the rows of ids, -1 for none. Borrows the ids if all of them are rows.
 fn resolve<'a>(table: &Table, ids: &'a [i64], counts: &mut TableCounts) -> Cow<'a, [i64]> {
     counts.ids += ids.len() as u64;
-    // A negative id is a large one without its sign; without an early exit the comparison runs in vectors.
+    // A negative id is large as an unsigned number. Without an early exit the comparison is vectorized.
     let unseen = ids.iter().filter(|&&id| id as u64 >= table.rows()).count();
     if unseen == 0 {
         return Cow::Borrowed(ids);

@@ -1,4 +1,5 @@
-//! Where the parts of a table lie, as plain data: a planner or an operator writes it, [`super::shard`] cuts tables along it.
+//! Placement of the shards of a table, as plain data: a planner or an operator writes it, and [`super::shard`] shards tables by
+//! it.
 
 use std::str::FromStr;
 
@@ -7,17 +8,17 @@ use serde::{Deserialize, Serialize};
 use sterling_core::error::{Error, Result};
 use sterling_kernels::cpu::pool::RowFormat;
 
-/// Where the rows of a shard lie.
+/// Memory tier of a shard's rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Tier {
-    /// All rows in the memory of a GPU.
+    /// All rows in GPU memory.
     Hbm,
-    /// All rows in the memory of the GPU's host, hot rows also in the GPU's.
+    /// All rows in the memory of the GPU's host, hot rows also in GPU memory.
     HbmCached,
     /// All rows in the memory of a host.
     Host,
-    /// All rows on the remote cluster, hot rows also in the memory of a host.
+    /// All rows on the remote cluster, hot rows also in host memory.
     Remote,
 }
 
@@ -25,7 +26,7 @@ impl Tier {
     /// Every tier, fastest first.
     pub const ALL: [Tier; 4] = [Tier::Hbm, Tier::HbmCached, Tier::Host, Tier::Remote];
 
-    /// The name in TOML and in reports.
+    /// Returns the name in TOML and in reports.
     pub fn name(self) -> &'static str {
         match self {
             Tier::Hbm => "hbm",
@@ -35,12 +36,12 @@ impl Tier {
         }
     }
 
-    /// True where shards of this tier stand on GPUs.
+    /// Returns true if shards of this tier are served by GPUs.
     pub fn on_gpu(self) -> bool {
         matches!(self, Tier::Hbm | Tier::HbmCached)
     }
 
-    /// True where a cache stands before the rows.
+    /// Returns true if the tier has a cache of hot rows.
     pub fn is_cached(self) -> bool {
         matches!(self, Tier::HbmCached | Tier::Remote)
     }
@@ -54,13 +55,13 @@ impl FromStr for Tier {
     }
 }
 
-/// How a table is cut.
+/// Sharding of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Sharding {
-    /// A whole copy on every device of the tier.
+    /// A complete copy on every device of the tier.
     DataParallel,
-    /// One whole table on one device.
+    /// The complete table on one device.
     TableWise,
     /// Ranges of columns, each on one device.
     ColumnWise,
@@ -68,7 +69,7 @@ pub enum Sharding {
     RowWise,
     /// Ranges of rows over the devices of one host.
     TableRowWise,
-    /// Ranges of columns, each cut in rows over the devices of one host.
+    /// Ranges of columns, each sharded by rows over the devices of one host.
     Grid,
 }
 
@@ -83,7 +84,7 @@ impl Sharding {
         Sharding::Grid,
     ];
 
-    /// The name in TOML and in reports.
+    /// Returns the name in TOML and in reports.
     pub fn name(self) -> &'static str {
         match self {
             Sharding::DataParallel => "data_parallel",
@@ -104,34 +105,34 @@ impl FromStr for Sharding {
     }
 }
 
-/// The one of that name.
+/// Returns the value of that name.
 fn named<T: Copy>(what: &str, text: &str, all: &[T], name: fn(T) -> &'static str) -> Result<T> {
     let names = || all.iter().map(|one| name(*one)).collect::<Vec<_>>().join(", ");
     let found = all.iter().copied().find(|one| name(*one) == text);
     found.ok_or_else(|| Error::invalid(format!("{what} `{text}`, expected one of {}", names())))
 }
 
-/// One part of a table on one device.
+/// One shard of a table on one device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ShardPlan {
     /// First row, and the row after the last.
     pub rows: [u64; 2],
     /// First column, and the column after the last.
     pub columns: [u32; 2],
-    /// The copy of the table that it belongs to, where there are several.
+    /// Index of the table's copy that the shard belongs to.
     #[serde(default, skip_serializing_if = "is_first")]
     pub copy: usize,
-    /// Where the rows lie.
+    /// Tier of the rows.
     pub tier: Tier,
-    /// The host or GPU that answers for this shard.
+    /// Host or GPU that serves this shard.
     pub device: String,
-    /// The memory that holds all rows where `device` holds only the hot ones: a host or the remote cluster.
+    /// Host or remote cluster that holds all rows, if `device` holds only the hot ones.
     pub backing: Option<String>,
-    /// Bytes of the hot rows kept on `device`; 0 where the tier has no cache.
+    /// Cache size for hot rows on `device`; 0 if the tier has no cache.
     pub cache_bytes: u64,
-    /// Bytes of this shard on all devices, its cache included.
+    /// Bytes of this shard on all devices, including its cache.
     pub bytes: u64,
-    /// Time on `device` a batch.
+    /// Time per batch on `device`, in microseconds.
     pub micros: f64,
 }
 
@@ -139,29 +140,29 @@ fn is_first(copy: &usize) -> bool {
     *copy == 0
 }
 
-/// What a card's memory has of a table of which not all rows lie there.
+/// Share of a table that a GPU's memory holds, if it does not hold all rows.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CardShare {
-    /// Bytes for the rows that are asked for often; 0 where the card reads all of them from its host.
+    /// Cache size for hot rows; 0 if the GPU reads all of them from its host.
     pub bytes: u64,
-    /// Share of the reads that these are to answer, by the plan.
+    /// Share of the reads that the cache should answer according to the plan.
     pub hit_share: f64,
 }
 
-/// How several hosts get at the rows of a table.
+/// How several hosts access the rows of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Way {
-    /// Each has all of them.
+    /// Each host has all rows.
     Copies,
-    /// Each has a part of them, and asks the others for theirs.
+    /// Each host has a shard and requests other rows from the other hosts.
     BetweenServers,
-    /// Each asks the cluster, but for those that it caches.
+    /// Each host reads the cluster, except for rows that it caches.
     Cluster,
 }
 
 impl Way {
-    /// The way of a placement.
+    /// Returns the access of a placement.
     pub fn of(tier: Tier, has_copies: bool) -> Self {
         match (tier, has_copies) {
             (Tier::Remote, _) => Way::Cluster,
@@ -170,7 +171,7 @@ impl Way {
         }
     }
 
-    /// The name in reports.
+    /// Returns the name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Way::Copies => "copies",
@@ -180,47 +181,47 @@ impl Way {
     }
 }
 
-/// The best that one way has, weighed on machines that have nothing else to do.
+/// Cost of the best placement of one access type, estimated on idle machines.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct WayCost {
-    /// The way.
+    /// Type of access.
     pub way: Way,
-    /// How its fastest placement lies ...
+    /// Tier of its fastest placement.
     pub tier: Tier,
-    /// ... and is cut.
+    /// Sharding of its fastest placement.
     pub sharding: Sharding,
-    /// Time a batch of its slowest device.
+    /// Time per batch of its slowest device, in microseconds.
     pub micros: f64,
     /// Bytes on all devices.
     pub bytes: u64,
 }
 
-/// Where one table lies.
+/// Placement of one table.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TablePlan {
-    /// Its name.
+    /// Name of the table.
     pub table: String,
-    /// The format its rows are stored in.
+    /// Storage format of its rows.
     pub format: RowFormat,
-    /// How it is cut.
+    /// Sharding type.
     pub sharding: Sharding,
-    /// Its parts.
+    /// Shards of the table.
     pub shards: Vec<ShardPlan>,
-    /// Bytes of all parts, copies and caches included.
+    /// Bytes of all shards, including copies and caches.
     pub bytes: u64,
-    /// Time a batch of the slowest device, as far as this table causes it.
+    /// Time per batch of the slowest device that this table causes, in microseconds.
     pub micros: f64,
-    /// Share of the reads that its caches answer; 1 where there is no cache.
+    /// Share of the reads that its caches answer; 1 without a cache.
     pub hit_share: f64,
-    /// Why this place and not a faster one.
+    /// Reason for this placement instead of a faster one.
     pub why: String,
-    /// Where there are several hosts, what each way that would fit costs.
+    /// With several hosts, cost of each access type that fits.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ways: Vec<WayCost>,
 }
 
 impl TablePlan {
-    /// True where every host, or every device, has a copy of its own.
+    /// Returns true if every host, or every device, has its own copy.
     pub fn has_copies(&self) -> bool {
         self.sharding == Sharding::DataParallel || self.shards.iter().any(|shard| shard.copy > 0)
     }

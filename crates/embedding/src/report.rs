@@ -1,4 +1,4 @@
-//! The terms of a lookup, and what became of its ids.
+//! Options of a lookup, and its counts of ids by outcome.
 
 use std::time::Instant;
 
@@ -6,41 +6,41 @@ use sterling_core::request::Origin;
 
 pub use sterling_core::request::OnDegraded;
 
-/// The terms of one lookup. Examples that differ in what a degraded row means to them are looked up together with default rows, and
-/// told apart by [`TableCounts::degraded_of`].
+/// Options of one lookup. Examples of one batch may treat degraded rows differently: they are looked up together with default
+/// rows, and [`TableCounts::degraded_of`] distinguishes them.
 #[derive(Clone, Debug, Default)]
 pub struct Lookup {
-    /// Rows not there by then are degraded.
+    /// Rows that are missing then are degraded.
     pub deadline: Option<Instant>,
-    /// What that means: the lookup fails, or goes on with zeros in the row's place and counts it.
+    /// Effect of a degraded row: the lookup fails, or uses zeros instead and counts the row.
     pub on_degraded: OnDegraded,
-    /// The request that it is made for.
+    /// Request that caused the lookup.
     pub origin: Origin,
 }
 
-/// What became of the ids of one table.
+/// Counts of the ids of one table, by outcome.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TableCounts {
-    /// The table's name.
+    /// Name of the table.
     pub table: String,
     /// Ids looked up.
     pub ids: u64,
-    /// Those that are no row of the table and met its policy.
+    /// Ids outside of the table's rows, to which its policy for unseen ids applied.
     pub unseen: u64,
-    /// Those whose row is missing at its source.
+    /// Ids whose row is missing at its source.
     pub unknown: u64,
-    /// Those whose row did not come in time.
+    /// Ids whose row did not arrive in time.
     pub degraded: u64,
-    /// Of each example, those whose row did not come in time; empty where all came.
+    /// Per example, ids whose row did not arrive in time; empty if all arrived.
     pub degraded_of: Vec<u64>,
 }
 
 impl TableCounts {
-    /// The ids of one example whose row did not come in time.
+    /// Returns the number of ids of one example whose row did not arrive in time.
     pub fn degraded_in(&self, example: usize) -> u64 {
         self.degraded_of.get(example).copied().unwrap_or(0)
     }
 }
 
-/// What became of the ids of a lookup, one entry a table.
+/// Counts of the ids of a lookup, one entry per table.
 pub type LookupReport = Vec<TableCounts>;

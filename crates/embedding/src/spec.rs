@@ -1,22 +1,22 @@
-//! What a table is, apart from its rows: their number, width and format, and the fate of ids that are none of them.
+//! Specification of a table without its rows: their number, width and format, and the policy for unseen ids.
 
 use sterling_core::error::{Error, Result};
 use sterling_kernels::cpu::pool::RowFormat;
 
-/// What becomes of an id that is no row of its table.
+/// Policy for an id outside of the table's rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Unseen {
-    /// It adds nothing to a sum and is a row of zeros in a sequence.
+    /// Adds nothing to a sum; a row of zeros in a sequence.
     #[default]
     Zero,
-    /// It takes a row chosen by a hash of the id.
+    /// Uses a row selected by a hash of the id.
     Hash,
-    /// It takes this row.
+    /// Uses this row.
     Row(u64),
 }
 
 impl Unseen {
-    /// Reads `zero`, `hash` or `row:N`.
+    /// Parses `zero`, `hash` or `row:N`.
     ///
     /// # Errors
     /// `Invalid` for anything else.
@@ -30,31 +30,31 @@ impl Unseen {
     }
 }
 
-/// What a table is, apart from its bytes.
+/// Specification of a table, without its bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TableSpec {
-    /// Its name, for errors and reports.
+    /// Name, for errors and reports.
     pub name: String,
     /// Number of rows.
     pub rows: u64,
-    /// Numbers of a row, D.
+    /// Width of a row, D.
     pub width: usize,
-    /// How they are stored.
+    /// Storage format.
     pub format: RowFormat,
-    /// The fate of ids outside `0..rows`.
+    /// Policy for ids outside `0..rows`.
     pub unseen: Unseen,
 }
 
 impl TableSpec {
-    /// Bytes of a row.
+    /// Returns the bytes per row.
     ///
     /// # Errors
-    /// `Invalid` where the width does not suit the format.
+    /// `Invalid` if the width does not suit the format.
     pub fn row_bytes(&self) -> Result<usize> {
         self.format.row_bytes(self.width).map_err(|e| e.within(format!("table `{}`", self.name)))
     }
 
-    /// The row that an id takes: none where it adds nothing. The flag says that the id was unseen.
+    /// Returns the row of an id, or `None` if it adds nothing, and whether the id was unseen.
     pub fn resolve(&self, id: i64) -> (Option<u64>, bool) {
         if (0..self.rows as i64).contains(&id) {
             return (Some(id as u64), false);

@@ -1,7 +1,7 @@
-//! An embedding table: its specification, the shards that hold its rows, and the values of its category.
+//! An embedding table: its specification, the shards that hold its rows, and optionally a vocabulary.
 //!
-//! A table in one piece is one shard; a cut one is several rectangles (rows x columns), each with a [`Source`] of its own in whatever
-//! tier. The sharding types differ only in which rectangles there are.
+//! An unsharded table has one shard; a sharded one has several rectangles (rows x columns), each with its own [`Source`] in any
+//! tier. The sharding types differ only in their rectangles.
 
 #[cfg(feature = "redis")]
 mod on_cluster;
@@ -23,19 +23,19 @@ use sterling_storage::files::{Dtype, TensorFile, Tensors};
 /// One rectangle of a table.
 #[derive(Clone, Debug)]
 pub struct Shard {
-    /// The rows of the whole table that it holds.
+    /// Rows of the complete table that it holds.
     pub rows: Range<u64>,
-    /// The columns of the whole table that it holds.
+    /// Columns of the complete table that it holds.
     pub columns: Range<usize>,
-    /// Which copy of the whole table it belongs to; 0 where there is one.
+    /// Index of the table's copy that it belongs to; 0 if there is one copy.
     pub copy: usize,
-    /// The device that answers for it, for errors.
+    /// Device that serves it, for errors.
     pub device: String,
     /// Its rows.
     pub source: Source,
 }
 
-/// Shards that are asked the same: equal rows of the same copy.
+/// Shards that get the same requests: equal rows of the same copy.
 #[derive(Clone, Debug)]
 pub(super) struct Group {
     pub(super) rows: Range<u64>,
@@ -47,32 +47,32 @@ pub(super) struct Group {
 #[derive(Clone, Debug)]
 pub struct Table {
     spec: TableSpec,
-    /// None where it is in one piece.
+    /// `None` if the table is not sharded.
     sharding: Option<Sharding>,
     copies: usize,
     shards: Vec<Shard>,
     /// By copy, then by first row.
     groups: Vec<Group>,
     vocabulary: Option<Arc<Vocabulary>>,
-    /// What a card's memory has of it, where not all rows are to lie there.
+    /// Planned cache in GPU memory, if the GPU is not to hold the complete table.
     card_share: Option<CardShare>,
-    /// What of it is held for other servers, as long as it is.
+    /// Slices that are served to other servers for the lifetime of the table.
     _slices: Vec<Arc<Slice>>,
 }
 
 impl Table {
-    /// A table whose rows lie in memory, `[rows, row_bytes]`.
+    /// Creates a table whose rows lie in memory, `[rows, row_bytes]`.
     ///
     /// # Errors
-    /// `Invalid` where the bytes are not those rows.
+    /// `Invalid` if the bytes do not match the specification.
     pub fn host(spec: TableSpec, bytes: Buffer<u8>) -> Result<Self> {
         Table::in_one_piece(spec, Source::Host(bytes))
     }
 
-    /// A table whose rows are asked for.
+    /// Creates a table whose rows are fetched from a source.
     ///
     /// # Errors
-    /// `Invalid` where the source's rows are others than the table's.
+    /// `Invalid` if the source does not match the specification.
     pub fn fetched(spec: TableSpec, source: Arc<dyn RowSource>) -> Result<Self> {
         Table::in_one_piece(spec, Source::Fetched(source))
     }
@@ -95,11 +95,11 @@ impl Table {
         })
     }
 
-    /// A table of shards.
+    /// Creates a table of shards.
     ///
     /// # Errors
-    /// `Invalid` where a shard is not the rectangle it says it is, or the shards of a copy do not cover every number of the table
-    /// exactly once, as ranges of rows each cut into the same way of columns.
+    /// `Invalid` if the source of a shard does not match its rectangle, or the shards of a copy do not cover every number of the
+    /// table exactly once, as ranges of rows with the same ranges of columns each.
     pub fn of_shards(spec: TableSpec, sharding: Sharding, shards: Vec<Shard>) -> Result<Self> {
         let spec = spec.checked()?;
         let place = format!("table `{}`, {}", spec.name, sharding.name());
@@ -130,26 +130,26 @@ impl Table {
         })
     }
 
-    /// The same table, vocabulary included, with its rows in other shards.
+    /// Returns the same table, vocabulary included, with its rows in other shards.
     pub(super) fn in_shards(&self, sharding: Sharding, shards: Vec<Shard>) -> Result<Self> {
         let vocabulary = self.vocabulary.clone();
         Ok(Table { vocabulary, ..Table::of_shards(self.spec.clone(), sharding, shards)? })
     }
 
-    /// A table from f32 rows `[rows, width]`, stored in `format`.
+    /// Creates a table from f32 rows `[rows, width]`, stored in `format`.
     ///
     /// # Errors
-    /// `Invalid` where the values are no whole rows, or a row cannot be stored in the format; table and row are named.
+    /// `Invalid` if the values are not complete rows, or a row cannot be stored in the format; the error names table and row.
     pub fn from_f32(name: &str, width: usize, values: &[f32], format: RowFormat, unseen: Unseen) -> Result<Self> {
         let bytes = encode_rows(format, width, values).map_err(|e| e.within(format!("table `{name}`")))?;
         let rows = values.len().checked_div(width).unwrap_or(0) as u64;
         Table::host(TableSpec { name: name.to_owned(), rows, width, format, unseen }, Buffer::copied(&bytes)?)
     }
 
-    /// The same table, vocabulary included, in another format: rows are widened to f32 and stored anew.
+    /// Returns the same table, vocabulary included, in another format: rows are decoded to f32 and encoded again.
     ///
     /// # Errors
-    /// `Invalid` where a row cannot be stored in the format; table and row are named. `Unsupported` for rows that are not in
+    /// `Invalid` if a row cannot be stored in the format; the error names table and row. `Unsupported` for rows that are not in
     /// this process's memory.
     pub fn converted(&self, format: RowFormat) -> Result<Self> {
         let place = |e: Error| e.within(format!("table `{}`", self.spec.name));
@@ -186,12 +186,12 @@ impl Table {
         }
     }
 
-    /// The tensor `name` of a mapped file as a table, without a copy: `[rows, width]` f32, f16 or bf16, or
+    /// Returns the tensor `name` of a mapped file as a table, without a copy: `[rows, width]` f32, f16 or bf16, or
     /// `[rows, row_bytes]` u8 in `format`.
     ///
     /// # Errors
-    /// `Corrupt` where the tensor is missing or has another shape or type; `Invalid` where a u8 tensor comes without a
-    /// quantised format or a float tensor with another one.
+    /// `Corrupt` if the tensor is missing or has another shape or type; `Invalid` if a u8 tensor comes without a
+    /// quantized format or a float tensor with a different one.
     pub fn mapped(tensors: &Tensors, name: &str, format: Option<RowFormat>, unseen: Unseen) -> Result<Self> {
         let (dtype, _) = tensors.info(name)?;
         let (found, (bytes, shape)) = match dtype {
@@ -222,10 +222,10 @@ impl Table {
         Table::host(TableSpec { name: name.to_owned(), rows: shape[0] as u64, width, format: found, unseen }, bytes)
     }
 
-    /// The same table with the values of a category.
+    /// Adds a vocabulary to the table.
     ///
     /// # Errors
-    /// `Invalid` where there are more values than rows.
+    /// `Invalid` if there are more values than rows.
     pub fn with_vocabulary(mut self, vocabulary: Vocabulary) -> Result<Self> {
         if vocabulary.len() as u64 > self.spec.rows {
             return Err(Error::invalid(format!(
@@ -239,12 +239,12 @@ impl Table {
         Ok(self)
     }
 
-    /// The same table, of which these parts are held for other servers as long as it lives.
+    /// Attaches slices that are served to other servers for the lifetime of the table.
     pub fn holding(self, slices: Vec<Arc<Slice>>) -> Self {
         Table { _slices: slices, ..self }
     }
 
-    /// Bytes of its rows that lie in this process's memory.
+    /// Returns the bytes of its rows in this process's memory.
     pub fn bytes_here(&self) -> u64 {
         let here = |shard: &Shard| match &shard.source {
             Source::Host(bytes) => bytes.len() as u64,
@@ -253,42 +253,42 @@ impl Table {
         self.shards.iter().map(here).sum()
     }
 
-    /// The same table, of which a card has only rows that are asked for often.
+    /// Limits the table's GPU memory to a cache of hot rows.
     pub fn with_card_share(self, share: CardShare) -> Self {
         Table { card_share: Some(share), ..self }
     }
 
-    /// What a card's memory has of it, where not all rows are to lie there.
+    /// Returns the Planned cache in GPU memory, if the GPU is not to hold the complete table.
     pub fn card_share(&self) -> Option<CardShare> {
         self.card_share
     }
 
-    /// What the table is.
+    /// Returns the specification.
     pub fn spec(&self) -> &TableSpec {
         &self.spec
     }
 
-    /// Its name.
+    /// Returns the name.
     pub fn name(&self) -> &str {
         &self.spec.name
     }
 
-    /// Numbers of a row, D.
+    /// Returns the width of a row, D.
     pub fn width(&self) -> usize {
         self.spec.width
     }
 
-    /// Number of rows.
+    /// Returns the number of rows.
     pub fn rows(&self) -> u64 {
         self.spec.rows
     }
 
-    /// How it is cut; none where it is in one piece.
+    /// Returns the sharding type; `None` if the table is not sharded.
     pub fn sharding(&self) -> Option<Sharding> {
         self.sharding
     }
 
-    /// The parts that hold its rows; one where it is in one piece.
+    /// Returns the shards that hold its rows; one if the table is not sharded.
     pub fn shards(&self) -> &[Shard] {
         &self.shards
     }
@@ -301,33 +301,33 @@ impl Table {
         &self.groups
     }
 
-    /// True where some of its rows are fetched.
+    /// Returns true if some of its rows are fetched from a source.
     pub fn is_fetched(&self) -> bool {
         self.shards.iter().any(Shard::is_fetched)
     }
 
-    /// True where the row of an id is fetched, or some of its columns are.
+    /// Returns true if the row of an id, or some of its columns, are fetched from a source.
     pub fn fetches(&self, id: i64) -> bool {
         let Some(row) = self.resolve(id).0 else { return false };
         self.shards.iter().any(|s| s.is_fetched() && s.rows.contains(&row))
     }
 
-    /// The values of its category, if it has one.
+    /// Returns the vocabulary, if any.
     pub fn vocabulary(&self) -> Option<&Vocabulary> {
         self.vocabulary.as_deref()
     }
 
-    /// The same table, whose rows lie in memory of its own where they were those of a mapped file.
+    /// Returns the same table with its rows copied to memory if they were in a mapped file.
     ///
     /// # Errors
-    /// `Overloaded` where the memory cannot be had; `Io` where the file has changed since it was mapped.
+    /// `Overloaded` if memory allocation fails; `Io` if the file has changed since it was mapped.
     pub fn in_memory(&self) -> Result<Self> {
         let shards = self.shards.iter().cloned().map(Shard::in_memory).collect::<Result<_>>();
         let shards = shards.map_err(|e: Error| e.within(format!("table `{}`", self.spec.name)))?;
         Ok(Table { shards, ..self.clone() })
     }
 
-    /// The bytes of its rows, where all of them lie in memory in one piece.
+    /// Returns the bytes of its rows, if the table is unsharded and in memory.
     pub fn host_bytes(&self) -> Option<&Buffer<u8>> {
         match self.shards.as_slice() {
             [Shard { source: Source::Host(bytes), .. }] => Some(bytes),
@@ -335,7 +335,7 @@ impl Table {
         }
     }
 
-    /// The rows, where all of them lie in memory in one piece.
+    /// Returns the rows, if the table is unsharded and in memory.
     pub fn host_rows(&self) -> Option<Rows<'_>> {
         let rows =
             |bytes| Rows::new(self.spec.format, self.spec.width, bytes).expect("checked when the table was made");
@@ -348,7 +348,7 @@ impl Table {
         self.host_bytes().map(|bytes| &**bytes).ok_or_else(elsewhere)
     }
 
-    /// [`TableSpec::resolve`].
+    /// Calls [`TableSpec::resolve`].
     pub fn resolve(&self, id: i64) -> (Option<u64>, bool) {
         self.spec.resolve(id)
     }
@@ -360,7 +360,7 @@ fn bytes_of<T: sterling_storage::files::Element>(tensors: &Tensors, name: &str) 
 }
 
 impl Shard {
-    /// The same rows, in memory of their own where they were those of a mapped file.
+    /// Copies the rows to memory if they were in a mapped file.
     ///
     /// # Errors
     /// As [`Table::in_memory`].
@@ -371,7 +371,7 @@ impl Shard {
         }
     }
 
-    /// True where its rows are fetched.
+    /// Returns true if its rows are fetched.
     pub fn is_fetched(&self) -> bool {
         matches!(self.source, Source::Fetched(_))
     }

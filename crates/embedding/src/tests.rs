@@ -1,4 +1,4 @@
-//! Every sharding type against the whole table, on memory and on rows that are fetched.
+//! Compares every sharding type with the unsharded table, for rows in memory and for fetched rows.
 
 #![allow(clippy::unwrap_used)]
 
@@ -16,7 +16,7 @@ use super::tiers::{Fetched, Pending, RowSource, RowState, Source};
 use super::*;
 use sterling_core::error::{Kind, Result};
 
-/// Rows of a table in memory, given out as a remote source does: each asked for once, some missing, some late.
+/// Simulated remote source over rows in memory: checks that each row is requested once; some rows are missing, some late.
 #[derive(Debug)]
 struct Away {
     table: Table,
@@ -62,7 +62,7 @@ fn away(table: &Table, unknown: &[u64], degraded: &[u64]) -> Arc<Away> {
     Arc::new(Away { table: table.clone(), unknown, degraded, asked: Mutex::default() })
 }
 
-/// A shard whose rows lie in memory as one whose rows are fetched.
+/// Turns a shard in memory into one whose rows are fetched.
 fn fetched_shard(table: &Table, shard: Shard, degraded: &[u64]) -> Shard {
     let Source::Host(bytes) = shard.source else { panic!("expected rows in memory") };
     let (rows, width) = (shard.rows.end - shard.rows.start, shard.columns.len());
@@ -74,14 +74,14 @@ fn fetched(source: &Arc<Away>) -> Table {
     Table::fetched(source.table.spec().clone(), source.clone()).unwrap()
 }
 
-/// Ranges of `len` at edges that are multiples of `step`.
+/// Returns ranges of `len` at edges that are multiples of `step`.
 fn ranges(len: usize, parts: usize, step: usize) -> Vec<Range<usize>> {
     let parts = parts.clamp(1, len / step);
     let edge = |i: usize| if i == parts { len } else { len * i / parts / step * step };
     (0..parts).map(|i| edge(i)..edge(i + 1)).collect()
 }
 
-/// The cuts that a sharding type makes over `parts` devices.
+/// Returns the shards of a sharding type over `parts` devices.
 fn cuts(spec: &TableSpec, sharding: Sharding, parts: usize) -> Vec<Cut> {
     let rows = |parts| ranges(spec.rows as usize, parts, 1);
     let columns = |parts| ranges(spec.width, parts, 4);
@@ -151,13 +151,12 @@ impl Problem {
         KeyedJaggedTensor::from_lengths(["a", "b"], self.ids.clone(), &self.lengths, self.weights.clone()).unwrap()
     }
 
-    /// Two features that share the table.
+    /// Returns two features that share the table.
     fn bags(&self) -> [BagConfig; 2] {
         let bag = |feature: &str, pooling| BagConfig { feature: feature.into(), table: "t".into(), pooling };
         [bag("b", self.poolings[0]), bag("a", self.poolings[1])]
     }
 
-    /// The same bits.
     fn check(&self, got: &KeyedTensor, expected: &KeyedTensor) -> std::result::Result<(), TestCaseError> {
         prop_assert_eq!(got.keys(), expected.keys());
         prop_assert_eq!(got.examples(), expected.examples());
@@ -194,14 +193,14 @@ proptest! {
         problem.check(&got, &expected)?;
         prop_assert_eq!(&report, &expected_report);
 
-        // A table in one piece that is fetched takes the same way.
+        // An unsharded table that is fetched takes the same path.
         let source = fetched(&away(&table, &[], &[]));
         let whole = EmbeddingBagCollection::new(vec![Arc::new(source)], &problem.bags()).unwrap();
         let (got, report) = whole.lookup(&ids, &Lookup::default()).unwrap();
         problem.check(&got, &expected)?;
         prop_assert_eq!(&report, &expected_report);
 
-        // Rows kept apart lie in one shard each: no sum, no rounding.
+        // Without pooling, each row lies in one shard: no sum, no rounding.
         let sequence = [SequenceConfig { feature: "a".into(), table: "t".into() }];
         let whole = EmbeddingCollection::new(vec![Arc::new(table)], &sequence).unwrap();
         let sharded = EmbeddingCollection::new(vec![sharded], &sequence).unwrap();
@@ -213,7 +212,7 @@ proptest! {
     fn questions_hold_the_row_of_each_id_in_its_order_and_what_travels_once(problem in problems(), copies in 1usize..4) {
         let table = problem.table();
         let cuts = cuts(table.spec(), Sharding::DataParallel, copies);
-        // A copy that is fetched whole is told apart as any other.
+        // A copy that is fetched completely is distributed like any other.
         let shards = cuts.iter().map(|cut| fetched_shard(&table, cut.take(&table).unwrap(), &[]));
         let copied = Table::of_shards(table.spec().clone(), Sharding::DataParallel, shards.collect()).unwrap();
         let ids = problem.ids();
@@ -436,7 +435,7 @@ fn sequences_count_late_rows_by_example() {
     assert_eq!(firsts, [0.0, 2.0, 0.0, 0.0, 0.0, 0.0]);
 }
 
-/// Two tables in memory, and the same with the second one cut in rows, of which the upper half is away.
+/// Returns two tables in memory, and the same with the second one sharded by rows, of which the upper half is remote.
 fn near_and_mixed() -> ([EmbeddingBagCollection; 2], Arc<Away>) {
     let first = Table::from_f32("s", 4, &[0.5; 40], RowFormat::F32, Unseen::Zero).unwrap();
     let second = numbered(10);
@@ -468,7 +467,7 @@ fn a_collection_mixes_whole_and_cut_tables() {
     for batch in [here, away] {
         let started = mixed.begin(&batch, &Lookup::default()).unwrap();
         let asked = source.asked.lock().unwrap().clone();
-        assert_eq!(asked.is_empty(), !mixed.needs_fetch(&batch), "what is fetched was sent for by then");
+        assert_eq!(asked.is_empty(), !mixed.needs_fetch(&batch), "remote rows are requested before `finish`");
         let (pooled, report) = started.finish().unwrap();
         assert_eq!((pooled.clone(), report), near.lookup(&batch, &Lookup::default()).unwrap());
     }

@@ -1,4 +1,4 @@
-//! Memory of a device: a shared, read-only run of numbers, mapped from a file or owned in huge pages.
+//! Memory of a device: a shared, read-only run of numbers, mapped from a file or owned in huge pages; and one that its owner writes.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -43,20 +43,10 @@ impl<T: Pod> Buffer<T> {
     /// # Errors
     /// `Overloaded` where the memory cannot be had.
     pub fn filled(len: usize, fill: impl FnOnce(&mut [T])) -> Result<Self> {
-        let bytes = len
-            .checked_mul(size_of::<T>())
-            .ok_or_else(|| Error::invalid(format!("buffer: {len} items of {} bytes overflow", size_of::<T>())))?;
-        if bytes == 0 {
+        let Some(mut map) = anonymous(len, size_of::<T>())? else {
             fill(&mut []);
             return Ok(Buffer::default());
-        }
-        let mut map = memmap2::MmapMut::map_anon(bytes)
-            .map_err(|e| Error::overloaded(format!("buffer: {bytes} bytes cannot be had: {e}")).caused_by(e))?;
-        if bytes >= HUGE_PAGE_BYTES {
-            // Refused where the kernel has no huge pages; small pages are slower and as right.
-            #[cfg(target_os = "linux")]
-            let _ = map.advise(memmap2::Advice::HugePage);
-        }
+        };
         fill(bytemuck::cast_slice_mut(&mut map));
         Ok(Buffer { backing: Arc::new(Backing::Owned(map)), offset: 0, len, kind: PhantomData })
     }
@@ -145,6 +135,59 @@ impl<T: Pod + fmt::Debug> fmt::Debug for Buffer<T> {
     }
 }
 
+/// A run of `T` that one owner writes, in huge pages where it is long and the system has them.
+pub struct Owned<T> {
+    /// None where there are no bytes.
+    map: Option<memmap2::MmapMut>,
+    kind: PhantomData<T>,
+}
+
+impl<T: Pod> Owned<T> {
+    /// `len` zeros, which take memory once they are written.
+    ///
+    /// # Errors
+    /// `Overloaded` where the memory cannot be had; `Invalid` where its size overflows.
+    pub fn zeros(len: usize) -> Result<Self> {
+        Ok(Owned { map: anonymous(len, size_of::<T>())?, kind: PhantomData })
+    }
+}
+
+impl<T: Pod> Deref for Owned<T> {
+    type Target = [T];
+    fn deref(&self) -> &[T] {
+        self.map.as_ref().map_or(&[], |map| bytemuck::cast_slice(map))
+    }
+}
+
+impl<T: Pod> std::ops::DerefMut for Owned<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        self.map.as_mut().map_or(&mut [], |map| bytemuck::cast_slice_mut(map))
+    }
+}
+
+impl<T: Pod> fmt::Debug for Owned<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Owned[{} x {}]", self.len(), std::any::type_name::<T>())
+    }
+}
+
+/// Memory for `len` items of `size` bytes, none where that is nothing.
+fn anonymous(len: usize, size: usize) -> Result<Option<memmap2::MmapMut>> {
+    let bytes =
+        len.checked_mul(size).ok_or_else(|| Error::invalid(format!("buffer: {len} items of {size} bytes overflow")))?;
+    if bytes == 0 {
+        return Ok(None);
+    }
+    let map = memmap2::MmapMut::map_anon(bytes)
+        .map_err(|e| Error::overloaded(format!("buffer: {bytes} bytes cannot be had: {e}")).caused_by(e))?;
+    if bytes >= HUGE_PAGE_BYTES {
+        // Refused where the kernel has no huge pages; small pages are slower and as right.
+        #[cfg(target_os = "linux")]
+        let _ = map.advise(memmap2::Advice::HugePage);
+    }
+    Ok(Some(map))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -158,6 +201,14 @@ mod tests {
         let part = b.slice(1..3).expect("inside");
         assert_eq!((&*part, &*part.slice(1..2).expect("inside")), (&[2, 3][..], &[3][..]));
         assert!(part.slice(1..3).is_err() && b.slice(4..4).is_err() && part.slice(2..2).expect("nothing").is_empty());
+    }
+
+    #[test]
+    fn owned_runs_are_zeros_until_they_are_written() {
+        let mut run = Owned::<f32>::zeros(3).expect("twelve bytes");
+        run[1] = 2.0;
+        assert_eq!(&*run, [0.0, 2.0, 0.0]);
+        assert!(Owned::<f32>::zeros(0).expect("nothing").is_empty() && Owned::<u64>::zeros(usize::MAX).is_err());
     }
 
     #[test]

@@ -1,8 +1,8 @@
-//! Memory that a few dear requests made the heap take, given back to the system once they are done.
+//! Returns heap memory that a few expensive requests needed to the system.
 //!
-//! Each thread has a heap of its own, which keeps what was freed until the thread frees or takes more. A thread that falls
-//! idle after a storm would keep it for ever, so the end of a dear request is announced, and each thread looks whether there
-//! was one when it has nothing to do.
+//! Each thread has its own heap, which retains freed memory until the thread frees or allocates again. A thread that becomes idle
+//! after a burst would retain it forever. So the end of an expensive request is announced, and each idle thread checks for an
+//! announcement.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,17 +13,18 @@ thread_local! {
     static SEEN: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Says that memory was freed which few requests need: each thread gives it back when it next has nothing to do.
+/// Announces that an expensive request has freed memory: each thread returns its free memory when it next becomes idle.
 pub fn announce() {
     ANNOUNCED.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Gives the calling thread's free memory back, where some was announced since it last did. Costs a load otherwise.
+/// Returns the calling thread's free memory to the system if there was an announcement since its last call. Otherwise it costs
+/// one load.
 pub fn give_back() {
     let announced = ANNOUNCED.load(Ordering::Relaxed);
     if SEEN.replace(announced) != announced {
-        // SAFETY: collecting touches free memory of this thread's heap alone, and works at any time; where the process has
-        // another allocator the heap is empty.
+        // SAFETY: collecting touches only free memory of this thread's heap, and is allowed at any time. If the process has
+        // another allocator, the heap is empty.
         unsafe { libmimalloc_sys::mi_collect(true) };
     }
 }

@@ -1,7 +1,7 @@
 //! Kernels of the CPU, and the memory that they read.
 //!
-//! [`cpu`] holds the loops of the CPU; [`buffer`] is memory that they read, owned or in a mapped file ([`map`]); [`memory`] asks for
-//! lines ahead; [`heap`] gives memory back; [`priority`] says whose turn it is.
+//! [`cpu`] holds the loops of the CPU; [`buffer`] is memory that they read, owned or in a mapped file ([`map`]); [`memory`]
+//! prefetches cache lines; [`heap`] returns free memory to the system; [`priority`] schedules background threads.
 //!
 //! ```
 //! use sterling_kernels::cpu::Kernels;

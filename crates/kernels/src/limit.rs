@@ -1,17 +1,17 @@
-//! The memory that the control groups of this process leave it: its own group's limit and those of all groups above it, of version 1 and 2.
+//! Memory limit of this process's control groups: the limits of its own group and of all groups above it, in cgroup v1 and v2.
 
 use std::path::{Path, PathBuf};
 
-/// The files of a group that hold its limit, by version.
+/// File of a group that holds its limit, by cgroup version.
 const LIMIT_V1: &str = "memory.limit_in_bytes";
 const LIMIT_V2: &str = "memory.max";
 
-/// Bytes that the groups of this process may have, where some have a limit.
+/// Returns the limit in bytes, if any group has one.
 pub(super) fn of_this_process() -> Option<u64> {
     of_groups(Path::new("/"))
 }
 
-/// The same of a system whose files lie under `root`.
+/// Computes the limit from the files under `root`.
 fn of_groups(root: &Path) -> Option<u64> {
     let read = |name: &str| std::fs::read_to_string(root.join(name)).unwrap_or_default();
     let (groups, mounts) = (read("proc/self/cgroup"), read("proc/self/mountinfo"));
@@ -34,7 +34,7 @@ impl<'a> Group<'a> {
         (is_v2 || is_of_memory).then_some(Group { path, is_v2 })
     }
 
-    /// The lowest limit of the group and of those above it, as far as they are mounted.
+    /// Returns the lowest limit of the group and its mounted ancestors.
     fn limit(&self, root: &Path, mounts: &str) -> Option<u64> {
         let (mounted, at) = mounts.lines().find_map(|line| self.mount(line))?;
         let top = root.join(at.trim_start_matches('/'));
@@ -44,11 +44,12 @@ impl<'a> Group<'a> {
         let own: PathBuf = if is_inside { top.join(below) } else { top.clone() };
         let file = if self.is_v2 { LIMIT_V2 } else { LIMIT_V1 };
         let groups = own.ancestors().take_while(|folder| folder.starts_with(&top));
-        // `max` is no number, and stands for no limit.
+        // `max` does not parse: it means no limit.
         groups.filter_map(|folder| std::fs::read_to_string(folder.join(file)).ok()?.trim().parse().ok()).min()
     }
 
-    /// The root of the mounted hierarchy and where it is mounted, in a line of `/proc/self/mountinfo` that is of this hierarchy.
+    /// Returns the mounted root of the hierarchy and its mount point, from a line of `/proc/self/mountinfo` that belongs to this
+    /// hierarchy.
     fn mount<'m>(&self, line: &'m str) -> Option<(&'m str, &'m str)> {
         let (before, behind) = line.split_once(" - ")?;
         let mut behind = behind.split(' ');
@@ -109,7 +110,7 @@ mod tests {
     fn containers_see_their_group_as_the_root_or_not_at_all() {
         let limit = [("sys/fs/cgroup/memory.max", "512\n")];
         assert_eq!(found("0::/\n", V2, &limit), Some(512));
-        // Without a namespace of its own the path is that of the host, of which the part above is mounted.
+        // Without a cgroup namespace, the path is the host's, and only a subtree of it is mounted.
         let mount = V2.replace("0:26 / ", "0:26 /docker/abc ");
         assert_eq!(found("0::/docker/abc\n", &mount, &limit), Some(512));
         assert_eq!(found("0::/../other\n", V2, &limit), Some(512));

@@ -1,8 +1,8 @@
-//! The bytes of whole files: mapped, where nobody may change them, else read.
+//! Contents of complete files: mapped if they are immutable, read otherwise.
 //!
-//! A map shows what the file holds at the moment of each look, and a look beyond the end of a file that has shrunk since ends
-//! the process. So only files of a store are mapped, and only until they are copied: what a server uses after a load lies in memory
-//! of its own. Files of users, which a training job may be writing, are read, and refused where they changed meanwhile.
+//! A map shows the file's current contents at each access, and an access beyond the end of a truncated file ends the process
+//! (`SIGBUS`). So only files of a store are mapped, and only until they are copied: after a load, a server uses its own memory.
+//! Files of users, which a training job may be writing, are read, and rejected if they changed meanwhile.
 
 use std::fs::File;
 use std::io::Read;
@@ -16,16 +16,17 @@ use bytemuck::{Pod, Zeroable};
 use sterling_core::blocking::may_block;
 use sterling_core::error::{Error, Kind, Result};
 
-/// Memory of at least this many bytes asks for transparent huge pages: random reads then miss the TLB 512 times less.
+/// Allocations of at least this size request transparent huge pages, which cover 512 times more memory per TLB entry.
 pub(super) const HUGE_PAGE_BYTES: usize = 2 << 20;
 
-/// Memory of its own up to this many bytes comes from the heap, which has it at hand: from the kernel each page would be a fault.
+/// Allocations up to this size come from the heap, which reuses memory; pages from the kernel would cost a fault each.
 const HEAP_BYTES: usize = 1 << 20;
 
-/// Opens a regular file for reading: a pipe would keep who opens it waiting for somebody to write, and a device may have no end.
+/// Opens a regular file for reading. Other files are rejected: opening a pipe may block until a writer appears, and a device may
+/// have no end.
 ///
 /// # Errors
-/// `NotFound` or `Io` with the path, also where it is no regular file.
+/// `NotFound` or `Io` with the path, also if it is not a regular file.
 pub fn open(path: &Path) -> Result<File> {
     may_block();
     let io = |e| Error::io(path.display(), e);
@@ -36,7 +37,7 @@ pub fn open(path: &Path) -> Result<File> {
     }
 }
 
-/// The bytes of a whole file, read-only.
+/// Read-only contents of a complete file.
 #[derive(Debug, Default)]
 pub struct Map {
     held: Held,
@@ -46,22 +47,22 @@ pub struct Map {
 enum Held {
     #[default]
     Nothing,
-    /// A file, mapped, and the file itself, from which copies are read.
+    /// A mapped file, and the open file from which copies are read.
     File(memmap2::Mmap, ForeignFile),
     /// Anonymous memory.
     Pages(memmap2::Mmap),
-    /// So many bytes of cache lines.
+    /// Heap memory in cache lines, and its length in bytes.
     Heap(Vec<Line>, usize),
 }
 
-/// A cache line: what lies at its start in a map does so on the heap.
+/// A cache line, so that data on the heap has the alignment that it has in a map, up to a line.
 #[derive(Clone, Copy, Debug, Pod, Zeroable)]
 #[repr(C, align(64))]
 struct Line([u8; 64]);
 
 impl Map {
-    /// Maps a file of a store: it was written under another name and renamed, and is never changed afterwards. An empty file
-    /// is an empty map.
+    /// Maps a file of a store: such files are written under another name, renamed, and never changed. An empty file
+    /// gives an empty map.
     ///
     /// # Errors
     /// `NotFound` or `Io` with the path.
@@ -71,12 +72,12 @@ impl Map {
             return Ok(Map::default());
         }
         // SAFETY: published files are immutable by the store's contract (written under another name, then renamed), so
-        // no one changes or truncates the bytes while they are mapped.
+        // the bytes do not change and are not truncated while they are mapped.
         let map = unsafe { memmap2::Mmap::map(&file.file) }.map_err(|e| Error::io(path.display(), e))?;
         Ok(Map { held: Held::File(map, file) })
     }
 
-    /// Reads a file of anybody else into memory of its own.
+    /// Reads any other file into memory.
     ///
     /// # Errors
     /// As [`ForeignFile`].
@@ -88,10 +89,10 @@ impl Map {
         Ok(map)
     }
 
-    /// Memory of its own that `fill` writes once.
+    /// Allocates memory that `fill` writes once.
     ///
     /// # Errors
-    /// `Overloaded` where the memory cannot be had.
+    /// `Overloaded` if the allocation fails.
     pub fn filled(bytes: usize, fill: impl FnOnce(&mut [u8])) -> Result<Self> {
         if bytes == 0 {
             fill(&mut []);
@@ -108,7 +109,7 @@ impl Map {
         }
         let mut map = memmap2::MmapMut::map_anon(bytes).map_err(|e| lacking(&e))?;
         if bytes >= HUGE_PAGE_BYTES {
-            // Refused where the kernel has no huge pages; small pages are slower and as right.
+            // Fails if the kernel has no huge pages; small pages are slower but correct.
             #[cfg(target_os = "linux")]
             let _ = map.advise(memmap2::Advice::HugePage);
         }
@@ -116,8 +117,8 @@ impl Map {
         Ok(Map { held: Held::Pages(map.make_read_only().map_err(|e| lacking(&e))?) })
     }
 
-    /// Copies the bytes from `start` on. Those of a mapped file are read from the file, not through the map: one that was truncated
-    /// or written to since it was mapped is an error, not the end of the process.
+    /// Copies the bytes from `start` on. Bytes of a mapped file are read from the file instead of the map, so that a file that
+    /// was truncated or modified since gives an error instead of ending the process.
     ///
     /// # Errors
     /// As [`ForeignFile::read_at`].
@@ -143,7 +144,7 @@ impl Deref for Map {
     }
 }
 
-/// A file that others may change while it is read, which is then an error.
+/// A file that other processes may modify; a modification during reading is an error.
 #[derive(Debug)]
 pub struct ForeignFile {
     file: File,
@@ -152,7 +153,7 @@ pub struct ForeignFile {
 }
 
 impl ForeignFile {
-    /// Opens a file, to be read from its start.
+    /// Opens a file for reading from its start.
     ///
     /// # Errors
     /// `NotFound` or `Io` with the path.
@@ -161,21 +162,21 @@ impl ForeignFile {
         ForeignFile::of(open(path)?).map_err(io)
     }
 
-    /// Takes a file that is open already, at its start.
+    /// Wraps an open file, positioned at its start.
     ///
     /// # Errors
-    /// What the operating system says.
+    /// The error of the operating system.
     pub fn of(file: File) -> std::io::Result<Self> {
         let metadata = file.metadata()?;
         Ok(ForeignFile { file, len: metadata.len() as usize, modified: metadata.modified().ok() })
     }
 
-    /// Bytes of the file when it was opened.
+    /// Returns the length of the file when it was opened, in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// True where it had none.
+    /// Returns true if the file was empty when it was opened.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -183,12 +184,12 @@ impl ForeignFile {
     /// Reads the next bytes.
     ///
     /// # Errors
-    /// `Io`, also where the file ends before.
+    /// `Io`, also if the file ends earlier.
     pub fn read(&mut self, to: &mut [u8]) -> Result<()> {
         self.file.read_exact(to).map_err(|e| self.unread(e))
     }
 
-    /// Reads the bytes from `start` on, wherever the last read ended.
+    /// Reads the bytes from `start` on, independent of earlier reads.
     ///
     /// # Errors
     /// As [`ForeignFile::read`] and [`ForeignFile::finish`].
@@ -197,10 +198,10 @@ impl ForeignFile {
         self.finish()
     }
 
-    /// Makes sure that what was read is one file and not two halves of two.
+    /// Checks that the file did not change between opening and now, so that the bytes read belong to one version of it.
     ///
     /// # Errors
-    /// `Io` where the file is not what it was when it was opened.
+    /// `Io` if the file has changed since it was opened.
     pub fn finish(&self) -> Result<()> {
         let now = self.file.metadata().map_err(|e| Error::io("reading", e))?;
         match now.len() as usize == self.len && now.modified().ok() == self.modified {

@@ -1,14 +1,13 @@
-//! What the memory gives: how much there is, and reading scattered rows and doing nothing with them, the ceiling that lookups
-//! are measured against.
+//! Amount of memory, prefetches, and a loop that only reads scattered rows: the upper bound that lookups are measured against.
 
 use super::limit;
 
-/// Bytes of memory that this machine has, or the control groups of this process leave it, where the system says so.
+/// Returns the memory of this machine in bytes, or the limit of this process's control groups if it is lower. `None` if unknown.
 pub fn installed_bytes() -> Option<u64> {
     within_container(meminfo("MemTotal:")?)
 }
 
-/// Bytes of memory that a program may still take here, pages of files that can be dropped included.
+/// Returns the memory in bytes that this process may still allocate, including pages of files that can be dropped.
 pub fn available_bytes() -> Option<u64> {
     within_container(meminfo("MemAvailable:")?)
 }
@@ -23,20 +22,19 @@ fn within_container(bytes: u64) -> Option<u64> {
     Some(limit::of_this_process().map_or(bytes, |limit| limit.min(bytes)))
 }
 
-/// Asks the memory for the lines that hold `run`, as [`prefetch_range`] does.
+/// Prefetches the cache lines of `run`, like [`prefetch_range`].
 #[inline]
 pub fn prefetch<T>(run: &[T]) {
     prefetch_range(run.as_ptr().cast(), size_of_val(run));
 }
 
-/// Asks the memory for the lines of `bytes` bytes at an address, which may be any, without waiting for them: a hint without
-/// effect on what is computed. They come to the second-level cache, which has more reads under way at once than the first:
-/// scattered rows came 1.6 times faster through it (AMD Zen 4).
+/// Prefetches the cache lines of `bytes` bytes at any address. It is a hint without effect on results. The lines go to the L2
+/// cache, which has more reads in flight than L1: scattered rows arrived 1.6 times faster through it (AMD Zen 4).
 #[inline]
 pub fn prefetch_range(start: *const u8, bytes: usize) {
     let (first, lines) = (start as usize & !63, ((start as usize & 63) + bytes).div_ceil(64));
     for line in 0..lines {
-        // An address near the end of all of them, as that of row -1 of no rows is, goes on at their beginning.
+        // Wraps at the end of the address space, which row -1 of an empty table reaches.
         prefetch_line(first.wrapping_add(line * 64) as *const u8);
     }
 }
@@ -58,15 +56,15 @@ fn prefetch_line(address: *const u8) {
     let _ = address;
 }
 
-/// The exclusive or of all words of the rows `ids`, each asked for `ahead` ids before it is read. Of a row whose bytes are no
-/// whole number of 8-byte words, the last 1 to 7 bytes are not read.
+/// Returns the exclusive or of all words of the rows `ids`; each row is prefetched `ahead` ids before it is read. If a row is not
+/// a multiple of 8 bytes long, its last 1 to 7 bytes are not read.
 ///
 /// # Panics
-/// Where an id is no row.
+/// If an id is not a row.
 pub fn fold_rows(bytes: &[u8], row_bytes: usize, ids: &[i64], ahead: usize) -> u64 {
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx512f") {
-        // SAFETY: the features were found.
+        // SAFETY: the features were detected.
         return unsafe { fold_avx512(bytes, row_bytes, ids, ahead) };
     }
     fold(bytes, row_bytes, ids, ahead)
@@ -92,11 +90,11 @@ unsafe fn fold_avx512(bytes: &[u8], row_bytes: usize, ids: &[i64], ahead: usize)
         for line in others {
             sum = _mm512_xor_si512(sum, load(line));
         }
-        // Word by word: a load by mask would fetch the line behind the row.
+        // Word by word: a masked load would fetch the next cache line past the row.
         rest = words_of(tail).fold(rest, |all, word| all ^ word);
     }
     let mut words = [0u64; 8];
-    // SAFETY: eight words take a register.
+    // SAFETY: eight words fill a register.
     unsafe { _mm512_storeu_si512(words.as_mut_ptr().cast(), sum) };
     words.into_iter().fold(rest, |all, word| all ^ word)
 }
@@ -105,13 +103,13 @@ fn fold(bytes: &[u8], row_bytes: usize, ids: &[i64], ahead: usize) -> u64 {
     ahead_of(bytes, row_bytes, ids, ahead).flat_map(words_of).fold(0, |all, word| all ^ word)
 }
 
-/// The whole words of a run of bytes.
+/// Returns the complete words of `bytes`.
 #[inline(always)]
 fn words_of(bytes: &[u8]) -> impl Iterator<Item = u64> {
     bytes.as_chunks::<8>().0.iter().map(|word| u64::from_ne_bytes(*word))
 }
 
-/// The rows of the ids, each asked for before it comes.
+/// Returns the rows of the ids, each prefetched `ahead` ids before.
 #[inline(always)]
 fn ahead_of<'a>(bytes: &'a [u8], row_bytes: usize, ids: &'a [i64], ahead: usize) -> impl Iterator<Item = &'a [u8]> {
     let row = move |id: i64| &bytes[id as usize * row_bytes..][..row_bytes];

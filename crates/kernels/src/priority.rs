@@ -1,4 +1,4 @@
-//! Whose turn it is where threads want more cores than there are.
+//! Thread priorities, for when threads want more cores than there are.
 
 use std::cell::Cell;
 use std::panic::resume_unwind;
@@ -8,50 +8,50 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use sterling_core::error::{Error, Result};
 
-/// The lowest niceness that there is.
+/// Maximum niceness: lowest priority.
 const LAST: i32 = 19;
-/// The niceness of [`Background::Steady`]: what stands behind the passes gets a thirtieth of a core that both want.
+/// Niceness of [`Background::Steady`]: background work gets a thirtieth of a core that a pass wants too.
 const LOW: i32 = 15;
-/// The niceness of [`Background::Raised`] where little is owed, and where much is: a tenth and a quarter of a core that another thread
-/// wants too.
+/// Niceness of [`Background::Raised`] with a small and a large backlog: a tenth and a quarter of a core that another thread wants
+/// too.
 const RAISED: (i32, i32) = (10, 5);
 
-/// How long a thread of [`Background::Last`] goes on before it leaves its core for a moment, and for how long.
+/// Time that a thread of [`Background::Last`] runs before it yields its core, and the duration of that pause.
 const BREATH: (Duration, Duration) = (Duration::from_millis(1), Duration::from_micros(100));
 
-/// Work that got less than this share of a core, of this long that it wanted one, is starved.
+/// Work is starved if it got less than this share of a core over this time in which it was runnable.
 const STARVED: (f64, Duration) = (0.05, Duration::from_secs(3));
-/// How often that is looked at: each look reads a file that the system writes.
+/// Interval of starvation checks: each reads a file that the system generates.
 const LOOK: Duration = Duration::from_millis(100);
 
 thread_local! {
-    /// Since when this thread has gone on, where it is one of [`Background::Last`] or [`Background::Raised`].
+    /// Start of the current run of this thread, if it is of [`Background::Last`] or [`Background::Raised`].
     static SINCE: Cell<Option<Instant>> = const { Cell::new(None) };
-    /// What it had of cores when its share was taken last, and when it was looked at last, where its work ends once it is starved.
+    /// CPU time at the last share computation, and time of the last check, if starvation ends this thread's work.
     static BEFORE: Cell<Option<(Turns, Instant)>> = const { Cell::new(None) };
 }
 
-/// The panic that ends work which is starved.
+/// Panic payload that ends starved work.
 #[derive(Clone, Copy, Debug)]
 pub struct Starved;
 
-/// What a thread has had of cores since it began.
+/// CPU times of a thread since it began.
 #[derive(Clone, Copy, Debug)]
 struct Turns {
     ran: Duration,
-    /// In which it could have run and did not.
+    /// Time runnable but not running.
     waited: Duration,
 }
 
 impl Turns {
-    /// Those of this thread; none where the system does not tell.
+    /// Returns the times of this thread; `None` if the system does not report them.
     fn now() -> Option<Self> {
         let text = std::fs::read_to_string("/proc/thread-self/schedstat").ok()?;
         let mut numbers = text.split_whitespace().map(|number| number.parse().map(Duration::from_nanos));
         Some(Turns { ran: numbers.next()?.ok()?, waited: numbers.next()?.ok()? })
     }
 
-    /// Whether work has starved that went on from here `until` then; none where that is too short to tell.
+    /// Returns whether work starved between `self` and `until`; `None` if the interval is too short.
     fn is_starved(self, until: Turns) -> Option<bool> {
         let [ran, waited] =
             [(self.ran, until.ran), (self.waited, until.waited)].map(|(from, to)| to.saturating_sub(from));
@@ -60,26 +60,26 @@ impl Turns {
     }
 }
 
-/// How work for which nobody waits stands behind requests.
+/// Scheduling of work that no request waits for, relative to requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Background {
-    /// It gives way, and goes on under any load.
+    /// Low priority, but progresses under any load.
     Steady,
-    /// It runs where a core would be idle, and leaves it for a moment where it calls [`breathe`]. To the scheduler of Linux a core
-    /// with nothing else on it is an idle one, to which it brings a thread that wakes up; beside a thread that is only nice that
-    /// one waits for a core. Where threads that never sleep want all cores, it waits for them.
+    /// Runs only on idle cores, and pauses briefly in [`breathe`]. Linux's scheduler treats a core that runs only such a thread
+    /// as idle, and wakes other threads on it; a thread that is merely nice would make them wait for a core. If threads that
+    /// never sleep occupy all cores, this one waits for them.
     Last,
-    /// It goes on under any load, with more of a core than [`Background::Steady`], and yet more where `much` is owed; it leaves its core
-    /// for a moment as [`Background::Last`] does.
+    /// Progresses under any load with a larger share of a core than [`Background::Steady`], and an even larger one if `much`. It
+    /// pauses briefly like [`Background::Last`].
     Raised {
-        /// Whether much is owed.
+        /// Whether the backlog is large.
         much: bool,
     },
 }
 
 impl Background {
-    /// Gives this thread, and those that it starts, this priority. It cannot be taken back, and where it cannot be had nothing
-    /// changes.
+    /// Applies this priority to the calling thread and to threads that it starts later. It cannot be undone. If the system denies
+    /// it, nothing changes.
     pub fn take(self) {
         match self {
             Background::Steady => lower(LOW),
@@ -94,11 +94,11 @@ impl Background {
         }
     }
 
-    /// Threads of [`Background::Last`] whose work ends with a panic of [`Starved`], at a call of [`breathe`], where it has had hardly any
-    /// time of a core for a while: a thread without rights cannot raise its own priority again.
+    /// Returns a pool of [`Background::Last`] threads whose work ends with a panic of [`Starved`], in [`breathe`], if it is
+    /// starved of CPU time: a thread without privileges cannot raise its own priority again.
     ///
     /// # Errors
-    /// `Io` where no thread can be had.
+    /// `Io` if threads cannot be started.
     pub fn last_until_starved(name: &'static str, threads: usize) -> Result<ThreadPool> {
         let take = |_| {
             Background::Last.take();
@@ -107,20 +107,20 @@ impl Background {
         built(name, ThreadPoolBuilder::new().num_threads(threads).start_handler(take))
     }
 
-    /// Threads of this priority.
+    /// Returns a pool of threads of this priority.
     ///
     /// # Errors
-    /// `Io` where no thread can be had.
+    /// `Io` if threads cannot be started.
     pub fn pool(self, name: &'static str, threads: usize) -> Result<ThreadPool> {
         built(name, ThreadPoolBuilder::new().num_threads(threads).start_handler(move |_| self.take()))
     }
 }
 
-/// One thread of the usual priority, which divides nothing among others: what is made of a few items is not worth it, and threads
-/// that look for work are in the way of requests.
+/// Returns a pool of one thread of normal priority, so that work on few items stays on one thread: splitting it is not
+/// worthwhile, and threads that search for work would disturb requests.
 ///
 /// # Errors
-/// `Io` where no thread can be had.
+/// `Io` if the thread cannot be started.
 pub fn alone(name: &'static str) -> Result<ThreadPool> {
     built(name, ThreadPoolBuilder::new().num_threads(1))
 }
@@ -130,8 +130,8 @@ fn built(name: &'static str, pool: ThreadPoolBuilder) -> Result<ThreadPool> {
     pool.map_err(|e| Error::io(format!("threads: {name}"), std::io::Error::other(e)))
 }
 
-/// Leaves the core for a tenth of a millisecond, where this is a thread of [`Background::Last`] or [`Background::Raised`] that has not
-/// for one: threads that wait behind others are brought to a core only when it becomes idle. Called between the small steps of long work.
+/// Pauses for 0.1 ms if this thread is of [`Background::Last`] or [`Background::Raised`] and has run for 1 ms: the scheduler
+/// moves waiting threads only to idle cores. Called between small steps of long work.
 pub fn breathe() {
     let is_due = SINCE.get().is_some_and(|since| since.elapsed() >= BREATH.0);
     if !is_due {
@@ -149,9 +149,10 @@ pub fn breathe() {
     }
 }
 
-/// Lowers the priority of this thread, and of those that it starts, to a niceness of up to 19. Where that cannot be, nothing changes.
+/// Lowers the priority of the calling thread, and of threads that it starts later, to a niceness of up to 19. If the system
+/// denies it, nothing changes.
 pub fn lower(niceness: i32) {
-    // Linux knows priorities of threads; elsewhere this would be the whole process's.
+    // Linux has per-thread priorities; elsewhere this would change the complete process.
     #[cfg(target_os = "linux")]
     let _ = rustix::process::setpriority_process(None, niceness);
     #[cfg(not(target_os = "linux"))]
@@ -163,7 +164,7 @@ fn idle() {
     #[cfg(target_os = "linux")]
     {
         let none = libc::sched_param { sched_priority: 0 };
-        // SAFETY: the thread is this one, and the parameters live through the call.
+        // SAFETY: the call affects this thread, and the parameters outlive it.
         let _ = unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &none) };
     }
 }
@@ -177,7 +178,7 @@ mod tests {
         let turns = |ran, waited| Turns { ran: Duration::from_millis(ran), waited: Duration::from_millis(waited) };
         let before = turns(50, 400);
         let after = |ran: u64, waited: u64| before.is_starved(turns(50 + ran, 400 + waited));
-        // What it slept, or waited for a disk, is none of it.
+        // Time asleep or waiting for a disk does not count.
         assert_eq!([after(0, 0), after(10, 2_900), after(2_900, 10)], [None; 3]);
         assert_eq!([after(10, 2_990), after(149, 2_900)], [Some(true); 2]);
         assert_eq!([after(160, 2_900), after(3_000, 0), after(100, 0)], [Some(false), Some(false), None]);

@@ -4,11 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::plan::{Progress, Stage};
 use sterling_core::error::{Error, Result};
-use sterling_core::request::{Features, Values};
 use sterling_core::tensor::Matrix;
 use sterling_embedding::Lookup;
 use sterling_graph::tower::{self, FeatureRow, FeatureSpec, Pooled, RUN_ROWS, Threads, Tower};
-use sterling_index::columns::ItemValues;
 use sterling_snapshot::VectorRows;
 use sterling_snapshot::items::{EMBEDDING, ID, Items};
 use sterling_snapshot::model::{MODEL_FILE, Package, VectorSpec};
@@ -161,7 +159,7 @@ fn run(tower: &Tower, items: &Items, spill: &Spill, progress: &Progress<'_>) -> 
         let numbers = numbers.collect::<Result<BTreeMap<&str, Matrix<'_>>>>()?;
         let read = |row| {
             let number = |name: &str| numbers.get(name).map(|rows| rows.row(row - first).to_vec());
-            let given = features(tower.features(), items, row, &number)?;
+            let given = items.features(tower.features(), row, &number);
             tower.read(given).map_err(|e| e.within(format!("item {}", row + 1)))
         };
         let rows = batch.clone().map(read).collect::<Result<Vec<FeatureRow>>>()?;
@@ -176,59 +174,4 @@ fn run(tower: &Tower, items: &Items, spill: &Spill, progress: &Progress<'_>) -> 
         progress(Stage::Embedding, batch.end, items.len());
     }
     all.into_iter().map(RowWriter::finish).collect()
-}
-
-/// Reads the features of one item from its columns; `vector` returns those of vectors. A column that these items lack is missing
-/// for each of them.
-fn features(
-    specs: &[FeatureSpec],
-    items: &Items,
-    row: usize,
-    vector: &dyn Fn(&str) -> Option<Vec<f32>>,
-) -> Result<Features> {
-    let mut features = Features::new();
-    for source in specs.iter().map(|s| s.source()) {
-        let values = if source == ID {
-            Values::Integers(vec![items.ids[row]])
-        } else if let Some(numbers) = vector(source) {
-            Values::Numbers(numbers)
-        } else if let Some(column) = items.columns.iter().find(|c| c.name == source) {
-            let range = |offsets: &[u32]| offsets[row] as usize..offsets[row + 1] as usize;
-            match &column.values {
-                ItemValues::Texts { offsets, values } => Values::Texts(values[range(offsets)].to_vec()),
-                // Missing values, as in requests: a number is 0, a list of ids is empty.
-                ItemValues::Integers { offsets, .. } if range(offsets).is_empty() => continue,
-                ItemValues::Floats(values) if values[row].is_nan() => continue,
-                ItemValues::Integers { offsets, values } => Values::Integers(values[range(offsets)].to_vec()),
-                ItemValues::Floats(values) => Values::Numbers(vec![values[row] as f32]),
-            }
-        } else {
-            continue;
-        };
-        features.insert(source.into(), values);
-    }
-    Ok(features)
-}
-
-#[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-    use sterling_index::columns::ItemColumn;
-
-    #[test]
-    fn a_number_that_is_missing_is_left_out_whatever_its_type() {
-        let column = |name: &str, values| ItemColumn { name: name.into(), filter: true, values };
-        let columns = vec![
-            column("age", ItemValues::Integers { offsets: vec![0, 1, 1], values: vec![7] }),
-            column("price", ItemValues::Floats(vec![2.5, f64::NAN])),
-        ];
-        let items = Items { ids: vec![1, 2], columns, ..Items::default() };
-        let spec = |name: &str| toml::from_str(&format!("name = '{name}'\nkind = 'dense'\nwidth = 1")).unwrap();
-        let specs: [FeatureSpec; 2] = [spec("age"), spec("price")];
-        let of_row = |row| features(&specs, &items, row, &|_| None).unwrap();
-        let expected = [("age", Values::Integers(vec![7])), ("price", Values::Numbers(vec![2.5]))];
-        assert_eq!(of_row(0), expected.map(|(name, values)| (name.to_owned(), values)).into());
-        assert_eq!(of_row(1), Features::new());
-    }
 }

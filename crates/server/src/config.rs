@@ -1,9 +1,11 @@
-//! The configuration of `sterling serve`, and of `sterling route` ([`RouterConfig`]): defaults, then one TOML file, then `STERLING_*`, then flags.
+//! Configuration of `sterling serve`, and of `sterling route` ([`RouterConfig`]): defaults, then one TOML file, then `STERLING_*`
+//! variables, then flags.
 //!
-//! `docs/reference/configuration.md` lists every key; it is written from the types here (`reference`).
+//! `docs/reference/configuration.md` lists every key; the module `reference` generates it from the types here.
 //!
-//! A variable joins the path by two underscores: `STERLING_ENGINE__QUEUE=64`. One that nearly names a key is an error. Other variables that begin with `STERLING_`
-//! are passed over with a warning: an orchestrator sets some, as Kubernetes does for a service called `sterling`.
+//! A variable joins the path of its key by two underscores: `STERLING_ENGINE__QUEUE=64`. A variable that nearly names a key is an
+//! error. Other variables that begin with `STERLING_` are ignored with a warning, because an orchestrator sets some: Kubernetes
+//! does for a service called `sterling`.
 
 #[cfg(test)]
 mod reference;
@@ -112,7 +114,7 @@ impl Default for Config {
     }
 }
 
-/// What the command line says; only what is given overrides.
+/// Command-line flags of a server; only flags that are present override.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Flags {
     /// As [`Config::store`].
@@ -141,7 +143,7 @@ pub struct Flags {
     pub tables: TableFlags,
 }
 
-/// What the command line says of fetched versions.
+/// Command-line flags of the cache of fetched versions.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct CacheFlags {
     /// As [`CacheOptions::folder`].
@@ -155,7 +157,7 @@ impl CacheFlags {
     }
 }
 
-/// What the command line says of tables.
+/// Command-line flags of embedding tables.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct TableFlags {
     /// As [`PlacementOptions::plan`].
@@ -179,10 +181,10 @@ impl TableFlags {
 }
 
 impl Config {
-    /// Puts the sources together.
+    /// Combines the sources.
     ///
     /// # Errors
-    /// `Invalid` naming the key, what came, what was expected and where it stood; `NotFound` for a file that is not there.
+    /// `Invalid` with the key, the received and the expected value and the source; `NotFound` for a missing file.
     pub fn read(file: Option<&Path>, flags: &Flags) -> Result<Self> {
         let config: Config = combined(Config::default(), file, flags)?;
         config.engine.check()?;
@@ -218,37 +220,37 @@ impl Config {
     }
 }
 
-/// The configuration of `sterling route`, from the same sources.
+/// Configuration of `sterling route`, from the same sources.
 ///
 /// ```toml
 /// listen = "127.0.0.1:8090"
 /// [route]
 /// servers = ["shards.search:8080"]  # HOST:PORT of the servers of all shards; a name stands for all of its addresses
-/// refresh_ms = 1000                 # how often the servers are looked at
-/// min_replicas = 1                  # servers that each shard of a version must have before it answers
-/// min_coverage = 1.0                # share of the items that an answer must cover where the request does not say
-/// timeout_ms = 1000                 # of requests that name none
-/// requests = 1024                   # that are worked on at once
-/// audit_share = 0.0                 # of the retrievals, asked again exactly after their answers
-/// key = ""                          # sent to the servers, where these take keys
-/// tls = {ca = "ca.pem"}             # authorities of the servers' certificates; with `certificate` and `key` of the router's own
+/// refresh_ms = 1000                 # interval between two polls of the servers
+/// min_replicas = 1                  # servers that each shard of a version needs before the version answers
+/// min_coverage = 1.0                # default for the share of the items that an answer must cover
+/// timeout_ms = 1000                 # default deadline of requests
+/// requests = 1024                   # maximum number of concurrent requests
+/// audit_share = 0.0                 # share of retrievals that run again exactly after their answers
+/// key = ""                          # sent to the servers, if they require keys
+/// tls = {ca = "ca.pem"}             # authorities of the servers' certificates; `certificate` and `key` are the router's own
 /// [traces]                          # as for `serve`
-/// [access]                          # as for `serve`; there are no calls of administrators
+/// [access]                          # as for `serve`; routers have no administrators' calls
 /// [http]                            # as for `serve`
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct RouterConfig {
-    /// The address to answer on, or a name and a port, such as `localhost:8080`.
+    /// Address to listen on, or a name and a port, such as `localhost:8080`.
     #[serde(deserialize_with = "http::read_address")]
     pub listen: SocketAddr,
-    /// Which servers there are.
+    /// Servers and defaults of routed requests.
     pub route: route::Options,
-    /// Who may do what.
+    /// Access keys and audit log.
     pub access: http::AccessOptions,
-    /// Bounds of connections, bodies and of the shutdown.
+    /// Limits of connections, bodies and shutdown.
     pub http: http::Options,
-    /// Where traces go.
+    /// Export of traces.
     pub traces: http::TraceOptions,
 }
 
@@ -265,7 +267,7 @@ impl Default for RouterConfig {
     }
 }
 
-/// What the command line of a router says.
+/// Command-line flags of a router.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct RouterFlags {
     /// As [`RouterConfig::listen`].
@@ -276,7 +278,7 @@ pub struct RouterFlags {
     pub route: ServerFlags,
 }
 
-/// What the command line says of servers.
+/// Command-line flags that name servers.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct ServerFlags {
     /// As [`route::Options::servers`].
@@ -290,7 +292,7 @@ impl ServerFlags {
 }
 
 impl RouterConfig {
-    /// Puts the sources together.
+    /// Combines the sources.
     ///
     /// # Errors
     /// As [`Config::read`].
@@ -308,7 +310,7 @@ impl RouterConfig {
     }
 }
 
-/// Defaults, then a file, then variables, then flags.
+/// Merges defaults, a file, environment variables and flags; later sources override earlier ones.
 fn combined<T: Serialize + DeserializeOwned>(defaults: T, file: Option<&Path>, flags: &impl Serialize) -> Result<T> {
     let said = Value::serialize(&defaults).map_err(|e| Error::internal(format!("configuration: {e}")))?;
     let mut sources = Figment::from(Serialized::defaults(defaults));
@@ -321,10 +323,10 @@ fn combined<T: Serialize + DeserializeOwned>(defaults: T, file: Option<&Path>, f
     sources.extract().map_err(|e| Error::invalid(format!("configuration: {}", shown(e))))
 }
 
-/// Keys of the previous release and their names of today.
+/// Renamed keys: name in the previous release, current name.
 const RENAMED: [(&str, &str); 1] = [("engine.dear_ms", "engine.expensive_request_ms")];
 
-/// A source in which keys of the previous release get their names of today, with a warning.
+/// Source that renames keys of the previous release, with a warning.
 struct Renamed<P>(P);
 
 impl<P: Provider> Provider for Renamed<P> {
@@ -353,10 +355,10 @@ fn warn_renamed(old: &str, new: &str) {
 }
 
 const PREFIX: &str = "STERLING_";
-/// Read elsewhere, before there is a configuration.
+/// Variables that other code reads, before the configuration exists.
 const OTHERS: [&str; 4] = ["STERLING_LOG", "STERLING_KERNEL", "STERLING_KEY", "STERLING_BLESS"];
 
-/// What variables of the environment say, as a source of the configuration.
+/// Environment variables as a source of the configuration.
 struct Variables(Dict);
 
 impl Provider for Variables {
@@ -369,8 +371,8 @@ impl Provider for Variables {
     }
 }
 
-/// What the variables of the environment say of the configuration's keys. One that nearly names a key is an error: a server that was
-/// to have keys would start without.
+/// Reads the configuration keys that environment variables set. A variable that nearly names a key is an error: with a misspelt
+/// variable for access keys, a server would start unprotected.
 fn of_variables(defaults: &Value, variables: impl Iterator<Item = (String, OsString)>) -> Result<Variables> {
     let mut said = Dict::new();
     let mut unknown = Vec::new();
@@ -399,7 +401,7 @@ fn of_variables(defaults: &Value, variables: impl Iterator<Item = (String, OsStr
                 })?;
                 insert(&mut said, &path, shard.into());
             }
-            // A text stays what it is, whatever it looks like; what has no default is a text.
+            // A text key stays text even if its value looks like a number; a key without a default is text.
             Value::String(..) | Value::Empty(..) => insert(&mut said, &path, text.into()),
             _ => {
                 let value = text.parse().map_err(|e| Error::invalid(format!("configuration: {name}: {e}")))?;
@@ -409,12 +411,12 @@ fn of_variables(defaults: &Value, variables: impl Iterator<Item = (String, OsStr
     }
     if !unknown.is_empty() {
         unknown.sort_unstable();
-        tracing::warn!("passed over, as they are no keys of the configuration: {}", unknown.join(", "));
+        tracing::warn!("ignored environment variables that are no configuration keys: {}", unknown.join(", "));
     }
     Ok(Variables(said))
 }
 
-/// The keys of the configuration, by their sections and dots.
+/// Lists the keys of the configuration as dotted paths.
 fn keys(defaults: &Value) -> Vec<String> {
     fn add(value: &Value, path: &str, keys: &mut Vec<String>) {
         let Value::Dict(_, section) = value else { return keys.push(path.into()) };
@@ -427,7 +429,7 @@ fn keys(defaults: &Value) -> Vec<String> {
     keys
 }
 
-/// Refuses the name of a variable that is in a section of the configuration and no key of it, or a key but for its underscores.
+/// Rejects a variable that names an unknown key of a known section, or a key whose underscores differ.
 fn misspelt(name: &str, path: &str, known: &[String]) -> Result<()> {
     let variable = |key: &str| format!("{PREFIX}{}", key.replace('.', "__").to_uppercase());
     let plain = |key: &str| key.replace(['.', '_'], "");
@@ -444,7 +446,7 @@ fn misspelt(name: &str, path: &str, known: &[String]) -> Result<()> {
     Err(Error::invalid(format!("configuration: {name}: no key of section `{section}`, expected one of {expected}")))
 }
 
-/// Puts a value at a path of names.
+/// Inserts a value at a dotted path.
 fn insert(to: &mut Dict, path: &str, value: Value) {
     match path.split_once('.') {
         None => drop(to.insert(path.into(), value)),
@@ -457,7 +459,7 @@ fn insert(to: &mut Dict, path: &str, value: Value) {
     }
 }
 
-/// Takes the value out of a path of names.
+/// Removes the value at a dotted path.
 fn remove(from: &mut Dict, path: &str) -> Option<Value> {
     match path.split_once('.') {
         None => from.remove(path),
@@ -468,7 +470,7 @@ fn remove(from: &mut Dict, path: &str) -> Option<Value> {
     }
 }
 
-/// What is wrong with the configuration: the key, what came, what was expected, and the source.
+/// Formats configuration errors: key, received value, expected value and source.
 fn shown(error: figment::Error) -> String {
     let of_one = |e: figment::Error| {
         let key = if e.path.is_empty() { String::new() } else { format!("{}: ", e.path.join(".")) };

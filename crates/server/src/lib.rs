@@ -1,5 +1,5 @@
-//! The HTTP server ([`http`]), the shard router ([`route`]) with the merge of shard answers ([`gather`]), their [`config`] and the
-//! [`doctor`]. [`startup::Server`] starts one from a configuration.
+//! The HTTP server ([`http`]), the shard router ([`route`]) with the merge of shard answers ([`gather`]), their [`config`] and
+//! the [`doctor`]. [`startup::Server`] starts a server from a configuration.
 //!
 //! ```
 //! use sterling_server::config::Config;
@@ -17,7 +17,7 @@
 //! let server = Server::bind(&config, Trials::Here)?;
 //! assert_ne!(server.address()?.port(), 0);
 //!
-//! // It answers until it is told to stop, here at once.
+//! // It serves until it is stopped, here at once.
 //! let (stop, stops) = tokio::sync::mpsc::unbounded_channel();
 //! stop.send(Stop::Now)?;
 //! server.run_until(stops)?;

@@ -41,6 +41,7 @@ pub fn workload(model: &ModelSpec, tables: &[Arc<Table>]) -> Workload {
             features: readers.iter().map(|f| f.source().to_owned()).collect(),
             access: Access::Zipf(SKEW_DEFAULT),
             constraints: Constraints::default(),
+            train: None,
         });
     }
     notes.push(format!(

@@ -70,6 +70,12 @@ const METRICS: &[Metric] = &[
     ),
     metric("sterling_connections", Gauge, Labels::None, "open connections"),
     metric(
+        "sterling_connections_waiting",
+        Gauge,
+        Labels::None,
+        "connections that are ready and wait for the turn of their caller",
+    ),
+    metric(
         "sterling_connections_cut_total",
         Counter,
         Fixed("reason", &["idle", "header", "stalled", "unread", "resets", "frames", "crowded", "stopping"]),

@@ -1,9 +1,9 @@
-//! Measures a host's constants of the cost model: what a row, a byte and a call cost, all cores together.
+//! Measures a host's constants of the cost model: cost per row, per byte and per call, with all cores in use.
 //!
-//! Every core looks up random rows of one table that no cache holds, first with narrow rows, then with wide ones, through the
-//! same [`EmbeddingBagCollection`] that serves. With t the time a row over all cores, `bandwidth = (wide - narrow bytes) / (t_wide - t_narrow)` and `row_ns = t_narrow - narrow / bandwidth`; a call's own
-//! cost is the time of a lookup of one id in a table that fits a cache. The best of several rounds counts, because what disturbs a
-//! measurement only adds to it.
+//! Every core looks up random rows of one table that exceeds all caches, first with narrow rows, then with wide ones, through the
+//! [`EmbeddingBagCollection`] that also serves. With t the time per row over all cores, `bandwidth = (wide - narrow bytes) /
+//! (t_wide - t_narrow)` and `row_ns = t_narrow - narrow / bandwidth`. The cost per call is the time of a lookup of one id in a
+//! table that fits a cache. The best of several rounds counts, because disturbances only add time.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,18 +17,17 @@ use sterling_kernels::buffer::Buffer;
 
 /// Widths of the narrow and the wide rows, in f32.
 pub(super) const WIDTHS: [usize; 2] = [16, 512];
-/// Rounds of each measurement, of which the fastest counts.
+/// Rounds per measurement; the fastest counts.
 pub(super) const ROUNDS: usize = 5;
-/// Ids of one bag.
 pub(super) const BAG_IDS: usize = 32;
-/// Bytes of rows that one core reads in one round, about.
+/// Approximate bytes of rows that one core reads per round.
 const ROUND_BYTES: usize = 64 << 20;
-/// Smallest table that says something about memory.
+/// Smallest table that exceeds caches enough to measure memory.
 const TABLE_BYTES_MIN: usize = 1 << 20;
-/// Calls of one round that measures what a call costs.
+/// Number of calls per round, for the cost of a call.
 const CALLS: usize = 2_000;
 
-/// The measured constants of a host.
+/// Measured constants of a host.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Constants {
     /// As [`Host::bandwidth_gb_s`].
@@ -40,7 +39,7 @@ pub struct Constants {
 }
 
 impl Constants {
-    /// Puts them into a host.
+    /// Copies the constants into a host.
     pub fn apply(&self, host: &mut Host) {
         host.bandwidth_gb_s = rounded(self.bandwidth_gb_s).max(0.001);
         host.row_ns = rounded(self.row_ns);
@@ -51,14 +50,14 @@ impl Constants {
 /// Measures this machine with `cores` threads and a table of about `table_bytes`, which should be far larger than its caches.
 ///
 /// # Errors
-/// `Invalid` for no cores or a table too small to say anything; `Overloaded` where the memory cannot be had.
+/// `Invalid` for zero cores or a table that is too small; `Overloaded` if memory allocation fails.
 pub fn measure(cores: usize, table_bytes: usize) -> Result<Constants> {
     if cores == 0 || table_bytes < TABLE_BYTES_MIN {
         return Err(Error::invalid(format!(
             "calibration with {cores} cores and {table_bytes} bytes, expected at least 1 and {TABLE_BYTES_MIN}"
         )));
     }
-    // Written, so that every page is its own: untouched pages would all be the one page of zeros.
+    // Nonzero contents give every page its own memory: untouched pages would all map the zero page.
     let numbers: Buffer<u8> = Buffer::filled(table_bytes, |to| {
         to.as_chunks_mut::<4>().0.iter_mut().enumerate().for_each(|(i, b)| *b = (i as f32).to_le_bytes());
     })?;
@@ -74,9 +73,10 @@ pub fn measure(cores: usize, table_bytes: usize) -> Result<Constants> {
     Ok(Constants { bandwidth_gb_s, row_ns, call_us })
 }
 
-/// Bytes a nanosecond, and the nanoseconds of a row beyond its bytes, by the bytes and nanoseconds of a narrow row and a wide one.
+/// Returns bytes per nanosecond, and nanoseconds per row beyond its bytes, from the bytes and nanoseconds of a narrow and a wide
+/// row.
 pub(super) fn bandwidth_and_row([narrow_bytes, wide_bytes]: [f64; 2], [narrow, wide]: [f64; 2]) -> (f64, f64) {
-    // Where the wide row came no slower, all of its time is called bandwidth.
+    // If the wide row was not slower, all of its time is attributed to bandwidth.
     let bandwidth = match wide - narrow {
         more if more > 0.0 => (wide_bytes - narrow_bytes) / more,
         _ => wide_bytes / wide,
@@ -84,12 +84,12 @@ pub(super) fn bandwidth_and_row([narrow_bytes, wide_bytes]: [f64; 2], [narrow, w
     (bandwidth, (narrow - narrow_bytes / bandwidth).max(0.0))
 }
 
-/// To three decimals, as a topology is written.
+/// Rounds to three decimals, the precision of topology files.
 pub(super) fn rounded(x: f64) -> f64 {
     (x * 1000.0).round() / 1000.0
 }
 
-/// The first `bytes` of the numbers as the rows of one table with one feature.
+/// Creates a table with one feature from the first `bytes` of the numbers.
 fn collection(numbers: &Buffer<u8>, width: usize, bytes: usize) -> Result<EmbeddingBagCollection> {
     let rows = bytes / (width * 4);
     let spec =
@@ -99,7 +99,7 @@ fn collection(numbers: &Buffer<u8>, width: usize, bytes: usize) -> Result<Embedd
     EmbeddingBagCollection::new(vec![Arc::new(table)], &[bag])
 }
 
-/// Nanoseconds a row, `cores` threads together.
+/// Returns the nanoseconds per row with `cores` threads together.
 fn row_ns(tables: &EmbeddingBagCollection, width: usize, cores: usize, seed: u64) -> Result<f64> {
     let rows = tables.tables()[0].rows();
     let bags = (ROUND_BYTES / (width * 4 * BAG_IDS)).max(1);
@@ -122,7 +122,7 @@ fn row_ns(tables: &EmbeddingBagCollection, width: usize, cores: usize, seed: u64
     Ok(longest.as_secs_f64() * 1e9 / (bags * BAG_IDS * cores) as f64)
 }
 
-/// Microseconds of a lookup of one id.
+/// Returns the microseconds of a lookup of one id.
 fn call_us(tables: &EmbeddingBagCollection) -> Result<f64> {
     let ids = random_ids(CALLS, tables.tables()[0].rows(), 7);
     let one = |id: &i64| KeyedJaggedTensor::from_lengths(["ids"], vec![*id], &[1], None);
@@ -134,7 +134,7 @@ fn call_us(tables: &EmbeddingBagCollection) -> Result<f64> {
     Ok(start.elapsed().as_secs_f64() * 1e6 / CALLS as f64)
 }
 
-/// `count` ids below `rows`, by splitmix.
+/// Returns `count` ids below `rows`, by splitmix.
 pub(super) fn random_ids(count: usize, rows: u64, seed: u64) -> Vec<i64> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mut next = || {

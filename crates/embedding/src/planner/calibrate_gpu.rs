@@ -1,8 +1,9 @@
-//! Measures a card's constants of the cost model: what a row, a byte, a launch and the way from its host cost.
+//! Measures a GPU's constants of the cost model: cost per row, per byte and per kernel launch, and latency and bandwidth of its
+//! link to the host.
 //!
-//! As for a host ([`super::calibrate`]): random rows of one table that no cache holds, first narrow ones, then wide ones, pooled by
-//! the kernels that serve, in lists of work as a pass has them. What a launch takes is what more of them add to a list; what the way
-//! from the host carries is what copies from pinned memory take, small ones and large ones. The fastest of several rounds counts.
+//! As for a host ([`super::calibrate`]), the kernels that serve pool random rows of one table that exceeds all caches, first
+//! narrow rows, then wide ones, in batches of launches as in a pass. The cost of a launch is the time that additional launches
+//! add to a batch; the link is measured by small and large copies from pinned memory. The fastest of several rounds counts.
 
 use std::time::Instant;
 
@@ -14,18 +15,18 @@ use sterling_cuda::Device;
 use sterling_cuda::link::fastest_upload;
 use sterling_cuda::ops::bags::{IdBags, SumsTo, TableRows, pool};
 
-/// Smallest table that rows are looked up in.
+/// Smallest table to measure with.
 const TABLE_BYTES_MIN: usize = 1 << 18;
-/// Bytes of the table for each id of a launch.
+/// Bytes of the table per id of a launch.
 const BYTES_AN_ID: usize = 1 << 10;
-/// Rounds before those that count: a list of work is recorded when it comes again.
+/// Warm-up rounds: a list of launches is recorded as a CUDA graph when it recurs.
 const ROUNDS_BEFORE: usize = 3;
-/// Launches that a list has more than another, of many ids and of one.
+/// Numbers of additional launches of a list, of many ids and of one.
 const MORE: [usize; 2] = [4, 256];
 /// Bytes of a small copy from the host.
 const SMALL_BYTES: usize = 64;
 
-/// The measured constants of a card.
+/// Measured constants of a GPU.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GpuConstants {
     /// As [`Gpu::bandwidth_gb_s`].
@@ -41,7 +42,7 @@ pub struct GpuConstants {
 }
 
 impl GpuConstants {
-    /// Puts them into a GPU.
+    /// Copies the constants into a GPU.
     pub fn apply(&self, gpu: &mut Gpu) {
         gpu.bandwidth_gb_s = rounded(self.bandwidth_gb_s).max(0.001);
         gpu.row_ns = rounded(self.row_ns);
@@ -51,10 +52,10 @@ impl GpuConstants {
     }
 }
 
-/// Puts what was measured of cards into the GPUs of a topology in their order; those beyond the last card are taken to be like it.
+/// Copies the constants of measured GPUs into those of a topology, in order; further GPUs get the constants of the last one.
 ///
 /// # Errors
-/// `Invalid` where there is no GPU.
+/// `Invalid` if the topology has no GPU.
 pub fn apply(measured: &[GpuConstants], topology: &mut Topology) -> Result<()> {
     if topology.gpus.is_empty() && !measured.is_empty() {
         return Err(Error::invalid("the topology has no [[gpus]] that a card was measured for"));
@@ -65,18 +66,17 @@ pub fn apply(measured: &[GpuConstants], topology: &mut Topology) -> Result<()> {
     Ok(())
 }
 
-/// Measures a card with a table of about `table_bytes`, or a quarter of what is free of its memory; it should be far larger than its
+/// Measures a GPU with a table of about `table_bytes`, or a quarter of its free memory; it should be far larger than its
 /// caches.
 ///
 /// # Errors
-/// `Invalid` for a table too small to say anything; `Overloaded` where the memory cannot be had; `Unavailable` where the card does not
-/// answer.
+/// `Invalid` for a table that is too small; `Overloaded` if memory allocation fails; `Unavailable` if the GPU does not respond.
 pub fn measure(device: &Device, table_bytes: usize) -> Result<GpuConstants> {
     let start = Instant::now();
     measure_by(device, table_bytes, &|| start.elapsed().as_secs_f64())
 }
 
-/// The same by a clock of seconds.
+/// Measures with a clock that returns seconds.
 fn measure_by(device: &Device, table_bytes: usize, clock: &dyn Fn() -> f64) -> Result<GpuConstants> {
     let (free, _) = device.memory()?;
     let table_bytes = table_bytes.min(usize::try_from(free / 4).unwrap_or(usize::MAX));
@@ -94,7 +94,7 @@ fn measure_by(device: &Device, table_bytes: usize, clock: &dyn Fn() -> f64) -> R
         let seconds = lookups.seconds_each(width, ids, MORE[0])?;
         Ok((seconds - launch).max(f64::MIN_POSITIVE) * 1e9 / ids as f64)
     };
-    // A bag's sums are written once, as many bytes as a row has.
+    // Each bag's sum is written once and has as many bytes as a row.
     let bytes = WIDTHS.map(|width| (4 * width) as f64 * (1.0 + 1.0 / BAG_IDS as f64));
     let (bandwidth_gb_s, row_ns) = bandwidth_and_row(bytes, [ns_a_row(WIDTHS[0])?, ns_a_row(WIDTHS[1])?]);
     let copied = |bytes: usize| fastest_upload(device, bytes, ROUNDS_BEFORE + ROUNDS, clock);
@@ -104,7 +104,7 @@ fn measure_by(device: &Device, table_bytes: usize, clock: &dyn Fn() -> f64) -> R
     Ok(GpuConstants { bandwidth_gb_s, row_ns, call_us: launch * 1e6, link_gb_s, link_us: small * 1e6 })
 }
 
-/// Lookups in a table on a card.
+/// Lookups in a table on a GPU.
 struct Lookups<'a> {
     rows: TableRows,
     device: &'a Device,
@@ -113,7 +113,7 @@ struct Lookups<'a> {
 }
 
 impl Lookups<'_> {
-    /// Seconds of a launch that looks up so many random rows of a width, as those of `more` launches add to a list of one.
+    /// Returns the seconds per launch of `ids` random rows of a width: the time that `more` launches add to a list of one.
     fn seconds_each(&mut self, width: usize, ids: usize, more: usize) -> Result<f64> {
         self.rows.width = width;
         let offsets: Vec<u32> = (0..ids).step_by(BAG_IDS).chain([ids]).map(|end| end as u32).collect();
@@ -150,7 +150,7 @@ mod tests {
     use super::*;
     use sterling_cuda::modelled::{CardRates, Modelled};
 
-    /// A card of known rates that keeps the time itself.
+    /// A simulated GPU of known rates, which keeps the time itself.
     #[test]
     fn constants_are_those_of_the_card() {
         for rates in [CardRates::H100, CardRates::H200] {

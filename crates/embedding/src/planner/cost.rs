@@ -15,6 +15,14 @@
 //! remote: read on the host + miss max(1 / rows_per_s, row_bytes / bandwidth) of all nodes; the cluster pays the same
 //! ```
 //!
+//! A table that learns lies in the memory of hosts: its masters, rows of f32 with state of m bytes, and two copies as it is served. What it
+//! costs is a step of training, U distinct rows of B F L ids, each copy all of them:
+//!
+//! ```text
+//! read   = ids (row_ns + 4 w / bandwidth) + bags 4 w / bandwidth
+//! update = 16 ids / bandwidth + bags 8 w / bandwidth + U s (2 row_ns + 2 m / bandwidth)
+//! ```
+//!
 //! Several hosts each read the cluster for themselves, behind a cache of their own: on them the tier remote is replicated always.
 //!
 //! A call, and the latencies of round trip, link and network, are paid once per batch by each device that uses them, not once per table,
@@ -24,9 +32,12 @@ use super::plan::DeviceKind;
 use super::topology::Topology;
 use super::workload::TableWorkload;
 use crate::place::Tier;
+use crate::tiers::cache::ENTRY_OVERHEAD_BYTES;
 
-/// What a cached row costs beyond its bytes: its id, its place in the index and its age.
-const CACHE_ENTRY_BYTES: u64 = 16;
+/// Overhead of a row in a cache in GPU memory: its id, its place in the index and its age.
+const DEVICE_ENTRY_BYTES: u64 = 16;
+/// Bytes that sorting an id moves.
+const SORT_BYTES: f64 = 16.0;
 /// Kinds of latency that a device pays once a batch.
 pub(super) const LATENCIES: usize = 4;
 const NETWORK: u8 = 1;
@@ -173,16 +184,21 @@ impl Machine {
             return 0;
         }
         let cached = ((piece.rows[1] - piece.rows[0]) as f64 * keeping.cache.0).ceil() as u64;
-        cached.saturating_mul(row_bytes(table, piece) + CACHE_ENTRY_BYTES)
+        let overhead = match keeping.tier {
+            Tier::Remote => ENTRY_OVERHEAD_BYTES as u64,
+            _ => DEVICE_ENTRY_BYTES,
+        };
+        cached.saturating_mul(row_bytes(table, piece) + overhead)
     }
 
     /// What one piece, kept so, asks of the devices. The first charge is that of the device that answers.
     pub(crate) fn charges(&self, table: &TableWorkload, piece: &Piece, keeping: &Keeping) -> Vec<Charge> {
         let device = &self.devices[keeping.device];
-        let row_bytes = row_bytes(table, piece);
+        let columns = piece.columns[1] - piece.columns[0];
+        let width = f64::from(columns);
+        let row_bytes = if table.train.is_some() { 4 * u64::from(columns) } else { row_bytes(table, piece) };
         let rows = piece.rows[1] - piece.rows[0];
-        let stored = rows.saturating_mul(row_bytes);
-        let width = f64::from(piece.columns[1] - piece.columns[0]);
+        let stored = rows.saturating_mul(table.resident_bytes(columns));
 
         let share = rows as f64 / table.rows as f64;
         let steps = self.batch * self.hosts as f64 / keeping.replicas as f64;
@@ -193,6 +209,9 @@ impl Machine {
 
         let read_ns = device.row_ns + row_bytes as f64 / device.bandwidth;
         let mut micros = (ids * read_ns + out_bytes / device.bandwidth) / 1e3;
+        if table.train.is_some() {
+            micros += self.update_micros(table, piece, device, out_bytes);
+        }
         let mut uses = CALL;
         let is_shared = self.hosts > 1 && keeping.replicas == 1;
         let travel_ns = (8.0 + row_bytes as f64) / self.network;
@@ -203,7 +222,7 @@ impl Machine {
         }
         if device.kind == DeviceKind::Host && device.link > 0.0 {
             // A card reads the rows of a whole table, and is sent what the host has pooled of a part.
-            let is_whole = stored == table.bytes();
+            let is_whole = rows == table.rows && columns == table.width;
             let bytes = if is_whole { ids * row_bytes as f64 } else { out_bytes };
             micros += bytes / device.link / 1e3;
             uses |= LINK;
@@ -237,6 +256,16 @@ impl Machine {
             }
         }
         charges
+    }
+
+    /// What it takes to sort the ids of all hosts, to copy the gradients of bags, and to update the distinct rows of a piece.
+    fn update_micros(&self, table: &TableWorkload, piece: &Piece, device: &Device, out_bytes: f64) -> f64 {
+        let share = (piece.rows[1] - piece.rows[0]) as f64 / table.rows as f64;
+        let ids = self.batch * self.hosts as f64 * table.ids();
+        let distinct = table.access.distinct(ids, table.rows) * share;
+        let master_bytes = table.master_bytes(piece.columns[1] - piece.columns[0]) as f64;
+        let moved = SORT_BYTES * ids * share + 2.0 * out_bytes + 2.0 * distinct * master_bytes;
+        (2.0 * distinct * device.row_ns + moved / device.bandwidth) / 1e3
     }
 }
 

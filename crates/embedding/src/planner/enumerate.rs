@@ -1,10 +1,10 @@
-//! Every way to keep a table that its constraints and the topology allow.
+//! Enumerates the placements of a table that its constraints and the topology allow.
 //!
-//! A candidate is a tier, a sharding type and, where the tier has one, a cache size. Its pieces are grouped into units that are placed on their own: a
-//! whole table is one unit with a site for each device, a column cut is a unit for each range of columns, rows over all devices are
-//! one unit with one site, rows over the devices of one host are one unit with a site for each host, a grid is a unit for each
-//! range of columns with a site for each host. Copies of hosts are the units of one host, once for each host with the sites there. So the search knows nothing of sharding: it picks a candidate for each table and
-//! a site for each unit.
+//! A candidate is a tier, a sharding type and, if the tier has one, a cache size. Its shards are grouped into units that are
+//! placed independently. Table-wise: one unit with a site per device; column-wise: a unit per range of columns; row-wise over all
+//! devices: one unit with one site; row-wise over the devices of one host: one unit with a site per host; grid: a unit per range
+//! of columns with a site per host. Copies per host repeat the units of one host, with sites there. So the search needs no
+//! knowledge of sharding: it selects a candidate per table and a site per unit.
 
 use std::rc::Rc;
 
@@ -14,36 +14,36 @@ use super::workload::TableWorkload;
 use crate::place::{Sharding, Tier};
 use sterling_core::error::{Error, Result};
 
-/// Cache sizes tried, as shares of the rows.
+/// Cache sizes to try, as shares of the rows.
 const CACHE_SHARES: [f64; 8] = [0.0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.25, 0.5];
-/// Column cuts tried.
+/// Numbers of column ranges to try.
 const COLUMN_CUTS: [usize; 9] = [2, 3, 4, 6, 8, 12, 16, 24, 32];
-/// Ranges of columns start at multiples of this, which keeps packed formats on whole bytes.
+/// Ranges of columns start at multiples of this, so that packed formats split at complete bytes.
 const COLUMN_STEP: u32 = 4;
 
-/// One way to keep a table.
+/// One possible placement of a table.
 #[derive(Clone, Debug)]
 pub(super) struct Candidate {
     pub tier: Tier,
     pub sharding: Sharding,
     /// As in [`Keeping::cache`].
     pub cache: (f64, f64),
-    /// True where every host, or every device, has a copy of its own.
+    /// True if every host, or every device, has its own copy.
     pub has_copies: bool,
     pub units: Vec<Unit>,
 }
 
-/// Pieces that are placed together.
+/// Shards that are placed together.
 #[derive(Clone, Debug)]
 pub(super) struct Unit {
     pub pieces: Vec<Piece>,
-    /// Of copies of hosts, which one.
+    /// With copies per host, index of the copy.
     pub copy: usize,
     /// Shared by units of the same shape.
     pub sites: Rc<[Site]>,
 }
 
-/// A unit before it is known what its sites cost: its pieces, and of each site the devices of the pieces.
+/// A unit without the costs of its sites: its shards, and per site the devices of the shards.
 #[derive(Clone, Debug)]
 struct Cut {
     pieces: Vec<Piece>,
@@ -51,19 +51,19 @@ struct Cut {
     copy: usize,
 }
 
-/// A place for a unit.
+/// Possible location of a unit.
 #[derive(Clone, Debug)]
 pub(super) struct Site {
-    /// How each piece of the unit is kept.
+    /// Storage of each shard of the unit.
     pub keepings: Vec<Keeping>,
-    /// What all of them ask, one charge a device.
+    /// Total cost of the shards, one charge per device.
     pub charges: Vec<Charge>,
 }
 
-/// The candidates of a table, those that no empty machine can hold left out.
+/// Returns the candidates of a table, except those that do not fit even empty machines.
 ///
 /// # Errors
-/// [`sterling_core::error::Kind::Invalid`] where nothing is allowed, or nothing that is allowed fits the machine even when empty.
+/// [`sterling_core::error::Kind::Invalid`] if nothing is allowed, or nothing that is allowed fits the machines even when empty.
 pub(super) fn candidates(machine: &Machine, table: &TableWorkload) -> Result<Vec<Candidate>> {
     let pinned = match &table.constraints.device {
         None => None,
@@ -107,19 +107,19 @@ struct Maker<'a> {
     table: &'a TableWorkload,
     pinned: Option<usize>,
     found: Vec<Candidate>,
-    /// What lacked the fewest bytes: bytes needed, on which device, for what.
+    /// Closest miss: bytes needed, device, tier and sharding.
     closest: Option<(u64, usize, Tier, Sharding)>,
 }
 
 impl Maker<'_> {
-    /// Devices that can answer for a tier.
+    /// Returns the devices that can serve a tier.
     fn devices(&self, tier: Tier) -> Vec<usize> {
         let kind = if tier.on_gpu() { DeviceKind::Gpu } else { DeviceKind::Host };
         let all = (0..self.machine.devices.len()).filter(|d| self.machine.devices[*d].kind == kind);
         all.filter(|d| self.pinned.is_none_or(|p| p == *d)).collect()
     }
 
-    /// The devices of a tier by host.
+    /// Groups the devices of a tier by host.
     fn by_host(&self, devices: &[usize]) -> Vec<Vec<usize>> {
         let of_host = |h| devices.iter().copied().filter(|d| self.machine.devices[*d].host == h).collect();
         (0..self.machine.hosts).map(of_host).filter(|d: &Vec<usize>| !d.is_empty()).collect()
@@ -138,7 +138,7 @@ impl Maker<'_> {
         for share in shares {
             let hottest = (self.table.rows as f64 * share).ceil() as u64;
             let hit = if tier.is_cached() { self.table.access.share(hottest, self.table.rows) } else { 1.0 };
-            // Each of several hosts reads the cluster for itself.
+            // With several hosts, each reads the cluster for itself.
             let is_allowed = |sharding: &Sharding| {
                 tier != Tier::Remote || self.machine.hosts == 1 || *sharding == Sharding::DataParallel
             };
@@ -154,7 +154,7 @@ impl Maker<'_> {
         for cuts in self.cuts(tier, sharding, devices) {
             self.push(tier, sharding, cache, &cuts, 1);
         }
-        // A copy for each host, cut within the host. On hosts of one device each that is a copy for each device.
+        // A copy per host, sharded within the host. If hosts have one device each, that is a copy per device.
         let is_allowed = tier != Tier::Remote
             && sharding != Sharding::DataParallel
             && self.table.constraints.sharding.contains(&Sharding::DataParallel);
@@ -171,11 +171,12 @@ impl Maker<'_> {
         }
     }
 
-    /// The ways to cut a table over some devices.
+    /// Returns the ways to shard a table over some devices.
     fn cuts(&self, tier: Tier, sharding: Sharding, devices: &[usize]) -> Vec<Vec<Cut>> {
         let (rows, width) = (self.table.rows, self.table.width);
         let whole = Piece { rows: [0, rows], columns: [0, width] };
-        // On one device all cuts are a whole table that costs more; they are made only where a whole table is not allowed.
+        // On one device, a sharded table only costs more than an unsharded one. It is enumerated only if table-wise placement is
+        // not allowed.
         let cut_here = |n: usize| n > 1 || !self.table.constraints.sharding.contains(&Sharding::TableWise);
         let singles: Vec<Vec<usize>> = devices.iter().map(|d| vec![*d]).collect();
         let hosts = self.by_host(devices);
@@ -211,7 +212,7 @@ impl Maker<'_> {
         }
     }
 
-    /// Cuts of the columns in up to `most` ranges, none narrower than the constraint.
+    /// Returns splits of the columns into up to `most` ranges, none narrower than the constraint.
     fn column_cuts(&self, most: usize, wanted: bool) -> Vec<Vec<Piece>> {
         let (rows, width) = (self.table.rows, self.table.width);
         let cut = |n: usize| -> Option<Vec<Piece>> {
@@ -228,7 +229,7 @@ impl Maker<'_> {
         COLUMN_CUTS.iter().filter(|n| wanted && **n <= most).filter_map(|n| cut(*n)).collect()
     }
 
-    /// Adds a candidate of cuts, with so many copies that are each cut within a host, unless a unit fits nowhere.
+    /// Adds a candidate of `copies` copies that are each sharded within a host, unless a unit fits nowhere.
     fn push(&mut self, tier: Tier, sharding: Sharding, cache: (f64, f64), cuts: &[Cut], copies: usize) {
         let mut made: Vec<Unit> = Vec::with_capacity(cuts.len());
         for cut in cuts {
@@ -287,7 +288,7 @@ impl Maker<'_> {
         site
     }
 
-    /// True where an empty machine holds the site; remembers the narrowest miss.
+    /// Returns whether empty machines can hold the site; records the closest miss.
     fn holds(&mut self, site: &Site, tier: Tier, sharding: Sharding) -> bool {
         let over = |c: &Charge| c.bytes.saturating_sub(self.machine.devices[c.device].capacity_bytes);
         let Some(worst) = site.charges.iter().max_by_key(|c| over(c)).filter(|c| over(c) > 0) else { return true };
@@ -300,7 +301,7 @@ impl Maker<'_> {
     }
 }
 
-/// A piece cut into `n` ranges of rows, as even as whole rows allow; fewer where there are not so many rows.
+/// Splits a shard into up to `n` ranges of rows of nearly equal size; fewer if it has fewer rows.
 fn rows_of(piece: Piece, n: usize) -> Vec<Piece> {
     let rows = piece.rows[1] - piece.rows[0];
     let n = (n as u64).min(rows).max(1);
@@ -308,8 +309,8 @@ fn rows_of(piece: Piece, n: usize) -> Vec<Piece> {
     (0..n).map(|i| Piece { rows: [edge(i), edge(i + 1)], columns: piece.columns }).collect()
 }
 
-/// Sites of rows over the devices of one host: hosts with as many devices as the best equipped. On hosts of one device, two
-/// ranges of rows on it, where `alone` allows that.
+/// Returns the sites of row ranges over the devices of one host, for hosts with the maximum number of devices. On hosts of one
+/// device, two ranges of rows share it if `alone` allows that.
 fn host_sites(hosts: &[Vec<usize>], alone: bool) -> Option<(usize, Vec<Vec<usize>>)> {
     let most = hosts.iter().map(Vec::len).max()?;
     if most > 1 {

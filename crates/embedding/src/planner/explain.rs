@@ -6,7 +6,7 @@ use super::enumerate::{Candidate, Unit};
 use super::plan::{DeviceKind, DevicePlan, PlacementPlan};
 use super::report;
 use super::search::{Choice, Load};
-use super::workload::{TableWorkload, Workload};
+use super::workload::{SERVED_COPIES, TableWorkload, Workload};
 use crate::place::{ShardPlan, Sharding, TablePlan, Way, WayCost};
 use sterling_core::error::{Error, Result};
 
@@ -112,6 +112,7 @@ pub(super) fn plan_of(
     let devices = device_plans(machine, workload, &plans, &loads);
     let slowest = devices.iter().max_by(|a, b| a.micros.total_cmp(&b.micros)).expect("a machine has a host");
     let mut notes = workload.notes.clone();
+    notes.extend(workload.tables.iter().filter_map(learning));
     notes.extend(devices.iter().filter_map(|d| {
         let load = d.load.filter(|l| *l > 1.0)?;
         Some(format!(
@@ -130,6 +131,23 @@ pub(super) fn plan_of(
         devices,
         notes,
     }
+}
+
+/// What a table that learns holds in memory.
+fn learning(table: &TableWorkload) -> Option<String> {
+    let kind = table.train?;
+    let masters = table.rows.saturating_mul(4 * u64::from(table.width));
+    let with_state = table.rows.saturating_mul(table.master_bytes(table.width));
+    let served = table.bytes().saturating_mul(SERVED_COPIES);
+    Some(format!(
+        "table `{}` learns by {}: masters {}, state {}, {SERVED_COPIES} copies as {} {}",
+        table.name,
+        kind.name(),
+        report::bytes(masters),
+        report::bytes(with_state.saturating_sub(masters)),
+        table.format.name(),
+        report::bytes(served)
+    ))
 }
 
 fn device_plans(machine: &Machine, workload: &Workload, plans: &[TablePlan], loads: &[Load]) -> Vec<DevicePlan> {

@@ -1,10 +1,11 @@
-//! Decides where the rows of each table lie: which tier, cut how, on which devices.
+//! Decides the placement of each table's rows: tier, sharding and devices.
 //!
-//! As TorchRec's planner: a [`topology`] (capacities, bandwidths, latencies) and a [`workload`] (tables, pooling, skew, what is
-//! allowed) go in, a [`PlacementPlan`] comes out, with what each table and device was estimated to cost and why. `enumerate`
-//! lists every placement that a table's constraints allow, `cost` estimates each (bytes, microseconds), `search` picks
-//! one for each table so that the slowest device is as fast as possible and none overflows. The constants of a topology are
-//! measured by [`calibrate`] and [`calibrate_gpu`]. The grammar of the two TOML files and the formulas stand in `docs/reference/planner.md`.
+//! As in TorchRec's planner, the inputs are a [`topology`] (capacities, bandwidths, latencies) and a [`workload`] (tables,
+//! pooling, skew, constraints). The output is a [`PlacementPlan`] with the estimated cost of each table and device, and reasons.
+//! `enumerate` lists the placements that a table's constraints allow, `cost` estimates each (bytes, microseconds), and `search`
+//! selects one per table so that the slowest device is as fast as possible and none overflows. [`calibrate`] and
+//! [`calibrate_gpu`] measure the constants of a topology. `docs/reference/planner.md` has the grammar of the two TOML files and
+//! the formulas.
 
 pub mod access;
 pub mod calibrate;
@@ -32,25 +33,25 @@ use enumerate::Candidate;
 use search::{Choice, Outcome};
 use sterling_core::error::{Error, Result};
 
-/// What a plan may cost to find.
+/// Limits of the search effort.
 #[derive(Clone, Copy)]
 struct Bounds {
-    /// Looks at charges before a search stops to improve.
+    /// Number of charges to evaluate before a search stops improving.
     work: u64,
-    /// Charges of all candidates together.
+    /// Maximum number of charges of all candidates together.
     charges: usize,
 }
 
-/// About two seconds of one core for each search, of which there are two for several hosts, and two gigabytes.
+/// About two seconds of one core per search (several hosts take two searches), and 2 GB of memory.
 const BOUNDS: Bounds = Bounds { work: 60_000_000, charges: 10_000_000 };
 
-/// The placement of all tables whose slowest device is fastest, as far as the search finds it.
+/// Returns the placement of all tables that minimizes the time of the slowest device, as far as the search finds it.
 ///
-/// The same input has the same plan, on any machine.
+/// The same input gives the same plan on any machine.
 ///
 /// # Errors
-/// [`sterling_core::error::Kind::Invalid`] where the tables cannot fit, naming what is missing where, or where a table allows nothing that the
-/// topology offers.
+/// [`sterling_core::error::Kind::Invalid`] if the tables cannot fit (the error names the device and the missing bytes), or if the
+/// topology offers nothing that a table allows.
 pub fn plan(topology: &Topology, workload: &Workload) -> Result<PlacementPlan> {
     plan_within(topology, workload, BOUNDS)
 }
@@ -84,8 +85,8 @@ fn plan_within(topology: &Topology, workload: &Workload, bounds: Bounds) -> Resu
     }
 }
 
-/// The best that is found where each host has copies of all tables, as if it were alone: hosts that are alike are then planned as one
-/// of them would be.
+/// Returns the best plan in which each host has copies of all tables, as if it were alone. Identical hosts are then planned like
+/// one of them.
 fn copies_of_hosts(
     machine: &Machine,
     workload: &Workload,

@@ -1,10 +1,10 @@
-//! A plan as plain data: which part of which table lies where ([`crate::place`]), and what that costs each device.
+//! A plan as plain data: placement of the shards of all tables ([`crate::place`]), and the cost per device.
 
 use serde::{Deserialize, Serialize};
 
 use crate::place::TablePlan;
 
-/// What a device is.
+/// Kind of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DeviceKind {
@@ -17,7 +17,7 @@ pub enum DeviceKind {
 }
 
 impl DeviceKind {
-    /// What it is called in a report.
+    /// Returns the name in reports.
     pub fn name(self) -> &'static str {
         match self {
             DeviceKind::Host => "host",
@@ -27,48 +27,48 @@ impl DeviceKind {
     }
 }
 
-/// What a device holds and does.
+/// Planned contents and load of a device.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DevicePlan {
-    /// Its name.
+    /// Name of the device.
     pub device: String,
-    /// What it is.
+    /// Kind of the device.
     pub kind: DeviceKind,
     /// Bytes planned on it.
     pub bytes: u64,
-    /// Bytes that it may hold: its memory less what is reserved.
+    /// Capacity in bytes: its memory minus the reserve.
     pub capacity_bytes: u64,
-    /// Time a batch.
+    /// Time per batch, in microseconds.
     pub micros: f64,
-    /// Share of the time it is busy at the stated request rate; none without a rate.
+    /// Share of the time it is busy at the stated request rate; `None` without a rate.
     pub load: Option<f64>,
-    /// Shards on it.
+    /// Number of shards on it.
     pub shards: usize,
-    /// Of a GPU the host that it is in.
+    /// Host of a GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
-    /// Of a host its servers, whom those of other hosts ask for rows.
+    /// Servers of a host, which other hosts' servers request rows from.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub servers: Vec<String>,
 }
 
-/// A placement of all tables, with what it was estimated to cost.
+/// Placement of all tables, with estimated costs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlacementPlan {
-    /// Requests in the batch that all times are about, on each host.
+    /// Number of requests per batch and host, to which all times refer.
     pub batch: u32,
-    /// Time a batch of the slowest device.
+    /// Time per batch of the slowest device, in microseconds.
     pub micros: f64,
-    /// The slowest device.
+    /// Name of the slowest device.
     pub slowest: String,
-    /// Bytes of all tables, copies and caches included.
+    /// Bytes of all tables, including copies and caches.
     pub bytes: u64,
-    /// Placements weighed.
+    /// Number of candidate placements.
     pub candidates: usize,
-    /// In the order of the input.
+    /// Tables in the order of the input.
     pub tables: Vec<TablePlan>,
     /// Hosts, then GPUs, then the remote cluster.
     pub devices: Vec<DevicePlan>,
-    /// What the reader should know: guessed skews, devices that cannot keep up.
+    /// Notes for the reader: guessed skews, overloaded devices.
     pub notes: Vec<String>,
 }

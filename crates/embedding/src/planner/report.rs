@@ -5,10 +5,10 @@ use std::fmt::Write;
 use super::plan::PlacementPlan;
 use crate::place::{ShardPlan, Sharding, TablePlan, Way};
 
-/// Shards of one table that are listed one by one; more are summed up.
+/// Maximum number of shards of a table that are listed individually; more are summarized.
 const SHARDS_LISTED: usize = 8;
 
-/// Bytes in words: `1.5 GiB`.
+/// Formats bytes: `1.5 GiB`.
 pub fn bytes(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
     let mut value = bytes as f64;
@@ -20,7 +20,7 @@ pub fn bytes(bytes: u64) -> String {
     if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", UNITS[unit]) }
 }
 
-/// Microseconds in words: `12.3 us`, `4.1 ms`.
+/// Formats microseconds: `12.3 us`, `4.1 ms`.
 pub fn micros(micros: f64) -> String {
     match micros {
         m if m < 1e3 => format!("{m:.1} us"),
@@ -29,7 +29,7 @@ pub fn micros(micros: f64) -> String {
     }
 }
 
-/// The whole report.
+/// Returns the complete report.
 pub fn text(plan: &PlacementPlan) -> String {
     let mut out = String::new();
     let title = format!("Planner statistics: {} placements weighed", plan.candidates);
@@ -103,7 +103,7 @@ fn table_rows(plan: &PlacementPlan) -> Vec<Vec<String>> {
     rows
 }
 
-/// How a table is cut, and how often.
+/// Returns the sharding type and the number of shards.
 fn sharding(table: &TablePlan) -> String {
     let name = table.sharding.name();
     match table.has_copies() && table.sharding != Sharding::DataParallel {
@@ -162,7 +162,7 @@ fn shard_row(table: &TablePlan, shard: &ShardPlan) -> Vec<String> {
     ]
 }
 
-/// Rows of cells in columns as wide as their widest cell; the first row is underlined.
+/// Formats rows of cells in columns as wide as their widest cell; the first row is underlined.
 fn grid(rows: &[Vec<String>]) -> String {
     let columns = rows.first().map_or(0, Vec::len);
     let width = |c: usize| rows.iter().map(|r| r[c].chars().count()).max().unwrap_or(0);

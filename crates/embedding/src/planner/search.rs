@@ -1,66 +1,65 @@
-//! Picks a candidate for each table and a site for each of its units, so that the slowest device is as fast as possible and
-//! none holds more than it can.
+//! Selects a candidate per table and a site per unit, so that the slowest device is as fast as possible and
+//! no device exceeds its capacity.
 //!
-//! 1. Greedy, several times: tables in order of bytes or of time, each where it adds least to the sum over devices of load^8 (a smooth
-//!    stand-in for the largest load), plus a price on memory that differs from start to start. A table that finds no room moves
-//!    another one out of its way.
-//! 2. Sweeps over the best starts: each table is taken out and put back where it costs least, until nothing moves.
-//! 3. Ruin and recreate on the best: a few tables, half of the time from the slowest device, are taken out and put back in another
-//!    order, sometimes with another price, and every other time with some candidates passed over at random (the *blinks* of J. Christiaens
-//!    and G. Vanden Berghe, 2020), which reaches what no order of least costs does; what is not worse stays.
-//!    On several hosts the best that copies of hosts alone make is known before, so that no host is planned slower than it would be alone.
+//! 1. Greedy, several times: tables in order of bytes or of time, each where it adds least to the sum over devices of load^8 (a
+//!    smooth approximation of the largest load), plus a memory price that differs per start. A table that does not fit evicts
+//!    another one.
+//! 2. Sweeps over the best starts: each table is removed and reinserted where it costs least, until nothing moves.
+//! 3. Ruin and recreate on the best solution: a few tables, half of the time from the slowest device, are removed and reinserted
+//!    in another order, sometimes with another price, and every other time with some candidates skipped at random (the *blinks*
+//!    of J. Christiaens and G. Vanden Berghe, 2020), which reaches solutions that no order of least costs does. Results that are
+//!    not worse are accepted. With several hosts, the best plan of copies per host is an input, so that no host is slower than it
+//!    would be alone.
 //! 4. A last sweep lowers the time of tables that do not touch the slowest device.
 //!
-//! The work is counted in charges looked at, not in seconds, and the random numbers have a fixed seed: the same problem has the same plan.
+//! The effort is counted in evaluated charges instead of seconds, and the random numbers have a fixed seed, so plans are
+//! reproducible.
 
 use super::cost::{Charge, Device, LATENCIES, Machine};
 use super::enumerate::Candidate;
 
-/// Prices on memory that the greedy starts try: what filling a device costs, in slowest devices.
+/// Memory prices of the greedy starts: cost of filling a device, in loads of the slowest device.
 const PRICES: [f64; 6] = [0.0, 0.01, 0.1, 1.0, 10.0, 1e6];
-/// Loads that count as one, each so many times the one before, that the greedy starts try until something fits.
+/// Number of load scales that the greedy starts try until something fits; each is a multiple of the one before.
 const SCALES: usize = 4;
 const SCALE_STEP: f64 = 8.0;
-/// Starts that are improved.
+/// Number of starts that are improved.
 const STARTS_KEPT: usize = 3;
-/// Sweeps over one start at most.
+/// Maximum number of sweeps over one start.
 const SWEEPS_MAX: usize = 20;
-/// One candidate of so many is passed over where the search blinks.
+/// Blinks skip one candidate in this many.
 const BLINKS: usize = 4;
-/// Weight of the plain sum of times beside the sum of their eighth powers: decides where no large load is touched.
+/// Weight of the sum of times relative to the sum of their eighth powers: decides if no large load changes.
 const SUM_WEIGHT: f64 = 1e-3;
-/// Rounding of sums of times that is not a difference.
+/// Differences of sums of times below this are rounding.
 const TIE: f64 = 1e-9;
 
-/// What was picked for one table: the candidate, and the site of each unit.
+/// Selection for one table: the candidate, and the site of each unit.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Choice {
     pub candidate: usize,
     pub sites: Vec<usize>,
 }
 
-/// What the search found.
 #[derive(Debug)]
 pub(super) enum Outcome {
-    /// A choice for each table.
+    /// One choice per table.
     Found(Vec<Choice>),
-    /// The table that found no room in the start that placed the most, and the bytes left on each device then.
+    /// The table that did not fit in the start that placed the most tables, and the bytes left on each device then.
     Stuck {
-        /// Index of the table.
         table: usize,
-        /// Tables that had a place.
         placed: usize,
         /// Bytes left on each device.
         free_bytes: Vec<u64>,
     },
 }
 
-/// Searches with about `work` looks at charges. What is found is at least as good as `known`, where that is given.
+/// Searches with a budget of about `work` evaluated charges. The result is at least as good as `known`, if present.
 pub(super) fn search(machine: &Machine, tables: &[Vec<Candidate>], work: u64, known: Option<Vec<Choice>>) -> Outcome {
     let mut search = PlanSearch::new(machine, tables, work);
     let mut starts: Vec<(Score, Vec<Option<Choice>>)> = Vec::new();
     let mut stuck: Option<(usize, usize, Vec<u64>)> = None;
-    // Where nothing fits, time is counted for less beside memory: the slowest device may be far slower than an even share.
+    // If nothing fits, time counts less relative to memory: the slowest device may be far slower than an even share.
     for _ in 0..SCALES {
         for order in search.orders() {
             for price in PRICES {
@@ -114,12 +113,12 @@ pub(super) fn search(machine: &Machine, tables: &[Vec<Candidate>], work: u64, kn
     Outcome::Found(search.choices.into_iter().map(|c| c.expect("every table has a place")).collect())
 }
 
-/// What a move must improve.
+/// Objective of a move.
 #[derive(Clone, Copy, PartialEq)]
 enum Goal {
-    /// The eighth powers of the loads.
+    /// Minimizes the eighth powers of the loads.
     Balance,
-    /// The sum of the loads, the largest not rising.
+    /// Minimizes the sum of the loads without raising the largest.
     Sum,
 }
 
@@ -134,14 +133,13 @@ impl Score {
         (self.max - other.max).abs() <= TIE * self.max && (self.sum - other.sum).abs() <= TIE * self.sum
     }
 
-    /// True where this is lower in the largest load, or equal in it and lower in the sum.
+    /// Returns true if the largest load is lower, or equal with a lower sum.
     fn below(&self, other: &Score) -> bool {
         let tie = TIE * other.max;
         self.max < other.max - tie || (self.max <= other.max + tie && self.sum < other.sum * (1.0 - TIE))
     }
 }
 
-/// What is asked of one device.
 #[derive(Clone)]
 pub(super) struct Load {
     pub capacity_bytes: u64,
@@ -157,13 +155,13 @@ impl Load {
         Load { capacity_bytes, once_us, bytes: 0, micros: 0.0, users: [0; LATENCIES] }
     }
 
-    /// Microseconds a batch.
+    /// Returns microseconds per batch.
     pub(crate) fn total(&self) -> f64 {
         let once = (0..LATENCIES).filter(|l| self.users[*l] > 0).map(|l| self.once_us[l]);
         self.micros + once.sum::<f64>()
     }
 
-    /// The total with a charge more.
+    /// Returns the total with another charge.
     pub(crate) fn with(&self, charge: &Charge) -> f64 {
         let new = (0..LATENCIES).filter(|l| self.users[*l] == 0 && charge.uses >> l & 1 == 1).map(|l| self.once_us[l]);
         self.total() + charge.micros + new.sum::<f64>()
@@ -186,7 +184,7 @@ struct PlanSearch<'a> {
     tables: &'a [Vec<Candidate>],
     loads: Vec<Load>,
     choices: Vec<Option<Choice>>,
-    /// The load that counts as one.
+    /// Load that counts as 1.
     scale: f64,
     work_left: u64,
     random: u64,
@@ -201,7 +199,7 @@ impl<'a> PlanSearch<'a> {
         PlanSearch { tables, loads, choices, scale: even.max(1e-6), work_left: work, random: 0x9e37_79b9_7f4a_7c15 }
     }
 
-    /// Tables by bytes, and by time, the largest first.
+    /// Returns the tables by bytes and by time, the largest first.
     fn orders(&self) -> [Vec<usize>; 2] {
         let least = |of: fn(&Candidate) -> f64| {
             let keys: Vec<f64> = self.tables.iter().map(|t| t.iter().map(of).fold(f64::INFINITY, f64::min)).collect();
@@ -219,7 +217,7 @@ impl<'a> PlanSearch<'a> {
         self.choices.fill(None);
     }
 
-    /// Starts over from choices, which also takes back the rounding that adding and removing left.
+    /// Resets the loads to those of `choices`, which also removes accumulated rounding errors.
     fn restore(&mut self, choices: &[Option<Choice>]) {
         self.clear();
         for (table, choice) in choices.iter().enumerate() {
@@ -253,7 +251,7 @@ impl<'a> PlanSearch<'a> {
         Some(choice)
     }
 
-    /// What the charges add to the goal, or none where they do not fit.
+    /// Returns what the charges add to the goal, or `None` if they do not fit.
     fn added(&self, charges: &[Charge], goal: Goal, price: f64, max: f64) -> Option<f64> {
         let mut added = 0.0;
         for charge in charges {
@@ -276,13 +274,13 @@ impl<'a> PlanSearch<'a> {
         Some(added)
     }
 
-    /// The choice for a table that is not placed that adds least, or none where nothing fits. Nothing stays placed.
+    /// Returns the choice for an unplaced table that adds least, or `None` if nothing fits. The table stays unplaced.
     fn cheapest(&mut self, table: usize, goal: Goal, price: f64, max: f64) -> Option<(f64, Choice)> {
         let all = |_: &mut Self| false;
         self.cheapest_but(table, goal, price, max, all)
     }
 
-    /// The same without the candidates that are `skipped`.
+    /// As [`Self::cheapest`], without the candidates that are `skipped`.
     fn cheapest_but(
         &mut self,
         table: usize,
@@ -325,7 +323,7 @@ impl<'a> PlanSearch<'a> {
         best
     }
 
-    /// Places every table, or says which found no room.
+    /// Places every table, or returns the one that did not fit.
     fn greedy(&mut self, order: &[usize], price: f64) -> Result<(), usize> {
         for &table in order {
             match self.cheapest(table, Goal::Balance, price, f64::INFINITY) {
@@ -344,7 +342,7 @@ impl<'a> PlanSearch<'a> {
                 return false;
             }
             let Some(before) = self.take(other) else { continue };
-            // The price of memory in its full: the moved table must take as little room as it can.
+            // The highest memory price: the moved table must take as little memory as possible.
             let last = PRICES[PRICES.len() - 1];
             if let Some((_, choice)) = self.cheapest(table, Goal::Balance, last, f64::INFINITY) {
                 self.place(table, choice);
@@ -359,7 +357,7 @@ impl<'a> PlanSearch<'a> {
         false
     }
 
-    /// Takes out each table in turn and puts it back where it costs least. True where something moved.
+    /// Removes each table in turn and reinserts it where it costs least. Returns true if something moved.
     fn sweep(&mut self, goal: Goal) -> bool {
         let mut moved = false;
         for table in 0..self.tables.len() {
@@ -390,7 +388,7 @@ impl<'a> PlanSearch<'a> {
         moved
     }
 
-    /// True where the table, placed, costs less in eighth powers than `old` would.
+    /// Returns true if the table, as placed, costs less in eighth powers than `old` would.
     fn smoother(&mut self, table: usize, old: &Choice) -> bool {
         let new = self.take(table).expect("the table is placed");
         let cost = |search: &mut Self, choice: &Choice| {
@@ -405,7 +403,7 @@ impl<'a> PlanSearch<'a> {
         after < before * (1.0 - TIE)
     }
 
-    /// Takes out a few tables and puts them back in another order, as long as there is work left.
+    /// Removes a few tables and reinserts them in another order, as long as there is work left.
     fn ruin_and_recreate(&mut self) {
         let tables = self.tables.len();
         let patience = 300 + 10 * tables;
@@ -447,7 +445,7 @@ impl<'a> PlanSearch<'a> {
         }
     }
 
-    /// One to six tables in random order; every other time the first is one that the slowest device works for.
+    /// Returns one to six tables in random order; every other time the first is one that loads the slowest device.
     fn victims(&mut self) -> Vec<usize> {
         let tables = self.tables.len();
         let count = (1 + self.random(6)).min(tables);
@@ -465,7 +463,7 @@ impl<'a> PlanSearch<'a> {
                 out.push(table);
             }
         }
-        // The first may go back last.
+        // A random position for the last table, so that a table of the slowest device is not always reinserted first.
         let last = out.len() - 1;
         let with = self.random(out.len());
         out.swap(last, with);
@@ -478,7 +476,7 @@ impl<'a> PlanSearch<'a> {
         units.into_iter().any(|(unit, site)| unit.sites[*site].charges.iter().any(|c| c.device == device))
     }
 
-    /// A number in `0..bound`, by xorshift.
+    /// Returns a random number in `0..bound`, by xorshift.
     fn random(&mut self, bound: usize) -> usize {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
@@ -487,12 +485,12 @@ impl<'a> PlanSearch<'a> {
     }
 }
 
-/// The time of all charges at the first site of each unit.
+/// Returns the time of all charges at the first site of each unit.
 fn micros_of(candidate: &Candidate) -> f64 {
     candidate.units.iter().flat_map(|u| &u.sites[0].charges).map(|c| c.micros).sum()
 }
 
-/// The bytes of all charges at the first site of each unit.
+/// Returns the bytes of all charges at the first site of each unit.
 fn bytes_of(candidate: &Candidate) -> f64 {
     candidate.units.iter().flat_map(|u| &u.sites[0].charges).map(|c| c.bytes as f64).sum()
 }

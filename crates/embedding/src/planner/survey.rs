@@ -1,16 +1,16 @@
-//! A cluster of a topology, as a running one describes itself.
+//! Topology entry of a remote cluster, from the statistics that the running cluster reports.
 
 use super::topology::{GIB, Remote};
 use crate::tiers::remote::Survey;
 
-/// Bytes that primaries store for a byte of rows, the larger of the two that were measured (`docs/guide/remote-tables.md`).
+/// Bytes that primaries store per byte of rows, the larger of two measurements (`docs/guide/remote-tables.md`).
 const REMOTE_OVERHEAD: f64 = 1.08;
-/// Rows that one node answers in a second, and what it sends, as measured on two shared cores; a topology file may say better.
+/// Rows per second that one node answers, and its bandwidth, measured on two shared cores; a topology file may override them.
 const REMOTE_ROWS_PER_S: f64 = 400_000.0;
 const REMOTE_BANDWIDTH_GB_S: f64 = 1.0;
 
 impl From<Survey> for Remote {
-    /// What the cluster does not say of itself is as measured.
+    /// Values that the cluster does not report are the measured ones.
     fn from(survey: Survey) -> Self {
         Remote {
             name: "cluster".into(),

@@ -11,6 +11,7 @@ use super::workload::{Constraints, TableWorkload, Workload};
 use super::{BOUNDS, Bounds, access::Access, plan, plan_within, report};
 use crate::RowFormat;
 use crate::place::{Sharding, Tier, Way};
+use crate::train::{RuleKind, stretch_bytes};
 
 /// A fixed sequence of numbers.
 struct Random(u64);
@@ -80,6 +81,7 @@ fn table(name: &str, rows: u64, width: u32) -> TableWorkload {
         pooling: 10.0,
         access: Access::Zipf(0.9),
         constraints: Constraints::default(),
+        train: None,
     }
 }
 
@@ -366,7 +368,7 @@ fn by_hand(topology: &Topology, table: &TableWorkload, batch: u32, way: Way) -> 
             let here = host.call_us + ids * row_us + sums_us(bags) + waits + cluster.round_trip_us;
             let there = misses * hosts * of_nodes(nodes * cluster.bandwidth_gb_s);
             let stored = rows * row_bytes * cluster.overhead;
-            (fits(cached * (row_bytes + 16.0)) && stored <= cluster.capacity_bytes() as f64).then(|| here.max(there))
+            (fits(cached * (row_bytes + 64.0)) && stored <= cluster.capacity_bytes() as f64).then(|| here.max(there))
         }
     }
 }
@@ -579,6 +581,20 @@ fn tables_go_where_a_reader_would_put_them() {
 }
 
 #[test]
+fn a_planned_remote_cache_is_one_that_a_server_can_make() {
+    let topology =
+        Topology { hosts: vec![host("h0", 4.0)], gpus: Vec::new(), remote: Some(remote(1.0)), network: None };
+    for (rows, width) in [(1, 4), (3, 4), (10, 8), (1000, 64)] {
+        let mut tiny = table("tiny", rows, width);
+        tiny.constraints.tiers = vec![Tier::Remote];
+        let found = plan(&topology, &workload(vec![tiny])).unwrap();
+        let shard = &found.tables[0].shards[0];
+        let cache = crate::tiers::cache::RowCache::new(width as usize * 4, shard.cache_bytes as usize);
+        assert!(shard.tier == Tier::Remote && cache.is_ok(), "{rows} rows of {width}: {:?}", shard.cache_bytes);
+    }
+}
+
+#[test]
 fn workloads_that_are_wrong_are_named() {
     let parse = |text: &str| Workload::parse(text).map(|_| ()).unwrap_err().to_string();
     let table = |more: &str| format!("[[tables]]\nname = 't'\nrows = 10\nwidth = 8\n{more}\n");
@@ -641,4 +657,33 @@ fn a_sample_of_requests_gives_pooling_and_skew() {
         let e = workload.measure(wrong).unwrap_err().to_string();
         assert!(e.contains(part), "{wrong}: {e}");
     }
+}
+
+#[test]
+fn tables_that_learn_count_masters_state_and_two_served_copies() {
+    let topology = Topology { hosts: vec![host("h", 64.0)], gpus: Vec::new(), remote: None, network: None };
+    let of = |train: Option<RuleKind>, format: RowFormat| {
+        let mut one = TableWorkload { format, ..table("t", 1_000_000, 64) };
+        train.map_or(Ok(()), |kind| one.learn(kind)).unwrap();
+        plan(&topology, &workload(vec![one])).unwrap()
+    };
+    for format in [RowFormat::F16, RowFormat::Int8] {
+        let read = of(None, format);
+        for kind in RuleKind::ALL {
+            let learned = of(Some(kind), format);
+            let master = 1_000_000 * stretch_bytes(64, kind) as u64;
+            assert_eq!(learned.bytes, 2 * read.bytes + master, "{kind:?}");
+            assert!(learned.micros > read.micros, "{kind:?}");
+            assert!(
+                learned.notes.iter().any(|n| n.contains(&format!("`t` learns by {}", kind.name()))),
+                "{:?}",
+                learned.notes
+            );
+            assert!(learned.tables[0].shards.iter().all(|shard| shard.tier == Tier::Host));
+        }
+    }
+    let toml = "[[tables]]\nname = 't'\nrows = 10\nwidth = 8\ntrain = 'adam'\n";
+    assert_eq!(Workload::parse(toml).unwrap().tables[0].train, Some(RuleKind::Adam));
+    assert!(Workload::parse(&format!("{toml}tiers = ['hbm']\n")).unwrap_err().to_string().contains("`train`"));
+    assert!(Workload::parse(&toml.replace("adam", "lamb")).is_err());
 }

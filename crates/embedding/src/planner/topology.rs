@@ -1,7 +1,8 @@
-//! The machines that tables can lie on: hosts with DRAM, their GPUs, a remote cluster, and what joins them.
+//! The machines that can hold tables: hosts with DRAM, their GPUs, a remote cluster, and their network.
 //!
-//! A topology is read from TOML (the grammar is in `docs/reference/planner.md`), or taken from the machine the program runs on. Each constant is a
-//! measurable quantity with its unit last: `_gib` is 2^30 bytes, `_gb_s` is 10^9 bytes a second, which is one byte a nanosecond.
+//! A topology is read from TOML (grammar in `docs/reference/planner.md`), or detected on the current machine. Each constant is a
+//! measurable quantity with its unit last: `_gib` is 2^30 bytes, `_gb_s` is 10^9 bytes per second, which is one byte per
+//! nanosecond.
 
 use std::collections::BTreeSet;
 
@@ -13,11 +14,11 @@ use sterling_core::limits::names_server;
 use sterling_cuda::Device;
 use sterling_kernels::memory::installed_bytes;
 
-/// Most hosts of a topology.
+/// Maximum number of hosts.
 pub const HOSTS_MAX: usize = 1024;
-/// Most GPUs of a topology.
+/// Maximum number of GPUs.
 pub const GPUS_MAX: usize = 4096;
-/// Most servers of a host.
+/// Maximum number of servers of a host.
 const SERVERS_MAX: usize = 256;
 pub(super) const GIB: f64 = (1u64 << 30) as f64;
 
@@ -25,20 +26,20 @@ pub(super) const GIB: f64 = (1u64 << 30) as f64;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Host {
-    /// Its name, which no other device has.
+    /// Name, unique among all devices.
     pub name: String,
     /// Memory.
     pub dram_gib: f64,
-    /// Memory that tables must leave free: system, item index, towers, a second version while one replaces the other.
+    /// Memory that tables must leave free: system, item index, towers, and a second version during a version switch.
     #[serde(default)]
     pub reserved_gib: f64,
-    /// What all its cores together read of rows, once a row is found.
+    /// Read bandwidth of row bytes with all cores together.
     pub bandwidth_gb_s: f64,
-    /// What one more row costs beyond its bytes, with all cores looking up.
+    /// Cost per row beyond its bytes, with all cores in use.
     pub row_ns: f64,
-    /// What one look-up call costs beyond its rows.
+    /// Cost per lookup call beyond its rows.
     pub call_us: f64,
-    /// Its servers, each as `HOST:PORT`, whom those of other hosts ask for rows; those that are more than one are replicas.
+    /// Servers as `HOST:PORT`, which other hosts' servers request rows from; several servers are replicas.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub servers: Vec<String>,
 }
@@ -47,24 +48,24 @@ pub struct Host {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Gpu {
-    /// Its name, which no other device has.
+    /// Name, unique among all devices.
     pub name: String,
-    /// The host it is in.
+    /// Name of its host.
     pub host: String,
     /// Memory.
     pub hbm_gib: f64,
     /// Memory that tables must leave free.
     #[serde(default)]
     pub reserved_gib: f64,
-    /// What it reads of rows.
+    /// Read bandwidth of row bytes.
     pub bandwidth_gb_s: f64,
-    /// What one more row costs beyond its bytes.
+    /// Cost per row beyond its bytes.
     pub row_ns: f64,
-    /// What one look-up call (a launch) costs beyond its rows.
+    /// Cost per lookup call (a kernel launch) beyond its rows.
     pub call_us: f64,
-    /// What the link to its host carries.
+    /// Bandwidth of the link to its host.
     pub link_gb_s: f64,
-    /// Latency of the link, paid once a batch by a device that uses it.
+    /// Latency of the link, paid once per batch by a device that uses it.
     pub link_us: f64,
 }
 
@@ -72,30 +73,30 @@ pub struct Gpu {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Remote {
-    /// Its name, which no other device has.
+    /// Name, unique among all devices.
     pub name: String,
-    /// Nodes that hold rows; replicas do not count.
+    /// Number of nodes that hold rows, without replicas.
     pub nodes: u32,
-    /// Memory of one node for rows.
+    /// Memory for rows per node.
     pub node_gib: f64,
-    /// Bytes that a node stores for each byte of rows.
+    /// Bytes that a node stores per byte of rows.
     #[serde(default = "one")]
     pub overhead: f64,
-    /// Round trip, paid once a batch by a host that reads there.
+    /// Round trip, paid once per batch by a host that reads the cluster.
     pub round_trip_us: f64,
-    /// Rows that one node answers in a second.
+    /// Rows per second that one node answers.
     pub rows_per_s: f64,
-    /// What one node sends.
+    /// Send bandwidth of one node.
     pub bandwidth_gb_s: f64,
 }
 
-/// What joins the hosts.
+/// Network between the hosts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Network {
-    /// What one host sends and receives.
+    /// Bandwidth of one host, per direction.
     pub bandwidth_gb_s: f64,
-    /// A call to a server of another host and back, paid once a batch by a device that asks others or answers them.
+    /// Round trip to a server of another host, paid once per batch by a device that requests rows of others or serves theirs.
     pub latency_us: f64,
 }
 
@@ -103,25 +104,25 @@ fn one() -> f64 {
     1.0
 }
 
-/// Everything tables can lie on.
+/// All machines that can hold tables.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Topology {
-    /// At least one. Each serves requests of its own.
+    /// At least one. Each serves its own requests.
     pub hosts: Vec<Host>,
-    /// Each names its host.
+    /// GPUs; each names its host.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gpus: Vec<Gpu>,
     /// At most one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remote: Option<Remote>,
-    /// Must be given where there are several hosts.
+    /// Required with several hosts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<Network>,
 }
 
 impl Topology {
-    /// Reads a topology.
+    /// Parses a topology.
     ///
     /// ```
     /// use sterling_embedding::planner::topology::Topology;
@@ -137,18 +138,18 @@ impl Topology {
         Ok(topology)
     }
 
-    /// The text that [`Topology::parse`] reads back.
+    /// Returns text that [`Topology::parse`] accepts.
     ///
     /// # Errors
-    /// [`sterling_core::error::Kind::Internal`] where the writer refuses.
+    /// [`sterling_core::error::Kind::Internal`] if serialization fails.
     pub fn to_toml(&self) -> Result<String> {
         toml::to_string(self).map_err(|e| Error::internal(format!("topology to TOML: {e}")))
     }
 
-    /// Checks every number and every name.
+    /// Validates every number and every name.
     ///
     /// # Errors
-    /// [`sterling_core::error::Kind::Invalid`], naming the device, the field, what came and what was expected.
+    /// [`sterling_core::error::Kind::Invalid`], naming the device, the field, the value and the expected range.
     pub fn validate(&self) -> Result<()> {
         if self.hosts.is_empty() || self.hosts.len() > HOSTS_MAX {
             return Err(Error::invalid(format!("{} hosts, expected 1 to {HOSTS_MAX}", self.hosts.len())));
@@ -187,34 +188,34 @@ impl Topology {
         Ok(())
     }
 
-    /// Names of the devices: hosts, GPUs, the remote cluster.
+    /// Returns the names of the devices: hosts, GPUs, the remote cluster.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         let hosts = self.hosts.iter().map(|h| h.name.as_str());
         let gpus = self.gpus.iter().map(|g| g.name.as_str());
         hosts.chain(gpus).chain(self.remote.iter().map(|r| r.name.as_str()))
     }
 
-    /// The machine this runs on as one host: its memory as the system (or the container it is in) states it, and the given
-    /// constants, of which [`super::calibrate`] measures better ones.
+    /// Returns the current machine as one host: its memory as reported by the system (or its container), and default
+    /// constants, which [`super::calibrate`] can replace by measured ones.
     ///
     /// # Errors
-    /// [`sterling_core::error::Kind::Unsupported`] where the system does not state its memory.
+    /// [`sterling_core::error::Kind::Unsupported`] if the system does not report its memory.
     pub fn detect() -> Result<Topology> {
         let total = installed_bytes()
             .ok_or_else(|| Error::unsupported("this system does not state its memory; give a topology"))?;
         let dram_gib = (total as f64 / GIB * 100.0).floor() / 100.0;
         let reserved_gib = (dram_gib * 10.0).ceil() / 100.0;
-        // What a server core of these years reads; `--calibrate` replaces them.
+        // Typical values of a current server core; `--calibrate` replaces them.
         let (name, servers) = ("host0".into(), Vec::new());
         let host = Host { name, dram_gib, reserved_gib, bandwidth_gb_s: 10.0, row_ns: 15.0, call_us: 1.0, servers };
         Ok(Topology { hosts: vec![host], gpus: Vec::new(), remote: None, network: None })
     }
 
-    /// The same with cards in its first host: their memory as they state it, and given constants, of which [`super::calibrate_gpu`]
-    /// measures better ones.
+    /// Adds GPUs to the first host: their memory as they report it, and default constants, which [`super::calibrate_gpu`]
+    /// can replace by measured ones.
     ///
     /// # Errors
-    /// [`sterling_core::error::Kind::Unavailable`] where a card does not answer.
+    /// [`sterling_core::error::Kind::Unavailable`] if a GPU does not respond.
     #[cfg(feature = "cuda")]
     pub fn with_cards(mut self, cards: &[Device]) -> Result<Topology> {
         for card in cards {
@@ -225,7 +226,7 @@ impl Topology {
                 host: self.hosts[0].name.clone(),
                 hbm_gib,
                 reserved_gib: (hbm_gib * 10.0).ceil() / 100.0,
-                // What a card of these years reads; `--calibrate` replaces them.
+                // Typical values of a current GPU; `--calibrate` replaces them.
                 bandwidth_gb_s: 1500.0,
                 row_ns: 0.01,
                 call_us: 5.0,
@@ -238,7 +239,7 @@ impl Topology {
 }
 
 impl Host {
-    /// Bytes that tables may fill.
+    /// Returns the bytes that tables may occupy.
     pub fn capacity_bytes(&self) -> u64 {
         ((self.dram_gib - self.reserved_gib) * GIB) as u64
     }
@@ -259,7 +260,7 @@ impl Host {
 }
 
 impl Gpu {
-    /// Bytes that tables may fill.
+    /// Returns the bytes that tables may occupy.
     pub fn capacity_bytes(&self) -> u64 {
         ((self.hbm_gib - self.reserved_gib) * GIB) as u64
     }
@@ -275,7 +276,7 @@ impl Gpu {
 }
 
 impl Remote {
-    /// Bytes that all nodes together may store, overhead included.
+    /// Returns the bytes that all nodes together may store, overhead included.
     pub fn capacity_bytes(&self) -> u64 {
         (self.node_gib * f64::from(self.nodes) * GIB) as u64
     }
@@ -327,7 +328,7 @@ fn duration(field: &str, value: f64) -> Result<()> {
     Err(Error::invalid(format!("`{field}` is {value}, expected 0 to 1000000000")))
 }
 
-/// Reads TOML into `T`; an error names the line.
+/// Parses TOML into `T`; an error names the line.
 pub(super) fn parse_toml<T: DeserializeOwned>(text: &str) -> Result<T> {
     toml::from_str(text).map_err(|e| {
         let message = e.message().trim().replace('\n', ", ");

@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::access::{Access, Curve, SAMPLE_IDS_MIN};
 use super::topology::parse_toml;
 use crate::place::{Sharding, Tier};
+use crate::train::{RuleKind, stretch_bytes};
 use sterling_core::error::{Error, Result};
 use sterling_core::limits;
 use sterling_kernels::cpu::pool::RowFormat;
@@ -42,7 +43,12 @@ pub struct TableWorkload {
     pub access: Access,
     /// What is allowed.
     pub constraints: Constraints,
+    /// The optimizer that it learns by; none where it is read only.
+    pub train: Option<RuleKind>,
 }
+
+/// Copies of a table that learns in the format that it is served in: one that is read, and one that updates are written to.
+pub const SERVED_COPIES: u64 = 2;
 
 impl TableWorkload {
     /// Mean ids that one request reads here.
@@ -53,6 +59,35 @@ impl TableWorkload {
     /// Bytes of the first `columns` numbers of a row, with the scale and bias that a part of a quantised row has of its own.
     pub fn row_bytes(&self, columns: u32) -> u64 {
         self.format.head_bytes() as u64 + (u64::from(columns) * self.format.bits() as u64).div_ceil(8)
+    }
+
+    /// Bytes of the first `columns` numbers of a row and its optimizer's state as a learner has them, in f32; 0 where it does not learn.
+    pub fn master_bytes(&self, columns: u32) -> u64 {
+        self.train.map_or(0, |kind| stretch_bytes(columns as usize, kind) as u64)
+    }
+
+    /// Bytes that a row of `columns` numbers takes: as it is served and, where it learns, twice that and master and state.
+    pub fn resident_bytes(&self, columns: u32) -> u64 {
+        match self.train {
+            None => self.row_bytes(columns),
+            Some(_) => SERVED_COPIES * self.row_bytes(columns) + self.master_bytes(columns),
+        }
+    }
+
+    /// Lets the table learn by an optimizer, in the memory of hosts.
+    ///
+    /// # Errors
+    /// [`sterling_core::error::Kind::Invalid`] where its constraints leave out the tier `host`.
+    pub fn learn(&mut self, kind: RuleKind) -> Result<()> {
+        if !self.constraints.tiers.contains(&Tier::Host) {
+            return Err(Error::invalid(format!(
+                "table `{}`: `train` needs the tier host, which is not allowed",
+                self.name
+            )));
+        }
+        self.constraints.tiers = vec![Tier::Host];
+        self.train = Some(kind);
+        Ok(())
     }
 
     /// Bytes of all rows, uncut.
@@ -129,6 +164,7 @@ struct TableToml {
     width_min: Option<u32>,
     device: Option<String>,
     cache_share: Option<f64>,
+    train: Option<RuleKind>,
 }
 
 #[derive(Deserialize)]
@@ -303,7 +339,7 @@ impl TableToml {
             cache_share: self.cache_share,
         };
         let Self { name, rows, width, format, .. } = self;
-        Ok(TableWorkload {
+        let mut table = TableWorkload {
             name,
             rows,
             width,
@@ -312,7 +348,10 @@ impl TableToml {
             pooling: self.pooling.unwrap_or(1.0),
             access,
             constraints,
-        })
+            train: None,
+        };
+        self.train.map_or(Ok(()), |kind| table.learn(kind))?;
+        Ok(table)
     }
 }
 

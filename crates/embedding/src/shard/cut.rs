@@ -1,7 +1,7 @@
-//! Cutting a whole table along a plan.
+//! Shards a complete table along a plan.
 //!
-//! Rows in this process's memory stay where they are as long as a shard takes all columns; a shard of some columns is copied, each row
-//! with the scale and bias of the whole row, so that a cut changes no number. Rows that are fetched come whole, and are cut then.
+//! Rows in this process's memory stay in place if a shard takes all columns. A shard of some columns is a copy, in which each row
+//! has scale and bias of the complete row, so that sharding changes no number. Remote rows arrive complete and are split then.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -14,21 +14,21 @@ use crate::tiers::{Fetched, Pending, RowSource, Source};
 use sterling_core::error::{Error, Result};
 use sterling_kernels::buffer::Buffer;
 
-/// Where a shard lies in its table, before its rows are there.
+/// Location of a shard in its table, without its rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cut {
-    /// The rows of the whole table.
+    /// Rows of the complete table.
     pub rows: Range<u64>,
-    /// The columns of the whole table.
+    /// Columns of the complete table.
     pub columns: Range<usize>,
-    /// Which copy of the whole table.
+    /// Index of the copy of the table.
     pub copy: usize,
-    /// The device that answers for it.
+    /// Device that serves it.
     pub device: String,
 }
 
 impl Cut {
-    /// The cuts of a planned table.
+    /// Returns the shards of a planned table.
     pub fn of_plan(plan: &TablePlan) -> Vec<Cut> {
         let cut = |(number, shard): (usize, &ShardPlan)| Cut {
             rows: shard.rows[0]..shard.rows[1],
@@ -42,10 +42,11 @@ impl Cut {
         plan.shards.iter().enumerate().map(cut).collect()
     }
 
-    /// The part of `table` inside this cut.
+    /// Extracts the shard from `table`.
     ///
     /// # Errors
-    /// `Invalid` where the cut leaves the table or splits a byte of a packed row; `Unsupported` for a table that is cut already.
+    /// `Invalid` if the shard exceeds the table or splits a byte of a packed row; `Unsupported` for a table that is already
+    /// sharded.
     pub fn take(&self, table: &Table) -> Result<Shard> {
         let whole = table.spec();
         let place = || format!("table `{}`, rows {:?}, columns {:?}", whole.name, self.rows, self.columns);
@@ -84,7 +85,7 @@ impl Cut {
 }
 
 impl Table {
-    /// The same table, vocabulary included, cut.
+    /// Returns the same table, vocabulary included, as shards.
     ///
     /// # Errors
     /// As [`Cut::take`] and [`Table::of_shards`].
@@ -92,17 +93,17 @@ impl Table {
         self.in_shards(sharding, cuts.iter().map(|cut| cut.take(self)).collect::<Result<_>>()?)
     }
 
-    /// The same table, vocabulary included, cut as planned. Parts planned in memory are copied there, parts planned on the cluster
-    /// are those of `remote`, the same table there.
+    /// Returns the same table, vocabulary included, sharded as planned. Shards planned in memory are copied; shards planned on
+    /// the cluster are taken from `remote`, the same table there.
     ///
     /// # Errors
-    /// As [`Table::cut`]; `Invalid` where the plan is about a table of another name or format, or places rows on a
-    /// cluster and `remote` is none.
+    /// As [`Table::cut`]; `Invalid` if the plan is about a table of another name or format, or places rows on a
+    /// cluster and `remote` is `None`.
     pub fn planned(&self, plan: &TablePlan, remote: Option<&Table>) -> Result<Self> {
         self.planned_beside(plan, remote, |_| None)
     }
 
-    /// The same, where `elsewhere` has the rows of parts that other servers hold, by their number.
+    /// As [`Table::planned`]; `elsewhere` has the sources of shards that other servers hold, by shard number.
     ///
     /// # Errors
     /// As [`Table::planned`].
@@ -137,11 +138,11 @@ impl Table {
     }
 }
 
-/// Where the bytes of some columns stand in a row.
+/// Byte range of some columns in a row.
 #[derive(Clone, Debug)]
 pub(super) struct ColumnBytes {
     row_bytes: usize,
-    /// Bytes of scale and bias, which every part of a row keeps.
+    /// Bytes of scale and bias, which every shard of a row repeats.
     head: usize,
     codes: Range<usize>,
 }
@@ -163,13 +164,13 @@ impl ColumnBytes {
         self.head + self.codes.len()
     }
 
-    /// Copies a part of a row to its place in the whole one.
+    /// Copies the columns of a shard into the complete row.
     pub(super) fn put(&self, part: &[u8], row: &mut [u8]) {
         row[..self.head].copy_from_slice(&part[..self.head]);
         row[self.codes.clone()].copy_from_slice(&part[self.head..]);
     }
 
-    /// Copies the columns out of whole rows, as many as `to` holds.
+    /// Copies the columns out of complete rows, as many as `to` holds.
     fn copy(&self, rows: &[u8], to: &mut [u8]) {
         for (to, row) in to.chunks_exact_mut(self.part_bytes()).zip(rows.chunks_exact(self.row_bytes)) {
             to[..self.head].copy_from_slice(&row[..self.head]);
@@ -178,7 +179,7 @@ impl ColumnBytes {
     }
 }
 
-/// Some rows of a source, counted from the first of them, and maybe some of their columns.
+/// A range of rows of a source, and optionally a range of their columns.
 #[derive(Debug)]
 struct PartSource {
     source: Arc<dyn RowSource>,
@@ -209,7 +210,7 @@ impl RowSource for PartSource {
     }
 }
 
-/// Whole rows on their way, of which some columns are wanted.
+/// Complete rows in flight, of which some columns are needed.
 struct Cutting<'a> {
     pending: Box<dyn Pending + 'a>,
     columns: &'a ColumnBytes,

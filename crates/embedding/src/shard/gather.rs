@@ -1,7 +1,7 @@
-//! Step 2: the rows that were asked for, brought together.
+//! Step 2: gathers the requested rows.
 //!
-//! Where a table is cut in rows, those of a batch are put together as whole rows first, wherever each lies, and pooled then in the
-//! order of their ids: sums of parts would round otherwise than the whole table's sum does, and otherwise for every cut.
+//! If a table is sharded by rows, the rows of a batch are first gathered as complete rows and then pooled in the
+//! order of their ids. Partial sums per shard would round differently than the unsharded table, and differently per sharding.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -15,24 +15,24 @@ use crate::table::{Group, Table};
 use crate::tiers::{Fetched, Pending, RowState, Source};
 use sterling_core::error::{Error, Result};
 
-/// Rows asked of one shard, on their way.
+/// Rows requested from one shard, in flight.
 struct Leg<'a> {
     table: usize,
     copy: usize,
     shard: usize,
-    /// Which of the distinct rows of the copy.
+    /// Range within the distinct rows of the copy.
     rows: Range<usize>,
     pending: Box<dyn Pending + 'a>,
 }
 
-/// The rows of a batch that are fetched, on their way.
+/// Remote rows of a batch, in flight.
 pub(crate) struct Travelling<'a> {
-    /// `[tables, copies]`, where rows are asked for or put together.
+    /// `[tables, copies]`, present if rows are requested or gathered.
     distinct: Vec<Vec<Option<Distinct>>>,
     legs: Vec<Leg<'a>>,
 }
 
-/// Asks for the rows that are fetched, and waits for nothing.
+/// Sends requests for the remote rows, without waiting.
 pub(crate) fn ask<'a>(tables: &'a [Arc<Table>], input: &ShardedInput<'_>, terms: &Lookup) -> Travelling<'a> {
     let mut distinct: Vec<Vec<Option<Distinct>>> = Vec::with_capacity(tables.len());
     let mut legs: Vec<Leg<'a>> = Vec::new();
@@ -63,43 +63,42 @@ pub(crate) fn ask<'a>(tables: &'a [Arc<Table>], input: &ShardedInput<'_>, terms:
     Travelling { distinct, legs }
 }
 
-/// The ranges of rows that a copy is cut into, rising.
+/// Returns the ranges of rows that a copy is sharded into, ascending.
 fn groups_of(table: &Table, copy: usize) -> &[Group] {
     let first = table.groups().partition_point(|g| g.copy < copy);
     let of_copy = table.groups()[first..].partition_point(|g| g.copy == copy);
     &table.groups()[first..first + of_copy]
 }
 
-/// Where the rows of each group stand among all.
+/// Returns the range of each group in the distinct rows.
 fn by_group(distinct: &Distinct, groups: &[Group]) -> Vec<Range<usize>> {
     let at = |row: u64| distinct.rows.partition_point(|r| *r < row);
     groups.iter().map(|g| at(g.rows.start)..at(g.rows.end)).collect()
 }
 
-/// Rows of some columns, from which the bags of a copy are pooled.
+/// Rows of a range of columns, from which the bags of a copy are pooled.
 #[derive(Debug)]
 pub(crate) struct Piece {
     pub(super) columns: Range<usize>,
     pub(super) rows: PieceRows,
 }
 
-/// The rows of a piece.
 #[derive(Debug)]
 pub(crate) enum PieceRows {
-    /// Those of a shard in memory, which the question names.
+    /// Rows of a shard in memory, indexed by the rows of the copy's request.
     OfShard(usize),
-    /// Brought together: the rows, and for each of the question its place among them, -1 for none.
+    /// Gathered rows: their bytes, and per requested row its index among them, -1 for none.
     Gathered { bytes: Vec<u8>, places: Vec<i64> },
 }
 
-/// `[tables, copies, pieces side by side]`.
+/// `[tables, copies, column ranges]`.
 pub(crate) type Pieces = Vec<Vec<Vec<Piece>>>;
 
-/// Waits for the rows that are fetched, and puts together those of tables that are cut in rows. Counts what became of rows.
+/// Waits for the remote rows, gathers those of tables that are sharded by rows, and counts rows by outcome.
 ///
 /// # Errors
-/// `Unavailable` or `DeadlineExceeded` where rows could not be fetched and the terms refuse that; `Corrupt` where a source
-/// answers with other rows than it was asked for.
+/// `Unavailable` or `DeadlineExceeded` if remote rows are missing and the options forbid degraded rows; `Corrupt` if a source
+/// returns other rows than requested.
 pub(crate) fn gather(
     tables: &[Arc<Table>],
     input: &ShardedInput<'_>,
@@ -119,7 +118,7 @@ pub(crate) fn gather(
         }
         came.push(Came { at: (number, copy), shard, rows, fetched });
     }
-    // As they were asked for: table by table, copy by copy.
+    // In the order of the requests: by table, then by copy.
     let mut came = came.into_iter().peekable();
     let mut pieces: Pieces = Vec::with_capacity(tables.len());
     for (number, table) in tables.iter().enumerate() {
@@ -145,7 +144,7 @@ pub(crate) fn gather(
     Ok(pieces)
 }
 
-/// Rows of one shard that came.
+/// Rows that arrived from one shard.
 struct Came {
     /// Table and copy.
     at: (usize, usize),
@@ -154,7 +153,7 @@ struct Came {
     fetched: Fetched,
 }
 
-/// The pieces of a copy that is not cut in rows: its shards. A row of which one has not come is missing in all of them.
+/// Returns the pieces of a copy that is not sharded by rows: its shards. A row that one shard lacks is missing in all of them.
 fn side_by_side(
     table: &Table,
     group: &Group,
@@ -184,7 +183,7 @@ fn side_by_side(
     group.shards.iter().map(piece).collect()
 }
 
-/// The rows of a copy that is cut in rows, whole, wherever their parts lie.
+/// Returns the complete rows of a copy that is sharded by rows, from all tiers.
 fn whole_rows(
     table: &Table,
     groups: &[Group],
@@ -214,11 +213,11 @@ fn whole_rows(
     Ok(Piece { columns: 0..spec.width, rows: PieceRows::Gathered { bytes, places: hits(distinct, states) } })
 }
 
-/// Parts of rows that go to their place in whole ones.
+/// Shards of rows to be copied into complete rows.
 struct RowParts {
     row_bytes: usize,
     part_bytes: usize,
-    /// None where the parts are whole rows.
+    /// `None` if they are complete rows.
     columns: Option<ColumnBytes>,
 }
 
@@ -244,13 +243,13 @@ impl RowParts {
     }
 }
 
-/// The places of rows that are there.
+/// Returns the indexes of the rows that are present.
 fn hits(distinct: &Distinct, states: &[RowState]) -> Vec<i64> {
     let is_hit = |place: i64| usize::try_from(place).is_ok_and(|place| states.get(place) == Some(&RowState::Hit));
     distinct.places.iter().map(|&place| if is_hit(place) { place } else { -1 }).collect()
 }
 
-/// The worst that became of each row, over the columns that other shards hold; rows in memory are there.
+/// Returns the worst outcome of each row over all column ranges; rows in memory are present.
 fn worst(rows: usize, came: &[Came]) -> Vec<RowState> {
     let mut states = vec![RowState::Hit; rows];
     for part in came {
@@ -265,7 +264,7 @@ fn worst(rows: usize, came: &[Came]) -> Vec<RowState> {
     states
 }
 
-/// Counts the ids of a question by what became of their rows.
+/// Counts the ids of a request by the outcome of their rows.
 fn count_states(
     states: &[RowState],
     distinct: &Distinct,

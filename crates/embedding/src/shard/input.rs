@@ -1,7 +1,7 @@
-//! Step 1: from ids of features to rows of the table.
+//! Step 1: resolves the ids of features to rows of tables.
 //!
-//! The bags of all features that read a table are bags of one question, feature after feature, so that a shard is asked once a
-//! batch. Copies of a table share the bags: copy c of n takes the bags from `len c / n` to `len (c + 1) / n` of each feature.
+//! The bags of all features that read a table are concatenated, so that each shard gets one request per
+//! batch. Copies of a table divide the bags: copy c of n takes the bags from `len c / n` to `len (c + 1) / n` of each feature.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -10,62 +10,62 @@ use std::sync::Arc;
 use crate::report::LookupReport;
 use crate::table::Table;
 
-/// The bags of one feature and the table they read.
+/// Bags of one feature and the table they read.
 #[derive(Debug)]
 pub(crate) struct FeatureBags<'a> {
-    /// Its place among the tables.
+    /// Index of the table.
     pub(crate) table: usize,
     pub(crate) ids: &'a [i64],
-    /// `[bags + 1]`; the first one is where `ids` start.
+    /// `[bags + 1]`; the first one is the offset of the start of `ids`.
     pub(crate) offsets: Cow<'a, [usize]>,
     pub(crate) weights: Option<&'a [f32]>,
-    /// Sums are divided by the lengths of their bags.
+    /// Whether sums are divided by the lengths of their bags.
     pub(crate) mean: bool,
-    /// Where each example's bags start, `[examples + 1]`, where an example has several.
+    /// If examples have several bags, the offset of each example's bags, `[examples + 1]`.
     pub(crate) examples: Option<&'a [usize]>,
 }
 
 impl FeatureBags<'_> {
-    /// Where the ids of some bags stand in `ids`.
+    /// Returns the range of some bags in `ids`.
     pub(super) fn range(&self, bags: &Range<usize>) -> Range<usize> {
         self.offsets[bags.start] - self.offsets[0]..self.offsets[bags.end] - self.offsets[0]
     }
 
-    /// The example that a bag is of.
+    /// Returns the example of a bag.
     pub(super) fn example(&self, bag: usize) -> usize {
         self.examples.map_or(bag, |starts| starts.partition_point(|start| start - starts[0] <= bag) - 1)
     }
 }
 
-/// The bags of one feature that are asked of a copy.
+/// Bags of one feature that one copy serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Reading {
-    /// Which of the feature's bags.
+    /// Range of the feature's bags.
     pub(crate) bags: Range<usize>,
-    /// Where their rows stand in the question.
+    /// Range of their rows in the request.
     pub(crate) rows: Range<usize>,
 }
 
-/// What one copy of a table is asked.
+/// Request to one copy of a table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CopyQuestion {
-    /// The row of each id, bag after bag, -1 where it takes none.
+    /// Row of each id, bag after bag, -1 for none.
     pub(crate) rows: Vec<i64>,
-    /// Of each feature that reads the table.
+    /// One entry per feature that reads the table.
     pub(crate) readings: Vec<Reading>,
 }
 
-/// The rows of a question, each once.
+/// Distinct rows of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Distinct {
-    /// Rising.
+    /// Ascending.
     pub(crate) rows: Vec<u64>,
-    /// For each row of the question its place in `rows`, -1 for none.
+    /// For each row of the request its index in `rows`, -1 for none.
     pub(crate) places: Vec<i64>,
 }
 
 impl CopyQuestion {
-    /// The rows each once: what travels where they are elsewhere.
+    /// Returns the distinct rows, which are the ones sent over the network.
     pub(crate) fn distinct(&self) -> Distinct {
         let mut rows: Vec<u64> = self.rows.iter().filter_map(|row| u64::try_from(*row).ok()).collect();
         rows.sort_unstable();
@@ -78,25 +78,25 @@ impl CopyQuestion {
     }
 }
 
-/// A batch, told apart by tables.
+/// A batch, grouped by tables.
 #[derive(Debug)]
 pub(crate) struct ShardedInput<'a> {
     pub(crate) features: Vec<FeatureBags<'a>>,
     pub(super) examples: usize,
-    /// `[tables, copies of the table]`; none for a table that is whole in memory.
+    /// `[tables, copies of the table]`; empty for an unsharded table in memory.
     pub(crate) questions: Vec<Vec<CopyQuestion>>,
-    /// For each feature which of its table's features it is.
+    /// For each feature, its index among the features of its table.
     pub(super) places: Vec<usize>,
 }
 
 impl ShardedInput<'_> {
-    /// The features that read a table, in order.
+    /// Returns the features that read a table, in order.
     pub(super) fn readers(&self, table: usize) -> impl Iterator<Item = &FeatureBags<'_>> {
         self.features.iter().filter(move |f| f.table == table)
     }
 }
 
-/// Finds the rows of the ids of features, and counts ids. Tables that are whole in memory are passed over.
+/// Resolves the ids of features to rows, and counts ids. Skips unsharded tables in memory.
 pub(crate) fn distribute<'a>(
     tables: &[Arc<Table>],
     features: Vec<FeatureBags<'a>>,

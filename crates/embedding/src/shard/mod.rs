@@ -1,14 +1,14 @@
-//! Tables cut into shards, looked up as if they were whole.
+//! Sharded tables, with lookups that return the same results as unsharded ones.
 //!
-//! A lookup in such a table takes TorchRec's three steps, the same for every sharding type and tier:
+//! A lookup takes TorchRec's three steps, the same for every sharding type and tier:
 //!
-//! 1. `input`: ids become rows of the whole table (the fate of unseen ids is decided here, once).
-//! 2. `gather`: rows that travel are asked for, each once, of the shards that hold them; where a table is cut in rows, those of
-//!    the batch are put together.
-//! 3. `output`: bags are pooled by the kernels that pool whole tables, in the order of their ids, columns side by side.
+//! 1. `input`: resolves ids to rows of the complete table, and applies the policy for unseen ids, once.
+//! 2. `gather`: requests each remote row once from the shard that holds it. If a table is sharded by rows, the rows of
+//!    the batch are gathered.
+//! 3. `output`: pools bags with the kernels for unsharded tables, in the order of their ids, and concatenates columns.
 //!
-//! TorchRec's shards of rows answer with sums of their own, which a last step adds. Sums in another order round otherwise; here a bag
-//! gets the very bits that the whole table gives, however that is cut, and rows travel in place of sums.
+//! In TorchRec, row shards return partial sums, and a last step adds them. Sums in another order round differently. Here, rows
+//! travel instead of sums, so that a bag is bit-identical for every sharding.
 
 mod cut;
 pub(super) mod gather;

@@ -1,4 +1,4 @@
-//! Step 3: from rows to the embeddings of the bags, by the kernels that pool whole tables.
+//! Step 3: pools rows to the embeddings of the bags, with the kernels for unsharded tables.
 
 use super::gather::{PieceRows, Pieces};
 use super::input::{FeatureBags, ShardedInput};
@@ -11,7 +11,7 @@ use sterling_kernels::cpu::pool::{self, BagSums, Bags, Rows};
 /// Writes the embeddings of feature number `number`.
 ///
 /// # Errors
-/// `Internal` where a piece is not the rows of its table.
+/// `Internal` if a piece does not match the rows of its table.
 pub(crate) fn pool_feature(
     table: &Table,
     number: usize,

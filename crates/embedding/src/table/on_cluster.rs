@@ -9,10 +9,10 @@ use crate::tiers::remote::{Cluster, LoadProgress, LoadReport, RemoteOptions, Rem
 use sterling_core::error::Result;
 
 impl Table {
-    /// A table whose rows are fetched from a cluster that they were [loaded](Table::load) to.
+    /// Returns a table whose rows are fetched from a cluster that they were [loaded](Table::load) to.
     ///
     /// # Errors
-    /// As [`RemoteTable::open`], and where the specification is none.
+    /// As [`RemoteTable::open`], and if the specification is invalid.
     pub fn on_cluster(
         cluster: &Arc<Cluster>,
         named: &RowSet,
@@ -23,10 +23,10 @@ impl Table {
         Table::fetched(spec, Arc::new(source))
     }
 
-    /// Brings its rows to a cluster; see [`load`].
+    /// Loads the rows into a cluster; see [`load`].
     ///
     /// # Errors
-    /// As there, and where the rows are fetched themselves.
+    /// As [`load`], and if the rows are fetched themselves.
     pub fn load(
         &self,
         cluster: &Arc<Cluster>,

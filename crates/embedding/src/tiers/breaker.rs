@@ -1,12 +1,12 @@
-//! A circuit breaker: after some failures in a row nobody asks a node any more, until a probe finds it well.
+//! Circuit breaker of a node: after several consecutive failures it gets no requests until a probe succeeds.
 //!
-//! Closed, the breaker counts failures without a success between them. At the threshold it opens, once, and whoever opened it
-//! starts the probes; requests pass the node by at no cost while it is open. A probe that is answered closes it. So the
-//! half-open state is the probe itself, and no request of a user is spent on finding out.
+//! The closed breaker counts failures without a success between them. At the threshold it opens, once, and the caller that opened
+//! it starts the probes. While it is open, requests skip the node at no cost. A successful probe closes it. So the half-open
+//! state consists of the probe alone, and no user request is risked.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-/// The state of one node's breaker.
+/// Breaker state of one node.
 #[derive(Debug, Default)]
 pub struct Breaker {
     failures: AtomicU32,
@@ -15,25 +15,25 @@ pub struct Breaker {
 }
 
 impl Breaker {
-    /// True where requests must pass the node by.
+    /// Returns true if requests must skip the node.
     pub fn is_open(&self) -> bool {
         self.open.load(Ordering::Acquire)
     }
 
-    /// How often it has opened.
+    /// Returns how often the breaker has opened.
     pub fn openings(&self) -> u64 {
         self.openings.load(Ordering::Relaxed)
     }
 
-    /// A request was answered.
+    /// Records an answered request.
     pub fn success(&self) {
-        // A write on every answer would bounce the line between threads.
+        // A write per answer would move the cache line between cores.
         if self.failures.load(Ordering::Relaxed) != 0 {
             self.failures.store(0, Ordering::Relaxed);
         }
     }
 
-    /// A request was not answered; true where this failure opened the breaker, so that the caller starts the probes.
+    /// Records a request without an answer. Returns true if it opened the breaker, so that the caller starts the probes.
     pub fn failure(&self, threshold: u32) -> bool {
         let failures = self.failures.fetch_add(1, Ordering::Relaxed).saturating_add(1);
         let opened = failures >= threshold && !self.open.swap(true, Ordering::AcqRel);
@@ -43,7 +43,7 @@ impl Breaker {
         opened
     }
 
-    /// A probe was answered.
+    /// Records an answered probe.
     pub fn close(&self) {
         self.failures.store(0, Ordering::Relaxed);
         self.open.store(false, Ordering::Release);
@@ -64,11 +64,11 @@ mod tests {
         assert!(!breaker.is_open());
         assert!(!breaker.failure(3) && !breaker.failure(3));
         assert!(breaker.failure(3), "the third failure in a row opens it");
-        assert!(!breaker.failure(3), "and only one caller is told");
+        assert!(!breaker.failure(3), "reports the opening to one caller only");
         breaker.success();
-        assert!(breaker.is_open(), "an answer that was under way does not close it");
+        assert!(breaker.is_open(), "an answer to an earlier request does not close it");
         breaker.close();
         assert!(!breaker.is_open() && breaker.openings() == 1);
-        assert!(!breaker.failure(3), "counting starts anew");
+        assert!(!breaker.failure(3), "counting starts again");
     }
 }

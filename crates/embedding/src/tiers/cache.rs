@@ -1,7 +1,7 @@
-//! A bounded cache of rows with frequency-aware admission: what stands in host memory before a remote tier.
+//! Bounded row cache with frequency-aware admission, in host memory in front of a remote tier.
 //!
-//! Which rows have a place is the matter of `places`. Rows are spread over stripes by a hash of their number. A stripe holds its rows in one block of `capacity × row_bytes`,
-//! mapped by the operating system as it fills.
+//! `places` decides which rows are cached. A hash of the row number selects a stripe; each stripe holds its rows in one block of
+//! `capacity × row_bytes`, which the operating system maps as it fills.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock};
@@ -10,13 +10,13 @@ pub use super::places::CacheCounters;
 use super::places::{Places, mix};
 use sterling_core::error::{Error, Result};
 
-/// Bytes that a cached row costs beside its own: index, key, counter, queue place and fingerprint.
+/// Overhead per cached row in bytes: index, key, counter, queue entry and fingerprint.
 pub const ENTRY_OVERHEAD_BYTES: usize = 64;
 
 const STRIPES: usize = 16;
 const STRIPE_ENTRIES_MIN: usize = 64;
 
-/// Rows of one table, all of `row_bytes` bytes, in at most the given bytes of memory.
+/// Rows of one table, `row_bytes` bytes each, within a memory limit.
 #[derive(Debug)]
 pub struct RowCache {
     row_bytes: usize,
@@ -26,10 +26,10 @@ pub struct RowCache {
 }
 
 impl RowCache {
-    /// An empty cache that takes at most `capacity_bytes`, overhead included.
+    /// Creates an empty cache that takes at most `capacity_bytes`, overhead included.
     ///
     /// # Errors
-    /// Where not one row fits.
+    /// If the capacity is below one row.
     pub fn new(row_bytes: usize, capacity_bytes: usize) -> Result<Self> {
         let entry_bytes = row_bytes + ENTRY_OVERHEAD_BYTES;
         let entries = (capacity_bytes / entry_bytes).min(u32::MAX as usize);
@@ -48,34 +48,34 @@ impl RowCache {
         })
     }
 
-    /// Copies the row into `out`, `row_bytes` long, and is true where the row is held.
+    /// Copies the row into `out`, `row_bytes` long, and returns whether the row is cached.
     pub fn get(&self, row: u64, out: &mut [u8]) -> bool {
         let found = self.peek(row, out);
         (if found { &self.hits } else { &self.misses }).fetch_add(1, Ordering::Relaxed);
         found
     }
 
-    /// As [`RowCache::get`], uncounted: a second look for a row that was counted as missed.
+    /// As [`RowCache::get`] without counting: a second lookup of a row that was counted as a miss.
     pub fn peek(&self, row: u64, out: &mut [u8]) -> bool {
         self.stripe(mix(row)).read().unwrap_or_else(PoisonError::into_inner).get(row, out)
     }
 
-    /// Offers a row; a row that is held already stays as it is.
+    /// Offers a row; a row that is already cached is left unchanged.
     ///
     /// # Panics
-    /// Where `bytes` is not `row_bytes` long.
+    /// If `bytes` is not `row_bytes` long.
     pub fn insert(&self, row: u64, bytes: &[u8]) {
         assert_eq!(bytes.len(), self.row_bytes, "bytes of the row");
         self.stripe(mix(row)).write().unwrap_or_else(PoisonError::into_inner).insert(row, bytes);
     }
 
-    /// Share of the rows asked for until now that were found, 0 where none was asked for.
+    /// Returns the share of requested rows that were hits, 0 without requests.
     pub fn hit_rate(&self) -> f64 {
         let (hits, misses) = (self.hits.load(Ordering::Relaxed), self.misses.load(Ordering::Relaxed));
         CacheCounters { hits, misses, ..CacheCounters::default() }.hit_rate()
     }
 
-    /// What the cache has done until now.
+    /// Returns the counters since creation.
     pub fn counters(&self) -> CacheCounters {
         let mut counters = CacheCounters {
             hits: self.hits.load(Ordering::Relaxed),
@@ -139,7 +139,7 @@ mod tests {
         RowCache::new(ROW_BYTES, entries * (ROW_BYTES + ENTRY_OVERHEAD_BYTES)).unwrap()
     }
 
-    /// Row numbers from a Zipf law of exponent 1 over `0..rows`, by inverting its continuous form.
+    /// Draws row numbers from a Zipf distribution with exponent 1 over `0..rows`, by inverting its continuous form.
     fn zipf(rows: u64, seed: u64, count: usize) -> Vec<u64> {
         let mut state = seed;
         (0..count)

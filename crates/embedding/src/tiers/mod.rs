@@ -1,7 +1,8 @@
-//! Where the rows of a table come from: memory of this host, another server of the same model, or a cluster.
+//! Sources of the rows of a table: this host's memory, another server of the same model, or a cluster.
 //!
-//! A lookup asks every source once, with each row named once ([`RowSource::begin`], [`RowSource::send`]), then pools what lies in
-//! memory while the answers travel, then waits ([`Pending::wait`]). Each row asked for ends in exactly one [`RowState`].
+//! A lookup sends one request to every source, with each row at most once ([`RowSource::begin`], [`RowSource::send`]). It pools
+//! rows in memory while requests are in flight, and then waits ([`Pending::wait`]). Each requested row ends in exactly one
+//! [`RowState`].
 
 pub mod breaker;
 pub mod cache;
@@ -17,57 +18,57 @@ use super::report::Lookup;
 use sterling_core::error::Result;
 use sterling_kernels::buffer::Buffer;
 
-/// Where the rows of a shard are.
+/// Location of a shard's rows.
 #[derive(Clone, Debug)]
 pub enum Source {
     /// In this process's memory, mapped or owned: `[rows, row_bytes]`.
     Host(Buffer<u8>),
-    /// Asked for.
+    /// Fetched from a source.
     Fetched(Arc<dyn RowSource>),
 }
 
-/// What became of a row that was asked for.
+/// Outcome of a requested row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RowState {
-    /// The row's bytes are there.
+    /// The row's bytes are present.
     Hit,
     /// The source answered that it has no such row.
     Unknown,
-    /// The source did not answer in time or is down: the row may exist.
+    /// The source did not answer in time or is down; the row may exist.
     Degraded,
 }
 
-/// The answer of a source.
+/// Answer of a source.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Fetched {
-    /// `[rows asked for, row_bytes]`; the bytes of a row that is no [`RowState::Hit`] mean nothing.
+    /// `[requested rows, row_bytes]`; only the bytes of [`RowState::Hit`] rows are valid.
     pub bytes: Vec<u8>,
-    /// One a row asked for.
+    /// One state per requested row.
     pub states: Vec<RowState>,
 }
 
-/// A question on its way.
+/// A request in flight.
 pub trait Pending: Send {
-    /// The answer, at the latest at the deadline of the lookup that [`RowSource::begin`] was called for: rows without one by then are
-    /// [`RowState::Degraded`].
+    /// Waits for the answer, at most until the deadline of the lookup that was passed to [`RowSource::begin`]. Rows without an
+    /// answer then are [`RowState::Degraded`].
     ///
     /// # Errors
-    /// Where the source answers and the answer cannot be trusted or used, such as rows of another width. A source that is
-    /// slow or down is not an error here; the lookup's policy decides what it means.
+    /// If the answer cannot be trusted or used, such as rows of another width. A slow or unavailable source is not an error: the
+    /// lookup's policy decides what it means.
     fn wait(self: Box<Self>) -> Result<Fetched>;
 }
 
-/// Rows of one shard of a table that are fetched rather than mapped. Every row is `row_bytes` bytes in the table's format.
+/// Source of the rows of one shard that are not in this process's memory. Every row is `row_bytes` bytes in the table's format.
 pub trait RowSource: Send + Sync + Debug {
-    /// Bytes of a row.
+    /// Returns the bytes per row.
     fn row_bytes(&self) -> usize;
 
-    /// Number of rows; asked for are `0..rows`.
+    /// Returns the number of rows; requests are for `0..rows`.
     fn rows(&self) -> u64;
 
-    /// Asks for `rows`, sorted and each once, under the terms of a lookup, and returns at once.
+    /// Starts a request for `rows`, sorted and distinct, with the options of a lookup, and returns immediately.
     fn begin(&self, rows: Vec<u64>, terms: &Lookup) -> Box<dyn Pending + '_>;
 
-    /// Everything that a lookup asks for has begun: questions that were kept to go together go now.
+    /// Sends requests that were held back for batching. Called after all requests of a lookup have begun.
     fn send(&self) {}
 }

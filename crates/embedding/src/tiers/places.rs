@@ -1,10 +1,10 @@
-//! Which rows have a place in a cache, and which of them gives way.
+//! Cache slots of rows, and their eviction.
 //!
-//! The policy is S3-FIFO (Yang et al., SOSP 2023). A new row enters a *small* queue of a tenth of the capacity. When room is
-//! needed, the oldest row of the small queue moves to the *main* queue if it was asked for at least twice meanwhile, else it
-//! leaves and only its fingerprint stays, in a *ghost* table; a row whose fingerprint is found there goes to the main queue
-//! at once. The main queue gives its oldest row another turn for each time it was asked for, three at most. So a row that is
-//! seen once never displaces one that is seen often, and a hit writes one byte: readers share the lock.
+//! The policy is S3-FIFO (Yang et al., SOSP 2023). A new row enters a *small* queue of a tenth of the capacity. When a slot is
+//! needed, the oldest row of the small queue moves to the *main* queue if it was requested at least twice meanwhile. Otherwise it
+//! is evicted, and its fingerprint stays in a *ghost* table; a row whose fingerprint is found there enters the main queue
+//! directly. The main queue reinserts its oldest row once per request since, at most three times. So a row that is requested once
+//! never displaces a frequent one, and a hit writes only one byte: readers share the lock.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasherDefault, Hasher};
@@ -13,31 +13,31 @@ use std::sync::atomic::{AtomicU8, Ordering};
 const TURNS_MAX: u8 = 3;
 const GHOST_WAYS: usize = 4;
 
-/// What a cache has done since it was made.
+/// Counters of a cache since its creation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CacheCounters {
-    /// Rows asked for and found.
+    /// Requested rows that were cached.
     pub hits: u64,
-    /// Rows asked for and not found.
+    /// Requested rows that were not cached.
     pub misses: u64,
-    /// Rows taken in.
+    /// Rows inserted.
     pub inserted: u64,
-    /// Rows that left for others.
+    /// Rows evicted.
     pub evicted: u64,
-    /// Rows held now.
+    /// Rows cached now.
     pub entries: u64,
-    /// Most rows that can be held.
+    /// Capacity in rows.
     pub entries_max: u64,
 }
 
 impl CacheCounters {
-    /// Share of the rows asked for that were found, 0 where none was asked for.
+    /// Returns the share of requested rows that were hits, 0 without requests.
     pub fn hit_rate(&self) -> f64 {
         self.hits as f64 / (self.hits + self.misses).max(1) as f64
     }
 }
 
-/// The places of a cache, and the rows that have them.
+/// Slots of a cache, and the rows in them.
 #[derive(Debug)]
 pub(crate) struct Places {
     most: usize,
@@ -53,7 +53,7 @@ pub(crate) struct Places {
 }
 
 impl Places {
-    /// So many places, of which no row has one.
+    /// Creates `most` empty slots.
     pub(crate) fn new(most: usize) -> Self {
         Places {
             most,
@@ -69,13 +69,13 @@ impl Places {
         }
     }
 
-    /// How many there are.
+    /// Returns the number of slots.
     #[cfg(feature = "cuda")]
     pub(crate) fn most(&self) -> usize {
         self.most
     }
 
-    /// The rows that have a place, and those that had one.
+    /// Returns the counters of the cache.
     pub(crate) fn counters(&self) -> CacheCounters {
         CacheCounters {
             inserted: self.inserted,
@@ -86,18 +86,19 @@ impl Places {
         }
     }
 
-    /// The place of a row that is asked for.
+    /// Returns the slot of a requested row, if it is cached.
     pub(crate) fn find(&self, row: u64) -> Option<u32> {
         let place = *self.index.get(&row)?;
         let turns = self.turns[place as usize].load(Ordering::Relaxed);
         if turns < TURNS_MAX {
-            // Two readers may count as one: the counter only ranks rows.
+            // Concurrent hits may count as one: the counter only ranks rows.
             self.turns[place as usize].store(turns + 1, Ordering::Relaxed);
         }
         Some(place)
     }
 
-    /// Gives a row a place, that of another one where all are taken; none where it has one already, or where there are no places.
+    /// Assigns a slot to a row, by eviction if all are in use. Returns `None` if the row is cached already, or there are no
+    /// slots.
     pub(crate) fn insert(&mut self, row: u64) -> Option<u32> {
         if self.most == 0 || self.index.contains_key(&row) {
             return None;
@@ -122,11 +123,11 @@ impl Places {
         Some(place)
     }
 
-    /// Frees the place of one row where all are taken.
+    /// Evicts one row and returns its slot. All slots are in use.
     fn evict(&mut self) -> u32 {
         loop {
             if self.small.len() > self.small_max || self.main.is_empty() {
-                let place = self.small.pop_front().expect("where all places are taken one of the queues has a row");
+                let place = self.small.pop_front().expect("a full cache has a row in one of its queues");
                 let turns = self.turns[place as usize].get_mut();
                 if *turns > 1 {
                     *turns = 0;
@@ -153,8 +154,8 @@ impl Places {
     }
 }
 
-/// Fingerprints of the rows that left the small queue last, as many as the stripe has rows: sets of four words of a 32-bit
-/// fingerprint and the number of the insertion, the oldest of a set giving way.
+/// Fingerprints of the rows evicted last from the small queue, as many as there are slots. Sets of four words hold a 32-bit
+/// fingerprint and the insertion number each; the oldest entry of a set is replaced.
 #[derive(Debug)]
 struct Ghost {
     words: Vec<u64>,
@@ -168,7 +169,7 @@ impl Ghost {
         Ghost { words: vec![0; sets * GHOST_WAYS], remembered: entries as u32, insertions: 0 }
     }
 
-    /// The first word of the set of a hash, and its fingerprint, which is never 0.
+    /// Returns the first word of the set of a hash, and its fingerprint, which is never 0.
     fn set(&self, hash: u64) -> (usize, u32) {
         let sets = self.words.len() / GHOST_WAYS;
         ((hash as usize & (sets - 1)) * GHOST_WAYS, (hash >> 28) as u32 | 1)
@@ -191,7 +192,7 @@ impl Ghost {
     }
 }
 
-/// Spreads row numbers, which are dense, over all 64 bits (the finaliser of splitmix64).
+/// Hashes row numbers, which are dense, over all 64 bits (the finalizer of splitmix64).
 pub(super) fn mix(row: u64) -> u64 {
     let x = row.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -199,7 +200,7 @@ pub(super) fn mix(row: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// The hasher of maps whose keys are row numbers; independent of the bits of [`mix`] that pick a stripe.
+/// Hasher of maps keyed by row numbers; independent of the bits of [`mix`] that select a stripe.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct RowHasher(u64);
 

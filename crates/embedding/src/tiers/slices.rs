@@ -1,8 +1,8 @@
-//! Parts of tables that one server holds for others, and how those of others are asked for.
+//! Slices of tables that one server holds for others, and requests for slices that others hold.
 //!
-//! A [`Slice`] is named by what it is, not by who has it: the table, the checksum of the file that it was published in, its rows and
-//! columns. Whoever holds a slice of that name holds those very bytes, so that rows of two versions can never meet in one answer,
-//! and servers whose versions have the same tables under other numbers, as shards and merges have, still find each other's.
+//! A [`Slice`] is named by its content, not by its holder: the table, the checksum of the file that it was published in, its rows
+//! and columns. Slices of the same name have the same bytes, so rows of two versions never mix in one answer. Servers whose
+//! versions have the same tables under other version numbers, as after merges or with shards, still find each other's slices.
 
 use std::collections::HashMap;
 use std::fmt::{self, Debug};
@@ -14,14 +14,14 @@ use sterling_core::error::{Error, Result};
 use sterling_core::locks::locked;
 use sterling_kernels::buffer::Buffer;
 
-/// A part of a table, by what its rows are.
+/// Name of a slice of a table, by content.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SliceName {
-    /// The model.
+    /// Name of the model.
     pub model: String,
-    /// The table.
+    /// Name of the table.
     pub table: String,
-    /// The checksum of the file that holds the whole table, as the manifest has it.
+    /// Checksum of the file that holds the complete table, from the manifest.
     pub content: String,
     /// First row, and the row after the last.
     pub rows: [u64; 2],
@@ -37,18 +37,18 @@ impl fmt::Display for SliceName {
 }
 
 impl SliceName {
-    /// Number of rows.
+    /// Returns the number of rows.
     pub fn len(&self) -> u64 {
         self.rows[1].saturating_sub(self.rows[0])
     }
 
-    /// True without rows.
+    /// Returns true if there are no rows.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 }
 
-/// Rows of a part of a table in this process's memory, held for others as long as this value lives.
+/// Rows of a slice in this process's memory, served to others for the lifetime of this value.
 #[derive(Debug)]
 pub struct Slice {
     bytes: Buffer<u8>,
@@ -56,15 +56,15 @@ pub struct Slice {
 }
 
 impl Slice {
-    /// Bytes of a row.
+    /// Returns the bytes per row.
     pub fn row_bytes(&self) -> usize {
         self.row_bytes
     }
 
-    /// Adds rows, counted from the slice's first, to `to`.
+    /// Appends rows, counted from the slice's first, to `to`.
     ///
     /// # Errors
-    /// `Invalid` for a row that the slice does not have.
+    /// `Invalid` for a row outside of the slice.
     pub fn copy(&self, rows: &[u64], to: &mut Vec<u8>) -> Result<()> {
         to.reserve(rows.len() * self.row_bytes);
         for row in rows {
@@ -77,15 +77,15 @@ impl Slice {
     }
 }
 
-/// The slices that a server holds.
+/// Slices that a server holds.
 #[derive(Debug, Default)]
 pub struct Slices(Mutex<HashMap<SliceName, Vec<Weak<Slice>>>>);
 
 impl Slices {
-    /// Holds rows for others until the slice is dropped.
+    /// Serves rows to others until the returned slice is dropped.
     ///
     /// # Errors
-    /// `Invalid` where the bytes are not as many rows as the name says.
+    /// `Invalid` if the number of bytes does not match the name.
     pub fn hold(&self, name: SliceName, bytes: Buffer<u8>) -> Result<Arc<Slice>> {
         let rows = usize::try_from(name.len()).unwrap_or(usize::MAX);
         let row_bytes = bytes.len().checked_div(rows).unwrap_or(0);
@@ -102,12 +102,12 @@ impl Slices {
         Ok(slice)
     }
 
-    /// The slice of that name, where it is held.
+    /// Returns the slice of that name, if it is held.
     pub fn get(&self, name: &SliceName) -> Option<Arc<Slice>> {
         self.locked().get(name)?.iter().find_map(Weak::upgrade)
     }
 
-    /// Bytes of all slices that are held.
+    /// Returns the bytes of all held slices.
     pub fn bytes(&self) -> u64 {
         let held = self.locked();
         held.values().flatten().filter_map(Weak::upgrade).map(|slice| slice.bytes.len() as u64).sum()
@@ -118,42 +118,42 @@ impl Slices {
     }
 }
 
-/// The servers of a host of a plan.
+/// Servers of a host of a plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerHost {
-    /// The host's name in the plan.
+    /// Name of the host in the plan.
     pub name: String,
-    /// Its servers, each as `HOST:PORT`; those that stand for several addresses stand for replicas.
+    /// Servers as `HOST:PORT`; several addresses are replicas.
     pub servers: Vec<String>,
 }
 
-/// A slice that a host's servers hold, and how it is asked for.
+/// A slice that a host's servers hold, and its request parameters.
 #[derive(Clone, Debug)]
 pub struct PeerSlice {
-    /// Who holds it.
+    /// Host that holds it.
     pub host: PeerHost,
-    /// What it is.
+    /// Name of the slice.
     pub name: SliceName,
-    /// Bytes of a row.
+    /// Bytes per row.
     pub row_bytes: usize,
-    /// One name for the version here that reads it: questions for one version go together.
+    /// Identifier of the local version that reads it: requests for one version are batched.
     pub edition: Arc<str>,
-    /// The longest that a lookup waits for rows.
+    /// Maximum time that a lookup waits for rows.
     pub timeout: Duration,
 }
 
 /// The servers of other hosts.
 pub trait Neighbours: Send + Sync + Debug {
-    /// What this server holds for them.
+    /// Returns the slices that this server holds for them.
     fn slices(&self) -> &Slices;
 
-    /// The rows of a slice that others hold; nothing is asked yet.
+    /// Returns a source of the rows of a slice that others hold, without sending a request.
     fn open(&self, slice: &PeerSlice) -> Arc<dyn RowSource>;
 
     /// Waits until all these slices are held where they should be.
     ///
     /// # Errors
-    /// `NotReady` with the host, and what its servers said last, where that takes too long.
+    /// `NotReady` with the host, and the last message of its servers, after a timeout.
     fn wait_for(&self, slices: &[PeerSlice]) -> Result<()>;
 }
 

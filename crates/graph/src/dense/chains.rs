@@ -1,37 +1,37 @@
-//! Element-wise work on single numbers of a row becomes chains: one step for all that can be made between two wider steps, where each
-//! alone would take longer to start than to do.
+//! Fuses element-wise steps on single numbers of a row into chains: one step for all of them between two wider steps, because
+//! each alone would take longer to start than to compute.
 //!
-//! Values of rows are put in an order in which such work comes together. A value's *wave* says how often single numbers and wider
-//! values take turns on the way to it: wider values of a wave read single numbers of earlier ones, and single numbers read all that is
-//! wider in theirs.
+//! Row values are reordered so that such steps are adjacent. A value's *wave* counts the alternations of single numbers and wider
+//! values on the way to it: wider values of a wave read single numbers of earlier waves, and single numbers read wider values of
+//! their own wave.
 
 use super::graph::Graph;
 use super::ir::{Id, Op, Side};
 use sterling_kernels::cpu::dense::CHAIN_MAX;
 
-/// Single numbers that are made in one step.
+/// Single numbers that are computed in one step.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ChainOf {
-    /// Values from elsewhere that it reads.
+    /// Inputs of the chain.
     pub(super) reads: Vec<Id>,
-    /// What it makes, in this order.
+    /// Values that it computes, in this order.
     pub(super) links: Vec<Id>,
-    /// What others read of it, in the order in which they do.
+    /// Values of the chain that others read, in the order of those reads.
     pub(super) kept: Vec<Id>,
 }
 
-/// All of a graph.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Chains {
-    /// The values of rows, each behind what it reads.
+    /// Row values, each after its inputs.
     pub(super) order: Vec<Id>,
     chains: Vec<ChainOf>,
-    /// The chain that makes each value.
+    /// Index of the chain that computes each value.
     number: Vec<Option<usize>>,
 }
 
 impl Chains {
-    /// Those of the values of rows that are made, ascending. `reads` says what making one reads; outputs are made alone.
+    /// Finds chains among the row values `made`, which are ascending. `reads` returns the inputs of a value; outputs are not part
+    /// of chains.
     pub(super) fn of(graph: &Graph, made: &[Id], outputs: &[Id], reads: impl Fn(Id) -> Vec<Id>) -> Chains {
         let count = |id: Id| graph.values[id].count();
         let is_link = |id: Id| {
@@ -79,7 +79,7 @@ impl Chains {
         Chains { order, chains, number }
     }
 
-    /// The chain that makes a value.
+    /// Returns the chain that computes a value.
     pub(super) fn chain(&self, id: Id) -> Option<&ChainOf> {
         self.number.get(id).copied().flatten().map(|n| &self.chains[n])
     }

@@ -1,15 +1,15 @@
-//! Linear chains become one product.
+//! Fuses linear chains into single products.
 //!
-//! A value of a row is followed as `Σ x M + c` over *bases* `x` (inputs of the row, results of what is not linear) for as
-//! long as it is one: a product with a user's vector scales columns of `M`, a product with a matrix multiplies `M`, sums
-//! and concatenations put matrices together. Where it is read by something else, it is made: as one product.
+//! A row value is tracked as `Σ x M + c` over *bases* `x` (inputs of the row, results of nonlinear operations) as
+//! long as it is linear: a product with a user's vector scales columns of `M`, a product with a matrix multiplies `M`, sums
+//! and concatenations combine matrices. A nonlinear reader materializes it, as one product.
 //!
-//! 1. *Eagerly*, `M` may depend on the user: `(item·A ⊙ q)·B` becomes `item·(A diag(q) B)`, whose matrix is made once a
-//!    request. It pays from some tens of rows on.
-//! 2. Otherwise only matrices that cost nothing to make are followed: constants, and vectors of the user as they are.
+//! 1. *Eagerly*, `M` may depend on the user: `(item·A ⊙ q)·B` becomes `item·(A diag(q) B)`, whose matrix is computed once per
+//!    request. It pays off from some tens of rows on.
+//! 2. Otherwise only matrices that cost nothing to compute are tracked: constants, and vectors of the user as they are.
 //!
-//! Sums change their order by that, which costs a rounding or two. A sum whose terms may be large and cancel is made before it is
-//! multiplied ([`Rewriter::is_summed_first`]): a difference of times or of flags must not become a difference of products.
+//! This changes the order of sums, which costs a rounding or two. A sum whose terms may be large and cancel is computed before it
+//! is multiplied ([`Rewriter::is_summed_first`]): a difference of times or of flags must not become a difference of products.
 
 use std::collections::HashMap;
 
@@ -18,10 +18,10 @@ use super::ir::{Id, Op, Side, Value};
 use sterling_core::error::Result;
 use sterling_kernels::cpu::dense::{Binary, Fold, PARTS_MAX, Unary};
 
-/// Constants from here on stay where the graph adds them, and sums are made before they are multiplied with them.
+/// Constants of at least this size are added where the graph adds them, and sums are computed before a multiplication with them.
 const FAR: f32 = 1024.0;
 
-/// What a basis is multiplied with.
+/// Factor of a basis.
 #[derive(Clone, Copy, Debug)]
 enum Matrix {
     Identity,
@@ -40,7 +40,7 @@ struct Affine {
     bias: Option<Id>,
 }
 
-/// The same graph with linear chains as products.
+/// Returns the same graph with linear chains as products.
 pub(super) fn collapse(graph: &Graph, is_eager: bool) -> Result<Graph> {
     let count = graph.values.len();
     let mut rewriter = Rewriter {
@@ -61,10 +61,10 @@ pub(super) fn collapse(graph: &Graph, is_eager: bool) -> Result<Graph> {
 struct Rewriter<'a> {
     from: &'a Graph,
     to: Graph,
-    /// Each old value in the new graph, once it is there.
+    /// For each old value, its value in the new graph, if it exists.
     made: Vec<Option<Id>>,
     affine: Vec<Option<Affine>>,
-    /// The bases that are inputs, by their number.
+    /// Bases that are inputs, by their number.
     inputs: HashMap<Id, usize>,
     is_eager: bool,
 }
@@ -83,14 +83,14 @@ impl Rewriter<'_> {
         Ok(())
     }
 
-    /// Whether something so large is added that what it is to cancel, or the rest of a longer sum, would be rounded away: a mask that
-    /// is taken from 1 and times -10,000 is 0 where it is 1, and nothing is lost only if that is summed up first.
+    /// Returns whether a constant is so large that adding it early would round away the terms that it cancels with. For example,
+    /// a mask subtracted from 1 and multiplied by -10,000 is exactly 0 for set entries only if that part is summed first.
     fn is_far(&self, affine: &Affine) -> bool {
         let numbers = affine.bias.filter(|_| !affine.parts.is_empty()).and_then(|bias| self.to.constant(bias));
         numbers.is_some_and(has_far)
     }
 
-    /// An old value in the new graph, in its old shape.
+    /// Returns an old value in the new graph, in its old shape.
     fn make(&mut self, id: Id) -> Result<Id> {
         if let Some(made) = self.made[id] {
             return Ok(made);
@@ -111,7 +111,7 @@ impl Rewriter<'_> {
         Ok(made)
     }
 
-    /// A value of candidates as an affine one; none where it is not linear.
+    /// Returns a candidate value in affine form; `None` if it is not linear.
     fn follow(&mut self, id: Id) -> Result<Option<Affine>> {
         let value = self.from.values[id].clone();
         let width = value.count();
@@ -129,7 +129,7 @@ impl Rewriter<'_> {
             }
             Op::Binary(f @ (Binary::Add | Binary::Sub), a, b) => {
                 let (Some(_), Some(mut right)) = (self.operand(a)?, self.operand(b)?) else { return Ok(None) };
-                // To make the second may have made the first: `x - max(x)` reads `x` as it lies there.
+                // Creating the second operand may have created the first: `x - max(x)` reads `x` as it is.
                 let Some(mut left) = self.operand(a)? else { return Ok(None) };
                 if left.width != width {
                     left = self.summed_first(a, left, false)?;
@@ -167,7 +167,7 @@ impl Rewriter<'_> {
         }
     }
 
-    /// An operand of a sum: affine, or a vector that all rows share.
+    /// Returns an operand of a sum: affine, or a vector that all rows share.
     fn operand(&mut self, id: Id) -> Result<Option<Affine>> {
         let value = &self.from.values[id];
         if value.side == Side::Pair {
@@ -186,7 +186,7 @@ impl Rewriter<'_> {
         Ok(Some(Affine { width, parts: Vec::new(), bias: Some(bias) }))
     }
 
-    /// A vector that is not linear in anything, as a basis.
+    /// Returns a vector that is not linear in anything, as a basis.
     fn basis(&mut self, id: Id) -> Result<Affine> {
         let width = self.from.values[id].count();
         let made = self.make(id)?;
@@ -201,7 +201,7 @@ impl Rewriter<'_> {
         if other.side == Side::Pair || !other.is_vector() {
             return Ok(None);
         }
-        // The reciprocal of a number that is not known yet may overflow where the quotient does not.
+        // The reciprocal of an unknown number may overflow although the quotient does not.
         let is_safe = |numbers: &[f32]| numbers.iter().all(|x| x.recip().is_normal());
         if inverse && !self.from.constant(shared).is_some_and(is_safe) {
             return Ok(None);
@@ -222,9 +222,9 @@ impl Rewriter<'_> {
         self.scale(affine, factor, width).map(Some)
     }
 
-    /// Whether a sum is to be made before it is multiplied, or summed up: its terms may be so large that their difference would be
-    /// rounded away. That is so where the factor `is_large` (from [`FAR`] on), of several values that are added number by number, and
-    /// of a number of the row (a column, not an embedding) beside one of the user's.
+    /// Returns whether a sum must be computed before it is multiplied or summed further, because its terms may be so large that
+    /// their difference would be rounded away. This holds if the factor `is_large` (from [`FAR`] on), for several values that are
+    /// added element-wise, and for a number of the row (a column, not an embedding) together with one of the user.
     fn is_summed_first(&self, affine: &Affine, is_large: bool) -> bool {
         if affine.parts.len() + usize::from(affine.bias.is_some()) < 2 {
             return false;
@@ -238,7 +238,7 @@ impl Rewriter<'_> {
         added.next().is_some() || (is_of_user && (affine.width == 1 || self.is_made_of_numbers(*x)))
     }
 
-    /// Whether a basis is single numbers of the row side by side.
+    /// Returns whether a basis is a concatenation of single numbers of the row.
     fn is_made_of_numbers(&self, id: Id) -> bool {
         match &self.to.values[id].op {
             Op::Reshape(a) => self.is_made_of_numbers(*a),
@@ -256,14 +256,14 @@ impl Rewriter<'_> {
         self.to.values[id].side == Side::Constant
     }
 
-    /// A value of candidates, made, as a basis.
+    /// Materializes a candidate value as a basis.
     fn settled(&mut self, id: Id, affine: &Affine) -> Result<Affine> {
         let settled = identity(self.materialise(affine)?, affine.width);
         self.affine[id] = Some(settled.clone());
         Ok(settled)
     }
 
-    /// Times a vector `[width]` or `[1]`.
+    /// Multiplies by a vector `[width]` or `[1]`.
     fn scale(&mut self, affine: Affine, factor: Id, width: usize) -> Result<Affine> {
         let affine = self.widen(affine, width)?;
         let factor = self.ones_times(factor, width)?;
@@ -282,7 +282,7 @@ impl Rewriter<'_> {
         Ok(Affine { width, parts, bias })
     }
 
-    /// A vector `[width]` of one that has as many numbers or one.
+    /// Broadcasts a vector of `width` numbers or one number to `[width]`.
     fn ones_times(&mut self, vector: Id, width: usize) -> Result<Id> {
         match self.to.values[vector].count() == width {
             true => Ok(vector),
@@ -290,7 +290,7 @@ impl Rewriter<'_> {
         }
     }
 
-    /// One number as many.
+    /// Broadcasts one number to `width` numbers.
     fn widen(&mut self, affine: Affine, width: usize) -> Result<Affine> {
         if affine.width == width {
             return Ok(affine);
@@ -334,7 +334,7 @@ impl Rewriter<'_> {
         }
     }
 
-    /// A vector times a matrix that all rows share.
+    /// Multiplies a vector by a matrix that all rows share.
     fn product(&mut self, a: Id, b: Id, width: usize) -> Result<Option<Affine>> {
         let (left, right) = (&self.from.values[a], &self.from.values[b]);
         let depth = left.count();
@@ -347,7 +347,7 @@ impl Rewriter<'_> {
     }
 
     fn times(&mut self, a: Id, matrix: Id, width: usize) -> Result<Affine> {
-        // What was put together is multiplied part by part.
+        // A concatenation is multiplied part by part.
         let mut at = a;
         while let Op::Reshape(of) = self.from.values[at].op
             && self.from.values[of].is_vector()
@@ -384,7 +384,7 @@ impl Rewriter<'_> {
         self.multiplied(affine, matrix, width)
     }
 
-    /// Whether the matrices of a value are to be multiplied rather than the value.
+    /// Returns whether multiplying the matrices of a value is cheaper than multiplying the value.
     fn is_worth(&self, affine: &Affine, matrix: Id, width: usize) -> bool {
         affine.parts.iter().all(|(x, m)| match *m {
             Matrix::Identity => true,
@@ -419,7 +419,7 @@ impl Rewriter<'_> {
         Ok(Affine { width, parts, bias })
     }
 
-    /// The sum of all numbers.
+    /// Sums all numbers.
     fn fold(&mut self, affine: &Affine) -> Result<Affine> {
         let mut parts = Vec::new();
         for &(x, matrix) in &affine.parts {
@@ -434,7 +434,7 @@ impl Rewriter<'_> {
         Ok(Affine { width: 1, parts, bias })
     }
 
-    /// The value as a row `[1, width]`.
+    /// Computes the value as a row `[1, width]`.
     fn materialise(&mut self, affine: &Affine) -> Result<Id> {
         let mut full = Vec::new();
         let mut other = Vec::new();
@@ -473,7 +473,7 @@ impl Rewriter<'_> {
         total.map_or(Ok(x), |total| self.to.binary(Binary::Add, total, x))
     }
 
-    /// Neighbouring inputs with constant matrices become one part.
+    /// Joins neighbouring inputs with constant matrices into one part.
     fn joined(&mut self, mut parts: Vec<(Id, Id)>) -> Result<Vec<(Id, Id)>> {
         let number = |inputs: &HashMap<Id, usize>, x: Id| inputs.get(&x).copied().unwrap_or(usize::MAX);
         parts.sort_by_key(|(x, m)| (!self.is_constant(*m), number(&self.inputs, *x)));

@@ -254,6 +254,7 @@ impl Run<'_> {
                 let placing = Placing { runs: 1, count: index.len() * run, stride: 0, first: 0 };
                 steps::pick(device, rows, self.at(*a), Some(copied), placing, out)
             }
+            Work::Spread { .. } => Err(Error::unsupported("gradients on a device")),
             Work::Narrow { a, count, first } => steps::narrow(device, rows, self.at(*a), *count, out.behind(*first)),
             Work::PackNarrow { a, depth, columns, rows: at } => {
                 steps::pack_narrow(device, rows, self.at(*a), (*depth, *columns, *at), out)

@@ -1,25 +1,24 @@
-//! Finds folds of numbers that lie beside keys which are a row's: `Fold(Mul(Equal(key, keys), values))`, as a reranker says what lists
-//! of a user's neighbours tell of a candidate. Comparison, product and fold are one step, which keeps nothing of what it compares.
+//! Finds reductions of values whose keys equal a row's key: `Fold(Mul(Equal(key, keys), values))`. Rerankers use it to look up a
+//! candidate in lists of a user's neighbours. Comparison, product and reduction become one step without intermediate results.
 
 use super::graph::Graph;
 use super::ir::{Id, Op, Side};
 use sterling_kernels::cpu::dense::{Binary, EQUAL_FOLDS_MAX, Fold};
 
-/// Folds that compare the same, and so are made together.
+/// Reductions with the same comparison, which are computed together.
 #[derive(Clone, Debug)]
 pub(super) struct EqualGroup {
     pub(super) key: Id,
     pub(super) keys: Id,
-    /// Each with its numbers and the value that it is.
+    /// Per reduction: its function, its values and the graph value that it computes.
     pub(super) folds: Vec<(Fold, Id, Id)>,
 }
 
-/// All of a graph.
 #[derive(Clone, Debug, Default)]
 pub(super) struct EqualGroups(Vec<EqualGroup>);
 
 impl EqualGroups {
-    /// Those whose products nothing else reads, of the values that are `is_foldable`.
+    /// Finds the groups among values that are `is_foldable`, if nothing else reads their products.
     pub(super) fn of(
         graph: &Graph,
         is_foldable: impl Fn(Id) -> bool,
@@ -51,12 +50,12 @@ impl EqualGroups {
         }
     }
 
-    /// The group that makes a value.
+    /// Returns the group that computes a value.
     pub(super) fn group(&self, id: Id) -> Option<&EqualGroup> {
         self.0.iter().find(|group| group.folds.iter().any(|(.., made)| *made == id))
     }
 
-    /// What making a value reads.
+    /// Returns the values that computing a value reads.
     pub(super) fn reads(&self, graph: &Graph, id: Id) -> Vec<Id> {
         match self.group(id) {
             Some(EqualGroup { key, keys, folds }) => {
@@ -67,7 +66,7 @@ impl EqualGroups {
     }
 }
 
-/// The key, the keys and the numbers of such a product.
+/// Returns the key, the keys and the values of such a product.
 fn parts(graph: &Graph, product: Id, root: &impl Fn(Id) -> Id) -> Option<(Id, Id, Id)> {
     let count = graph.values[product].count();
     let is_shared = |id: Id| graph.values[id].side != Side::Pair && graph.values[id].count() == count;

@@ -197,6 +197,7 @@ impl<'a> Run<'a> {
                     first += count;
                 }
             }
+            Work::Spread { a, index, run, count } => self.spread(*a, (index, *run), *count, out, stride),
             Work::Pick { a, index, run } => {
                 let (numbers, row_stride) = self.at(*a);
                 for row in 0..rows {
@@ -209,6 +210,17 @@ impl<'a> Run<'a> {
                         }
                     }
                 }
+            }
+        }
+    }
+
+    fn spread(&self, a: Place, (index, run): (&[u32], usize), count: usize, out: &mut [f32], stride: usize) {
+        let (numbers, row_stride) = self.at(a);
+        for row in 0..self.rows {
+            let (from, to) = (&numbers[row * row_stride..], &mut out[row * stride..][..count]);
+            to.fill(0.0);
+            for (from, &n) in from.chunks_exact(run).zip(index) {
+                to[n as usize..][..run].iter_mut().zip(from).for_each(|(to, x)| *to += x);
             }
         }
     }

@@ -16,6 +16,8 @@ pub(super) struct Graph {
     pub(super) inputs: Vec<GraphInput>,
     pub(super) values: Vec<Value>,
     pub(super) outputs: Vec<Id>,
+    /// Values that cancel out, so that no gradient flows through them: the largest number that a softmax takes from all.
+    pub(super) still: Vec<Id>,
     numbers: usize,
 }
 

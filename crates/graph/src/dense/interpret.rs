@@ -1,7 +1,70 @@
 //! The meaning of a graph, without any thought of speed: it folds constants, and the tests hold programs against it.
 
+use std::iter::Sum;
+use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub};
+
 use super::ir::{Op, Value, broadcast_strides, positions};
 use sterling_kernels::cpu::dense::{Binary, Fold, Unary};
+
+/// Numbers in which a graph has a meaning: those of f32, which programs have, and of f64, which gradients are held against.
+pub(super) trait Real:
+    Copy
+    + PartialOrd
+    + From<f32>
+    + Into<f64>
+    + Add<Output = Self>
+    + Sub<Output = Self>
+    + Mul<Output = Self>
+    + Div<Output = Self>
+    + Neg<Output = Self>
+    + AddAssign
+    + Sum
+{
+    /// The nearest number.
+    fn nearest(x: f64) -> Self;
+    fn exp(self) -> Self;
+    fn ln(self) -> Self;
+    fn ln_1p(self) -> Self;
+    fn sqrt(self) -> Self;
+    fn tanh(self) -> Self;
+    fn abs(self) -> Self;
+    fn trunc(self) -> Self;
+}
+
+macro_rules! real {
+    ($type:ty) => {
+        impl Real for $type {
+            fn nearest(x: f64) -> Self {
+                x as $type
+            }
+            fn exp(self) -> Self {
+                self.exp()
+            }
+            fn ln(self) -> Self {
+                self.ln()
+            }
+            fn ln_1p(self) -> Self {
+                self.ln_1p()
+            }
+            fn sqrt(self) -> Self {
+                self.sqrt()
+            }
+            fn tanh(self) -> Self {
+                self.tanh()
+            }
+            fn abs(self) -> Self {
+                self.abs()
+            }
+            fn trunc(self) -> Self {
+                self.trunc()
+            }
+        }
+    };
+}
+
+real!(f32);
+#[cfg(test)]
+real!(f64);
 
 /// The numbers of a value that reads constants alone.
 pub(super) fn value(values: &[Value], value: &Value) -> Vec<f32> {
@@ -13,20 +76,26 @@ pub(super) fn value(values: &[Value], value: &Value) -> Vec<f32> {
 
 /// The output of one row, of the numbers of each input.
 #[cfg(test)]
-pub(super) fn row(values: &[Value], output: usize, inputs: &[&[f32]]) -> Vec<f32> {
-    let mut made: Vec<Vec<f32>> = Vec::new();
+pub(super) fn row<T: Real>(values: &[Value], output: usize, inputs: &[&[T]]) -> Vec<T> {
+    all(values, inputs).swap_remove(output)
+}
+
+/// All values of one row, of the numbers of each input.
+#[cfg(test)]
+pub(super) fn all<T: Real>(values: &[Value], inputs: &[&[T]]) -> Vec<Vec<T>> {
+    let mut made: Vec<Vec<T>> = Vec::new();
     for value in values {
         let numbers = match &value.op {
             Op::Inputs(first) => inputs[*first..].concat()[..value.count()].to_vec(),
-            Op::Constant(numbers) => numbers.to_vec(),
+            Op::Constant(numbers) => numbers.iter().map(|&x| T::from(x)).collect(),
             _ => evaluate(value, values, &|id| &made[id]),
         };
         made.push(numbers);
     }
-    made.swap_remove(output)
+    made
 }
 
-fn evaluate<'a>(value: &Value, values: &[Value], of: &dyn Fn(usize) -> &'a [f32]) -> Vec<f32> {
+fn evaluate<'a, T: Real + 'a>(value: &Value, values: &[Value], of: &dyn Fn(usize) -> &'a [T]) -> Vec<T> {
     let shape_of = |id: usize| &values[id].shape[..];
     let spread = |id: usize| {
         let strides = broadcast_strides(shape_of(id), &value.shape);
@@ -38,10 +107,10 @@ fn evaluate<'a>(value: &Value, values: &[Value], of: &dyn Fn(usize) -> &'a [f32]
         Op::Binary(f, a, b) => spread(*a).zip(spread(*b)).map(|(x, y)| binary(*f, x, y)).collect(),
         Op::MatMul(a, b) => products(value, (shape_of(*a), of(*a)), (shape_of(*b), of(*b))),
         Op::Linear { parts, bias } => {
-            let mut sums = bias.map_or(vec![0.0; value.count()], |bias| of(bias).to_vec());
+            let mut sums = bias.map_or(vec![T::from(0.0); value.count()], |bias| of(bias).to_vec());
             for (x, matrix) in parts {
                 for (x, row) in of(*x).iter().zip(of(*matrix).chunks_exact(value.count().max(1))) {
-                    sums.iter_mut().zip(row).for_each(|(sum, w)| *sum += x * w);
+                    sums.iter_mut().zip(row).for_each(|(sum, w)| *sum += *x * *w);
                 }
             }
             sums
@@ -57,11 +126,16 @@ fn evaluate<'a>(value: &Value, values: &[Value], of: &dyn Fn(usize) -> &'a [f32]
             runs.flat_map(|(o, id)| of(id)[o * inner(id)..(o + 1) * inner(id)].to_vec()).collect()
         }
         Op::Pick(a, index) => index.iter().map(|&n| of(*a)[n as usize]).collect(),
+        Op::Spread(a, index) => {
+            let mut sums = vec![T::from(0.0); value.count()];
+            of(*a).iter().zip(index.iter()).for_each(|(x, &n)| sums[n as usize] += *x);
+            sums
+        }
         Op::Reshape(a) => of(*a).to_vec(),
     }
 }
 
-fn products(value: &Value, (left, a): (&[usize], &[f32]), (right, b): (&[usize], &[f32])) -> Vec<f32> {
+fn products<T: Real>(value: &Value, (left, a): (&[usize], &[T]), (right, b): (&[usize], &[T])) -> Vec<T> {
     let axes = value.shape.len() - 2;
     let (m, n, k) = (value.shape[axes], value.shape[axes + 1], left[left.len() - 1]);
     let places = |shape: &[usize]| {
@@ -72,59 +146,72 @@ fn products(value: &Value, (left, a): (&[usize], &[f32]), (right, b): (&[usize],
     for (at_a, at_b) in places(left).into_iter().zip(places(right)) {
         let (a, b) = (&a[at_a as usize * m * k..], &b[at_b as usize * k * n..]);
         for i in 0..m {
-            out.extend((0..n).map(|j| (0..k).map(|l| a[i * k + l] * b[l * n + j]).sum::<f32>()));
+            out.extend((0..n).map(|j| (0..k).map(|l| a[i * k + l] * b[l * n + j]).sum::<T>()));
         }
     }
     out
 }
 
-fn unary(f: Unary, x: f32) -> f32 {
+fn truth<T: Real>(holds: bool) -> T {
+    T::from(f32::from(u8::from(holds)))
+}
+
+fn is_nan<T: Real>(x: T) -> bool {
+    x.into().is_nan()
+}
+
+fn unary<T: Real>(f: Unary, x: T) -> T {
+    let (zero, one) = (T::from(0.0), T::from(1.0));
     match f {
-        Unary::Relu if x < 0.0 => 0.0,
+        Unary::Relu if x < zero => zero,
         Unary::Relu => x,
-        Unary::Sigmoid => 1.0 / (1.0 + (-x).exp()),
+        Unary::Sigmoid => one / (one + (-x).exp()),
         Unary::Tanh => x.tanh(),
         Unary::Exp => x.exp(),
         Unary::Log => x.ln(),
         Unary::Sqrt => x.sqrt(),
         Unary::Abs => x.abs(),
         Unary::Neg => -x,
-        Unary::Reciprocal => 1.0 / x,
-        Unary::Erf => erf(f64::from(x)) as f32,
-        Unary::Gelu => (0.5 * f64::from(x) * (1.0 + erf(f64::from(x) * std::f64::consts::FRAC_1_SQRT_2))) as f32,
-        Unary::Silu => x / (1.0 + (-x).exp()),
-        Unary::Softplus if x.is_nan() => x,
-        Unary::Softplus => x.max(0.0) + (-x.abs()).exp().ln_1p(),
+        Unary::Reciprocal => one / x,
+        Unary::Erf => T::nearest(erf(x.into())),
+        Unary::Gelu => {
+            let x: f64 = x.into();
+            T::nearest(0.5 * x * (1.0 + erf(x * std::f64::consts::FRAC_1_SQRT_2)))
+        }
+        Unary::Silu => x / (one + (-x).exp()),
+        Unary::Softplus if is_nan(x) => x,
+        Unary::Softplus => (if x > zero { x } else { zero }) + (-x.abs()).exp().ln_1p(),
         Unary::Trunc => x.trunc(),
-        Unary::Not => f32::from(u8::from(x == 0.0)),
-        Unary::IsNan => f32::from(u8::from(x.is_nan())),
+        Unary::Not => truth(x == zero),
+        Unary::IsNan => truth(is_nan(x)),
     }
 }
 
-fn binary(f: Binary, x: f32, y: f32) -> f32 {
+fn binary<T: Real>(f: Binary, x: T, y: T) -> T {
+    let zero = T::from(0.0);
     match f {
         Binary::Add => x + y,
         Binary::Sub => x - y,
         Binary::Mul => x * y,
         Binary::Div => x / y,
-        Binary::Max if x > y || x.is_nan() => x,
-        Binary::Min if x < y || x.is_nan() => x,
+        Binary::Max if x > y || is_nan(x) => x,
+        Binary::Min if x < y || is_nan(x) => x,
         Binary::Max | Binary::Min => y,
-        Binary::Equal => f32::from(u8::from(x == y)),
-        Binary::Less => f32::from(u8::from(x < y)),
-        Binary::LessOrEqual => f32::from(u8::from(x <= y)),
+        Binary::Equal => truth(x == y),
+        Binary::Less => truth(x < y),
+        Binary::LessOrEqual => truth(x <= y),
         Binary::Keep => {
-            if x == 0.0 {
-                0.0
+            if x == zero {
+                zero
             } else {
                 y
             }
         }
         Binary::Drop => {
-            if x == 0.0 {
+            if x == zero {
                 y
             } else {
-                0.0
+                zero
             }
         }
     }
@@ -143,10 +230,10 @@ fn erf(x: f64) -> f64 {
     std::f64::consts::FRAC_2_SQRT_PI * (-x * x).exp() * sum
 }
 
-fn fold(f: Fold, numbers: &[f32]) -> f32 {
+fn fold<T: Real>(f: Fold, numbers: &[T]) -> T {
     match f {
-        Fold::Sum => numbers.iter().sum(),
-        Fold::Max => numbers.iter().fold(f32::NEG_INFINITY, |kept, &x| binary(Binary::Max, kept, x)),
-        Fold::Min => numbers.iter().fold(f32::INFINITY, |kept, &x| binary(Binary::Min, kept, x)),
+        Fold::Sum => numbers.iter().copied().sum(),
+        Fold::Max => numbers.iter().fold(T::from(f32::NEG_INFINITY), |kept, &x| binary(Binary::Max, kept, x)),
+        Fold::Min => numbers.iter().fold(T::from(f32::INFINITY), |kept, &x| binary(Binary::Min, kept, x)),
     }
 }

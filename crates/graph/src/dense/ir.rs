@@ -45,6 +45,8 @@ pub(super) enum Op {
     Concat(usize, Vec<Id>),
     /// Number `n` is number `index[n]` of the value: transposed, sliced, expanded or gathered.
     Pick(Id, Arc<[u32]>),
+    /// The adjoint of [`Op::Pick`]: number `index[n]` is the sum of all numbers `n` of the value; 0 where there are none.
+    Spread(Id, Arc<[u32]>),
     Reshape(Id),
 }
 
@@ -56,6 +58,7 @@ impl Op {
             Op::Unary(f, a) => Op::Unary(*f, of(*a)?),
             Op::Fold(f, a) => Op::Fold(*f, of(*a)?),
             Op::Pick(a, index) => Op::Pick(of(*a)?, index.clone()),
+            Op::Spread(a, index) => Op::Spread(of(*a)?, index.clone()),
             Op::Reshape(a) => Op::Reshape(of(*a)?),
             Op::Binary(f, a, b) => Op::Binary(*f, of(*a)?, of(*b)?),
             Op::MatMul(a, b) => Op::MatMul(of(*a)?, of(*b)?),
@@ -71,7 +74,7 @@ impl Op {
     pub(super) fn reads(&self) -> Vec<Id> {
         match self {
             Op::Inputs(_) | Op::Constant(_) => Vec::new(),
-            Op::Unary(_, a) | Op::Fold(_, a) | Op::Pick(a, _) | Op::Reshape(a) => vec![*a],
+            Op::Unary(_, a) | Op::Fold(_, a) | Op::Pick(a, _) | Op::Spread(a, _) | Op::Reshape(a) => vec![*a],
             Op::Binary(_, a, b) | Op::MatMul(a, b) => vec![*a, *b],
             Op::Concat(_, parts) => parts.clone(),
             Op::Linear { parts, bias } => parts.iter().flat_map(|(x, m)| [*x, *m]).chain(*bias).collect(),

@@ -27,6 +27,7 @@ mod plan;
 mod split;
 mod steps;
 mod text;
+pub mod train;
 
 use std::ops::Range;
 

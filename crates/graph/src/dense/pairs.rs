@@ -1,5 +1,5 @@
-//! Products in bf16: which they are, and their factors as pairs, made where they are not there yet and kept for the next product that
-//! takes them.
+//! bf16 products: selects them, and converts their factors to pairs, which are computed once and shared by products with the same
+//! factor.
 
 use super::ir::{Id, Op, Side};
 use super::plan::Planner;
@@ -7,11 +7,11 @@ use super::steps::{Factor, Memory, Place, Work};
 use sterling_core::error::Result;
 use sterling_kernels::cpu::dense::{Form, Lines, PANEL, PairRows, STEP, pair_rows};
 
-/// Fewest columns and fewest numbers of depth of a product in bf16: below, rounding its factors costs what it saves.
+/// Minimum columns and depth of a bf16 product: below, rounding the factors costs more than it saves.
 const NARROW_MIN: usize = 32;
 
 impl Planner<'_> {
-    /// Finds products in bf16, and those of them that only such products read.
+    /// Finds bf16 products, and those of them that only such products read.
     pub(super) fn narrow(&mut self, needed: &[bool]) {
         let outputs = self.outputs();
         let live = || (0..needed.len()).filter(|&id| needed[id] && self.alias[id].is_none());
@@ -41,8 +41,8 @@ impl Planner<'_> {
         self.is_paired = is_read_alone;
     }
 
-    /// True for a product of many rows of the user with a constant matrix whose depth is whole steps: what it makes becomes a matrix of
-    /// products of rows, which is rounded itself.
+    /// Returns true for a product of many user rows with a constant matrix whose depth is a multiple of a step. Its result
+    /// becomes a matrix of row products, which is rounded anyway.
     fn is_wide_for_user(&self, id: Id, a: Id, b: Id) -> bool {
         let (left, right) = (self.graph.shape(a), self.graph.shape(b));
         let [.., k, n] = right else { return false };
@@ -54,8 +54,8 @@ impl Planner<'_> {
             && runs.min(*n) >= NARROW_MIN
     }
 
-    /// Factors in pairs. Rows that are not pairs yet come to lie side by side, those of constant matrices and those of the user's, so
-    /// that few steps are filled up with zeros.
+    /// Returns factors in pairs. Rows that are not pairs yet are concatenated, those of constant matrices and those of the user's
+    /// separately, to reduce zero padding.
     pub(super) fn narrow_factors(&mut self, parts: &[(Id, Id)]) -> Result<Vec<Factor>> {
         let (paired, single): (Vec<_>, Vec<_>) = parts.iter().partition(|(x, _)| self.is_paired[self.root(*x)]);
         let (constant, of_user): (Vec<_>, Vec<_>) =
@@ -65,7 +65,7 @@ impl Planner<'_> {
         groups.iter().map(|parts| self.narrow_factor(parts)).collect()
     }
 
-    /// Rows side by side and their matrices below each other, in pairs, which are made where they are not there yet.
+    /// Concatenates rows and stacks their matrices, in pairs, converting them if needed.
     fn narrow_factor(&mut self, parts: &[(Id, Id)]) -> Result<Factor> {
         let room = |planner: &Self, matrix: Id| Form::Pairs.room(planner.graph.shape(matrix)[0]);
         let depth: usize = parts.iter().map(|(_, matrix)| room(self, *matrix)).sum();
@@ -98,7 +98,7 @@ impl Planner<'_> {
         Ok(Factor { rows, depth, matrix, row_stride: PANEL, panel_stride: all * PANEL })
     }
 
-    /// The rows `[runs, k]` of a value of the user and a constant matrix `[k, n]` in pairs.
+    /// Returns the rows `[runs, k]` of a value of the user and a constant matrix `[k, n]` in pairs.
     pub(super) fn narrow_rows(&mut self, a: Id, matrix: Id, [runs, k, n]: [usize; 3]) -> Result<Factor> {
         let (depth, from) = (Form::Pairs.room(k), self.place(a)?);
         let rows = self.buffer(Side::User, runs * depth);
@@ -111,7 +111,7 @@ impl Planner<'_> {
         Ok(Factor { rows, depth, matrix, row_stride: PANEL, panel_stride: depth * PANEL })
     }
 
-    /// Matrices below each other in panels of so many pairs: all of them constants, or all of them made once a request.
+    /// Stacks matrices in panels of `all` pairs: either all of them constants, or all of them computed once per request.
     fn pack_pairs(&mut self, matrices: &[Id], all: usize) -> Result<Place> {
         let columns = self.graph.shape(matrices[0])[1];
         let count = all * columns.next_multiple_of(PANEL);

@@ -99,6 +99,15 @@ fn follows(index: &[u32]) -> bool {
     !index.is_empty() && index.windows(2).all(|two| two[0] + 1 == two[1])
 }
 
+/// The first places of runs of so many numbers, where places lie side by side in runs of equal length.
+fn runs(index: &Arc<[u32]>) -> (Arc<[u32]>, usize) {
+    let ends = index.windows(2).position(|two| two[0] + 1 != two[1]).map_or(index.len(), |n| n + 1);
+    match ends > 1 && index.len().is_multiple_of(ends) && index.chunks(ends).all(follows) {
+        true => (index.iter().step_by(ends).copied().collect(), ends),
+        false => (index.clone(), 1),
+    }
+}
+
 pub(super) struct Planner<'a> {
     pub(super) graph: &'a Graph,
     pub(super) plan: Plan,
@@ -274,6 +283,7 @@ impl Planner<'_> {
             Work::Chain { reads, links, kept } => reads.len() + links.len() + kept.len(),
             Work::Concat { runs, parts } => 4 * runs * parts.iter().map(|(_, n)| n).sum::<usize>(),
             Work::Pick { index, run, .. } => 16 * index.len() + run,
+            Work::Spread { index, run, count, .. } => 16 * index.len() * run + count,
         };
         match place.memory {
             Memory::Rows(out) => {
@@ -343,7 +353,14 @@ impl Planner<'_> {
                 let parts = parts.iter().map(|&part| Ok((self.place(part)?, inner(part)))).collect::<Result<_>>()?;
                 Work::Concat { runs: value.shape[..*axis].iter().product(), parts }
             }
-            Op::Pick(a, index) => self.pick(*a, index)?,
+            Op::Pick(a, index) => {
+                let (index, run) = runs(index);
+                Work::Pick { a: self.place(*a)?, index, run }
+            }
+            Op::Spread(a, index) => {
+                let (index, run) = runs(index);
+                Work::Spread { a: self.place(*a)?, index, run, count: value.count() }
+            }
             Op::Linear { parts, bias } => {
                 let columns = value.count();
                 let form = |is_pairs: bool| if is_pairs { Form::Pairs } else { Form::Single };
@@ -437,17 +454,6 @@ impl Planner<'_> {
         };
         let matrix = Place { memory: Memory::Constant(packed), offset: 0 };
         Ok(Factor { rows, depth, matrix, row_stride: PANEL, panel_stride: depth * PANEL })
-    }
-
-    /// Numbers from other places: in runs, where they lie side by side there too.
-    fn pick(&mut self, a: Id, index: &Arc<[u32]>) -> Result<Work> {
-        let ends = index.windows(2).position(|two| two[0] + 1 != two[1]).map_or(index.len(), |n| n + 1);
-        let run = match ends > 1 && index.len().is_multiple_of(ends) && index.chunks(ends).all(follows) {
-            true => ends,
-            false => 1,
-        };
-        let index = if run == 1 { index.clone() } else { index.iter().step_by(run).copied().collect() };
-        Ok(Work::Pick { a: self.place(a)?, index, run })
     }
 
     fn matmul(&mut self, id: Id, a: Id, b: Id) -> Result<Work> {

@@ -1,12 +1,12 @@
-//! What a graph says of an item whoever asks: worked out once an item and kept, not once a candidate.
+//! Item-side precomputation: computes the part of a graph that depends on the item alone once per item instead of once per
+//! candidate.
 //!
-//! A value is *the item's* where it depends on inputs of the item and constants alone. A [`ItemCut`] names some of these: one half of
-//! the graph makes them of items, the other takes them as inputs beside what else it reads of a candidate.
+//! A value is *the item's* if it depends on inputs of the item and constants alone. An [`ItemCut`] names some of these values:
+//! one half of the graph computes them from items, the other half reads them as inputs, besides other inputs of a candidate.
 //!
-//! Not every cut pays. What is kept must be read, from wherever it lies, for each candidate; and a product that would have become
-//! one with the next (`collapse`) costs nothing. So [`best_cut`] makes programs of a few cuts and compares what they cost: at the values
-//! that the others read, further back where a linear chain is narrowest, and at its start, where something is no longer
-//! linear.
+//! Not every cut pays off. Stored values must be read from memory per candidate; and a product that would be fused with the next
+//! one (`collapse`) is free. So [`best_cut`] compiles a few cuts and compares their costs: at the values that the other half
+//! reads, further back where a linear chain is narrowest, and at the start of the chain, after the last nonlinear operation.
 
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::Xxh3;
@@ -19,24 +19,24 @@ use super::steps::Precision;
 use sterling_core::error::{Error, Result};
 use sterling_kernels::cpu::dense::{Binary, Fold, Unary};
 
-/// The values that are kept by item, by their numbers, ascending.
+/// Ids of the values that are stored per item, ascending.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ItemCut(Vec<Id>);
 
-/// Multiply-adds that take as long as to read what is kept of an item, which lies somewhere in memory, and each of its numbers.
+/// Cost of reading stored values of an item at a random location, and of each of its numbers, in multiply-adds.
 pub(super) const ROW_WORK: usize = 1000;
 pub(super) const NUMBER_WORK: usize = 10;
-/// Candidates that the user's part of a program is shared by.
+/// Number of candidates that share the user's part of a program.
 const CANDIDATES: usize = 1000;
-/// A cut is to make a candidate cheaper by one part in so many at least, for it takes memory.
+/// A cut must make a candidate cheaper by at least one part in this many, because it takes memory.
 const GAIN: usize = 10;
-/// Most numbers that are kept of an item: those of a layer over each of many rows would take many times the memory of the item.
+/// Maximum numbers stored per item: layers over each of many rows would take many times the item's memory.
 const WIDTH_MAX: usize = 1024;
-/// Values of the item that others read, beyond which no cut is looked for one by one.
+/// Maximum number of item values read by the other half up to which cuts are searched individually.
 const EDGES_MAX: usize = 12;
 
-/// A part of a graph that stands alone, and which inputs of the whole it has.
+/// An independent part of a graph, and which inputs of the complete graph it has.
 #[derive(Debug)]
 pub(super) struct Half {
     pub(super) graph: Graph,
@@ -44,8 +44,8 @@ pub(super) struct Half {
 }
 
 impl Half {
-    /// A name for all that it computes, 32 hexadecimal digits: its operations and constants, and which values of the whole graph
-    /// it makes of which inputs.
+    /// Returns a digest of its computation, 32 hexadecimal digits: its operations and constants, and which values of the complete
+    /// graph it computes from which inputs.
     pub(super) fn digest(&self, cut: &ItemCut) -> String {
         let mut hash = Xxh3::new();
         hash.update(format!("{:?} {:?} {:?} ", cut.0, self.inputs, self.graph.outputs).as_bytes());
@@ -63,7 +63,7 @@ impl Half {
     }
 }
 
-/// Both halves of a graph, and how many numbers are kept of an item.
+/// Both halves of a graph, and the number of stored numbers per item.
 #[derive(Debug)]
 pub(super) struct Split {
     pub(super) item: Half,
@@ -71,7 +71,7 @@ pub(super) struct Split {
     pub(super) width: usize,
 }
 
-/// What a value depends on.
+/// Dependencies of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Whose {
     Nobodys,
@@ -92,7 +92,7 @@ fn whose(graph: &Graph, is_item: &[bool]) -> Vec<Whose> {
     all
 }
 
-/// The halves of a graph.
+/// Splits a graph into its halves.
 ///
 /// # Errors
 /// `Invalid` for a cut of another graph.
@@ -111,8 +111,8 @@ pub(super) fn split(graph: &Graph, is_item: &[bool], cut: &ItemCut) -> Result<Sp
     })
 }
 
-/// What makes some values of a graph. Those of `given` are inputs there, after those of the user and ahead of the others; inputs
-/// that nothing reads stay where `keeps` says so.
+/// Extracts the subgraph that computes `outputs`. The values `given` become inputs, after those of the user and before the
+/// others. Inputs without readers remain if `keeps` says so.
 fn half(graph: &Graph, outputs: &[Id], given: &[Id], keeps: &dyn Fn(usize) -> bool) -> Result<Half> {
     let needed = graph.needed(outputs, given);
     let is_read = |n: usize| {
@@ -150,8 +150,8 @@ fn half(graph: &Graph, outputs: &[Id], given: &[Id], keeps: &dyn Fn(usize) -> bo
     Ok(Half { graph: to, inputs: [of_user, of_rows].concat() })
 }
 
-/// The cut by which a candidate costs the least; none where no cut gains much. `work` is that of reading each input of a
-/// candidate.
+/// Returns the cut with the lowest cost per candidate; `None` if no cut gains enough. `work` is the cost of reading each input of
+/// a candidate.
 pub(super) fn best_cut(graph: &Graph, is_item: &[bool], work: &[usize]) -> Result<Option<ItemCut>> {
     let seeker = Seeker { graph, whose: whose(graph, is_item), is_item, work };
     let edges: Vec<Vec<Vec<Id>>> = seeker.edges().into_iter().map(|edge| seeker.options(edge)).collect();
@@ -167,7 +167,7 @@ pub(super) fn best_cut(graph: &Graph, is_item: &[bool], work: &[usize]) -> Resul
         }
         Ok(())
     };
-    // All edges at their first option, and at their last one.
+    // Weighs all edges at their first option, and at their last one.
     weigh(edges.iter().map(|options| (!options.is_empty()).then_some(0)).collect(), &mut best)?;
     weigh(edges.iter().map(|options| options.len().checked_sub(1)).collect(), &mut best)?;
     for edge in (0..edges.len()).filter(|_| edges.len() <= EDGES_MAX) {
@@ -184,7 +184,7 @@ pub(super) fn best_cut(graph: &Graph, is_item: &[bool], work: &[usize]) -> Resul
     Ok((!cut.is_empty() && cost + whole / GAIN <= whole).then_some(ItemCut(cut)))
 }
 
-/// The values of the options that were chosen.
+/// Returns the values of the chosen options.
 fn taken(edges: &[Vec<Vec<Id>>], choice: &[Option<usize>]) -> Vec<Id> {
     let chosen = edges.iter().zip(choice).filter_map(|(options, choice)| choice.map(|n| &options[n]));
     let mut all: Vec<Id> = chosen.flatten().copied().collect();
@@ -201,7 +201,7 @@ struct Seeker<'a> {
 }
 
 impl Seeker<'_> {
-    /// The item's values that others read, or that are outputs.
+    /// Returns the item's values that other values read, or that are outputs.
     fn edges(&self) -> Vec<Id> {
         let needed = self.graph.needed(&self.graph.outputs, &[]);
         let mut is_edge = vec![false; self.whose.len()];
@@ -213,8 +213,8 @@ impl Seeker<'_> {
         (0..is_edge.len()).filter(|&id| is_edge[id] && self.whose[id] == Whose::Items && is_made(id)).collect()
     }
 
-    /// What an edge may be cut at: itself, the narrowest value of the chain that it is the end of, and what that chain is linear in. None
-    /// where it is linear in the inputs and no narrower than these.
+    /// Returns the values where an edge may be cut: itself, the narrowest value of the linear chain that ends in it, and the
+    /// bases of that chain. Empty if it is linear in the inputs and no narrower than they are.
     fn options(&self, edge: Id) -> Vec<Vec<Id>> {
         let count = |id: Id| self.graph.values[id].count();
         let mut narrowest = edge;
@@ -236,7 +236,7 @@ impl Seeker<'_> {
         options
     }
 
-    /// What a chain of linear values that ends at one starts from: values that are not linear in any, and inputs.
+    /// Returns the start of a chain of linear values that ends at `edge`: nonlinear values, and inputs.
     fn bases(&self, edge: Id) -> (Vec<Id>, Vec<Id>) {
         let (mut bases, mut inputs, mut seen, mut ahead) = (Vec::new(), Vec::new(), vec![false; edge + 1], vec![edge]);
         while let Some(id) = ahead.pop() {
@@ -253,7 +253,7 @@ impl Seeker<'_> {
         (bases, inputs)
     }
 
-    /// The item's values that one is linear in; none where it is not linear, or an input.
+    /// Returns the item's values that `id` is linear in; `None` if it is nonlinear or an input.
     fn linear_in(&self, id: Id) -> Option<Vec<Id>> {
         let is_items = |id: &Id| self.whose[*id] == Whose::Items;
         let op = &self.graph.values[id].op;
@@ -268,13 +268,13 @@ impl Seeker<'_> {
         (is_linear && !reads.is_empty()).then_some(reads)
     }
 
-    /// Those of some values that the other half reads.
+    /// Returns those of `cut` that the other half reads.
     fn read(&self, cut: &[Id]) -> Vec<Id> {
         let needed = self.graph.needed(&self.graph.outputs, cut);
         cut.iter().copied().filter(|&id| needed[id]).collect()
     }
 
-    /// Multiply-adds that a candidate takes with a cut, and what takes as long; without a bound where too much is kept.
+    /// Returns the cost per candidate with a cut, in multiply-adds; the maximum if too much would be stored.
     fn cost(&self, cut: &[Id]) -> Result<usize> {
         let cut = ItemCut(self.read(cut));
         let halves = match cut.0.is_empty() {

@@ -152,6 +152,13 @@ pub(super) enum Work {
         index: Arc<[u32]>,
         run: usize,
     },
+    /// Adds runs of so many numbers to those of a row of `count`, each from its place on.
+    Spread {
+        a: Place,
+        index: Arc<[u32]>,
+        run: usize,
+        count: usize,
+    },
 }
 
 #[cfg(test)]
@@ -173,7 +180,8 @@ impl Work {
             | Work::PackNarrow { a, .. }
             | Work::Map1 { a, .. }
             | Work::Fold { a, .. }
-            | Work::Pick { a, .. } => vec![*a],
+            | Work::Pick { a, .. }
+            | Work::Spread { a, .. } => vec![*a],
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Programs against the meaning of their graphs, and graphs that must be refused.
+//! Compares programs with a naive evaluation of their graphs, and checks that invalid graphs are rejected.
 
 #![allow(clippy::unwrap_used)]
 
@@ -31,7 +31,7 @@ fn near(got: &[f32], want: &[f32], place: &str) {
     }
 }
 
-/// All rows through a program: what each becomes, its outputs side by side.
+/// Runs all rows through a program and returns the concatenated outputs per row.
 fn run(program: &RowProgram, rows: usize, user: &[&[f32]], row: &dyn Fn(usize) -> Vec<f32>) -> Vec<Vec<f32>> {
     let mut made = Vec::new();
     let fill = &mut |given: InputRows<'_>| given.each(|n, given| given.copy_from_slice(&row(n)));
@@ -44,7 +44,7 @@ fn run(program: &RowProgram, rows: usize, user: &[&[f32]], row: &dyn Fn(usize) -
     made
 }
 
-/// A step of a random graph: which operation, over which of the values so far, and how wide.
+/// Step of a random graph: operation, indexes of its operands, and width.
 type Random = (u8, usize, usize, usize);
 
 fn input(side: Side, width: usize) -> GraphInput {
@@ -52,7 +52,7 @@ fn input(side: Side, width: usize) -> GraphInput {
     GraphInput { side, shape: vec![1, 1, width], rows }
 }
 
-/// Functions that keep small numbers small. What jumps (comparisons, truncation) would tell apart what is equal but for rounding.
+/// Functions that keep small numbers small. Discontinuous ones (comparisons, truncation) would amplify rounding differences.
 const FUNCTIONS: [Unary; 9] = [
     Unary::Relu,
     Unary::Sigmoid,
@@ -66,7 +66,7 @@ const FUNCTIONS: [Unary; 9] = [
 ];
 const FUNCTIONS_OF_TWO: [Binary; 2] = [Binary::Max, Binary::Min];
 
-/// Folds of a query's numbers where its keys are a row's; of some the product is read by others, too.
+/// Reductions of a query's values whose keys equal a row's; some products have other readers, too.
 fn beside_keys(graph: &mut Graph, [query, column]: [Id; 2], size: usize) -> Result<Id> {
     let three = graph.number(vec![], vec![3.0])?;
     let mut key_of = |a: Id| {
@@ -90,7 +90,7 @@ fn beside_keys(graph: &mut Graph, [query, column]: [Id; 2], size: usize) -> Resu
     graph.binary(Binary::Mul, all, share)
 }
 
-/// A graph of a query, a row and a column of random operations, whose numbers stay small.
+/// Builds a graph of a query, a row and a column from random operations that keep numbers small.
 fn graph(width: usize, steps: &[Random]) -> Graph {
     let mut graph = Graph::new(vec![input(Side::User, width), input(Side::Pair, width), input(Side::Pair, 1)]);
     let mut values: Vec<Id> = (0..3).map(|n| graph.input(n).unwrap()).collect();
@@ -111,7 +111,7 @@ fn graph(width: usize, steps: &[Random]) -> Graph {
             9 => graph.fold([Fold::Sum, Fold::Max, Fold::Min][size % 3], a, &[2]),
             10 => graph.concat(2, &[a, b, a]),
             11 | 15 => graph.binary(FUNCTIONS_OF_TWO[size % FUNCTIONS_OF_TWO.len()], a, b),
-            // A softmax, and numbers by their length.
+            // A softmax, and L2 normalization.
             16 => (|| {
                 let most = graph.fold(Fold::Max, a, &[2])?;
                 let less = graph.binary(Binary::Sub, a, most)?;
@@ -127,7 +127,7 @@ fn graph(width: usize, steps: &[Random]) -> Graph {
                 let length = graph.unary(Unary::Sqrt, sum)?;
                 graph.binary(Binary::Div, a, length)
             })(),
-            // Some neighbours, one number, and every other one of values side by side.
+            // Some neighbouring numbers, a single one, and every other one of a concatenation.
             18 => {
                 let first = size % last;
                 let index: Vec<u32> = (first..last.min(first + 1 + size % 7)).map(|n| n as u32).collect();
@@ -140,7 +140,7 @@ fn graph(width: usize, steps: &[Random]) -> Graph {
                 let shape = vec![1, 1, index.len()];
                 graph.pick(all, index, shape, graph.values[all].rows)
             }),
-            // Several rows within a row, turned and multiplied with the matrix that they came from.
+            // Several rows within a row, transposed and multiplied with the original matrix.
             12 if last.is_multiple_of(2) => (|| {
                 let rows = graph.values[a].rows;
                 let matrix = graph.reshape(a, vec![1, 1, 2, last / 2], rows)?;
@@ -167,7 +167,7 @@ fn graph(width: usize, steps: &[Random]) -> Graph {
     graph
 }
 
-/// Most numbers of all rows of an input.
+/// Maximum numbers of all rows of an input.
 const ROOM: usize = 1 << 13;
 
 /// Sizes from 1 to 513, mostly small ones.
@@ -183,7 +183,7 @@ proptest! {
         width in widths(), rows in widths(),
         steps in prop::collection::vec((any::<u8>(), 0usize..32, 0usize..32, 1usize..130), 1..14),
     ) {
-        // Wide rows are few: what is held against them is naive.
+        // Few wide rows, because the reference is naive.
         let rows = rows.min(ROOM / width).max(1);
         let graph = graph(width, &steps);
         let query = numbers(width, 5);
@@ -212,7 +212,8 @@ proptest! {
     }
 }
 
-/// Comparison, products and folds are one step, whose results lie where each is read; the wide numbers between them have no room.
+/// Comparison, products and reductions become one step that writes each result to its reader; the wide intermediates use no
+/// memory.
 #[test]
 fn what_lies_beside_keys_is_folded_in_one_step() {
     let mut graph = Graph::new(vec![input(Side::User, 100), input(Side::Pair, 100), input(Side::Pair, 1)]);
@@ -234,7 +235,7 @@ fn what_lies_beside_keys_is_folded_in_one_step() {
     }
 }
 
-/// An output is alone in its place, as devices need it, whatever makes it.
+/// Devices require that an output has its own buffer, for every kind of step.
 #[test]
 fn outputs_of_single_numbers_have_places_of_their_own() {
     let mut graph = Graph::new(vec![input(Side::User, 20), input(Side::Pair, 20), input(Side::Pair, 1)]);
@@ -255,7 +256,7 @@ fn outputs_of_single_numbers_have_places_of_their_own() {
     near(&made[0], &want.collect::<Vec<_>>(), "the row");
 }
 
-/// Single numbers between wide values are made in one step a side of these, and what lies within a value is read where it is.
+/// Single numbers between wide values are computed in one step per side, and slices of a value are read in place.
 #[test]
 fn single_numbers_are_made_in_chains() {
     let mut graph = Graph::new(vec![input(Side::Pair, 3), input(Side::Pair, 1), input(Side::User, 1)]);
@@ -281,7 +282,7 @@ fn single_numbers_are_made_in_chains() {
     near(&made[0], &interpret::row(&graph.values, graph.outputs[0], &[&[0.5, 1.0, -1.0], &[2.0], &[9.0]]), "the row");
 }
 
-/// A difference of flags or times is made before a large factor meets it; a quotient stays one.
+/// A difference of flags or times is computed before it is multiplied by a large factor; a quotient stays a quotient.
 #[test]
 fn sums_of_large_terms_are_made_before_they_are_multiplied() {
     let mut graph = Graph::new(vec![input(Side::User, 1), input(Side::Pair, 1), input(Side::Pair, 1)]);
@@ -301,13 +302,13 @@ fn sums_of_large_terms_are_made_before_they_are_multiplied() {
         assert_eq!(one(1.0, 1.0, 0.3)[0], 0.3, "{program:?}");
         let hours = one(490_000.0, 489_997.0, 0.0);
         near(&hours[1..5], &[0.375, -0.3, 9.0, 0.9], "three hours");
-        // The reciprocal of so small a number is infinite.
+        // The reciprocal of such a small number is infinite.
         assert_eq!(one(1e-40, 0.0, 1e-40)[5], 1.0);
         assert_eq!(one(1e-40, 0.0, 0.0)[5], 0.0);
     }
 }
 
-/// Of values side by side only those are made that something picks.
+/// Of a concatenation, only the values that something selects are computed.
 #[test]
 fn what_nothing_picks_is_not_made() {
     let mut graph = Graph::new((0..3).map(|_| input(Side::Pair, 2)).collect());
@@ -352,7 +353,7 @@ fn fixed(n: i64) -> Size {
     Size::Fixed(n)
 }
 
-/// A graph of the tiny package with its inputs.
+/// Loads a graph of the tiny package with its inputs.
 fn tiny(name: &str) -> (Vec<u8>, Vec<Given>, (&'static str, Vec<Size>)) {
     let rows = |name: &str, width: i64| given(name, true, &[ROWS, fixed(width)]);
     let (inputs, output) = match name {
@@ -379,7 +380,7 @@ fn lower(bytes: &[u8], given: &[Given], output: &(&'static str, Vec<Size>)) -> R
     RowProgram::lower(bytes, given, &[made(output.0, &output.1)])
 }
 
-/// A tensor of a golden file.
+/// Tensor of a golden file.
 #[derive(Deserialize)]
 pub(crate) struct Named {
     pub(crate) name: String,
@@ -387,7 +388,7 @@ pub(crate) struct Named {
     pub(crate) values: Vec<f32>,
 }
 
-/// What a graph of the tiny package made of some inputs in ONNX Runtime.
+/// Results of ONNX Runtime for a graph of the tiny package.
 #[derive(Deserialize)]
 pub(crate) struct Case {
     pub(crate) graph: String,
@@ -408,7 +409,7 @@ fn the_graphs_of_the_tiny_package_answer_as_onnxruntime_does() {
         let (bytes, inputs, output) = tiny(&case.graph);
         let program = lower(&bytes, &inputs, &output).unwrap();
         let is_reranker = case.graph == "overarch";
-        // Of a reranker's case, the first query.
+        // The first query of a reranker's case.
         let rows = if is_reranker { case.inputs[1].shape[1] } else { case.output.shape[0] };
         let user: Vec<&[f32]> = if is_reranker { vec![&case.inputs[0].values[..4]] } else { Vec::new() };
         let pairs = &case.inputs[usize::from(is_reranker)..];
@@ -455,7 +456,7 @@ fn golden() -> Vec<GoldenCase> {
 }
 
 impl GoldenCase {
-    /// The axis that counts rows, and how many.
+    /// Returns the rows axis and the number of rows.
     fn rows(&self) -> (usize, usize) {
         let axis = usize::from(self.inputs.iter().any(|i| i.name == "item"));
         (axis, self.inputs.iter().find(|i| i.is_pair).unwrap().shape[axis])
@@ -473,7 +474,7 @@ impl GoldenCase {
         };
         let inputs: Vec<Given> =
             self.inputs.iter().map(|i| given(&i.name, i.is_pair, &sizes(&i.shape, i.is_pair))).collect();
-        // Some outputs of `operators` have their rows behind another axis.
+        // Some outputs of `operators` have their rows on a later axis.
         let of_output = |o: &GoldenOutput| {
             let axis = if o.shape[axis] == self.rows().1 { axis } else { o.shape.len() - 2 };
             let size = |(n, &d): (usize, &usize)| if n == axis { ROWS } else { fixed(d as i64) };
@@ -483,7 +484,7 @@ impl GoldenCase {
         RowProgram::lower(bytes, &inputs, &outputs)
     }
 
-    /// The numbers of row `n` in a tensor.
+    /// Returns the numbers of row `n` in a tensor.
     fn row(&self, n: usize, shape: &[usize], values: &[f32]) -> Vec<f32> {
         let (axis, rows) = self.rows();
         let axis = if shape[axis] == rows { axis } else { shape.len() - 2 };
@@ -521,7 +522,7 @@ fn models_of_pytorch_and_every_operator_answer_as_onnxruntime_does() {
     assert_eq!(cases.len(), 9);
 }
 
-/// A reranker without a history, as the demo had before links, with its inputs.
+/// A reranker without a history, as in early versions of the demo, with its inputs.
 fn reranker() -> (Vec<u8>, Vec<Given>, (&'static str, Vec<Size>)) {
     let mut inputs =
         vec![given("query", false, &[fixed(1), fixed(64)]), given("item", true, &[fixed(1), ROWS, fixed(64)])];

@@ -45,6 +45,7 @@ fn numbers(work: &Work) -> usize {
         Work::Chain { kept, .. } => kept.len(),
         Work::Concat { runs, parts } => runs * parts.iter().map(|(_, count)| count).sum::<usize>(),
         Work::Pick { index, run, .. } => index.len() * run,
+        Work::Spread { count, .. } => *count,
         Work::Narrow { count, .. } => Form::Pairs.room(*count),
         Work::PackNarrow { depth, columns, .. } => Form::Pairs.room(*depth) * columns,
     }
@@ -58,6 +59,7 @@ fn flops(work: &Work) -> u64 {
         Work::Fold { runs, count, .. } => runs * count,
         Work::FoldEqual { count, folds, .. } => count * (1 + 2 * folds.len()),
         Work::Chain { links, .. } => links.len(),
+        Work::Spread { index, run, .. } => index.len() * run,
         Work::Concat { .. } | Work::Pick { .. } | Work::Narrow { .. } | Work::PackNarrow { .. } => 0,
     };
     flops as u64
@@ -181,12 +183,19 @@ impl Display for Work {
                 write!(f, "pairs from {} of {} on of {a}[{depth}, {columns}]", rows.first, rows.all)
             }
             Work::Pick { a, index, run } => {
-                let bytes: Vec<u8> = index.iter().flat_map(|n| n.to_le_bytes()).collect();
-                let order = xxhash_rust::xxh3::xxh3_64(&bytes);
-                write!(f, "pick {a}[{}, {run}] in the order {order:016x}", index.len())
+                write!(f, "pick {a}[{}, {run}] in the order {:016x}", index.len(), order(index))
+            }
+            Work::Spread { a, index, run, .. } => {
+                write!(f, "spread {a}[{}, {run}] in the order {:016x}", index.len(), order(index))
             }
         }
     }
+}
+
+/// A name for places in their order.
+fn order(index: &[u32]) -> u64 {
+    let bytes: Vec<u8> = index.iter().flat_map(|n| n.to_le_bytes()).collect();
+    xxhash_rust::xxh3::xxh3_64(&bytes)
 }
 
 fn lower(operation: &impl fmt::Debug) -> String {

@@ -1,4 +1,4 @@
-//! A tower on a device: ids looked up in tables in its memory, pooled or in turn, and the graph as a program.
+//! A tower on a device: looks ids up in tables in device memory, pooled or as sequences, and runs the graph as a program.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use sterling_cuda::{Array, Device};
 use sterling_embedding::device::whole;
 use sterling_embedding::{DeviceTables, HostBags, HotCounters, HotTables, HotTurn, Pooling, Table};
 
-/// The tables and the program of a tower in the memory of a device.
+/// Tables and program of a tower in device memory.
 #[derive(Debug)]
 pub struct DeviceTower {
     program: DeviceProgram,
@@ -22,44 +22,43 @@ pub struct DeviceTower {
     hot: HotTables,
 }
 
-/// Where the rows of a table lie.
+/// Location of a table's rows.
 #[derive(Debug)]
 enum Held {
     /// All of them on the device.
     Whole(Arc<TableRows>),
-    /// Some of them or none, by the number of the table among those.
+    /// Partly cached on the device, by the table's number among those.
     Hot(usize),
 }
 
-/// A tensor that a tower makes of features.
+/// A tensor that a tower computes from features.
 #[derive(Debug)]
 struct Source {
-    /// Its place among the tensors of the tower.
+    /// Index among the tensors of the tower.
     tensor: usize,
-    /// Its feature's place among the features.
     feature: usize,
-    /// What it is looked up in.
+    /// Table of its ids, if any.
     table: Option<Held>,
-    /// The first of its numbers among the inputs of the graph, where that reads it.
+    /// First column of its numbers in the inputs of the graph, if the graph reads it.
     column: Option<usize>,
     is_kept: bool,
 }
 
-/// What a tower on a device made of rows of features.
+/// Results of a tower on a device for rows of features.
 #[derive(Debug)]
 pub struct DeviceMade {
-    /// The outputs of its graph, `[1, rows, stride]` each.
+    /// Outputs of its graph, `[1, rows, stride]` each.
     pub outputs: DeviceOutputs,
-    /// The tensors that were to be kept, `[rows, count]` each, by their places among those of the tower.
+    /// Retained tensors, `[rows, count]` each, by their index in the tower.
     pub tensors: Vec<(usize, Array<f32>)>,
 }
 
 impl DeviceTower {
-    /// Copies a tower. Of its tensors those at `kept` are made besides what the graph reads.
+    /// Copies a tower to a device. Its tensors at `kept` are computed besides those that the graph reads.
     ///
     /// # Errors
-    /// `Unsupported` where its graph is no program of ours, or a table is not whole in the memory of this host; `Overloaded` where
-    /// the device has not enough memory.
+    /// `Unsupported` if its graph is not a compiled program, or this host's memory does not hold a complete table; `Overloaded`
+    /// if the device has not enough memory.
     pub fn copy(device: &Device, tower: &Tower, kept: &[usize], tables: &mut DeviceTables) -> Result<Self> {
         let program = tower.program().ok_or_else(|| Error::unsupported("the tower's graph is no program of ours"))?;
         DeviceProgram::check(program)?;
@@ -72,7 +71,7 @@ impl DeviceTower {
         for &tensor in kept.iter().filter(|tensor| !tower.inputs().contains(tensor)) {
             sources.push(Source::new(tower, tensor, None, true)?);
         }
-        // Nothing is copied of a tower that stays on the host.
+        // Checked first, so that nothing is copied for a tower that stays on the host.
         let table_of = |source: &Source| tower.table(&tower.features()[source.feature]);
         for table in sources.iter().filter_map(table_of) {
             whole(table)?;
@@ -90,20 +89,20 @@ impl DeviceTower {
         Ok(DeviceTower { program: DeviceProgram::copy(device, program)?, sources, hot })
     }
 
-    /// The turn of a batch at the tables of which only some rows are on the device; none where there are no such tables.
+    /// Starts a batch's turn at the partly cached tables; `None` if there are no such tables.
     pub fn turn(&self) -> Option<HotTurn<'_>> {
         (!self.hot.is_empty()).then(|| self.hot.turn())
     }
 
-    /// How each such table does.
+    /// Returns the hit-rate statistics of each such table.
     pub fn counters(&self) -> Vec<HotCounters> {
         self.hot.counters()
     }
 
-    /// What becomes of rows of features that `tower`, which this is a copy of, has read, in the turn of their batch.
+    /// Runs the tower over rows of features that `tower`, the original of this copy, has read, in the turn of their batch.
     ///
     /// # Errors
-    /// `Internal` where a launch fails; `Overloaded` where the device has not enough memory.
+    /// `Internal` if a launch fails; `Overloaded` if the device has not enough memory.
     pub fn run(
         &self,
         device: &Device,
@@ -137,14 +136,14 @@ impl DeviceTower {
     }
 }
 
-/// Rows of features whose tensors are made.
+/// Rows of features whose tensors are computed.
 struct Looking<'a> {
     device: &'a Device,
     tower: &'a Tower,
     rows: &'a [&'a FeatureRow],
 }
 
-/// The row that an id takes, -1 for none: nothing that is uploaded names a row beyond the table.
+/// Returns the row of an id, -1 for none: no uploaded index exceeds the table.
 fn row_of(table: &Table, id: i64) -> i64 {
     table.resolve(id).0.map_or(-1, |row| row as i64)
 }
@@ -157,7 +156,7 @@ impl Source {
         Ok(Source { tensor, feature, table: None, column, is_kept })
     }
 
-    /// The tensor of all rows, `[rows, count]`.
+    /// Returns the tensor of all rows, `[rows, count]`.
     fn numbers(
         &self,
         looking: &Looking<'_>,
@@ -200,7 +199,7 @@ impl Source {
         )
     }
 
-    /// The rows of sequences, one for each id and zeros after the last: bags of one id.
+    /// Looks up the rows of sequences, one per id and zeros after the last: bags of one id.
     fn in_turn(
         &self,
         looking: &Looking<'_>,

@@ -1,4 +1,4 @@
-//! Towers: features looked up in their tables and run through a graph.
+//! Towers: look features up in their tables and run them through a graph.
 
 use std::sync::{Arc, OnceLock};
 
@@ -18,27 +18,27 @@ use sterling_embedding::{
     SequenceConfig, Table,
 };
 
-/// Most rows that a run of `rten` takes.
+/// Maximum number of rows per run of `rten`.
 pub const RUN_ROWS: usize = 512;
 
-/// A graph with the features it takes and the tables that these are looked up in.
+/// A graph with its input features and their tables.
 #[derive(Debug)]
 pub struct Tower {
     features: Vec<FeatureSpec>,
     bags: EmbeddingBagCollection,
     sequences: EmbeddingCollection,
-    /// All that the features make, whether the graph reads it or not.
+    /// All tensors of the features, whether the graph reads them or not.
     tensors: Vec<FeatureTensor>,
-    /// Those that the graph reads, by their place.
+    /// Indexes of the tensors that the graph reads.
     inputs: Vec<usize>,
     graph: Graph,
     runs: Runs,
     outputs: Vec<TowerOutput>,
-    /// Of each table of a report, made when they are needed first.
+    /// Per table of a report, created on first use.
     meters: OnceLock<Vec<TableMeters>>,
 }
 
-/// Handles of the metrics of a table: to ask for one by its labels takes longer than to look some rows up.
+/// Metric handles of a table: looking one up by its labels takes longer than looking up some rows.
 #[derive(Debug)]
 struct TableMeters {
     unseen: Counter,
@@ -58,19 +58,19 @@ impl TableMeters {
 /// An output of a tower.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TowerOutput {
-    /// The name in the file.
+    /// Name in the file.
     pub name: String,
-    /// Its dimensions after that of the rows.
+    /// Dimensions after the rows dimension.
     pub shape: Vec<usize>,
 }
 
 impl TowerOutput {
-    /// An output of rows of this shape.
+    /// Creates an output with rows of this shape.
     pub fn new(name: &str, shape: &[usize]) -> Self {
         TowerOutput { name: name.into(), shape: shape.to_vec() }
     }
 
-    /// Numbers of one row.
+    /// Returns the numbers per row.
     pub fn count(&self) -> usize {
         self.shape.iter().product()
     }
@@ -81,11 +81,11 @@ impl TowerOutput {
 }
 
 impl Tower {
-    /// Joins a graph with its features. `tables` serve the features of kind `ids` and `category`; `outputs` are made by each
-    /// run, in their order.
+    /// Joins a graph with its features. `tables` serve the features of kind `ids` and `category`; each run computes `outputs`,
+    /// in their order.
     ///
     /// # Errors
-    /// `Invalid` where an input of the graph has no feature, or shapes of inputs or outputs differ.
+    /// `Invalid` if an input of the graph has no feature, or shapes of inputs or outputs differ.
     pub fn new(
         side: &'static str,
         features: &[FeatureSpec],
@@ -142,22 +142,22 @@ impl Tower {
         Ok(Tower { features, bags, sequences, tensors, inputs, graph, runs, outputs, meters: OnceLock::new() })
     }
 
-    /// What the tower takes.
+    /// Returns the input features.
     pub fn features(&self) -> &[FeatureSpec] {
         &self.features
     }
 
-    /// All tensors that the features make.
+    /// Returns all tensors of the features.
     pub fn tensors(&self) -> &[FeatureTensor] {
         &self.tensors
     }
 
-    /// What a run makes.
+    /// Returns the outputs of a run.
     pub fn outputs(&self) -> &[TowerOutput] {
         &self.outputs
     }
 
-    /// The graph's input of a name.
+    /// Returns the graph's input of that name.
     ///
     /// # Errors
     /// As [`Graph::input`].
@@ -165,13 +165,13 @@ impl Tower {
         self.graph.input(name)
     }
 
-    /// Whether the graph reads anything of a feature.
+    /// Returns whether the graph reads anything of a feature.
     pub fn reads(&self, feature: &str) -> bool {
         self.inputs.iter().any(|&n| self.tensors[n].feature == feature)
     }
 
-    /// What so many rows cost, in multiply-adds and what takes as long: those of the program, or one for each of the graph's
-    /// weights, at each place of its sequences.
+    /// Returns the cost of `rows` rows in multiply-adds or equivalents: those of the program, or one per weight of the graph,
+    /// for each position of its sequences.
     pub fn work(&self, rows: usize) -> usize {
         let places = self.features.iter().filter_map(|f| f.length).max().unwrap_or(1);
         match &self.runs {
@@ -183,7 +183,7 @@ impl Tower {
     /// Reads the features of a request or an item.
     ///
     /// # Errors
-    /// `Invalid` with the feature, what came and what was expected.
+    /// `Invalid` with the feature, the received and the expected value.
     pub fn read(&self, mut sent: request::Features) -> Result<FeatureRow> {
         if let Some(unknown) = sent.keys().find(|name| self.features.iter().all(|f| f.source() != *name)) {
             let mut known: Vec<&str> = self.features.iter().map(FeatureSpec::source).collect();
@@ -204,13 +204,13 @@ impl Tower {
         Ok(FeatureRow { values: self.features.iter().enumerate().map(read).collect::<Result<_>>()? })
     }
 
-    /// The graph as a program, where it is one.
+    /// Returns the compiled program, if there is one.
     #[cfg(feature = "cuda")]
     pub(super) fn program(&self) -> Option<&RowProgram> {
         self.runs.program()
     }
 
-    /// The tensors that the graph reads, by their places among all, in the order of its inputs.
+    /// Returns the indexes of the tensors that the graph reads, in the order of its inputs.
     #[cfg(feature = "cuda")]
     pub(super) fn inputs(&self) -> &[usize] {
         &self.inputs
@@ -220,7 +220,7 @@ impl Tower {
         self.bags.tables().iter().find(|t| Some(t.name()) == spec.table.as_deref()).map(|t| &**t)
     }
 
-    /// True where a row asks for rows of a table that must be fetched from another machine.
+    /// Returns true if some rows must be fetched from another machine.
     pub fn needs_fetch(&self, row: &FeatureRow) -> bool {
         let fetches = |(spec, values): (&FeatureSpec, &FeatureValues)| match (self.table(spec), values) {
             (Some(table), FeatureValues::Ids { ids, .. }) => {
@@ -231,7 +231,7 @@ impl Tower {
         self.features.iter().zip(&row.values).any(fetches)
     }
 
-    /// Bytes of the rows that a row of features asks for.
+    /// Returns the bytes of the table rows that a row of features reads.
     pub fn row_bytes(&self, row: &FeatureRow) -> u64 {
         let of_feature = |(spec, values): (&FeatureSpec, &FeatureValues)| {
             let table = self.table(spec).map_or(0, |t| t.spec().row_bytes().unwrap_or(0));
@@ -240,7 +240,7 @@ impl Tower {
         self.features.iter().zip(&row.values).map(of_feature).sum()
     }
 
-    /// The inputs of the graph for one row: each with its dimensions after that of the rows, and its numbers.
+    /// Returns the inputs of the graph for one row: each with its dimensions after the rows dimension, and its numbers.
     pub fn input_numbers(&self, row: &FeatureRow, pooled: &Pooled) -> Vec<(&FeatureTensor, Vec<f32>)> {
         let numbers = |tensor: &FeatureTensor| {
             let mut numbers = vec![0.0; tensor.count()];
@@ -250,16 +250,16 @@ impl Tower {
         self.inputs.iter().map(|&n| &self.tensors[n]).map(|tensor| (tensor, numbers(tensor))).collect()
     }
 
-    /// In which precision the products of its program are.
+    /// Returns the precision of its program's products.
     pub fn precision(&self) -> Precision {
         self.graph.precision()
     }
 
-    /// Looks the ids of all rows up in their tables: one call for all that are pooled, one for all sequences, whose rows travel
-    /// together where they are fetched. A feature that a row does not bring is an empty bag or sequence.
+    /// Looks up the ids of all rows in their tables: one call for all pooled features, and one for all sequences. Both calls'
+    /// remote requests are in flight together. A feature that is missing in a row is an empty bag or sequence.
     ///
     /// # Errors
-    /// What the lookup returns.
+    /// Errors of the lookup.
     pub fn lookup(&self, rows: &[&FeatureRow], terms: &Lookup) -> Result<(Vec<Pooled>, LookupReport)> {
         let any_weights = rows.iter().flat_map(|r| &r.values).any(FeatureValues::has_weights);
         let bag_ids = self.keyed(rows, false, any_weights)?;
@@ -286,9 +286,9 @@ impl Tower {
         Ok((all, report))
     }
 
-    /// Adds what became of the ids of a [`Tower::lookup`] to the metrics.
+    /// Adds the counts of a [`Tower::lookup`] to the metrics.
     pub fn count(&self, report: &LookupReport) {
-        // A report of a tower always has the same tables.
+        // All reports of a tower have the same tables.
         let meters = self.meters.get_or_init(|| report.iter().map(|counts| TableMeters::of(&counts.table)).collect());
         for (meters, counts) in meters.iter().zip(report) {
             meters.unseen.increment(counts.unseen);
@@ -296,7 +296,7 @@ impl Tower {
         }
     }
 
-    /// The ids of all rows: those of sequences, or of the features that are pooled. None where there is no such feature.
+    /// Returns the ids of all rows: those of sequences, or of pooled features. `None` if there is no such feature.
     fn keyed(&self, rows: &[&FeatureRow], are_sequences: bool, any_weights: bool) -> Result<Option<KeyedJaggedTensor>> {
         let wanted = |spec: &FeatureSpec| spec.kind != FeatureKind::Dense && spec.is_sequence() == are_sequences;
         let features = self.features.iter().enumerate().filter(|(_, spec)| wanted(spec));
@@ -306,15 +306,15 @@ impl Tower {
         if jagged.is_empty() { Ok(None) } else { KeyedJaggedTensor::from_jagged(jagged).map(Some) }
     }
 
-    /// The graph's file, and what runs it.
+    /// Returns the name of the graph's file, and its runtime.
     pub fn graph(&self) -> (&str, &Runs) {
         (self.graph.name(), &self.runs)
     }
 
-    /// Runs the graph over rows and what their tables said: of each output `[rows, ...]`.
+    /// Runs the graph over rows and their looked-up embeddings: returns `[rows, ...]` per output.
     ///
     /// # Errors
-    /// `Internal` where the graph fails or makes something else.
+    /// `Internal` if the graph fails or its outputs have other shapes.
     pub fn run(
         &self,
         rows: &[(&FeatureRow, &Pooled)],
@@ -394,7 +394,7 @@ impl Tower {
     }
 }
 
-/// The lookups of features: of those that are pooled, and of sequences.
+/// Creates the lookups of features: of pooled ones, and of sequences.
 fn collections(
     features: &[FeatureSpec],
     tables: &[Arc<Table>],
@@ -415,12 +415,12 @@ fn of_rows(shape: &[usize]) -> Vec<Option<usize>> {
     std::iter::once(None).chain(shape.iter().map(|&n| Some(n))).collect()
 }
 
-/// Whether a declared shape is one of rows of this shape.
+/// Returns whether a declared shape is one of rows of this shape.
 fn is_of(declared: &[Option<usize>], shape: &[usize]) -> bool {
     declared.len() == shape.len() + 1 && declared[1..].iter().zip(shape).all(|(own, n)| own.is_none_or(|own| own == *n))
 }
 
-/// The ids of feature `n` of all rows; where `any_weights`, ids without one have weight 1.
+/// Collects the ids of feature `n` of all rows. If `any_weights`, ids without a weight get weight 1.
 pub(super) fn gather_ids(n: usize, rows: &[&FeatureRow], any_weights: bool) -> Result<JaggedTensor<i64>> {
     let mut all = Vec::new();
     let mut all_weights = any_weights.then(Vec::new);

@@ -1,8 +1,8 @@
-//! Dense graphs: ONNX files, run by `rten` on the CPU where they are no programs of ours.
+//! Dense graphs: ONNX files, run by `rten` on the CPU if they cannot be compiled to a program ([`crate::dense`]).
 //!
-//! A [`Graph`] knows its inputs and outputs by name and checks every shape before it runs. User and item towers take the
-//! pooled embedding of each feature, `[Q, width]`, under the feature's name; an OverArch takes what [`super::OverArch`] says.
-//! The runtime sees a file only once it passed `onnx`, and keeps nothing of one that became a program.
+//! A [`Graph`] knows its inputs and outputs by name and checks every shape before it runs. User and item towers take the pooled
+//! embedding of each feature, `[Q, width]`, under the feature's name; [`super::OverArch`] describes the inputs of a reranker.
+//! `rten` reads a file only after the checks of `onnx`, and never reads one that was compiled.
 
 use std::fmt::Display;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -18,7 +18,7 @@ use crate::tower::Threads;
 use sterling_core::error::{Error, Result};
 use sterling_core::tensor::Tensor;
 
-/// Stack of the thread that reads a graph: runtimes go down it by recursion.
+/// Stack size of the thread that reads a graph: runtimes traverse it recursively.
 const STACK_BYTES: usize = 64 << 20;
 
 /// An ONNX graph of f32 tensors.
@@ -27,25 +27,25 @@ pub struct Graph {
     inputs: Vec<Port>,
     outputs: Vec<Port>,
     weights: usize,
-    /// What the runtime evaluates otherwise than ONNX says.
+    /// Deviation of the fallback runtime from the ONNX specification, if it evaluates this graph differently.
     misread: Option<String>,
-    /// The file, until it was lowered or the runtime has it.
+    /// Contents of the file, until it is compiled or loaded by the runtime.
     source: Vec<u8>,
     runtime: OnceLock<Model>,
     precision: Precision,
 }
 
-/// What runs a graph.
+/// Runtime of a graph.
 #[derive(Clone, Debug)]
 pub enum Runs {
-    /// A program of ours.
+    /// A compiled program.
     Program(Box<RowProgram>),
-    /// The runtime, for the reason that stood in the way of a program.
+    /// The fallback runtime, with the reason why the graph could not be compiled.
     Runtime(String),
 }
 
 impl Runs {
-    /// The program, where it is one.
+    /// Returns the compiled program, if there is one.
     pub fn program(&self) -> Option<&RowProgram> {
         match self {
             Runs::Program(program) => Some(program),
@@ -64,22 +64,22 @@ impl std::fmt::Debug for Graph {
     }
 }
 
-/// A tensor that goes into a graph.
+/// Input tensor of a graph.
 #[derive(Clone, Copy, Debug)]
 pub struct Input<'a> {
-    /// The input's name.
+    /// Name of the input.
     pub name: &'a str,
     /// Its shape.
     pub shape: &'a [usize],
-    /// Its numbers, row-major.
+    /// Numbers, row-major.
     pub values: &'a [f32],
 }
 
 impl Graph {
-    /// Reads a graph. `name` stands in errors.
+    /// Reads a graph. `name` is for errors.
     ///
     /// # Errors
-    /// `Invalid` where the bytes are no ONNX graph, or one that nothing should run.
+    /// `Invalid` if the bytes are not an ONNX graph, or one that fails the checks.
     pub fn load(name: &str, bytes: Vec<u8>) -> Result<Self> {
         let onnx::Ports { inputs, outputs, misread } = onnx::read(&bytes).map_err(|e| e.within(name))?;
         let weights = bytes.len() / std::mem::size_of::<f32>();
@@ -95,15 +95,15 @@ impl Graph {
         })
     }
 
-    /// The same with the products of its program in a precision. The runtime knows f32 alone.
+    /// Sets the precision of the products of its program. The fallback runtime only supports f32.
     pub fn in_precision(self, precision: Precision) -> Self {
         Graph { precision, ..self }
     }
 
-    /// The graph as a program that takes its inputs as `given`, or, where it has what programs do not, in the runtime.
+    /// Compiles the graph with its inputs as `given`; falls back to the runtime if it has unsupported parts.
     ///
     /// # Errors
-    /// `Invalid` where it uses an operator that the runtime does not have either, or evaluates otherwise than ONNX says.
+    /// `Invalid` if it uses an operator that the runtime lacks too, or evaluates differently from the ONNX specification.
     pub(super) fn lower(&mut self, given: &[Given], outputs: &[Made]) -> Result<Runs> {
         let runs = match self.network(given, outputs, |network| network.program(self.precision)) {
             Ok(program) => Runs::Program(Box::new(program)),
@@ -121,10 +121,10 @@ impl Graph {
         Ok(runs)
     }
 
-    /// What `f` makes of the graph as a network that takes its inputs as `given`; not after [`Graph::lower`].
+    /// Calls `f` with the graph as a network that takes its inputs as `given`; not after [`Graph::lower`].
     ///
     /// # Errors
-    /// `Unsupported` where it has what programs do not; what `f` returns.
+    /// `Unsupported` if it has parts that programs do not support; errors of `f`.
     pub(super) fn network<T: Send>(
         &self,
         given: &[Given],
@@ -146,17 +146,17 @@ impl Graph {
         made.unwrap_or_else(|panic| Err(Error::unsupported(panic)))
     }
 
-    /// The same without its file, once it became programs.
+    /// Drops the file after compilation to programs.
     pub(super) fn read(self) -> Self {
         Graph { source: Vec::new(), ..self }
     }
 
-    /// In which precision the products of its program are to be.
+    /// Returns the requested precision of the products of its program.
     pub(super) fn precision(&self) -> Precision {
         self.precision
     }
 
-    /// The graph in the runtime, which reads it when it is asked for first.
+    /// Returns the graph in the fallback runtime, which loads it on first use.
     fn runtime(&self) -> Result<&Model> {
         if self.runtime.get().is_none() {
             let unusable = |e: &dyn Display| Error::invalid(format!("{}: not a usable ONNX graph: {e}", self.name));
@@ -168,38 +168,38 @@ impl Graph {
         self.runtime.get().ok_or_else(|| Error::internal("a graph without its runtime"))
     }
 
-    /// The name in errors.
+    /// Returns the name for errors.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// About how many numbers the graph holds: its file is hardly more than their bytes.
+    /// Returns approximately how many numbers the graph holds: their bytes are nearly all of its file.
     pub fn weights(&self) -> usize {
         self.weights
     }
 
-    /// The inputs, in the file's order.
+    /// Returns the inputs, in the file's order.
     pub fn inputs(&self) -> impl Iterator<Item = &Port> {
         self.inputs.iter()
     }
 
-    /// The outputs, in the file's order.
+    /// Returns the outputs, in the file's order.
     pub fn outputs(&self) -> impl Iterator<Item = &Port> {
         self.outputs.iter()
     }
 
-    /// An input by its name.
+    /// Returns an input by its name.
     ///
     /// # Errors
-    /// `Invalid` naming the inputs that there are.
+    /// `Invalid`, naming the existing inputs.
     pub fn input(&self, name: &str) -> Result<&Port> {
         find(&self.inputs, name).ok_or_else(|| self.unknown("input", name, &self.inputs))
     }
 
-    /// An output by its name.
+    /// Returns an output by its name.
     ///
     /// # Errors
-    /// `Invalid` naming the outputs that there are.
+    /// `Invalid`, naming the existing outputs.
     pub fn output(&self, name: &str) -> Result<&Port> {
         find(&self.outputs, name).ok_or_else(|| self.unknown("output", name, &self.outputs))
     }
@@ -209,19 +209,19 @@ impl Graph {
         Error::invalid(format!("{}: no {what} `{name}`; it has: {}", self.name, known.join(", ")))
     }
 
-    /// [`Graph::run_all`] for one output.
+    /// Runs [`Graph::run_all`] for one output.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Graph::run_all`].
     pub fn run(&self, inputs: &[Input<'_>], output: &str, threads: &Threads) -> Result<Tensor> {
         let mut made = self.run_all(inputs, &[output], threads)?;
         made.pop().ok_or_else(|| Error::internal(format!("{}: the graph made no `{output}`", self.name)))
     }
 
-    /// Runs the graph on `threads` and returns the named outputs, whose shapes are the declared ones where the file tells them.
+    /// Runs the graph on `threads` and returns the named outputs, whose shapes are checked against the declared ones.
     ///
     /// # Errors
-    /// `Invalid` for a missing or unknown input or one of another shape; `Internal` where the runtime fails.
+    /// `Invalid` for a missing or unknown input or one of another shape; `Internal` if the runtime fails.
     pub fn run_all(&self, inputs: &[Input<'_>], outputs: &[&str], threads: &Threads) -> Result<Vec<Tensor>> {
         let model = self.runtime()?;
         let given = inputs.iter().map(|input| self.given(model, input)).collect::<Result<Vec<_>>>()?;
@@ -252,7 +252,7 @@ impl Graph {
         made.into_iter().zip(&ports).map(tensor).collect()
     }
 
-    /// The runtime's number of an input or output: it keeps them in the file's order.
+    /// Returns the runtime's id of an input or output: the runtime preserves the file's order.
     fn node(&self, ids: &[NodeId], ports: &[Port], name: &str) -> Result<NodeId> {
         let place = ports.iter().position(|port| port.name == name);
         let id = place.and_then(|place| ids.get(place)).copied();
@@ -274,7 +274,7 @@ impl Graph {
     }
 }
 
-/// Runs a call of the runtime, which panics on some malformed graphs.
+/// Calls the runtime, which panics on some malformed graphs, and catches panics.
 fn guarded<T>(call: impl FnOnce() -> T) -> std::result::Result<T, String> {
     catch_unwind(AssertUnwindSafe(call)).map_err(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
@@ -282,7 +282,7 @@ fn guarded<T>(call: impl FnOnce() -> T) -> std::result::Result<T, String> {
     })
 }
 
-/// Runs a call in a thread with room for graphs that are deep.
+/// Runs a call in a thread with a stack for deep graphs.
 fn deep<T: Send>(call: impl FnOnce() -> T + Send) -> Result<T> {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, call);
@@ -299,7 +299,7 @@ fn fits(expected: &[Option<usize>], got: &[usize]) -> bool {
     expected.len() == got.len() && expected.iter().zip(got).all(|(e, g)| e.is_none_or(|e| e == *g))
 }
 
-/// A shape as people write it: `[?, 64]`.
+/// Formats a shape: `[?, 64]`.
 pub fn shown(shape: &[Option<usize>]) -> String {
     let sizes: Vec<String> = shape.iter().map(|d| d.map_or("?".into(), |n| n.to_string())).collect();
     format!("[{}]", sizes.join(", "))

@@ -1,9 +1,9 @@
-//! Towers: from the values that a request, an item or a candidate brings to what an ONNX graph says of them.
+//! Towers: from the values of a request, an item or a candidate to the outputs of an ONNX graph.
 //!
-//! `onnx` looks at files before anything runs them, `graph` runs them; `spec` is how `model.toml` declares the inputs of a tower; `row` reads values as these
-//! inputs, `tensors` says what they become, `features` looks them up and runs the graph ([`Tower`]); `overarch` runs the
-//! reranker over candidates ([`OverArch`]), which bring what `reads` finds that it reads; `part` is what it says of an item whoever
-//! asks ([`ItemPart`]).
+//! `onnx` checks files before they run, and `graph` runs them. `spec` declares the inputs of a tower in `model.toml`; `row` reads
+//! values as these inputs, `tensors` defines the tensors made of them, and `features` looks them up and runs the graph
+//! ([`Tower`]). `overarch` runs the reranker over candidates ([`OverArch`]); `reads` defines what it reads of them; `part` is its
+//! item-side precomputation ([`ItemPart`]).
 
 #[cfg(feature = "cuda")]
 mod device;

@@ -1,13 +1,13 @@
 //! The reranker: an ONNX graph that sees the user and every candidate.
 //!
-//! What it reads it finds by name. Some names stand for tensors of the user, `[Q, ...]`, or for rows of candidates, `[Q, K0, ...]`: the
-//! caller says which ([`Readable`]). All others are numbers of candidates, `[Q, K0]`: the retrieval score
+//! It finds its inputs by name. Some names are tensors of the user, `[Q, ...]`, or rows of candidates, `[Q, K0, ...]`, as
+//! listed by the caller ([`Readable`]). All others are numbers of candidates, `[Q, K0]`: the retrieval score
 //! ([`OverArch::SIMILARITY`]) and numeric item columns.
 //!
-//! Its output `logits` `[Q, K0, T]` becomes task scores through a sigmoid. A graph that is a program of ours ([`crate::dense`])
-//! runs over blocks of candidates, whose rows it takes straight from where they lie; any other runs in `rten` over copies of at
-//! most [`RUN_CANDIDATES`] rows, fewer of them where they are wide. Either way the memory of a request does not grow with K0 times
-//! the width of a row, of which a sequence of values is `S` times its table's.
+//! Its output `logits` `[Q, K0, T]` becomes task scores through a sigmoid. A compiled graph ([`crate::dense`])
+//! runs over blocks of candidates, whose rows it reads in place; any other graph runs in `rten` over copies of at
+//! most [`RUN_CANDIDATES`] rows, fewer if they are wide. Either way the memory of a request does not grow with K0 times
+//! the width of a row; the width of a sequence is `S` times its table's.
 
 use std::ops::Range;
 
@@ -21,10 +21,10 @@ use sterling_core::tensor::Tensor;
 use sterling_kernels::cpu::Kernels;
 use sterling_kernels::cpu::dense::{MapTarget, Operand, Unary};
 
-/// Most candidates of one query that a run of `rten` scores.
+/// Maximum number of candidates of one query per run of `rten`.
 pub const RUN_CANDIDATES: usize = 2048;
 
-/// Most numbers of rows that such a run takes copies of, 64 MiB, but for those of a single candidate.
+/// Maximum number of f32 values copied per run, 64 MiB; a single candidate may exceed it.
 const RUN_NUMBERS: usize = 1 << 24;
 
 const LOGITS: &str = "logits";
@@ -34,9 +34,9 @@ const LOGITS: &str = "logits";
 pub struct OverArch {
     graph: Graph,
     runs: Runs,
-    /// What the graph reads.
+    /// Inputs of the graph.
     declared: Reads,
-    /// What is read of users and candidates: the same, or, beside a part, what that leaves.
+    /// Inputs read per user and candidate: the same, or, with an item-side part, the remaining ones.
     reads: Reads,
     part: Option<ItemPart>,
     tasks: usize,
@@ -52,23 +52,24 @@ struct Scoring<'a> {
 }
 
 impl OverArch {
-    /// The name of the retrieval score among the numbers of candidates.
+    /// Name of the retrieval score among the numbers of candidates.
     pub const SIMILARITY: &'static str = Reads::SIMILARITY;
 
-    /// Takes a graph as reranker with the given number of tasks. Its inputs are some of `readable`, or numbers of candidates.
+    /// Creates a reranker from a graph with the given number of tasks. Its inputs are some of `readable`, or numbers of
+    /// candidates.
     ///
     /// # Errors
-    /// `Invalid` where an input or the output is of another shape, or nothing of a candidate is read.
+    /// `Invalid` if an input or the output has another shape, or no input belongs to a candidate.
     pub fn new(mut graph: Graph, readable: &[Readable], tasks: usize) -> Result<Self> {
         let reads = self::reads(&graph, readable, tasks)?;
         let runs = graph.lower(&reads.given(), &[logits(tasks)])?;
         Ok(OverArch { graph, runs, declared: reads.clone(), reads, part: None, tasks })
     }
 
-    /// The same, where what the graph says of an item alone is kept by item: the values of `cut`.
+    /// Creates a reranker with item-side precomputation of the values of `cut`.
     ///
     /// # Errors
-    /// As [`OverArch::new`]; `Unsupported` where the graph is no program of ours, `Invalid` for a cut of another graph.
+    /// As [`OverArch::new`]; `Unsupported` if the graph cannot be compiled, `Invalid` for a cut of another graph.
     pub fn with_part(graph: Graph, readable: &[Readable], tasks: usize, cut: &ItemCut) -> Result<Self> {
         let declared = reads(&graph, readable, tasks)?;
         let (is_item, precision) = (declared.are_of_item(), graph.precision());
@@ -83,8 +84,8 @@ impl OverArch {
         Ok(OverArch { graph: graph.read(), runs, declared, reads, part: Some(part), tasks })
     }
 
-    /// Where the graph is best cut, so that what it says of an item alone is kept by item; none where it is no program of ours, or
-    /// that would make a candidate hardly cheaper.
+    /// Returns the best cut for item-side precomputation; `None` if the graph cannot be compiled, or the cut
+    /// would hardly make candidates cheaper.
     ///
     /// # Errors
     /// As [`OverArch::new`].
@@ -97,49 +98,49 @@ impl OverArch {
         }
     }
 
-    /// What is kept of each item of what the graph says, where that is so: the first of [`OverArch::rows`].
+    /// Returns the item-side part, if there is one. Its results are the first of [`OverArch::rows`].
     pub fn part(&self) -> Option<&ItemPart> {
         self.part.as_ref()
     }
 
-    /// All that the graph reads, be it through what is kept of items.
+    /// Returns all inputs of the graph, including those of the item-side part.
     pub fn declared(&self) -> &Reads {
         &self.declared
     }
 
-    /// The tensors of the user that the graph reads.
+    /// Returns the tensors of the user that the graph reads.
     pub fn user(&self) -> &[Readable] {
         &self.reads.user
     }
 
-    /// The rows of candidates that it reads.
+    /// Returns the rows of candidates that it reads.
     pub fn rows(&self) -> &[Readable] {
         &self.reads.rows
     }
 
-    /// The numbers of candidates that it reads: item columns, and [`OverArch::SIMILARITY`].
+    /// Returns the numbers of candidates that it reads: item columns, and [`OverArch::SIMILARITY`].
     pub fn numbers(&self) -> impl ExactSizeIterator<Item = &str> {
         self.reads.number_names()
     }
 
-    /// Numbers of the rows of a candidate.
+    /// Returns the numbers in the rows of a candidate.
     pub fn row_width(&self) -> usize {
         self.reads.row_width()
     }
 
-    /// In which precision the products of its program are.
+    /// Returns the precision of its program's products.
     pub fn precision(&self) -> Precision {
         self.graph.precision()
     }
 
-    /// Number of tasks, T.
+    /// Returns the number of tasks, T.
     pub fn tasks(&self) -> usize {
         self.tasks
     }
 
-    /// What scoring so many candidates costs, in multiply-adds and what takes as long: those of the program, or one for each of
-    /// the graph's weights and of the numbers of the user's tensors, which may meet each candidate; and the rows of sequences that
-    /// are looked up for it.
+    /// Returns the cost of scoring candidates, in multiply-adds or equivalents: those of the program, or one for each of
+    /// the graph's weights and each number of the user's tensors, which may meet every candidate; plus the lookups of sequence
+    /// rows.
     pub fn work(&self, candidates: usize) -> usize {
         let places: usize = self.reads.rows.iter().map(Readable::places).filter(|places| *places > 1).sum();
         let looking_up = (places * ReadGraph::work_of_row(0)).saturating_mul(candidates);
@@ -154,26 +155,26 @@ impl OverArch {
         }
     }
 
-    /// The graph's file, and what runs it.
+    /// Returns the name of the graph's file, and its runtime.
     pub fn graph(&self) -> (&str, &Runs) {
         (self.graph.name(), &self.runs)
     }
 
-    /// The graph as a program, where it is one: its rows are an item's row and then its columns.
+    /// Returns the compiled program, if there is one. Its rows are an item's row followed by its columns.
     pub fn program(&self) -> Option<&RowProgram> {
         self.runs.program()
     }
 
-    /// Whether a program of ours scores, not `rten`.
+    /// Returns whether a compiled program scores, rather than `rten`.
     pub fn is_program(&self) -> bool {
         self.program().is_some()
     }
 
-    /// Writes the task scores of candidates, `[T, count]`, to `tasks`. `between` is asked before every block of them whether to go
-    /// on.
+    /// Writes the task scores of candidates, `[T, count]`, to `tasks`. Calls `between` before every block; its error stops the
+    /// run.
     ///
     /// # Errors
-    /// What the graph's run and `between` return; `Internal` where a score is not a number.
+    /// Errors of the graph's run and of `between`; `Internal` if a score is NaN.
     pub fn score(
         &self,
         candidates: &Candidates<'_>,
@@ -189,11 +190,11 @@ impl OverArch {
         }
     }
 
-    /// The same for a trial: tells whether all logits are finite numbers, of those that it got to where `between` ends it by a
-    /// deadline.
+    /// Runs the graph for sandbox validation: returns whether all computed logits are finite. If `between` ends the run by a
+    /// deadline, that covers the candidates until then.
     ///
     /// # Errors
-    /// What else the graph's run and `between` return.
+    /// Other errors of the graph's run and of `between`.
     pub fn try_out(
         &self,
         candidates: &Candidates<'_>,
@@ -315,7 +316,7 @@ impl OverArch {
     }
 }
 
-/// Candidates of a run of `rten`, of so many numbers each.
+/// Returns the number of candidates per run of `rten`, for rows of this width.
 fn run_of(row_width: usize) -> usize {
     (RUN_NUMBERS / row_width.max(1)).clamp(1, RUN_CANDIDATES)
 }
@@ -324,7 +325,7 @@ fn logits(tasks: usize) -> Made {
     Made { name: LOGITS.into(), shape: vec![Size::Fixed(1), Size::Rows, Size::Fixed(tasks as i64)] }
 }
 
-/// What a graph reads as reranker of so many tasks.
+/// Returns the inputs of a graph as reranker of `tasks` tasks.
 fn reads(graph: &Graph, readable: &[Readable], tasks: usize) -> Result<Reads> {
     let reads = Reads::of(graph, readable)?;
     check(graph, graph.output(LOGITS)?, &logits(tasks).shape)?;

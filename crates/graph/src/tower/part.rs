@@ -1,11 +1,12 @@
-//! What an OverArch says of an item whoever asks: worked out when the item is published or changes, and kept by item.
+//! Item-side precomputation: the part of the reranker that depends on the item alone, evaluated once per item when the item is
+//! published or changes, and stored per item.
 
 use super::reads::{Candidates, Reads};
 use super::scratch::Scratch;
 use crate::dense::{InputRows, ItemCut, RowProgram};
 use sterling_core::error::{Error, Result};
 
-/// The part of an OverArch that depends on the item alone.
+/// The part of a reranker that depends on the item alone.
 #[derive(Debug)]
 pub struct ItemPart {
     cut: ItemCut,
@@ -20,40 +21,40 @@ impl ItemPart {
         ItemPart { cut, program, reads, width, digest }
     }
 
-    /// A name for what makes it, weights and all.
+    /// Returns a digest of its program, including weights.
     pub fn digest(&self) -> &str {
         &self.digest
     }
 
-    /// Whether this is what a publication kept under a digest. Those of 16 digits, of older ones, are of the program's text.
+    /// Returns whether a publication's digest is of this part. Digests of 16 digits, of older releases, hash the program's text.
     pub fn is(&self, digest: &str) -> bool {
         digest == self.digest || digest == self.program.digest()
     }
 
-    /// Where the graph is cut.
+    /// Returns the cut of the graph.
     pub fn cut(&self) -> &ItemCut {
         &self.cut
     }
 
-    /// What makes it.
+    /// Returns the program that computes it.
     pub fn program(&self) -> &RowProgram {
         &self.program
     }
 
-    /// What it is made of: rows and numbers of the item.
+    /// Returns its inputs: rows and numbers of the item.
     pub fn reads(&self) -> &Reads {
         &self.reads
     }
 
-    /// Numbers that are kept of an item.
+    /// Returns the numbers stored per item.
     pub fn width(&self) -> usize {
         self.width
     }
 
-    /// Writes the part of items, `[count, width]`, to `out`. `items` bring what [`ItemPart::reads`] says.
+    /// Writes the part of items, `[count, width]`, to `out`. `items` provide the inputs [`ItemPart::reads`].
     ///
     /// # Errors
-    /// `Internal` where they do not.
+    /// `Internal` if they do not.
     pub fn run(&self, items: &Candidates<'_>, scratch: &mut Scratch, out: &mut [f32]) -> Result<()> {
         if items.numbers.len() != self.reads.numbers.len() || out.len() != items.count * self.width {
             return Err(Error::internal("items without what their part is made of"));

@@ -1,25 +1,25 @@
-//! What an OverArch reads, found by the names of its inputs, and candidates that bring it.
+//! Inputs of the reranker, found by their names, and candidates that provide them.
 
 use super::graph::{Graph, shown};
 use super::onnx::Port;
 use crate::dense::{Given, InputRows, ReadGraph, Size};
 use sterling_core::error::{Error, Result};
 
-/// What is scored: one user and the candidates.
+/// Scoring input: one user and the candidates.
 #[derive(Clone, Copy)]
 pub struct Candidates<'a> {
-    /// The tensors of [`Reads::user`], each flat.
+    /// Tensors of [`Reads::user`], each flat.
     pub user: &'a [&'a [f32]],
-    /// How many candidates.
+    /// Number of candidates.
     pub count: usize,
-    /// Writes the rows of some candidates, those of [`Reads::rows`] side by side.
+    /// Writes the rows of some candidates, those of [`Reads::rows`] concatenated.
     pub rows: &'a dyn Fn(InputRows<'_>),
-    /// The numbers of [`Reads::numbers`], each `[count]`.
+    /// Numbers of [`Reads::numbers`], each `[count]`.
     pub numbers: &'a [&'a [f32]],
 }
 
 impl Candidates<'_> {
-    /// Writes what is read of some candidates: of each its rows, of so many numbers together, and then its numbers.
+    /// Writes the inputs of some candidates: per candidate its rows, `width` numbers together, followed by its numbers.
     pub(super) fn write(&self, width: usize, given: InputRows<'_>) {
         let InputRows { rows, numbers, stride, .. } = given;
         for (column, of_candidates) in self.numbers.iter().enumerate() {
@@ -30,37 +30,37 @@ impl Candidates<'_> {
     }
 }
 
-/// Multiply-adds that take as long as to read a number of a candidate that is in the caches, and one of a column.
+/// Cost of reading a cached number of a candidate, and one of a column, in multiply-adds.
 const NEAR_NUMBER_WORK: usize = 4;
 const COLUMN_WORK: usize = 400;
 
-/// Whose a tensor is that an OverArch may read.
+/// Owner of a tensor that a reranker may read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Whose {
-    /// The user's: the same for all candidates, `[Q, ...]`.
+    /// The user: the same for all candidates, `[Q, ...]`.
     User,
-    /// Each candidate's: `[Q, K0, ...]`.
+    /// Each candidate: `[Q, K0, ...]`.
     Candidate,
 }
 
-/// A tensor that an OverArch may read.
+/// A tensor that a reranker may read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Readable {
-    /// The name of the input.
+    /// Name of the input.
     pub name: String,
-    /// Whose it is.
+    /// Owner of the tensor.
     pub whose: Whose,
-    /// Its dimensions after those of users and candidates.
+    /// Dimensions after those of users and candidates.
     pub shape: Vec<usize>,
 }
 
 impl Readable {
-    /// Numbers of one user or candidate.
+    /// Returns the numbers per user or candidate.
     pub fn count(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// Rows that lie each somewhere else: those of a sequence, or one.
+    /// Returns the number of scattered rows: those of a sequence, or one.
     pub(super) fn places(&self) -> usize {
         self.shape.split_last().map_or(1, |(_, places)| places.iter().product())
     }
@@ -82,7 +82,7 @@ impl Readable {
     }
 }
 
-/// The inputs of a graph that sees users and candidates.
+/// Inputs of a graph that sees users and candidates.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reads {
     /// Tensors of the user.
@@ -94,12 +94,12 @@ pub struct Reads {
 }
 
 impl Reads {
-    /// The name of the candidate's row in the index.
+    /// Name of the candidate's row in the index.
     pub const ITEM: &'static str = "item";
-    /// The name of the retrieval score among the numbers of candidates.
+    /// Name of the retrieval score among the numbers of candidates.
     pub const SIMILARITY: &'static str = "similarity";
 
-    /// The inputs of a graph, which are some of `readable`, or numbers of candidates.
+    /// Returns the inputs of a graph, which are some of `readable`, or numbers of candidates.
     pub(super) fn of(graph: &Graph, readable: &[Readable]) -> Result<Self> {
         let mut reads = Reads::default();
         for port in graph.inputs() {
@@ -123,22 +123,22 @@ impl Reads {
         Ok(reads)
     }
 
-    /// All of them: the user's, rows, numbers.
+    /// Returns all inputs: the user's, rows, numbers.
     pub fn all(&self) -> impl Iterator<Item = &Readable> {
         self.user.iter().chain(&self.rows).chain(&self.numbers)
     }
 
-    /// The names of the numbers.
+    /// Returns the names of the numbers.
     pub fn number_names(&self) -> impl ExactSizeIterator<Item = &str> {
         self.numbers.iter().map(|number| number.name.as_str())
     }
 
-    /// The numeric item columns.
+    /// Returns the numeric item columns.
     pub fn columns(&self) -> impl Iterator<Item = &str> {
         self.number_names().filter(|name| *name != Reads::SIMILARITY)
     }
 
-    /// Numbers of the rows of a candidate.
+    /// Returns the numbers in the rows of a candidate.
     pub fn row_width(&self) -> usize {
         self.rows.iter().map(Readable::count).sum()
     }
@@ -147,13 +147,13 @@ impl Reads {
         self.all().map(Readable::given).collect()
     }
 
-    /// Of each, in the order of [`Reads::all`], whether it is the same for an item whoever asks.
+    /// Returns, in the order of [`Reads::all`], whether each input depends on the item alone.
     pub(super) fn are_of_item(&self) -> Vec<bool> {
         self.all().map(|input| input.whose == Whose::Candidate && input.name != Reads::SIMILARITY).collect()
     }
 
-    /// Of each, how many multiply-adds take as long as to read it for a candidate. The row in the index is near, retrieval has just
-    /// read it, and columns are read one after the other.
+    /// Returns the cost of reading each input of a candidate, in multiply-adds. The index row is cached, because retrieval has
+    /// just read it, and columns are read sequentially.
     pub(super) fn work(&self) -> Vec<usize> {
         let work = |input: &Readable| match input.whose {
             Whose::User => 0,
@@ -165,7 +165,7 @@ impl Reads {
         self.all().map(work).collect()
     }
 
-    /// Some of them, by their places in [`Reads::all`].
+    /// Selects inputs by their indexes in [`Reads::all`].
     pub(super) fn some(&self, places: &[usize]) -> Reads {
         let (users, rows) = (self.user.len(), self.user.len() + self.rows.len());
         let among = |first: usize, inputs: &[Readable]| -> Vec<Readable> {
@@ -176,7 +176,7 @@ impl Reads {
     }
 }
 
-/// Refuses an input that is nothing known and no number of each candidate.
+/// Rejects an unknown input that is not one number per candidate.
 fn check_number(graph: &Graph, port: &Port, readable: &[Readable]) -> Result<()> {
     let Some(shape) = port.shape.as_ref().filter(|shape| shape.len() != 2) else { return Ok(()) };
     let known: Vec<&str> = readable.iter().map(|r| r.name.as_str()).collect();
@@ -189,7 +189,7 @@ fn check_number(graph: &Graph, port: &Port, readable: &[Readable]) -> Result<()>
     )))
 }
 
-/// Refuses an input or output that is not of these sizes but for the number of users and candidates.
+/// Rejects an input or output with other sizes, except for the number of users and candidates.
 pub(super) fn check(graph: &Graph, port: &Port, sizes: &[Size]) -> Result<()> {
     let Some(declared) = &port.shape else { return Ok(()) };
     let ahead = if sizes.get(1) == Some(&Size::Rows) { 2 } else { 1 };

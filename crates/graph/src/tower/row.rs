@@ -26,6 +26,22 @@ impl FeatureRow {
         self.values.iter().map(FeatureValues::ids).sum()
     }
 
+    /// The ids of feature `n` and their weights; none of a feature of numbers.
+    pub fn ids_of(&self, n: usize) -> Option<(&[i64], Option<&[f32]>)> {
+        match self.values.get(n)? {
+            FeatureValues::Ids { ids, weights } => Some((ids, weights.as_deref())),
+            FeatureValues::Dense(_) => None,
+        }
+    }
+
+    /// The numbers of feature `n`; none of a feature of ids.
+    pub fn numbers_of(&self, n: usize) -> Option<&[f32]> {
+        match self.values.get(n)? {
+            FeatureValues::Ids { .. } => None,
+            FeatureValues::Dense(numbers) => Some(numbers),
+        }
+    }
+
     /// The largest magnitude of its numbers and weights.
     pub fn largest(&self) -> f32 {
         let numbers = |values: &FeatureValues| -> f32 {

@@ -1,17 +1,17 @@
-//! Memory that graphs work in.
+//! Working memory of graphs.
 
 use crate::dense;
 
-/// Memory that the caller keeps from run to run: once warm, a program allocates nothing.
+/// Memory that the caller reuses between runs: once warm, a program allocates nothing.
 #[derive(Debug, Default)]
 pub struct Scratch {
     pub(super) program: dense::Scratch,
     /// Rows of a run of candidates in `rten`, input after input, each `[n, width]`.
     pub(super) rows: Vec<f32>,
-    /// The rows of one of them, side by side.
+    /// Concatenated rows of one candidate.
     pub(super) row: Vec<f32>,
-    /// One task's logits of a block.
+    /// Logits of one task for a block.
     pub(super) logits: Vec<f32>,
-    /// False once a logit was no finite number.
+    /// False once a logit was not finite.
     pub(super) has_finite_logits: bool,
 }

@@ -1,4 +1,4 @@
-//! The inputs of a graph as `model.toml` declares them.
+//! Declarations of a graph's inputs in `model.toml`.
 
 use std::ops::Range;
 
@@ -6,31 +6,31 @@ use serde::{Deserialize, Serialize};
 
 use sterling_embedding::Pooling;
 
-/// What a feature's values are.
+/// Type of a feature's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FeatureKind {
     /// 64-bit ids, looked up in a table.
     Ids,
-    /// Texts or integers that a table's vocabulary turns into rows.
+    /// Strings or integers that a table's vocabulary maps to rows.
     Category,
-    /// Numbers, taken as they are.
+    /// Numbers without a lookup.
     Dense,
 }
 
-/// Which values of a sequence stay where there are more than it is long.
+/// Truncation of a sequence that has more values than its length.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Keep {
-    /// Those at the end.
+    /// Keeps the last values.
     #[default]
     Last,
-    /// Those at the start.
+    /// Keeps the first values.
     First,
 }
 
 impl Keep {
-    /// Which of so many values a sequence of this length takes.
+    /// Returns the range of `values` values that a sequence of this length keeps.
     pub fn of(self, values: usize, length: usize) -> Range<usize> {
         let left_out = values.saturating_sub(length);
         match self {
@@ -44,33 +44,33 @@ impl Keep {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FeatureSpec {
-    /// The name of the graph's input.
+    /// Name of the graph's input.
     pub name: String,
-    /// What the values are.
+    /// Type of the values.
     pub kind: FeatureKind,
-    /// The table of an `ids` or `category` feature.
+    /// Table of an `ids` or `category` feature.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub table: Option<String>,
-    /// How several rows become one; with `none` the feature is a sequence.
+    /// Pooling of several rows; with `none` the feature is a sequence.
     #[serde(default)]
     pub pooling: Pooling,
-    /// Rows of a sequence, S: longer ones are cut, shorter ones are padded with zeros.
+    /// Number of rows of a sequence, S: longer ones are truncated, shorter ones are padded with zeros.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub length: Option<usize>,
-    /// What is left of a sequence that is cut; `last` where it does not say.
+    /// Truncation of longer sequences; the default is `last`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep: Option<Keep>,
-    /// Most ids of one request or item.
+    /// Maximum number of ids per request or item.
     #[serde(default = "most_ids")]
     pub max_ids: usize,
-    /// Whether weights of the ids multiply their rows; with `false` weights that a request brings are dropped, as TorchRec's
-    /// unweighted collections do.
+    /// Whether the rows are multiplied by weights of the ids. With `false`, weights of a request are dropped, as in TorchRec's
+    /// unweighted collections.
     #[serde(default = "takes_weights", skip_serializing_if = "Clone::clone")]
     pub weights: bool,
     /// Numbers of a `dense` feature.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub width: Option<usize>,
-    /// The request field or item column that brings the values, where it is not called like the feature.
+    /// Request field or item column of the values, if its name differs from the feature's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub column: Option<String>,
 }
@@ -84,17 +84,17 @@ fn takes_weights() -> bool {
 }
 
 impl FeatureSpec {
-    /// The request field or item column that brings the values.
+    /// Returns the request field or item column of the values.
     pub fn source(&self) -> &str {
         self.column.as_deref().unwrap_or(&self.name)
     }
 
-    /// True where every value keeps a row of its own.
+    /// Returns true if the feature is a sequence without pooling.
     pub fn is_sequence(&self) -> bool {
         self.kind != FeatureKind::Dense && self.pooling == Pooling::None
     }
 
-    /// The name of the input that says where a sequence has values.
+    /// Returns the name of the mask input, which marks the positions of a sequence that have values.
     pub fn mask(&self) -> String {
         format!("{}_mask", self.name)
     }

@@ -1,4 +1,4 @@
-//! The tensors that the features of a row make: what graphs read under the features' names.
+//! Tensors of the features of a row: the inputs that graphs read under the features' names.
 
 use std::ops::Range;
 
@@ -6,19 +6,19 @@ use super::row::{FeatureRow, FeatureValues};
 use super::spec::{FeatureKind, FeatureSpec};
 use sterling_embedding::keyed::Layout;
 
-/// What the tables say of one row of features.
+/// Looked-up embeddings of one row of features.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Pooled {
-    /// The pooled embeddings, side by side in the order of the tower's bags, `[sum of widths]`.
+    /// Concatenated pooled embeddings in the order of the tower's bags, `[sum of widths]`.
     pub values: Vec<f32>,
-    /// The rows of each sequence, `[ids, width]`.
+    /// Rows of each sequence, `[ids, width]`.
     pub sequences: Vec<Vec<f32>>,
-    /// Ids that were answered with default rows.
+    /// Number of ids with default rows.
     pub degraded_rows: u64,
 }
 
 impl Pooled {
-    /// Bytes of its numbers.
+    /// Returns the bytes of its numbers.
     pub fn bytes(&self) -> usize {
         4 * (self.values.len() + self.sequences.iter().map(Vec::len).sum::<usize>())
     }
@@ -27,30 +27,30 @@ impl Pooled {
 /// A tensor of one row of features.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FeatureTensor {
-    /// The name of the input that it is.
+    /// Name of the input.
     pub name: String,
-    /// The feature.
+    /// Name of the feature.
     pub feature: String,
-    /// Its dimensions after that of the rows.
+    /// Dimensions after the rows dimension.
     pub shape: Vec<usize>,
     holds: Holds,
 }
 
-/// Where its numbers come from.
+/// Source of the numbers.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Holds {
     /// These columns of the pooled embeddings.
     Bag(Range<usize>),
-    /// The numbers of a feature, by its place.
+    /// Numbers of a feature, by its index.
     Dense(usize),
-    /// The rows of a sequence, by its place among the sequences.
+    /// Rows of a sequence, by its index among the sequences.
     Sequence(usize),
     /// 1 for each value of a feature.
     Mask(usize),
 }
 
 impl FeatureTensor {
-    /// The tensors of features, whose pooled ones lie side by side as `bags` says: these first, then numbers, then sequences of
+    /// Returns the tensors of features: first the pooled ones, whose columns `bags` defines, then numbers, then sequences of
     /// these widths, each with its mask.
     pub(super) fn of(features: &[FeatureSpec], bags: &Layout, widths: &[usize]) -> Vec<FeatureTensor> {
         let tensor = |name: &str, feature: &str, shape: Vec<usize>, holds| FeatureTensor {
@@ -76,12 +76,12 @@ impl FeatureTensor {
         all
     }
 
-    /// Numbers of one row.
+    /// Returns the numbers per row.
     pub fn count(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// Where its numbers come from.
+    /// Returns the source of the numbers.
     #[cfg(feature = "cuda")]
     pub(super) fn holds(&self) -> &Holds {
         &self.holds
@@ -90,7 +90,7 @@ impl FeatureTensor {
     /// Writes the tensor of a row, `[count]`.
     ///
     /// # Panics
-    /// Where `out` is of another length, or the row is none of this tensor's tower.
+    /// If `out` has another length, or the row belongs to another tower.
     pub fn write(&self, row: &FeatureRow, pooled: &Pooled, out: &mut [f32]) {
         match &self.holds {
             Holds::Bag(columns) => out.copy_from_slice(&pooled.values[columns.clone()]),

@@ -1,22 +1,22 @@
-//! The threads that graphs run on.
+//! Thread pool of graphs.
 
 use std::sync::Arc;
 
 use rten::{RunOptions, ThreadPool};
 
-/// The threads that the graphs of one caller run on.
+/// Threads that run the graphs of one caller.
 #[derive(Clone, Debug)]
 pub struct Threads {
     pool: Arc<ThreadPool>,
 }
 
 impl Threads {
-    /// So many threads of their own.
+    /// Creates a pool of `count` threads.
     pub fn new(count: usize) -> Self {
         Threads { pool: Arc::new(ThreadPool::with_num_threads(count)) }
     }
 
-    /// Runs `f` on one of the threads: graphs that it runs on them then start without a change of thread.
+    /// Runs `f` on one of the threads, so that graphs that it runs start without a thread switch.
     pub fn run<T: Send>(&self, f: impl FnOnce() -> T + Send) -> T {
         self.pool.run(f)
     }

@@ -16,6 +16,8 @@ const GONE_ROOM: usize = 64;
 const ROOM_GROWTH: usize = 4;
 /// ... up to this number, which limits the memory of a search. Beyond it, items are verified before they are selected.
 const ROOM_MAX: usize = 1 << 16;
+/// Items of an exact search between two checks whether its result is still wanted: a filter may take tens of microseconds per item.
+pub(super) const LOOK_EVERY: usize = 256;
 
 /// One attempt of a filtered search.
 #[derive(Clone, Copy, Debug)]
@@ -114,15 +116,16 @@ impl<'a> Catalogue<'a> {
         together: Option<Together>,
         scratch: &mut Scratch,
         times: &mut Times,
+        is_wanted: &mut dyn FnMut() -> bool,
     ) -> Counters {
         scratch.candidates.clear();
         scratch.scored.clear();
         let walked = Walked::of(self, query);
         if query.search.exact || walked.parts.is_empty() {
-            return self.find_by_rows(query, scratch, times);
+            return self.find_by_rows(query, scratch, times, is_wanted);
         }
         let mut counters = match walked.parts.len() < self.parts.len() {
-            true => self.find_by_rows(query, scratch, times),
+            true => self.find_by_rows(query, scratch, times, is_wanted),
             false => Counters::default(),
         };
         counters.add(&self.find_by_lists(query, &walked, together, scratch, times));
@@ -151,9 +154,17 @@ impl<'a> Catalogue<'a> {
         if enough && !crowded_out { counters } else { self.find_filtered(query, walked, scratch, times) }
     }
 
-    /// Fills `scratch.scored` with the best items scored by rows: all in an exact search, otherwise those from posting lists.
-    fn find_by_rows(&self, query: &Query<'_>, scratch: &mut Scratch, times: &mut Times) -> Counters {
+    /// Fills `scratch.scored` with the best items scored by rows: all in an exact search, otherwise those from posting lists. An exact
+    /// search ends early once its result is not wanted any more: with a long filter it takes seconds.
+    fn find_by_rows(
+        &self,
+        query: &Query<'_>,
+        scratch: &mut Scratch,
+        times: &mut Times,
+        is_wanted: &mut dyn FnMut() -> bool,
+    ) -> Counters {
         let start = Instant::now();
+        let (mut looked_at, mut goes_on) = (0usize, true);
         let mut counters = Counters::default();
         let Scratch { selector, scored, .. } = scratch;
         self.begin(selector, query.kept());
@@ -166,7 +177,13 @@ impl<'a> Catalogue<'a> {
                     counters.add(&part.member().search_slots(query.vector, &eligible, selector));
                 }
                 Route::All | Route::Words if query.search.exact => {
-                    let eligible = |slot| is_there(slot) && plan.passes(slot);
+                    let eligible = |slot| {
+                        looked_at += 1;
+                        if looked_at.is_multiple_of(LOOK_EVERY) {
+                            goes_on = goes_on && is_wanted();
+                        }
+                        goes_on && is_there(slot) && plan.passes(slot)
+                    };
                     counters.add(&part.member().search_exact(query.vector, eligible, selector));
                     counters.lists = self.main().index.lists() as u64;
                 }

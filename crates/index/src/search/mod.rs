@@ -233,7 +233,11 @@ impl<'a> Catalogue<'a> {
             for &n in of_plan {
                 if sink.is_wanted(n) {
                     let (query, mut times) = (&queries[n], Times::default());
-                    let counters = self.find(query, together[n].take(), scratch, &mut times);
+                    let counters = self.find(query, together[n].take(), scratch, &mut times, &mut || sink.is_wanted(n));
+                    // What a search that was broken off has found is no answer.
+                    if query.search.exact && !sink.is_wanted(n) {
+                        continue;
+                    }
                     let rescored = self.settle(query, scratch, &mut times);
                     let Scratch { candidates, selected, .. } = &mut *scratch;
                     sink.found(n, Found { candidates, selected, counters, rescored, times });

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+use super::find::LOOK_EVERY;
 use super::*;
 use crate::columns::{self, Columns, ItemColumn, ItemValues};
 use crate::ivf::{Assigner, CodeKind, Ending, FirstPass, Margins};
@@ -244,6 +245,48 @@ impl Sink for All {
 
     fn found(&mut self, n: usize, found: Found<'_>) {
         self.0.push((n, found.candidates.clone()));
+    }
+}
+
+/// Nobody wants a query after so many looks at whether somebody does.
+struct Left {
+    looks: usize,
+    most: usize,
+    found: usize,
+}
+
+impl Sink for Left {
+    fn is_wanted(&mut self, _: usize) -> bool {
+        self.looks += 1;
+        self.looks <= self.most
+    }
+
+    fn found(&mut self, _: usize, _: Found<'_>) {
+        self.found += 1;
+    }
+}
+
+#[test]
+fn an_exact_search_that_nobody_wants_any_more_ends_and_finds_nothing() {
+    let shop = Shop::new(ivf::Rescore::F16, 0.01);
+    let parts = [shop.part()];
+    let catalogue = Catalogue { parts: &parts, probes_max: shop.index.lists() };
+    let plan = shop.plan("price < 900");
+    let search = SearchPlan { k: 10, k0: 10, exact: true, ..SearchPlan::default() };
+    let vector = &shop.queries[..DIMENSION];
+    let query = Query { vector, search, plan: &plan, beside: &[], excluded: &[], ending: None };
+    let run = |most| {
+        let mut left = Left { looks: 0, most, found: 0 };
+        catalogue.search(&[query], &mut Scratch::default(), &mut left);
+        (left.looks, left.found)
+    };
+    // Once before, once every few hundred of all items, once behind.
+    let (looks, found) = run(usize::MAX);
+    assert_eq!((looks, found), (ITEMS / LOOK_EVERY + 2, 1));
+    for most in [0, 1, 5, looks - 1] {
+        let (looked, found) = run(most);
+        assert_eq!(found, 0);
+        assert!(looked <= most + 2, "{looked} looks of {most}");
     }
 }
 

@@ -1,9 +1,8 @@
-//! The instruction set in use, as a token of what was found.
+//! The instruction set in use, as a token that proves its detection.
 
 #[cfg(target_arch = "x86_64")]
 use super::amx;
 
-/// The instruction set in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Isa {
     Portable,
@@ -17,16 +16,15 @@ pub(super) enum Isa {
     Dotprod,
 }
 
-/// A set of kernels that this machine can run. Only those of [`Kernels::all`] are ever handed out, which is what
-/// makes its calls sound.
+/// Set of kernels that this machine can run. Values come from [`Kernels::all`] only, which makes calls of the kernels sound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kernels {
     pub(super) isa: Isa,
-    /// Whether the instruction set has products of bf16.
+    /// Whether the instruction set has bf16 products.
     pub(super) has_bf16: bool,
-    /// Whether it looks up bytes among 64 at a time.
+    /// Whether the processor has VBMI, which looks up bytes in tables of 64.
     pub(super) has_vbmi: bool,
-    /// What multiplies tiles, where something does.
+    /// Tile implementation, if any.
     #[cfg(target_arch = "x86_64")]
     pub(super) tiles: Option<amx::Source>,
 }
@@ -42,7 +40,8 @@ impl Kernels {
         }
     }
 
-    /// Whether there are products of bf16. Those by `avx512bf16` are slower than those of f32 on Intel's processors, where it has to be named.
+    /// Returns true if bf16 products are available. On Intel processors those of `avx512bf16` are slower than f32 products, so it
+    /// must be requested by name there.
     #[inline]
     pub fn has_bf16(self) -> bool {
         self.has_bf16
@@ -54,7 +53,7 @@ impl Kernels {
         Kernels { has_bf16: true, tiles, ..Kernels::of(Isa::Portable) }
     }
 
-    /// The name, as `STERLING_KERNEL` takes it.
+    /// Returns the name that `STERLING_KERNEL` accepts.
     pub fn name(self) -> &'static str {
         match self.isa {
             #[cfg(target_arch = "x86_64")]

@@ -21,6 +21,7 @@ pub mod kernels;
 pub mod pool;
 #[cfg(target_arch = "x86_64")]
 mod proof;
+pub mod update;
 
 use std::sync::OnceLock;
 

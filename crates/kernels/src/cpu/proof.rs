@@ -1,12 +1,14 @@
-//! What kernels compute against the portable loops, before they serve: a small product and a small scan, of whole numbers, of which any
-//! order of sums is exact.
+//! Self-test of the kernels at start: compares a small product and a small scan with the portable loops. All numbers are
+//! integers, so that sums are exact in any order.
 
 use super::dense::{Form, Lines, MapTarget, Operand, PANEL, Part, Product, STEP, Weights, pack_pairs};
 use super::isa::{Isa, Kernels};
 use super::kernels::{BLOCK, Blocks, Int8Query, Lane, Staging};
 
+/// Compares `kernels` with the portable loops.
+///
 /// # Errors
-/// What is computed otherwise.
+/// The name of the computation that differs.
 pub(super) fn hold(kernels: Kernels) -> Result<(), &'static str> {
     let portable = Kernels::of(Isa::Portable);
     if product(kernels) != product(portable) {
@@ -18,7 +20,7 @@ pub(super) fn hold(kernels: Kernels) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// The numbers from -7 to 7, in no order.
+/// Returns integers from -7 to 7, unordered.
 fn numbers(count: usize) -> impl Iterator<Item = i8> {
     (0..count).map(|n| (n * 37 % 101 % 15) as i8 - 7)
 }
@@ -27,7 +29,7 @@ fn singles(count: usize) -> Vec<f32> {
     numbers(count).map(f32::from).collect()
 }
 
-/// A product over tiles of two heights and both widths, whole steps and what is left of two depths.
+/// Product over tiles of two heights and both widths, with complete and partial steps of two depths.
 fn product(kernels: Kernels) -> Vec<f32> {
     const ROWS: usize = 35;
     const COLUMNS: usize = 41;
@@ -55,7 +57,7 @@ fn product(kernels: Kernels) -> Vec<f32> {
     out
 }
 
-/// What scans of several widths keep for eight queries and one more: the second four go by tiles.
+/// Results of scans of several widths for eight queries and for one more; tiles scan the second four.
 fn scans(kernels: Kernels) -> Vec<(Vec<f32>, Vec<u32>)> {
     const QUERIES: usize = 9;
     const ITEMS: usize = 40;

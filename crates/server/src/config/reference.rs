@@ -1,4 +1,4 @@
-//! `docs/reference/configuration.md`, written from the types of the configuration: their documentation, their defaults.
+//! Generates `docs/reference/configuration.md` from the configuration types: their doc comments and defaults.
 
 #![allow(clippy::unwrap_used)]
 
@@ -56,7 +56,7 @@ const ROUTE: [(&str, &str); 9] = [
     ),
 ];
 
-/// The documentation of a type or field on one line, as a cell of a table.
+/// Returns the description of a type or field on one line, as a table cell.
 fn said(of: &Value) -> String {
     let text = of["description"].as_str().unwrap_or_default();
     text.split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|")

@@ -1,4 +1,4 @@
-//! Asking servers, routers and stores what they have.
+//! Requests to servers, routers and stores for their state.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -15,32 +15,33 @@ use sterling_api::{ModelList, PositionResponse, Problem, VersionList};
 use sterling_core::error::{Error, Result};
 use sterling_snapshot::Store;
 
-/// How long an answer may take.
+/// Timeout per answer.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// Servers that are asked side by side.
+/// Number of servers that are requested concurrently.
 const TOGETHER: usize = 32;
-/// Of each model so many of the newest versions are told.
+/// Number of newest versions that are reported per model.
 const NEWEST: usize = 5;
 
-/// Whom to ask.
+/// Processes and stores to examine.
 #[derive(Clone, Debug, Default)]
 pub struct Asking {
-    /// Servers, each as `HOST:PORT`, a name standing for all of its addresses, behind `https://` or `http://` where it is said how to ask.
+    /// Servers, each as `HOST:PORT`; a name stands for all of its addresses. `https://` or `http://` before it selects the
+    /// protocol.
     pub servers: Vec<String>,
-    /// Routers, in the same way.
+    /// Routers, in the same form.
     pub routers: Vec<String>,
     /// Stores.
     pub stores: Vec<Store>,
-    /// The key that servers and routers ask for.
+    /// Access key that servers and routers require.
     pub key: Option<String>,
-    /// How they are known where TLS is asked for, which without a scheme it is where an authority is named.
+    /// Certificates for TLS. An address without a scheme uses TLS if an authority is configured.
     pub tls: ServersTls,
 }
 
-/// Asks all of them.
+/// Requests the state of all servers, routers and stores. A process that does not answer is reported as such.
 ///
 /// # Errors
-/// What is wrong with the certificates, or a name asks for TLS without any; whatever does not answer is told as such.
+/// Fails if certificates are invalid, or if a name begins with `https://` and no authority is configured.
 pub fn ask(asking: &Asking) -> Result<Observed> {
     let (secure, plain) = (Probe::open(&asking.tls)?, Probe::open(&ServersTls::default())?);
     let all = asking.servers.iter().chain(&asking.routers);
@@ -59,26 +60,26 @@ pub fn ask(asking: &Asking) -> Result<Observed> {
     Ok(Observed { servers, routers, stores: asking.stores.iter().map(stored).collect() })
 }
 
-/// What a name begins with that is asked by TLS, and one that is not, whatever authority is named.
+/// Prefixes of addresses that select TLS or plain HTTP, regardless of a configured authority.
 const HTTPS: &str = "https://";
 const HTTP: &str = "http://";
 
-/// Host and port of a name, without what says how to ask.
+/// Strips the scheme from an address.
 pub fn host_and_port(name: &str) -> &str {
     name.strip_prefix(HTTPS).or(name.strip_prefix(HTTP)).unwrap_or(name)
 }
 
-/// A server's name and address, or why it has none.
+/// Name and address of a server, or the reason why it has no address.
 struct Place {
     name: String,
-    /// As the operator named it, which its certificate must be for.
+    /// Host as the operator named it; the certificate must be valid for it.
     host: String,
-    /// Whether it is asked by TLS; nothing where nobody said so.
+    /// Whether the scheme selects TLS; `None` without a scheme.
     is_secure: Option<bool>,
     address: Result<SocketAddr>,
 }
 
-/// The addresses that names stand for.
+/// Resolves names to addresses.
 fn places(names: &[String]) -> Vec<Place> {
     let mut places = Vec::new();
     for name in names {
@@ -115,8 +116,8 @@ struct Asker {
 }
 
 impl Asker {
-    /// Begins to ask a server. A key goes in clear over a network only where the operator says so, and nowhere before the server has answered in plain HTTP:
-    /// one that waits for TLS must not get it.
+    /// Prepares requests to a server. The key is sent in clear over a network only if the operator chose `http://`, and not
+    /// before the server has answered in plain HTTP: a server that expects TLS must not receive it.
     async fn begin<'a>(&'a self, place: &'a Place) -> Result<Questions<'a>> {
         let address = *place.address.as_ref().map_err(Error::again)?;
         let server = (address, &*place.host);
@@ -151,7 +152,7 @@ impl Asker {
         for part in holdings.parts {
             let (mut position, mut lag) = (None, None);
             if part.is_active {
-                // A server without updates has none to tell.
+                // A server without updates has no position.
                 let path = format!("/v1/models/{}/items:position", part.model);
                 if let Ok(PositionResponse { served, durable, .. }) = ask.json(&path).await {
                     (position, lag) = (Some(served.position), Some(durable.saturating_sub(served.position)));
@@ -162,7 +163,7 @@ impl Asker {
                         let refused = states.versions.into_iter();
                         seen.refused.extend(refused.filter_map(|v| Some((part.model.clone(), v.version, v.refused?))));
                     }
-                    // Its store may not answer, which keeps it from no request.
+                    // The store of a server may be unreachable without effect on its requests.
                     Err(e) => seen.warnings.push(format!("model `{}`: its versions are not told: {e}", part.model)),
                 }
             }
@@ -194,7 +195,7 @@ impl Asker {
         let (is_ready, why, mut warnings) = ask.ready().await?;
         let models: ModelList = ask.json("/v1/models").await?;
         let absent = models.unavailable.into_iter().map(|model| (format!("model `{}`: ", model.name), model.reason));
-        // To those who may see all `/readyz` has told of those that fail for lack of servers.
+        // For callers that may see all models, `/readyz` has already reported models that lack servers.
         let fails = |model: &str| format!("{model}requests of it fail: ");
         let is_told = |model: &str| !is_ready || warnings.iter().any(|warning| warning.starts_with(&fails(model)));
         let untold: Vec<String> =
@@ -205,7 +206,7 @@ impl Asker {
     }
 }
 
-/// A server that may be asked.
+/// Server that can be requested.
 struct Questions<'a> {
     probe: &'a Probe,
     server: (SocketAddr, &'a str),
@@ -213,12 +214,12 @@ struct Questions<'a> {
 }
 
 impl Questions<'_> {
-    /// The status and body that a path answers.
+    /// Returns status and body of a path.
     async fn get(&self, path: &str) -> Result<(u16, Bytes)> {
         self.probe.get(self.server, self.key, path, PATIENCE).await
     }
 
-    /// What a path answers, where it does not refuse.
+    /// Returns the body of a path.
     async fn told(&self, path: &str) -> Result<Bytes> {
         match self.get(path).await? {
             (200, body) => Ok(body),
@@ -231,7 +232,7 @@ impl Questions<'_> {
         serde_json::from_slice(&body).map_err(|e| Error::unavailable(format!("{path}: not what a server answers: {e}")))
     }
 
-    /// Whether it takes requests, and what it warns of.
+    /// Whether the server is ready, the reason if it is not, and its warnings.
     async fn ready(&self) -> Result<(bool, Option<String>, Vec<String>)> {
         let (status, body) = self.get("/readyz").await?;
         if status != 200 {
@@ -242,7 +243,7 @@ impl Questions<'_> {
     }
 }
 
-/// What a refusal says.
+/// Formats a rejection from its status and body.
 fn refusal(status: u16, body: &[u8]) -> String {
     match serde_json::from_slice::<Problem>(body) {
         Ok(problem) => format!("{status}: {}", problem.detail),
@@ -270,7 +271,7 @@ fn models(store: &Store) -> Result<BTreeMap<String, ModelSeen>> {
             true => store.shards(&name, version).map(|(shards, _)| (version, shards.digest())),
             false => store.manifest(&name, version).map(|manifest| (version, manifest.digest())),
         };
-        // A version that cannot be read is one of those that servers refuse, and say so.
+        // Servers reject and report an unreadable version themselves.
         let versions = told.into_iter().filter_map(|version| digest(version).ok()).collect();
         let stands = wish.version.map(|version| store.successor(&name, version, &whole));
         let traffic = wish.traffic.told();

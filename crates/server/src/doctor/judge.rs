@@ -1,11 +1,11 @@
-//! What is wrong with what was seen.
+//! Derives findings from observed state.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{ModelSeen, Observed, PartSeen, ServerSeen};
 
-/// What is wrong, a sentence each; nothing where all is well. A replica may be so many updates behind another one, or behind what
-/// is durable at its server.
+/// Returns one sentence per finding; none if all is well. A replica may be at most `lag_max` updates behind another replica, or
+/// behind the durable updates of its server.
 pub fn judge(observed: &Observed, lag_max: u64) -> Vec<String> {
     let mut wrong = Vec::new();
     for server in &observed.servers {
@@ -39,14 +39,14 @@ pub fn judge(observed: &Observed, lag_max: u64) -> Vec<String> {
     wrong
 }
 
-/// One model among what was seen.
+/// Observed state of one model.
 struct Model<'a> {
     observed: &'a Observed,
     name: &'a str,
 }
 
 impl<'a> Model<'a> {
-    /// The servers that take requests, each with what it has of the model.
+    /// Lists ready servers, each with its versions of the model.
     fn parts(&self) -> impl Iterator<Item = (&'a ServerSeen, &'a PartSeen)> + use<'a> {
         let name = self.name;
         let ready = self.observed.servers.iter().filter(|server| server.is_ready);
@@ -59,7 +59,7 @@ impl<'a> Model<'a> {
         self.parts().filter(|(_, part)| part.is_active)
     }
 
-    /// The version that most servers answer with.
+    /// Returns the version and digest that most servers answer with.
     fn most(&self) -> Option<(u64, &'a str)> {
         let mut votes: BTreeMap<(u64, &str), usize> = BTreeMap::new();
         self.active_parts().for_each(|(_, part)| *votes.entry((part.version, &part.digest)).or_default() += 1);
@@ -83,7 +83,7 @@ impl<'a> Model<'a> {
         }
         for store in &self.observed.stores {
             for (version, digest) in store.models.get(self.name).iter().flat_map(|model| &model.versions) {
-                // What no server has is no difference.
+                // A version that no server has loaded cannot differ.
                 if let Some(digests) = servers.get_mut(version) {
                     digests.entry(digest).or_default().push(&store.name);
                 }
@@ -216,7 +216,7 @@ impl<'a> Model<'a> {
         });
     }
 
-    /// The servers that answer with the model and have no such part of it.
+    /// Lists servers that answer for the model but have no version that satisfies `has`.
     fn lacking(&self, has: impl Fn(&PartSeen) -> bool) -> Vec<&'a str> {
         let answering: BTreeSet<&str> = self.active_parts().map(|(server, _)| server.name.as_str()).collect();
         let having: BTreeSet<&str> =
@@ -230,7 +230,7 @@ mod tests {
     use super::super::{RouterSeen, StoreSeen};
     use super::*;
 
-    /// Two shards, two replicas each, one router and one store, all well.
+    /// A healthy cluster: two shards of two replicas each, one router and one store.
     fn well() -> Observed {
         let part = |shard| PartSeen {
             model: "m".into(),
@@ -279,7 +279,7 @@ mod tests {
         assert_eq!(told(|o| o.servers[1].parts[0].position = Some(91)), [""; 0]);
         assert_eq!(told(|o| (o.servers.clear(), o.routers.clear()).0), [""; 0]);
         assert_eq!(judge(&Observed::default(), 0), [""; 0]);
-        // A merged version stands for the one that is wished.
+        // A version that was merged from the desired version satisfies it.
         let merged = told(|o| {
             o.servers.iter_mut().for_each(|s| (s.parts[0].version, s.parts[0].digest) = (4, "d4".into()));
             o.routers[0].active.insert("m".into(), (4, "d4".into()));

@@ -1,6 +1,6 @@
-//! What is wrong with servers, routers and stores that belong together, in plain sentences.
+//! Diagnosis of servers, routers and stores that belong together, in plain sentences.
 //!
-//! [`ask`] asks each of them what it has; [`judge`] is a pure function of what they said. Nothing is changed.
+//! [`ask`] requests their state; [`judge`] derives findings from it as a pure function. Nothing is changed.
 
 mod ask;
 mod judge;
@@ -12,94 +12,94 @@ use serde::Serialize;
 pub use ask::{Asking, ask, host_and_port};
 pub use judge::judge;
 
-/// What all that was asked has said.
+/// State of everything that was examined.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Observed {
-    /// The servers.
+    /// Observed servers.
     pub servers: Vec<ServerSeen>,
-    /// The routers.
+    /// Observed routers.
     pub routers: Vec<RouterSeen>,
-    /// The stores.
+    /// Observed stores.
     pub stores: Vec<StoreSeen>,
 }
 
-/// What a server has said.
+/// Observed state of a server.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct ServerSeen {
-    /// Its address, and the name that stands for it where that is another.
+    /// Its address, with the name that resolved to it if the name differs.
     pub name: String,
-    /// True where it takes requests.
+    /// Whether the server is ready for requests.
     pub is_ready: bool,
-    /// Why it does not.
+    /// Reason why it is not ready.
     pub why: Option<String>,
-    /// What it warns of though it does.
+    /// Warnings that it reports although it is ready.
     pub warnings: Vec<String>,
-    /// What it has in memory.
+    /// Loaded versions.
     pub parts: Vec<PartSeen>,
-    /// Versions that it refused, each with the model, the version and the reason.
+    /// Rejected versions, each with model, version and reason.
     pub refused: Vec<(String, u64, String)>,
 }
 
-/// A version in the memory of a server, or a shard of one.
+/// Loaded version of a server, or a shard of one.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct PartSeen {
-    /// The model's name.
+    /// Name of the model.
     pub model: String,
-    /// The version.
+    /// Number of the version.
     pub version: u64,
-    /// One name for its bytes, of all of its shards.
+    /// Hash of the version's bytes, equal for all of its shards.
     pub digest: String,
-    /// Which shard it is; 0 of 1 where it was not cut.
+    /// Index of the shard; 0 of 1 if the version is unsharded.
     pub shard: u32,
-    /// How many there are.
+    /// Number of shards.
     pub shards: u32,
-    /// True where it answers unpinned requests.
+    /// Whether the version answers unpinned requests.
     pub is_active: bool,
-    /// The labels that point to it.
+    /// Labels that point to it.
     pub labels: Vec<String>,
-    /// The position of updates that it shows, where it is active and takes any.
+    /// Position of the visible updates, if the version is active and accepts updates.
     pub position: Option<u64>,
-    /// Durable updates at its server that it does not show yet.
+    /// Number of durable updates of its server that are not yet visible.
     pub lag: Option<u64>,
 }
 
-/// What a router has said.
+/// Observed state of a router.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct RouterSeen {
-    /// Its address, and the name that stands for it where that is another.
+    /// Its address, with the name that resolved to it if the name differs.
     pub name: String,
-    /// True where it takes requests.
+    /// Whether the router is ready for requests.
     pub is_ready: bool,
-    /// Why it does not.
+    /// Reason why it is not ready.
     pub why: Option<String>,
-    /// What it warns of though it does.
+    /// Warnings that it reports although it is ready.
     pub warnings: Vec<String>,
-    /// The version of each model that answers unpinned requests, and its digest.
+    /// Active version per model with its digest.
     pub active: BTreeMap<String, (u64, String)>,
 }
 
-/// What lies in a store.
+/// Observed content of a store.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct StoreSeen {
-    /// Its folder or URL.
+    /// Folder or URL of the store.
     pub name: String,
-    /// Why it cannot be read.
+    /// Reason why it cannot be read.
     pub why: Option<String>,
-    /// Its models.
+    /// Models of the store by name.
     pub models: BTreeMap<String, ModelSeen>,
 }
 
-/// What a store has of a model.
+/// Observed versions of a model in a store.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct ModelSeen {
-    /// The newest versions and those that are wished, each with its digest.
+    /// Newest and desired versions, each with its digest.
     pub versions: BTreeMap<u64, String>,
-    /// The version that is wished to answer; the newest where none is.
+    /// Desired version; `None` selects the newest.
     pub wished: Option<u64>,
-    /// The newest version that stands for the wished one: that one, or one that was merged from it.
+    /// Newest version that satisfies the desired state: the desired version, or one that was merged from it.
     pub stands: Option<u64>,
-    /// Where labels are wished to point.
+    /// Desired version per label.
     pub labels: BTreeMap<String, u64>,
-    /// The canary and the shadow that are wished, in words.
+    /// Desired canary and shadow, as text.
     pub traffic: Vec<String>,
 }

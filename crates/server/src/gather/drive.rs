@@ -1,7 +1,7 @@
-//! A request over shards, in rounds: who is asked what, what their answers come to, and who is asked again.
+//! Drives a request over shards in rounds: queries shards, merges their answers, and queries some again.
 //!
-//! Shards that are lost on the way are left out from there on, while what is left covers enough of the items: the answer is then
-//! that of the others, as if the lost ones had never been.
+//! Shards that fail on the way are left out from there on, as long as the remaining ones cover enough of the items. The answer is
+//! then that of the remaining shards, as if the lost ones did not exist.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
@@ -19,104 +19,104 @@ use sterling_core::request::{
 use sterling_core::units::ItemId;
 use sterling_index::search::likely;
 
-/// Merges of one round before it is a defect: shards are asked for all at most once, probe on at most once, and are asked for all
-/// of that at most once; what they ranked ahead proves it, or they are asked for their share, or for all.
+/// Maximum number of merges per round; more would be a defect. Shards send all candidates at most once, probe more lists at most
+/// once, and then send all candidates again at most once. Early reranked results prove completeness, or shards are queried for
+/// their expected number of results, or for all.
 const MERGES_MAX: usize = 6;
 
-/// The shards of one version, as they can be asked.
+/// Interface to the shards of one version.
 pub trait Sharded: Sync {
-    /// A request as it goes to any number of shards.
+    /// Encoded request, for any number of shards.
     type Call: Clone + Send;
-    /// What comes with an answer and is not merged, such as the columns of its items.
+    /// Data that accompanies an answer and is not merged, such as the columns of its items.
     type Beside: Send;
 
-    /// The items of each shard when it was published: as many numbers as there are shards.
+    /// Number of items per shard at publication, one entry per shard.
     fn items(&self) -> &[usize];
 
-    /// The shard that holds an item.
+    /// Returns the shard that holds an item.
     fn home(&self, item: ItemId) -> usize;
 
-    /// The shard that is asked first for what any of them can do.
+    /// Returns the shard to try first for work that any shard can do.
     fn turn(&self) -> usize;
 
-    /// Makes a request ready to be sent.
+    /// Encodes a request.
     fn call(&self, request: Request) -> Self::Call;
 
-    /// Asks one shard. Whoever drops the future wants no answer any more.
+    /// Queries one shard. Dropping the future cancels the query.
     ///
-    /// The error is that of the request, the same at every shard, or, where its kind says so ([`is_absence`]), that of a shard that
-    /// cannot answer.
+    /// Errors either concern the request, and are the same at every shard, or the shard, if their kind says so ([`is_absence`]).
     fn ask(&self, shard: usize, call: Self::Call) -> impl Future<Output = Result<Said<Self::Beside>>> + Send;
 }
 
-/// What a shard answered.
+/// Answer of a shard.
 #[derive(Clone, Debug)]
 pub struct Said<B> {
-    /// What was asked for.
+    /// Requested content.
     pub content: Content,
-    /// Ids of remote tables that were answered with default rows.
+    /// Number of ids of remote tables that were answered with default rows.
     pub degraded_rows: u64,
-    /// What comes with it.
+    /// Accompanying data.
     pub beside: B,
 }
 
-/// The results of one shard.
+/// Results of one shard.
 #[derive(Clone, Debug)]
 pub struct Results<B> {
-    /// Its number.
+    /// Index of the shard.
     pub shard: usize,
-    /// What it was asked for when it sent them: `select`, `rerank`, `rank`, or `all`.
+    /// Round that returned them: `select`, `rerank`, `rank`, or `all`.
     pub round: &'static str,
-    /// Of a [`Retrieve`] over several shards, how many of its items were candidates, of all queries of the user.
+    /// Number of its items among the candidates of a [`Retrieve`] over several shards, over all queries of the user.
     pub candidates: usize,
-    /// Its best, best first.
+    /// Best items of the shard, best first.
     pub ranked: Ranked,
-    /// What came with them; nothing of a shard that had no candidates, and so was not asked.
+    /// Accompanying data; `None` for a shard without candidates, which was not queried.
     pub beside: Option<B>,
 }
 
-/// What came with an answer of an earlier round.
+/// Accompanying data of an answer in an earlier round.
 #[derive(Clone, Debug)]
 pub struct Told<B> {
-    /// The shard.
+    /// Index of the shard.
     pub shard: usize,
-    /// What it was asked for then: `embed`, `select` or `rerank`.
+    /// Round of the answer: `embed`, `select` or `rerank`.
     pub round: &'static str,
-    /// What came.
+    /// Accompanying data.
     pub beside: B,
 }
 
-/// What shards answer together.
+/// Merged answer of the shards.
 #[derive(Debug)]
 pub struct Gathered<B> {
-    /// The results, best first: the place of a part in `parts`, and of the item in it.
+    /// Results, best first: index in `parts`, and index of the item in that part.
     pub order: Vec<(usize, usize)>,
-    /// What the shards sent, in the order of their numbers.
+    /// Results of each shard, by ascending index.
     pub parts: Vec<Results<B>>,
-    /// Of a [`Rank`]: items that no shard holds, as they were asked.
+    /// Requested items of a [`Rank`] that no shard holds, in the order of the request.
     pub unknown: Vec<ItemId>,
-    /// What came with the answers before those.
+    /// Accompanying data of answers in earlier rounds.
     pub told: Vec<Told<B>>,
-    /// Shards that could not answer, each with the reason.
+    /// Shards that failed, each with its error.
     pub missing: Vec<(usize, Error)>,
-    /// The share of the items, as they were published, that lie in the other shards.
+    /// Share of the published items in shards that did not fail.
     pub coverage: f64,
-    /// How many times a shard was asked again, for its answer was not proven enough.
+    /// Number of repeated queries because an answer did not prove completeness.
     pub again: usize,
-    /// Ids of remote tables that were answered with default rows.
+    /// Number of ids of remote tables that were answered with default rows.
     pub degraded_rows: u64,
-    /// The rounds and the merges between them.
+    /// Rounds, and the merges between them.
     pub steps: Vec<StepReport>,
 }
 
 impl<B> Gathered<B> {
-    /// What came with the answers of each shard, each by its number: those of the last round last.
+    /// Accompanying data of all answers with the index of their shard; the last round comes last.
     pub fn besides(&self) -> impl Iterator<Item = (usize, &B)> {
         let told = self.told.iter().map(|told| (told.shard, &told.beside));
         told.chain(self.parts.iter().filter_map(|part| Some((part.shard, part.beside.as_ref()?))))
     }
 
-    /// The results as one list. They lie in no view, and have no slots.
+    /// Returns the results as one list, without slots: they belong to no single view.
     pub fn ranked(&self) -> Ranked {
         let part = |n: usize| &self.parts[n].ranked;
         let of = |read: fn(&Ranked) -> &[f32], row: usize| -> Vec<f32> {
@@ -136,15 +136,15 @@ impl<B> Gathered<B> {
     }
 }
 
-/// True for errors of a shard that cannot answer; others are those of the request, and every shard would say the same.
+/// Whether an error concerns a shard that cannot answer; other errors concern the request, and every shard would return them.
 pub fn is_absence(kind: Kind) -> bool {
     kind.is_retryable() || matches!(kind, Kind::Io | Kind::Internal | Kind::Corrupt)
 }
 
-/// The best items of a user among those of all shards.
+/// Retrieves the best items of a user over all shards.
 ///
 /// # Errors
-/// What is wrong with the request; `Partial` where shards that cannot answer leave less than `min_coverage` of the items, 0 to 1.
+/// Errors of the request; `Partial` if shards fail and the others hold less than `min_coverage` of the items (0 to 1).
 pub async fn retrieve<S: Sharded>(shards: &S, retrieve: Retrieve, min_coverage: f64) -> Result<Gathered<S::Beside>> {
     let mut run = Run::new(shards, min_coverage);
     if run.present.len() == 1 {
@@ -155,14 +155,14 @@ pub async fn retrieve<S: Sharded>(shards: &S, retrieve: Retrieve, min_coverage: 
     let mut selected = run.select(&retrieve, run.present.clone(), false).await?;
     loop {
         let chosen = run.candidates(&retrieve, &mut selected).await?;
-        // Where a shard was lost that had candidates, others take their place.
+        // Repeat the merge if a shard with candidates was lost: other items take their place.
         if let Some((order, parts)) = run.rerank(&retrieve, chosen).await? {
             return Ok(run.end(order, parts, Vec::new()));
         }
     }
 }
 
-/// The scores of given items, each of the shard that holds it.
+/// Scores given items, each at the shard that holds it.
 ///
 /// # Errors
 /// As [`retrieve`].
@@ -192,10 +192,10 @@ pub async fn rank<S: Sharded>(shards: &S, rank: Rank, min_coverage: f64) -> Resu
     }
 }
 
-/// What the user tower says, of one shard.
+/// Runs the user tower at one shard.
 ///
 /// # Errors
-/// What is wrong with the request; the last shard's error where none could answer.
+/// Errors of the request; the last shard's error if none could answer.
 pub async fn embed<S: Sharded>(shards: &S, embed: Embed) -> Result<Said<S::Beside>> {
     Run::new(shards, 0.0).anyone(embed).await.map(|(_, said)| said)
 }
@@ -211,7 +211,7 @@ fn of_shard<'a>(ranked: &'a Ranked, counts: Option<&'a [bool]>, is_all: bool) ->
     OfShard { ids: &ranked.ids, scores: &ranked.scores, counts, is_all }
 }
 
-/// Refuses results that are not all told of.
+/// Rejects results whose columns differ in length.
 fn whole(ranked: Ranked) -> Result<Ranked> {
     let count = ranked.ids.len();
     let tasks = if count == 0 { ranked.tasks.len() } else { ranked.tasks.len() % count };
@@ -221,16 +221,16 @@ fn whole(ranked: Ranked) -> Result<Ranked> {
     }
 }
 
-/// One request under way.
+/// Request in progress.
 struct Run<'a, S: Sharded> {
     shards: &'a S,
     min_coverage: f64,
-    /// Those that have not been lost.
+    /// Shards that have not failed.
     present: Vec<usize>,
     missing: Vec<(usize, Error)>,
-    /// True once all of them probe on.
+    /// Whether all shards probe more lists.
     further: bool,
-    /// What shards ranked when they were asked for candidates, with what came with it.
+    /// Early reranked results of shards from their selection, with accompanying data.
     ahead: BTreeMap<usize, (RankedAhead, S::Beside)>,
     told: Vec<Told<S::Beside>>,
     again: usize,
@@ -238,14 +238,14 @@ struct Run<'a, S: Sharded> {
     steps: Vec<StepReport>,
 }
 
-/// A shard's results on their way into the answer.
+/// Results of a shard while they are merged.
 struct Part<B> {
     results: Results<B>,
-    /// Which of them are of candidates, where not all are.
+    /// Marks results that are candidates; `None`: all are.
     counts: Option<Vec<bool>>,
-    /// True where it has no more.
+    /// Whether the shard has no further results.
     is_all: bool,
-    /// How many it was asked for, beside what it ranked ahead; 0 before.
+    /// Number of results requested besides the early ones; 0 before the first request.
     asked: usize,
 }
 
@@ -256,7 +256,7 @@ impl<B> Part<B> {
         Part { results, counts: None, is_all: candidates == 0, asked: 0 }
     }
 
-    /// True where the shard has yet to be asked.
+    /// Whether the shard must still be queried.
     fn is_wanting(&self) -> bool {
         self.results.candidates > 0 && self.results.beside.is_none()
     }
@@ -266,14 +266,14 @@ impl<B> Part<B> {
         (self.counts, self.is_all) = (Some(counts), ahead.is_all);
     }
 
-    /// Takes the best of the candidates, as many as were asked for. Some of several queries may be the same, and some gone.
+    /// Takes the best candidates, as many as were requested. Several queries may share items, and some may have been deleted.
     fn took(&mut self, ranked: Ranked, beside: B) {
         self.is_all = self.results.candidates <= self.asked || ranked.ids.len() < self.asked;
         self.results = Results { round: "rerank", ranked, beside: Some(beside), ..self.results };
         self.counts = None;
     }
 
-    /// What came with results that others take the place of.
+    /// Takes the accompanying data of results that are replaced.
     fn told(&mut self) -> Option<Told<B>> {
         let Results { shard, round, .. } = self.results;
         self.results.beside.take().map(|beside| Told { shard, round, beside })
@@ -306,7 +306,7 @@ impl<'a, S: Sharded> Run<'a, S> {
         covered as f64 / items.iter().sum::<usize>().max(1) as f64
     }
 
-    /// Goes on without a shard, where that may be.
+    /// Continues without a failed shard if the remaining coverage suffices.
     fn lose(&mut self, shard: usize, error: Error) -> Result<()> {
         if !is_absence(error.kind()) || self.shards.items().len() == 1 {
             return Err(error);
@@ -318,22 +318,23 @@ impl<'a, S: Sharded> Run<'a, S> {
             let partial = Error::partial(format!(
                 "{left} of {of} shards are left with {coverage:.4} of the items, expected {least}: shard {shard}: {error}"
             ));
-            return Err(match error.retry_wait() {
+            let partial = match error.retry_wait() {
                 Some(wait) => partial.retry_after(wait),
                 None => partial,
-            });
+            };
+            return Err(partial.caused_by(error));
         }
         self.missing.push((shard, error));
         Ok(())
     }
 
-    /// Asks some shards side by side.
+    /// Queries some shards concurrently.
     async fn ask(&mut self, round: &'static str, calls: Vec<(usize, S::Call)>) -> Result<Answers<S::Beside>> {
         let (start, shards) = (Instant::now(), self.shards);
         let one = |(shard, call)| async move { (shard, shards.ask(shard, call).await) };
         let mut waiting: FuturesUnordered<_> = calls.into_iter().map(one).collect();
         let mut answers = BTreeMap::new();
-        // Where one ends the request, the others are not waited for.
+        // An error of the request ends the round without waiting for the others.
         while let Some((shard, answer)) = waiting.next().await {
             match answer {
                 Ok(said) => drop(answers.insert(shard, said)),
@@ -344,7 +345,7 @@ impl<'a, S: Sharded> Run<'a, S> {
         Ok(answers)
     }
 
-    /// Asks the only shard.
+    /// Queries the only shard.
     async fn only(mut self, request: Request) -> Result<Gathered<S::Beside>> {
         let answers = self.ask("shard", vec![(0, self.shards.call(request))]).await?;
         let said = answers.into_values().next().ok_or_else(|| Error::internal("no shard was asked"))?;
@@ -356,7 +357,7 @@ impl<'a, S: Sharded> Run<'a, S> {
         Ok(self.end(order, vec![results], unknown))
     }
 
-    /// Runs the user tower at one shard, whichever can.
+    /// Runs the user tower at any shard that can.
     async fn anyone(&mut self, embed: Embed) -> Result<(usize, Said<S::Beside>)> {
         let (start, count, first) = (Instant::now(), self.shards.items().len(), self.shards.turn());
         let call = self.shards.call(Request::Embed(embed));
@@ -374,7 +375,7 @@ impl<'a, S: Sharded> Run<'a, S> {
         Err(last)
     }
 
-    /// The user as all shards are told of it.
+    /// Embeds the user, so that all shards receive the same embedding.
     async fn user(&mut self, user: User, on_degraded: OnDegraded) -> Result<User> {
         let User::Features(features) = user else { return Ok(user) };
         let (shard, said) = self.anyone(Embed { features, on_degraded, whole: true }).await?;
@@ -386,14 +387,14 @@ impl<'a, S: Sharded> Run<'a, S> {
         Ok(User::Embedded(embedded))
     }
 
-    /// What each of these shards has among the candidates: all that it may have, or as many as are likely to be its own.
+    /// Selects candidates at these shards: all that they may have, or as many as they are expected to have among the best.
     async fn select(
         &mut self,
         retrieve: &Retrieve,
         which: Vec<usize>,
         all: bool,
     ) -> Result<BTreeMap<usize, Vec<Selected>>> {
-        // Where shards may be missing they have less time to select, and reranking is not to take it from them.
+        // If shards may be missing, they have less time to select, and early reranking must not use it.
         let ahead = !all && !self.further && self.min_coverage >= 1.0;
         let select = Select { retrieve: retrieve.clone(), all, further: self.further, ahead };
         let call = self.shards.call(Request::Select(Box::new(select)));
@@ -404,7 +405,7 @@ impl<'a, S: Sharded> Run<'a, S> {
                 return Err(Error::internal("a shard sent no candidates, expected some"));
             };
             let mut told = |beside| self.told.push(Told { shard, round: "select", beside });
-            // They are of fewer candidates than it has sent by now.
+            // Earlier results cover fewer candidates than the shard has sent by now.
             self.ahead.remove(&shard).into_iter().for_each(|(_, beside)| told(beside));
             match of_shard.ahead {
                 None => told(said.beside),
@@ -418,7 +419,7 @@ impl<'a, S: Sharded> Run<'a, S> {
         Ok(selected)
     }
 
-    /// The candidates of the shards that are left; those that may have more are asked for it.
+    /// Merges the candidates of the remaining shards; shards that may have more are queried again.
     async fn candidates(
         &mut self,
         retrieve: &Retrieve,
@@ -448,7 +449,7 @@ impl<'a, S: Sharded> Run<'a, S> {
         Err(Error::internal("shards sent candidates that prove nothing"))
     }
 
-    /// A shard's results, where those that it ranked ahead tell of its candidates.
+    /// Starts a shard's results with its early reranked ones, if these cover its candidates.
     fn begun(&mut self, shard: usize, chosen: &Chosen) -> Part<S::Beside> {
         let mut part = Part::new(shard, chosen);
         if part.results.candidates == 0 {
@@ -465,7 +466,7 @@ impl<'a, S: Sharded> Run<'a, S> {
         part
     }
 
-    /// The best of the candidates by value; none where a shard was lost that had some of them.
+    /// Reranks the candidates and merges the best; `None` if a shard with candidates was lost.
     async fn rerank(
         &mut self,
         retrieve: &Retrieve,

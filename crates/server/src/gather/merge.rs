@@ -1,4 +1,4 @@
-//! Sorted parts to one sorted whole, and whether it is proven.
+//! Merges sorted results of shards, and determines whether the merged results are proven complete.
 
 use std::cmp::Ordering;
 
@@ -6,30 +6,30 @@ use sterling_core::error::{Error, Result};
 use sterling_core::request::{RankedAhead, Selected};
 use sterling_core::units::{ItemId, by_score};
 
-/// What follows from what the shards sent.
+/// Next step after a round of shard answers.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Next<T> {
-    /// It is the answer.
+    /// The answer is complete.
     Done(T),
-    /// These shards, by their places, must send all that they may have of it.
+    /// Shards, by index, that must send all of their possible results.
     Again(Vec<usize>),
-    /// All shards must probe on: there are fewer items in the lists that they probed than results.
+    /// All shards must probe more lists: those probed so far hold fewer items than results.
     Further,
 }
 
-/// The candidates of one shard: of each query of the user its items with their retrieval scores, best first.
+/// Candidates of one shard: per query of the user, item ids with retrieval scores, best first.
 pub type Chosen = Vec<Vec<(ItemId, f32)>>;
 
-/// What one shard sent, best first; equal scores by id.
+/// Results of one shard, best first; equal scores by id.
 #[derive(Clone, Copy, Debug)]
 pub struct OfShard<'a> {
-    /// The items.
+    /// Ids of the items.
     pub ids: &'a [ItemId],
-    /// By which they are ordered.
+    /// Scores that order the items.
     pub scores: &'a [f32],
-    /// Which of them may be among the best, where not all may: the others say only what the rest of the shard is worse than.
+    /// Marks the items that may be among the best; `None`: all may. The others only bound the remaining items of the shard.
     pub counts: Option<&'a [bool]>,
-    /// True where the shard has no more.
+    /// Whether the shard has no further results.
     pub is_all: bool,
 }
 
@@ -38,28 +38,28 @@ impl OfShard<'_> {
         (self.ids[place], self.scores[place])
     }
 
-    /// Those that may be among the best.
+    /// Indices of the items that may be among the best.
     fn places(&self) -> impl Iterator<Item = usize> {
         (0..self.ids.len()).filter(|&place| self.counts.is_none_or(|counts| counts[place]))
     }
 }
 
-/// The order of items: by score, equal ones by id.
+/// Orders items by score, equal scores by id.
 fn order_of((id, score): (ItemId, f32), (other, other_score): (ItemId, f32)) -> Ordering {
     by_score(score, other_score).then_with(|| id.cmp(&other))
 }
 
-/// The best `k` of all parts, as places: the part, and the item in it.
+/// Merges the best `k` of all shards; each result is an index of the shard and of the item in it.
 pub fn best(parts: &[OfShard<'_>], k: usize) -> Next<Vec<(usize, usize)>> {
     let mut order: Vec<(usize, usize)> =
         parts.iter().enumerate().flat_map(|(n, part)| part.places().map(move |at| (n, at))).collect();
     let item = |&(n, at): &(usize, usize)| parts[n].at(at);
     let before = |a: &(usize, usize), b: &(usize, usize)| order_of(item(a), item(b));
-    // Each part is in order: what sorts stably merges them.
+    // Each shard's results are sorted, so a stable sort merges them.
     order.sort_by(before);
     order.truncate(k);
-    // What a shard did not send is worse than its last: nothing of it is missing where that last one is no better than the worst of
-    // the best, and these are complete.
+    // Items that a shard did not send rank below its last. None of them is missing if that last item ranks no better than the
+    // worst of `k` complete results.
     let worst = k.checked_sub(1).map(|last| order.get(last).map(item));
     let is_proven = |part: &OfShard<'_>| match (worst, part.ids.len().checked_sub(1)) {
         (None, _) => true,
@@ -70,10 +70,11 @@ pub fn best(parts: &[OfShard<'_>], k: usize) -> Next<Vec<(usize, usize)>> {
     if again.is_empty() { Next::Done(order) } else { Next::Again(again) }
 }
 
-/// The candidates of each shard. `of_shards` are the answers of all shards, each with as many queries; `k` are the results that are asked for.
+/// Merges the candidates of each shard. `of_shards` are the answers of all shards, with the same number of queries each; `k` is
+/// the number of requested results.
 ///
 /// # Errors
-/// `Internal` where the shards do not speak of the same queries.
+/// `Internal` if the shards answered different queries.
 pub fn candidates(of_shards: &[&[Selected]], k: usize) -> Result<Next<Vec<Chosen>>> {
     let queries = of_shards.first().map_or(0, |first| first.len());
     let is_whole =
@@ -112,8 +113,8 @@ pub fn candidates(of_shards: &[&[Selected]], k: usize) -> Result<Next<Vec<Chosen
     Ok(if again.is_empty() { Next::Done(chosen) } else { Next::Again(again) })
 }
 
-/// Which of the results that a shard ranked ahead are of the candidates that were chosen there; none where some of these were not
-/// valued.
+/// Marks the results of a shard's early reranking that are among the candidates chosen there; `None` if the shard did not rerank
+/// all chosen candidates.
 pub fn counting(ahead: &RankedAhead, chosen: &Chosen) -> Option<Vec<bool>> {
     let [chosen] = &chosen[..] else { return None };
     if order_of(*chosen.last()?, ahead.last).is_gt() {
@@ -141,7 +142,7 @@ mod tests {
 
     type Scored = (i64, i8);
 
-    /// Few scores, so that most are equal.
+    /// Few distinct scores, so that most are equal.
     fn catalogue() -> impl Strategy<Value = Vec<Scored>> {
         proptest::collection::btree_map(-40i64..40, -3i8..4, 0..60).prop_map(|items| items.into_iter().collect())
     }
@@ -186,7 +187,7 @@ mod tests {
                 Next::Done(order) => prop_assert_eq!(found(order, &few), expected.clone()),
                 Next::Again(again) => {
                     prop_assert!(again.iter().all(|&n| few[n].len() < parts[n].len()));
-                    // Those that are named send enough for any K, the others what they did.
+                    // The named shards send enough for any `k`, the others repeat their answers.
                     let full: Vec<Vec<Scored>> = parts.iter().map(|part| counting(part).into_iter().take(k).collect()).collect();
                     let more: Vec<Vec<Scored>> =
                         (0..shards).map(|n| if again.contains(&n) { full[n].clone() } else { few[n].clone() }).collect();
@@ -226,14 +227,14 @@ mod tests {
             selected: 3,
             candidates: 2,
         };
-        // Item 4 has the best score and is not selected; of 2 and 3, as good, the lower id goes first.
+        // Item 4 has the best score and is not selected; 2 and 3 have equal scores, so the lower id ranks first.
         let (one, two) = (of(&[(1, 9.0, 5.0), (3, 7.0, 6.0)], false), of(&[(2, 8.0, 6.0), (4, 6.0, 9.0)], true));
         let one_shard = |selected: &Selected| vec![selected.clone()];
         let parts = [one_shard(&one), one_shard(&two)];
         let parts: Vec<&[Selected]> = parts.iter().map(Vec::as_slice).collect();
         let expected = vec![vec![vec![(ItemId(3), 6.0)]], vec![vec![(ItemId(2), 6.0)]]];
         assert_eq!(candidates(&parts, 2).unwrap(), Next::Done(expected));
-        // With one more to select, the first shard may have missed some.
+        // With one more item to select, the first shard may have withheld some.
         let more = |s: &Selected| vec![Selected { selected: 4, ..s.clone() }];
         let parts = [more(&one), more(&two)];
         let parts: Vec<&[Selected]> = parts.iter().map(Vec::as_slice).collect();

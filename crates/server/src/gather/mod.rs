@@ -1,20 +1,20 @@
-//! What several shards answer, as one answer.
+//! Merges the answers of several shards into one (scatter-gather).
 //!
-//! A retrieval over shards takes two rounds. In the first each shard selects and scores candidates ([`candidates`] merges them),
-//! in the second it reranks those of its own that count, and tells its best. Both merges ([`best`]) are exact, and say which shards
-//! must be asked again where what they sent does not prove it:
+//! A retrieval over shards takes two rounds. In the first, each shard selects and scores candidates, which [`candidates`] merges.
+//! In the second, each shard reranks its chosen candidates and returns the best. Both merges ([`best`]) are exact. They name the
+//! shards that must answer again if their answers do not prove completeness:
 //!
-//! - A shard is asked for as many as it is nearly certain to have among the best K ([`likely`](sterling_index::search::likely)): by the hash of their ids items
-//!   fall into shards as balls into urns.
-//! - What it does not send is worse than the last that it sends, which is the *certificate*. Where that last one ranks no better
-//!   than the K-th of all, or the shard sent all it has, nothing was missed.
+//! - Each shard returns as many items as it almost certainly has among the best K ([`likely`](sterling_index::search::likely)):
+//!   by the hash of their ids, items are distributed over shards like balls over urns.
+//! - Items that a shard does not return rank below its last returned item, which is the *certificate*. If that item ranks no
+//!   better than the K-th of all, or if the shard returned all it has, no item was missed.
 //!
-//! Most of what a shard is asked for in the first round counts in the second. So where that costs little more it reranks at once what
-//! it selects, and sends the best of it along ([`RankedAhead`](sterling_core::request::RankedAhead)). Those that are no candidates after all are passed
-//! over ([`counting`]), and a second round asks only shards whose results do not prove enough.
+//! Most first-round items also count in the second round. If it costs little more, a shard therefore reranks its selection at
+//! once and sends the best along ([`RankedAhead`](sterling_core::request::RankedAhead)). [`counting`] ignores those that are no
+//! candidates after all, and the second round only requests shards whose results do not prove enough.
 //!
-//! The rounds are driven by [`retrieve`], [`rank`] and [`embed`] over anything that can be asked as [`Sharded`]: processes behind a
-//! network, or, in tests, views in this one. Nothing here knows of machines.
+//! [`retrieve`], [`rank`] and [`embed`] drive the rounds over any [`Sharded`]: processes on a network or, in tests, views of this
+//! process. This module does not depend on the network.
 
 mod drive;
 mod merge;

@@ -1,4 +1,4 @@
-//! Addresses to answer on, as the configuration and the command line have them.
+//! Parses listen addresses of the configuration and the command line.
 
 use std::net::{SocketAddr, ToSocketAddrs as _};
 
@@ -6,10 +6,11 @@ use serde::{Deserialize as _, Deserializer};
 
 use sterling_core::error::{Error, Result};
 
-/// Reads an address, or a name and a port such as `localhost:8080`. Of the addresses of a name the first of IPv4 is taken, else the first.
+/// Parses an address, or a name and a port such as `localhost:8080`. A name resolves to its first IPv4 address, else to its first
+/// address.
 ///
 /// # Errors
-/// `Invalid` with what came and what was expected.
+/// `Invalid` with the received and the expected value.
 pub fn address(text: &str) -> Result<SocketAddr> {
     if let Ok(address) = text.parse() {
         return Ok(address);
@@ -24,7 +25,7 @@ pub fn address(text: &str) -> Result<SocketAddr> {
     first.copied().ok_or_else(|| wrong(&"the name has no address"))
 }
 
-/// Reads such an address in a configuration.
+/// Deserializes a listen address.
 ///
 /// # Errors
 /// As [`address`].
@@ -32,7 +33,7 @@ pub fn read_address<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<S
     address(&String::deserialize(from)?).map_err(serde::de::Error::custom)
 }
 
-/// Reads such an address where there may be none.
+/// Deserializes an optional listen address.
 pub(super) fn read_any_address<'de, D: Deserializer<'de>>(
     from: D,
 ) -> std::result::Result<Option<SocketAddr>, D::Error> {

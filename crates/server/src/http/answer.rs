@@ -1,16 +1,21 @@
-//! Answers: JSON with the headers that every call carries, and problems.
+//! Answers: JSON with the headers that every call has, and problems.
 
 use std::borrow::Cow;
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
-use axum::body::{Body, Bytes};
+use axum::body::{Body, Bytes, HttpBody};
 use axum::http::header::{
     ACCEPT, ACCEPT_ENCODING, ALLOW, CONTENT_TYPE, HeaderValue, RETRY_AFTER, VARY, WWW_AUTHENTICATE,
 };
 use axum::http::{HeaderName, StatusCode};
 use axum::response::{IntoResponse, Response};
 use futures_util::stream;
+use hyper::body::{Frame, SizeHint};
 use serde::Serialize;
 
 use super::form::Form;
@@ -20,10 +25,10 @@ use sterling_core::logging::Seldom;
 use sterling_kernels::heap;
 use sterling_serving::quota::Memory;
 
-/// The memory of an answer, given back when the last part of the answer is dropped.
+/// Memory reservation of an answer, released with its last chunk.
 pub(super) type Share = Arc<Memory>;
 
-/// An answer with its share of the memory for answers, until it is sent.
+/// Answer bytes with their memory reservation, until they are sent.
 struct Held {
     lines: Vec<u8>,
     _share: Share,
@@ -35,35 +40,35 @@ impl AsRef<[u8]> for Held {
     }
 }
 
-/// What a call ends with.
+/// Result of a call.
 pub(super) type Outcome = std::result::Result<Response, Refusal>;
 
-/// The content type of a problem.
-pub(super) const PROBLEM_JSON: &str = "application/problem+json";
+/// Content type of problems.
+pub(super) const PROBLEM_JSON: HeaderValue = HeaderValue::from_static("application/problem+json");
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const ARROW: HeaderValue = HeaderValue::from_static(ARROW_STREAM);
 
-/// Time between two lines of the log about requests that fail because something they need is away.
+/// Interval between log lines about requests that fail for lack of a dependency.
 const AWAY_EVERY: Duration = Duration::from_secs(1);
 
-/// Codings of bodies that are read.
+/// Supported content codings of bodies.
 pub(super) const CODINGS: &str = "gzip, zstd";
-/// The code of a body in a coding that is not read.
+/// Problem code for a body in an unsupported coding.
 const UNREAD_CODING: &str = "unsupported_content_encoding";
 
-/// What a problem says, for protocols that say it in another way, and its code, which is counted.
+/// Text and code of a problem, for protocols with other error bodies and for metrics.
 #[derive(Clone)]
 pub(super) struct Told {
     pub(super) detail: String,
     pub(super) code: String,
 }
 
-/// A problem on its way out. Boxed, for answers carry it in `Result`s.
+/// Problem that is being returned. Boxed, to keep `Result`s small.
 pub struct Refusal {
     problem: Box<Problem>,
-    /// What is taken in place of what came: methods, or codings of a body.
+    /// Accepted alternatives: methods, or codings of a body.
     allow: Option<Cow<'static, str>>,
-    /// Seconds after which the same request may be tried again.
+    /// Seconds after which the request may be repeated.
     retry_after: Option<u64>,
 }
 
@@ -76,13 +81,13 @@ impl From<Error> for Refusal {
     }
 }
 
-/// Seconds after which a wait is over, at least one.
+/// Rounds a wait up to seconds, at least 1.
 fn whole_seconds(wait: Duration) -> u64 {
     wait.as_millis().div_ceil(1000).max(1) as u64
 }
 
-/// What the caller is told of an error; what the server itself must look into goes to the log in full. While something that
-/// requests need is away, every one of them fails alike: of each kind a line a second is logged, which counts the others.
+/// Converts an error to a problem for the client; errors that the server's operator must examine are logged in full. While a
+/// dependency is unavailable, all requests fail alike: per kind, one line per second is logged, which counts the others.
 pub fn problem(error: &Error) -> Problem {
     static AWAY: [Seldom; 4] = [const { Seldom::new() }; 4];
     match error.kind() {
@@ -105,7 +110,7 @@ pub fn problem(error: &Error) -> Problem {
 }
 
 impl Refusal {
-    /// A problem of HTTP itself, which no [`Kind`] stands for.
+    /// Creates a problem of HTTP itself, without a matching [`Kind`].
     pub fn http(status: StatusCode, code: &str, detail: impl Into<String>) -> Self {
         let problem = Problem {
             kind: format!("about:blank#{code}"),
@@ -119,18 +124,27 @@ impl Refusal {
         Refusal { problem: Box::new(problem), allow: None, retry_after: None }
     }
 
-    /// The problem as it is written.
-    pub(super) fn json(&self) -> String {
-        // Strings and numbers: nothing of it can fail.
-        serde_json::to_string(&*self.problem).unwrap_or_default()
+    /// The answer, which goes out behind the handlers or, as [`http1`] writes it, without them.
+    pub(super) fn render(&self) -> axum::http::Response<String> {
+        // Cannot fail: the value consists of strings and numbers.
+        let mut response = axum::http::Response::new(serde_json::to_string(&*self.problem).unwrap_or_default());
+        *response.status_mut() = self.status();
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, PROBLEM_JSON);
+        if let Some(seconds) = self.retry_after {
+            headers.insert(RETRY_AFTER, seconds.into());
+        }
+        if let Some(allow) = self.allow.as_deref().and_then(|allow| HeaderValue::from_str(allow).ok()) {
+            headers.insert(if self.problem.code == UNREAD_CODING { ACCEPT_ENCODING } else { ALLOW }, allow);
+        }
+        // What a caller without a key must show.
+        if self.problem.status == 401 {
+            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"sterling\""));
+        }
+        response
     }
 
-    /// Seconds after which the same request may be tried again.
-    pub(super) fn retry_after(&self) -> Option<u64> {
-        self.retry_after
-    }
-
-    /// 401: what came is no key, whatever is wrong with it.
+    /// 401: missing or invalid key, without details.
     pub(super) fn unauthorized() -> Self {
         Refusal::http(
             StatusCode::UNAUTHORIZED,
@@ -139,39 +153,34 @@ impl Refusal {
         )
     }
 
-    /// 403: a key that is not for this.
+    /// 403: the key lacks permission.
     pub(super) fn forbidden(detail: String) -> Self {
         Refusal::http(StatusCode::FORBIDDEN, "forbidden", detail)
     }
 
-    /// 429: more than a rate, and how long to wait.
+    /// 429: the rate is exceeded; includes the time to wait.
     pub(super) fn too_early(detail: String, wait: Duration) -> Self {
         let refusal = Refusal::http(StatusCode::TOO_MANY_REQUESTS, "rate_limited", detail);
         Refusal { retry_after: Some(whole_seconds(wait)), ..refusal }
     }
 
-    /// The code of the problem.
+    /// Code of the problem.
     pub(super) fn code(&self) -> &str {
         &self.problem.code
     }
 
-    /// The HTTP status.
+    /// HTTP status.
     pub(super) fn status(&self) -> StatusCode {
         StatusCode::from_u16(self.problem.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR)
     }
 
-    /// What a caller without a key must show, for `WWW-Authenticate`.
-    pub(super) fn challenge(&self) -> Option<&'static str> {
-        (self.problem.status == 401).then_some("Bearer realm=\"sterling\"")
-    }
-
-    /// 415: a body in a coding that is not read.
+    /// 415: unsupported coding of a body.
     pub(super) fn coding(detail: String) -> Self {
         let refusal = Refusal::http(StatusCode::UNSUPPORTED_MEDIA_TYPE, UNREAD_CODING, detail);
         Refusal { allow: Some(CODINGS.into()), ..refusal }
     }
 
-    /// 405, naming what is allowed.
+    /// 405 with the allowed methods.
     pub fn method(got: &axum::http::Method, allow: impl Into<Cow<'static, str>>) -> Self {
         let allow = allow.into();
         let detail = format!("method {got} is not allowed here, expected {allow}");
@@ -181,36 +190,40 @@ impl Refusal {
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
-        let mut response = (self.status(), axum::Json(&*self.problem)).into_response();
-        let challenge = self.challenge();
-        let Problem { detail, code, .. } = &*self.problem;
-        response.extensions_mut().insert(Told { detail: detail.clone(), code: code.clone() });
-        let headers = response.headers_mut();
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static(PROBLEM_JSON));
-        if let Some(seconds) = self.retry_after {
-            headers.insert(RETRY_AFTER, seconds.into());
-        }
-        if let Some(allow) = self.allow.as_deref().and_then(|allow| HeaderValue::from_str(allow).ok()) {
-            headers.insert(if self.problem.code == UNREAD_CODING { ACCEPT_ENCODING } else { ALLOW }, allow);
-        }
-        if let Some(challenge) = challenge {
-            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static(challenge));
-        }
+        let mut response = self.render().map(Body::from);
+        let Problem { detail, code, .. } = *self.problem;
+        response.extensions_mut().insert(Told { detail, code });
         response
     }
 }
 
-/// The times of a pass, for `Server-Timing`; `layers` adds the total.
+/// The bytes of an answer in HTTP/1.1, as hyper writes them, for sockets that no handler answers.
+pub(super) fn http1(response: &axum::http::Response<String>) -> Vec<u8> {
+    let mut bytes = format!("HTTP/1.1 {}\r\n", response.status()).into_bytes();
+    bytes.reserve(512);
+    for (name, value) in response.headers() {
+        bytes.extend_from_slice(name.as_str().as_bytes());
+        bytes.extend_from_slice(b": ");
+        bytes.extend_from_slice(value.as_bytes());
+        bytes.extend_from_slice(b"\r\n");
+    }
+    let body = response.body();
+    bytes.extend_from_slice(format!("content-length: {}\r\n\r\n", body.len()).as_bytes());
+    bytes.extend_from_slice(body.as_bytes());
+    bytes
+}
+
+/// Times of a pass, for `Server-Timing`; `layers` adds the total.
 #[derive(Clone, Default)]
 pub struct Timing(pub Vec<(String, f64)>);
 
 impl Timing {
-    /// The steps of an explained answer.
+    /// Reads the steps of an explained answer.
     pub fn of(steps: &[Step]) -> Self {
         Timing(steps.iter().map(|s| (s.name.clone(), s.micros as f64 / 1000.0)).collect())
     }
 
-    /// The header's name and value, in milliseconds.
+    /// Formats the header, with times in milliseconds.
     pub fn header(&self, total_ms: f64) -> Option<(HeaderName, HeaderValue)> {
         let mut text = format!("total;dur={total_ms:.3}");
         for (name, ms) in &self.0 {
@@ -225,7 +238,7 @@ pub fn json(body: &impl Serialize) -> Response {
     axum::Json(body).into_response()
 }
 
-/// 200 with a JSON body that counts as memory of answers until it is sent.
+/// 200 with a JSON body that is charged to the memory budget of answers until it is sent.
 ///
 /// # Errors
 /// As [`Memory::add`].
@@ -235,14 +248,14 @@ pub(super) fn held_json(body: &impl Serialize, share: Share) -> Outcome {
     Ok(([(CONTENT_TYPE, JSON)], whole(text, share)).into_response())
 }
 
-/// A reply of more items held memory that few others need.
+/// Number of items above which a reply is large; its memory is returned to the system afterwards.
 pub(super) const LARGE_REPLY_ITEMS: usize = 20_000;
 
-/// 200 with a reply of items, in the form that the caller asked for: whole where it is small, in pieces that are written as the client reads them
-/// where it is not. `share` is given back when all of it is written.
+/// 200 with a reply of items, in the requested format. Small replies are written at once, others in chunks as the client reads.
+/// `share` is released when all of it is written.
 ///
 /// # Errors
-/// What keeps it from being written in that form.
+/// Fails if the reply cannot be written in that format.
 pub fn reply(mut reply: Reply, timing: Timing, share: Share, form: Form) -> Result<Response> {
     let is_large = reply.len() > LARGE_REPLY_ITEMS;
     let (kind, body) = match form {
@@ -261,12 +274,41 @@ pub fn reply(mut reply: Reply, timing: Timing, share: Share, form: Form) -> Resu
     Ok(response)
 }
 
-/// A body that holds its share of the memory until it is sent.
+/// Body that holds its memory reservation until it is sent.
 pub(super) fn whole(lines: Vec<u8>, share: Share) -> Body {
     Body::from(Bytes::from_owner(Held { lines, _share: share }))
 }
 
-/// A body in pieces, which hold their share of the memory until the last one is sent.
+/// The same in several pieces.
+pub(super) fn whole_of(pieces: impl IntoIterator<Item = Vec<u8>>, share: &Share) -> Body {
+    let held = |lines| Bytes::from_owner(Held { lines, _share: share.clone() });
+    Body::new(Pieces(pieces.into_iter().filter(|piece| !piece.is_empty()).map(held).collect()))
+}
+
+/// Pieces that are all there, so that the length of the body is known.
+struct Pieces(VecDeque<Bytes>);
+
+impl HttpBody for Pieces {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<std::result::Result<Frame<Bytes>, Infallible>>> {
+        Poll::Ready(self.0.pop_front().map(|piece| Ok(Frame::data(piece))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.0.iter().map(|piece| piece.len() as u64).sum())
+    }
+}
+
+/// Body in chunks, which hold the memory reservation until the last one is sent.
 pub(super) fn pieces(
     first: Vec<u8>,
     rest: impl Iterator<Item = Result<Vec<u8>>> + Send + 'static,
@@ -282,4 +324,65 @@ pub(super) fn pieces(
         None
     });
     Body::from_stream(stream::iter(pieces.chain(end)))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use axum::http::{HeaderMap, Method};
+    use hyper::server::conn::http1 as server;
+    use hyper::service::service_fn;
+    use hyper_util::rt::TokioIo;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+    use crate::http::layers::Signature;
+
+    /// What a client reads of an answer that a handler gave.
+    async fn served(response: Response) -> Vec<u8> {
+        let (mut client, socket) = tokio::io::duplex(1 << 16);
+        let response = std::sync::Mutex::new(Some(response));
+        let answer = service_fn(|_| {
+            let response = response.lock().unwrap().take().unwrap();
+            async { Ok::<_, Infallible>(response) }
+        });
+        let serving = server::Builder::new().half_close(true).serve_connection(TokioIo::new(socket), answer);
+        let asking = async {
+            client.write_all(b"POST / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+            client.shutdown().await.unwrap();
+            let mut bytes = Vec::new();
+            client.read_to_end(&mut bytes).await.unwrap();
+            bytes
+        };
+        let (bytes, served) = tokio::join!(asking, serving);
+        served.unwrap();
+        bytes
+    }
+
+    #[tokio::test]
+    async fn a_refusal_is_the_same_bytes_with_a_handler_and_without() {
+        let retry = Error::overloaded("the queue is \"full\", é").retry_after(Duration::from_millis(2500));
+        let refusals: [Refusal; 8] = [
+            retry.into(),
+            Error::deadline("late").into(),
+            Error::invalid("field `k`: got 0").at(7).into(),
+            Refusal::unauthorized(),
+            Refusal::forbidden("key `a` is not for model `b`".into()),
+            Refusal::too_early("key `a` may ask 3 times a second".into(), Duration::from_secs(1)),
+            Refusal::coding("coding `br`".into()),
+            Refusal::method(&Method::PUT, "GET, POST"),
+        ];
+        for refusal in refusals {
+            let mut headers = HeaderMap::new();
+            let trace = Some(HeaderValue::from_static("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"));
+            let (timing, took) = (Timing::default(), Duration::from_micros(1234));
+            Signature { timing, took, id: HeaderValue::from_static("7"), trace }.sign(&mut headers);
+            let mut rendered = refusal.render();
+            rendered.headers_mut().extend(headers.clone());
+            let mut response = refusal.into_response();
+            response.headers_mut().extend(headers);
+            let (told, expected) = (http1(&rendered), served(response).await);
+            assert_eq!(String::from_utf8(told).unwrap(), String::from_utf8(expected).unwrap());
+        }
+    }
 }

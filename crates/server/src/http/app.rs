@@ -1,4 +1,4 @@
-//! What all calls share: the models, the workers, the budget for bodies; and what connections see of that.
+//! State that all calls share: models, workers, memory budgets; and the interface to it for connections.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
@@ -18,6 +18,7 @@ use super::shadow::Shadows;
 use super::tls::Validity;
 use super::traces::Traces;
 use super::worst::Worst;
+use super::writers::Writers;
 use crate::route::Peers;
 use sterling_api::{ModelInfo, Served, SlowCall};
 use sterling_core::clock::unix_time;
@@ -30,41 +31,41 @@ use sterling_serving::quota::Flow;
 use sterling_serving::registry::{Loaded, Registry};
 use sterling_serving::view::View;
 
-/// The share of a snapshot that may be changed or lie beside it before `/readyz` warns ...
+/// Share of a snapshot that may be changed or in its delta before `/readyz` warns ...
 const FRESH_SHARE_MAX: f64 = 0.3;
-/// ... where so many items do.
+/// ... if at least this number of items is affected.
 const FRESH_MIN: usize = 1024;
-/// Share of a snapshot's items that may be of a kind that its lists were not trained on: searches that are like them scan all of these.
+/// Share of a snapshot's items that may be strays, which the lists were not trained for: similar searches scan all of them.
 const STRAY_SHARE_MAX: f64 = 0.05;
-/// How long a merge may take before it is told of.
+/// Time after which a running merge is reported.
 const MERGE_LONG: Duration = Duration::from_secs(60);
-/// How many times as much as makes a merge due a start may have to read of a journal before `/readyz` warns.
+/// `/readyz` warns if a start would have to replay this many times the journal size that makes a merge due.
 const BACKLOG_MAX: f64 = 4.0;
-/// Durable updates that are not seen yet before `/readyz` warns: a second of as many as come at most.
+/// `/readyz` warns if this number of durable updates is not visible yet: about one second at the highest rate.
 const LAG_MAX: u64 = 10_000;
-/// What every call passes, whoever answers it.
+/// State that every call uses, at servers and routers.
 #[derive(Default)]
 pub(super) struct Entrance {
-    /// True once the server is to end.
+    /// Whether the server is draining.
     pub(super) draining: AtomicBool,
-    /// Where calls are counted.
+    /// Metrics of calls.
     pub(super) meters: AnswerMeters,
-    /// How calls failed.
+    /// Failures of calls.
     pub(super) failures: Failures,
-    /// Who may do what.
+    /// Access control.
     pub(super) access: AccessControl,
-    /// Where the slowest calls are kept.
+    /// Slowest calls.
     pub(super) slow: Worst<SlowCall>,
-    /// Where traces go.
+    /// Export of traces.
     pub(super) traces: Traces,
-    /// From when until when the certificate that is shown is good.
+    /// Validity of the current certificate.
     pub(super) certificate: Mutex<Option<Validity>>,
-    /// Whether the clock of the machine is set while the server runs.
+    /// Monitor of the machine's wall clock.
     pub(super) clock: WallClock,
 }
 
 impl Entrance {
-    /// Takes in which certificate is shown now.
+    /// Records the validity of the current certificate.
     pub(super) fn show_certificate(&self, validity: Option<Validity>) {
         *locked(&self.certificate) = validity;
         if let Some(validity) = validity {
@@ -72,57 +73,64 @@ impl Entrance {
         }
     }
 
-    /// What an operator should look at, whatever stands behind the sockets, a line each.
+    /// Warnings for operators, common to servers and routers, one line each.
     pub(super) fn warnings(&self) -> impl Iterator<Item = String> {
         let certificate = locked(&self.certificate).and_then(|validity| validity.warning(unix_time().as_secs()));
         certificate.into_iter().chain(self.clock.warning()).chain(self.failures.warning())
     }
 }
 
-/// What stands behind the sockets.
+/// Implementation behind the sockets: a server or a router.
 pub(super) trait Host: Send + Sync + 'static {
-    /// What calls pass.
+    /// State that every call uses.
     fn entrance(&self) -> &Entrance;
 
-    /// Whether a call of a caller that workers answer, with this body where it is read already, may be taken in now; takes no lock.
+    /// What makes long answers.
+    fn writers(&self) -> &Arc<Writers>;
+
+    /// Whether a pass of this caller, with this body if it is already read, would be admitted now; takes no lock.
     fn admits(&self, flow: &dyn Fn() -> Flow, body: Option<&[u8]>) -> Result<()>;
 }
 
-/// What handlers share.
+/// State of a server, shared by its handlers.
 pub struct App {
-    /// The models.
+    /// Loaded models.
     pub registry: Arc<Registry>,
-    /// The workers.
+    /// Queue and workers.
     pub engine: Engine<Passes>,
     pub(super) bodies: Bodies,
     pub(super) asides: Asides,
-    /// What reads the store.
+    /// Threads that read the store.
     pub(super) store_reads: Asides,
-    /// The views that pages are slices of.
+    /// Views kept for later pages.
     pub(super) pages: Pages,
     pub(super) entrance: Entrance,
-    /// The updates of the models, where the server takes any.
+    pub(super) writers: Arc<Writers>,
+    /// Update logs of the models, if the server accepts updates.
     pub(super) feeds: Option<Arc<Feeds>>,
-    /// Where merges of updates are asked for.
+    /// Requests for merges of updates.
     pub(super) merges: Option<Merges>,
-    /// The servers of other hosts, where tables lie over several.
+    /// Servers of other hosts, if tables are spread over several hosts.
     pub(super) peers: Option<Arc<Peers>>,
-    /// The cluster that holds rows of tables, where there is one.
+    /// Redis Cluster that holds rows of tables, if one is configured.
     pub(super) cluster: Option<Arc<Cluster>>,
-    /// Which answers are held against exact ones.
+    /// Recall audit.
     pub(super) audit: Audit,
-    /// Which answers are held against those of other versions.
+    /// Shadow traffic.
     pub(super) shadows: Shadows,
-    /// How long a call waits for the position that it wants to see.
+    /// Longest wait of a call for its required update position.
     pub(super) updates_wait: Duration,
 }
 
 impl App {
     /// Models and workers behind one edge.
-    pub fn new(registry: Registry, engine: Engine<Passes>, options: &Options) -> Self {
+    ///
+    /// # Errors
+    /// `Io` if the system gives no threads for long answers.
+    pub fn new(registry: Registry, engine: Engine<Passes>, options: &Options) -> Result<Self> {
         let asides = Asides::new(engine.workers());
         let (registry, bodies) = (Arc::new(registry), Bodies::new(options, asides.clone()));
-        App {
+        Ok(App {
             registry,
             engine,
             bodies,
@@ -130,6 +138,7 @@ impl App {
             store_reads: Asides::of_store(),
             pages: Pages::default(),
             entrance: Entrance::default(),
+            writers: Writers::start()?,
             feeds: None,
             merges: None,
             peers: None,
@@ -137,45 +146,45 @@ impl App {
             audit: Audit::new(0.0),
             shadows: Shadows::default(),
             updates_wait: Duration::from_secs(1),
-        }
+        })
     }
 
-    /// The same edge, which tells a collector of its calls.
+    /// Adds the export of traces.
     pub fn with_traces(self, traces: Traces) -> Self {
         App { entrance: Entrance { traces, ..self.entrance }, ..self }
     }
 
-    /// The same edge, which asks who calls.
+    /// Adds access control.
     pub fn with_access(self, access: AccessControl) -> Self {
         App { entrance: Entrance { access, ..self.entrance }, ..self }
     }
 
-    /// The same edge, which takes updates too; calls wait for a position as long as other requests have time.
+    /// Adds updates; `wait` limits the time that calls wait for an update position.
     pub fn with_updates(self, feeds: Option<Arc<Feeds>>, wait: Duration) -> Self {
         App { feeds, updates_wait: wait, ..self }
     }
 
-    /// The same edge, at which merges may be asked for.
+    /// Adds merges of updates.
     pub fn with_merges(self, merges: Option<Merges>) -> Self {
         App { merges, ..self }
     }
 
-    /// The same edge, which gives servers of other hosts the rows that it holds for them.
+    /// Adds the exchange of table rows with servers of other hosts.
     pub fn with_peers(self, peers: Option<Arc<Peers>>) -> Self {
         App { peers, ..self }
     }
 
-    /// The same edge, which reports what is wrong with the cluster that holds rows of tables.
+    /// Adds warnings about the cluster that holds rows of tables.
     pub fn with_cluster(self, cluster: Option<Arc<Cluster>>) -> Self {
         App { cluster, ..self }
     }
 
-    /// The same edge, which runs this share of the retrievals again exactly, beside their answers.
+    /// Adds the recall audit of this share of the retrievals.
     pub fn with_audit(self, share: f64) -> Self {
         App { audit: Audit::new(share), ..self }
     }
 
-    /// What an operator should look at though all is answered, a line each.
+    /// Warnings for operators while the server is ready, one line each.
     pub(super) fn warnings(&self) -> Vec<String> {
         let mut warnings = self.registry.troubles();
         let (able, workers) = (self.engine.able_workers(), self.engine.workers());
@@ -225,7 +234,7 @@ impl App {
         warnings
     }
 
-    /// The updates of a model, or of the shard of it that this server has.
+    /// Returns the update log of a model, or of its shard at this server.
     pub(super) fn feed(&self, model: &Loaded) -> Result<Arc<Feed>> {
         let feeds = self.feeds.as_ref();
         let feeds =
@@ -234,17 +243,17 @@ impl App {
         feeds.of(&topic).ok_or_else(|| Error::not_ready(format!("model `{topic}`: its updates are not followed yet")))
     }
 
-    /// Durable updates that a view does not show.
+    /// Number of durable updates that a view does not contain.
     fn lag(&self, model: &Loaded, view: &View) -> u64 {
         self.feed(model).map_or(0, |feed| feed.last()).saturating_sub(view.position())
     }
 
-    /// The share of the items that an answer speaks of.
+    /// Share of the items that an answer covers.
     pub(super) fn coverage(&self, model: &Loaded, view: &View) -> f64 {
         covered(view.coverage(), view.items(), self.lag(model, view))
     }
 
-    /// What an answer says of where it comes from.
+    /// Describes the origin of an answer.
     pub(super) fn served(&self, model: &Loaded, view: &View) -> Served {
         Served {
             model: model.name().into(),
@@ -257,7 +266,7 @@ impl App {
         }
     }
 
-    /// What a version is.
+    /// Describes a version.
     pub(super) fn described(&self, model: &Loaded) -> ModelInfo {
         let labels = self.registry.labels(model.name()).unwrap_or_default();
         let labels = labels.into_iter().filter(|(_, version)| *version == model.version()).map(|(label, _)| label);
@@ -266,7 +275,7 @@ impl App {
     }
 }
 
-/// What an operator should know of the journal of a model that has a view.
+/// Warnings about the journal of a model.
 fn journal_warnings(feed: &Feed, view: &View) -> Vec<String> {
     let Backlog { updates, bytes, share } = feed.backlog(view);
     let is_long = (share >= BACKLOG_MAX)
@@ -280,8 +289,8 @@ fn journal_warnings(feed: &Feed, view: &View) -> Vec<String> {
     [unmerged, feed.trouble(), feed.warning(), lacks, is_long].into_iter().flatten().collect()
 }
 
-/// The share of the items that an answer speaks of: where so many durable updates are not seen that the server counts as behind,
-/// each of them may be of an item that is missing or not as it should be.
+/// Share of the items that an answer covers. If the server lags, each missing update counts as an item that may be missing or
+/// outdated.
 fn covered(coverage: f64, items: usize, lag: u64) -> f64 {
     match lag >= LAG_MAX {
         true => coverage * items as f64 / (items as f64 + lag as f64),
@@ -292,6 +301,10 @@ fn covered(coverage: f64, items: usize, lag: u64) -> f64 {
 impl Host for App {
     fn entrance(&self) -> &Entrance {
         &self.entrance
+    }
+
+    fn writers(&self) -> &Arc<Writers> {
+        &self.writers
     }
 
     fn admits(&self, flow: &dyn Fn() -> Flow, body: Option<&[u8]>) -> Result<()> {

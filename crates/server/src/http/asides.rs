@@ -1,4 +1,4 @@
-//! Work that takes long, beside the threads that answer connections.
+//! Runs slow work outside of the threads that drive connections.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -9,34 +9,35 @@ use tokio::time::timeout;
 
 use sterling_core::error::{Error, Kind, Result};
 
-/// How long a call that takes long waits for others of the kind.
+/// Longest wait of a slow call for a free slot.
 const ASIDE_WAIT: Duration = Duration::from_secs(1);
-/// How long a read of the store is waited for, and how many there are at once.
+/// Longest wait for a read of the store, and the maximum number of concurrent reads.
 const STORE_WAIT: Duration = Duration::from_secs(2);
 const STORE_READS: usize = 8;
-/// Bodies from so many bytes on are read and prepared on threads of their own. A filter takes about a tenth of a microsecond
-/// a byte, so that shorter ones hold up whoever else this thread answers for a few milliseconds at most.
+/// Minimum size of bodies that are parsed on separate threads, in bytes. A filter takes about 0.1 µs per byte, so shorter bodies
+/// delay other connections of the thread by a few milliseconds at most.
 const LONG_BODY_BYTES: usize = 32 << 10;
 
-/// What takes long beside all else: so much of it may run at once.
+/// Limits the number of concurrent slow calls.
 #[derive(Clone)]
 pub(super) struct Asides(Arc<Semaphore>);
 
 impl Asides {
-    /// Reads of a store, which use no core while a folder on a network or a disk does not answer: so many of them wait for it at most.
+    /// Creates the limit for reads of a store. A read uses no core while a network folder or disk does not answer, so the limit
+    /// does not depend on cores.
     pub(super) fn of_store() -> Self {
         Asides(Arc::new(Semaphore::new(STORE_READS)))
     }
 
-    /// Half of the cores that may be used at most: those that wait for answers to short requests come first.
+    /// Creates the limit for calls that compute: at most half of the usable cores, so that short requests keep the rest.
     pub(super) fn new(cores: usize) -> Self {
         Asides(Arc::new(Semaphore::new((cores / 2).max(1))))
     }
 
-    /// Runs what takes long, such as reading a long body or a column, where nobody else waits for it.
+    /// Runs slow work, such as parsing a long body or reading a column, on a blocking thread.
     ///
     /// # Errors
-    /// `Overloaded` where others of the kind take all the time there is for them; else what `work` ends with.
+    /// `Overloaded` if no slot gets free in time; else errors of `work`.
     pub(super) async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
         let crowded = || Error::overloaded("other calls that take long are answered before it, try again later");
         let place = timeout(ASIDE_WAIT, self.0.clone().acquire_owned()).await.map_err(|_| crowded())?;
@@ -49,10 +50,10 @@ impl Asides {
         done.await.map_err(|e| Error::internal(format!("a request broke what answers it: {e}")))?
     }
 
-    /// Reads a store where nobody else waits for it.
+    /// Reads a store on a blocking thread. A read continues after its caller has given up.
     ///
     /// # Errors
-    /// `Unavailable` where the store does not answer in time; else what `read` ends with. A read goes on when nobody waits for it any more.
+    /// `Unavailable` if the store does not answer in time; else errors of `read`.
     pub(super) async fn read<T: Send + 'static>(&self, read: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
         let silent = || Error::unavailable(format!("the store has not answered for {} s", STORE_WAIT.as_secs()));
         match timeout(STORE_WAIT, self.run(read)).await {
@@ -61,7 +62,7 @@ impl Asides {
         }
     }
 
-    /// Reads and prepares what a body asks for: here, or, where that takes long, where nobody else waits for it.
+    /// Parses and prepares a body: on this thread if it is short, else on a blocking thread.
     ///
     /// # Errors
     /// As [`Asides::run`].
@@ -92,7 +93,7 @@ mod tests {
                 tokio::spawn(async move { reads.read(move || Ok(hangs.recv().is_err())).await })
             })
             .collect();
-        // The only thread of this runtime answers others meanwhile.
+        // The only thread of this runtime answers other requests in the meantime.
         tokio::time::sleep(Duration::from_millis(1)).await;
         for one in waiting {
             let error = one.await.unwrap().unwrap_err();

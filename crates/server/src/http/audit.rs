@@ -1,8 +1,9 @@
-//! The online audit: a sampled share of retrievals is run again exactly beside the answer, after all that somebody waits for.
+//! Online recall audit: runs a sample of retrievals again exactly after their answers were sent.
 //!
-//! One runs at a time, in the lane of batches, and none that would be refused for its cost or where the engine is full: an audit takes
-//! what requests leave. What it finds is two counters, whose quotient is the recall@K of what was served. Beside a canary both versions are audited as
-//! often, whatever their shares, and what is found of the canary is told of the canary alone.
+//! One audit runs at a time, with the priority of batches. It is skipped if its cost estimate is too high or the engine is full,
+//! so audits only use spare capacity. The audit feeds two counters, whose quotient is the recall@K of served answers. While a
+//! canary is active, both versions are audited equally often regardless of their traffic shares, and results of the canary count
+//! for the canary only.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -20,37 +21,37 @@ use sterling_serving::pass::{self, Prepared};
 use sterling_serving::view::View;
 use sterling_snapshot::rollout::Side;
 
-/// How long an audit may wait for its turn and run.
+/// Longest time that an audit may wait and run.
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Which retrievals are run again.
+/// Samples retrievals for the audit.
 pub(super) struct Audit {
     share: f64,
     draws: Draws,
     turn: Arc<Semaphore>,
 }
 
-/// The turn of one retrieval that is to be run again.
+/// Permission to audit one retrieval.
 pub(super) struct Turn {
     _permit: OwnedSemaphorePermit,
 }
 
-/// A retrieval to be run again, exactly.
+/// Retrieval to run again exactly.
 pub(super) struct Again {
     prepared: Prepared,
     model: String,
-    /// Where the answer was given beside a canary.
+    /// Set if the answer was given while a canary was active.
     watched: Option<Watched>,
     _turn: Turn,
 }
 
 impl Audit {
-    /// Runs this share of the retrievals again.
+    /// Creates an audit of this share of the retrievals.
     pub(super) fn new(share: f64) -> Self {
         Audit { share, draws: Draws::default(), turn: Arc::new(Semaphore::new(1)) }
     }
 
-    /// A turn for one retrieval of so many, where none is under way; for one of a kind that is to be audited so many times as often as others.
+    /// Samples a retrieval, and returns a permit if it is drawn and no audit is running. `times` multiplies the share.
     pub(super) fn turn(&self, times: f64) -> Option<Turn> {
         let is_drawn = self.draws.draw(self.share * times);
         let permit = || self.turn.clone().try_acquire_owned().ok();
@@ -59,7 +60,7 @@ impl Audit {
 }
 
 impl Again {
-    /// The exact form of a retrieval; none for one that is exact or that could not be run so.
+    /// Prepares the exact form of a retrieval; `None` if it was exact already or cannot run exactly.
     pub(super) fn of(
         turn: Option<Turn>,
         view: &Arc<View>,
@@ -78,7 +79,7 @@ impl Again {
         }
     }
 
-    /// Runs it when there is room, and holds what was `served` against it.
+    /// Runs the retrieval when there is capacity, and compares the `served` items with its result.
     pub(super) async fn run(self, engine: &Engine<Passes>, served: &[ItemId]) {
         let Again { prepared, model, watched, _turn } = self;
         let view = prepared.view().clone();
@@ -96,18 +97,18 @@ impl Again {
     }
 }
 
-/// A retrieval that looks at every item, and whose columns nobody reads.
+/// Exhaustive form of a retrieval, without columns in the answer.
 pub(super) fn exactly(request: &Retrieve) -> Retrieve {
     let reading = Reading { columns: Vec::new(), explain: false, ..request.reading.clone() };
     Retrieve { exact: true, probes: None, recall: None, reading, ..request.clone() }
 }
 
-/// True where a canary did not give the answer.
+/// Whether the active version, not a canary, gave the answer.
 fn is_of_active(watched: Option<&Watched>) -> bool {
     watched.is_none_or(|watched| watched.side() == Side::Active)
 }
 
-/// Holds what was served against what an exact answer has.
+/// Compares served items with those of an exact answer, and counts the overlap.
 pub(super) fn hold_against(model: &str, watched: Option<&Watched>, served: &[ItemId], exact: &[ItemId]) {
     let (wanted, found) = found(served, exact);
     if let Some(watched) = watched {
@@ -120,7 +121,7 @@ pub(super) fn hold_against(model: &str, watched: Option<&Watched>, served: &[Ite
     }
 }
 
-/// Counts an exact answer that there was not.
+/// Counts an audit that produced no exact answer.
 pub(super) fn failed(model: &str, error: &Error) {
     let outcome = match error.kind() {
         Kind::TooCostly => "too_costly",
@@ -130,7 +131,7 @@ pub(super) fn failed(model: &str, error: &Error) {
     count(model, outcome);
 }
 
-/// The items of an answer.
+/// Ids of the items in an answer.
 pub(super) fn ids(answer: &Answer) -> Vec<ItemId> {
     match &answer.content {
         Content::Items(ranked) => ranked.ids.clone(),
@@ -138,7 +139,7 @@ pub(super) fn ids(answer: &Answer) -> Vec<ItemId> {
     }
 }
 
-/// How many items an exact answer has, and how many of them were served.
+/// Returns the number of items of an exact answer, and how many of them were served.
 fn found(served: &[ItemId], exact: &[ItemId]) -> (usize, usize) {
     let served: BTreeSet<ItemId> = served.iter().copied().collect();
     (exact.len(), exact.iter().filter(|id| served.contains(id)).count())

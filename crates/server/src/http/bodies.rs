@@ -1,4 +1,4 @@
-//! Bodies of requests, read within bounds of size, time and of the memory of all of them together; and the memory of answers.
+//! Reads request bodies within limits of size, time and total memory, and budgets the memory of answers.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -24,25 +24,25 @@ use sterling_core::error::{Error, Result};
 use sterling_core::limits::BODY_BYTES_MAX;
 use sterling_serving::quota::{Flow, Quota};
 
-/// Memory of a request for each byte of its body: the body itself and the values it is parsed into.
+/// Memory per byte of a request's body: the body itself and its parsed values.
 const MEMORY_FACTOR: usize = 4;
-/// A compressed body is read in pieces of so many bytes.
+/// Buffer size for decompression, in bytes.
 const PIECE_BYTES: usize = 64 << 10;
-/// The budget is counted in these.
+/// Unit of the memory budget, in bytes.
 const UNIT_BYTES: usize = 1024;
 
-/// Most of a body that is read although nobody wants it, and how long that may take.
+/// Limits of draining an unneeded body, in bytes and time.
 const UNWANTED_BYTES_MAX: usize = 1 << 20;
 const UNWANTED_TIME_MAX: Duration = Duration::from_secs(1);
 
-/// A body whose rest is read where its request was answered without it: a client that sends first and reads then would find
-/// its connection reset, and the answer lost with it. Where that takes too long, the connection ends behind the answer.
+/// Drains the rest of a body whose request was answered without it. A client that sends everything before it reads would
+/// otherwise see a connection reset and lose the answer. If draining takes too long, the connection closes after the answer.
 #[derive(Debug)]
 pub(super) struct Inbound {
     body: Option<Incoming>,
-    /// Whether the client waits for a word before it sends the body, and sends none after an answer.
+    /// Whether the client sent `Expect: 100-continue`: it waits before sending the body, and sends none after an answer.
     waits: bool,
-    /// That of HTTP/1.1; HTTP/2 ends a stream without its neighbours.
+    /// Connection, for HTTP/1.1; HTTP/2 ends a stream without affecting others.
     connection: Option<Arc<Connection>>,
 }
 
@@ -88,7 +88,7 @@ impl Drop for Inbound {
         }
         let is_bounded = rest.size_hint().upper().is_some();
         let mut bytes = 0;
-        // Ready with whether all of it came.
+        // Resolves to whether the complete body was read.
         let mut read = move |cx: &mut Context<'_>| loop {
             match ready!(Pin::new(&mut rest).poll_frame(cx)) {
                 Some(Ok(frame)) => bytes += frame.data_ref().map_or(0, Bytes::len),
@@ -99,7 +99,7 @@ impl Drop for Inbound {
                 return Poll::Ready(rest.is_end_stream());
             }
         };
-        // Most bodies came with their header: nobody need wait for those. One of unknown length may be of any.
+        // Most bodies arrived with their header and need no task. A body of unknown length is not drained in the background.
         match (read(&mut Context::from_waker(Waker::noop())), Handle::try_current()) {
             (Poll::Ready(true), _) => {}
             (Poll::Pending, Ok(runtime)) if is_bounded => {
@@ -114,17 +114,17 @@ impl Drop for Inbound {
     }
 }
 
-/// The memory of the bodies of all requests.
+/// Memory budget of all request bodies and of all answers.
 pub(super) struct Bodies {
     budget: Arc<Semaphore>,
-    /// Where compressed bodies are read.
+    /// Threads that decompress bodies.
     asides: Asides,
-    /// As much again for answers, from before they are made until their readers have read them.
+    /// Budget of the same size for answers, from before they are computed until clients have read them.
     answers: Arc<Quota>,
     options: Options,
 }
 
-/// A whole body; its share of the budget is given back with it.
+/// Complete body; dropping it releases its share of the budget.
 #[derive(Debug)]
 pub(super) struct Whole {
     bytes: Bytes,
@@ -147,26 +147,26 @@ impl Bodies {
         Bodies { budget, asides, answers, options: options.clone() }
     }
 
-    /// Sets memory aside for an answer of so many bytes, before anything is done for it; more may be added while it is made.
+    /// Reserves memory for an answer before it is computed; the reservation can grow meanwhile.
     ///
     /// # Errors
-    /// `TooCostly` beyond what there is for all answers; `Overloaded` where answers that have not been read yet leave too little.
+    /// `TooCostly` above the budget of all answers; `Overloaded` if unread answers leave too little.
     pub(super) fn hold_answer(&self, flow: Flow, bytes: usize) -> Result<Share> {
         self.answers.hold(flow, bytes as u64).map(Arc::new)
     }
 
-    /// Reads the whole body of a JSON request.
+    /// Reads the complete body of a JSON request.
     pub(super) async fn read(&self, request: Request) -> Result<Whole, Refusal> {
         Ok(self.read_sent(request, &[]).await?.1)
     }
 
-    /// Reads the whole body of a request that is JSON or one of `others`, and tells which.
+    /// Reads the complete body of a request in JSON or a type of `others`, and returns the type.
     pub(super) async fn read_sent(&self, request: Request, others: &[Sent]) -> Result<(Sent, Whole), Refusal> {
         let sent = Sent::of(request.headers(), others)?;
         Ok((sent, self.read_any(request).await?))
     }
 
-    /// Reads the whole body of a request whose kind the caller has looked at.
+    /// Reads the complete body of a request whose content type is already checked.
     pub(super) async fn read_any(&self, request: Request) -> Result<Whole, Refusal> {
         let coding = Coding::of(request.headers())?;
         let body = request.into_body();
@@ -186,12 +186,12 @@ impl Bodies {
         self.asides.run(move || Ok(decoded(&read, coding, memory))).await?
     }
 
-    /// Room for what a body becomes that is no text.
+    /// Creates a reservation for the decoded form of a binary body.
     pub(super) fn memory(&self) -> BodyMemory {
         BodyMemory { budget: self.budget.clone(), share: None, most_mb: self.options.bodies_mb }
     }
 
-    /// Collects what comes, each piece against the budget: bytes that were announced and did not come cost nothing.
+    /// Collects a body and charges each received chunk to the budget: announced bytes that never arrive cost nothing.
     async fn collect(&self, mut body: Body) -> Result<Whole, Refusal> {
         let mut memory = self.memory();
         let mut first = Bytes::new();
@@ -226,7 +226,7 @@ impl Bodies {
     }
 }
 
-/// The memory that one body takes.
+/// Memory reservation of one body.
 pub(super) struct BodyMemory {
     budget: Arc<Semaphore>,
     share: Option<OwnedSemaphorePermit>,
@@ -234,15 +234,15 @@ pub(super) struct BodyMemory {
 }
 
 impl BodyMemory {
-    /// Takes what a body of so many bytes needs.
+    /// Grows the reservation to cover a body of this size.
     fn grow(&mut self, bytes: usize) -> Result<()> {
         self.take(units(bytes) - self.held())
     }
 
-    /// Takes so many bytes more, as many in all as the largest body needs.
+    /// Reserves more memory, in total at most that of the largest allowed body.
     ///
     /// # Errors
-    /// `TooCostly` beyond that; `Overloaded` where other bodies leave too little.
+    /// `TooCostly` above that; `Overloaded` if other bodies leave too little.
     pub(super) fn hold(&mut self, bytes: usize) -> Result<()> {
         let missing = bytes.div_ceil(UNIT_BYTES);
         if missing.saturating_add(self.held()) > units(BODY_BYTES_MAX) {
@@ -271,7 +271,7 @@ impl BodyMemory {
     }
 }
 
-/// What a compressed body stands for. It ends at the bound of bodies, however little came.
+/// Decompresses a body. The decompressed size is limited like that of plain bodies.
 fn decoded(body: &[u8], coding: Coding, mut memory: BodyMemory) -> Result<Whole, Refusal> {
     let mut reader = coding.reader(body)?;
     let (mut bytes, mut piece) = (Vec::new(), vec![0; PIECE_BYTES]);

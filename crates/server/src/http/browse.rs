@@ -1,4 +1,4 @@
-//! The calls that show a catalogue to people: items by name, the values of a column, the shape of the index.
+//! Catalogue calls for people: items by name, values of a column, shape of the index.
 
 use std::sync::Arc;
 
@@ -26,13 +26,13 @@ use sterling_serving::view::View;
 const FOUND_DEFAULT: usize = 20;
 const ITEMS_MAX: usize = 100;
 const VALUES_MAX: usize = 1000;
-/// Longest text that is looked for, in bytes.
+/// Longest search text, in bytes.
 const CONTAINS_BYTES_MAX: usize = 256;
 
-/// Copies of a value on its way into an answer: as JSON holds it, and as room of the text that it is written to, which is counted whole then.
+/// Copies of a value while it becomes an answer: as a JSON value, and in the text buffer. The budget counts both in full.
 const COPIES: usize = 2;
 
-/// Where a call looks for a text, and how much it may find.
+/// Text search in a column: view, text and limit of results.
 struct Look {
     served: Served,
     view: Arc<View>,
@@ -66,7 +66,7 @@ impl Look {
     }
 }
 
-/// Items of which a value of a column holds a text: what a person calls an item by leads to its id.
+/// Items with a column value that contains a text: finds the id of an item by its name.
 #[utoipa::path(get, path = "/v1/models/{model}/items", tag = "items", params(("model" = String, Path, description = "The model's name"), FindRequest),
     responses((status = 200, body = FindResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn find(
@@ -94,7 +94,7 @@ pub async fn find(
     held_json(&FindResponse { served, items: items.await? }, share)
 }
 
-/// Bytes of all values of an item.
+/// Bytes of all column values of an item.
 fn row_bytes(view: &View, slot: Slot) -> usize {
     let columns = view.columns();
     (0..columns.first().list().len()).map(|column| columns.cell(column, slot).bytes()).sum()
@@ -107,7 +107,7 @@ fn first_texts(view: &View) -> Result<String> {
     texts.map(|column| column.name().to_owned()).ok_or_else(none)
 }
 
-/// The values of a column and how many items have each; of a column of numbers the least and the greatest.
+/// The values of a column with their number of items; of a numeric column, its minimum and maximum.
 #[utoipa::path(get, path = "/v1/models/{model}/columns/{column}", tag = "items",
     params(("model" = String, Path, description = "The model's name"), ("column" = String, Path, description = "The column's name"), ValuesRequest),
     responses((status = 200, body = ColumnResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
@@ -136,14 +136,14 @@ pub async fn column(
     held_json(&told.await?, share)
 }
 
-/// The shards of the version that answers, and how many servers have each.
+/// The shards of the active version, and the number of servers that have each.
 #[utoipa::path(get, path = "/v1/models/{model}/shards", tag = "models", params(("model" = String, Path, description = "The model's name")),
     responses((status = 200, body = ShardsResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn shards<R: Retriever>(State(app): State<Arc<R>>, Names(model): Names<String>) -> Outcome {
     Ok(json(&app.shards(&model)?))
 }
 
-/// The shape of the index of the version that answers.
+/// The shape of the active version's index.
 #[utoipa::path(get, path = "/v1/models/{model}/index", tag = "models", params(("model" = String, Path, description = "The model's name")),
     responses((status = 200, body = IndexResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn index(State(app): State<Arc<App>>, Names(model): Names<String>) -> Outcome {

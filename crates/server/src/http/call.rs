@@ -1,4 +1,4 @@
-//! A call that workers answer: who calls, and what its body says.
+//! Calls that workers answer: caller and parsed body.
 
 use axum::http::request::Parts;
 
@@ -14,7 +14,7 @@ use sterling_core::request::{Embed, Origin, Rank};
 use sterling_serving::engine::Terms;
 use sterling_serving::quota::Flow;
 
-/// Who calls, and how the answer is to be read.
+/// Caller, and format of the answer.
 pub(super) struct Call {
     pub(super) caller: Option<Caller>,
     pub(super) flow: Flow,
@@ -23,25 +23,22 @@ pub(super) struct Call {
 }
 
 impl Call {
-    /// Of a request that was let in.
+    /// Reads the call from the head of an admitted request.
     pub(super) fn of(head: &Parts) -> Self {
         let (caller, flow) = (head.extensions.get::<Caller>().cloned(), flow_of(&head.extensions));
         Call { caller, flow, origin: CallId::origin(&head.extensions), form: Form::of(head) }
     }
 
-    /// The same, whose answer is text.
+    /// Switches the answer to JSON.
     pub(super) fn in_text(self) -> Self {
         Call { form: Form::Json, ..self }
     }
 }
 
-/// A parsed body.
+/// Parsed body, by call.
 pub(super) enum Parsed {
-    /// Of `:retrieve`.
     Retrieve(Retrievals),
-    /// Of `:rank`.
     Rank(Rank, Terms, Shape),
-    /// Of `:embed`.
     Embed(Embed, Terms),
 }
 
@@ -67,7 +64,7 @@ impl Parsed {
     }
 }
 
-/// Counts a list of requests against the rate of its caller's key, which has paid for one of them, whatever becomes of the list.
+/// Charges a list of requests to the rate of its caller's key, regardless of the outcome. Admission already charged one of them.
 pub(super) fn charge(caller: Option<&Caller>, requests: usize) {
     if let Some(caller) = caller {
         caller.charge(requests.saturating_sub(1));

@@ -1,21 +1,21 @@
-//! What names a call in the log: its id, which its answer has too, and its trace. What is asked of other processes for it is sent along with both.
+//! Identity of a call in logs: its id, which the answer also carries, and its trace. Calls to other processes carry both.
 
 use axum::http::Extensions;
 
 use sterling_core::request::Origin;
 
-/// The id and the trace of a request, for those who write them down or pass them on.
+/// Id and trace of a request, for logs and outgoing calls.
 #[derive(Clone)]
 pub(super) struct CallId(pub(super) Origin);
 
 impl CallId {
-    /// The id of a request which `layers::observe` has seen.
+    /// Returns the id of a request that passed `layers::observe`.
     pub(super) fn of(extensions: &Extensions) -> String {
         let id = extensions.get::<CallId>().and_then(|CallId(origin)| origin.id.as_deref());
         id.unwrap_or_default().to_owned()
     }
 
-    /// What calls to other processes for a request carry.
+    /// Returns the id and trace that outgoing calls carry.
     pub(super) fn origin(extensions: &Extensions) -> Origin {
         extensions.get::<CallId>().map_or_else(Origin::default, |CallId(origin)| origin.clone())
     }

@@ -1,4 +1,4 @@
-//! The calls about models, versions and the server, one function each.
+//! Calls about models, versions and the server, one function each.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -23,16 +23,16 @@ use sterling_core::error::{Error, Result};
 use sterling_core::logging::printable;
 use sterling_serving::registry::{Registry, Which};
 
-/// Bytes of a number as text with a comma, in a text that has room to grow.
+/// Bytes per number of a vector as text with its comma, in a buffer that grows by doubling.
 const NUMBER_BYTES: usize = 32;
 
-/// Where a version is activated.
+/// Scope of an activation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Scope {
-    /// At this server, until something else is desired or published.
+    /// This server, until the desired state changes or a version is published.
     #[default]
     Server,
-    /// At all servers of the store.
+    /// All servers of the store.
     Store,
 }
 
@@ -48,7 +48,7 @@ impl FromStr for Scope {
     }
 }
 
-/// Let a published version answer unpinned requests, at this server or at all servers of the store; loads it where it is not in memory.
+/// Activate a published version at this server or at all servers of the store; loads it if necessary.
 #[utoipa::path(post, path = "/v1/models/{model}/versions/{version}:activate", tag = "models",
     params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path),
         ("scope" = Option<String>, Query, description = "`server` (what is used where it is left out), or `store` for all servers of the store, as `sterling activate`")),
@@ -63,7 +63,7 @@ pub async fn activate(State(app): State<Arc<App>>, Names((model, version)): Name
     Ok(json(&app.described(&loaded)))
 }
 
-/// Load a published version beside those in memory, and keep it there: for pins, labels and a quick activation.
+/// Load a published version and keep it in memory, for pins, labels and a quick activation.
 #[utoipa::path(post, path = "/v1/models/{model}/versions/{version}:load", tag = "models",
     params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path)),
     responses((status = 200, body = ModelInfo), (status = "default", body = Problem, content_type = "application/problem+json")))]
@@ -72,7 +72,7 @@ pub async fn load(State(app): State<Arc<App>>, Names((model, version)): Names<(S
     Ok(json(&app.described(&loaded)))
 }
 
-/// Take a version out of memory that is neither active nor labelled.
+/// Unload a version that is neither active nor labelled.
 #[utoipa::path(post, path = "/v1/models/{model}/versions/{version}:unload", tag = "models",
     params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path)),
     responses((status = 200, body = VersionList), (status = "default", body = Problem, content_type = "application/problem+json")))]
@@ -84,7 +84,7 @@ pub async fn unload(State(app): State<Arc<App>>, Names((model, version)): Names<
     Ok(json(&list.await?))
 }
 
-/// Let a label point to a version in memory.
+/// Point a label to a loaded version.
 #[utoipa::path(put, path = "/v1/models/{model}/labels/{label}", tag = "models", params(("model" = String, Path, description = "The model's name"),
         ("label" = String, Path, description = "1 to 128 letters, digits, `_`, `-` or `.`, not starting with `.`")),
     request_body = LabelRequest,
@@ -103,7 +103,7 @@ pub async fn put_label(
     Ok(json(&labels.await?))
 }
 
-/// Take a label away.
+/// Delete a label.
 #[utoipa::path(delete, path = "/v1/models/{model}/labels/{label}", tag = "models",
     params(("model" = String, Path, description = "The model's name"), ("label" = String, Path)),
     responses((status = 200, body = LabelList), (status = "default", body = Problem, content_type = "application/problem+json")))]
@@ -115,8 +115,7 @@ pub async fn delete_label(State(app): State<Arc<App>>, Names((model, label)): Na
     Ok(json(&labels.await?))
 }
 
-/// Changes what is in memory on a thread that answers nobody else: a load reads a whole snapshot, and what goes out of memory
-/// takes its time too.
+/// Changes the loaded versions on a blocking thread: a load reads a complete snapshot, and freeing its memory takes time too.
 pub(super) async fn manage<T: Send + 'static>(
     app: &Arc<App>,
     change: impl FnOnce(&Registry) -> Result<T> + Send + 'static,
@@ -132,14 +131,14 @@ pub async fn models<R: Retriever>(State(app): State<Arc<R>>, Extension(caller): 
     json(&app.models(caller).await)
 }
 
-/// The version of a model that answers.
+/// The active version of a model.
 #[utoipa::path(get, path = "/v1/models/{model}", tag = "models", params(("model" = String, Path, description = "The model's name")),
     responses((status = 200, body = ModelInfo), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn model<R: Retriever>(State(app): State<Arc<R>>, target: Target) -> Outcome {
     Ok(json(&app.info(&target.model, target.which()).await?))
 }
 
-/// A version of a model that is in memory.
+/// A loaded version of a model.
 #[utoipa::path(get, path = "/v1/models/{model}/versions/{version}", tag = "models",
     params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path)),
     responses((status = 200, body = ModelInfo), (status = "default", body = Problem, content_type = "application/problem+json")))]
@@ -169,8 +168,7 @@ pub async fn label<R: Retriever>(State(app): State<Arc<R>>, target: Target) -> O
     Ok(json(&app.info(&target.model, target.which()).await?))
 }
 
-/// The query embeddings that the server has recorded of the version that answers, each a body of `:retrieve`, one a line: what
-/// `sterling calibrate --queries` reads.
+/// Recorded query embeddings of the active version, one `:retrieve` body per line, as `sterling calibrate --queries` reads.
 #[utoipa::path(get, path = "/v1/models/{model}/queries", tag = "models", params(("model" = String, Path, description = "The model's name")),
     responses((status = 200, body = String, content_type = "application/x-ndjson"), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn queries(State(app): State<Arc<App>>, Names(model): Names<String>, request: Request) -> Outcome {
@@ -189,20 +187,20 @@ pub async fn queries(State(app): State<Arc<App>>, Names(model): Names<String>, r
     Ok(([(CONTENT_TYPE, "application/x-ndjson")], whole(lines, share)).into_response())
 }
 
-/// The slowest retrievals, rankings and embeddings of the last minutes, with what their steps did.
+/// The slowest retrievals, rankings and embeddings of the last minutes, with the work of their steps.
 #[utoipa::path(get, path = "/v1/debug/slow", tag = "health", responses((status = 200, body = SlowResponse)))]
 pub async fn slow<R: Retriever>(State(app): State<Arc<R>>) -> Response {
     json(&SlowResponse { window_seconds: WINDOW.as_secs(), calls: app.entrance().slow.list() })
 }
 
-/// The process answers.
+/// Liveness: the process answers.
 #[utoipa::path(get, path = "/livez", tag = "health", responses((status = 200, body = String)))]
 pub async fn live() -> &'static str {
     "ok\n"
 }
 
-/// A model is loaded and the server is not shutting down; where not, why. Lines that begin with `warning:` tell what slows it. A server with keys
-/// says why, and what slows it, to those who have one.
+/// Readiness: a model is loaded and the server is not shutting down. Lines that begin with `warning:` report problems. A server
+/// with keys reports reasons and warnings only to keys for all models.
 #[utoipa::path(get, path = "/readyz", tag = "health", responses((status = 200, body = String), (status = 503, body = Problem, content_type = "application/problem+json")))]
 pub async fn ready<R: Retriever>(
     State(app): State<Arc<R>>,

@@ -1,7 +1,8 @@
-//! Which version answers a call that pins none: the active one, or, for a share of keys, the canary.
+//! Chooses the version that answers an unpinned call: the active one or, for a share of keys, the canary.
 //!
-//! A call that pins a version or a label, and a page that its cursor pins, are never divided. A list of requests is answered by one version:
-//! that of the key in its header, or of its id; where a key would lie in the requests themselves, the active one.
+//! Calls that pin a version or a label, and pages that a cursor pins, are never divided. One version answers a whole list of
+//! requests: the one that the key in its header, or its call id, selects. If the key would be part of the requests themselves,
+//! the active version answers.
 
 use std::sync::Arc;
 
@@ -21,31 +22,31 @@ use sterling_serving::registry::{Loaded, Unpinned};
 use sterling_serving::view::View;
 use sterling_snapshot::rollout::{CanaryRun, ShadowRun, Side, Sticky};
 
-/// A version and a view of it.
+/// Version with a read view of it.
 #[derive(Clone)]
 pub(super) struct Version {
     pub(super) model: Arc<Loaded>,
     pub(super) view: Arc<View>,
-    /// The share of the items that an answer must cover.
+    /// Least share of the items that an answer must cover.
     pub(super) min_coverage: Option<f64>,
 }
 
 impl Version {
-    /// A view of a version that has seen what the call asks for.
+    /// Waits until a view of the version contains the updates that the call requires.
     async fn asked(app: &App, model: Arc<Loaded>, uri: &Uri) -> Result<Self> {
         let view = seen(app, &model, uri).await?;
         Ok(Version { model, view, min_coverage: min_coverage(uri)? })
     }
 
-    /// The view of a version as it is now, where that has seen what the call asks for.
+    /// Returns the current view of a version if it contains the updates that the call requires.
     fn shown(model: Arc<Loaded>, uri: &Uri) -> Result<Option<Self>> {
         let (view, min_coverage) = (model.view(), min_coverage(uri)?);
         let is_seen = number(uri, "min_position")?.is_none_or(|position| view.position() >= position);
         Ok(is_seen.then_some(Version { model, view, min_coverage }))
     }
 
-    /// Refuses a view that covers less than the call asks for. A page is answered from the view of the first one: it is that
-    /// view that counts.
+    /// Rejects a view with less coverage than the call requires. Later pages use the view of the first page, so that view is
+    /// checked.
     pub(super) fn check_coverage(&self, app: &App) -> Result<()> {
         let Some(least) = self.min_coverage else { return Ok(()) };
         let covered = app.coverage(&self.model, &self.view);
@@ -57,49 +58,47 @@ impl Version {
     }
 }
 
-/// What a call may be answered by: versions `V`, of which `S` is asked as a shadow. Those of a server, or those of a router's shards.
+/// Versions `V` that may answer a call, and a shadow `S` that repeats it: versions of a server, or those of a router's shards.
 pub(super) struct Choice<V = Version, S = Arc<Loaded>> {
     version: V,
     canary: Option<BesideActive<V>>,
     shadow: Option<(Arc<ShadowRun>, S)>,
-    /// The call's id, where it has a shadow.
+    /// Id of the call, if it has a shadow.
     id: String,
 }
 
-/// The other version that may answer.
+/// Canary that may answer instead of the active version.
 pub(super) struct BesideActive<V> {
     pub(super) run: Arc<CanaryRun>,
     pub(super) version: V,
-    /// The key, where it is known before the body.
+    /// Key of the call, if the header determines it.
     pub(super) key: Option<Vec<u8>>,
 }
 
-/// Who asks, as far as a key may be made of it.
+/// User data of a call, from which a key may be derived.
 pub(super) enum Asker<'a> {
-    /// One user.
     User(&'a User),
-    /// One user's features.
+    /// Features of one user.
     Features(&'a Features),
-    /// Several.
     Several,
 }
 
-/// What answers a request.
+/// Version chosen for a request.
 pub(super) struct Chosen<V = Version, S = Arc<Loaded>> {
     pub(super) version: V,
-    /// Where it was chosen beside a canary.
+    /// Observation of the choice, while a canary is active.
     pub(super) watched: Option<Watched>,
-    /// What is to be asked as well.
+    /// Shadow that repeats the request.
     pub(super) shadow: Option<Shadowed<S>>,
 }
 
 impl Choice {
-    /// A call that pins its version.
+    /// Choice of a call that pins its version.
     pub(super) async fn pinned(app: &App, model: Arc<Loaded>, uri: &Uri) -> Result<Self> {
         Version::asked(app, model, uri).await.map(Choice::only)
     }
 
-    /// A call that pins none.
+    /// Choice of an unpinned call.
     pub(super) async fn unpinned(app: &App, unpinned: Unpinned, head: &Parts) -> Result<Self> {
         let Unpinned { active, canary, shadow } = unpinned;
         let shadow = shadow.map(|shadow| (shadow.run.clone(), shadow.loaded.clone()));
@@ -109,7 +108,8 @@ impl Choice {
             return Ok(choice.beside(None, shadow, id));
         };
         let key = key_in_header(canary.run.sticky(), head);
-        // A canary that is behind in its updates is behind: who asks for a position is answered by the other one, and waits for that alone.
+        // A canary may lag in its updates. Calls that require a position it lacks go to the active version, and wait for that
+        // version only.
         let version = Version::shown(canary.loaded.clone(), &head.uri)?;
         let version = version.filter(|version| version.check_coverage(app).is_ok());
         let canary = version.map(|version| BesideActive { run: canary.run.clone(), version, key });
@@ -118,12 +118,12 @@ impl Choice {
 }
 
 impl<V: Clone, S: Clone> Choice<V, S> {
-    /// No choice.
+    /// Choice of a single version.
     pub(super) fn only(version: V) -> Self {
         Choice { version, canary: None, shadow: None, id: String::new() }
     }
 
-    /// The same, with a canary and a shadow beside it, of the call of this id.
+    /// Adds a canary and a shadow for the call with this id.
     pub(super) fn beside(
         self,
         canary: Option<BesideActive<V>>,
@@ -133,12 +133,12 @@ impl<V: Clone, S: Clone> Choice<V, S> {
         Choice { canary, shadow, id, ..self }
     }
 
-    /// What answers where nothing is chosen.
+    /// Default version, without regard to a canary.
     pub(super) fn version(&self) -> &V {
         &self.version
     }
 
-    /// What answers a request of this user.
+    /// Chooses the version for a request of this user.
     pub(super) fn of(&self, asker: &Asker<'_>) -> Chosen<V, S> {
         let chosen = self.canary.as_ref().and_then(|canary| {
             let key = match &canary.key {
@@ -157,7 +157,7 @@ impl<V: Clone, S: Clone> Choice<V, S> {
     }
 }
 
-/// The key that a request has before its body is read.
+/// Returns the key that is known before the body is read.
 pub(super) fn key_in_header(sticky: &Sticky, head: &Parts) -> Option<Vec<u8>> {
     match sticky {
         Sticky::Request => Some(CallId::of(&head.extensions).into_bytes()),
@@ -165,7 +165,7 @@ pub(super) fn key_in_header(sticky: &Sticky, head: &Parts) -> Option<Vec<u8>> {
     }
 }
 
-/// The key that lies in what a user brings.
+/// Derives the key from the features or vector of a user.
 fn key_of(sticky: &Sticky, asker: &Asker<'_>) -> Option<Vec<u8>> {
     let features = match asker {
         Asker::User(User::Features(features)) => Some(features),
@@ -209,7 +209,7 @@ mod tests {
         assert_eq!(of(&by_user, features(7, 0.5)), of(&by_user, features(7, 0.75)));
         assert_ne!(of(&by_user, features(7, 0.5)), of(&by_user, features(8, 0.5)));
         assert_ne!(of(&Sticky::User, features(7, 0.5)), of(&Sticky::User, features(7, 0.75)));
-        // Where the feature is missing, all that the user brings.
+        // Without the feature, the key falls back to all data of the user.
         let other = Sticky::Feature("session".into());
         assert_eq!(of(&other, features(7, 0.5)), of(&Sticky::User, features(7, 0.5)));
         let vector = |x| User::Vector(vec![x, 1.0]);

@@ -1,5 +1,5 @@
-//! Reports when the wall clock of the machine is set. Requests, deadlines and leases are timed by a clock that is never set; certificates, signatures
-//! for buckets, and the times of logs, traces and metrics go by the wall clock.
+//! Reports changes of the machine's wall clock. Requests, deadlines and leases use a monotonic clock. Certificates, bucket
+//! signatures, and the times of logs, traces and metrics use the wall clock.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -9,34 +9,34 @@ use rustix::time::{ClockId, clock_gettime};
 use sterling_core::clock::unix_time;
 use sterling_core::locks::locked;
 
-/// A clock that is never set, and goes on while the machine sleeps, where the system has such a one.
+/// Monotonic clock; it continues during suspend if the system offers such a clock.
 #[cfg(target_os = "linux")]
 const STEADY: ClockId = ClockId::Boottime;
 #[cfg(not(target_os = "linux"))]
 const STEADY: ClockId = ClockId::Monotonic;
 
-/// Least change of the wall clock between two looks that counts as a jump: far above what daemons correct by slewing (0.5 ms per second),
+/// Minimum jump of the wall clock between two checks, in milliseconds: far above the slewing of time daemons (0.5 ms per second),
 /// and above a leap second.
 const JUMP_MIN_MS: i64 = 2000;
-/// Two clocks that were read further apart than this, as the thread had to wait, are not compared.
+/// Maximum time between the reads of both clocks, in milliseconds; if the thread was suspended for longer, the check is skipped.
 const APART_MAX_MS: i64 = 100;
-/// How long a jump is reported.
+/// Time for which a jump is reported.
 const REPORTED: Duration = Duration::from_secs(3600);
 
-/// The wall clock of the machine against one that is never set.
+/// Compares the wall clock with a monotonic clock.
 #[derive(Default)]
 pub(super) struct WallClock(Mutex<Compared>);
 
 #[derive(Default)]
 struct Compared {
-    /// How far the wall clock was ahead of the steady one at the last look, in milliseconds.
+    /// Lead of the wall clock over the monotonic clock at the last check, in milliseconds.
     ahead_ms: Option<i64>,
-    /// The last jump in milliseconds, and when it was seen.
+    /// Last jump in milliseconds, and the time of its detection.
     jump: Option<(i64, Instant)>,
 }
 
 impl WallClock {
-    /// Compares the clocks, and counts a jump since the last look.
+    /// Compares the clocks, and counts a jump since the last check.
     pub(super) fn look(&self) {
         let before = steady_ms();
         let wall = unix_time().as_millis() as i64;
@@ -57,7 +57,7 @@ impl WallClock {
         tracing::warn!(direction, seconds = jump.abs() as f64 / 1000.0, "the clock of this machine was set");
     }
 
-    /// A line for `/readyz` for an hour after a jump.
+    /// Warning for `/readyz`, for one hour after a jump.
     pub(super) fn warning(&self) -> Option<String> {
         self.warning_at(Instant::now())
     }
@@ -88,7 +88,7 @@ mod tests {
     fn jumps_are_reported_for_an_hour_and_slewing_is_not() {
         let (clock, start) = (WallClock::default(), Instant::now());
         let seconds = |seconds| start + Duration::from_secs(seconds);
-        // A day of slewing by 500 ppm, of which no look sees more than a moment.
+        // Continuous slewing by far less than the threshold per check.
         (0..1000).for_each(|n| clock.look_at(1_000_000 + n * 43, seconds(n as u64)));
         assert_eq!(clock.warning_at(seconds(1000)), None);
         clock.look_at(1_042_957 - 3_600_400, seconds(1000));

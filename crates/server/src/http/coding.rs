@@ -1,7 +1,7 @@
-//! Content codings: answers that go out compressed, and bodies that come so.
+//! Content codings: compresses answers, and decompresses request bodies.
 //!
-//! What a compressed body becomes is bounded as any body is, while it is made: by its size, by the memory of all bodies together, and by the window that
-//! its sender may ask for.
+//! Decompression is limited while it runs: by the size of the body, by the memory of all bodies together, and by the window size
+//! that the client chose.
 
 use std::io::Read;
 use std::sync::Arc;
@@ -19,14 +19,14 @@ use tower_http::compression::{CompressionLayer, CompressionLevel, Predicate};
 use super::answer::{CODINGS, Refusal};
 use sterling_core::error::Error;
 
-/// Answers of fewer bytes go out as they are: compressing them takes longer than sending them.
+/// Minimum size of compressed answers, in bytes: compressing shorter ones takes longer than sending them.
 const ANSWER_BYTES_MIN: u64 = 32 << 10;
-/// Answers that are compressed at once, each with about a MiB of memory; others go out as they are.
+/// Maximum number of concurrently compressed answers, each with about 1 MiB of memory; others are sent uncompressed.
 const ENCODERS_MAX: usize = 64;
-/// Largest window of a body in zstd, as RFC 9659 has it: 2^23 bytes.
+/// Largest window of a zstd body, 2^23 bytes as in RFC 9659.
 const WINDOW_LOG_MAX: u32 = 23;
 
-/// The coding of a body.
+/// Content coding of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Coding {
     Gzip,
@@ -34,10 +34,10 @@ pub(super) enum Coding {
 }
 
 impl Coding {
-    /// What the header says; nothing of a body that is as it is.
+    /// Reads the coding from the header; `None` if the body is not compressed.
     ///
     /// # Errors
-    /// 415 for a coding that is not read.
+    /// 415 for an unsupported coding.
     pub(super) fn of(headers: &HeaderMap) -> Result<Option<Self>, Refusal> {
         let mut values = headers.get_all(CONTENT_ENCODING).iter();
         let Some(value) = values.next() else { return Ok(None) };
@@ -50,10 +50,10 @@ impl Coding {
         }
     }
 
-    /// A reader of what `bytes` stand for.
+    /// Returns a reader of the decompressed `bytes`.
     ///
     /// # Errors
-    /// `Internal` where the library gives no reader.
+    /// `Internal` if the library cannot create a reader.
     pub(super) fn reader<'a>(self, bytes: &'a [u8]) -> sterling_core::error::Result<Box<dyn Read + 'a>> {
         match self {
             Coding::Gzip => Ok(Box::new(MultiGzDecoder::new(bytes))),
@@ -74,7 +74,7 @@ impl Coding {
     }
 }
 
-/// The turns of answers that are compressed.
+/// Limits the number of concurrently compressed answers.
 #[derive(Clone)]
 pub(super) struct Encoders(Arc<Semaphore>);
 
@@ -84,11 +84,11 @@ impl Default for Encoders {
     }
 }
 
-/// Marks an answer that has its turn.
+/// Marks an answer that is to be compressed.
 #[derive(Clone)]
 struct Turn;
 
-/// Gives large answers a turn to be compressed, where their readers take that.
+/// Marks large answers for compression if the client accepts it and a slot is free.
 pub(super) async fn choose(State(Encoders(turns)): State<Encoders>, request: Request, next: Next) -> Response {
     let accepts = request.headers().get_all(ACCEPT_ENCODING).iter().any(names_one);
     let mut response = next.run(request).await;
@@ -101,7 +101,7 @@ pub(super) async fn choose(State(Encoders(turns)): State<Encoders>, request: Req
     response.map(|body| Body::new(Turned { body, _turn: turn }))
 }
 
-/// Whether a value of `Accept-Encoding` names a coding that there is; what weights it has, the layer reads.
+/// Whether a value of `Accept-Encoding` names a supported coding; the compression layer evaluates the weights.
 fn names_one(value: &HeaderValue) -> bool {
     let names = |text: String| ["gzip", "zstd", "*"].into_iter().any(|name| text.contains(name));
     value.to_str().is_ok_and(|text| names(text.to_ascii_lowercase()))
@@ -114,12 +114,12 @@ fn is_text(headers: &HeaderMap) -> bool {
         .any(|known| kind.starts_with(known))
 }
 
-/// The layer that compresses what has its turn, by gzip or zstd, as fast as they go.
+/// Layer that compresses marked answers with gzip or zstd at their fastest level.
 pub(super) fn layer() -> CompressionLayer<HasTurn> {
     CompressionLayer::new().quality(CompressionLevel::Fastest).compress_when(HasTurn)
 }
 
-/// Whether an answer has its turn.
+/// Predicate: whether an answer is marked for compression.
 #[derive(Clone, Copy)]
 pub(super) struct HasTurn;
 
@@ -129,7 +129,7 @@ impl Predicate for HasTurn {
     }
 }
 
-/// The body of an answer, with its turn.
+/// Body of an answer; dropping it frees the compression slot.
 struct Turned {
     body: Body,
     _turn: OwnedSemaphorePermit,

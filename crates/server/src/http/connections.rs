@@ -1,5 +1,5 @@
-//! Which connections are open, what each is at, and which must go: one keeper looks at all of them a few times a second,
-//! so that no connection needs timers of its own.
+//! Tracks open connections and their state, and closes those that must end. One task checks all of them a few times per second,
+//! so that connections need no timers of their own.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -16,56 +16,59 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 use super::access::Door;
 use super::framing::{NOT_BEGUN, Progress, UNKNOWN};
+use super::last_caller::LastCaller;
 use super::options::Options;
 use super::streams::Streams;
 
 use sterling_core::locks::locked;
 
-/// No request has begun.
+/// No request has started.
 const IDLE: u8 = 0;
-/// A header has begun and not ended.
+/// A header is partly received.
 const HEADER: u8 = 1;
-/// A request is read, worked on or answered.
+/// A request is being read, processed or answered.
 const BUSY: u8 = 2;
-/// All is said, and what the client still sends is read and dropped.
+/// Everything is answered; data that the client still sends is read and dropped.
 const LINGER: u8 = 3;
 
-/// How long a client may go on sending after the last answer, in milliseconds.
+/// Longest time for which a client may keep sending after the last answer, in milliseconds.
 const LINGER_MS: u64 = 5000;
 
-/// Where a request came from.
+/// Origin of a request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Peer {
     pub(super) address: SocketAddr,
     pub(super) door: Door,
 }
 
-/// One open connection.
+/// Open connection.
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) peer: Peer,
     opened: Instant,
     stage: AtomicU8,
-    /// Milliseconds after `opened` at which the stage began.
+    /// Start of the stage, in milliseconds after `opened`.
     since: AtomicU64,
-    /// Milliseconds after `opened` at which the client stopped to read, and one; 0 while it reads.
+    /// Time at which the client stopped reading, in milliseconds after `opened`, plus 1; 0 while it reads.
     blocked: AtomicU64,
-    /// Whether an answer may not have gone to the system whole.
+    /// Whether an answer may not be completely written to the socket.
     is_sending: AtomicBool,
-    /// Bytes of the body of the request that began last, as [`Progress`] has them.
+    /// Body length of the latest request, in bytes, as in [`Progress`].
     body: AtomicU64,
-    /// Whether bytes of the next request have come: they wait before HTTP, or HTTP has them already.
+    /// Whether bytes of the next request have arrived: buffered before hyper, or already passed to it.
     is_ahead: AtomicBool,
     is_early: AtomicBool,
-    /// Whether a part of a body is left to the client, so that nothing can follow it.
+    /// Whether part of a body stays unread, so that no further request can follow.
     is_unread: AtomicBool,
-    /// The requests of a connection of HTTP/2, which may have several.
+    /// Requests of an HTTP/2 connection, which may have several.
     streams: OnceLock<Arc<Streams>>,
+    /// Whose requests it brings.
+    pub(super) caller: Arc<LastCaller>,
     cut: Notify,
 }
 
 impl Connection {
-    fn new(peer: Peer) -> Self {
+    pub(super) fn new(peer: Peer) -> Self {
         Connection {
             peer,
             opened: Instant::now(),
@@ -78,11 +81,12 @@ impl Connection {
             is_early: AtomicBool::new(false),
             is_unread: AtomicBool::new(false),
             streams: OnceLock::new(),
+            caller: Arc::new(LastCaller::at(peer.address.ip())),
             cut: Notify::new(),
         }
     }
 
-    /// Takes in that the client speaks HTTP/2. Returns the requests of the connection.
+    /// Marks the connection as HTTP/2. Returns its requests.
     pub(super) fn multiplex(&self) -> Arc<Streams> {
         self.streams.get_or_init(|| Arc::new(Streams::new(self.opened))).clone()
     }
@@ -100,24 +104,24 @@ impl Connection {
         self.stage.store(stage, Ordering::Relaxed);
     }
 
-    /// True where no request has begun, and the answers to all before have gone to the system.
+    /// Whether no request has started, and all answers are written to the socket.
     pub(super) fn is_at_rest(&self) -> bool {
         self.stage.load(Ordering::Relaxed) == IDLE && !self.is_sending.load(Ordering::Relaxed)
     }
 
-    /// Takes in that bytes came.
+    /// Records received bytes.
     pub(super) fn received(&self) {
         if self.stage.load(Ordering::Relaxed) == IDLE {
             self.enter(HEADER);
         }
     }
 
-    /// Takes in that a request was answered before HTTP had it.
+    /// Records that a request was answered before hyper received it.
     pub(super) fn answered(&self) {
         self.enter(IDLE);
     }
 
-    /// Takes in whether a header of HTTP/2 has come in part.
+    /// Records whether an HTTP/2 header is partly received.
     pub(super) fn is_in_header(&self, is_open: bool) {
         match (self.stage.load(Ordering::Relaxed), is_open) {
             (IDLE, true) => self.enter(HEADER),
@@ -126,24 +130,24 @@ impl Connection {
         }
     }
 
-    /// What the connection is at, for those who split its bytes.
+    /// State of the service, for the framing of the connection's bytes.
     pub(super) fn progress(&self) -> Progress {
         let is_busy = self.stage.load(Ordering::Relaxed) == BUSY;
         Progress { body: self.body.load(Ordering::Relaxed), is_busy }
     }
 
-    /// Takes in that a header was passed on to its end.
+    /// Records that a complete header was passed on.
     pub(super) fn header_passed(&self) {
         self.body.store(NOT_BEGUN, Ordering::Relaxed);
     }
 
-    /// Takes in whether bytes wait before HTTP, and whether HTTP was given some of the next request.
+    /// Records whether bytes are buffered before hyper, and whether hyper received bytes of the next request.
     pub(super) fn ahead(&self, is_ahead: bool, is_early: bool) {
         self.is_ahead.store(is_ahead, Ordering::Relaxed);
         self.is_early.store(is_early, Ordering::Relaxed);
     }
 
-    /// Takes in that a part of a body stays unread.
+    /// Records that part of a body stays unread.
     pub(super) fn leave_unread(&self) {
         self.is_unread.store(true, Ordering::Relaxed);
     }
@@ -152,7 +156,8 @@ impl Connection {
         self.is_unread.load(Ordering::Relaxed)
     }
 
-    /// Takes in that all is said. Returns whether the client may still be sending, so that an end at once would take the answer back from it.
+    /// Records that everything is answered. Returns whether the client may still be sending; closing at once would then reset the
+    /// connection and discard the answer.
     pub(super) fn lingers(&self) -> bool {
         let lingers = self.is_unread() || self.stage.load(Ordering::Relaxed) == HEADER;
         if lingers {
@@ -161,7 +166,7 @@ impl Connection {
         lingers
     }
 
-    /// Takes in that bytes went out, or that the client does not read.
+    /// Records that bytes were written, or that the client does not read.
     pub(super) fn sent(&self, flows: bool) {
         if flows {
             self.blocked.store(0, Ordering::Relaxed);
@@ -170,12 +175,12 @@ impl Connection {
         }
     }
 
-    /// Takes in that all of an answer was given to the system.
+    /// Records that an answer is completely written to the socket.
     pub(super) fn flushed(&self) {
         self.is_sending.store(false, Ordering::Relaxed);
     }
 
-    /// Takes in that a whole header came; the request ends when the answer's body is dropped.
+    /// Records a complete header; the request ends when the answer's body is dropped.
     pub(super) fn begin<B: HttpBody>(&self, request: Request<B>) -> Request<B> {
         self.body.store(request.body().size_hint().exact().unwrap_or(UNKNOWN), Ordering::Relaxed);
         self.is_early.store(false, Ordering::Relaxed);
@@ -183,18 +188,18 @@ impl Connection {
         self.marked(request)
     }
 
-    /// A request that says where it came from.
+    /// Adds its origin to a request.
     pub(super) fn marked<B>(&self, mut request: Request<B>) -> Request<B> {
         request.extensions_mut().insert(self.peer);
         request
     }
 
-    /// Ready when the connection must go.
+    /// Waits until the connection must close.
     pub(super) async fn cut(&self) {
         self.cut.notified().await;
     }
 
-    /// Why the connection must go, if it must.
+    /// Returns the reason why the connection must close, if there is one.
     fn overdue(&self, options: &Options) -> Option<&'static str> {
         let now = self.age();
         let stage_ms = now.saturating_sub(self.since.load(Ordering::Relaxed));
@@ -212,7 +217,7 @@ impl Connection {
         }
     }
 
-    /// When the connection began to wait for the client's next request, and which stage that is; `None` while it works.
+    /// Returns the stage and the start of the wait for the client's next request; `None` while the connection works.
     fn waits(&self) -> Option<(u8, Instant)> {
         let stage = self.stage.load(Ordering::Relaxed);
         let flows = self.blocked.load(Ordering::Relaxed) == 0;
@@ -224,29 +229,29 @@ impl Connection {
         (flows && stage != BUSY).then(|| (stage, self.opened + since))
     }
 
-    /// Ends it.
+    /// Closes the connection.
     pub(super) fn go(&self, reason: &'static str) {
         metrics::counter!("sterling_connections_cut_total", "reason" => reason).increment(1);
         self.cut.notify_one();
     }
 }
 
-/// Connections to the door of administrators that may be open, of the descriptors that are kept for others.
+/// Maximum number of connections to the administrators' socket, from the reserved descriptors.
 const ADMIN_CONNECTIONS: usize = 16;
 
-/// Connections by their numbers.
+/// Connections by number.
 type ByNumber = BTreeMap<u64, Arc<Connection>>;
 
-/// All open connections. Each door has room of its own, so that nobody at one is locked out by the crowd at the other.
+/// All open connections. Each socket has its own limit, so that load on one does not lock out clients of the other.
 #[derive(Debug)]
 pub(super) struct Connections {
-    /// By door.
+    /// Open connections per socket.
     open: Mutex<[ByNumber; 2]>,
-    /// Connections so far.
+    /// Total number of connections.
     count: AtomicU64,
     closed: Notify,
     most: [usize; 2],
-    /// Requests of HTTP/2 that may be under way: as many as those of HTTP/1.1.
+    /// Slots for HTTP/2 requests: as many as the limit of HTTP/1.1 connections.
     turns: [Arc<Semaphore>; 2],
 }
 
@@ -269,7 +274,7 @@ impl Connections {
         locked(&self.open)
     }
 
-    /// Takes a connection in.
+    /// Adds a connection.
     pub(super) fn add(self: &Arc<Self>, peer: Peer) -> Open {
         let connection = Arc::new(Connection::new(peer));
         let number = self.count.fetch_add(1, Ordering::Relaxed);
@@ -288,8 +293,9 @@ impl Connections {
         self.open()[door as usize].len() >= self.most(door)
     }
 
-    /// Makes room at a door: closes those that have waited for longest for a request of their client, the idle before those with half
-    /// a header. More than one where there are many, for the search looks at all of them. False where none waits.
+    /// Frees capacity at a socket: closes the connections that have waited longest for their client, idle ones before those with
+    /// a partial header. With many connections it closes several at once, because the search visits all of them. Returns false if
+    /// none waits.
     pub(super) fn make_room(&self, door: Door) -> bool {
         let open = self.open();
         let mut waiting: Vec<_> = open[door as usize].values().filter_map(|c| Some((c.waits()?, c))).collect();
@@ -299,7 +305,7 @@ impl Connections {
         !waiting.is_empty()
     }
 
-    /// Closes what has taken too long.
+    /// Closes connections that exceed a time limit.
     pub(super) fn sweep(&self, options: &Options) {
         for connection in all(&self.open()) {
             let ended = connection.streams.get().is_none_or(|streams| streams.end_stalled(options));
@@ -309,17 +315,17 @@ impl Connections {
         }
     }
 
-    /// Closes all.
+    /// Closes all connections.
     pub(super) fn cut_all(&self) -> usize {
         let open = self.open();
         all(&open).for_each(|connection| connection.go("stopping"));
         all(&open).count()
     }
 
-    /// Ready when fewer than `count` are open at a door.
+    /// Waits until fewer than `count` connections are open at a socket.
     pub(super) async fn fewer_than(&self, count: usize, door: Door) {
         loop {
-            // Asked for before the look, so that a close between the two is not missed.
+            // Subscribe before checking, so that a close in between is not missed.
             let closed = self.closed.notified();
             if self.open()[door as usize].len() < count {
                 return;
@@ -328,14 +334,14 @@ impl Connections {
         }
     }
 
-    /// Ready when none is open at any door, once none is accepted any more.
+    /// Waits until all connections have ended, after the sockets have stopped accepting.
     pub(super) async fn ended(&self) {
         self.fewer_than(1, Door::Main).await;
         self.fewer_than(1, Door::Admin).await;
     }
 }
 
-/// A connection that counts as open while this lives.
+/// Guard of an open connection.
 #[derive(Debug)]
 pub(super) struct Open {
     pub(super) connection: Arc<Connection>,
@@ -344,7 +350,7 @@ pub(super) struct Open {
 }
 
 impl Open {
-    /// The turn of a request of HTTP/2; nothing where as many are under way as there may be.
+    /// Returns a slot for an HTTP/2 request; `None` if the limit is reached.
     pub(super) fn turn(&self) -> Option<OwnedSemaphorePermit> {
         self.all.turns[self.connection.peer.door as usize].clone().try_acquire_owned().ok()
     }
@@ -360,7 +366,7 @@ impl Drop for Open {
     }
 }
 
-/// The body of an answer, whose end is the end of the request.
+/// Body of an answer; its end is the end of the request.
 #[derive(Debug)]
 pub(super) struct Answered {
     body: Body,
@@ -394,101 +400,11 @@ impl Drop for Answered {
     fn drop(&mut self) {
         let connection = &self.connection;
         connection.is_sending.store(true, Ordering::Relaxed);
-        // What has begun of the next request has the time of a header from here on.
+        // A partly received next request is subject to the time limit of headers from here on.
         let is_next = connection.is_ahead.load(Ordering::Relaxed) || connection.is_early.load(Ordering::Relaxed);
         connection.enter(if is_next { HEADER } else { IDLE });
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::net::{Ipv4Addr, SocketAddrV4};
-
-    use super::*;
-
-    const PEER: Peer = Peer { address: SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 1)), door: Door::Main };
-
-    fn options() -> Options {
-        Options { idle_ms: 1000, header_ms: 100, stall_ms: 10, ..Options::default() }
-    }
-
-    /// A connection that was opened some time ago and has been in its stage since then.
-    fn aged(stage: u8, ms: u64) -> Connection {
-        let opened = Instant::now() - std::time::Duration::from_millis(ms);
-        Connection { opened, stage: AtomicU8::new(stage), ..Connection::new(PEER) }
-    }
-
-    #[test]
-    fn each_stage_has_its_bound() {
-        for (stage, ms, expected) in [
-            (IDLE, 500, None),
-            (IDLE, 1500, Some("idle")),
-            (HEADER, 50, None),
-            (HEADER, 500, Some("header")),
-            (BUSY, 1_000_000, None),
-            (LINGER, 4000, None),
-            (LINGER, 6000, Some("unread")),
-        ] {
-            assert_eq!(aged(stage, ms).overdue(&options()), expected, "{stage} {ms}");
-        }
-        let slow = aged(BUSY, 1000);
-        slow.blocked.store(500, Ordering::Relaxed);
-        assert_eq!(slow.overdue(&options()), Some("stalled"));
-        slow.sent(true);
-        assert_eq!(slow.overdue(&options()), None);
-        slow.sent(false);
-        assert_eq!(slow.overdue(&options()), None, "it has only just stopped to read");
-        assert!(slow.waits().is_none());
-    }
-
-    #[test]
-    fn a_header_begins_with_the_first_byte_and_ends_with_the_request() {
-        let connection = aged(IDLE, 5000);
-        connection.received();
-        assert_eq!(connection.stage.load(Ordering::Relaxed), HEADER);
-        assert_eq!(connection.overdue(&options()), None, "the header's time begins with its first byte");
-        let began = connection.since.load(Ordering::Relaxed);
-        connection.received();
-        assert_eq!(connection.since.load(Ordering::Relaxed), began, "and not again with each byte");
-        connection.begin(Request::new(Body::empty()));
-        assert_eq!(connection.stage.load(Ordering::Relaxed), BUSY);
-        connection.received();
-        assert_eq!(connection.stage.load(Ordering::Relaxed), BUSY);
-        let connection = Arc::new(connection);
-        let answer = || drop(Answered::of(Response::new(Body::empty()), connection.clone()));
-        answer();
-        assert_eq!(connection.stage.load(Ordering::Relaxed), IDLE);
-        for (is_ahead, is_early) in [(true, false), (false, true)] {
-            connection.begin(Request::new(Body::empty()));
-            connection.ahead(is_ahead, is_early);
-            answer();
-            assert_eq!(connection.stage.load(Ordering::Relaxed), HEADER, "the next one has begun");
-        }
-        connection.begin(Request::new(Body::empty()));
-        answer();
-        assert_eq!(connection.stage.load(Ordering::Relaxed), IDLE, "and began with all that had come of it");
-    }
-
-    #[test]
-    fn room_is_made_of_those_that_wait_for_longest() {
-        let all = Connections::new(4);
-        let made =
-            [(IDLE, 10), (IDLE, 3000), (HEADER, 9000), (BUSY, 90_000)].map(|(stage, ms)| Arc::new(aged(stage, ms)));
-        for (n, connection) in made.iter().enumerate() {
-            all.open()[0].insert(n as u64, connection.clone());
-        }
-        assert!(all.is_full(Door::Main) && all.make_room(Door::Main));
-        assert!(!all.is_full(Door::Admin) && !all.make_room(Door::Admin), "which has room of its own");
-        let is_cut = |c: &Connection| {
-            let cut = std::pin::pin!(c.cut.notified());
-            cut.poll(&mut Context::from_waker(std::task::Waker::noop())).is_ready()
-        };
-        assert_eq!(made.each_ref().map(|c| is_cut(c)), [false, true, false, false]);
-        all.open()[0].remove(&0);
-        all.open()[0].remove(&1);
-        assert!(all.make_room(Door::Main));
-        assert_eq!(made.each_ref().map(|c| is_cut(c)), [false, false, true, false]);
-        all.open()[0].remove(&2);
-        assert!(!all.make_room(Door::Main), "what works is not cut");
-    }
-}
+mod tests;

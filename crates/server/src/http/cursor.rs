@@ -1,7 +1,7 @@
-//! Where a page begins, as a text that only servers and routers read.
+//! Cursor: start of a page, as an opaque text for clients.
 //!
-//! It names the version, what was seen of it by each shard, and how many results lie before it. It gives nothing that a request could not ask for, so it is not signed
-//! but checked when it comes back: that it is whole, and that the request is the same.
+//! A cursor holds the version, the update position of each shard's view, and the number of earlier results. It grants nothing
+//! that a request could not ask for. So it is not signed, but its checksum is verified and the request must be unchanged.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -13,28 +13,28 @@ use sterling_core::error::{Error, Result};
 use sterling_core::limits::{CANDIDATES_MAX, RESULTS_MAX, SHARDS_MAX};
 use sterling_core::request::{Reading, Retrieve};
 
-/// Bytes of a cursor besides those of what shards have seen, and of that, in its text at most.
+/// Maximum encoded size of a cursor without its view positions, and per view position, in bytes.
 const CURSOR_BYTES_MAX: usize = 256;
 const VIEW_BYTES_MAX: usize = 28;
-/// Sets the sum of a cursor apart from other sums.
+/// Seed that separates checksums of cursors from other checksums.
 const SEED: u64 = 0x7061_6765_7322;
 
-/// Where a page begins.
+/// Start of a page.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Cursor {
     pub(super) version: u64,
-    /// What each shard has seen, in their order; one of what was not cut.
+    /// View position of each shard, in their order; one entry for an unsharded version.
     pub(super) views: Vec<ViewPosition>,
-    /// Results before it.
+    /// Number of earlier results.
     pub(super) offset: usize,
-    /// Candidates of the first page, which those of all others are.
+    /// Number of candidates of the first page, which all pages share.
     pub(super) candidates: usize,
-    /// A digest of the request and of the version.
+    /// Digest of the request and of the version.
     pub(super) asked: u64,
 }
 
 impl Cursor {
-    /// The cursor as its text.
+    /// Encodes the cursor.
     pub(super) fn text(&self) -> Result<String> {
         let wrong = |e| Error::internal(format!("a cursor that cannot be written: {e}"));
         let mut bytes = postcard::to_allocvec(self).map_err(wrong)?;
@@ -42,10 +42,10 @@ impl Cursor {
         Ok(URL_SAFE_NO_PAD.encode(bytes))
     }
 
-    /// The cursor that a text is.
+    /// Decodes a cursor.
     ///
     /// # Errors
-    /// `Invalid` for one that is none.
+    /// `Invalid` for a text that is no cursor.
     pub(super) fn read(text: &str) -> Result<Self> {
         let wrong = || Error::invalid("field `cursor`: not one that an answer had");
         let is_short = text.len() <= CURSOR_BYTES_MAX + SHARDS_MAX as usize * VIEW_BYTES_MAX;
@@ -60,12 +60,12 @@ impl Cursor {
         if is_sane { Ok(cursor) } else { Err(wrong()) }
     }
 
-    /// Results that all pages have together at most.
+    /// Maximum number of results of all pages together.
     fn depth(&self) -> usize {
         self.candidates.min(RESULTS_MAX)
     }
 
-    /// Makes a request that for all results up to the end of the page. Returns how many the page has at most.
+    /// Extends a request to all results up to the end of the page. Returns the maximum number of results of the page.
     pub(super) fn reach(&self, request: &mut Retrieve) -> usize {
         let size = request.k.min(self.depth() - self.offset);
         request.k = self.offset + size;
@@ -73,24 +73,24 @@ impl Cursor {
         size
     }
 
-    /// Where the page behind one of `size` results begins, where `found` were there up to its end: nowhere where there were fewer than asked for, and where all
-    /// candidates were told of.
+    /// Returns the cursor behind a page of `size` results, given the number of results up to its end. `None` if there were fewer
+    /// results than requested, or if all candidates were returned.
     pub(super) fn next(&self, size: usize, found: usize) -> Option<Cursor> {
         let offset = self.offset + size;
         (found >= offset && offset < self.depth()).then(|| Cursor { offset, ..self.clone() })
     }
 
-    /// That the request is that of the page before, but for its size.
+    /// Checks that the request equals that of the previous page, except for its size.
     ///
     /// # Errors
-    /// `Invalid` where it is another one.
+    /// `Invalid` for a different request.
     pub(super) fn check(&self, asked: u64) -> Result<()> {
         let another = "field `cursor`: of another request, expected all but `k` as it was for the page before";
         if self.asked == asked { Ok(()) } else { Err(Error::invalid(another)) }
     }
 }
 
-/// One name for what a request asks of a version, whatever page of it.
+/// Digest of a request at a version, equal for all of its pages.
 pub(super) fn asked(model: &str, digest: &str, request: &Retrieve) -> Result<u64> {
     let reading = Reading { explain: false, ..request.reading.clone() };
     let asked = Retrieve { k: 0, reading, ..request.clone() };
@@ -98,10 +98,10 @@ pub(super) fn asked(model: &str, digest: &str, request: &Retrieve) -> Result<u64
     Ok(xxh3_64(&bytes.map_err(|e| Error::internal(format!("a request that cannot be written: {e}")))?))
 }
 
-/// That a cursor is asked for with one request alone.
+/// Rejects cursors in lists of requests.
 ///
 /// # Errors
-/// `Invalid`, of a list.
+/// `Invalid` for a cursor.
 pub(super) fn alone(cursor: Option<&String>) -> Result<()> {
     match cursor {
         Some(_) => Err(Error::invalid("field `cursor` in a list of requests: pages are asked for one by one")),
@@ -109,14 +109,14 @@ pub(super) fn alone(cursor: Option<&String>) -> Result<()> {
     }
 }
 
-/// A page of a model of several queries, where the request does not say of how many candidates.
+/// Error for pages of a model with several queries, if the request does not set `candidates`.
 pub(super) fn of_several_queries() -> Error {
     Error::unsupported(
         "field `cursor`: pages of a model of several queries need `candidates`, of which they are slices",
     )
 }
 
-/// A page whose version or view is no more.
+/// Error for a page whose version or view no longer exists.
 pub(super) fn gone(what: impl std::fmt::Display) -> Error {
     Error::gone(format!("field `cursor`: {what}, begin with the first page"))
 }

@@ -1,14 +1,14 @@
-//! The header `Date`, made once a second. hyper makes its own, which stays where the clock was after that has been set back.
+//! The header `Date`, formatted once per second. hyper's own header keeps its old value after the clock has been set back.
 
 use std::cell::RefCell;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::http::HeaderValue;
 
-/// The last second that the header can say, at the end of the year 9999.
+/// Last second that the header can represent, at the end of the year 9999.
 const LAST: u64 = 253_402_300_799;
 
-/// This moment as the header has it.
+/// Current time as a header value.
 pub(super) fn date() -> HeaderValue {
     date_at(SystemTime::now())
 }

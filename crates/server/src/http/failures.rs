@@ -1,4 +1,4 @@
-//! How requests fail: counted by the code of their problem, and told by `/readyz` while one in a hundred of the last ones or more has failed.
+//! Counts failed requests by problem code, and reports on `/readyz` if at least 1 % of recent requests failed.
 
 use std::array;
 use std::sync::OnceLock;
@@ -12,7 +12,7 @@ use super::verb::Verb;
 use sterling_api::status;
 use sterling_core::error::Error;
 
-/// The codes of problems with a status from 500 on; whatever has none of them is the last.
+/// Codes of problems with a status of at least 500; other codes count as the last entry.
 const CODES: [&str; 10] = [
     "overloaded",
     "not_ready",
@@ -25,12 +25,12 @@ const CODES: [&str; 10] = [
     "internal",
     "other",
 ];
-/// The calls whose failures `/readyz` warns of: those that callers live on.
+/// Calls whose failures `/readyz` reports: those that production traffic depends on.
 const VITAL: [Verb; 7] = [Verb::Retrieve, Verb::Rank, Verb::Embed, Verb::Pass, Verb::Infer, Verb::Upsert, Verb::Delete];
 
-/// Counts how calls end.
+/// Counts outcomes of calls.
 pub(super) struct Failures {
-    /// The counters of calls and codes, made when they are needed first.
+    /// Counters per call and code, created on first use.
     counters: [[OnceLock<Counter>; CODES.len()]; Verb::NAMES.len()],
     recent: Recent,
 }
@@ -42,12 +42,12 @@ impl Default for Failures {
 }
 
 impl Failures {
-    /// Takes in how a call ended: with this status, and a problem of this code where it is one.
+    /// Records the status of a call, and its problem code if it has one.
     pub(super) fn answered(&self, verb: Verb, status: StatusCode, code: Option<&str>) {
         self.ended(verb, status.is_server_error().then(|| code.unwrap_or_default()));
     }
 
-    /// Takes in how one of a list of requests ended that were asked in one call, whose own answer is none.
+    /// Records the outcome of one request of a list, whose errors do not show in the status of the call.
     pub(super) fn ended_in_list(&self, verb: Verb, error: Option<&Error>) {
         let failed = error.filter(|error| status(error.kind()).0 >= 500);
         self.ended(verb, failed.map(|error| error.kind().name()));
@@ -64,16 +64,16 @@ impl Failures {
         }
     }
 
-    /// A line for `/readyz` where one in a hundred of the last requests or more has failed.
+    /// Warning for `/readyz` if at least 1 % of recent requests failed.
     pub(super) fn warning(&self) -> Option<String> {
         self.recent.warning()
     }
 }
 
-/// How long a window of requests is.
+/// Length of a window of requests.
 const WINDOW: Duration = Duration::from_secs(60);
 
-/// How the requests of this minute and of the one before ended. What ends while a minute turns may count for neither.
+/// Outcomes of requests in this minute and the previous one. Outcomes that are recorded while the minute changes may be lost.
 struct Recent {
     start: Instant,
     minutes: [Minute; 3],
@@ -89,7 +89,7 @@ struct Minute {
 impl Default for Recent {
     fn default() -> Self {
         let minutes: [Minute; 3] = Default::default();
-        // None of them is of a minute yet.
+        // No slot belongs to a minute yet.
         minutes.iter().for_each(|minute| minute.number.store(u64::MAX, Ordering::Relaxed));
         Recent { start: Instant::now(), minutes }
     }

@@ -1,4 +1,4 @@
-//! The form in which a caller wants to read an answer.
+//! Format of an answer.
 
 use axum::http::HeaderMap;
 use axum::http::header::ACCEPT;
@@ -7,17 +7,16 @@ use axum::http::request::Parts;
 use super::call_id::CallId;
 use sterling_api::ARROW_STREAM;
 
-/// JSON, or Arrow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Form {
     Json,
-    /// With the call's id, which lies in the stream.
+    /// Arrow, with the call id for the stream's metadata.
     Arrow(String),
 }
 
 impl Form {
-    /// What the header `Accept` of a request asks for: Arrow where it names it and weighs it no less than JSON (RFC 9110, 12.5.1), JSON in all
-    /// other cases.
+    /// Selects the format by the `Accept` header: Arrow if it is named with at least the weight of JSON (RFC 9110, 12.5.1), else
+    /// JSON.
     pub(super) fn of(head: &Parts) -> Self {
         match asks_for_arrow(&head.headers) {
             true => Form::Arrow(CallId::of(&head.extensions)),
@@ -31,7 +30,7 @@ fn asks_for_arrow(headers: &HeaderMap) -> bool {
     named == Precision::Named && arrow > 0.0 && arrow >= weight(headers, "application/json").1
 }
 
-/// How exactly a range of media types means one of them.
+/// Specificity with which a media range matches a media type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd)]
 enum Precision {
     #[default]
@@ -41,7 +40,7 @@ enum Precision {
     Named,
 }
 
-/// The weight of a media type: that of the range which means it most exactly.
+/// Specificity and weight of a media type, from its most specific matching range.
 fn weight(headers: &HeaderMap, media: &str) -> (Precision, f32) {
     let texts = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
     let of_range = |range: &str| {

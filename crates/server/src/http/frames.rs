@@ -1,13 +1,13 @@
-//! The frames of an HTTP/2 connection, as far as their headers tell who costs work without asking for anything.
+//! Parses frame headers of an HTTP/2 connection to detect clients that cost work without sending requests.
 //!
-//! h2 keeps the state of a connection, but neither bounds how long a header block may take (HEADERS without END_HEADERS, RFC 9113 6.10) nor how
-//! many frames may come that ask for nothing (10.5): PING, SETTINGS, PRIORITY, WINDOW_UPDATE, RST_STREAM, empty DATA.
+//! h2 tracks the connection's state, but limits neither the time of a header block (HEADERS without END_HEADERS, RFC 9113 6.10)
+//! nor the number of frames that request nothing (10.5): PING, SETTINGS, PRIORITY, WINDOW_UPDATE, RST_STREAM, empty DATA.
 
 use std::time::Instant;
 
-/// Bytes with which a client of HTTP/2 begins.
+/// Length of the HTTP/2 connection preface, in bytes.
 const PREFACE_BYTES: usize = 24;
-/// Bytes of the header of a frame.
+/// Length of a frame header, in bytes.
 const HEAD_BYTES: usize = 9;
 
 const DATA: u8 = 0;
@@ -16,27 +16,27 @@ const CONTINUATION: u8 = 9;
 const END_STREAM: u8 = 1;
 const END_HEADERS: u8 = 4;
 
-/// Frames that ask for nothing which a connection may send at once, and per second.
+/// Number of frames without requests that a connection may send at once, and per second.
 const IDLE_FRAMES: f64 = 1000.0;
-/// Such frames that a request brings with it, such as updates of windows for its answer.
+/// Additional frames per request, such as window updates for its answer.
 const FRAMES_PER_REQUEST: f64 = 8.0;
-/// Such frames that each KiB of answers brings: clients that update two windows for each frame of an answer send fewer.
+/// Additional frames per KiB of answers: clients that update two windows per frame of an answer send fewer.
 const FRAMES_PER_KIB: f64 = 1.0;
-/// DATA of fewer bytes counts as asking for nothing, unless it ends a body.
+/// DATA frames with fewer bytes count as requesting nothing, unless they end a body.
 const DATA_BYTES_MIN: usize = 64;
 
-/// Position in the frames of a connection.
+/// Parser state of a connection's frames.
 #[derive(Debug)]
 pub(super) struct Frames {
     preface_left: usize,
     head: [u8; HEAD_BYTES],
-    /// Bytes of the header of the next frame that have come.
+    /// Received bytes of the next frame header.
     filled: usize,
     payload_left: usize,
-    /// Whether the frame that comes belongs to a header block, and whether that goes on behind it.
+    /// Whether the current frame belongs to a header block, and whether the block continues after it.
     is_of_block: bool,
     is_block_open: bool,
-    /// Frames that may still come and ask for nothing.
+    /// Remaining allowance of frames without requests.
     allowed: f64,
     since: Instant,
 }
@@ -55,7 +55,7 @@ impl Frames {
         }
     }
 
-    /// Takes bytes in that came. Returns `false` once more frames came that ask for nothing than may.
+    /// Parses received bytes. Returns `false` if the allowance of frames without requests is exceeded.
     pub(super) fn came(&mut self, mut bytes: &[u8], now: Instant) -> bool {
         self.allow(now.saturating_duration_since(self.since).as_secs_f64() * IDLE_FRAMES);
         self.since = now;
@@ -78,7 +78,7 @@ impl Frames {
         self.allowed >= 0.0
     }
 
-    /// Begins the frame whose header has come.
+    /// Starts a frame whose header is complete.
     fn begin(&mut self) {
         let [high, middle, low, kind, flags, ..] = self.head;
         self.filled = 0;
@@ -94,7 +94,7 @@ impl Frames {
         }
     }
 
-    /// Takes in that so many bytes went out.
+    /// Raises the allowance after bytes of answers were sent.
     pub(super) fn sent(&mut self, bytes: usize) {
         self.allow(bytes as f64 / 1024.0 * FRAMES_PER_KIB);
     }
@@ -103,7 +103,7 @@ impl Frames {
         self.allowed = (self.allowed + more).min(IDLE_FRAMES);
     }
 
-    /// Whether a header, or the beginning of the connection, has come in part.
+    /// Whether a header, or the connection preface, is partly received.
     pub(super) fn is_in_header(&self) -> bool {
         self.preface_left > 0 || self.filled > 0 || self.is_block_open || self.is_of_block && self.payload_left > 0
     }
@@ -131,7 +131,7 @@ mod tests {
             frame(CONTINUATION, END_HEADERS, 3),
             frame(DATA, END_STREAM, 100),
         ];
-        // Closed before and in each part: the payloads of SETTINGS and DATA are no headers.
+        // No header is open before and after each part: payloads of SETTINGS and DATA are not headers.
         let ends = [24, 24 + 15, 24 + 15 + 49 + 9 + 12, 24 + 15 + 49 + 9 + 12 + 109];
         let bytes = all.concat();
         assert_eq!(bytes.len(), ends[3]);
@@ -172,12 +172,12 @@ mod tests {
             (frame(DATA, 0, 1), true),
             (frame(0xbe, 0, 0), true),
             (frame(DATA, 0, 1000), false),
-            // A request of which the client updates both windows a few times.
+            // A request whose client updates both windows a few times.
             ([frame(HEADERS, 5, 30), frame(8, 0, 4).repeat(6)].concat(), false),
         ] {
             assert_eq!(count(&mut begun(), &some, 5000, start) < 5000, is_bounded, "{some:?}");
         }
-        // Two updates of windows for each 16 KiB of an answer.
+        // Two window updates per 16 KiB of an answer.
         let mut frames = begun();
         for _ in 0..5000 {
             frames.sent(16 << 10);

@@ -1,15 +1,15 @@
-//! Where the requests of an HTTP/1.1 connection end in its bytes.
+//! Finds the ends of requests in the bytes of an HTTP/1.1 connection.
 //!
-//! hyper reads ahead: half a header that comes with the request before it would lie in hyper's buffer, where nobody sees that a request has begun
-//! (`header_ms`). So hyper gets the bytes of one request at a time. Only boundaries are tracked here; what the bytes mean is hyper's to say, and
-//! bytes that it reads in another way are at worst passed on in other pieces.
+//! hyper reads ahead: half a header that arrives with the previous request would stay in hyper's buffer, and the time limit of
+//! headers (`header_ms`) would not start. So hyper receives the bytes of one request at a time. This parser only tracks
+//! boundaries; hyper interprets the bytes. If both disagree, bytes are merely passed on in different chunks.
 
-/// The service has not taken the header yet.
+/// The service has not received the header yet.
 pub(super) const NOT_BEGUN: u64 = u64::MAX;
-/// The body ends where its coding says, such as a chunked one.
+/// The body ends as its transfer coding defines, such as a chunked one.
 pub(super) const UNKNOWN: u64 = u64::MAX - 1;
 
-/// Position in the bytes of a connection.
+/// Parser state of a connection's bytes.
 #[derive(Debug)]
 pub(super) struct Framing {
     part: Part,
@@ -18,35 +18,35 @@ pub(super) struct Framing {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
-    /// A header, or what stands before it.
+    /// Header, or empty lines before it.
     Header,
-    /// A header was passed on whole.
+    /// A complete header was passed on.
     Passed,
-    /// Bytes of a body that are still to come.
+    /// Remaining bytes of a body.
     Body(u64),
-    /// A body of unknown length.
+    /// Body of unknown length.
     Coded,
 }
 
-/// What a connection is at, as far as it decides what its next bytes are.
+/// State of the service that determines the meaning of the next bytes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Progress {
-    /// Bytes of the body of the request whose header was passed on last, [`NOT_BEGUN`] or [`UNKNOWN`].
+    /// Body length of the request whose header was passed on last, in bytes, or [`NOT_BEGUN`] or [`UNKNOWN`].
     pub(super) body: u64,
-    /// Whether a request is read, worked on or answered.
+    /// Whether a request is being read, processed or answered.
     pub(super) is_busy: bool,
 }
 
-/// What may be passed on of some bytes.
+/// Prefix of received bytes that may be passed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Passed {
-    /// Count of bytes, at least one.
+    /// Number of bytes, at least 1.
     pub(super) count: usize,
-    /// Whether they are of a header, or of what stands before it.
+    /// Whether they belong to a header or precede one.
     pub(super) is_header: bool,
-    /// Whether a header was passed on to its end, whose request is to begin.
+    /// Whether they end a header, so that its request starts.
     pub(super) ends_header: bool,
-    /// Whether bytes of the next request were passed on while one is under way.
+    /// Whether they belong to the next request while one is in progress.
     pub(super) is_early: bool,
 }
 
@@ -55,7 +55,7 @@ impl Framing {
         Framing { part: Part::Header, lines: Lines::default() }
     }
 
-    /// Returns how many of these bytes, of which there is one at least, end no later than what they belong to.
+    /// Returns the prefix of `bytes` (at least one) that ends with the current header or body at the latest.
     pub(super) fn pass(&mut self, bytes: &[u8], progress: Progress) -> Passed {
         self.part = match (self.part, progress.body) {
             (Part::Passed, NOT_BEGUN | 0) | (Part::Body(0), _) => Part::Header,
@@ -71,7 +71,8 @@ impl Framing {
                 Passed { count, is_header: false, ends_header: false, is_early: false }
             }
             Part::Coded => {
-                // Its end is an empty line. Bytes behind that, of which the service may know before this does, end elsewhere.
+                // A chunked body ends with an empty line. The service may already have seen the end of the body and of later
+                // bytes.
                 let mut rest = bytes;
                 while let Some(end) = self.lines.end(rest) {
                     rest = rest.get(end..).unwrap_or_default();
@@ -94,7 +95,7 @@ impl Framing {
     }
 }
 
-/// Finds the empty line that ends a header; those before it are passed over.
+/// Finds the empty line that ends a header; empty lines before it are skipped.
 #[derive(Debug, Default)]
 struct Lines {
     has_begun: bool,
@@ -102,7 +103,7 @@ struct Lines {
 }
 
 impl Lines {
-    /// Returns where the header ends in these bytes, which go on where the last ones ended.
+    /// Returns the index behind the header's end in these bytes, which continue the previous ones.
     fn end(&mut self, bytes: &[u8]) -> Option<usize> {
         for (at, byte) in bytes.iter().enumerate() {
             match byte {
@@ -137,7 +138,7 @@ mod tests {
         let all: Vec<u8> = requests.iter().flat_map(|(head, body)| [head.as_bytes(), body].concat()).collect();
         for step in 1..=all.len() {
             let (mut framing, mut at, mut taken) = (Framing::new(), 0, Vec::new());
-            // What stands behind the header that was passed on last, as a service would take it.
+            // Bytes behind the last header, as a service would read them.
             let (mut piece, mut progress) = (Vec::new(), PART);
             while at < all.len() {
                 let some = &all[at..(at + step).min(all.len())];

@@ -1,12 +1,10 @@
-//! The gate in front of HTTP. Under overload most requests are refused, and what a refusal costs is taken from those that
-//! are not. So a call that would wait in vain for a worker, whatever its body says, is refused in its socket, as soon as its bytes are there,
-//! before routes, layers and spans. What goes out and what is counted is the same as behind them.
+//! Admission control in front of HTTP. Under overload most requests are rejected, and the cost of rejections is lost to the
+//! others. So a call that could not be in time, regardless of its body, is rejected at the socket as soon as its bytes arrive,
+//! before routes, layers and spans. Its answer and metrics are the same as behind them.
 //!
-//! Only requests are looked at here whose beginning and end are beyond doubt: one of them, whole, and nothing else, in what
-//! was read at once ([`PlainRequest::of`]). `connections` asks about no others, so that bytes of a body are never taken for a request.
+//! Only requests with certain boundaries are examined: a single complete request and nothing else in one read
+//! ([`PlainRequest::of`]). Otherwise bytes of a body could be taken for a request.
 
-use std::fmt::Write as _;
-use std::net::IpAddr;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -14,22 +12,23 @@ use axum::http::Method;
 use httparse::{EMPTY_HEADER, Request, Status};
 
 use super::access::secret_of;
+use super::answer::{Timing, http1};
 use super::app::Host;
-use super::date::date;
+use super::connections::Connection;
 use super::flow::flow;
-use super::layers::id_of;
+use super::layers::{Signature, id_of};
 use super::table;
 use super::trace_context::{TraceContext, new_id};
 use super::verb::Verb;
 use crate::route::protocol::TRACEPARENT;
 
-/// Most headers of a request that is looked at here.
+/// Maximum number of headers of an examined request.
 const HEADERS_MAX: usize = 32;
 
-/// One plain request, whole.
+/// Single complete request.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct PlainRequest<'a> {
-    /// The verb and the path, where it is a call that workers answer.
+    /// Verb and path, if workers answer the call.
     call: Option<(Verb, &'a str)>,
     id: Option<&'a [u8]>,
     /// The header `Authorization`.
@@ -39,7 +38,7 @@ pub(super) struct PlainRequest<'a> {
 }
 
 impl<'a> PlainRequest<'a> {
-    /// The request in these bytes; `None` where they are anything but one whole request of the plainest kind.
+    /// Parses bytes; `None` unless they are exactly one complete, plain request.
     pub(super) fn of(bytes: &'a [u8]) -> Option<Self> {
         let mut headers = [EMPTY_HEADER; HEADERS_MAX];
         let mut request = Request::new(&mut headers);
@@ -80,13 +79,13 @@ impl<'a> PlainRequest<'a> {
     }
 }
 
-/// The verb of workers that a path ends with.
+/// Returns the verb at the end of a path, if workers answer it.
 fn verb_of(path: &str) -> Option<Verb> {
     let (_, last) = path.rsplit_once(':')?;
     Verb::of_workers(last)
 }
 
-/// The model that the path of such a call names.
+/// Returns the model in the path of such a call.
 fn model_in(path: &str) -> Option<&str> {
     let rest = path.strip_prefix("/v1/models/")?;
     match rest.split_once('/') {
@@ -95,49 +94,40 @@ fn model_in(path: &str) -> Option<&str> {
     }
 }
 
-/// The bytes of the answer to a call that could not be in time, or to one without a key that could not either; `None` where a request is to be looked at.
-pub(super) fn refusal(host: &dyn Host, address: IpAddr, request: &PlainRequest<'_>) -> Option<Vec<u8>> {
+/// Returns the answer to a call that could not be in time, also if it lacks a valid key; `None` if the request must be processed
+/// normally.
+pub(super) fn refusal(host: &dyn Host, connection: &Connection, request: &PlainRequest<'_>) -> Option<Vec<u8>> {
     let start = Instant::now();
     let (verb, path) = request.call.filter(|_| !host.entrance().draining.load(Ordering::Relaxed))?;
     let secret = request.authorization.and_then(secret_of);
-    let flow = || flow(&host.entrance().access.caller(secret), Some(address));
+    let flow = || {
+        let caller = flow(&host.entrance().access.caller(secret), Some(connection.peer.address.ip()));
+        connection.caller.called_by(caller);
+        caller
+    };
     let overloaded = host.admits(&flow, Some(request.body)).err()?;
     let is_let_in = || host.entrance().access.look(table::find(&Method::POST, path).needs(), secret);
-    // Who may not call learns nothing of the load either.
+    // Callers without permission learn nothing about the load.
     let denied = if host.entrance().access.is_guarded() { is_let_in().err() } else { None };
     let refusal = denied.unwrap_or_else(|| overloaded.into());
     let id = id_of(request.id);
-    let (id, body) = (id.to_str().unwrap_or_default(), refusal.json());
     let took = start.elapsed();
     let status = refusal.status();
     let context = request.traceparent.and_then(TraceContext::of);
     let trace = context.as_ref().map(|context| context.trace);
-    tracing::debug!(id, call = verb.name(), status = status.as_u16(), trace, "refused unread");
+    tracing::debug!(
+        id = id.to_str().unwrap_or_default(),
+        call = verb.name(),
+        status = status.as_u16(),
+        trace,
+        "refused unread"
+    );
     host.entrance().meters.answered(verb, model_in(path), status, took);
     host.entrance().failures.answered(verb, status, Some(refusal.code()));
-    let mut text = String::with_capacity(512);
-    // A string takes whatever it is given.
-    let _ = write!(
-        text,
-        "HTTP/1.1 {status}\r\ncontent-type: {}\r\nserver-timing: total;dur={:.3}\r\n\
-         x-request-id: {id}\r\ncontent-length: {}\r\ndate: {}\r\n",
-        super::answer::PROBLEM_JSON,
-        took.as_secs_f64() * 1000.0,
-        body.len(),
-        date().to_str().unwrap_or_default(),
-    );
-    if let Some(seconds) = refusal.retry_after() {
-        let _ = write!(text, "retry-after: {seconds}\r\n");
-    }
-    if let Some(challenge) = refusal.challenge() {
-        let _ = write!(text, "www-authenticate: {challenge}\r\n");
-    }
-    if let Some(answer) = context.as_ref().and_then(|context| context.answer(&new_id())) {
-        let _ = write!(text, "{TRACEPARENT}: {}\r\n", answer.to_str().unwrap_or_default());
-    }
-    text.push_str("\r\n");
-    text.push_str(&body);
-    Some(text.into_bytes())
+    let trace = context.as_ref().and_then(|context| context.answer(&new_id()));
+    let mut answer = refusal.render();
+    Signature { timing: Timing::default(), took, id, trace }.sign(answer.headers_mut());
+    Some(http1(&answer))
 }
 
 #[cfg(test)]
@@ -153,7 +143,7 @@ mod tests {
             ("\r\n", Some(Some("retrieve"))),
             ("content-length: 2\r\n\r\n{}", Some(Some("retrieve"))),
             ("Content-Length: 2\r\nConnection: Keep-Alive\r\nx: y\r\n\r\n{}", Some(Some("retrieve"))),
-            // A part of one, more than one, and what could be read in two ways.
+            // A partial request, several requests, and ambiguous ones.
             ("content-length: 3\r\n\r\n{}", None),
             ("content-length: 1\r\n\r\n{}", None),
             ("content-length: 2\r\n", None),

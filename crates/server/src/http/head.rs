@@ -1,4 +1,4 @@
-//! What the header of a request must say, whatever the call.
+//! Checks of request headers that apply to all calls.
 
 use axum::extract::Request;
 use axum::http::header::{HOST, TRANSFER_ENCODING};
@@ -8,11 +8,11 @@ use axum::http::{HeaderMap, StatusCode, Version};
 use super::answer::Refusal;
 use sterling_core::error::Error;
 
-/// Refuses a header of HTTP/1.1 that proxies and this server may read in two ways: one host must be named (RFC 9112, 3.2), and no coding but
-/// `chunked` be put around a body (6.1), for no other is undone here.
+/// Rejects an HTTP/1.1 header that a proxy and this server might interpret differently. It must name exactly one host (RFC 9112,
+/// 3.2), and may use no transfer coding but `chunked` (6.1), since no other is decoded here.
 ///
 /// # Errors
-/// 400 or 501 with what came and what was expected.
+/// 400 or 501 with the received and the expected value.
 pub(super) fn check_head(request: &Request) -> Result<(), Refusal> {
     if request.version() != Version::HTTP_11 {
         return Ok(());
@@ -27,7 +27,7 @@ fn check_host(headers: &HeaderMap) -> Result<(), Refusal> {
         let count = headers.get_all(HOST).iter().count();
         return Err(Error::invalid(format!("header `host`: got {count} of them, expected one")).into());
     };
-    // A target without an authority has an empty one.
+    // A target without an authority has an empty host.
     let is_place = |authority: Authority| !authority.as_str().contains('@');
     if host.is_empty() || Authority::try_from(host.as_bytes()).is_ok_and(is_place) {
         return Ok(());

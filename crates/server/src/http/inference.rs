@@ -1,6 +1,7 @@
-//! KServe's Open Inference Protocol, version 2: what existing platforms probe and call. A call of it is a list of retrievals over one version.
+//! KServe's Open Inference Protocol, version 2, which existing platforms probe and call. An inference is a list of retrievals at
+//! one version.
 //!
-//! Its errors are `{"error": ".."}`, with the status that the same problem has elsewhere.
+//! Its errors are `{"error": ".."}`, with the status that the same problem has in other calls.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -29,17 +30,17 @@ use sterling_api::{
 use sterling_core::error::{Error, Result};
 use sterling_serving::registry::Which;
 
-/// Where the protocol's paths begin.
+/// Prefix of the protocol's paths.
 pub(super) const PREFIX: &str = "/v2";
-/// How many bytes of a body are JSON, where those of tensors stand behind it.
+/// Number of JSON bytes of a body; binary tensors follow them.
 const HEADER_LENGTH: HeaderName = HeaderName::from_static("inference-header-content-length");
 
-/// Whether a path is one of the protocol's.
+/// Whether a path belongs to the protocol.
 pub(super) fn is_of_protocol(path: &str) -> bool {
     path.strip_prefix(PREFIX).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// A problem as the protocol has it; all else as it is.
+/// Rewrites a problem to the protocol's form; other answers stay unchanged.
 pub(super) fn with_error(mut response: Response) -> Response {
     let Some(Told { detail: error, .. }) = response.extensions().get::<Told>().cloned() else { return response };
     *response.body_mut() = Body::from(serde_json::json!({ "error": error }).to_string());
@@ -49,25 +50,25 @@ pub(super) fn with_error(mut response: Response) -> Response {
     response
 }
 
-/// What the server is.
+/// Metadata of the server.
 #[utoipa::path(get, path = "/v2", tag = "inference", responses((status = 200, body = InferenceServer)))]
 pub async fn server() -> Response {
     json(&InferenceServer::this())
 }
 
-/// The same: the protocol's text has the path without a slash, its OpenAPI document with one.
+/// The same under a second path: the protocol's text has it without a slash, its OpenAPI document with one.
 #[utoipa::path(get, path = "/v2/", operation_id = "inference_server_too", tag = "inference", responses((status = 200, body = InferenceServer)))]
 pub async fn server_too() -> Response {
     server().await
 }
 
-/// The process answers.
+/// Liveness: the process answers.
 #[utoipa::path(get, path = "/v2/health/live", operation_id = "inference_live", tag = "inference", responses((status = 200, body = InferenceReady)))]
 pub async fn live() -> Response {
     json(&InferenceReady { live: Some(true), ..InferenceReady::default() })
 }
 
-/// A model is loaded and the server is not shutting down.
+/// Readiness: a model is loaded and the server is not shutting down.
 #[utoipa::path(get, path = "/v2/health/ready", operation_id = "inference_ready", tag = "inference",
     responses((status = 200, body = InferenceReady), (status = "default", body = InferenceError)))]
 pub async fn ready<R: Retriever>(State(app): State<Arc<R>>) -> Outcome {
@@ -75,14 +76,14 @@ pub async fn ready<R: Retriever>(State(app): State<Arc<R>>) -> Outcome {
     Ok(json(&InferenceReady::server()))
 }
 
-/// The tensors of the version that answers.
+/// The tensors of the active version.
 #[utoipa::path(get, path = "/v2/models/{model}", operation_id = "inference_model", tag = "inference", params(("model" = String, Path, description = "The model's name")),
     responses((status = 200, body = InferenceModel), (status = "default", body = InferenceError)))]
 pub async fn model(State(app): State<Arc<App>>, Names(model): Names<String>) -> Outcome {
     told(&app, &model, Which::Active)
 }
 
-/// The tensors of a version in memory.
+/// The tensors of a loaded version.
 #[utoipa::path(get, path = "/v2/models/{model}/versions/{version}", operation_id = "inference_version", tag = "inference",
     params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path)),
     responses((status = 200, body = InferenceModel), (status = "default", body = InferenceError)))]
@@ -96,14 +97,14 @@ fn told(app: &App, model: &str, which: Which<'_>) -> Outcome {
     Ok(json(&sterling_api::inference_model(&info, versions.collect())))
 }
 
-/// A version of the model answers.
+/// Readiness of a model: one of its versions is active.
 #[utoipa::path(get, path = "/v2/models/{model}/ready", operation_id = "inference_model_ready", tag = "inference", params(("model" = String, Path, description = "The model's name")),
     responses((status = 200, body = InferenceReady), (status = "default", body = InferenceError)))]
 pub async fn model_ready(State(app): State<Arc<App>>, Names(model): Names<String>) -> Outcome {
     is_ready(&app, model, Which::Active)
 }
 
-/// The version is in memory.
+/// Readiness of a version: it is loaded.
 #[utoipa::path(get, path = "/v2/models/{model}/versions/{version}/ready", operation_id = "inference_version_ready", tag = "inference",
     params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path)),
     responses((status = 200, body = InferenceReady), (status = "default", body = InferenceError)))]
@@ -129,7 +130,7 @@ pub async fn infer(State(app): State<Arc<App>>, Names(model): Names<String>, req
     inferred(&app, choice, head, body).await
 }
 
-/// The same of a version in memory.
+/// The best items of each of a list of users at a loaded version, as tensors.
 #[utoipa::path(post, path = "/v2/models/{model}/versions/{version}/infer", operation_id = "infer_version", tag = "inference",
     params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path),
         ("min_position" = Option<u64>, Query, description = "Waits until the updates up to this position are seen; through a router one a shard, with commas."),
@@ -169,7 +170,7 @@ async fn inferred(app: &Arc<App>, choice: Choice, head: Parts, body: Body) -> Ou
         charge(caller.as_ref(), call.requests.len());
         let requests = std::mem::take(&mut call.requests).into_iter();
         let ready = prepared_each(&view, requests.map(|(retrieve, terms)| Ok((retrieve, terms, Shape::default()))))?;
-        // A tensor has no place for what is wrong with one row: that is wrong with all.
+        // A tensor cannot represent the error of one row, so such an error fails the whole call.
         let row = |(n, ready): (usize, Ready)| match ready {
             Err(error) => Err(error.within(format!("row {n}"))),
             ready => Ok(ready),
@@ -191,7 +192,7 @@ async fn inferred(app: &Arc<App>, choice: Choice, head: Parts, body: Body) -> Ou
     Ok(response)
 }
 
-/// How many bytes of a body are JSON, where its caller says so.
+/// Number of JSON bytes of a body, if the client states it.
 fn header_length(headers: &HeaderMap) -> Result<Option<usize>> {
     let Some(value) = headers.get(HEADER_LENGTH) else { return Ok(None) };
     let length = value.to_str().ok().and_then(|text| text.parse().ok());

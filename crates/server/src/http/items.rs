@@ -1,4 +1,4 @@
-//! The calls that change items, and those that tell of them.
+//! Calls that change and read items.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -31,24 +31,24 @@ use sterling_serving::view::View;
 
 /// Longest idempotency key, in bytes.
 const KEY_BYTES_MAX: usize = 128;
-/// How long a merge waits until what it is to hold is seen: it takes long itself.
+/// Longest wait until the updates to be merged are visible; a merge itself takes long.
 const MERGE_WAIT: Duration = Duration::from_secs(60);
 const KEY: &str = "idempotency-key";
-/// Stands in place of a reason that is not remembered.
+/// Replaces a reason that was not stored.
 const REASON_NOT_KEPT: &str = "refused by the first call, whose reason is not kept";
-/// What items may be written in beside JSON.
+/// Content types of items besides JSON.
 pub(super) const ITEMS_SENT: [Sent; 2] = [Sent::Lines, Sent::Arrow];
 
-/// What a call says beside its body.
+/// Headers of a call that changes items.
 pub(super) struct Said {
-    /// Its idempotency key.
+    /// Idempotency key.
     pub(super) key: Option<String>,
-    /// What its body is written in.
+    /// Content type of the body.
     pub(super) sent: Sent,
 }
 
 impl Said {
-    /// What a call says whose body is JSON or one of `others`.
+    /// Reads the headers of a call whose body is JSON or a type of `others`.
     pub(super) fn of(request: &Request, others: &[Sent]) -> Result<Self, Refusal> {
         let key = request.headers().get(KEY).map(|key| key.to_str().unwrap_or_default().to_owned());
         if key.as_ref().is_some_and(|key| key.is_empty() || key.len() > KEY_BYTES_MAX) {
@@ -58,7 +58,7 @@ impl Said {
     }
 }
 
-/// Put items, or change some of their attributes.
+/// Upsert items, or change some of their attributes.
 #[utoipa::path(post, path = "/v1/models/{model}/items:upsert", tag = "items",
     params(("model" = String, Path, description = "The model's name"),
         ("if_position" = Option<u64>, Query, description = "Refuses the call where the last update has another position."),
@@ -70,7 +70,7 @@ pub async fn upsert<R: Retriever>(State(app): State<Arc<R>>, Names(model): Names
     app.upsert(model, request).await
 }
 
-/// Puts items into a model of this process.
+/// Upserts items of a model in this process.
 pub(super) async fn upserted_here(app: &Arc<App>, model: String, request: Request) -> Outcome {
     let loaded = app.registry.get(&model, Which::Active)?;
     let (feed, said) = (app.feed(&loaded)?, Said::of(&request, &ITEMS_SENT)?);
@@ -97,7 +97,7 @@ pub(super) async fn upserted_here(app: &Arc<App>, model: String, request: Reques
     Ok(json(&upserted(model, made, false)))
 }
 
-/// What became of an upsert, now or when it was made first.
+/// Answer to an upsert, from its current or its first execution.
 fn upserted(model: String, Call { count, position, answer, .. }: Call, repeated: bool) -> UpdateResponse {
     let refused = answer.refused.into_iter().map(|RefusedUpdate { place, wrong: Wrong { id, field, reason } }| {
         let reason = if reason.is_empty() { REASON_NOT_KEPT.into() } else { reason };
@@ -107,25 +107,24 @@ fn upserted(model: String, Call { count, position, answer, .. }: Call, repeated:
     UpdateResponse { model, position, accepted, refused, repeated, ..UpdateResponse::default() }
 }
 
-/// An upsert whose items were judged.
 struct Upsert {
     call: KeyedCall,
-    /// What was accepted, with the places in the call.
+    /// Accepted updates with their indices in the call.
     updates: Vec<(u32, Update)>,
     refused: Vec<RefusedUpdate>,
-    /// Those of the updates that change an item which the view does not show.
+    /// Items that updates change but the view does not show.
     absent: Vec<ItemId>,
 }
 
-/// What is known of a call once its body was read.
+/// Result of reading a call's body.
 enum Judged {
     New(Upsert),
-    /// It was made before.
+    /// The call was executed before.
     Repeated(Call),
 }
 
 impl Upsert {
-    /// Judges the items of a body by what a view knows.
+    /// Validates the items of a body against a view.
     fn judged(
         view: &Arc<View>,
         body: &[u8],
@@ -165,7 +164,7 @@ impl Upsert {
         Ok(Judged::New(upsert))
     }
 
-    /// Refuses items of which the item tower makes nothing that can be searched.
+    /// Rejects items for which the item tower returns no usable embedding.
     fn embed(&mut self, view: &View) -> Result<()> {
         if view.main().package.item.is_none() {
             return Ok(());
@@ -180,9 +179,9 @@ impl Upsert {
         Ok(())
     }
 
-    /// Refuses changes of items that are not there. Updates that were acknowledged before the call may have put them and not be
-    /// seen yet, so these are waited for; where that takes too long, and where other servers may have written them, the change
-    /// is taken, and changes nothing where it is applied to no item.
+    /// Rejects changes of missing items. Earlier acknowledged updates may have added them without being visible yet, so this
+    /// waits for these. If that takes too long, or if other servers may have written the items, the change is accepted; without
+    /// its item it has no effect.
     async fn find_absent(&mut self, app: &App, loaded: &Loaded, feed: &Feed) {
         if self.absent.is_empty() || feed.has_others() {
             return;
@@ -199,7 +198,7 @@ impl Upsert {
         });
     }
 
-    /// Refuses what something is wrong with.
+    /// Moves updates for which `wrong` returns an error to the rejected ones.
     fn refuse(&mut self, wrong: impl Fn(u32, &Update) -> Option<Wrong>) {
         let refused = &mut self.refused;
         self.updates.retain(|&(place, ref update)| {
@@ -224,7 +223,7 @@ pub async fn delete<R: Retriever>(State(app): State<Arc<R>>, Names(model): Names
     app.delete(model, request).await
 }
 
-/// Deletes items of a model of this process.
+/// Deletes items of a model in this process.
 pub(super) async fn deleted_here(app: &Arc<App>, model: String, request: Request) -> Outcome {
     let loaded = app.registry.get(&model, Which::Active)?;
     let (feed, said) = (app.feed(&loaded)?, Said::of(&request, &[])?);
@@ -245,7 +244,7 @@ pub(super) async fn deleted_here(app: &Arc<App>, model: String, request: Request
         },
     };
     if request.ids.is_none() {
-        // What was acknowledged before the call must not escape a filter because it is not seen yet.
+        // Updates acknowledged before the call must be visible to its filter.
         let position = feed.last().max(view.position());
         view = reached(app, &loaded, position, app.updates_wait).await?;
     }
@@ -261,14 +260,14 @@ pub(super) async fn deleted_here(app: &Arc<App>, model: String, request: Request
     Ok(deleted(model, made, (false, false)))
 }
 
-/// The items that a deletion means, and how many of them are there.
+/// Items of a deletion, and how many of them exist.
 struct Named {
     ids: Vec<ItemId>,
     matched: usize,
 }
 
-/// What a deletion means. Ids that it names are deleted whether a view shows them or not: an update that was acknowledged before
-/// the call may have put them.
+/// Determines the items of a deletion. Explicit ids are deleted even if the view does not show them: an earlier acknowledged
+/// update may have added them.
 fn named(view: &View, request: DeleteRequest) -> Result<Named> {
     match (request.ids, request.filter) {
         (Some(ids), _) => {
@@ -287,22 +286,22 @@ fn named(view: &View, request: DeleteRequest) -> Result<Named> {
     }
 }
 
-/// A call that may have a key, which nobody else can make until this is dropped.
+/// Call with an optional idempotency key. Until it is dropped, no other call with the key can run.
 struct KeyedCall {
     feed: Arc<Feed>,
     key: Option<String>,
     digest: u64,
 }
 
-/// What became of the beginning of a call.
+/// Outcome of beginning a call.
 enum Begun {
     New(KeyedCall),
-    /// It was made before.
+    /// The call was executed before.
     Repeated(Call),
 }
 
 impl KeyedCall {
-    /// Begins a call.
+    /// Registers the key of a call.
     ///
     /// # Errors
     /// As [`Feed::begin`].
@@ -311,7 +310,7 @@ impl KeyedCall {
         Ok(made.map_or_else(|| Begun::New(KeyedCall { feed, key, digest }), Begun::Repeated))
     }
 
-    /// Makes updates durable. Returns what came of the call.
+    /// Writes updates durably. Returns the result of the call.
     async fn write(mut self, mut updates: Vec<Update>, answer: CallAnswer, expected: Option<u64>) -> Result<Call> {
         let (count, digest, key) = (updates.len() as u32, self.digest, self.key.take());
         if let Some(key) = &key {
@@ -319,7 +318,7 @@ impl KeyedCall {
             updates.push(Update::AnsweredCall { key: key.clone(), digest, count, answer });
         }
         let (tell, told) = oneshot::channel();
-        // The journal tells the feed even where the client has left meanwhile.
+        // The journal notifies the feed even if the client has disconnected.
         let weak: Weak<Feed> = Arc::downgrade(&self.feed);
         let done = Box::new(move |result: Result<Range<u64>>| {
             let made = result.map(|range| Call { digest, count, position: range.end - 1, answer });
@@ -327,7 +326,7 @@ impl KeyedCall {
                 let remembered = |made: &Call| Call { answer: made.answer.clone().bounded(), ..made.clone() };
                 feed.end(&key, made.as_ref().ok().map(remembered));
             }
-            // Nobody may wait any more.
+            // The receiver may have been dropped.
             let _ = tell.send(made);
         });
         self.feed.append(&updates, expected, done);
@@ -337,14 +336,14 @@ impl KeyedCall {
 
 impl Drop for KeyedCall {
     fn drop(&mut self) {
-        // Nothing was written: the call may be made again.
+        // Nothing was written, so the call may be repeated.
         if let Some(key) = self.key.take() {
             self.feed.end(&key, None);
         }
     }
 }
 
-/// Merge the updates into a version that answers in the place of the active one: those that were durable when it was asked for at least.
+/// Merge the updates into a new version that becomes active: at least those that were durable at the time of the call.
 #[utoipa::path(post, path = "/v1/models/{model}/items:merge", tag = "items",
     params(("model" = String, Path, description = "The model's name"),
         ("min_position" = Option<u64>, Query, description = "Merges the updates up to this position at least, in place of those that are durable.")),
@@ -353,14 +352,14 @@ pub async fn merge(State(app): State<Arc<App>>, Names(model): Names<String>, uri
     let loaded = app.registry.get(&model, Which::Active)?;
     let feed = app.feed(&loaded)?;
     let merges = app.merges.as_ref().ok_or_else(|| Error::unsupported("this server merges no updates"))?;
-    // What is merged is what is seen, and an update is seen a moment after it was acknowledged.
+    // A merge contains the visible updates, and an update becomes visible shortly after its acknowledgement.
     let position = number(&uri, "min_position")?.unwrap_or_else(|| feed.last());
     reached(&app, &loaded, position, MERGE_WAIT).await?;
     let (tell, told) = oneshot::channel();
     merges.ask(
         &model,
         Box::new(move |made| {
-            // Nobody may wait any more.
+            // The receiver may have been dropped.
             let _ = tell.send(made);
         }),
     );
@@ -368,7 +367,7 @@ pub async fn merge(State(app): State<Arc<App>>, Names(model): Names<String>, uri
     Ok(json(&MergeResponse { model, version: made.version, position: made.position, items: made.items }))
 }
 
-/// An item as it is.
+/// The current state of an item.
 #[utoipa::path(get, path = "/v1/models/{model}/items/{id}", tag = "items",
     params(("model" = String, Path, description = "The model's name"), ("id" = i64, Path),
         ("min_position" = Option<u64>, Query, description = "Waits until the updates up to this position are seen.")),
@@ -382,7 +381,7 @@ pub async fn item<R: Retriever>(
     Ok(json(&app.item(&model, ItemId(id), &head).await?))
 }
 
-/// How far updates are seen.
+/// The positions of visible and durable updates.
 #[utoipa::path(get, path = "/v1/models/{model}/items:position", tag = "items",
     params(("model" = String, Path, description = "The model's name"),
         ("min_position" = Option<u64>, Query, description = "Waits until the updates up to this position are seen.")),

@@ -1,14 +1,14 @@
-//! What every call shares: an id, metrics, `Server-Timing`, a line in the log, and a panic that becomes an answer.
+//! Layers common to all calls: request id, metrics, `Server-Timing`, log line, and conversion of panics to answers.
 
 use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Instant, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::http::Version;
 use axum::http::header::{CONNECTION, DATE, HeaderName, HeaderValue};
+use axum::http::{HeaderMap, Version};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use tracing::Instrument as _;
@@ -30,13 +30,14 @@ use sterling_core::error::Error;
 use sterling_core::request::Origin;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static(protocol::REQUEST_ID);
-/// The number that a router gives a call.
+const TRACEPARENT: HeaderName = HeaderName::from_static(protocol::TRACEPARENT);
+/// Header with the number that a router gives a call.
 const CALL: HeaderName = HeaderName::from_static(protocol::CALL_HEADER);
-/// Longest id that is taken from a caller, in bytes.
+/// Longest request id that is accepted from a client, in bytes.
 const REQUEST_ID_BYTES_MAX: usize = 128;
 
-/// Finds the call that is asked for, counts and times it, gives it an id that its lines in the log carry, and says in
-/// `Server-Timing` where the time went.
+/// Matches a request with the table of calls, counts and times it, assigns the id for its log lines, and reports times in
+/// `Server-Timing`.
 pub async fn observe(State(host): State<Arc<dyn Host>>, mut request: Request, next: Next) -> Response {
     let start = Instant::now();
     let matched = table::find(request.method(), request.uri().path());
@@ -50,7 +51,7 @@ pub async fn observe(State(host): State<Arc<dyn Host>>, mut request: Request, ne
     let named = context.as_ref().map(|context| context.trace);
     let trace = named.or(traced.as_ref().map(|traced| traced.trace.as_str())).map(str::to_owned);
     let span = tracing::info_span!("request", id = id.to_str().unwrap_or_default(), call, key = Empty, trace);
-    // What this process does not trace is the caller's span still.
+    // Without a trace of this process, the caller's span stays the parent.
     let parent = traced.as_ref().map_or_else(|| context.as_ref().and(header.clone()), Traced::header);
     let number = request.headers().get(CALL).cloned();
     request.extensions_mut().insert(matched);
@@ -71,7 +72,7 @@ pub async fn observe(State(host): State<Arc<dyn Host>>, mut request: Request, ne
     let timing = extensions.remove::<Timing>().unwrap_or_default();
     let (passed, caller) = (extensions.remove::<Passed>(), extensions.remove::<Caller>());
     let key = caller.as_ref().and_then(Caller::name).map(str::to_owned);
-    // Where calls take a key, nobody without one has a say in what is recorded, or fills the places of those that are.
+    // If calls require a key, callers without one cannot influence which calls are recorded.
     let traced = traced.filter(|_| key.is_some() || !host.entrance().access.is_guarded());
     let answer = match (&traced, context) {
         (Some(traced), _) => traced.header(),
@@ -102,34 +103,48 @@ pub async fn observe(State(host): State<Arc<dyn Host>>, mut request: Request, ne
         });
     }
     let headers = response.headers_mut();
-    headers.extend(timing.header(took.as_secs_f64() * 1000.0));
-    headers.insert(REQUEST_ID, id);
+    Signature { timing, took, id, trace: answer }.sign(headers);
     headers.extend(number.map(|number| (CALL, number)));
-    headers.insert(DATE, date());
-    if let Some(answer) = answer {
-        headers.insert(protocol::TRACEPARENT, answer);
-    }
-    // HTTP/2 has a frame of its own for it.
+    // HTTP/2 uses a GOAWAY frame instead.
     if host.entrance().draining.load(Ordering::Relaxed) && version < Version::HTTP_2 {
-        // So that a client that keeps connections asks its next question elsewhere.
+        // Makes clients with persistent connections send their next request elsewhere.
         headers.insert(CONNECTION, HeaderValue::from_static("close"));
     }
     response
 }
 
-/// The id of a request: its own where it has a sane one, or a new one.
+/// What every answer says of itself.
+pub(super) struct Signature {
+    pub(super) timing: Timing,
+    pub(super) took: Duration,
+    /// That of the request.
+    pub(super) id: HeaderValue,
+    /// The header `traceparent`.
+    pub(super) trace: Option<HeaderValue>,
+}
+
+impl Signature {
+    pub(super) fn sign(self, headers: &mut HeaderMap) {
+        headers.extend(self.timing.header(self.took.as_secs_f64() * 1000.0));
+        headers.insert(REQUEST_ID, self.id);
+        headers.insert(DATE, date());
+        headers.extend(self.trace.map(|trace| (TRACEPARENT, trace)));
+    }
+}
+
+/// Returns the client's request id if it is valid, or a new one.
 pub(super) fn id_of(own: Option<&[u8]>) -> HeaderValue {
     let own = own.filter(|id| is_sane(id)).and_then(|id| HeaderValue::from_bytes(id).ok());
     own.unwrap_or_else(|| HeaderValue::from_str(&new_id()).unwrap_or(HeaderValue::from_static("0")))
 }
 
-/// True for ids that can stand in a log: visible ASCII without quotes and the like.
+/// Whether an id is safe to log: ASCII letters, digits and some punctuation, without quotes.
 fn is_sane(id: &[u8]) -> bool {
     let is_plain = |c: &u8| c.is_ascii_alphanumeric() || b"-_.:/+=@".contains(c);
     !id.is_empty() && id.len() <= REQUEST_ID_BYTES_MAX && id.iter().all(is_plain)
 }
 
-/// The answer to a request whose handler panicked; the server goes on.
+/// Answer to a request whose handler panicked; the server continues.
 pub fn panicked(panic: Box<dyn Any + Send>) -> Response<Body> {
     let text = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
     Refusal::from(Error::internal(format!("the handler panicked: {}", text.unwrap_or("no message")))).into_response()

@@ -1,4 +1,4 @@
-//! Calls that are answered by the models in this process.
+//! Calls answered by models of this process.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -43,13 +43,12 @@ use sterling_serving::registry::{Loaded, Registry, VersionState};
 use sterling_serving::view::View;
 use sterling_snapshot::Wish;
 
-/// The requests of a body, ready to run.
+/// Parsed requests of a body, ready to run.
 pub(super) enum LocalReady {
     /// One retrieval or ranking.
     One(Box<Single>),
-    /// A list of retrievals, all of one version.
+    /// List of retrievals at one version.
     Many(Chosen, Vec<Ready>),
-    /// An embedding.
     Embed(Box<Single>),
 }
 
@@ -190,7 +189,7 @@ impl Retriever for App {
 
     fn report(&self) -> Vec<String> {
         let device = format!("device: {}", self.engine.backend().device());
-        // Whoever may read may ask this: the log has the folders.
+        // Any caller with the role `read` may see these warnings, so folder names are removed; the log has them.
         let told = |warning: &String| format!("warning: {}", sterling_api::without_folders(warning));
         std::iter::once(device).chain(self.warnings().iter().map(told)).collect()
     }
@@ -201,7 +200,7 @@ impl Call {
         Terms { flow: self.flow, ..terms }
     }
 
-    /// Sets memory aside for answers of this cost, and for what writing them takes beside.
+    /// Reserves memory for answers of this cost and for their serialized form.
     fn hold_answer(&self, app: &App, cost: Cost, widths: Widths) -> Result<Share> {
         let written = match self.form {
             Form::Json => widths.as_text(cost.items),
@@ -211,36 +210,36 @@ impl Call {
     }
 }
 
-/// The largest values of the columns that a request asks for.
+/// Returns the largest value sizes of the columns that a request reads.
 pub(super) fn widths(prepared: &Prepared) -> Result<Widths> {
     let (view, tasks) = (prepared.view(), prepared.view().main().package.spec.tasks.len());
     Widths::of(&view.columns(), prepared.columns(), tasks)
 }
 
-/// One request, ready to run.
+/// Request that is ready to run.
 pub(super) struct Single {
     prepared: Prepared,
     terms: Terms,
     shape: Shape,
-    /// What answers it.
+    /// Version that answers.
     model: Arc<Loaded>,
-    /// Where its answer is to be audited.
+    /// Audit of its answer.
     again: Option<Box<Again>>,
-    /// Where its answer is to be a page.
+    /// Page to answer with.
     page: Option<Page>,
-    /// Where it was chosen what answers it.
+    /// Observation of the version choice, while a canary is active.
     watched: Option<Watched>,
-    /// Where a shadow is to be asked as well.
+    /// Shadow request.
     mirrored: Option<Box<Mirrored>>,
 }
 
-/// A request that was made ready, or what is wrong with it.
+/// Prepared request, or its validation error.
 pub(super) type Ready = Result<(Prepared, Terms, Shape)>;
 
-/// Each of a list of retrievals made ready.
+/// Prepares each of a list of retrievals.
 ///
 /// # Errors
-/// `TooCostly` for what all of them cost together.
+/// `TooCostly` if their total cost is too high.
 pub(super) fn prepared_each(
     view: &Arc<View>,
     requests: impl IntoIterator<Item = Result<(Retrieve, Terms, Shape)>>,
@@ -253,7 +252,7 @@ pub(super) fn prepared_each(
             Ok((pass::prepare(view, Ask::Retrieve(request))?, terms, shape))
         });
         if let Ok((prepared, ..)) = &prepared {
-            // What is too much already need not be added up to its end.
+            // Stop at the first request that exceeds the limit.
             cost = cost.plus(prepared.cost());
             cost.check("the requests of the body")?;
         }
@@ -262,7 +261,7 @@ pub(super) fn prepared_each(
     Ok(asked)
 }
 
-/// One retrieval made ready, over the view that its cursor names where it has one.
+/// Prepares a retrieval, at the view that its cursor names if it has one.
 fn retrieval(app: &App, chosen: Chosen, mut request: Retrieve, (terms, shape): (Terms, Shape)) -> Result<Single> {
     let Chosen { version, watched, shadow } = chosen;
     let of =
@@ -280,7 +279,7 @@ fn retrieval(app: &App, chosen: Chosen, mut request: Retrieve, (terms, shape): (
     Ok(Single { page: Some(page), ..single })
 }
 
-/// A request made ready over what answers it.
+/// Prepares a request at a chosen version.
 fn asked(
     app: &App,
     version: Version,
@@ -297,10 +296,10 @@ fn asked(
     Ok(Single { prepared, terms, shape, model, again: None, page: None, watched, mirrored: None })
 }
 
-/// Answers each of a list of retrievals, with the share of memory that the answers take.
+/// Answers a list of retrievals, and returns the memory reservation of the answers.
 ///
 /// # Errors
-/// `Overloaded` where none of them was taken in.
+/// `Overloaded` if none of them was admitted.
 pub(super) async fn side_by_side(
     app: &Arc<App>,
     told: &Served,
@@ -321,7 +320,7 @@ pub(super) async fn side_by_side(
     });
     let (count, begun) = (calls.len(), Instant::now());
     let mut results = join_all(calls).await;
-    // Where nothing was taken in, the whole call was refused, and load balancers must see it.
+    // If no request was admitted, the whole call is rejected, so that load balancers see the status.
     let is_refused = |r: &Result<Entry>| r.as_ref().is_err_and(|e| e.kind() == Kind::Overloaded);
     if results.iter().all(is_refused)
         && let Some(Err(error)) = results.pop()
@@ -340,7 +339,7 @@ async fn entry(app: &App, prepared: Ready, call: &Call, share: &Share) -> Result
     items(app.engine.submit(prepared, call.terms(terms)).await?, (&view, &columns), &shape, share)
 }
 
-/// Has an answer held against those that it is to be held against, once it was given.
+/// Starts the audit and the shadow comparison of an answer, in the background.
 fn compare(
     app: &Arc<App>,
     version: u64,
@@ -360,7 +359,7 @@ fn compare(
     }
 }
 
-/// Makes the items of an answer ready to be written.
+/// Prepares the items of an answer for serialization.
 fn items(answer: Answer, (view, columns): (&View, &[String]), shape: &Shape, share: &Share) -> Result<Entry> {
     let tasks = view.main().package.spec.tasks.iter().map(|task| task.name.as_str());
     let entry = Entry::items(answer, tasks, view.columns(), columns)?;
@@ -418,7 +417,7 @@ async fn embed(app: &Arc<App>, single: Single, call: Call) -> Outcome {
     Ok(response)
 }
 
-/// What there is of a model, for which the store is read.
+/// Lists the versions of a model; reads the store.
 pub(super) fn version_list(registry: &Registry, model: String) -> Result<VersionList> {
     let told = |v: VersionState| VersionInfo {
         version: v.version,

@@ -1,4 +1,4 @@
-//! Handles of the metrics of calls: to ask for one by its name and labels costs as much as all else of a refusal.
+//! Cached handles of call metrics: looking up a metric by name and labels costs as much as the rest of a rejection.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -10,7 +10,7 @@ use metrics::{Counter, Histogram, counter, histogram};
 
 use super::verb::Verb;
 
-/// The statuses with their labels; whatever has none of them is the last.
+/// Known statuses with their labels; others count as the last entry.
 const STATUSES: [(u16, &str); 19] = [
     (200, "200"),
     (400, "400"),
@@ -33,14 +33,14 @@ const STATUSES: [(u16, &str); 19] = [
     (0, "other"),
 ];
 
-/// The metrics of one call, made when they are needed first: what nobody calls is not shown.
+/// Metrics of one call, created on first use, so that unused calls have no series.
 #[derive(Default)]
 struct CallMeters {
     seconds: OnceLock<Histogram>,
     answers: [OnceLock<Counter>; STATUSES.len()],
 }
 
-/// The metrics of all calls about one model, or about none.
+/// Metrics of all calls about one model, or about none.
 struct CallsMeters {
     model: Option<String>,
     calls: [CallMeters; Verb::NAMES.len()],
@@ -69,7 +69,7 @@ impl CallsMeters {
     }
 }
 
-/// The metrics of all calls.
+/// Metrics of all calls.
 pub(super) struct AnswerMeters {
     of_none: CallsMeters,
     of_models: ArcSwap<BTreeMap<String, Arc<CallsMeters>>>,
@@ -82,7 +82,8 @@ impl Default for AnswerMeters {
 }
 
 impl AnswerMeters {
-    /// Counts an answer to a call about this model. One that this process never had is none: callers may name any.
+    /// Counts an answer to a call about a model. Models that this process never had count as none, because clients may name any
+    /// model.
     pub(super) fn answered(&self, verb: Verb, model: Option<&str>, status: StatusCode, took: Duration) {
         let known = model.and_then(|model| {
             let known = self.of_models.load().get(model).cloned();
@@ -98,7 +99,7 @@ impl AnswerMeters {
             models.entry(model.to_owned()).or_insert_with(|| made.clone());
             models
         });
-        // Another thread may have been first.
+        // Another thread may have inserted it first.
         self.of_models.load().get(model).cloned().unwrap_or(made)
     }
 }

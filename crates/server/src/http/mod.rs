@@ -4,7 +4,7 @@
 //! a worker; `bodies` reads bodies within a budget.
 //! Handlers read a request with [`sterling_api`], hand it to the engine and write the answer; nothing here knows how a pass
 //! works. A call is named by a verb after a colon (`/v1/models/debian:retrieve`), which routers do not split, so `paths`
-//! does; `parameters` reads what stands behind the question mark, `patience` bounds the time that a body may name before it is parsed. `passes` are the calls that workers answer, `calls` those about models, `inference` those of another protocol. `self_wakes` keeps connections that wake themselves from waking a thread, `writers` make long answers beside the threads that drive connections, `layers` holds what every call shares: ids, metrics, `Server-Timing`, `date`; `clock` watches the clock of the machine, `head` is what a header must say; `form` is the form of an answer, `sent` that of a body, `coding` the coding of both,
+//! does; `parameters` reads what stands behind the question mark, `patience` bounds the time that a body may name before it is parsed. `passes` are the calls that workers answer, `calls` those about models, `inference` those of another protocol. `self_wakes` keeps connections that wake themselves from waking a thread, `in_turn` polls those of callers in turn (`turns`), `writers` make long answers beside the threads that drive connections, `layers` holds what every call shares: ids, metrics, `Server-Timing`, `date`; `clock` watches the clock of the machine, `head` is what a header must say; `form` is the form of an answer, `sent` that of a body, `coding` the coding of both,
 //! `cursor` where a page begins, `pages` what a server answers to it. `choice` is which version answers a call, `audit` and `shadow` hold answers against others, `traffic` are the calls that say so. `parts` is what routers ask of a server, `routed` the
 //! edge of a router itself: the same calls, answered by shards.
 
@@ -33,8 +33,10 @@ mod frames;
 mod framing;
 mod gate;
 mod head;
+mod in_turn;
 mod inference;
 mod items;
+mod last_caller;
 mod layers;
 mod local;
 mod meters;
@@ -64,6 +66,7 @@ mod tls;
 mod trace_context;
 mod traces;
 mod traffic;
+mod turns;
 mod verb;
 mod watched;
 mod worst;

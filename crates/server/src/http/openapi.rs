@@ -1,4 +1,4 @@
-//! The OpenAPI document, made from the types of [`sterling_api`]. A golden file holds it, so that a change is seen.
+//! The OpenAPI document, generated from the types of [`sterling_api`]. A golden file makes changes visible.
 
 use std::sync::LazyLock;
 
@@ -69,18 +69,18 @@ use super::{browse, calls, console, inference, items, parts, passes, rows, traff
 )]
 struct Document;
 
-/// This API as OpenAPI 3.1.
+/// The OpenAPI 3.1 document of this API.
 #[utoipa::path(get, path = "/openapi.json", tag = "health", responses((status = 200, body = Object)))]
 pub async fn openapi() -> Response {
-    // Whoever asks takes no key, and making it takes longer than a request.
+    // Needs no key, and generating it takes longer than a request.
     static TEXT: LazyLock<Bytes> = LazyLock::new(|| document().to_string().into());
     ([(CONTENT_TYPE, "application/json")], TEXT.clone()).into_response()
 }
 
-/// The document, as the calls are: what the library derives of types does not know of bodies that are no JSON, of routers, nor that forms which are told
-/// apart by trying them may fit both.
+/// Completes the derived document: utoipa does not know of bodies that are not JSON, of routers, and that a value may fit several
+/// untagged forms.
 pub fn document() -> Value {
-    // Texts and numbers: nothing of it can fail.
+    // Cannot fail: the document consists of texts and numbers.
     let mut document = serde_json::to_value(derived()).unwrap_or_default();
     for (path, item) in document["paths"].as_object_mut().into_iter().flatten() {
         for (method, call) in item.as_object_mut().into_iter().flatten() {
@@ -90,11 +90,10 @@ pub fn document() -> Value {
     any_of(document)
 }
 
-/// Completes one call.
 fn complete(call: &mut Value, name: &str) {
     for parameter in call.get_mut("parameters").and_then(Value::as_array_mut).into_iter().flatten() {
         if ["min_position", "if_position"].iter().any(|position| parameter["name"] == *position) {
-            // Through a router one a shard, with commas.
+            // A router accepts one position per shard, separated by commas.
             parameter["schema"] =
                 value!({"type": ["integer", "string"], "minimum": 0, "pattern": "^[0-9]+(,[0-9]+)*$"});
         }
@@ -113,7 +112,7 @@ fn complete(call: &mut Value, name: &str) {
     }
 }
 
-/// Has bodies that are neither JSON nor text be bytes in place of lists of numbers.
+/// Describes bodies that are neither JSON nor text as bytes instead of lists of numbers.
 fn binary(body: &mut Value) {
     for (media_type, content) in body.get_mut("content").and_then(Value::as_object_mut).into_iter().flatten() {
         if !media_type.starts_with("text/") && !media_type.contains("json") {
@@ -122,7 +121,7 @@ fn binary(body: &mut Value) {
     }
 }
 
-/// The same schemas, of which a value may fit several forms.
+/// Replaces `oneOf` by `anyOf`, because a value may fit several forms.
 fn any_of(schema: Value) -> Value {
     match schema {
         Value::Object(fields) => {
@@ -163,7 +162,7 @@ fn derived() -> utoipa::openapi::OpenApi {
     document
 }
 
-/// The same call to a version that is in memory, whichever answers other requests.
+/// Derives the call that pins a loaded version from the unpinned call.
 fn pinned(mut call: Operation, verb: &str, pin: &str, schema: ObjectBuilder, said: &str) -> Operation {
     let pin_in_path =
         ParameterBuilder::new().name(pin).parameter_in(ParameterIn::Path).required(Required::True).schema(Some(schema));

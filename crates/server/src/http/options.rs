@@ -1,4 +1,4 @@
-//! The bounds of the edge, each with its default.
+//! Limits of connections and requests, with their defaults.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use utoipa::ToSchema;
 
 use sterling_core::error::{Error, Result};
 
-/// Most connections where `connections` does not say.
+/// Maximum number of connections if `connections` is 0.
 const CONNECTIONS_DEFAULT_MAX: usize = 16_384;
 
 /// Limits of connections, bodies and shutdown.
@@ -49,7 +49,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Refuses options that cannot work.
+    /// Rejects options out of range.
     ///
     /// # Errors
     /// `Invalid` with the option, its value and its range.
@@ -71,8 +71,8 @@ impl Options {
         Ok(())
     }
 
-    /// How many connections may be open where the process may have `descriptors`: some of these are kept for files, the
-    /// cluster, and the connection that is refused.
+    /// Returns the maximum number of connections for a process with `descriptors` file descriptors: some are reserved for files,
+    /// the cluster, and the connection that is being rejected.
     pub(super) fn connections_of(&self, descriptors: u64) -> usize {
         let kept = (descriptors / 16).clamp(32, 256).min(descriptors / 2);
         let possible = usize::try_from(descriptors - kept).unwrap_or(usize::MAX).max(1);

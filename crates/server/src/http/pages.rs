@@ -1,8 +1,8 @@
-//! Pages of a retrieval. A [`Cursor`] names the version, the position and the place at which the next page begins, so that all pages are slices of one
-//! ranking, whatever is published or updated meanwhile.
+//! Pages of a retrieval. A [`Cursor`] names the version, the position and the index at which the next page starts. So all pages
+//! are slices of one ranking, regardless of later publications and updates.
 //!
-//! Nothing is kept of a ranking: a page runs the pass again, for as many more results, over the view that the first one saw. That view is kept for
-//! a while where updates have gone beyond it, also for the pages of routers (`parts`).
+//! The ranking itself is not stored: a page runs the pass again, for more results, over the view of the first page. If updates
+//! have moved on, that view is kept for a while, also for the pages of routers (`parts`).
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -16,38 +16,39 @@ use sterling_core::request::{Answer, Content, Ranked, Retrieve};
 use sterling_serving::registry::{Loaded, Registry, Which};
 use sterling_serving::view::View;
 
-/// How long the view of a page is kept for the next one.
+/// Time for which the view of a page is kept for the next one.
 const KEPT: Duration = Duration::from_secs(60);
-/// Views that are kept at most; the oldest goes first.
+/// Maximum number of kept views; the oldest is dropped first.
 const VIEWS_MAX: usize = 64;
-/// Bytes of what lies beside the snapshots of all that are kept, which updates may have replaced since; the same.
+/// Maximum size of the deltas of all kept views, in bytes; the oldest view is dropped first.
 const BYTES_MAX: u64 = 1 << 30;
-/// How often it is looked whether a view must go.
+/// Interval between checks for expired views.
 const SWEEP: Duration = Duration::from_secs(1);
 
-/// How a view is named beside its version.
+/// Returns the positions that identify a view of a version.
 pub(super) fn position_of(view: &View) -> ViewPosition {
     ViewPosition { position: view.position(), base: view.main().manifest.position }
 }
 
-/// A page that is asked for.
+/// Requested page.
 #[derive(Debug)]
 pub(super) struct Page {
-    /// Where it begins.
+    /// Start of the page.
     cursor: Cursor,
-    /// Results of it at most.
+    /// Maximum number of results of the page.
     size: usize,
-    /// What answers it.
+    /// Version that answers.
     pub(super) model: Arc<Loaded>,
     pub(super) view: Arc<View>,
 }
 
 impl Page {
-    /// The page that a request asks for with `cursor`, which is empty for the first; the request becomes that for all results up to its end.
+    /// Creates the page that `cursor` selects, which is empty for the first page. Extends the request to all results up to the
+    /// end of the page.
     ///
     /// # Errors
-    /// `Invalid` for a cursor that is none, or of another request; `Gone` where its version or its view is no more; `Unsupported` where a
-    /// model of several queries is not told how many candidates it is to rank.
+    /// `Invalid` for an invalid cursor or one of another request; `Gone` if its version or its view no longer exists;
+    /// `Unsupported` if a request to a model with several queries does not set the number of candidates.
     pub(super) fn of(
         (registry, pages): (&Registry, &Pages),
         seen: (&Arc<Loaded>, &Arc<View>),
@@ -82,7 +83,7 @@ impl Page {
         Ok(Page { cursor, size: 0, model: model.clone(), view: view.clone() })
     }
 
-    /// Takes the results before this page out of an answer. Returns the cursor of the next page, where there is one.
+    /// Removes the results before this page from an answer. Returns the cursor of the next page, if there is one.
     pub(super) fn cut(&self, answer: &mut Answer) -> Result<Option<String>> {
         let Content::Items(ranked) = &mut answer.content else {
             return Err(Error::internal("an answer without items in place of a page"));
@@ -93,7 +94,7 @@ impl Page {
     }
 }
 
-/// Takes the first `count` items away.
+/// Removes the first `count` items.
 fn skip(ranked: &mut Ranked, count: usize) {
     let all = ranked.ids.len();
     let count = count.min(all);
@@ -106,7 +107,7 @@ fn skip(ranked: &mut Ranked, count: usize) {
     ranked.similarities.drain(..count);
 }
 
-/// A view that is kept for the next page.
+/// View that is kept for the next page.
 struct Kept {
     model: Arc<Loaded>,
     view: Arc<View>,
@@ -114,20 +115,20 @@ struct Kept {
 }
 
 impl Kept {
-    /// True for a view of what is in memory as that version, whatever holds it.
+    /// Whether this is a view of the same loaded version, even if that was reloaded.
     fn is_of(&self, loaded: &Loaded) -> bool {
         let of = |loaded: &Loaded| (loaded.name().to_owned(), loaded.version(), loaded.digest().to_owned());
         of(&self.model) == of(loaded)
     }
 }
 
-/// Bytes beside the snapshots of views: segments that they share count once, what has changed in place for each.
+/// Delta bytes of the kept views: shared segments count once, in-place changes count per view.
 fn bytes_beside(kept: &VecDeque<Kept>) -> u64 {
     let mut known = HashSet::new();
     kept.iter().map(|kept| kept.view.bytes_beside(|segment| !known.insert(Arc::as_ptr(segment)))).sum()
 }
 
-/// The views that cursors were given for.
+/// Views for which cursors were issued.
 #[derive(Clone, Default)]
 pub(super) struct Pages(Arc<Mutex<VecDeque<Kept>>>);
 
@@ -136,12 +137,12 @@ impl Pages {
         locked(&self.0)
     }
 
-    /// Keeps the view of a page for the next one, in a runtime.
+    /// Keeps the view of a page for the next one. Requires a runtime.
     pub(super) fn keep(&self, registry: &Arc<Registry>, page: &Page) {
         self.keep_view(registry, (page.model.clone(), page.view.clone()));
     }
 
-    /// Keeps a view for pages, in a runtime.
+    /// Keeps a view for pages. Requires a runtime.
     pub(super) fn keep_view(&self, registry: &Arc<Registry>, (model, view): (Arc<Loaded>, Arc<View>)) {
         let mut kept = self.kept();
         let is_first = kept.is_empty();
@@ -159,10 +160,10 @@ impl Pages {
         }
     }
 
-    /// A view of what is in memory as a version, or was when it was kept.
+    /// Returns a current or kept view of a loaded version.
     ///
     /// # Errors
-    /// `Gone` where it is neither what is seen now nor kept.
+    /// `Gone` if it is neither the current view nor kept.
     pub(super) fn view(&self, loaded: &Arc<Loaded>, at: ViewPosition) -> Result<(Arc<Loaded>, Arc<View>)> {
         let now = loaded.view();
         if position_of(&now) == at {
@@ -176,7 +177,7 @@ impl Pages {
         })
     }
 
-    /// Lets go of views whose time is over or whose version has left the memory, until none is kept.
+    /// Drops views that expired or whose version was unloaded, until none is kept.
     async fn sweep(self, registry: Arc<Registry>) {
         loop {
             tokio::time::sleep(SWEEP).await;

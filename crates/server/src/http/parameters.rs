@@ -1,4 +1,4 @@
-//! What stands behind the question mark of a call.
+//! Query parameters of calls.
 
 use std::borrow::Cow;
 use std::str::FromStr;
@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 use super::answer::Refusal;
 use sterling_core::error::{Error, Result, ShortNumber};
 
-/// All parameters of a call; where they are wrong, a problem.
+/// All query parameters of a call; invalid ones are answered with a problem.
 pub struct Parameters<T>(pub T);
 
 impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Parameters<T> {
@@ -27,7 +27,7 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Paramet
     }
 }
 
-/// What is wrong with a parameter, as the library says it, with what came.
+/// Turns the library's message about a parameter into an error with the received value.
 fn unread(uri: &Uri, said: &str) -> Error {
     let said = said.rsplit_once("query string: ").map_or(said, |(_, said)| said);
     let found = said.split_once(": ").and_then(|(name, why)| {
@@ -37,12 +37,12 @@ fn unread(uri: &Uri, said: &str) -> Error {
     Error::invalid(found.unwrap_or_else(|| format!("parameters: {said}")))
 }
 
-/// A parameter of the query that is a whole number.
+/// Parses an integer query parameter.
 pub(super) fn number(uri: &Uri, name: &str) -> Result<Option<u64>> {
     parameter(uri, name, "one whole number")
 }
 
-/// A parameter of the query, once at most.
+/// Parses a query parameter that may occur once.
 pub(super) fn parameter<T: FromStr>(uri: &Uri, name: &str, expected: &str) -> Result<Option<T>> {
     let mut texts = pairs(uri).filter(|(key, _)| key == name).map(|(_, text)| text);
     let Some(text) = texts.next() else { return Ok(None) };
@@ -52,7 +52,7 @@ pub(super) fn parameter<T: FromStr>(uri: &Uri, name: &str, expected: &str) -> Re
     }
 }
 
-/// The share of the items that an answer must cover, where a call says so.
+/// Parses the least share of the items that an answer must cover.
 pub(super) fn min_coverage(uri: &Uri) -> Result<Option<f64>> {
     match parameter::<f64>(uri, "min_coverage", "a number from 0 to 1")? {
         Some(other) if !(0.0..=1.0).contains(&other) => {
@@ -62,7 +62,7 @@ pub(super) fn min_coverage(uri: &Uri) -> Result<Option<f64>> {
     }
 }
 
-/// Refuses a parameter that a call does not take, which would be a mistake that nobody sees.
+/// Rejects unknown parameters, since ignoring them would hide mistakes.
 pub(super) fn check_known(uri: &Uri, known: &[&str]) -> Result<()> {
     let Some((name, _)) = pairs(uri).find(|(name, _)| !known.contains(&&**name)) else { return Ok(()) };
     let listed = known.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
@@ -74,7 +74,7 @@ pub(super) fn check_known(uri: &Uri, known: &[&str]) -> Result<()> {
     Err(Error::invalid(format!("parameters: unknown parameter `{name}`, {expected}")))
 }
 
-/// The parameters with their texts. They are split first and decoded then, as paths are; `+` is a space, as forms have it.
+/// Query parameters as names and values. The query is split before it is decoded, like paths; `+` is a space, as in forms.
 fn pairs(uri: &Uri) -> impl Iterator<Item = (Cow<'_, str>, Cow<'_, str>)> {
     let parts = uri.query().unwrap_or_default().split('&').filter(|part| !part.is_empty());
     parts.map(|part| part.split_once('=').unwrap_or((part, ""))).map(|(name, text)| (decoded(name), decoded(text)))

@@ -1,5 +1,6 @@
-//! What routers ask: which versions, or shards of them, are in memory here, and passes over one of them.
+//! Calls of routers: list the loaded versions or shards, and run passes over one of them.
 
+use std::mem::take;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use axum::response::IntoResponse;
 use serde::Serialize;
 
 use super::access::Caller;
-use super::answer::{Outcome, Refusal, Share, whole};
+use super::answer::{Outcome, Refusal, Share, whole, whole_of};
 use super::app::App;
 use super::call_id::CallId;
 use super::flow::flow_of;
@@ -21,12 +22,12 @@ use super::paths::Names;
 use super::position::reached;
 use super::retriever::Retriever as _;
 use crate::route::protocol::{
-    ANY_VIEW, Asked, Holding, Holdings, Keeping, MEDIA_TYPE, POSITION_HEADER, PassReply, Replied, TIMEOUT_HEADER,
-    VIEW_HEADER, ViewPosition, Wished, read_call, write,
+    ANY_VIEW, Asked, BACKGROUND_HEADER, Holding, Holdings, Keeping, MEDIA_TYPE, POSITION_HEADER, PassReply, Replied,
+    TIMEOUT_HEADER, VIEW_HEADER, ViewPosition, Wished, read_call, write, write_reply,
 };
-use sterling_api::{Entry, Explain, Problem, Written};
+use sterling_api::{Entry, Explain, Problem, RowWriter, Written};
 use sterling_core::error::{Error, Result};
-use sterling_core::request::{Answer, Content, Ranked};
+use sterling_core::request::{Answer, Content};
 use sterling_core::units::ItemId;
 use sterling_serving::engine::Terms;
 use sterling_serving::pass::{self, Prepared};
@@ -36,11 +37,11 @@ use sterling_serving::view::View;
 
 /// What is in memory, for routers of this release.
 #[utoipa::path(get, path = "/v1/parts", tag = "routers",
-    responses((status = 200, body = Vec<u8>, content_type = "application/vnd.sterling.pass-5")))]
+    responses((status = 200, body = Vec<u8>, content_type = "application/vnd.sterling.pass-6")))]
 pub async fn parts(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>) -> Outcome {
     let (mut parts, mut wished) = (Vec::new(), Vec::new());
     for model in app.registry.list().iter().filter(|model| caller.may_see(model.name())) {
-        // A model may have gone since it was listed.
+        // The model may have been removed since it was listed.
         let (Ok(labels), Ok(now)) = (app.registry.labels(model.name()), app.registry.traffic(model.name())) else {
             continue;
         };
@@ -72,7 +73,7 @@ pub async fn parts(State(app): State<Arc<App>>, Extension(caller): Extension<Cal
     packed(&holdings, app.bodies.hold_answer(Flow::default(), 0)?)
 }
 
-/// One name for the bytes of all shards of a version, and which of them this is.
+/// Returns the digest of all shards of a version, and the index of this shard.
 fn identity(loaded: &Loaded) -> (String, u32) {
     let view = loaded.view();
     match (view.main().manifest.shard, &view.main().shards) {
@@ -81,7 +82,7 @@ fn identity(loaded: &Loaded) -> (String, u32) {
     }
 }
 
-/// A body of the protocol.
+/// Encodes an answer of the protocol.
 pub(super) fn packed(body: &impl Serialize, share: Share) -> Outcome {
     Ok(([(CONTENT_TYPE, MEDIA_TYPE)], whole(write(body)?, share)).into_response())
 }
@@ -89,8 +90,8 @@ pub(super) fn packed(body: &impl Serialize, share: Share) -> Outcome {
 /// A pass over a version, or over the shard of it that this server has, for routers of this release.
 #[utoipa::path(post, path = "/v1/models/{model}/versions/{version}:pass", tag = "routers",
     params(("model" = String, Path, description = "The model's name"), ("version" = u64, Path)),
-    request_body(content = Vec<u8>, content_type = "application/vnd.sterling.pass-5"),
-    responses((status = 200, body = Vec<u8>, content_type = "application/vnd.sterling.pass-5"), (status = "default", body = Problem, content_type = "application/problem+json")))]
+    request_body(content = Vec<u8>, content_type = "application/vnd.sterling.pass-6"),
+    responses((status = 200, body = Vec<u8>, content_type = "application/vnd.sterling.pass-6"), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn pass(
     State(app): State<Arc<App>>,
     Names((model, version)): Names<(String, u64)>,
@@ -102,6 +103,7 @@ pub async fn pass(
     app.engine.admits(|| flow, timeout)?;
     let position = header(request.headers(), POSITION_HEADER, "a position")?;
     let of_page = request.headers().get(VIEW_HEADER).cloned();
+    let is_background = request.headers().contains_key(BACKGROUND_HEADER);
     let body = app.bodies.read_any(request).await?;
     let (model, view) = match of_page.as_ref().filter(|named| *named != ANY_VIEW) {
         Some(named) => app.pages.view(&model, named_view(named)?)?,
@@ -116,14 +118,14 @@ pub async fn pass(
     if of_page.is_some() {
         app.pages.keep_view(&app.registry, (model.clone(), view.clone()));
     }
-    // What a card selects it ranks when it is asked to.
+    // A GPU reranks its selection when it is requested.
     let is_on_card = app.engine.backend().residents().is_some();
     let seen = view.clone();
     let call = app.asides.prepare(body, move |body| {
         let call = read_call(body)?;
         Ok(match call.asked {
             Asked::Pass(request) => {
-                let terms = Terms { timeout, priority: call.priority, flow, ..Terms::default() };
+                let terms = Terms { timeout, priority: call.priority, flow, is_background };
                 let prepared = pass::prepare(&seen, *request)?.asked_for(origin);
                 Called::Pass(Box::new(if is_on_card { prepared.ranked_apart() } else { prepared }), terms)
             }
@@ -143,17 +145,18 @@ pub async fn pass(
         Called::Model => (Replied::Text(Some(text(&app.described(&model))?)), app.bodies.hold_answer(flow, 0)?),
     };
     let (digest, shard) = identity(&model);
-    packed(&PassReply { version: model.version(), digest, shard, view: position_of(&view), given }, share)
+    let reply = PassReply { version: model.version(), digest, shard, view: position_of(&view), given };
+    Ok(([(CONTENT_TYPE, MEDIA_TYPE)], whole_of(write_reply(reply)?, &share)).into_response())
 }
 
-/// A call that was read and checked.
+/// Decoded and validated call.
 enum Called {
     Pass(Box<Prepared>, Terms),
     Item(ItemId),
     Model,
 }
 
-/// Refuses another protocol than the one spoken here.
+/// Rejects other media types than this protocol's.
 pub(super) fn speaks(headers: &HeaderMap) -> Result<(), Refusal> {
     if headers.get(CONTENT_TYPE).is_none_or(|kind| kind != MEDIA_TYPE) {
         let detail = format!("content type: expected {MEDIA_TYPE}, as routers of this release send it");
@@ -162,18 +165,18 @@ pub(super) fn speaks(headers: &HeaderMap) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// How long the answer is worth waiting for, as the header of a call says it that speaks the protocol.
+/// Returns the timeout in the header of a protocol call.
 fn timeout(headers: &HeaderMap) -> Result<Option<Duration>, Refusal> {
     speaks(headers)?;
     Ok(header(headers, TIMEOUT_HEADER, "microseconds")?.map(Duration::from_micros))
 }
 
-/// A whole number that a header holds.
+/// Parses an integer header.
 fn header(headers: &HeaderMap, name: &str, expected: &str) -> Result<Option<u64>> {
     headers.get(name).map(|value| parsed(value, (name, expected))).transpose()
 }
 
-/// The view that a header names.
+/// Parses the view in a header.
 fn named_view(value: &HeaderValue) -> Result<ViewPosition> {
     parsed(value, (VIEW_HEADER, "`any`, or a position and that of the snapshot under it, with a dot between"))
 }
@@ -187,17 +190,12 @@ fn text(said: &impl Serialize) -> Result<String> {
     serde_json::to_string(said).map_err(|e| Error::internal(format!("what cannot be written: {e}")))
 }
 
-/// Runs a pass, and writes what only this server can say of its answer.
+/// Runs a pass, and encodes the columns of its answer, which only this server has.
 async fn passed(app: &App, view: &View, (prepared, terms): (Prepared, Terms), share: &Share) -> Result<Replied> {
-    let columns = prepared.columns().to_vec();
+    let (columns, flow) = (prepared.columns().to_vec(), terms.flow);
     let answer = app.engine.answer(prepared, terms).await?;
     let degraded_rows = answer.degraded_rows;
     let explain = answer.explain.as_ref().map(|explain| text(&Explain::from(explain))).transpose()?;
-    let written = |ranked: Ranked| {
-        let tasks = view.main().package.spec.tasks.iter().map(|task| task.name.as_str());
-        let answer = Answer { content: Content::Items(ranked), degraded_rows, explain: None };
-        Entry::items(answer, tasks, view.columns(), &columns)?.written(share)
-    };
     let mut content = answer.content;
     let ranked = match &mut content {
         Content::Items(ranked) => Some(ranked),
@@ -206,7 +204,11 @@ async fn passed(app: &App, view: &View, (prepared, terms): (Prepared, Terms), sh
     };
     let mut rest = Written::default();
     if let Some(ranked) = ranked {
-        (*ranked, rest) = written(std::mem::take(ranked))?;
+        let tasks = view.main().package.spec.tasks.iter().map(|task| task.name.as_str());
+        let answer = Answer { content: Content::Items(take(ranked)), degraded_rows, explain: None };
+        let mut writer = RowWriter::new(Entry::items(answer, tasks, view.columns(), &columns)?);
+        let share = share.clone();
+        (*ranked, rest) = app.writers.work(flow, move || writer.step(&share)).await?;
     }
     Ok(Replied::Pass { content, degraded_rows, rest, explain })
 }

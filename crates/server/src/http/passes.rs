@@ -1,4 +1,4 @@
-//! The calls that workers answer: a body is parsed, made ready, run, and answered.
+//! Calls that workers answer: parse the body, prepare, run and answer.
 
 use std::sync::Arc;
 
@@ -47,7 +47,7 @@ pub async fn embed<R: Retriever>(State(app): State<Arc<R>>, target: Target, requ
     answer(app, target, request, &[], Parsed::embed).await
 }
 
-/// Answers a call whose body is JSON or one of `others`, and is parsed by `parse`.
+/// Answers a call whose body is JSON or one of `others`, parsed by `parse`.
 async fn answer<R: Retriever>(
     app: Arc<R>,
     target: Target,
@@ -57,11 +57,11 @@ async fn answer<R: Retriever>(
 ) -> Outcome {
     let (head, body) = request.into_parts();
     let call = Call::of(&head);
-    // What no body could change need not be read; what the gate could not see ends here.
+    // First check under overload, before the body is read; calls that the gate did not reject end here.
     app.admits(&|| call.flow, None)?;
     let choice = app.choose(&target, &head).await?;
     let (sent, body) = app.bodies().read_sent(Request::from_parts(head, body), others).await?;
-    // Parsing costs far more than this, and most of what is read under overload is refused.
+    // Second check: parsing costs far more than this, and most bodies that are read under overload are rejected.
     app.admits(&|| call.flow, Some(&body))?;
     let (shared, memory) = (app.clone(), app.bodies().memory());
     let prepare = move |body: &[u8]| {

@@ -1,7 +1,7 @@
-//! Paths as the table of calls writes them, such as `/v1/models/{model}/versions/{version}:load`, and the names in them.
+//! Path patterns of the table of calls, such as `/v1/models/{model}/versions/{version}:load`, and the names in them.
 //!
-//! `{name}` stands for a text without a colon, since what follows one is a verb; `{name*}` for any text. A path is split first and
-//! decoded then, once: what is escaped in it neither splits it nor hides a verb.
+//! `{name}` matches a text without a colon, because a verb follows a colon; `{name*}` matches any text. A path is split first and
+//! then decoded, once: escaped characters neither split it nor hide a verb.
 
 use std::borrow::Cow;
 
@@ -13,38 +13,38 @@ use super::answer::Refusal;
 use sterling_core::error::{Error, Result};
 use sterling_core::request::Which;
 
-/// The names in the path of a call, decoded, in their order.
+/// Decoded names in the path of a call, in order.
 #[derive(Clone)]
 pub(super) struct PathNames {
-    /// The path as the table of calls writes it.
+    /// Pattern of the path in the table of calls.
     path: &'static str,
     names: Vec<String>,
 }
 
 impl PathNames {
-    /// The names in the path of a call.
+    /// Creates the names of a path.
     pub(super) fn new(path: &'static str, names: Vec<String>) -> Self {
         PathNames { path, names }
     }
 
-    /// The first name, which is that of the model where there is one.
+    /// First name, which is the model's if the pattern names a model.
     pub(super) fn first(&self) -> Option<&str> {
         self.names.first().map(String::as_str)
     }
 }
 
-/// A path that was split and decoded.
+/// Split and decoded path.
 #[derive(Debug)]
 pub(super) struct Segments<'a>(Vec<Cow<'a, str>>);
 
 impl<'a> Segments<'a> {
-    /// The segments of a path; `None` where one of them is no text.
+    /// Splits and decodes a path; `None` if a segment is not UTF-8.
     pub(super) fn of(path: &'a str) -> Option<Self> {
         let decoded = path.split('/').map(|segment| percent_decode_str(segment).decode_utf8().ok());
         decoded.collect::<Option<_>>().map(Segments)
     }
 
-    /// The names that stand in this path where `pattern` has its own; `None` where it is another path.
+    /// Returns the names in this path if it matches `pattern`.
     pub(super) fn names(&self, pattern: &str) -> Option<Vec<String>> {
         let wanted = pattern.split('/');
         let mut names = Vec::new();
@@ -71,7 +71,7 @@ impl<'a> Segments<'a> {
         (count == self.0.len() && count == pattern.split('/').count()).then_some(names)
     }
 
-    /// The verb that the path ends with, and the path without it.
+    /// Splits off the verb at the end of the path.
     pub(super) fn verb(self) -> Option<(String, Segments<'a>)> {
         let Segments(mut parts) = self;
         let last = parts.pop()?;
@@ -82,12 +82,12 @@ impl<'a> Segments<'a> {
     }
 }
 
-/// What the names of a path are read as.
+/// Type that the names of a path are parsed into.
 pub trait OfNames: Sized {
-    /// Reads them.
+    /// Parses the names.
     ///
     /// # Errors
-    /// `Invalid` for a name that is none of its kind.
+    /// `Invalid` for a name of the wrong kind.
     fn of(names: &[String]) -> Result<Self>;
 }
 
@@ -107,7 +107,7 @@ impl OfNames for (String, String) {
     }
 }
 
-/// A model and a version, as it is listed: one number has one text, so that caches and rules for paths are not led around.
+/// Model and version. A version has one valid spelling, so that caches and path rules cannot be bypassed.
 impl OfNames for (String, u64) {
     fn of(names: &[String]) -> Result<Self> {
         let (model, text) = (at(names, 0)?, at(names, 1)?);
@@ -120,7 +120,7 @@ impl OfNames for (String, u64) {
     }
 }
 
-/// A model and the id of an item.
+/// Model and item id.
 impl OfNames for (String, i64) {
     fn of(names: &[String]) -> Result<Self> {
         let (model, text) = (at(names, 0)?, at(names, 1)?);
@@ -129,7 +129,7 @@ impl OfNames for (String, i64) {
     }
 }
 
-/// The model and the version that the path of a call names: the active version, where it names neither a number nor a label.
+/// Model and version that the path of a call names; the active version if the path names neither a version nor a label.
 #[derive(Clone)]
 pub struct Target {
     pub(super) model: String,
@@ -148,7 +148,7 @@ impl Target {
         Ok(Target { model: String::of(names)?, version: None, label: label.map(str::to_owned) })
     }
 
-    /// Returns which version of the model is meant.
+    /// Returns the selected version of the model.
     pub(super) fn which(&self) -> Which<'_> {
         match (self.version, &self.label) {
             (Some(version), _) => Which::Version(version),
@@ -167,7 +167,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Target {
     }
 }
 
-/// The names in the path of a call.
+/// Names in the path of a call.
 pub struct Names<T>(pub(super) T);
 
 impl<T: OfNames, S: Send + Sync> FromRequestParts<S> for Names<T> {

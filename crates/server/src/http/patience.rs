@@ -1,16 +1,16 @@
-//! Time that the requests of a body may name for themselves, bounded from its text before it is parsed.
+//! Upper bound of the timeouts that requests of a body may set, computed from its text before it is parsed.
 //!
-//! Under overload most requests are refused, and parsing those takes time from the others. A request may name its own time (`timeout_ms`), so
-//! only a bound that holds whatever the text means allows a refusal before parsing.
+//! Under overload most requests are rejected, and parsing them takes time from the others. A request may set its own timeout
+//! (`timeout_ms`). So a request may only be rejected before parsing if the bound holds for every interpretation of the text.
 
 use std::time::Duration;
 
-/// The name of every field that holds such a time begins with this.
+/// Prefix of the names of all timeout fields.
 const NAME: &str = "timeout";
 
-/// Returns an upper bound of the time that any request of `body` has, if the text gives one. `usual` is the time of a request that names none.
+/// Returns an upper bound of the timeouts of all requests in `body`, if the text gives one. `usual` is the default timeout.
 pub(super) fn patience(body: &[u8], usual: Duration) -> Option<Duration> {
-    // Compressed and binary bodies are not UTF-8, and `\u` may spell the name in another way.
+    // Compressed and binary bodies are not UTF-8, and `\u` escapes may spell the name differently.
     let text = std::str::from_utf8(body).ok().filter(|text| !text.contains("\\u"))?;
     text.match_indices(NAME).try_fold(usual, |longest, (at, name)| {
         let value = text.get(at + name.len()..)?.strip_prefix("_ms\"")?.trim_start().strip_prefix(':')?.trim_start();

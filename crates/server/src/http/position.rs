@@ -1,4 +1,4 @@
-//! Which position of a model's updates a call sees.
+//! Update positions that calls require.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use sterling_core::error::{Error, Result};
 use sterling_serving::registry::Loaded;
 use sterling_serving::view::View;
 
-/// The view of a model that a call asks for: of this moment, or of the one at which `min_position` is seen.
+/// Returns the view that a call requires: the current one, or the first that contains the updates up to `min_position`.
 pub(super) async fn seen(app: &App, model: &Loaded, uri: &Uri) -> Result<Arc<View>> {
     match number(uri, "min_position")? {
         Some(position) => reached(app, model, position, app.updates_wait).await,
@@ -21,11 +21,11 @@ pub(super) async fn seen(app: &App, model: &Loaded, uri: &Uri) -> Result<Arc<Vie
     }
 }
 
-/// The view of a model of the moment at which a position is seen, where that comes in time.
+/// Waits for the first view that contains the updates up to a position.
 pub(super) async fn reached(app: &App, model: &Loaded, position: u64, wait: Duration) -> Result<Arc<View>> {
     let feed = app.feed(model).ok();
     let durable = feed.as_ref().map_or(0, |feed| feed.last()).max(model.view().position());
-    // Where others append too, what they have appended may still be on its way.
+    // With several writers, updates of others may not have arrived yet.
     if position > durable && !feed.is_some_and(|feed| feed.has_others()) {
         return Err(Error::invalid(format!("min_position: got {position}, the last update has {durable}")));
     }
@@ -35,7 +35,7 @@ pub(super) async fn reached(app: &App, model: &Loaded, position: u64, wait: Dura
     })
 }
 
-/// A parameter of the query that has a position for each of so many shards, with commas between them.
+/// Parses a query parameter with one position per shard, separated by commas.
 pub(super) fn positions(uri: &Uri, name: &str, shards: usize) -> Result<Option<Vec<u64>>> {
     let expected = if shards == 1 {
         "one whole number".to_owned()
@@ -49,7 +49,7 @@ pub(super) fn positions(uri: &Uri, name: &str, shards: usize) -> Result<Option<V
     }
 }
 
-/// Numbers with commas between them.
+/// Numbers separated by commas.
 struct List(Vec<u64>);
 
 impl FromStr for List {

@@ -1,4 +1,4 @@
-//! What answers the calls of the API.
+//! Interface between the API's calls and their implementation.
 
 use std::sync::Arc;
 
@@ -21,56 +21,56 @@ use sterling_core::error::Result;
 use sterling_core::request::Which;
 use sterling_core::units::ItemId;
 
-/// Answers the calls of the API: with the models in this process ([`App`](super::App)), or with shards behind a router
-/// ([`RouterApp`](super::RouterApp)). The handlers are written once, over this trait.
+/// Answers the calls of the API, either with models of this process ([`App`](super::App)) or with shards behind a router
+/// ([`RouterApp`](super::RouterApp)). The handlers are generic over this trait.
 ///
-/// A retrieval takes three steps: [`choose`](Retriever::choose) before its body is read, [`prepare`](Retriever::prepare) once the body is parsed,
-/// [`run`](Retriever::run).
+/// A retrieval takes three steps: [`choose`](Retriever::choose) before its body is read, [`prepare`](Retriever::prepare) after it
+/// is parsed, and [`run`](Retriever::run).
 pub(super) trait Retriever: Host + Sized {
-    /// What this process is called in messages.
+    /// Name of this kind of process in messages.
     const NAME: &'static str;
-    /// The versions that may answer a call.
+    /// Versions that may answer a call.
     type Choice: Send + 'static;
-    /// A parsed body, checked and ready to run.
+    /// Parsed and validated body, ready to run.
     type Ready: Send + 'static;
 
-    /// Reads bodies, and holds memory for answers.
+    /// Memory budgets of bodies and answers.
     fn bodies(&self) -> &Bodies;
 
-    /// Runs what takes long for a thread that drives connections.
+    /// Runs slow work outside of the threads that drive connections.
     fn asides(&self) -> &Asides;
 
-    /// The answers of shadows that differed most.
+    /// Shadow answers that differed most.
     fn shadow_diffs(&self) -> &Worst<ShadowDiff>;
 
-    /// Chooses the versions that may answer a call: what does not exist need not be read.
+    /// Chooses the versions that may answer a call, before the body is read: a missing version makes reading unnecessary.
     fn choose(self: &Arc<Self>, target: &Target, head: &Parts) -> impl Future<Output = Result<Self::Choice>> + Send;
 
-    /// Makes the requests of a body ready to run. Computes, and does not wait.
+    /// Prepares the requests of a body. This computes, and does not wait.
     fn prepare(&self, choice: Self::Choice, parsed: Parsed) -> Result<Self::Ready>;
 
     /// Runs the requests, and answers the call.
     fn run(self: &Arc<Self>, ready: Self::Ready, call: Call) -> impl Future<Output = Outcome> + Send;
 
-    /// The models that this caller may see.
+    /// Lists the models that this caller may see.
     fn models(self: &Arc<Self>, caller: Caller) -> impl Future<Output = ModelList> + Send;
 
-    /// A version of a model.
+    /// Describes a version of a model.
     fn info(self: &Arc<Self>, model: &str, which: Which<'_>) -> impl Future<Output = Result<ModelInfo>> + Send;
 
-    /// All versions of a model.
+    /// Lists all versions of a model.
     fn versions(self: &Arc<Self>, model: String) -> impl Future<Output = Result<VersionList>> + Send;
 
-    /// The labels of a model.
+    /// Lists the labels of a model.
     fn labels(&self, model: String) -> Result<LabelList>;
 
-    /// The shards of the active version.
+    /// Describes the shards of the active version.
     fn shards(&self, model: &str) -> Result<ShardsResponse>;
 
-    /// The canary and the shadow of a model.
+    /// Describes the canary and the shadow of a model.
     fn traffic(&self, model: String) -> Result<TrafficResponse>;
 
-    /// One item.
+    /// Returns one item.
     fn item(
         self: &Arc<Self>,
         model: &str,
@@ -78,18 +78,18 @@ pub(super) trait Retriever: Host + Sized {
         head: &Parts,
     ) -> impl Future<Output = Result<ItemResponse>> + Send;
 
-    /// How far updates are seen.
+    /// Returns the positions of durable and visible updates.
     fn position(self: &Arc<Self>, model: &str, head: &Parts) -> impl Future<Output = Result<PositionResponse>> + Send;
 
-    /// Puts items, or changes their attributes.
+    /// Upserts items.
     fn upsert(self: &Arc<Self>, model: String, request: Request) -> impl Future<Output = Outcome> + Send;
 
     /// Deletes items.
     fn delete(self: &Arc<Self>, model: String, request: Request) -> impl Future<Output = Outcome> + Send;
 
-    /// Whether calls can be answered.
+    /// Fails if the process is not ready for calls.
     fn ready(&self) -> Result<()>;
 
-    /// What `/readyz` tells those who may see all: one line of text each.
+    /// Lines that `/readyz` reports to callers who may see all models.
     fn report(&self) -> Vec<String>;
 }

@@ -1,4 +1,4 @@
-//! The router: the table of calls behind the layers that all of them share.
+//! Builds the axum router: the table of calls behind their common layers.
 
 use std::sync::Arc;
 
@@ -21,17 +21,17 @@ use super::routed::RouterApp;
 use super::table::{Answering, Matched, Route};
 use sterling_core::error::Error;
 
-/// The calls of a server, behind the layers.
+/// Calls of a server, behind the layers.
 pub fn router(app: Arc<App>) -> Router {
     guarded(Router::new().fallback(at_server).with_state(app.clone()), app)
 }
 
-/// The calls of a router, behind the same layers.
+/// Calls of a router, behind the same layers.
 pub(super) fn of_router(app: Arc<RouterApp>) -> Router {
     guarded(Router::new().fallback(at_router).with_state(app.clone()), app)
 }
 
-/// Whatever answers calls, behind the layers.
+/// Adds the layers in front of calls.
 fn guarded(answers: Router, host: Arc<dyn Host>) -> Router {
     answers
         .layer(tower_http::catch_panic::CatchPanicLayer::custom(layers::panicked))
@@ -41,11 +41,11 @@ fn guarded(answers: Router, host: Arc<dyn Host>) -> Router {
         .layer(coding::layer())
 }
 
-/// Lets in who may make the call and says only what the call takes, and writes down what is changed.
+/// Checks access and query parameters of a call, and records changes in the audit log.
 async fn guard(State(host): State<Arc<dyn Host>>, mut request: Request, next: Next) -> Response {
     let matched = request.extensions_mut().remove::<Matched>().unwrap_or(Matched::Nowhere);
     let peer = request.extensions().get::<Peer>().copied();
-    // What comes from no socket has been read already.
+    // Requests that did not arrive by a socket were checked before.
     if peer.is_some()
         && let Err(refusal) = check_head(&request)
     {
@@ -61,7 +61,7 @@ async fn guard(State(host): State<Arc<dyn Host>>, mut request: Request, next: Ne
         Ok(caller) => caller,
         Err(refusal) => return refusal.into_response(),
     };
-    // Behind this door there may be no such call.
+    // The socket may not offer this call.
     if !host.entrance().access.answers(needs.role, peer.map_or(Door::Main, |peer| peer.door)) {
         return nowhere(request.uri().path()).into_response();
     }
@@ -116,7 +116,7 @@ async fn answered(mut request: Request, answer: impl FnOnce(&Route, Request) -> 
     }
 }
 
-/// The answer where the table has no call for a request.
+/// Answer to a request without a matching call.
 fn missing(matched: Matched, request: &Request) -> Refusal {
     match matched {
         Matched::Method(allow) => Refusal::method(request.method(), allow),

@@ -1,5 +1,5 @@
-//! What servers of other hosts ask: rows of tables that this one holds for them, copied out of memory. No worker of the engine is needed for
-//! that, so that servers who wait for each other's rows never wait for each other's workers.
+//! Calls of servers on other hosts: table rows that this server holds for them. Rows are copied from memory without a worker of
+//! the engine, so that servers waiting for each other's rows cannot deadlock on workers.
 
 use std::sync::Arc;
 
@@ -15,16 +15,16 @@ use sterling_api::Problem;
 use sterling_core::error::Error;
 use sterling_embedding::tiers::slices::Neighbours as _;
 
-/// Copies of the rows that there are at once: those that were copied out, and the body that they are sent in.
+/// Number of simultaneous copies of the rows: the copied rows, and the encoded body.
 const ROWS_COPIES: usize = 2;
-/// Rows of more bytes are copied where nobody else waits for it.
+/// Size above which rows are copied on a blocking thread, in bytes.
 const LONG_ANSWER_BYTES: usize = 256 << 10;
 
 /// Rows of tables, for the servers of other hosts of this release.
 #[utoipa::path(post, path = "/v1/models/{model}:rows", tag = "routers",
     params(("model" = String, Path, description = "The model's name")),
-    request_body(content = Vec<u8>, content_type = "application/vnd.sterling.pass-5"),
-    responses((status = 200, body = Vec<u8>, content_type = "application/vnd.sterling.pass-5"), (status = "default", body = Problem, content_type = "application/problem+json")))]
+    request_body(content = Vec<u8>, content_type = "application/vnd.sterling.pass-6"),
+    responses((status = 200, body = Vec<u8>, content_type = "application/vnd.sterling.pass-6"), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn rows(State(app): State<Arc<App>>, Names(model): Names<String>, request: Request) -> Outcome {
     speaks(request.headers())?;
     let none = || Error::not_found("this server holds no rows for others: its tables lie on one host");

@@ -1,8 +1,8 @@
-//! Connections that go on by themselves where they wake themselves.
+//! Polls a connection again in place when it wakes itself during its own poll.
 //!
-//! hyper wakes a connection for each body that is read on it, and so does whoever asks several servers side by side. The runtime takes that for work
-//! that another thread may do: it puts the task behind all others and wakes a thread to look for it, which takes longer than
-//! a short answer. Here such a task is polled again at once.
+//! hyper wakes a connection for each body that is read on it, and so does a task that requests several servers concurrently. For
+//! tokio, such a wake is work for another thread: it queues the task behind all others and wakes a worker, which takes longer
+//! than a short answer. Here the task is polled again at once.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -18,14 +18,14 @@ use loom::{
     sync::atomic::{AtomicU8, Ordering},
 };
 
-/// Waits: whoever wakes it tells the runtime.
+/// Idle: a wake notifies the runtime.
 const WAITS: u8 = 0;
-/// Is polled: whoever wakes it has it polled again.
+/// Being polled: a wake only marks the task for another poll.
 const RUNS: u8 = 1;
-/// Is to be polled, as whoever polls it or the runtime knows.
+/// Marked for another poll, by the current poll or the runtime.
 const IS_WOKEN: u8 = 2;
 
-/// Polls in a row, after which others have their turn.
+/// Maximum number of polls in a row, before other tasks run.
 const POLLS_MAX: usize = 4;
 
 #[derive(Debug)]
@@ -46,7 +46,7 @@ impl Wake for Wakes {
     }
 }
 
-/// A task that is polled again, in place, where it was woken while it was polled.
+/// Task that is polled again in place if it was woken during its poll.
 pub(super) struct SelfWaking<F> {
     task: Pin<Box<F>>,
     wakes: Arc<Wakes>,
@@ -70,7 +70,7 @@ impl<F: Future> Future for SelfWaking<F> {
         #[cfg(loom)]
         this.wakes.runtime.register_by_ref(cx.waker());
         for _ in 0..POLLS_MAX {
-            // What those did who have woken it is seen from here on.
+            // Acquires the writes of the threads that woke the task.
             this.wakes.state.swap(RUNS, Ordering::AcqRel);
             let polled = this.task.as_mut().poll(&mut Context::from_waker(&this.waker));
             let waits = || this.wakes.state.compare_exchange(RUNS, WAITS, Ordering::AcqRel, Ordering::Acquire).is_ok();
@@ -92,7 +92,7 @@ mod tests {
 
     use super::*;
 
-    /// Counts how often the runtime is told.
+    /// Counts notifications of the runtime.
     #[derive(Default)]
     struct Told(AtomicUsize);
 
@@ -146,7 +146,7 @@ mod tests {
         waker.wake_by_ref();
         waker.wake_by_ref();
         assert_eq!(runtime.0.swap(0, Ordering::Relaxed), 1);
-        // It may be woken again once it was polled.
+        // A waker may be used after the task is finished.
         assert_eq!(polled(&mut task, &runtime), (Pending, 0));
         waker.wake();
         assert_eq!(runtime.0.load(Ordering::Relaxed), 1);

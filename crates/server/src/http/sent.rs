@@ -1,4 +1,4 @@
-//! What a body is written in, and what is read of it.
+//! Content types of request bodies.
 
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderMap, StatusCode};
@@ -6,21 +6,21 @@ use axum::http::{HeaderMap, StatusCode};
 use super::answer::Refusal;
 use sterling_api::ARROW_STREAM;
 
-/// What a body is written in.
+/// Content type of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sent {
     Json,
-    /// A JSON object a line.
+    /// JSON objects, one per line.
     Lines,
-    /// A stream of Arrow's IPC format.
+    /// Stream of Arrow's IPC format.
     Arrow,
 }
 
 impl Sent {
-    /// What the header `Content-Type` says, where it is JSON or one of the others that a call takes.
+    /// Reads the content type from the header, if it is JSON or one of `others`.
     ///
     /// # Errors
-    /// 415 with what is taken.
+    /// 415 with the accepted types.
     pub(super) fn of(headers: &HeaderMap, others: &[Sent]) -> Result<Self, Refusal> {
         let Some(kind) = headers.get(CONTENT_TYPE) else { return Ok(Sent::Json) };
         let essence = kind.to_str().unwrap_or_default().split(';').next().unwrap_or_default().trim();
@@ -35,7 +35,7 @@ impl Sent {
 
     fn names(self) -> &'static [&'static str] {
         match self {
-            // curl's `-d` says the form type when nothing else is asked for.
+            // curl's `-d` sends the form type by default.
             Sent::Json => &["application/json", "application/x-www-form-urlencoded"],
             Sent::Lines => &["application/x-ndjson", "application/jsonl"],
             Sent::Arrow => &[ARROW_STREAM],

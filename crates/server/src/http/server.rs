@@ -1,11 +1,11 @@
-//! The sockets: who is let in, and how it all ends.
+//! Sockets: accepts connections, and shuts the server down.
 //!
-//! | signal | what happens |
+//! | signal | effect |
 //! |---|---|
-//! | the first | `/readyz` says 503; new requests are still answered for `drain_ms`, so that load balancers can look elsewhere |
-//! | after that | the socket closes; half a second later idle connections close, each other one after its answer |
-//! | `stop_ms` later | what is still open is cut: half a header, a reply that nobody reads, work that does not end |
-//! | a second signal | all of it at once |
+//! | first | `/readyz` returns 503; new requests are still answered for `drain_ms`, so that load balancers can go elsewhere |
+//! | after that | the socket closes; half a second later idle connections close, the others after their answers |
+//! | `stop_ms` later | remaining connections are cut: partial headers, unread replies, work that does not end |
+//! | second | all of it at once |
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -16,21 +16,23 @@ use std::time::Duration;
 
 use axum::http::HeaderValue;
 use axum::http::header::CONNECTION;
-use axum::response::{IntoResponse as _, Response};
+use axum::response::IntoResponse as _;
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::runtime::Handle;
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 use tower::ServiceExt as _;
 
 use super::access::Door;
-use super::answer::Refusal;
+use super::answer::{Refusal, http1};
 use super::app::{App, Host};
 use super::bodies::Inbound;
 use super::connections::{Answered, Connections, Open, Peer};
+use super::in_turn::{InTurn, Threads};
 use super::options::Options;
 use super::routed::RouterApp;
 use super::routes;
@@ -41,65 +43,65 @@ use super::tls::Tls;
 use super::writers::Writers;
 use sterling_core::error::{Error, Result};
 
-/// How often connections and the clock are looked at.
+/// Interval between checks of connections and the clock.
 const SWEEP: Duration = Duration::from_millis(250);
-/// How often keys and certificates are looked at.
+/// Interval between checks of keys and certificates.
 const RELOAD: Duration = Duration::from_millis(500);
-/// How long the first request of a connection may be under way when the socket closes, and idle connections stay open for it.
+/// Time for which idle connections stay open after the socket closes, because their first request may be on its way.
 const FIRST_REQUEST: Duration = Duration::from_millis(500);
-/// How long nothing is accepted after the system refused to.
+/// Pause after a failed `accept`.
 const PAUSE: Duration = Duration::from_millis(50);
-/// Connections that may wait to be accepted, where the system allows so many (`net.core.somaxconn`). The client of one more
-/// hears nothing, and its system asks again a second later, then after two more: by then most answers are too late.
+/// Maximum length of the accept queue, if the system allows it (`net.core.somaxconn`). Further clients get no reply, and their
+/// systems retry after 1 s, then after 2 s more: by then most answers are too late.
 const BACKLOG: u32 = 16_384;
-/// How long a router that starts may look at its servers before it listens.
+/// Longest time that a starting router polls its servers before it listens.
 const FIRST_LOOK_MAX: Duration = Duration::from_secs(3);
-/// Bytes of a connection's buffers: of a header at most, and of replies that wait for their reader.
+/// Buffer size of a connection, in bytes: maximum header size, and replies that wait for the client.
 const BUFFER_BYTES: usize = 64 << 10;
-/// How a connection of HTTP/2 begins.
+/// Start of the HTTP/2 connection preface.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0";
-/// How often it is looked whether the rest of that has come; what sends a part of it and no more is no HTTP/2.
+/// Maximum number of checks for the rest of a partial preface; after that the connection is not HTTP/2.
 const PREFACE_LOOKS: usize = 20;
-/// Requests that may be under way on one connection of HTTP/2.
+/// Maximum number of concurrent requests per HTTP/2 connection.
 const STREAMS_MAX: u32 = 128;
-/// Bytes of bodies that a client of HTTP/2 may send ahead of their readers.
+/// Flow-control window of an HTTP/2 client, in bytes.
 const WINDOW_BYTES: u32 = 256 << 10;
-/// Bytes of one header of HTTP/2, decompressed.
+/// Maximum decompressed size of an HTTP/2 header, in bytes.
 const HEADER_BYTES_MAX: u32 = 16 << 10;
-/// Requests of a connection of HTTP/2 that may be taken back before they are looked at, and that may be wrong.
+/// Maximum number of early resets, and of protocol errors, per HTTP/2 connection.
 const RESETS_MAX: usize = 20;
 
-/// What asks the server to end.
+/// Kind of shutdown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
-    /// An orchestrator: those that send requests are given time to look elsewhere.
+    /// By an orchestrator: clients get time to go elsewhere.
     Drain,
-    /// A person at the terminal: nothing new is taken.
+    /// By a person at the terminal: no new requests are accepted.
     Now,
 }
 
-/// Opens a socket, in a runtime.
+/// Opens a listening socket. Requires a runtime.
 ///
 /// # Errors
-/// What the system says of the address.
+/// The system's error about the address.
 pub fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
     bind(address)?.listen(BACKLOG)
 }
 
-/// Takes an address, in a runtime; connections to it are refused until the socket listens.
+/// Binds an address. Requires a runtime. Connections are rejected until the socket listens.
 fn bind(address: SocketAddr) -> std::io::Result<TcpSocket> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-    // The address of a server that has just ended can be had at once.
+    // Permits the address of a server that has just ended.
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     Ok(socket)
 }
 
-/// The sockets to answer on.
+/// Listening sockets.
 pub struct Sockets {
-    /// That for requests.
+    /// Socket for requests.
     pub main: TcpListener,
-    /// That for all calls, where those of administrators are not answered on the other.
+    /// Socket for all calls, if administrators' calls are not answered on the main one.
     pub admin: Option<TcpListener>,
     /// TLS in front of both.
     pub tls: Option<Arc<Tls>>,
@@ -111,11 +113,11 @@ impl From<TcpListener> for Sockets {
     }
 }
 
-/// Serves until `stops` says so, then answers what has begun, within the bounds of `options`. `true` where all of it was
+/// Serves until `stops` reports a signal, then finishes running requests within the limits of `options`. Returns whether all were
 /// answered.
 ///
 /// # Errors
-/// `Unavailable` where a second stop came before all had been answered; `Io` where the system gives no thread.
+/// `Unavailable` if a second signal arrived before all were answered; `Io` if a thread cannot be created.
 pub async fn serve(
     sockets: Sockets,
     app: Arc<App>,
@@ -126,20 +128,20 @@ pub async fn serve(
     answer_all(sockets, (app, router), options, stops).await
 }
 
-/// Opens the socket of a router once it has looked at its servers, in a runtime. Clients that go by refused connections ask another router
-/// meanwhile; a router that listened before would answer them 503. If the servers do not answer in time, it listens all the same.
+/// Binds the socket of a router, polls its servers, and then listens. Until then connections fail and clients go to another
+/// router; an early listener would answer 503. If the servers do not answer in time, it listens anyway.
 ///
 /// # Errors
-/// `Io` with what the system says of the address, which is taken before the look.
+/// `Io` with the system's error about the address, which is bound before the poll.
 pub async fn listen_once_looked(address: SocketAddr, app: &RouterApp) -> Result<TcpListener> {
     let error = |e| Error::io(format!("address {address}"), e);
     let socket = bind(address).map_err(error)?;
-    // A look that is cut short here is one that the router makes again.
+    // An aborted poll is repeated by the router.
     let _ = timeout(FIRST_LOOK_MAX, app.fleet().look()).await;
     socket.listen(BACKLOG).map_err(error)
 }
 
-/// Answers requests by asking shards until `stops` says so, as [`serve`] does.
+/// Answers requests through shards until `stops` reports a signal, like [`serve`].
 ///
 /// # Errors
 /// As [`serve`].
@@ -157,7 +159,7 @@ pub async fn route(
     }
 }
 
-/// The same over whatever stands behind the routes.
+/// Serves a host and its routes, for servers and routers.
 async fn answer_all(
     sockets: Sockets,
     (host, router): (Arc<dyn Host>, axum::Router),
@@ -169,8 +171,9 @@ async fn answer_all(
     let Sockets { main, admin, tls } = sockets;
     watch_files(&host, tls.as_ref())?;
     let handshake = Duration::from_millis(options.header_ms);
-    let writers = Writers::start()?;
-    let edge = Edge { router, host: host.clone(), tls, handshake, connections, writers, closing };
+    let writers = host.writers().clone();
+    let threads = Threads::new(Handle::current().metrics().num_workers());
+    let edge = Edge { router, host: host.clone(), tls, handshake, connections, threads, writers, closing };
     let connections = &edge.connections;
     let at_admin = async {
         match &admin {
@@ -190,7 +193,7 @@ async fn answer_all(
     tokio::select! {
         never = accept(&main, Door::Main, &edge) => match never {},
         never = at_admin => match never {},
-        never = keep(&host, connections, options) => match never {},
+        never = keep(&edge, options) => match never {},
         ended = end => ended?,
     }
     close(main, Door::Main, &edge);
@@ -208,7 +211,7 @@ async fn answer_all(
         false
     };
     tokio::select! {
-        never = keep(&host, connections, options) => match never {},
+        never = keep(&edge, options) => match never {},
         all = rest => Ok(all),
         Some(_) = stops.recv() => Err(at_once()),
     }
@@ -218,33 +221,43 @@ fn at_once() -> Error {
     Error::unavailable("ended by a second signal before all was answered")
 }
 
-async fn keep(host: &Arc<dyn Host>, connections: &Connections, options: &Options) -> Infallible {
+async fn keep(edge: &Edge, options: &Options) -> Infallible {
+    tokio::select! {
+        never = sweep(edge, options) => never,
+        never = edge.threads.pace() => never,
+    }
+}
+
+async fn sweep(edge: &Edge, options: &Options) -> Infallible {
     loop {
-        host.entrance().clock.look();
+        edge.host.entrance().clock.look();
         tokio::time::sleep(SWEEP).await;
-        connections.sweep(options);
+        edge.connections.sweep(options);
+        metrics::gauge!("sterling_connections_waiting").set(edge.threads.waiting() as f64);
+        edge.threads.sweep();
         sterling_telemetry::sort_in();
     }
 }
 
-/// What answers connections.
+/// Shared state of all connections.
 #[derive(Clone)]
 struct Edge {
     host: Arc<dyn Host>,
     router: axum::Router,
     tls: Option<Arc<Tls>>,
-    /// How long a handshake may take.
+    /// Timeout of a TLS handshake.
     handshake: Duration,
     connections: Arc<Connections>,
+    threads: Arc<Threads>,
     writers: Arc<Writers>,
-    /// True once connections are to end after their answers.
+    /// Whether connections must end after their answers.
     closing: watch::Sender<bool>,
 }
 
 async fn accept(listener: &TcpListener, door: Door, edge: &Edge) -> Infallible {
     let connections = &edge.connections;
     loop {
-        // One over the limit is held at most, until the one that made room for it has gone.
+        // At most one connection above the limit is held, until the one that made room for it has closed.
         connections.fewer_than(connections.most(door) + 1, door).await;
         match listener.accept().await {
             Ok((stream, _)) if connections.is_full(door) && !connections.make_room(door) => {
@@ -260,15 +273,17 @@ async fn accept(listener: &TcpListener, door: Door, edge: &Edge) -> Infallible {
     }
 }
 
-/// Answers a connection in a task of its own.
+/// Spawns a task that serves a connection.
 fn admit(stream: TcpStream, peer: Peer, edge: &Edge) {
-    // Without it a reply in pieces waits for acknowledgements; where it cannot be set, it is slow.
+    // With Nagle's algorithm, chunked replies would wait for acknowledgements; a failure only costs speed.
     let _ = stream.set_nodelay(true);
     let open = edge.connections.add(peer);
-    tokio::spawn(SelfWaking::new(greet(stream, edge.clone(), open, edge.closing.subscribe())));
+    let caller = open.connection.caller.clone();
+    let answering = SelfWaking::new(greet(stream, edge.clone(), open, edge.closing.subscribe()));
+    tokio::spawn(InTurn::new(answering, &edge.threads, &caller));
 }
 
-/// Closes a socket. Connections that the system has made already are answered: with the socket it would reset them.
+/// Closes a socket. Serves already established connections in its queue first, since closing would reset them.
 fn close(listener: TcpListener, door: Door, edge: &Edge) {
     let Ok(listener) = listener.into_std() else { return };
     while !edge.connections.is_full(door)
@@ -279,7 +294,7 @@ fn close(listener: TcpListener, door: Door, edge: &Edge) {
     }
 }
 
-/// Reads keys and certificates again when they change, on a thread that answers nobody: their files may lie on a slow disk.
+/// Reloads keys and certificates when they change, on a separate thread: their files may be on a slow disk.
 fn watch_files(host: &Arc<dyn Host>, tls: Option<&Arc<Tls>>) -> Result<()> {
     if !host.entrance().access.is_guarded() && tls.is_none() {
         return Ok(());
@@ -300,19 +315,19 @@ fn watch_files(host: &Arc<dyn Host>, tls: Option<&Arc<Tls>>) -> Result<()> {
     Ok(())
 }
 
-/// Tells one connection too many to come again, where that can be told without a handshake. Nothing is waited for: what does not go
-/// out at once is lost.
+/// Rejects a connection above the limit with 503, if no handshake is needed. The write does not wait; bytes that do not fit are
+/// lost.
 fn refuse(stream: &TcpStream, is_secured: bool) {
     metrics::counter!("sterling_connections_refused_total").increment(1);
     if is_secured {
         return;
     }
-    let _ = stream.try_write(
-        b"HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 1\r\ncontent-length: 0\r\n\r\n",
-    );
+    let mut answer = crowded("connections are open").render();
+    answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    let _ = stream.try_write(&http1(&answer));
 }
 
-/// Answers a connection, behind a handshake where there is TLS, in the protocol that the client speaks.
+/// Serves a connection: performs the TLS handshake if configured, and detects the protocol.
 async fn greet(stream: TcpStream, edge: Edge, open: Open, mut closing: watch::Receiver<bool>) {
     let Some(tls) = edge.tls.clone() else {
         let is_http2 = tokio::select! {
@@ -332,8 +347,8 @@ async fn greet(stream: TcpStream, edge: Edge, open: Open, mut closing: watch::Re
     }
 }
 
-/// Whether a connection without TLS begins as one of HTTP/2. Its bytes stay where they are, so that the first request of HTTP/1.1 comes to the
-/// gate whole.
+/// Whether a plaintext connection starts with the HTTP/2 preface. Peeks only, so that the gate receives a first HTTP/1.1 request
+/// completely.
 async fn begins_http2(stream: &TcpStream) -> bool {
     let mut first = [0; PREFACE.len()];
     for _ in 0..PREFACE_LOOKS {
@@ -350,7 +365,7 @@ async fn begins_http2(stream: &TcpStream) -> bool {
     false
 }
 
-/// Answers the requests of one connection until either side has had enough.
+/// Serves the requests of one connection until either side closes it.
 async fn answer(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     is_http2: bool,
@@ -367,6 +382,7 @@ async fn answer(
             let (router, connection, writers) = (edge.router.clone(), connection.clone(), edge.writers.clone());
             async move {
                 let mut response = router.oneshot(request).await.unwrap_or_else(|never| match never {});
+                connection.caller.answers(&response);
                 if connection.is_unread() {
                     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
                 }
@@ -378,16 +394,21 @@ async fn answer(
     }
     let streams = connection.multiplex();
     let socket = socket(stream);
-    let mut builder = http2::Builder::new(StreamTasks(streams.clone()));
+    let tasks = StreamTasks { streams: streams.clone(), caller: connection.caller.clone(), threads: edge.threads };
+    let mut builder = http2::Builder::new(tasks);
     let (all, router, writers) = (Arc::new(open), edge.router, edge.writers);
     let open = all.clone();
     let service = service_fn(move |request: axum::http::Request<hyper::body::Incoming>| {
         let (turn, request) = (all.turn(), all.connection.marked(request));
         let (router, writers) = (router.clone(), writers.clone());
         let stream = turn.map(|turn| Stream::begin(streams.clone(), turn));
+        let connection = all.connection.clone();
         async move {
-            let Some(stream) = stream else { return Ok(crowded().map(Streamed::refused)) };
+            let Some(stream) = stream else {
+                return Ok(crowded("requests are under way").into_response().map(Streamed::refused));
+            };
             let response = router.oneshot(Inbound::of(request, None)).await.unwrap_or_else(|never| match never {});
+            connection.caller.answers(&response);
             Ok::<_, Infallible>(Streamed::of(writers.long(response), stream))
         }
     });
@@ -403,19 +424,18 @@ async fn answer(
     until_end(served, |served| served.graceful_shutdown(), &open, closing).await;
 }
 
-/// What one request of HTTP/2 too many is answered.
-fn crowded() -> Response {
-    let error = Error::overloaded("as many requests are under way as there may be, try again later");
-    Refusal::from(error).into_response()
+/// What one connection, or one request of HTTP/2, too many is answered.
+fn crowded(what: &str) -> Refusal {
+    Error::overloaded(format!("as many {what} as there may be, try again later")).into()
 }
 
-/// Runs a connection to its end. When the server closes, the connection is told once.
+/// Drives a connection to its end, and shuts it down once when the server closes.
 async fn until_end<S: Future>(served: S, shut: impl Fn(Pin<&mut S>), open: &Open, mut closing: watch::Receiver<bool>) {
     let mut served = std::pin::pin!(served);
     let mut told = false;
     loop {
         tokio::select! {
-            // An error is the client's: broken HTTP is answered by hyper, and what is gone needs no answer.
+            // Errors are the client's: hyper answers invalid HTTP, and a lost connection needs no answer.
             _ = served.as_mut() => return,
             () = open.connection.cut() => return,
             _ = closing.wait_for(|closing| *closing), if !told => {
@@ -426,7 +446,7 @@ async fn until_end<S: Future>(served: S, shut: impl Fn(Pin<&mut S>), open: &Open
     }
 }
 
-/// How many descriptors the process may have, after it has asked for as many as it can get.
+/// Raises the descriptor limit of the process as far as possible, and returns it.
 fn descriptors() -> u64 {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let mut limit = getrlimit(Resource::Nofile);

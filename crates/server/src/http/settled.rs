@@ -1,14 +1,14 @@
-//! Files that are read again while somebody may be writing them.
+//! Reads files repeatedly while other processes may be writing them.
 
 use sterling_core::error::Result;
 
-/// What was found in files that are looked at again and again. Whoever writes them may be in the middle, and half of a file may be
-/// one that can be read: what two looks in a row have found counts.
+/// Content of a file that is read periodically. A writer may be halfway, and half a file may be valid; so new content counts once
+/// two reads in a row agree.
 #[derive(Debug)]
 pub(super) struct Settled<T> {
-    /// What counts; nothing where nothing could be read.
+    /// Accepted content; `None` if the file could not be read.
     taken: Option<T>,
-    /// What the last look found.
+    /// Content at the last read.
     seen: Option<T>,
 }
 
@@ -17,10 +17,10 @@ impl<T: Clone + PartialEq> Settled<T> {
         Settled { seen: Some(found.clone()), taken: Some(found) }
     }
 
-    /// What counts from this look on, where that is something else than before: each once.
+    /// Takes the result of a read. Returns newly accepted content, once per change.
     ///
     /// # Errors
-    /// Those of the look, likewise once.
+    /// Errors of the read, likewise once.
     pub(super) fn look(&mut self, found: Result<T>) -> Result<Option<&T>> {
         let (found, error) = match found {
             Ok(found) => (Some(found), None),
@@ -49,17 +49,17 @@ mod tests {
             counts.map(|text| text.copied()).map_err(|_| ())
         };
         assert_eq!(look(Some("a")), Ok(None));
-        // Half of a text, then all of it.
+        // A partial text, then the complete text.
         assert_eq!(
             [look(Some("")), look(Some("b")), look(Some("b")), look(Some("b"))],
             [Ok(None), Ok(None), Ok(Some("b")), Ok(None)]
         );
-        // Gone for one look, and for good.
+        // Missing for one read, then permanently.
         assert_eq!(
             [look(None), look(Some("b")), look(None), look(None), look(None)],
             [Ok(None), Ok(None), Ok(None), Err(()), Ok(None)]
         );
-        // Back as it was.
+        // Restored without a change.
         assert_eq!([look(Some("b")), look(Some("b"))], [Ok(None), Ok(Some("b"))]);
     }
 }

@@ -1,7 +1,7 @@
-//! Shadow traffic: some requests are asked of another version as well, once they were answered, and the two answers are compared.
+//! Shadow traffic: repeats some requests at another version after they were answered, and compares both answers.
 //!
-//! Nobody waits for it: it is made ready and run after the answer, in the lane of batches, a few at a time. What would wait for a place, is beyond
-//! the rate, or finds the engine full is not asked, and counted.
+//! No client waits for it: a shadow request is prepared and run after the answer, with the priority of batches, a few at a time.
+//! It is skipped and counted if no slot is free, its rate is exceeded or the engine is full.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,17 +21,17 @@ use sterling_serving::quota::Flow;
 use sterling_serving::registry::Loaded;
 use sterling_snapshot::rollout::ShadowRun;
 
-/// Requests that are asked of shadows at the same time, of all models.
+/// Maximum number of concurrent shadow requests, of all models.
 const TOGETHER: usize = 4;
-/// How long one may wait for its turn and run.
+/// Longest time that a shadow request may wait and run.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(30);
-/// Items that are told of those that one answer has and the other does not.
+/// Number of reported items that only one of both answers has.
 const TOLD: usize = 10;
 
-/// What all shadows share.
+/// Slots and findings of all shadows.
 pub(super) struct Shadows {
     turns: Arc<Semaphore>,
-    /// The answers that differ most.
+    /// Answers that differ most.
     pub(super) worst: Worst<ShadowDiff>,
 }
 
@@ -41,25 +41,23 @@ impl Default for Shadows {
     }
 }
 
-/// A shadow that a call may be asked of: the version `S`.
+/// Shadow version `S` that may repeat a call.
 pub(super) struct Shadowed<S> {
     pub(super) run: Arc<ShadowRun>,
     pub(super) version: S,
-    /// The call's id.
     pub(super) id: String,
 }
 
-/// A request that is to be asked of a shadow once it was answered.
+/// Request that will be repeated at a shadow after its answer.
 pub(super) struct Mirrored<S = Arc<Loaded>> {
     run: Arc<ShadowRun>,
     version: S,
     request: Request,
-    /// The call's id.
     id: String,
     _turn: OwnedSemaphorePermit,
 }
 
-/// What was served, as far as it is compared.
+/// Compared parts of the served answer.
 pub(super) struct Given {
     version: u64,
     ids: Vec<ItemId>,
@@ -68,25 +66,25 @@ pub(super) struct Given {
 }
 
 impl Given {
-    /// That of an answer, where it has items.
+    /// Returns those of an answer with items.
     pub(super) fn of(version: u64, answer: &Answer) -> Option<Self> {
         let Content::Items(ranked) = &answer.content else { return None };
         Some(Given::items(version, ranked, answer.explain.as_ref().map_or(Duration::ZERO, steps)))
     }
 
-    /// These items, which took so long.
+    /// Creates them from items and the time they took.
     pub(super) fn items(version: u64, Ranked { ids, scores, .. }: &Ranked, took: Duration) -> Self {
         Given { version, ids: ids.clone(), scores: scores.clone(), took }
     }
 }
 
-/// The time of all steps: what a version takes, whoever else is being answered.
+/// Sum of the steps' times: the cost of a version, without waiting for other requests.
 fn steps(explain: &Explain) -> Duration {
     Duration::from_micros(explain.steps.iter().map(|step| step.micros).sum())
 }
 
 impl Shadows {
-    /// A request that a shadow is drawn for and has a place for, as it is asked again.
+    /// Samples a request for a shadow, and returns it if a slot is free.
     pub(super) fn mirrored<S>(
         &self,
         shadow: Option<Shadowed<S>>,
@@ -110,7 +108,7 @@ impl Shadows {
 }
 
 impl<S> Mirrored<S> {
-    /// Asks the shadow, and holds its answer against what was served.
+    /// Runs the request at the shadow, and compares its answer with the served one.
     pub(super) async fn run<A: Future<Output = Result<Answer>>>(
         self,
         ask: impl FnOnce(S, Request) -> A,
@@ -141,13 +139,13 @@ impl<S> Mirrored<S> {
     }
 }
 
-/// How bad a difference is: a failure is worse than any answer, then what is missing counts, then what has moved.
+/// Severity of a difference: failures first, then missing items, then displacement.
 fn badness(diff: &ShadowDiff) -> u64 {
     let failure = if diff.error.is_some() { 2e9 } else { 0.0 };
     (failure + 1e9 * (1.0 - diff.overlap) + diff.displacement.min(1e6)) as u64
 }
 
-/// What is wished of the items of an answer.
+/// Requested columns and explanations, for requests whose answers have items.
 fn reading_of(request: &mut Request) -> Option<&mut Reading> {
     match request {
         Request::Retrieve(Retrieve { reading, .. }) | Request::Rank(Rank { reading, .. }) => Some(reading),
@@ -155,7 +153,7 @@ fn reading_of(request: &mut Request) -> Option<&mut Reading> {
     }
 }
 
-/// What a version of this server answers a request that nobody waits for, explained.
+/// Answers a background request at a version of this server, with an explanation.
 pub(super) async fn asked_aside(engine: &Engine<Passes>, loaded: Arc<Loaded>, mut request: Request) -> Result<Answer> {
     engine.admits(Flow::default, None)?;
     if let Some(reading) = reading_of(&mut request) {
@@ -168,9 +166,9 @@ pub(super) async fn asked_aside(engine: &Engine<Passes>, loaded: Arc<Loaded>, mu
     engine.submit(prepared, terms).await
 }
 
-/// What a comparison found.
+/// Result of a comparison.
 struct Compared {
-    /// Items of the longer answer, and those that are in both.
+    /// Number of items in the longer answer, and of items in both.
     wanted: usize,
     found: usize,
     took: Option<(Duration, Duration)>,
@@ -204,7 +202,7 @@ impl Compared {
     }
 }
 
-/// Holds an answer against the one that was served.
+/// Compares an answer with the served one.
 fn compare(given: &Given, answer: &Answer) -> Compared {
     let Content::Items(theirs) = &answer.content else {
         return Compared::failed(given, &Error::internal("an answer without items"));

@@ -1,26 +1,26 @@
-//! What is told of the slowest calls: what their steps did, which an operator looks at when a request was slow.
+//! Records the slowest calls with the work of their steps, for operators.
 
 use std::time::Duration;
 
 use sterling_api::{Served, SlowPass};
 use sterling_core::request::Explain;
 
-/// Longest filter that is kept, in bytes.
+/// Longest recorded filter, in bytes.
 const FILTER_BYTES_MAX: usize = 2048;
 
-/// What a pass did for a call, on its way to those who note it.
+/// Work of a pass for a call, for logs and traces.
 #[derive(Clone)]
 pub(super) struct Passed {
     pub(super) model: String,
     pub(super) version: u64,
     pub(super) requests: usize,
-    /// From when the engine took it in to its answer.
+    /// Time from admission by the engine to the answer.
     pub(super) engine: Duration,
     pub(super) explain: Option<Box<Explain>>,
 }
 
 impl Passed {
-    /// That of one request, answered by this snapshot.
+    /// Creates the record of one request, answered by this version.
     pub(super) fn of(served: &Served) -> Self {
         let (model, version) = (served.model.clone(), served.version);
         Passed { model, version, requests: 1, engine: Duration::ZERO, explain: None }
@@ -39,7 +39,7 @@ impl From<Passed> for SlowPass {
     }
 }
 
-/// A time in milliseconds, to the microsecond.
+/// Time in milliseconds, at a resolution of 1 µs.
 pub(super) fn millis(time: Duration) -> f64 {
     time.as_micros() as f64 / 1000.0
 }

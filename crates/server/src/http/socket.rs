@@ -1,5 +1,5 @@
-//! The socket under a connection: it reports what comes and goes, gives HTTP one request at a time, refuses what the gate would not let in, and
-//! ends so that the last answer arrives.
+//! Socket of a connection: reports traffic, passes one request at a time to hyper, rejects requests for the gate, and closes so
+//! that the last answer arrives.
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -17,28 +17,28 @@ use super::frames::Frames;
 use super::framing::Framing;
 use super::gate::{self, PlainRequest};
 
-/// Bytes that are read at most after the last answer.
+/// Maximum number of bytes that are drained after the last answer.
 const LINGER_BYTES_MAX: usize = 64 << 20;
-/// Bytes of those that are read at once.
+/// Buffer size for draining, in bytes.
 const LINGER_BYTES: usize = 16 << 10;
 
-/// A socket that tells its connection what comes and goes, and refuses by itself what the gate would not let in.
+/// Socket that reports traffic to its connection, and sends rejections of the gate.
 pub(super) struct Socket<S> {
     stream: S,
     connection: Arc<Connection>,
     host: Arc<dyn Host>,
-    /// Whether each request so far came whole and alone, so that the next byte at rest begins another.
+    /// Whether each request so far arrived complete and alone, so that the next byte on an idle connection starts another.
     is_framed: bool,
     spoken: Spoken,
-    /// Bytes that may be read after the last answer, once the other direction is shut.
+    /// Remaining bytes to drain after the write direction was shut down.
     linger: Option<usize>,
 }
 
-/// What is known of the protocol that a connection speaks.
+/// Parser state of the connection's protocol.
 enum Spoken {
     Http1 {
         framing: Framing,
-        /// What came behind the request under way.
+        /// Bytes behind the current request.
         ahead: Bytes,
     },
     Http2(Box<Frames>),
@@ -84,7 +84,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncRead for Socket<S> {
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Socket<S> {
-    /// Reads bytes of HTTP/1.1, up to the end of what they belong to.
+    /// Reads HTTP/1.1 bytes up to the end of the current request.
     fn poll_requests(&mut self, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         loop {
             let before = buffer.filled().len();
@@ -101,21 +101,22 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Socket<S> {
                 return polled;
             };
             self.connection.received();
-            let Some(refusal) = gate::refusal(&*self.host, self.connection.peer.address.ip(), &whole) else {
+            let Some(refusal) = gate::refusal(&*self.host, &self.connection, &whole) else {
                 return polled;
             };
             match Pin::new(&mut self.stream).poll_write(cx, &refusal) {
                 Poll::Ready(Ok(sent)) if sent == refusal.len() => {}
                 Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
-                // It asks again and again, and reads no answer.
+                // The client sends requests repeatedly without reading answers.
                 _ => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
             }
             self.connection.answered();
+            self.connection.caller.turn_away();
             buffer.set_filled(before);
         }
     }
 
-    /// Keeps what came behind the request under way. Returns how many bytes belong to it.
+    /// Buffers bytes behind the current request. Returns the number of bytes that belong to it.
     fn split(&mut self, before: usize, buffer: &ReadBuf<'_>) -> usize {
         let came = &buffer.filled()[before..];
         let Spoken::Http1 { framing, ahead } = &mut self.spoken else { return came.len() };
@@ -125,7 +126,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Socket<S> {
     }
 }
 
-/// Passes bytes on, of `all` that there are, and tells the connection. Returns how many.
+/// Passes bytes on, out of `all` available ones, and updates the connection. Returns their number.
 fn pass(framing: &mut Framing, connection: &Connection, bytes: &[u8], all: usize) -> usize {
     let passed = framing.pass(bytes, connection.progress());
     if passed.is_header {
@@ -170,13 +171,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Socket<S> {
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // Asked for when all that there is was written.
+        // Called when all available bytes are written.
         let this = self.get_mut();
         this.connection.flushed();
         Pin::new(&mut this.stream).poll_flush(cx)
     }
 
-    /// Ends the connection in stages (RFC 9112, 9.6): to close it while the client still sends resets it, and the last answer is lost with it.
+    /// Closes the connection in stages (RFC 9112, 9.6): closing while the client still sends would reset it and lose the last
+    /// answer.
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         let left = match &mut this.linger {

@@ -1,8 +1,9 @@
-//! Requests side by side on one connection of HTTP/2, within the bounds that those of HTTP/1.1 have.
+//! Concurrent requests on one HTTP/2 connection, with the same limits as HTTP/1.1 requests.
 //!
-//! A connection of HTTP/1.1 has one request, which its keeper sees by what the socket does. Here each has a [`Stream`] of its own, from its
-//! header until the last byte of its answer has left: of all connections together there are as many as there may be connections, and an answer
-//! that its reader does not take is seen although the connection works. It ends alone: its neighbours may be those of others, behind a proxy.
+//! An HTTP/1.1 connection has one request, whose state follows from the socket. Here each request has a [`Stream`], from its
+//! header until the last byte of its answer is written. The number of streams over all connections is limited like that of
+//! connections. An answer that its client does not read is detected even if the connection works, and only its stream ends:
+//! behind a proxy, the other streams may belong to other clients.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -19,21 +20,23 @@ use hyper::rt::Executor;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::AbortHandle;
 
+use super::in_turn::{InTurn, Threads};
+use super::last_caller::LastCaller;
 use super::options::Options;
 
 use sterling_core::locks::locked;
 
-/// Answers that share a connection without keeping each other waiting for long.
+/// Number of answers that share a connection without delaying each other for long.
 const ANSWERS_ABREAST: u64 = 16;
-/// Answers of at most so many bytes end with their last ones: few windows are smaller.
+/// Answers of at most this size (bytes) end with their last chunk: few flow-control windows are smaller.
 const SMALL_ANSWER_BYTES: u64 = 16 << 10;
-/// Requests that a client may take back beyond those that it read the answers of.
+/// Number of requests that a client may reset beyond those whose answers it read.
 const TAKEN_BACK_MAX: u64 = 100;
 
-/// The requests of a connection.
+/// Requests of a connection.
 #[derive(Debug)]
 pub(super) struct Streams {
-    /// When the connection was opened.
+    /// Time at which the connection was opened.
     opened: Instant,
     under: Mutex<Under>,
 }
@@ -42,25 +45,26 @@ pub(super) struct Streams {
 struct Under {
     count: u64,
     open: BTreeMap<u64, Open>,
-    /// The one that began last, until its task is known.
+    /// The latest request, until its task is known.
     begun: Option<u64>,
-    /// The age at which the last of them ended.
+    /// Age of the connection at the end of the last request.
     rested: u64,
     answered: u64,
     taken_back: u64,
 }
 
-/// A request under way.
+/// Request in progress.
 #[derive(Debug, Default)]
 struct Open {
-    /// The age of the connection, in milliseconds, at which its answer last moved; nothing before there is one, and while a part of it is made.
+    /// Age of the connection, in milliseconds, when its answer last progressed; `None` before the answer and while a chunk is
+    /// computed.
     moved: Option<u64>,
-    /// What answers it, until it is ended.
+    /// Task that answers it, until it is aborted.
     task: Option<AbortHandle>,
 }
 
 impl Streams {
-    /// Those of a connection that was opened then.
+    /// Creates the state of a connection opened at that time.
     pub(super) fn new(opened: Instant) -> Self {
         Streams { opened, under: Mutex::default() }
     }
@@ -73,31 +77,31 @@ impl Streams {
         self.opened.elapsed().as_millis() as u64
     }
 
-    /// The age of the connection at which the last request ended; nothing while one is under way.
+    /// Age of the connection at the end of the last request; `None` while one is in progress.
     pub(super) fn rested(&self) -> Option<u64> {
         let under = self.under();
         under.open.is_empty().then_some(under.rested)
     }
 
-    /// Why the connection must go, if it must.
+    /// Returns the reason why the connection must close, if there is one.
     pub(super) fn overdue(&self, options: &Options) -> Option<&'static str> {
         let (age, under) = (self.age(), self.under());
-        // Who asks and takes back costs work and reads nothing.
+        // A client that sends and resets requests causes work without reading answers.
         if under.taken_back > under.answered + TAKEN_BACK_MAX {
             return Some("resets");
         }
         (under.open.is_empty() && age.saturating_sub(under.rested) > options.idle_ms).then_some("idle")
     }
 
-    /// Ends the requests whose answers are not read, each alone. Returns `false` if one of them cannot be ended so.
+    /// Aborts each request whose answer is not read. Returns `false` if one cannot be aborted alone.
     pub(super) fn end_stalled(&self, options: &Options) -> bool {
         let (age, mut under) = (self.age(), self.under());
         let count = under.open.values().filter(|open| open.moved.is_some()).count() as u64;
-        // Each has its turn among those that share the connection.
+        // The limit grows with the number of answers that share the connection.
         let bound = options.stall_ms * (1 + count / ANSWERS_ABREAST);
         let is_stalled = |open: &&mut Open| open.moved.is_some_and(|moved| age.saturating_sub(moved) > bound);
         under.open.values_mut().filter(is_stalled).all(|open| {
-            // One that goes on all the same has no task any more the next time.
+            // A request that survives its abort has no task the next time.
             let Some(task) = open.task.take().filter(|task| !task.is_finished()) else { return false };
             open.moved = Some(age);
             metrics::counter!("sterling_streams_cut_total").increment(1);
@@ -106,7 +110,7 @@ impl Streams {
         })
     }
 
-    /// Takes in what answers the request that began last.
+    /// Records the task of the latest request.
     fn answers(&self, task: AbortHandle) {
         let mut under = self.under();
         if let Some(open) = under.begun.take().and_then(|number| under.open.get_mut(&number)) {
@@ -115,18 +119,23 @@ impl Streams {
     }
 }
 
-/// Runs what answers the requests of a connection, each as a task that [`Streams::end_stalled`] may end: dropped, it resets its stream.
+/// Executor for the requests of a connection: spawns tasks that [`Streams::end_stalled`] may abort; dropping a task resets its
+/// stream.
 #[derive(Clone, Debug)]
-pub(super) struct StreamTasks(pub(super) Arc<Streams>);
+pub(super) struct StreamTasks {
+    pub(super) streams: Arc<Streams>,
+    pub(super) caller: Arc<LastCaller>,
+    pub(super) threads: Arc<Threads>,
+}
 
 impl<F: Future<Output: Send> + Send + 'static> Executor<F> for StreamTasks {
-    // Called right behind the service, which begins the request.
+    // Called right after the service, which registers the request.
     fn execute(&self, task: F) {
-        self.0.answers(tokio::spawn(task).abort_handle());
+        self.streams.answers(tokio::spawn(InTurn::new(task, &self.threads, &self.caller)).abort_handle());
     }
 }
 
-/// One request, until all of its answer has left.
+/// Request, until its answer is completely written.
 #[derive(Debug)]
 pub(super) struct Stream {
     all: Arc<Streams>,
@@ -137,7 +146,7 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    /// Takes in that a whole header came, and that there is a turn for the request.
+    /// Registers a request with a complete header and a slot.
     pub(super) fn begin(all: Arc<Streams>, turn: OwnedSemaphorePermit) -> Arc<Self> {
         let mut under = all.under();
         under.count += 1;
@@ -148,13 +157,13 @@ impl Stream {
         Arc::new(Stream { all, number, is_answered: AtomicBool::new(false), unsent: Unsent::default(), _turn: turn })
     }
 
-    /// Takes in that the answer has begun, or that a part of it goes out.
+    /// Records that the answer has started, or that a chunk is written.
     fn moved(&self) {
         self.is_answered.store(true, Ordering::Relaxed);
         self.moved_at(Some(self.all.age()));
     }
 
-    /// Takes in that the next part of the answer is being made, which is no fault of its reader.
+    /// Records that the next chunk is being computed, so the client is not stalling.
     fn waits(&self) {
         self.moved_at(None);
     }
@@ -180,7 +189,7 @@ impl Drop for Stream {
     }
 }
 
-/// Pieces of an answer that have not left yet.
+/// Chunks of an answer that are not written yet.
 #[derive(Debug, Default)]
 struct Unsent {
     count: AtomicUsize,
@@ -189,19 +198,20 @@ struct Unsent {
 
 impl Unsent {
     fn poll_none(&self, cx: &mut Context<'_>) -> Poll<()> {
-        // Asked for before the look, so that a piece that leaves between the two is not missed.
+        // Register before checking, so that a chunk written in between is not missed.
         self.answer.register(cx.waker());
         if self.count.load(Ordering::Acquire) == 0 { Poll::Ready(()) } else { Poll::Pending }
     }
 }
 
-/// The body of an answer, and with it its request.
+/// Body of an answer; dropping it ends its request.
 #[derive(Debug)]
 pub(super) struct Streamed {
     body: Body,
-    /// Nothing of one that had no turn.
+    /// `None` for a request without a slot.
     stream: Option<Arc<Stream>>,
-    /// Whether the end waits for the pieces: h2 would hold those that do not fit into the client's window, and nothing could end them alone.
+    /// Whether the end waits for all chunks: otherwise h2 would hold chunks that exceed the client's window, and they could not
+    /// be aborted alone.
     is_large: bool,
 }
 
@@ -219,7 +229,7 @@ impl Streamed {
     }
 }
 
-/// A piece of an answer, which is under way until it has been written to the socket.
+/// Chunk of an answer, dropped after it is written to the socket.
 struct Piece {
     bytes: Bytes,
     stream: Arc<Stream>,
@@ -293,7 +303,7 @@ mod tests {
         Options { idle_ms: 1000, stall_ms: 100, ..Options::default() }
     }
 
-    /// Requests of a connection that was opened some time ago.
+    /// Requests of a connection that was opened `ms` ago.
     fn aged(ms: u64) -> Arc<Streams> {
         Arc::new(Streams::new(Instant::now() - Duration::from_millis(ms)))
     }
@@ -317,7 +327,8 @@ mod tests {
     #[tokio::test]
     async fn an_answer_that_does_not_move_ends_alone_and_more_of_them_are_given_longer() {
         let all = aged(5000);
-        let tasks = StreamTasks(all.clone());
+        let caller = Arc::new(LastCaller::at(std::net::Ipv4Addr::LOCALHOST.into()));
+        let tasks = StreamTasks { streams: all.clone(), caller, threads: Threads::new(1) };
         let run = |_| {
             let stream = begin(&all);
             let kept = stream.clone();
@@ -340,13 +351,13 @@ mod tests {
             tokio::task::yield_now().await;
         }
         assert_eq!(all.under().open.len(), 39, "its neighbours go on");
-        // A part of an answer that is not made yet keeps nobody waiting but its reader.
+        // A chunk that is still computed is not the client's fault.
         moved(3, 4000);
         unread[1].waits();
         assert!(all.end_stalled(&options()));
         assert!(all.under().open[&3].task.is_some());
         unread[1].moved();
-        // What answers it has ended, and yet it stays: only the connection can end.
+        // Its task has ended, but the request stays: only the connection can close.
         moved(2, 4000);
         all.under().open.get_mut(&2).unwrap().task = None;
         assert!(!all.end_stalled(&options()));

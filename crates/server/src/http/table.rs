@@ -1,6 +1,6 @@
-//! The one table of all calls: method, path, the role that a key needs, the verb, who answers it (a server, a router or both), and its query parameters.
+//! Table of all calls: method, path, required role, verb, implementer (server, router or both) and query parameters.
 //!
-//! The router is built from it (`routes`), the gate and the access check look into it, and tests go over it: a call that does not stand
+//! The router is built from it (`routes`), admission and access control use it, and tests iterate over it. A call that is missing
 //! here cannot be made.
 
 use std::pin::Pin;
@@ -22,22 +22,21 @@ use super::verb::Verb;
 use super::{browse, calls, console, inference, items, openapi, parts, passes, rows, traffic};
 use sterling_core::error::Error;
 
-/// An answer on its way.
+/// Future of an answer.
 pub(super) type Answering = Pin<Box<dyn Future<Output = Response> + Send>>;
 
-/// A call.
 pub(super) struct Route {
     pub(super) method: Method,
-    /// As `paths` reads it.
+    /// Pattern, as `paths` defines it.
     pub(super) path: &'static str,
-    /// The right that a key must have.
+    /// Role that a key needs.
     pub(super) role: Role,
     pub(super) reach: Reach,
     pub(super) verb: Verb,
-    /// What may stand behind the question mark.
+    /// Allowed query parameters.
     pub(super) parameters: &'static [&'static str],
     server: fn(Arc<App>, Request) -> Answering,
-    /// None where only servers answer.
+    /// `None` if only servers answer the call.
     router: Option<fn(Arc<RouterApp>, Request) -> Answering>,
 }
 
@@ -46,8 +45,8 @@ impl Route {
         names.first().filter(|_| self.reach == Model)
     }
 
-    /// Whether it is one of the calls that have versions. Others may be told whatever stands behind their question mark: scrapers, probes and links add
-    /// parameters of their own.
+    /// Whether the call belongs to the versioned API. Other calls accept any query parameter, because scrapers, probes and links
+    /// add their own.
     pub(super) fn is_of_api(&self) -> bool {
         self.path.starts_with("/v")
     }
@@ -57,7 +56,7 @@ impl Route {
         (self.server)(app, request)
     }
 
-    /// The same at a router.
+    /// Answers a request at a router.
     pub(super) fn at_router(&self, app: Arc<RouterApp>, request: Request) -> Answering {
         match self.router {
             Some(answer) => answer(app, request),
@@ -70,8 +69,8 @@ impl Route {
     }
 }
 
-/// Who answers a call: `both` by a handler of any [`Retriever`](super::retriever::Retriever), both `alike` by one that needs none, the
-/// `server` alone.
+/// Implementer of a call: `both` uses a handler that is generic over [`Retriever`](super::retriever::Retriever), `alike` one that
+/// needs none, and `server` supports servers only.
 macro_rules! answers {
     (both $($answer:ident)::+) => {
         (|app, request| run($($answer)::+::<App>, app, request), Some(|app, request| run($($answer)::+::<RouterApp>, app, request)))
@@ -104,7 +103,6 @@ macro_rules! table {
 
 type Answers = (fn(Arc<App>, Request) -> Answering, Option<fn(Arc<RouterApp>, Request) -> Answering>);
 
-/// All calls.
 pub(super) static TABLE: [Route; 54] = table! {
     POST "/v1/models/{model}:retrieve", Read, Model, Retrieve, both passes::retrieve, min_position, min_coverage;
     POST "/v1/models/{model}:rank", Read, Model, Rank, both passes::rank, min_position, min_coverage;
@@ -162,28 +160,27 @@ pub(super) static TABLE: [Route; 54] = table! {
     GET "/", Open, Server, Console, alike console::console;
 };
 
-/// Answers a request by a function of axum's kind.
+/// Calls an axum handler.
 fn run<T: 'static, S, H: Handler<T, S>>(handler: H, app: S, request: Request) -> Answering {
     Box::pin(handler.call(request, app))
 }
 
-/// What the table has for a request.
+/// Result of matching a request with the table.
 #[derive(Clone)]
 pub(super) enum Matched {
     /// A call, with the names in its path.
     Call(&'static Route, PathNames),
-    /// A path whose calls have other methods: these, for `Allow`.
+    /// The path exists with other methods, listed for `Allow`.
     Method(String),
-    /// A path with a verb that it does not have, and those that it has.
+    /// The path has no such verb, but the listed ones.
     Verb(String, Vec<&'static str>),
-    /// Nothing.
     Nowhere,
-    /// A path that is no text.
+    /// The path is not UTF-8.
     NoText,
 }
 
 impl Matched {
-    /// What the call takes. To be told that there is no such call takes a key, whichever.
+    /// Returns the requirements of the call. Even an answer about a missing call requires a key.
     pub(super) fn needs(&self) -> Needs<'_> {
         match self {
             Matched::Call(route, names) => Needs { role: route.role, reach: route.reach, model: route.model(names) },
@@ -199,7 +196,7 @@ impl Matched {
     }
 }
 
-/// The call that a request asks for.
+/// Matches a request with the table.
 pub(super) fn find(method: &Method, path: &str) -> Matched {
     let Some(segments) = Segments::of(path) else { return Matched::NoText };
     let wanted = if *method == Method::HEAD { &Method::GET } else { method };

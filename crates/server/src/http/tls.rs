@@ -1,4 +1,4 @@
-//! TLS in front of HTTP, where the build has it (feature `tls`) and the configuration names a certificate.
+//! TLS in front of HTTP, if the build has it (feature `tls`) and the configuration names a certificate.
 
 use std::path::PathBuf;
 
@@ -33,23 +33,23 @@ pub struct TlsOptions {
     pub client_ca: Option<PathBuf>,
 }
 
-/// From when until when a certificate is good, in seconds since 1970.
+/// Validity of a certificate, in seconds since 1970.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::http) struct Validity {
     pub(in crate::http) from: u64,
     pub(in crate::http) until: u64,
 }
 
-/// Share of its life that a certificate has left when it should have been replaced by another one.
+/// Warn if less than this share of a certificate's validity period is left.
 const LIFE_LEFT_MIN: f64 = 0.1;
 
 impl Validity {
-    /// The share of its life that is left at a time; below 0 once it has expired.
+    /// Remaining share of the validity period; below 0 after expiry.
     pub(in crate::http) fn life_left(self, now: u64) -> f64 {
         (self.until as f64 - now as f64) / (self.until.saturating_sub(self.from).max(1)) as f64
     }
 
-    /// What is to be told of it at a time.
+    /// Warning about expiry, if one is due.
     pub(in crate::http) fn warning(self, now: u64) -> Option<String> {
         let hours = self.until.abs_diff(now) / 3600;
         match self.life_left(now) {
@@ -63,10 +63,10 @@ impl Validity {
 }
 
 impl TlsOptions {
-    /// Certificate and key, where TLS is asked for.
+    /// Returns certificate and key, if TLS is configured.
     ///
     /// # Errors
-    /// `Invalid` where one of them stands without the other.
+    /// `Invalid` if one of them is missing.
     fn pair(&self) -> Result<Option<(&PathBuf, &PathBuf)>> {
         match (&self.certificate, &self.key) {
             (Some(certificate), Some(key)) => Ok(Some((certificate, key))),
@@ -90,7 +90,7 @@ mod tests {
         assert_eq!(said(82).as_deref(), Some("the certificate of this server expires in 192 hours"));
         assert_eq!(said(91).as_deref(), Some("the certificate of this server expired 24 hours ago: clients refuse it"));
         assert_eq!(validity.life_left(validity.from), 1.0);
-        // One of an hour is replaced every few minutes.
+        // A certificate with a validity of one hour is replaced every few minutes.
         assert_eq!(Validity { from: 0, until: 3600 }.warning(3000), None);
     }
 }

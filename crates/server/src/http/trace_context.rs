@@ -1,4 +1,4 @@
-//! W3C Trace Context: the trace that a request belongs to, so that its lines here are found from the caller's side.
+//! W3C Trace Context: identifies the trace of a request, so that its log lines can be found from the caller's trace.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::LazyLock;
@@ -6,21 +6,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use axum::http::header::HeaderValue;
 
-/// Bytes of a header of version 00.
+/// Length of a header of version 00, in bytes.
 const BYTES: usize = 55;
 
-/// A trace, and whether its caller records it.
+/// Trace, and whether its caller records it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct TraceContext<'a> {
-    /// 32 hexadecimal digits.
+    /// Trace id, 32 hexadecimal digits.
     pub(super) trace: &'a str,
-    /// The caller's own part of it, 16 digits.
+    /// Span id of the caller, 16 hexadecimal digits.
     pub(super) parent: &'a str,
     flags: &'a str,
 }
 
 impl<'a> TraceContext<'a> {
-    /// The trace that a header names; nothing where it is not as the standard has it. Versions after 00 may go on behind their flags.
+    /// Parses a header; `None` if it violates the standard. Versions after 00 may have further fields.
     pub(super) fn of(header: &'a [u8]) -> Option<Self> {
         let text = std::str::from_utf8(header).ok()?.trim_ascii();
         let (head, rest) = text.split_at_checked(BYTES)?;
@@ -40,18 +40,18 @@ impl<'a> TraceContext<'a> {
         is_right.then_some(TraceContext { trace, parent, flags })
     }
 
-    /// True where the caller records it.
+    /// Whether the caller records the trace.
     pub(super) fn is_recorded(&self) -> bool {
         u8::from_str_radix(self.flags, 16).is_ok_and(|flags| flags & 1 == 1)
     }
 
-    /// The header of an answer: the same trace, in which this call has an id of its own, 16 hexadecimal digits.
+    /// Header of an answer: the same trace, with this call's own span id of 16 hexadecimal digits.
     pub(super) fn answer(&self, call: &str) -> Option<HeaderValue> {
         HeaderValue::from_str(&format!("00-{}-{call}-{}", self.trace, self.flags)).ok()
     }
 }
 
-/// 64 bits that nothing else has, in hexadecimal: a count under a hash that is keyed anew in each process.
+/// Returns a unique 64-bit id in hexadecimal digits: a hashed counter, with a new hash key per process.
 pub(super) fn new_id() -> String {
     static KEY: LazyLock<RandomState> = LazyLock::new(RandomState::new);
     static COUNT: AtomicU64 = AtomicU64::new(0);

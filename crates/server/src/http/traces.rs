@@ -1,10 +1,11 @@
-//! Traces for a collector of OpenTelemetry: a span for each call that is recorded, and one for each step of its pass.
+//! Exports traces to an OpenTelemetry collector: one span per recorded call, and one per step of its pass.
 //!
-//! They are sent as OTLP over HTTP in its JSON form (opentelemetry-proto 1.x, `ExportTraceServiceRequest`), in pieces, by a thread that
-//! answers nobody. What a slow or absent collector does not take is lost and counted: no request waits for it.
+//! A background thread sends them in batches as OTLP over HTTP in its JSON form (opentelemetry-proto 1.x,
+//! `ExportTraceServiceRequest`). Spans that a slow or absent collector does not accept are dropped and counted; no request waits.
 //!
-//! A call is recorded where its caller records its trace (the flag of `traceparent`), and of the others a share. When a step began is not noted,
-//! only how long it took: the spans of steps lie end to end before the answer, and what is left before them is the queue's.
+//! A call is recorded if its caller records the trace (flag of `traceparent`). Calls without a trace are sampled. Only durations
+//! of steps are known, not their start times. So the spans of steps are laid end to end before the answer, and the remaining time
+//! before them is queueing.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -19,12 +20,12 @@ use super::trace_context::{TraceContext, new_id};
 use sterling_core::draws::Draws;
 use sterling_core::error::{Error, Result};
 
-/// Calls that wait to be sent.
+/// Maximum number of calls that wait to be sent.
 const WAITING_MAX: usize = 4096;
-/// Calls that are sent together, and how long the first of them waits for others.
+/// Maximum number of calls per export, and the longest wait of the first of them.
 const TOGETHER: usize = 256;
 const LINGER: Duration = Duration::from_secs(1);
-/// How long a collector may take.
+/// Timeout of the collector.
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// `SPAN_KIND_SERVER`, `SPAN_KIND_INTERNAL` and `STATUS_CODE_ERROR` of the protocol.
 const SERVER: u8 = 2;
@@ -43,10 +44,10 @@ pub struct TraceOptions {
 }
 
 impl TraceOptions {
-    /// Refuses options that cannot work.
+    /// Rejects invalid options.
     ///
     /// # Errors
-    /// `Invalid` with the option, its value and what was expected.
+    /// `Invalid` with the option, the received and the expected value.
     pub fn check(&self) -> Result<()> {
         if let Some(url) = self.collector.as_ref().filter(|url| !url.starts_with("http://")) {
             return Err(Error::invalid(format!("traces.collector: got `{url}`, expected http://HOST:PORT")));
@@ -58,7 +59,7 @@ impl TraceOptions {
     }
 }
 
-/// Sends traces, where they are to be sent.
+/// Exports traces, if a collector is configured.
 #[derive(Default)]
 pub struct Traces(Option<Sending>);
 
@@ -68,24 +69,24 @@ struct Sending {
     draws: Draws,
 }
 
-/// A call that is recorded, while it runs.
+/// Recorded call in progress.
 pub(super) struct Traced {
-    /// 32 hexadecimal digits.
+    /// Trace id, 32 hexadecimal digits.
     pub(super) trace: String,
-    /// The caller's part of it.
+    /// Span id of the caller.
     parent: Option<String>,
-    /// The call's own, 16 digits.
+    /// Span id of the call, 16 hexadecimal digits.
     span: String,
 }
 
 impl Traced {
-    /// The header of the answer.
+    /// Header of the answer.
     pub(super) fn header(&self) -> Option<HeaderValue> {
         HeaderValue::from_str(&format!("00-{}-{}-01", self.trace, self.span)).ok()
     }
 }
 
-/// A call that was recorded.
+/// Finished recorded call.
 pub(super) struct Recorded {
     pub(super) traced: Traced,
     pub(super) begun: SystemTime,
@@ -97,10 +98,10 @@ pub(super) struct Recorded {
 }
 
 impl Traces {
-    /// Starts the thread that sends.
+    /// Starts the export thread.
     ///
     /// # Errors
-    /// `Io` where the system gives no thread.
+    /// `Io` if the thread cannot be created.
     pub fn start(options: &TraceOptions) -> Result<Self> {
         let Some(collector) = &options.collector else { return Ok(Traces::default()) };
         let (calls, recorded) = bounded(WAITING_MAX);
@@ -113,7 +114,7 @@ impl Traces {
         Ok(Traces(Some(Sending { calls, share: options.share, draws: Draws::default() })))
     }
 
-    /// What a call is recorded under, where it is.
+    /// Decides whether a call is recorded, and returns its trace and span.
     pub(super) fn begin(&self, context: Option<&TraceContext<'_>>) -> Option<Traced> {
         let sending = self.0.as_ref()?;
         match context {
@@ -129,7 +130,7 @@ impl Traces {
         }
     }
 
-    /// Hands a call over to be sent.
+    /// Queues a finished call for export.
     pub(super) fn end(&self, recorded: Recorded) {
         if let Some(sending) = &self.0
             && sending.calls.try_send(recorded).is_err()
@@ -143,7 +144,7 @@ fn lost(count: usize) {
     metrics::counter!("sterling_traces_lost_total").increment(count as u64);
 }
 
-/// Sends what is recorded until nobody records any more.
+/// Exports recorded calls until all senders are dropped.
 fn send_all(url: &str, recorded: &Receiver<Recorded>) {
     let config = ureq::Agent::config_builder().timeout_global(Some(TIMEOUT)).build();
     let agent: ureq::Agent = config.into();
@@ -160,14 +161,14 @@ fn send_all(url: &str, recorded: &Receiver<Recorded>) {
         if let Err(error) = &sent {
             lost(count);
             if is_well {
-                tracing::warn!(%error, "the collector takes no traces");
+                tracing::warn!(%error, "the collector did not accept traces; they are lost");
             }
         }
         is_well = sent.is_ok();
     }
 }
 
-/// Spans as the protocol has them.
+/// Formats spans as an OTLP message.
 fn message(spans: &[Value]) -> Value {
     let attributes = [text("service.name", "sterling"), text("service.version", env!("CARGO_PKG_VERSION"))];
     json!({"resourceSpans": [{
@@ -180,7 +181,7 @@ fn text(key: &str, value: &str) -> Value {
     json!({"key": key, "value": {"stringValue": value}})
 }
 
-/// A number; the protocol's JSON has those of 64 bits as texts.
+/// Integer attribute; the protocol's JSON represents 64-bit integers as strings.
 fn number(key: &str, value: u64) -> Value {
     json!({"key": key, "value": {"intValue": value.to_string()}})
 }
@@ -204,7 +205,7 @@ impl Recorded {
         }));
         let Some(explain) = self.passed.as_ref().and_then(|passed| passed.explain.as_ref()) else { return };
         let own: u64 = explain.steps.iter().map(|step| step.micros * 1000).sum();
-        // Steps of a batch are told with the time of all of it, which may be longer than a request was there.
+        // Steps of a batch carry the time of the whole batch, which may exceed the time of the request.
         let mut at = (begun + took).saturating_sub(own).max(begun);
         for step in &explain.steps {
             let end = (at + step.micros * 1000).min(begun + took);

@@ -1,4 +1,4 @@
-//! The calls about a model's traffic: canary and shadow.
+//! Calls about a model's canary and shadow.
 
 use std::sync::Arc;
 
@@ -16,17 +16,18 @@ use sterling_api::{Problem, ShadowResponse, TrafficRequest, TrafficResponse, tra
 use sterling_core::error::{Error, Result};
 use sterling_snapshot::rollout::{StopRequest, Traffic};
 
-/// Where the requests of a model go that pin no version: its canary and its shadow, and what this server has seen of them.
+/// Canary and shadow of a model's unpinned requests, and what this server has observed of them.
 #[utoipa::path(get, path = "/v1/models/{model}/traffic", tag = "models", params(("model" = String, Path, description = "The model's name")),
     responses((status = 200, body = TrafficResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
 pub async fn traffic<R: Retriever>(State(app): State<Arc<R>>, Names(model): Names<String>) -> Outcome {
     Ok(json(&app.traffic(model)?))
 }
 
-/// Longest reason of a roll-back, in bytes.
+/// Longest reason of a rollback, in bytes.
 const REASON_BYTES_MAX: usize = 4096;
 
-/// Take the share of a canary away, at all servers of the store, where what is wished of it still is what the body says: what a router does with one that is behind.
+/// Set the share of a canary to zero at all servers of the store, if its desired state still equals the body. Routers call this
+/// for a canary that is worse.
 #[utoipa::path(post, path = "/v1/models/{model}/traffic:stop", tag = "models", params(("model" = String, Path, description = "The model's name")),
     request_body = StopRequest,
     responses((status = 200, body = TrafficResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
@@ -52,7 +53,7 @@ pub async fn stop(State(app): State<Arc<App>>, Names(model): Names<String>, requ
     Ok(json(&stopped.await?))
 }
 
-/// Say where the requests of a model go that pin no version, at all servers of the store.
+/// Set the canary and the shadow of a model's unpinned requests, at all servers of the store.
 #[utoipa::path(put, path = "/v1/models/{model}/traffic", tag = "models", params(("model" = String, Path, description = "The model's name")),
     request_body = TrafficRequest,
     responses((status = 200, body = TrafficResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
@@ -63,7 +64,7 @@ pub async fn put_traffic(State(app): State<Arc<App>>, Names(model): Names<String
     Ok(json(&changed(&app, model, revision, asked.into()).await?))
 }
 
-/// Have the active version answer all requests that pin none, and no other one be asked.
+/// Remove the canary and the shadow of a model, so that the active version answers all unpinned requests.
 #[utoipa::path(delete, path = "/v1/models/{model}/traffic", tag = "models", params(("model" = String, Path, description = "The model's name"),
         ("revision" = Option<u64>, Query, description = "Only where what is wished of the model is of this revision")),
     responses((status = 200, body = TrafficResponse), (status = "default", body = Problem, content_type = "application/problem+json")))]
@@ -80,7 +81,7 @@ async fn changed(app: &Arc<App>, model: String, revision: Option<u64>, traffic: 
     told.await
 }
 
-/// The answers of shadows that differed most from those that were served, in the last minutes.
+/// The shadow answers of the last minutes that differed most from the served ones.
 #[utoipa::path(get, path = "/v1/debug/shadow", tag = "health", responses((status = 200, body = ShadowResponse)))]
 pub async fn shadow<R: Retriever>(State(app): State<Arc<R>>) -> Response {
     json(&ShadowResponse { window_seconds: WINDOW.as_secs(), diffs: app.shadow_diffs().list() })

@@ -1,17 +1,16 @@
-//! The verbs of calls.
+//! Verbs of calls.
 
 macro_rules! verbs {
     ($($verb:ident = $name:literal,)*) => {
-        /// What a call does. Several calls share a verb: `retrieve` is called of the active version, of a version and of a label.
+        /// Action of a call. Several calls share a verb: `retrieve` exists for the active version, a version and a label.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(super) enum Verb {
             $($verb,)*
-            /// No call of the table.
             Other,
         }
 
         impl Verb {
-            /// The names of all verbs in their order, `other` last: the labels of calls in metrics.
+            /// Names of all verbs in order, `other` last; they label calls in metrics.
             pub(super) const NAMES: [&'static str; Verb::Other as usize + 1] = [$($name,)* "other"];
         }
     };
@@ -65,7 +64,7 @@ impl Verb {
         [Verb::Retrieve, Verb::Rank, Verb::Embed, Verb::Pass].into_iter().find(|verb| verb.name() == name)
     }
 
-    /// Returns true for calls that workers answer, in any protocol.
+    /// Whether workers answer the call, in any protocol.
     pub(super) fn is_pass(self) -> bool {
         self == Verb::Infer || Verb::of_workers(self.name()).is_some()
     }

@@ -1,4 +1,4 @@
-//! A request that went to the canary or to the active version beside it, and what is to be known of its end.
+//! Observes a request while a canary is active, to compare it with the active version.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -9,10 +9,10 @@ use axum::response::Response;
 use sterling_core::error::{Error, Kind};
 use sterling_snapshot::rollout::{CanaryRun, Place, Side};
 
-/// Says of an answer whether the canary gave it, where a model has one.
+/// Header that reports whether the canary or the active version answered.
 const ROLE: HeaderName = HeaderName::from_static("x-sterling-role");
 
-/// A request that is looked at beside those of the other version.
+/// Request that is observed for the comparison of canary and active version.
 #[derive(Clone)]
 pub(super) struct Watched {
     run: Arc<CanaryRun>,
@@ -21,12 +21,12 @@ pub(super) struct Watched {
 }
 
 impl Watched {
-    /// A request of a key, from now on.
+    /// Starts the observation of a request with this key.
     pub(super) fn of(run: &Arc<CanaryRun>, key: &[u8]) -> Self {
         Watched { run: run.clone(), by: run.side(key), begun: Instant::now() }
     }
 
-    /// Takes note of how the request ended. A refusal for want of room says nothing of a version.
+    /// Records the outcome. Rejections for lack of capacity say nothing about a version.
     pub(super) fn ended(&self, failure: Option<&Error>) {
         match failure.map(Error::kind) {
             Some(Kind::Overloaded | Kind::NotReady) => {}
@@ -35,25 +35,25 @@ impl Watched {
         }
     }
 
-    /// Takes note of how much of the exact answer was served.
+    /// Records the recall of the served answer.
     pub(super) fn audited(&self, wanted: usize, found: usize) {
         if wanted > 0 {
             self.run.audited(self.by, found as f64 / wanted as f64);
         }
     }
 
-    /// How many times as often as others it is audited.
+    /// Factor by which the audit samples this version more often.
     pub(super) fn audited_times(&self) -> f64 {
         self.run.audited_times(self.by.1)
     }
 
-    /// Which version answers it.
+    /// Version that answers the request.
     pub(super) fn side(&self) -> Side {
         self.by.1
     }
 }
 
-/// Says in an answer which version gave it, where there was a choice.
+/// Sets the role header of an answer, while a canary is active.
 pub(super) fn tell(watched: Option<&Watched>, response: &mut Response) {
     if let Some(watched) = watched {
         response.headers_mut().insert(ROLE, HeaderValue::from_static(watched.side().name()));

@@ -1,7 +1,7 @@
-//! The worst of what happened in the last minutes, whatever it is that happens.
+//! Keeps the worst events of the last minutes.
 //!
-//! Those of the present window and of the one before are kept, the same number of each, so that there is always something to look at and
-//! nothing is older than two windows. What does not belong there costs two reads of a number.
+//! The current and the previous window each keep the same number of events, so the list is never empty after a change of window,
+//! and no event is older than two windows. An event that does not qualify costs two atomic reads.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,25 +9,25 @@ use std::time::{Duration, Instant};
 
 use sterling_core::locks::locked;
 
-/// How much is kept of a window.
+/// Maximum number of events per window.
 const KEPT: usize = 32;
-/// How long a window is.
+/// Length of a window.
 pub(super) const WINDOW: Duration = Duration::from_secs(300);
 
-/// The worst of two windows.
+/// Worst events of two windows.
 #[derive(Debug)]
 pub(super) struct Worst<T> {
     start: Instant,
-    /// How bad it must be to be kept.
+    /// Badness that an event must exceed to be kept.
     floor: AtomicU64,
-    /// When the present window ends, in microseconds after `start`.
+    /// End of the current window, in microseconds after `start`.
     end: AtomicU64,
     windows: Mutex<Windows<T>>,
 }
 
 #[derive(Debug)]
 struct Windows<T> {
-    /// Worst first, each with how bad it is.
+    /// Events with their badness, worst first.
     now: Vec<(u64, T)>,
     before: Vec<(u64, T)>,
 }
@@ -41,13 +41,13 @@ impl<T> Default for Worst<T> {
 }
 
 impl<T: Clone> Worst<T> {
-    /// Keeps what is among the worst; `tell` is asked for it only then.
+    /// Records an event if it is among the worst; only then `tell` builds it.
     pub(super) fn note(&self, badness: u64, tell: impl FnOnce() -> T) {
         self.note_at(self.start.elapsed().as_micros() as u64, badness, tell);
     }
 
     fn note_at(&self, now: u64, badness: u64, tell: impl FnOnce() -> T) {
-        // The end first: with that of a new window comes its floor, not that of the one before.
+        // Read the end first: the end of a new window is published after its floor.
         if now < self.end.load(Ordering::Acquire) && badness <= self.floor.load(Ordering::Relaxed) {
             return;
         }
@@ -62,7 +62,7 @@ impl<T: Clone> Worst<T> {
         }
     }
 
-    /// Begins a new window where the present one has ended.
+    /// Starts a new window if the current one has ended.
     fn turn(&self, windows: &mut Windows<T>, now: u64) {
         let (end, length) = (self.end.load(Ordering::Relaxed), WINDOW.as_micros() as u64);
         if now < end {
@@ -74,7 +74,7 @@ impl<T: Clone> Worst<T> {
         self.end.store(now + length, Ordering::Release);
     }
 
-    /// What is kept of both windows, worst first.
+    /// Returns the events of both windows, worst first.
     pub(super) fn list(&self) -> Vec<T> {
         let mut windows = locked(&self.windows);
         self.turn(&mut windows, self.start.elapsed().as_micros() as u64);
@@ -111,7 +111,7 @@ mod tests {
         (0..100).for_each(|n| note(0, 9000 + n));
         note(1, 10);
         assert_eq!(worst.list().len(), KEPT);
-        // What is not bad is among the worst of a new window, beside those of the one before.
+        // A new window accepts mild events, and the previous window stays listed.
         note(window + 1, 10);
         assert_eq!(worst.list().len(), KEPT + 1);
         note(2 * window + 2, 20);

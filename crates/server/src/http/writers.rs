@@ -1,11 +1,11 @@
-//! Long answers, written and compressed beside the threads that drive connections.
+//! Long answers, made, written and compressed beside the threads that drive connections.
 //!
 //! A piece of a long answer takes a hundred microseconds to several milliseconds. Made where connections are polled, the pieces of a few callers
 //! would hold up the small requests of all others. Here a few threads of a lower priority make them, one piece of each caller in turn. An answer
 //! has one piece at a time under way, made when its connection asks for it: memory stays what it is without these threads. The first pieces are
 //! made in place, for to hand a piece over and back takes as long as to make one: answers of some hundred kilobytes would take 1.6 times as long.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, ready};
@@ -17,33 +17,33 @@ use hyper::body::{Frame, SizeHint};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::oneshot;
 
+use super::turns::Turns;
 use sterling_core::error::{Error, Result};
 use sterling_core::locks::locked;
 use sterling_kernels::{heap, priority};
 use sterling_serving::quota::Flow;
 
-/// Niceness of the threads: a tenth of a core that another thread wants too.
+/// Niceness of the threads: they get about a tenth of a contended core.
 const NICENESS: i32 = 10;
-/// How long pieces of an answer are made in place.
+/// Time for which chunks of an answer are computed in place.
 const IN_PLACE: Duration = Duration::from_millis(1);
-/// Frames of an answer are made together up to these bytes: a coding makes one for every 4 kB that go into it.
+/// Frames of an answer are combined up to this size, in bytes: compression emits a frame per 4 kB of input ...
 const PIECE_BYTES: usize = 64 << 10;
 /// ... and up to this time.
 const PIECE_TIME: Duration = Duration::from_millis(1);
 
-/// The threads that make pieces of long answers.
-#[derive(Debug)]
+/// Threads that compute chunks of long answers.
 pub(super) struct Writers {
     turns: Arc<Mutex<Turns<Job>>>,
-    /// Taken when it is dropped.
+    /// Taken on drop.
     runtime: Option<Runtime>,
 }
 
 impl Writers {
-    /// Starts as many threads as there are cores.
+    /// Starts one thread per core.
     ///
     /// # Errors
-    /// `Io` if the system gives no thread.
+    /// `Io` if a thread cannot be created.
     pub(super) fn start() -> Result<Arc<Self>> {
         let runtime = Builder::new_multi_thread()
             .thread_name("writers")
@@ -54,7 +54,7 @@ impl Writers {
         Ok(Arc::new(Writers { turns: Arc::default(), runtime: Some(runtime) }))
     }
 
-    /// Returns the answer with a body that is made on these threads if its length is unknown, which is that of long answers alone.
+    /// Moves the body to these threads if its length is unknown, which only applies to long answers.
     pub(super) fn long(self: &Arc<Self>, response: Response<Body>) -> Response<Body> {
         if response.body().size_hint().exact().is_some() {
             return response;
@@ -64,15 +64,45 @@ impl Writers {
         response.map(|body| Body::new(Long::new(writers, flow, body)))
     }
 
-    fn make(&self, flow: Flow, body: Body) -> oneshot::Receiver<Made> {
+    /// Does work in steps, of which each takes far less than a millisecond, until one returns its outcome: the first millisecond here, the rest on these
+    /// threads, a piece at a time. Nothing more is done for a caller that waits no longer.
+    ///
+    /// # Errors
+    /// That of a step; `Internal` if one panics.
+    pub(super) async fn work<T: Send + 'static>(
+        &self,
+        flow: Flow,
+        mut step: impl FnMut() -> Result<Option<T>> + Send + 'static,
+    ) -> Result<T> {
+        let mut done = steps(&mut step, IN_PLACE);
+        loop {
+            if let Some(done) = done.transpose() {
+                return done;
+            }
+            let next = self.make(flow, async move { (steps(&mut step, PIECE_TIME), step) });
+            (done, step) = next.await.map_err(|_| Error::internal("what makes an answer ended before it"))?;
+        }
+    }
+
+    /// Has a piece made when it is the turn of its caller; nothing where nobody waits for it any more.
+    fn make<T: Send + 'static>(
+        &self,
+        flow: Flow,
+        piece: impl Future<Output = T> + Send + 'static,
+    ) -> oneshot::Receiver<T> {
         let (to, made) = oneshot::channel();
-        locked(&self.turns).push(flow, Job { body, to });
+        let job = async move {
+            if !to.is_closed() {
+                let _ = to.send(piece.await);
+            }
+        };
+        locked(&self.turns).push(flow, Box::pin(job));
         let turns = self.turns.clone();
-        // There is a task for each job, which runs the one whose turn it is.
+        // There is one task per job; each runs the next job in rotation.
         let next = async move {
             let job = locked(&turns).pop();
             if let Some(job) = job {
-                job.run().await;
+                job.await;
             }
         };
         if let Some(runtime) = &self.runtime {
@@ -82,21 +112,28 @@ impl Writers {
     }
 }
 
+/// Takes steps until one returns an outcome, for so long at most.
+fn steps<T>(step: &mut impl FnMut() -> Result<Option<T>>, most: Duration) -> Result<Option<T>> {
+    let begun = Instant::now();
+    loop {
+        let done = step()?;
+        if done.is_some() || begun.elapsed() >= most {
+            return Ok(done);
+        }
+    }
+}
+
 impl Drop for Writers {
     fn drop(&mut self) {
-        // The last owner is a task of another runtime, which must not wait for these threads.
+        // The last owner is a task of another runtime, which must not block on these threads.
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
     }
 }
 
-/// A body whose next frames are to be made.
-#[derive(Debug)]
-struct Job {
-    body: Body,
-    to: oneshot::Sender<Made>,
-}
+/// A piece that waits for its turn.
+type Job = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Frames of a body, and the body unless these were its last ones.
 #[derive(Debug, Default)]
@@ -105,87 +142,44 @@ struct Made {
     rest: Option<Body>,
 }
 
-impl Job {
-    async fn run(self) {
-        let Job { mut body, to } = self;
-        // A reader that has left needs no more.
-        if to.is_closed() {
-            return;
-        }
-        let (mut frames, mut bytes, begun) = (VecDeque::new(), 0, Instant::now());
-        let is_done = std::future::poll_fn(|cx| {
-            while bytes < PIECE_BYTES && begun.elapsed() < PIECE_TIME {
-                match Pin::new(&mut body).poll_frame(cx) {
-                    Poll::Ready(Some(Ok(frame))) => {
-                        bytes += frame.data_ref().map_or(0, Bytes::len);
-                        frames.push_back(Ok(frame));
-                    }
-                    Poll::Ready(end) => {
-                        frames.extend(end);
-                        return Poll::Ready(true);
-                    }
-                    Poll::Pending if frames.is_empty() => return Poll::Pending,
-                    Poll::Pending => break,
+/// Makes the next frames of a body.
+async fn next_frames(mut body: Body) -> Made {
+    let (mut frames, mut bytes, begun) = (VecDeque::new(), 0, Instant::now());
+    let is_done = std::future::poll_fn(|cx| {
+        while bytes < PIECE_BYTES && begun.elapsed() < PIECE_TIME {
+            match Pin::new(&mut body).poll_frame(cx) {
+                Poll::Ready(Some(Ok(frame))) => {
+                    bytes += frame.data_ref().map_or(0, Bytes::len);
+                    frames.push_back(Ok(frame));
                 }
+                Poll::Ready(end) => {
+                    frames.extend(end);
+                    return Poll::Ready(true);
+                }
+                Poll::Pending if frames.is_empty() => return Poll::Pending,
+                Poll::Pending => break,
             }
-            Poll::Ready(false)
-        });
-        let is_done = is_done.await;
-        // The columns of an answer are freed here too.
-        let rest = if is_done {
-            drop(body);
-            None
-        } else {
-            Some(body)
-        };
-        let _ = to.send(Made { frames, rest });
-    }
-}
-
-/// Jobs of several callers.
-#[derive(Debug)]
-struct Turns<J> {
-    waiting: HashMap<Flow, VecDeque<J>>,
-    /// Callers with jobs, in the order of their turns.
-    order: VecDeque<Flow>,
-}
-
-impl<J> Default for Turns<J> {
-    fn default() -> Self {
-        Turns { waiting: HashMap::new(), order: VecDeque::new() }
-    }
-}
-
-impl<J> Turns<J> {
-    fn push(&mut self, flow: Flow, job: J) {
-        let jobs = self.waiting.entry(flow).or_default();
-        if jobs.is_empty() {
-            self.order.push_back(flow);
         }
-        jobs.push_back(job);
-    }
-
-    /// The oldest job of the caller whose turn it is.
-    fn pop(&mut self) -> Option<J> {
-        let flow = self.order.pop_front()?;
-        let jobs = self.waiting.get_mut(&flow)?;
-        let job = jobs.pop_front();
-        if jobs.is_empty() {
-            self.waiting.remove(&flow);
-        } else {
-            self.order.push_back(flow);
-        }
-        job
-    }
+        Poll::Ready(false)
+    });
+    let is_done = is_done.await;
+    // This also frees the columns of an answer on this thread.
+    let rest = if is_done {
+        drop(body);
+        None
+    } else {
+        Some(body)
+    };
+    Made { frames, rest }
 }
 
-/// The body of a long answer.
+/// Body of a long answer.
 struct Long {
     writers: Arc<Writers>,
     flow: Flow,
-    /// For how long pieces were made in place.
+    /// Total time of chunks computed in place.
     in_place: Duration,
-    /// What is to be made, between two pieces.
+    /// Remaining body, between two chunks.
     rest: Option<Body>,
     made: VecDeque<std::result::Result<Frame<Bytes>, axum::Error>>,
     making: Option<oneshot::Receiver<Made>>,
@@ -210,7 +204,7 @@ impl HttpBody for Long {
                 return Poll::Ready(Some(frame));
             }
             if let Some(making) = &mut self.making {
-                // The sender is dropped if what makes the piece panics.
+                // The sender is dropped if computing the chunk panics.
                 let broken = || axum::Error::new(Error::internal("what writes the answer ended before it"));
                 let failed = |_| Made { frames: [Err(broken())].into(), rest: None };
                 let made = ready!(Pin::new(making).poll(cx)).unwrap_or_else(failed);
@@ -227,7 +221,7 @@ impl HttpBody for Long {
                 }
                 return polled;
             }
-            self.making = Some(self.writers.make(self.flow, body));
+            self.making = Some(self.writers.make(self.flow, next_frames(body)));
         }
     }
 
@@ -246,24 +240,13 @@ mod tests {
     use std::convert::Infallible;
     use std::thread::ThreadId;
 
+    use futures_util::future::join_all;
     use futures_util::{StreamExt as _, stream};
 
     use super::*;
 
-    #[test]
-    fn callers_take_turns_and_none_waits_behind_all_jobs_of_another() {
-        let mut turns = Turns::default();
-        for job in 0..4 {
-            turns.push(Flow(1), job);
-        }
-        turns.push(Flow(2), 10);
-        assert_eq!([turns.pop(), turns.pop(), turns.pop()], [Some(0), Some(10), Some(1)]);
-        turns.push(Flow(2), 11);
-        assert_eq!([turns.pop(), turns.pop(), turns.pop(), turns.pop()], [Some(2), Some(11), Some(3), None]);
-        assert!(turns.waiting.is_empty() && turns.order.is_empty(), "callers that left take no memory");
-    }
-
-    /// Pieces of the given lengths, each filled with the number of its place, and the threads that make them. The first takes as long as may be in place.
+    /// Chunks of the given lengths, each filled with its index, and the threads that computed them. The first uses up the time in
+    /// place.
     fn pieces(lengths: &'static [usize]) -> (Body, Arc<Mutex<Vec<ThreadId>>>) {
         let threads = Arc::new(Mutex::new(Vec::new()));
         let noted = threads.clone();
@@ -303,6 +286,56 @@ mod tests {
         }
         drop(body);
         assert_eq!(Arc::strong_count(&threads), 1, "the rest is freed");
+    }
+
+    /// Work of so many steps, which notes its caller at each.
+    fn noting(
+        steps: usize,
+        caller: u64,
+        noted: &Arc<Mutex<Vec<u64>>>,
+    ) -> impl FnMut() -> Result<Option<usize>> + use<> {
+        let (noted, mut left) = (noted.clone(), steps);
+        move || {
+            locked(&noted).push(caller);
+            left -= 1;
+            std::thread::sleep(PIECE_TIME);
+            Ok((left == 0).then_some(steps))
+        }
+    }
+
+    #[tokio::test]
+    async fn work_is_done_a_step_of_each_caller_in_turn() {
+        let writers = Writers::start().unwrap();
+        let noted = Arc::<Mutex<Vec<u64>>>::default();
+        let runtime = writers.runtime.as_ref().unwrap().metrics().num_workers();
+        // More at a time than there are threads, so that they wait for each other.
+        let many = (0..4 * runtime).map(|_| writers.work(Flow(1), noting(20, 1, &noted)));
+        let (all, one) = tokio::join!(join_all(many), writers.work(Flow(2), noting(20, 2, &noted)));
+        assert_eq!(one.unwrap(), 20);
+        assert!(all.into_iter().all(|done| done.is_ok_and(|steps| steps == 20)));
+        let noted = std::mem::take(&mut *locked(&noted));
+        assert_eq!(noted.len(), 20 * (4 * runtime + 1));
+        let last = noted.iter().rposition(|&caller| caller == 2).unwrap();
+        let before = noted[..last].iter().filter(|&&caller| caller == 1).count();
+        // The first steps are taken in place; then each of its steps waits for one of the other caller, and for those under way.
+        assert!(before <= 4 * runtime + 20 * (1 + 2 * runtime), "{before} steps of the other caller came first");
+    }
+
+    #[tokio::test]
+    async fn work_in_steps_ends_with_its_outcome_an_error_or_a_panic_and_is_left_by_its_caller() {
+        let writers = Writers::start().unwrap();
+        let noted = Arc::<Mutex<Vec<u64>>>::default();
+        assert_eq!(writers.work(Flow(1), || Ok(Some(7))).await.unwrap(), 7);
+        let wrong = writers.work(Flow(1), || Err::<Option<()>, _>(Error::overloaded("for the test"))).await;
+        assert_eq!(wrong.unwrap_err().to_string(), "for the test");
+        let mut broken = noting(2, 1, &noted);
+        let broken = move || broken().inspect(|done| assert!(done.is_none(), "for the test"));
+        assert_eq!(writers.work(Flow(1), broken).await.unwrap_err().kind(), sterling_core::error::Kind::Internal);
+        let endless = writers.work(Flow(1), noting(usize::MAX, 1, &noted));
+        assert!(tokio::time::timeout(Duration::from_millis(20), endless).await.is_err());
+        while Arc::strong_count(&noted) > 1 {
+            tokio::task::yield_now().await;
+        }
     }
 
     #[tokio::test]

@@ -1,4 +1,4 @@
-//! A version over all of its shards, asked for one request.
+//! Queries the shards of a version for one request.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +14,8 @@ use super::client::{Client, Outgoing};
 use super::editions::Edition;
 use super::inquiry::{Heard, Home, Inquiry};
 use super::protocol::{
-    ANY_VIEW, Asked, POSITION_HEADER, PassCall, PassReply, Replied, VIEW_HEADER, ViewPosition, read, write,
+    ANY_VIEW, Asked, BACKGROUND_HEADER, POSITION_HEADER, PassCall, PassReply, Replied, VIEW_HEADER, ViewPosition,
+    read_reply, write,
 };
 use crate::gather::{Said, Sharded};
 use sterling_api::Written;
@@ -25,49 +26,52 @@ use sterling_core::units::ItemId;
 use sterling_serving::quota::Memory;
 use sterling_snapshot::shard_of;
 
-/// Where an answer may do without some shards, the share of the time that is left for their candidates: the rest is for the results.
+/// Share of the remaining time for selecting candidates if an answer may omit shards; the rest is for reranking.
 const SELECT_SHARE: f64 = 0.6;
 
-/// What came with an answer of a shard.
+/// Accompanying data of a shard's answer.
 #[derive(Clone, Debug)]
 pub struct Beside {
-    /// The tasks and columns of its items.
+    /// Tasks and columns of its items.
     pub rest: Written,
-    /// How it came about, in JSON.
+    /// Explanation in JSON.
     pub explain: Option<String>,
-    /// The view that answered.
+    /// View that answered.
     pub view: ViewPosition,
-    /// The server.
+    /// Address of the server.
     pub server: std::net::SocketAddr,
-    /// How long it took, from here.
+    /// Latency, measured at the router.
     pub took: Duration,
 }
 
-/// Under which terms a request is asked.
+/// Conditions of a request.
 #[derive(Clone, Debug)]
 pub struct Conditions {
-    /// When its answer is worth nothing any more.
+    /// Deadline of the answer.
     pub deadline: Instant,
-    /// Who goes first where requests wait.
+    /// Priority class in queues.
     pub priority: Priority,
-    /// The share of the items that the answer must cover.
+    /// Whether no caller waits for the answer, so that it gives way to all for which one does.
+    pub is_background: bool,
+    /// Least share of the items that the answer must cover.
     pub min_coverage: f64,
-    /// The position of its updates that each shard must see, where some are to be seen.
+    /// Update position per shard that must be visible, if required.
     pub positions: Option<Arc<[u64]>>,
-    /// Of a page: the view of each shard that it is of, and none of the first one's. Shards keep what they are asked of.
+    /// View of each shard for a page; empty for a first page. Shards keep the views that they answer with.
     pub views: Option<Arc<[ViewPosition]>>,
-    /// That of the answer, which counts what shards send; none for answers that are small.
+    /// Memory reservation of the answer, charged for what shards send; `None` for small answers.
     pub memory: Option<Arc<Memory>>,
-    /// What shards are asked for.
+    /// Id and trace for the calls to shards.
     pub origin: Origin,
 }
 
 impl Conditions {
-    /// Those of a call over all items at whatever position, for which somebody waits.
+    /// Conditions of an interactive call over all items, at any position.
     pub fn until(deadline: Instant) -> Self {
         Conditions {
             deadline,
             priority: Priority::default(),
+            is_background: false,
             min_coverage: 1.0,
             positions: None,
             views: None,
@@ -77,29 +81,29 @@ impl Conditions {
     }
 }
 
-/// One request's way to the shards of an edition.
+/// Request in progress at the shards of an edition.
 pub(super) struct Asking<'a> {
     pub(super) edition: &'a Edition<Arc<Client>>,
     pub(super) homes: &'a [Home],
     pub(super) terms: Conditions,
-    /// What clocks of groups count from.
+    /// Origin of the groups' clocks.
     pub(super) origin: Instant,
-    /// What tells that servers were looked at.
+    /// Notification of finished polls of the servers.
     pub(super) looked: &'a Notify,
-    /// The shard that is asked first for what any can do.
+    /// Shard to try first for work that any shard can do.
     pub(super) turn: usize,
-    /// Whether some shard had the version no more.
+    /// Whether some shard no longer had the version.
     pub(super) is_gone: AtomicBool,
-    /// Of a page: the view of each shard that all its rounds see, from the first that it answered.
+    /// View per shard that all rounds of a page use, from the first that the shard answered with.
     pub(super) views: Option<Mutex<BTreeMap<usize, ViewPosition>>>,
-    /// Why a replica could not answer of such a view, where one could not.
+    /// Reason why a replica could not answer with such a view.
     pub(super) past: OnceLock<String>,
 }
 
-/// What a group calls questions for the embedding of a user.
+/// Kind of user embeddings in the group's statistics.
 const EMBED: usize = 2;
 
-/// What a group calls a request.
+/// Returns the kind of a request in the group's statistics.
 fn kind(request: &Asked) -> usize {
     match request {
         Asked::Item(_) | Asked::Model => 3,
@@ -111,10 +115,10 @@ fn kind(request: &Asked) -> usize {
     }
 }
 
-/// A call as it goes to any replica.
+/// Encoded call, for any replica.
 #[derive(Clone, Debug)]
 pub(super) struct Call {
-    /// Why there is none, where there is none.
+    /// The encoded call, or why it could not be encoded.
     out: std::result::Result<Outgoing, Arc<str>>,
     kind: usize,
     may_be_missing: bool,
@@ -130,7 +134,7 @@ impl Asking<'_> {
         Call { out: out.map_err(|e| e.to_string().into()), kind, may_be_missing }
     }
 
-    /// Asks one shard for anything: one replica, another where that one fails or is late.
+    /// Queries one shard: one replica, and another if that one fails or is late.
     pub(super) async fn reply(&self, shard: usize, call: &Call) -> Result<Heard<PassReply>> {
         let home = &self.homes[shard];
         let is_partial = self.terms.min_coverage < 1.0;
@@ -141,7 +145,7 @@ impl Asking<'_> {
         }
         let out = call.out.as_ref().map_err(|why| Error::internal(why.to_string()))?;
         let (memory, origin) = (self.terms.memory.clone(), self.terms.origin.clone());
-        let out = &Outgoing { sees: self.sees(shard)?, memory, origin, ..out.clone() };
+        let out = &Outgoing { headers: self.headers(shard)?, memory, origin, ..out.clone() };
         let left = self.terms.deadline.saturating_duration_since(Instant::now());
         let wait = if is_partial && call.may_be_missing { left.mul_f64(SELECT_SHARE) } else { left };
         Inquiry { home, out, kind: call.kind, origin: self.origin, wait, looked }
@@ -149,7 +153,13 @@ impl Asking<'_> {
             .await
     }
 
-    /// The headers that say what an answer of a shard must see.
+    /// The headers of a call to a shard.
+    fn headers(&self, shard: usize) -> Result<Vec<(&'static str, HeaderValue)>> {
+        let background = self.terms.is_background.then(|| (BACKGROUND_HEADER, HeaderValue::from_static("1")));
+        Ok(self.sees(shard)?.into_iter().chain(background).collect())
+    }
+
+    /// Those that say what the answer must see.
     fn sees(&self, shard: usize) -> Result<Vec<(&'static str, HeaderValue)>> {
         let position = self.terms.positions.as_ref().and_then(|positions| positions.get(shard).copied());
         let position = position.filter(|position| *position > 0).map(|position| (POSITION_HEADER, position.into()));
@@ -164,10 +174,10 @@ impl Asking<'_> {
         })
     }
 
-    /// What a replica said, where it is of the version that was asked for.
+    /// Decodes an answer, and checks that it is of the requested version.
     fn heard(&self, shard: usize, said: Result<Bytes>) -> Result<PassReply> {
         let body = said.map_err(|error| match error.kind() {
-            // It had the version when it was looked at last; nothing else in a call may be missing.
+            // The server had the version at the last poll; nothing else in a call can be missing.
             Kind::NotFound | Kind::NotReady => self.gone(shard, &error.to_string()),
             // Another replica may still have the view.
             Kind::Gone => {
@@ -176,7 +186,7 @@ impl Asking<'_> {
             }
             _ => error,
         })?;
-        let reply: PassReply = read(&body).map_err(|e| Error::corrupt(e.to_string()))?;
+        let reply = read_reply(body).map_err(|e| Error::corrupt(e.to_string()))?;
         let said = (reply.version, &*reply.digest, reply.shard as usize);
         if said != (self.edition.version, &*self.edition.digest, shard) {
             let (version, digest) = (self.edition.version, &self.edition.digest);
@@ -187,7 +197,7 @@ impl Asking<'_> {
         Ok(reply)
     }
 
-    /// A replica that has the version no more: another one may.
+    /// Records that a replica no longer has the version; another one may.
     fn gone(&self, shard: usize, what: &str) -> Error {
         self.is_gone.store(true, Ordering::Relaxed);
         let (model, version) = (&self.edition.model, self.edition.version);

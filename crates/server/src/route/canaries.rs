@@ -1,7 +1,7 @@
-//! Canaries and shadows of a router: what a request goes to that pins no version, and what becomes of a canary that is behind.
+//! Canaries and shadows of a router: routes unpinned requests, and rolls back a canary that is worse.
 //!
-//! Such a one answers nobody at this router at once. Then one of its servers is told, which has the store take its share away, so that every server
-//! and every router hears of it.
+//! Such a canary stops answering at this router at once. The router then has one of its servers set its share to zero in the
+//! store, so that all servers and routers follow.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -19,26 +19,26 @@ use sterling_core::error::{Error, Result};
 use sterling_core::request::Which;
 use sterling_snapshot::rollout::{Canary, CanaryRun, ShadowRun, StopRequest, TrafficNow};
 
-/// How often canaries are judged.
+/// Interval between two evaluations of canaries.
 const JUDGED_EVERY: Duration = Duration::from_secs(5);
-/// How long a server may take to have its store know of one that is behind.
+/// Timeout of a server that stops a canary in its store.
 const STOP_MAX: Duration = Duration::from_secs(2);
 
-/// What unpinned requests of a model go to.
+/// Versions that unpinned requests of a model go to.
 pub struct UnpinnedOffering {
-    /// What answers where nothing else does.
+    /// Version that answers by default.
     pub active: Arc<Offering>,
-    /// What answers some of them.
+    /// Version that answers a share of the requests.
     pub canary: Option<(Arc<CanaryRun>, Arc<Offering>)>,
-    /// What is asked some of them as well.
+    /// Version that repeats a share of the requests.
     pub shadow: Option<(Arc<ShadowRun>, Arc<Offering>)>,
 }
 
 impl Fleet {
-    /// What a request goes to that pins no version.
+    /// Returns the versions that unpinned requests go to.
     ///
     /// # Errors
-    /// As [`Fleet::get`] of the version that answers.
+    /// As [`Fleet::get`] of the active version.
     pub fn unpinned(&self, name: &str) -> Result<UnpinnedOffering> {
         let active = self.get(name, Which::Active)?;
         self.of_model(name, |model| {
@@ -47,10 +47,10 @@ impl Fleet {
         })
     }
 
-    /// What is wished of a model's traffic, and what of it is so.
+    /// Returns the desired and the current traffic of a model.
     ///
     /// # Errors
-    /// `NotFound` for an unknown model; why nothing is divided, where the servers do not agree on what is wished.
+    /// `NotFound` for an unknown model; `Unsupported` if the servers disagree about the desired traffic.
     pub fn traffic(&self, name: &str) -> Result<TrafficNow> {
         self.of_model(name, |model| match &model.split.undivided {
             Some(reason) => Err(Error::unsupported(reason.clone())),
@@ -58,7 +58,7 @@ impl Fleet {
         })
     }
 
-    /// Judges canaries for ever, and has the store know of those that are behind.
+    /// Evaluates canaries forever, and stops those that are worse in the store.
     pub async fn judge(&self) -> Infallible {
         loop {
             sleep(JUDGED_EVERY).await;
@@ -68,7 +68,7 @@ impl Fleet {
                 run.judge(Duration::ZERO);
                 let Some(verdict) = run.verdict() else { return };
                 if let Err(error) = stop(name, served, run.setting(), &verdict.reason).await {
-                    tracing::warn!(model = name, %error, "the canary is stopped here, and not in the store yet; that is tried again");
+                    tracing::warn!(model = name, %error, "canary stopped at this router but not yet in the store; retrying");
                 }
             });
             join_all(stops).await;
@@ -76,7 +76,7 @@ impl Fleet {
     }
 }
 
-/// Has a server take the share of a canary away in its store, the first of those that have it which can.
+/// Calls servers of a canary, one after the other, until one has set its share to zero in the store.
 async fn stop(model: &str, served: &Offering, canary: &Canary, reason: &str) -> Result<()> {
     let body = serde_json::to_vec(&StopRequest { canary: canary.clone(), reason: reason.into() });
     let body = body.map_err(|e| Error::internal(format!("a canary that cannot be written: {e}")))?;

@@ -1,68 +1,70 @@
-//! Which replica of a shard is asked, when a second one is asked beside it, and which are left alone: a state machine without a
-//! clock or a network of its own.
+//! Selection, hedging and ejection of a shard's replicas: a state machine without its own clock or network.
 //!
-//! *Choice.* Of two replicas at random the one with the lower load goes first: calls under way and one, times how slow it was of late
-//! beside what is usual in the group for calls of that kind (Mitzenmacher's two choices, Finagle's peak EWMA). One that is new, or
-//! comes back, gets few calls at a time until it has answered some, so that what is known of nobody does not draw everybody.
+//! *Selection.* Of two random replicas, the one with the lower load gets the call. The load is the number of its calls in flight
+//! plus one, times its recent latency relative to the group's usual latency for this kind of call (Mitzenmacher's power of two
+//! choices, Finagle's peak EWMA). A new or returning replica gets few concurrent calls until it has answered some, so that
+//! unknown replicas do not attract all calls.
 //!
-//! *Hedging.* A call that takes longer than 95 % of its kind in this shard is sent to another replica as well, and the first answer
-//! counts (Dean and Barroso, The Tail at Scale). Hedges are at most a twentieth of the calls, and there are none where a replica
-//! has just refused work: under overload they would double it.
+//! *Hedging.* A call that takes longer than the 95th percentile of its kind in this shard is also sent to another replica, and
+//! the first answer counts (Dean and Barroso, The Tail at Scale). At most 5 % of calls are hedged, and none while a replica has
+//! recently rejected work: under overload, hedges would double the load.
 //!
-//! *Ejection.* One that fails several times in a row is left alone for a while, longer each time; the last one never is.
+//! *Ejection.* A replica that fails several times in a row is ejected for a while, longer each time; the last replica is always
+//! used.
 
 use std::collections::BTreeMap;
 
-/// Microseconds since some beginning.
+/// Microseconds since an arbitrary origin.
 pub type Micros = u64;
 
-/// What is asked, for what is usual differs: kinds of calls, from 0 up.
+/// Number of kinds of calls; each kind has its own usual latency.
 pub const KINDS: usize = 4;
 
-/// The share of calls that are sent twice at most, and how many of them may come at once.
+/// Maximum share of hedged calls, and the maximum number of hedges at once.
 const HEDGE_SHARE: f64 = 0.05;
 const HEDGE_BURST: f64 = 10.0;
-/// Answers of a kind before anything is known of how long it takes.
+/// Answers of a kind before its latency distribution is used.
 const SAMPLES_MIN: f64 = 50.0;
-/// Answers of a replica before it counts as known, and how many calls it gets at a time until then.
+/// Answers of a replica before it counts as known, and its maximum number of concurrent calls until then.
 const KNOWN_AFTER: u32 = 20;
 const UNKNOWN_CALLS: u32 = 2;
-/// Failures in a row before a replica is left alone, and for how long: after the first time, and at most.
+/// Failures in a row before a replica is ejected; duration of the first and of the longest ejection, in microseconds.
 const FAILURES_MAX: u32 = 3;
 const EJECTED: Micros = 500_000;
 const EJECTED_MAX: Micros = 30_000_000;
-/// How long after a refusal nothing is hedged, and others are asked before the one that refused.
+/// After a rejection, no call is hedged for this time, and the rejecting replica is avoided for the second time, in microseconds.
 const OVERLOADED: Micros = 1_000_000;
 const REFUSED: Micros = 100_000;
-/// What comes so many times later than 95 % of its kind is not slow, but dead; where nothing is known, after so long.
+/// A call that takes this many times the 95th percentile of its kind counts as failed; without known latencies, one that takes
+/// this many microseconds.
 const LATE: Micros = 4;
 const LATE_UNKNOWN: Micros = 300_000;
-/// A replica is told of as slow once so many of its answers in a row took so many times as long as usual, until one does not, or for so long: one that is
-/// slow is asked seldom.
+/// A replica is reported as slow after this many answers in a row that took this many times the usual latency. The report ends
+/// with a faster answer or after this many microseconds, since a slow replica gets few calls.
 const SLOW_ANSWERS: u32 = 3;
 const SLOW: f64 = 8.0;
 const SLOW_TOLD: Micros = 300_000_000;
-/// What one answer weighs in how slow a replica is, and after how long half of that is forgotten.
+/// Weight of one answer in a replica's relative latency, and the half-life of that value in microseconds.
 const WEIGHT: f64 = 0.1;
 const HALF_LIFE: f64 = 5_000_000.0;
 
-/// How a call ended.
+/// Outcome of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// With an answer, whatever it says of the request.
+    /// The replica answered, possibly with an error about the request.
     Answered,
-    /// With a refusal: the replica has too much to do.
+    /// The replica rejected the call because of overload.
     Refused,
-    /// Without an answer: no connection, or a broken one.
+    /// No answer: the connection failed or broke.
     Failed,
-    /// Without an answer in all the time there was. How much that was is the caller's to say: it counts as a failure where others
-    /// would have answered long before.
+    /// No answer before the deadline, which the caller chose. This counts as a failure only if other replicas would have answered
+    /// long before.
     Late,
-    /// Nobody wanted the answer any more.
+    /// The caller no longer wanted the answer.
     Left,
 }
 
-/// Times of one kind of calls: a histogram with eight buckets to each doubling, which forgets.
+/// Latencies of one kind of calls: a decaying histogram with eight buckets per doubling.
 #[derive(Clone, Debug)]
 struct Times {
     buckets: Vec<f64>,
@@ -73,7 +75,7 @@ struct Times {
 impl Times {
     const STEPS: f64 = 8.0;
     const BUCKETS: usize = 240;
-    /// Samples after which old ones weigh half.
+    /// Number of samples after which all counts are halved.
     const WINDOW: f64 = 2048.0;
 
     fn new() -> Self {
@@ -92,7 +94,7 @@ impl Times {
         }
     }
 
-    /// What 95 % take no longer than, where that is known.
+    /// 95th percentile, if enough samples exist.
     fn most(&self) -> Option<Micros> {
         if self.total < SAMPLES_MIN {
             return None;
@@ -108,22 +110,21 @@ impl Times {
     }
 }
 
-/// One replica.
 #[derive(Clone, Debug)]
 struct Member {
-    /// Calls under way.
+    /// Calls in flight.
     calls: u32,
-    /// How its times were beside what is usual; 1 is usual.
+    /// Recent latency relative to the usual latency; 1 is usual.
     slowness: f64,
-    /// When that was found.
+    /// Time of its last update.
     at: Micros,
-    /// Answers in a row that took far longer than usual, when the last one came, and how many times as long it took.
+    /// Number of much slower answers in a row, time of the last one, and its relative latency.
     slow: (u32, Micros, f64),
-    /// Answers since it came, or came back.
+    /// Answers since the replica appeared or returned.
     answers: u32,
-    /// In a row.
+    /// Failures in a row.
     failures: u32,
-    /// Times that it was left alone since it last counted as known.
+    /// Number of ejections since the replica last counted as known.
     ejections: u32,
     ejected_until: Micros,
     refused_at: Option<Micros>,
@@ -145,7 +146,7 @@ impl Member {
         }
     }
 
-    /// What was found long ago says little.
+    /// Relative latency now: old observations decay towards 1.
     fn slowness(&self, now: Micros) -> f64 {
         let kept = (-(now.saturating_sub(self.at) as f64) / HALF_LIFE).exp2();
         1.0 + (self.slowness - 1.0) * kept
@@ -160,13 +161,13 @@ impl Member {
         self.at = now;
     }
 
-    /// Takes in how long an answer took beside what is usual, or how long it was waited for at least.
+    /// Records the relative latency of an answer, or a lower bound of it.
     fn took(&mut self, times: f64, now: Micros) {
         let answers = if times >= SLOW { self.slow.0.saturating_add(1) } else { 0 };
         self.slow = (answers, now, times);
     }
 
-    /// 0 for one that may be asked, 1 for one that has enough to do or to show what it can, 2 for one that is left alone.
+    /// Returns 0 for a usable replica, 1 for one that is busy or on probation, and 2 for an ejected one.
     fn rank(&self, now: Micros) -> u8 {
         let most = if self.ejections > 0 && self.answers == 0 { 1 } else { UNKNOWN_CALLS };
         match () {
@@ -179,7 +180,7 @@ impl Member {
 
     fn failed(&mut self, now: Micros) {
         self.failures += 1;
-        // One that came back and fails at once has not mended.
+        // A returning replica that fails at once has not recovered.
         if self.failures >= FAILURES_MAX || self.ejections > 0 && self.answers == 0 {
             let wait = EJECTED.saturating_mul(1 << self.ejections.min(16)).min(EJECTED_MAX);
             self.ejections += 1;
@@ -197,30 +198,30 @@ impl Member {
     }
 }
 
-/// The replicas of one shard.
+/// Replicas of one shard.
 #[derive(Clone, Debug)]
 pub struct Group<I> {
     members: BTreeMap<I, Member>,
     times: Vec<Times>,
-    /// Hedges that may be made.
+    /// Available hedges.
     budget: f64,
     refused_at: Option<Micros>,
     random: u64,
 }
 
 impl<I: Ord + Copy> Group<I> {
-    /// A group of which nothing is known. `seed` is any number.
+    /// Creates an empty group. `seed` may be any number.
     pub fn new(seed: u64) -> Self {
         let times = vec![Times::new(); KINDS];
         Group { members: BTreeMap::new(), times, budget: 1.0, refused_at: None, random: seed | 1 }
     }
 
-    /// Forgets all replicas but these.
+    /// Removes replicas that are no longer there, except those with calls in flight.
     pub fn keep(&mut self, is_there: impl Fn(&I) -> bool) {
         self.members.retain(|id, member| member.calls > 0 || is_there(id));
     }
 
-    /// Chooses the replica to ask, of those that have what is asked for; none where there is none.
+    /// Selects one of the given replicas; `None` if there is none.
     pub fn choose(&mut self, among: &[I], now: Micros) -> Option<I> {
         let ranks: Vec<u8> = among.iter().map(|id| self.member(*id, now).rank(now)).collect();
         let best = ranks.iter().copied().min()?;
@@ -231,7 +232,7 @@ impl<I: Ord + Copy> Group<I> {
         Some(may[if load(self, second) < load(self, first) { second } else { first }])
     }
 
-    /// Counts a call that begins; `first` says that no other replica has been asked for the same.
+    /// Records the start of a call; `first` is false for hedges and retries.
     pub fn begin(&mut self, id: I, first: bool, now: Micros) {
         self.member(id, now).calls += 1;
         if first {
@@ -239,7 +240,7 @@ impl<I: Ord + Copy> Group<I> {
         }
     }
 
-    /// Takes in how a call ended that began `took` before.
+    /// Records the outcome of a call that started `took` microseconds ago.
     pub fn end(&mut self, id: I, kind: usize, (outcome, took): (Outcome, Micros), now: Micros) {
         let mean = self.times[kind].mean;
         let slowness = if mean > 0.0 { (took as f64 / mean).min(1000.0) } else { 1.0 };
@@ -255,7 +256,7 @@ impl<I: Ord + Copy> Group<I> {
             }
             Outcome::Failed => member.failed(now),
             Outcome::Late if is_long => member.failed(now),
-            // It would have taken longer still.
+            // The call would have taken longer still.
             Outcome::Late | Outcome::Left => {
                 if slowness > member.slowness(now) {
                     member.saw(slowness, now);
@@ -271,17 +272,17 @@ impl<I: Ord + Copy> Group<I> {
         }
     }
 
-    /// After how long a call is slower than its kind, where that is known.
+    /// 95th percentile of a kind's latency, if it is known: the delay before hedging.
     pub fn hedge_after(&self, kind: usize) -> Option<Micros> {
         self.times[kind].most()
     }
 
-    /// True where nobody has refused work of late, so that more of it does no harm.
+    /// Whether no replica rejected work recently, so that additional calls do no harm.
     pub fn has_room(&self, now: Micros) -> bool {
         self.refused_at.is_none_or(|at| now.saturating_sub(at) > OVERLOADED)
     }
 
-    /// The replicas that are far slower than usual, each with how many times as long its last answer took.
+    /// Lists replicas that are far slower than usual, with the relative latency of the last answer.
     pub fn slow(&self, now: Micros) -> Vec<(I, f64)> {
         let is_slow =
             |(answers, at, _): (u32, Micros, f64)| answers >= SLOW_ANSWERS && now.saturating_sub(at) <= SLOW_TOLD;
@@ -289,12 +290,12 @@ impl<I: Ord + Copy> Group<I> {
         slow.map(|(id, member)| (*id, member.slow.2)).collect()
     }
 
-    /// Takes one hedge from the budget, where it holds one and there is room.
+    /// Takes one hedge from the budget, if one is available and no replica is overloaded.
     pub fn hedge(&mut self, now: Micros) -> bool {
         self.has_room(now) && self.spend()
     }
 
-    /// Takes one from the budget, for a call that was refused at once and has cost nobody anything.
+    /// Takes one hedge from the budget, for the retry of a call that was rejected at once and cost little.
     pub fn spend(&mut self) -> bool {
         let may = self.budget >= 1.0;
         if may {
@@ -307,7 +308,7 @@ impl<I: Ord + Copy> Group<I> {
         self.members.entry(id).or_insert_with(|| Member::new(now))
     }
 
-    /// A number below `count`, by xorshift.
+    /// Returns a random number below `count` (xorshift).
     fn draw(&mut self, count: usize) -> usize {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
@@ -327,7 +328,7 @@ mod tests {
 
     const SECOND: Micros = 1_000_000;
 
-    /// A group in which every replica of `ids` is known and takes a millisecond.
+    /// Creates a group whose replicas are known and answer within 1 ms.
     fn known(ids: &[u32]) -> Group<u32> {
         let mut group = Group::new(7);
         for _ in 0..100 {
@@ -379,7 +380,7 @@ mod tests {
         #[test]
         fn whatever_happens_somebody_is_asked_and_the_rules_hold(steps in prop::collection::vec(step(), 0..300)) {
             let mut group = Group::new(3);
-            // Under way: who, kind, since when.
+            // Calls in flight: replica, kind, start.
             let mut open: Vec<(u32, usize, Micros)> = Vec::new();
             let (mut now, mut calls, mut hedges, mut refused) = (0, 0u32, 0u32, None);
             for step in steps {
@@ -391,7 +392,7 @@ mod tests {
                             continue;
                         };
                         prop_assert!(among.contains(&id));
-                        // Who is left alone, or has enough for now, is asked only where all are.
+                        // Ejected or busy replicas are selected only if all are.
                         let rank = |id: &u32| group.members[id].rank(now);
                         prop_assert_eq!(rank(&id), among.iter().map(rank).min().unwrap());
                         group.begin(id, true, now);
@@ -436,7 +437,7 @@ mod tests {
         let mut group = known(&[1, 2, 3]);
         let even = shares(&mut group, &[1, 2, 3], 0);
         assert!(even.iter().all(|count| (230..440).contains(count)), "{even:?}");
-        // With more under way, or slower, one is asked only where the other of the two is worse.
+        // A busier or slower replica is selected only if the other one of the pair is worse.
         (0..5).for_each(|_| group.begin(1, true, 0));
         assert_eq!(shares(&mut group, &[1, 2, 3], 0)[0], 0);
         let mut group = known(&[1, 2, 3]);
@@ -445,7 +446,7 @@ mod tests {
             group.end(2, 0, (Outcome::Answered, 5000), 0);
         });
         assert_eq!(shares(&mut group, &[1, 2, 3], 0)[1], 0);
-        // What was slow may have mended meanwhile: it is nearly forgotten.
+        // Old observations decay, since a slow replica may have recovered.
         assert!(group.members[&2].slowness(0) > 1.5 && group.members[&2].slowness(60 * SECOND) < 1.01);
         assert_eq!(group.choose(&[2], 0), Some(2), "one that is slow is better than none");
         assert_eq!(group.choose(&[], 0), None);
@@ -479,7 +480,7 @@ mod tests {
             group.end(1, 0, (Outcome::Failed, 10), now);
         };
         (0..FAILURES_MAX - 1).for_each(|_| fail(&mut group, 0));
-        // An answer between two failures makes them two.
+        // An answer between failures resets their count.
         group.begin(1, true, 0);
         group.end(1, 0, (Outcome::Answered, 1000), 0);
         (0..FAILURES_MAX - 1).for_each(|_| fail(&mut group, 0));
@@ -487,14 +488,14 @@ mod tests {
         fail(&mut group, 0);
         assert_eq!(shares(&mut group, &[1, 2], EJECTED - 1)[0], 0);
         assert_eq!(group.choose(&[1], 0), Some(1), "the last one is always asked");
-        // Back again, one call shows what has become of it.
+        // After its ejection, a replica gets one call as a probe.
         let now = EJECTED;
         assert!(shares(&mut group, &[1, 2], now)[0] > 0);
         group.begin(1, true, now);
         assert_eq!(shares(&mut group, &[1, 2], now)[0], 0);
         group.end(1, 0, (Outcome::Failed, 10), now);
         assert_eq!(shares(&mut group, &[1, 2], now + 2 * EJECTED - 1)[0], 0);
-        // Answers make it one like the others, and its past is forgotten.
+        // Answers restore the replica's state completely.
         let now = now + 2 * EJECTED;
         for _ in 0..KNOWN_AFTER {
             group.begin(1, true, now);
@@ -514,7 +515,7 @@ mod tests {
             group.members[&1].ejections
         };
         assert_eq!((late(&mut group, 900), late(&mut group, 3000), late(&mut group, 100_000)), (0, 0, 1));
-        // Who has just refused is asked after the others, and is no failure.
+        // A rejecting replica is avoided for a while, but does not count as failed.
         let mut group = known(&[1, 2]);
         group.begin(1, true, 0);
         group.end(1, 0, (Outcome::Refused, 10), 0);
@@ -534,7 +535,7 @@ mod tests {
             group.begin(3, true, 0);
         }
         assert_eq!(group.members[&3].rank(0), 0);
-        // Where all are new, all are asked.
+        // If all are new, all get calls.
         let mut fresh = Group::new(1);
         let mut seen = BTreeSet::new();
         for _ in 0..30 {
@@ -568,19 +569,19 @@ mod tests {
             hedges += u32::from(group.hedge(0));
         }
         assert!((29..=30).contains(&hedges), "{hedges}");
-        // After a refusal there is none for a while, whatever the budget holds.
+        // After a rejection no call is hedged for a while, regardless of the budget.
         (0..100).for_each(|_| group.begin(1, true, 0));
         group.end(1, 0, (Outcome::Refused, 10), SECOND);
         assert!(!group.hedge(SECOND) && !group.hedge(2 * SECOND) && group.hedge(2 * SECOND + 1));
     }
 
-    /// Replicas with one worker each, in steps of 100 microseconds: how long calls took, at a load of 60 %.
+    /// Simulates replicas with one worker each at a load of 60 %, in steps of 100 µs, and returns the latencies.
     fn simulate(slow: Micros, choose: impl Fn(&mut Group<usize>, Micros, u64) -> usize) -> Micros {
         let (mut group, mut free, mut took) = (Group::new(11), [0u64; 3], Vec::new());
         let mut open: Vec<(Micros, usize, Micros)> = Vec::new();
         let mut random = 5u64;
         for n in 0..30_000u64 {
-            // A call takes a millisecond, at the slow replica more; they come at random.
+            // A call takes 1 ms, or more at the slow replica; arrivals are random.
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let now = n * 555 + (random >> 33) % 400;
             open.sort_unstable();
@@ -610,7 +611,7 @@ mod tests {
 
     #[test]
     fn calls_that_stall_are_answered_by_another() {
-        // A call takes a millisecond, each fiftieth a tenth of a second, whoever is asked.
+        // A call takes 1 ms and every fiftieth takes 100 ms, at any replica.
         let run = |hedges: bool| {
             let (mut group, mut random, mut took, mut second) = (Group::new(13), 9u64, Vec::new(), 0u32);
             let mut call = || {

@@ -1,5 +1,5 @@
-//! Connections to one server, kept alive, each for one call at a time. Whoever drops a call closes its connection, which the server
-//! takes for a caller who has left.
+//! Persistent connections to one server, each for one call at a time. Dropping a call closes its connection, which the server
+//! treats as a disconnected client.
 
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
@@ -28,20 +28,20 @@ use sterling_core::locks::locked;
 use sterling_core::request::Origin;
 use sterling_serving::quota::Memory;
 
-/// Longest answer of a server, in bytes.
+/// Maximum size of an answer, in bytes.
 const ANSWER_BYTES_MAX: usize = 256 << 20;
-/// Copies of an answer that there are at once: as it came, and as it was read.
+/// Number of simultaneous copies of an answer: received and decoded.
 const ANSWER_COPIES: u64 = 2;
-/// Connections that are kept though nobody uses them.
+/// Maximum number of idle connections.
 const IDLE_MAX: usize = 256;
-/// The header of a call that happens once, however often it is sent.
+/// Header of a call that is executed once, even if it is sent repeatedly.
 const KEY_HEADER: &str = "idempotency-key";
-/// The numbers of calls, which servers send back with their answers.
+/// Number of the next call; servers return it with their answers.
 static CALLS: AtomicU64 = AtomicU64::new(1);
-/// How long a connection may take to be made.
+/// Timeout for connecting.
 const CONNECT: Duration = Duration::from_secs(1);
 
-/// One kept connection. It makes progress while a call is under way, and not between two.
+/// Persistent connection. It is polled only while a call is in progress.
 struct Kept {
     sender: SendRequest<Body>,
     wire: Wire,
@@ -49,20 +49,20 @@ struct Kept {
 
 type Connection = http1::Connection<TokioIo<Box<dyn Stream>>, Body>;
 
-/// A connection, secure or not.
+/// Connection, with or without TLS.
 trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
-/// What reads and writes; nothing once it is closed, which those who wait for it are told by its end.
+/// Protocol driver of a connection; `None` once it is closed. Dropping it fails the calls that wait for it.
 struct Wire(Option<Pin<Box<Connection>>>);
 
 impl Wire {
-    /// Runs what needs the connection, on the task of the caller: no other one has to be woken for it.
+    /// Drives the connection on the caller's task while `what` runs, so that no other task must be woken.
     async fn with<T>(&mut self, what: impl Future<Output = T>) -> T {
         let mut what = pin!(what);
         poll_fn(|cx| {
-            // What is asked here is written there, and what is read there is answered here.
+            // Requests written above are sent here, and answers read here complete the call below.
             if let Poll::Ready(done) = what.as_mut().poll(cx) {
                 return Poll::Ready(done);
             }
@@ -74,7 +74,7 @@ impl Wire {
         .await
     }
 
-    /// Whether the server has not closed it, as far as it can be told without asking.
+    /// Whether the server has not closed the connection, as far as this is known without a call.
     async fn is_open(&mut self) -> bool {
         poll_fn(|cx| {
             if self.0.as_mut().is_some_and(|connection| connection.as_mut().poll(cx).is_ready()) {
@@ -86,43 +86,43 @@ impl Wire {
     }
 }
 
-/// A call, as often as it is sent.
+/// Call that may be sent repeatedly.
 #[derive(Clone, Debug)]
 pub(super) struct Outgoing {
     pub(super) path: String,
-    /// None to ask for what lies at the path.
+    /// Body; `None` for a `GET`.
     pub(super) body: Option<Bytes>,
     pub(super) form: Form,
-    /// The headers that say what the answer must see.
-    pub(super) sees: Vec<(&'static str, HeaderValue)>,
-    /// What the answer is counted in, where it may be large.
+    /// Headers that say what the answer must see, or that nobody waits for it.
+    pub(super) headers: Vec<(&'static str, HeaderValue)>,
+    /// Memory reservation for the answer, if it may be large.
     pub(super) memory: Option<Arc<Memory>>,
     pub(super) origin: Origin,
 }
 
-/// The form of a call and of the answer to it.
+/// Format of a call and its answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Form {
-    /// That of the protocol between routers and servers. Such a call changes nothing, so that it may be sent twice.
+    /// Protocol between routers and servers. Such a call changes nothing, so it may be repeated.
     Pass,
-    /// As anybody sends it: what its body is written in, with an idempotency key where there is one. It may change something: it is sent once.
+    /// Public API: content type of the body, and an optional idempotency key. The call may change something, so it is sent once.
     Plain(&'static str, Option<HeaderValue>),
 }
 
 impl Outgoing {
-    /// A call of the protocol.
+    /// Creates a call of the protocol.
     pub(super) fn pass(path: String, body: Option<Bytes>) -> Self {
-        Outgoing { path, body, form: Form::Pass, sees: Vec::new(), memory: None, origin: Origin::default() }
+        Outgoing { path, body, form: Form::Pass, headers: Vec::new(), memory: None, origin: Origin::default() }
     }
 
-    /// A call as anybody makes it.
+    /// Creates a call of the public API.
     pub(super) fn plain(
         path: String,
         (body, media_type): (Option<Bytes>, &'static str),
         key: Option<HeaderValue>,
     ) -> Self {
         let form = Form::Plain(media_type, key);
-        Outgoing { path, body, form, sees: Vec::new(), memory: None, origin: Origin::default() }
+        Outgoing { path, body, form, headers: Vec::new(), memory: None, origin: Origin::default() }
     }
 
     fn media_type(&self) -> &'static str {
@@ -137,24 +137,24 @@ impl Outgoing {
     }
 }
 
-/// Why a call has no answer.
+/// Failure of a call.
 #[derive(Debug)]
 pub(super) struct Failed {
     pub(super) error: Error,
-    /// True where the server may have got the call, and done what it says.
+    /// Whether the server may have received and executed the call.
     pub(super) may_be_applied: bool,
 }
 
-/// Connections to one server.
+/// Client of one server.
 pub(super) struct Client {
     address: SocketAddr,
     host: HeaderValue,
-    /// What its certificate must be for, and how it is held to that.
+    /// Host name that its certificate must be valid for, and the TLS connector that verifies it.
     name: String,
     connector: Option<Arc<Connector>>,
-    /// `Authorization`, where the server asks for a key.
+    /// `Authorization`, if the server requires a key.
     authorization: Option<HeaderValue>,
-    /// The one that was used last is used first, so that no more are open than are needed.
+    /// Most recently used first, so that no more connections stay open than needed.
     idle: Mutex<VecDeque<Kept>>,
 }
 
@@ -174,32 +174,32 @@ impl Client {
         locked(&self.idle)
     }
 
-    /// Closes the connections that nobody uses.
+    /// Closes idle connections.
     pub(super) fn forget(&self) {
         self.idle().clear();
     }
 
-    /// Sends a call and reads the whole answer to it.
+    /// Sends a call and reads the complete answer.
     ///
     /// # Errors
-    /// The server's own; `Unavailable` where there is no connection or it breaks; `DeadlineExceeded`.
+    /// Errors of the server; `Unavailable` if the connection fails or breaks; `DeadlineExceeded`.
     pub(super) async fn call(&self, call: &Outgoing, deadline: Instant) -> Result<Bytes> {
         self.try_call(call, deadline).await.map_err(|failed| failed.error)
     }
 
-    /// The same, telling of a call that fails whether the server may have got it.
+    /// Like [`Client::call`], but a failure reports whether the server may have received the call.
     pub(super) async fn try_call(&self, call: &Outgoing, deadline: Instant) -> std::result::Result<Bytes, Failed> {
-        // Whoever is cut off while a connection is made has sent nothing.
+        // Nothing is sent while a connection is being made.
         let is_sent = AtomicBool::new(false);
         let done = timeout_at(deadline, self.send(call, deadline, &is_sent)).await.unwrap_or_else(|_| Err(self.late()));
         let judged = done.and_then(|(head, body)| self.judge((head, body), call, &is_sent));
         judged.map_err(|error| Failed { may_be_applied: is_sent.load(Ordering::Relaxed), error })
     }
 
-    /// The status and the body that a path answers, whatever they are.
+    /// Requests a path, and returns any status with its body.
     ///
     /// # Errors
-    /// `Unavailable` where there is no connection or it breaks; `DeadlineExceeded`.
+    /// `Unavailable` if the connection fails or breaks; `DeadlineExceeded`.
     pub(super) async fn look(&self, path: &str, deadline: Instant) -> Result<(u16, Bytes)> {
         let call = Outgoing::pass(path.into(), None);
         let done = timeout_at(deadline, self.send(&call, deadline, &AtomicBool::new(false))).await;
@@ -219,7 +219,7 @@ impl Client {
                 Some(kept) => kept,
                 None => self.connect().await?,
             };
-            // The server may have closed it while nobody used it.
+            // The server may have closed the connection while it was idle.
             if !is_new && call.form != Form::Pass && !kept.wire.is_open().await {
                 continue;
             }
@@ -238,7 +238,7 @@ impl Client {
             };
             match wire.with(sent).await {
                 Ok(response) => return self.receive(kept, response, call, number).await,
-                // The server had closed it while nobody used it. What changes nothing may be sent twice.
+                // The server had closed the idle connection. A call without changes may be sent again.
                 Err((_, went)) if !is_new && (call.form == Form::Pass || !went) => {
                     is_sent.store(false, Ordering::Relaxed)
                 }
@@ -277,7 +277,7 @@ impl Client {
         for (name, value) in named.into_iter().filter_map(|(name, value)| Some((name, value.as_deref()?))) {
             request = request.header(name, value);
         }
-        for (name, value) in &call.sees {
+        for (name, value) in &call.headers {
             request = request.header(*name, value);
         }
         if let Form::Plain(_, Some(key)) = &call.form {
@@ -290,7 +290,7 @@ impl Client {
         request.body(body).map_err(|e| Error::internal(format!("a call to `{}`: {e}", call.path)))
     }
 
-    /// Reads an answer to a call of this number, and keeps the connection for the next one.
+    /// Reads the answer to the call of this number, and keeps the connection for the next call.
     async fn receive(
         &self,
         mut kept: Kept,
@@ -299,7 +299,7 @@ impl Client {
         number: u64,
     ) -> Result<(Parts, Bytes)> {
         let (head, body) = response.into_parts();
-        // Doors in front of a server refuse without reading so far.
+        // The gate and the connection limit of a server reject calls without returning their number.
         let echoed =
             head.headers.get(CALL_HEADER).map(|echoed| echoed.to_str().ok().and_then(|text| text.parse().ok()));
         if echoed.map_or(head.status.is_success(), |echoed| echoed != Some(number)) {
@@ -323,7 +323,7 @@ impl Client {
         Ok((head, body))
     }
 
-    /// What an answer says: the body that was asked for, or an error.
+    /// Returns the body of an answer, or its error.
     fn judge(&self, (head, body): (Parts, Bytes), call: &Outgoing, is_sent: &AtomicBool) -> Result<Bytes> {
         if head.status.is_success() && head.headers.get(CONTENT_TYPE).is_some_and(|kind| kind == call.answer_type()) {
             return Ok(body);
@@ -339,11 +339,11 @@ impl Client {
             status => problem(status.as_u16(), seconds.map(Duration::from_secs), &body),
         };
         is_sent.store(leaves_open(error.kind()), Ordering::Relaxed);
-        // What is wrong with the request is told as it is, what a server could not do with its name.
+        // Errors of the request are passed on unchanged, errors of a server with its address.
         Err(if error.kind().is_retryable() { error.within(format_args!("server {}", self.address)) } else { error })
     }
 
-    /// Reads an answer that counts as memory: at once where its length is known, as servers say it, else piece by piece.
+    /// Reads an answer and charges its memory: at once if its length is known, as from servers, else per chunk.
     async fn collect(&self, mut body: Incoming, memory: &Memory) -> Result<Bytes> {
         let known = body.size_hint().exact();
         memory.add(known.unwrap_or(0).saturating_mul(ANSWER_COPIES))?;
@@ -369,7 +369,7 @@ impl Client {
     }
 }
 
-/// Whether a server that answers so may have done what it was told.
+/// Whether a server that answers with this error may have executed the call.
 fn leaves_open(kind: Kind) -> bool {
     matches!(kind, Kind::Unavailable | Kind::DeadlineExceeded | Kind::Internal | Kind::Io | Kind::Corrupt)
 }
@@ -399,7 +399,7 @@ mod tests {
         runtime.block_on(client.call(&call, Instant::now() + Duration::from_millis(wait_ms)))
     }
 
-    /// Reads one request, which is small enough to come at once.
+    /// Reads one request, which arrives in one piece.
     fn request(stream: &mut Plain) -> String {
         let mut text = vec![0; 4096];
         let mut read = 0;
@@ -409,7 +409,7 @@ mod tests {
         String::from_utf8_lossy(&text[..read]).to_ascii_lowercase()
     }
 
-    /// The number of a call, which a server sends back.
+    /// Number of a call, which the server returns.
     fn number(asked: &str) -> u64 {
         let value = asked.lines().find_map(|line| line.strip_prefix("sterling-call: ")).unwrap();
         value.trim().parse().unwrap()
@@ -440,7 +440,7 @@ mod tests {
                 );
                 answer(&mut stream, number(&asked), ("200 OK", MEDIA_TYPE, "yes"));
             }
-            // Closed only once it lies unused.
+            // The connection closes only after it became idle.
             told.recv().unwrap();
             drop(stream);
             closed.send(()).unwrap();
@@ -474,7 +474,7 @@ mod tests {
             let (mut stream, _) = listener.accept().unwrap();
             request(&mut stream);
             tell.send(()).unwrap();
-            // The end of what the caller sends.
+            // End of the caller's data.
             assert_eq!(stream.read(&mut [0; 16]).unwrap(), 0);
         });
         let error = call(&client, 200).unwrap_err();
@@ -503,7 +503,7 @@ mod tests {
                     "HTTP/1.1 200 OK\r\ncontent-type: {MEDIA_TYPE}\r\nsterling-call: {number}\r\n{framing}\r\n\r\n{body}"
                 );
                 stream.write_all(head.as_bytes()).unwrap();
-                // Until the client has had enough.
+                // Until the client disconnects.
                 let _ = stream.read(&mut [0]);
             });
             let memory = Arc::new(quota.hold(Flow::default(), 0).unwrap());
@@ -524,7 +524,8 @@ mod tests {
     #[test]
     fn an_answer_to_another_call_is_none() {
         type Mixed = fn(u64) -> Option<u64>;
-        // A proxy gave each of two callers the answer of the other; a server of another release names no call; a door refuses unread.
+        // A proxy swaps the answers of two callers; a server of another release returns no number; a server's gate rejects
+        // without one.
         let cases: [(&str, Mixed, Kind); 5] = [
             ("200 OK", |number| Some(number + 1), Kind::Unavailable),
             ("200 OK", |_| None, Kind::Unavailable),

@@ -1,36 +1,36 @@
-//! Which versions are there over all their shards, and which one answers: a pure function of what servers say.
+//! Determines which versions are complete over all shards, and which of them is active: a pure function of the servers' reports.
 
 use std::collections::BTreeMap;
 
 use super::protocol::Holding;
 use sterling_core::limits::SHARDS_MAX;
 
-/// A version of a model over all of its shards.
+/// Version of a model over all of its shards.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Edition<S> {
-    /// The model's name.
+    /// Name of the model.
     pub model: String,
-    /// The version.
+    /// Number of the version.
     pub version: u64,
-    /// One name for its bytes.
+    /// Hash of the version's bytes.
     pub digest: String,
-    /// The items of each shard, when it was published.
+    /// Number of items per shard at publication.
     pub items: Vec<usize>,
-    /// The servers of each shard.
+    /// Servers of each shard.
     pub replicas: Vec<Vec<S>>,
-    /// Servers that answer unpinned requests with it.
+    /// Number of servers that answer unpinned requests with it.
     pub votes: usize,
-    /// Servers at which a label points to it.
+    /// Number of servers per label that points to it.
     pub labels: BTreeMap<String, usize>,
 }
 
 impl<S> Edition<S> {
-    /// True for the same bytes.
+    /// Whether both have the same bytes.
     pub fn is(&self, other: &(u64, String)) -> bool {
         (self.version, &self.digest) == (other.0, &other.1)
     }
 
-    /// The same version where no server has it any more.
+    /// Copy of the version without servers.
     pub(super) fn without_servers(&self) -> Self
     where
         S: Clone,
@@ -39,23 +39,24 @@ impl<S> Edition<S> {
         Edition { replicas, votes: 0, labels: BTreeMap::new(), ..self.clone() }
     }
 
-    /// Servers of the shard that has the fewest.
+    /// Number of servers of the shard with the fewest.
     pub fn fewest(&self) -> usize {
         self.replicas.iter().map(Vec::len).min().unwrap_or(0)
     }
 }
 
-/// Whether a server takes new requests, or has said that it ends.
+/// Whether a server accepts new requests, or has announced its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Readiness {
-    /// It takes requests.
+    /// It accepts requests.
     Ready,
-    /// It says that it takes none, and still has what it had: it drains, or follows its updates no more.
+    /// It announced that it accepts no requests but still has its versions: it drains, or no longer follows its updates.
     Ending,
 }
 
 impl<S> Edition<(S, Readiness)> {
-    /// The servers to ask: those that are ready, and of a shard that has none of these, those that are ending. Returns whether there is such a shard.
+    /// Selects the servers to query: ready ones and, for shards without these, ending ones. Returns whether there is such a
+    /// shard.
     pub fn chosen(self) -> (Edition<S>, bool) {
         let Edition { model, version, digest, items, replicas, votes, labels } = self;
         let is_ready = |replica: &(S, Readiness)| replica.1 == Readiness::Ready;
@@ -70,7 +71,7 @@ impl<S> Edition<(S, Readiness)> {
     }
 }
 
-/// What a model has of one version, while it is put together: the items of each shard, where they are known.
+/// Partial result for one version of a model, with the number of items of each known shard.
 struct Found<S> {
     items_of_all: u64,
     items: Vec<Option<u64>>,
@@ -79,8 +80,8 @@ struct Found<S> {
     labels: BTreeMap<String, usize>,
 }
 
-/// All versions of all models that servers speak of, each with the items of the shards that nobody has among those of the first of
-/// them; ascending by version.
+/// Collects all versions of all models that servers report, ascending by version. If shards have no server, their items are
+/// counted for the first of them.
 pub fn editions<'a, S: Clone>(told: impl IntoIterator<Item = (S, &'a [Holding])>) -> BTreeMap<String, Vec<Edition<S>>> {
     let mut found: BTreeMap<(&str, u64, &str), Found<S>> = BTreeMap::new();
     for (server, parts) in told {
@@ -96,7 +97,7 @@ pub fn editions<'a, S: Clone>(told: impl IntoIterator<Item = (S, &'a [Holding])>
                 votes: 0,
                 labels: BTreeMap::new(),
             });
-            // One digest stands for one way to cut: who says otherwise is not listened to.
+            // A digest implies one sharding; contradicting reports are ignored.
             let says = (shards, part.items_of_all, part.items);
             let items = entry.items.get(shard).copied().flatten().unwrap_or(part.items);
             if says != (entry.items.len(), entry.items_of_all, items) {
@@ -118,7 +119,8 @@ pub fn editions<'a, S: Clone>(told: impl IntoIterator<Item = (S, &'a [Holding])>
     models
 }
 
-/// The items of each shard. Those of shards that nobody has are somewhere among these; none where the sum is another.
+/// Number of items per shard. All items of shards without servers are assigned to the first of them. `None` if the sum
+/// contradicts the total.
 fn items<S>(found: &Found<S>) -> Option<Vec<usize>> {
     let known = found.items.iter().flatten().fold(0u64, |sum, items| sum.saturating_add(*items));
     let mut rest = found.items_of_all.checked_sub(known)?;
@@ -130,18 +132,19 @@ fn items<S>(found: &Found<S>) -> Option<Vec<usize>> {
     Some(items.collect())
 }
 
-/// The version that answers unpinned requests, of all there are: of those with enough servers for each shard the one that most
-/// servers have active; of several, the one that answered `before`, or the highest. Where none has enough, the one before goes on.
+/// Selects the version that answers unpinned requests. Among versions with enough servers per shard, it is the one that is active
+/// at most servers; ties go to the one that answered `before`, then to the highest. If no version has enough servers, the
+/// previous one stays.
 pub fn active<S>(editions: &[Edition<S>], min_replicas: usize, before: Option<&(u64, String)>) -> Option<usize> {
     let is_before = |edition: &Edition<S>| before.is_some_and(|before| edition.is(before));
     let whole = (0..editions.len()).filter(|&n| editions[n].fewest() >= min_replicas);
     let rank = |&n: &usize| (editions[n].votes, is_before(&editions[n]), editions[n].version);
-    // Where nobody has it active, it was loaded for those who ask for it by its number.
+    // A version that is active nowhere was only loaded for requests that pin it.
     let wished = whole.filter(|&n| editions[n].votes > 0 || is_before(&editions[n]));
     wished.max_by_key(rank).or_else(|| editions.iter().position(is_before))
 }
 
-/// The version that a label points to, of those with enough servers: the place of the one that most servers say.
+/// Selects the version that a label points to, among those with enough servers: the index of the one that most servers report.
 pub fn labelled<'a, S: 'a>(
     editions: impl Iterator<Item = &'a Edition<S>>,
     min_replicas: usize,
@@ -183,7 +186,7 @@ mod tests {
         assert_eq!(chosen(&one, 2, Some(1)), Some(1), "what answered goes on");
         assert_eq!(chosen(&one[..2], 1, None), None, "a shard that was never there");
         assert_eq!(chosen(&one[..2], 1, Some(1)), Some(1), "a shard that was lost");
-        // The second version comes to one shard after the other.
+        // The second version reaches one shard after the other.
         let flip = |two: &[u32], active: &[u32]| {
             let of = |shard: u32| {
                 let is_new = active.contains(&shard);
@@ -206,7 +209,7 @@ mod tests {
         ] {
             assert_eq!(chosen(&flip(two, active), 1, Some(1)), Some(expected), "{two:?} {active:?}");
         }
-        // As many for one as for the other: the one that answers goes on, whichever.
+        // With equal votes, the version that answers stays.
         let mut even = servers(&[&[(1, 0, true), (2, 0, false)], &[(1, 0, false), (2, 0, true)]]);
         for (_, parts) in &mut even {
             parts.iter_mut().for_each(|part| (part.shards, part.items_of_all) = (1, 30));

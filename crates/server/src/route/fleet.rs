@@ -1,4 +1,4 @@
-//! The servers of a router, and the versions that they have together.
+//! Servers of a router, and the versions that they have together.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
@@ -31,47 +31,47 @@ use sterling_core::request::{Embed, Rank, Retrieve, Which};
 use sterling_core::units::ItemId;
 use sterling_snapshot::rollout::TrafficTarget;
 
-/// Servers that are looked at side by side.
+/// Number of servers that are polled concurrently.
 const LOOKED_AT: usize = 64;
-/// How long a server may take to say what it has.
+/// Timeout of a poll.
 const LOOK_MAX: Duration = Duration::from_secs(2);
 
-/// A server, and what it said when it was looked at last.
+/// Server, with its last report.
 pub(super) struct Known {
     client: Arc<Client>,
     pub(super) holdings: Holdings,
-    /// Whether it has ever said what it has.
+    /// Whether it has ever answered a poll.
     pub(super) has_answered: bool,
-    /// Looks in a row that it did not answer.
+    /// Number of polls in a row without an answer.
     pub(super) in_vain: u32,
-    /// Why it did not answer the last look, where it did not.
+    /// Error of the last poll, if it failed.
     pub(super) trouble: Option<String>,
 }
 
 impl Known {
-    /// Whether what it said holds.
+    /// Whether its last report is valid and it is ready.
     fn is_answering(&self) -> bool {
         self.readiness() == Some(Readiness::Ready)
     }
 
-    /// Whether and how what it said that it has can be asked.
+    /// Whether and how its reported versions can be queried.
     pub(super) fn readiness(&self) -> Option<Readiness> {
         let readiness = if self.holdings.is_ready { Readiness::Ready } else { Readiness::Ending };
         (self.has_answered && self.in_vain < LOOKS_MAX).then_some(readiness)
     }
 
-    /// Whether it answers looks and is ready, so that what it does not have is not there.
+    /// Whether it answers polls and is ready, so that missing versions are truly absent.
     fn is_well(&self) -> bool {
         self.in_vain == 0 && self.holdings.is_ready
     }
 }
 
-/// One model: its versions, ascending, the one that answers, and what takes part in its traffic beside it.
+/// Model: its versions in ascending order, the active one, and its canary and shadow.
 #[derive(Default)]
 pub(super) struct Model {
     pub(super) versions: Vec<Arc<Offering>>,
     active: Option<usize>,
-    /// Whether some shard of the version that answers is at servers alone that say that they are not ready.
+    /// Whether some shard of the active version is only at servers that are not ready.
     pub(super) is_last_resort: bool,
     pub(super) split: Split,
 }
@@ -82,31 +82,31 @@ impl Model {
     }
 }
 
-/// A version of a model, as it is listed.
+/// Version in the list of a model's versions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
-    /// The version.
+    /// Number of the version.
     pub version: u64,
-    /// One name for its bytes.
+    /// Hash of the version's bytes.
     pub digest: String,
-    /// True for the one that answers.
+    /// Whether it is active.
     pub is_active: bool,
-    /// True where every shard has enough servers.
+    /// Whether every shard has enough servers.
     pub is_whole: bool,
-    /// The labels that point to it.
+    /// Labels that point to it.
     pub labels: Vec<String>,
 }
 
-/// What is asked of all shards.
+/// Request to all shards.
 #[derive(Clone, Debug)]
 pub enum Errand {
-    /// The best items.
+    /// Retrieval of the best items.
     Retrieve(Box<Retrieve>),
-    /// The scores of given ones.
+    /// Scoring of given items.
     Rank(Box<Rank>),
 }
 
-/// The servers and what they have together.
+/// Servers of a router and their versions.
 pub struct Fleet {
     pub(super) options: Options,
     connector: Option<Arc<Connector>>,
@@ -115,7 +115,7 @@ pub struct Fleet {
     pub(super) groups: Mutex<BTreeMap<(String, usize, usize), Arc<Replicas>>>,
     pub(super) models: ArcSwap<BTreeMap<String, Model>>,
     pub(super) has_looked: AtomicBool,
-    /// Asked for a look before its time.
+    /// Notification that requests an early poll.
     wanted: Notify,
     pub(super) looked: Notify,
     requests: Semaphore,
@@ -124,10 +124,10 @@ pub struct Fleet {
 }
 
 impl Fleet {
-    /// Servers of which nothing is known yet.
+    /// Creates a fleet whose servers have not been polled yet.
     ///
     /// # Errors
-    /// What is wrong with the certificates that the options name.
+    /// Fails if the configured certificates are invalid.
     pub fn open(options: Options) -> Result<Self> {
         let connector = Connector::open(&options.tls).map_err(|e| e.within("route"))?.map(Arc::new);
         Ok(Fleet {
@@ -146,22 +146,25 @@ impl Fleet {
         })
     }
 
-    /// What it was told.
+    /// Configuration of the router.
     pub fn options(&self) -> &Options {
         &self.options
     }
 
-    /// Looks at the servers for ever.
+    /// Looks at the servers for ever: first at once, unless somebody has looked before.
     pub async fn watch(&self) -> Infallible {
-        loop {
+        if !self.has_looked.load(Ordering::Relaxed) {
             self.look().await;
+        }
+        loop {
             let pause = Duration::from_millis(self.options.refresh_ms);
-            // Whichever comes first; a time that has come is no error.
+            // Whichever comes first; a timeout is no error.
             let _ = timeout(pause, self.wanted.notified()).await;
+            self.look().await;
         }
     }
 
-    /// Looks at all servers once, and decides which versions there are.
+    /// Polls all servers once, and determines the versions.
     pub async fn look(&self) {
         self.resolve().await;
         let clients: Vec<Arc<Client>> = locked(&self.known).values().map(|known| known.client.clone()).collect();
@@ -185,7 +188,7 @@ impl Fleet {
         self.looked.notify_waiters();
     }
 
-    /// Finds what the names of servers stand for.
+    /// Resolves the names of servers.
     async fn resolve(&self) {
         let there = self.names.resolve(&self.options.servers).await;
         let mut known = locked(&self.known);
@@ -224,7 +227,7 @@ impl Fleet {
         }
     }
 
-    /// Decides from what the servers said which versions there are and which one answers.
+    /// Determines versions and active versions from the servers' reports.
     fn decide(&self) {
         let known = locked(&self.known);
         let told = known.values().filter_map(|server| {
@@ -235,7 +238,7 @@ impl Fleet {
             .map(|(name, of_model)| (name, of_model.into_iter().map(Edition::chosen).collect()))
             .collect();
         let before = self.models.load();
-        // A model that no server has any more is lost, not gone, until all of them answer and say so.
+        // A model without servers counts as lost rather than removed, until all servers answer without it.
         let are_well = known.values().all(Known::is_well);
         for (name, old) in before.iter() {
             if found.contains_key(name) {
@@ -243,7 +246,7 @@ impl Fleet {
             }
             match old.active().filter(|answered| !are_well || answered.may_answer()) {
                 Some(answered) => drop(found.insert(name.clone(), vec![(answered.edition.without_servers(), false)])),
-                // A metric cannot be taken away; what is no number raises no alert.
+                // A metric cannot be removed; NaN triggers no alert.
                 None => metrics::gauge!("sterling_route_coverage_ratio", "model" => name.clone()).set(f64::NAN),
             }
         }
@@ -259,7 +262,7 @@ impl Fleet {
                 && let Some(same) =
                     of_model.iter_mut().find(|e| answered_as.as_ref().is_some_and(|before| e.is(before)))
             {
-                // Shards that are lost have the items that they had.
+                // Lost shards keep their last known number of items.
                 same.items.clone_from(&answered.edition.items);
             }
             let active = active(&of_model, self.options.min_replicas, answered_as.as_ref());
@@ -289,7 +292,7 @@ impl Fleet {
         self.models.store(Arc::new(models));
     }
 
-    /// What takes part in the traffic of a model, by what those servers say of which something is known.
+    /// Determines canary and shadow of a model from the reports of answering servers.
     fn split(&self, name: &str, model: &Model, known: &BTreeMap<SocketAddr, Known>, before: Option<&Split>) -> Split {
         let answering = known.values().filter(|server| server.is_answering());
         let wished = answering.flat_map(|server| &server.holdings.wished).filter(|wished| wished.model == name);
@@ -309,8 +312,8 @@ impl Fleet {
         Split::of(name, heard(wished), before, (model.active(), whole))
     }
 
-    /// A version as it is asked. What is asked of it already, as one of `before`, learns of its servers as well, and whether they are among those that the
-    /// last look has `heard` of.
+    /// Creates the servable form of a version. Requests in progress on the same version of `before` learn its new servers too,
+    /// and whether the last poll `heard` of them.
     fn served(
         &self,
         edition: Edition<Arc<Client>>,
@@ -336,12 +339,12 @@ impl Fleet {
         Offering { homes: homes.collect(), edition }
     }
 
-    /// The models there are, whether they answer or not.
+    /// Names of all models, whether they answer or not.
     pub fn models(&self) -> Vec<String> {
         self.models.load().keys().cloned().collect()
     }
 
-    /// The versions of a model.
+    /// Lists the versions of a model.
     ///
     /// # Errors
     /// `NotFound` for an unknown model.
@@ -361,7 +364,7 @@ impl Fleet {
     pub(super) fn of_model<R>(&self, name: &str, read: impl FnOnce(&Model) -> Result<R>) -> Result<R> {
         let models = self.models.load();
         let Some(model) = models.get(name) else {
-            // Where nothing is known of any model, servers may have this one and not tell.
+            // If no model is known, servers may have this one without having reported it.
             if models.is_empty() {
                 self.ready()?;
             }
@@ -372,10 +375,10 @@ impl Fleet {
         read(model).map_err(|e| e.within(format_args!("model `{name}`")))
     }
 
-    /// The version that a request is for.
+    /// Returns the version that a request selects.
     ///
     /// # Errors
-    /// `NotFound` where there is none of that name, `NotReady` where not every shard has it.
+    /// `NotFound` if there is none of that name, `NotReady` if not every shard has it.
     pub fn get(&self, name: &str, pin: Which<'_>) -> Result<Arc<Offering>> {
         let least = self.options.min_replicas;
         self.of_model(name, |model| match pin {
@@ -417,10 +420,12 @@ impl Fleet {
         }
     }
 
-    /// Asks all shards of a version. Where one has it no more, the whole request goes once to the one that `pin` means by then.
+    /// Queries all shards of a version. If one no longer has it, the whole request is repeated once at the version that `pin`
+    /// selects then.
     ///
     /// # Errors
-    /// Those of [`gather::retrieve`]; `Overloaded` where too many requests are worked on; `Gone` of a page of which a shard has the view no more.
+    /// Those of [`gather::retrieve`]; `Overloaded` if too many requests are in progress; `Gone` for a page whose view no longer
+    /// exists at a shard.
     pub async fn work(
         &self,
         name: &str,
@@ -448,14 +453,14 @@ impl Fleet {
         Err(Error::internal("a request goes again once"))
     }
 
-    /// A version at those servers that have it by now, where that is known.
+    /// Returns a version with its current servers, if they are known.
     fn by_now(&self, name: &str, served: Arc<Offering>) -> Arc<Offering> {
         let models = self.models.load();
         let same = models.get(name).and_then(|model| model.versions.iter().find(|other| other.is_same(&served)));
         same.cloned().unwrap_or(served)
     }
 
-    /// The version that a request is for after one was gone: another one, or the same at other servers.
+    /// Returns the version to use after one was missing: another one, or the same at other servers.
     async fn other(
         &self,
         name: &str,
@@ -470,7 +475,7 @@ impl Fleet {
         self.get(name, pin).ok().filter(|served| !Arc::ptr_eq(served, gone))
     }
 
-    /// What the user tower of a version says; where no shard has it any more, that of the one that `pin` means by then.
+    /// Runs the user tower of a version; if no shard has it any more, that of the version that `pin` selects then.
     ///
     /// # Errors
     /// Those of [`gather::embed`].
@@ -494,10 +499,10 @@ impl Fleet {
         }
     }
 
-    /// The attributes of an item, in JSON, and the position that they were seen at.
+    /// Returns the attributes of an item in JSON, and the update position of the view.
     ///
     /// # Errors
-    /// `NotFound` where its shard does not hold it.
+    /// `NotFound` if its shard does not hold it.
     pub async fn item(&self, name: &str, item: ItemId, terms: Conditions) -> Result<(Arc<Offering>, String, u64)> {
         let _place = self.place()?;
         let served = self.get(name, Which::Active)?;
@@ -513,7 +518,7 @@ impl Fleet {
         }
     }
 
-    /// What each shard says of a version, in JSON, in the order of the shards, or why it cannot.
+    /// Returns each shard's description of a version in JSON, or its error, in the order of the shards.
     ///
     /// # Errors
     /// As [`Fleet::get`].
@@ -540,7 +545,7 @@ impl Fleet {
         })
     }
 
-    /// Whether one more request would be taken in.
+    /// Checks whether one more request would be admitted.
     ///
     /// # Errors
     /// As [`Fleet::work`].
@@ -549,7 +554,7 @@ impl Fleet {
     }
 }
 
-/// The servers of each shard of each model, over all versions.
+/// Servers of each shard of each model, over all versions.
 fn homes(models: &BTreeMap<String, Model>) -> BTreeMap<(String, usize, usize), BTreeSet<SocketAddr>> {
     let mut homes: BTreeMap<(String, usize, usize), BTreeSet<SocketAddr>> = BTreeMap::new();
     for (name, model) in models {

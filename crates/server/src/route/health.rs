@@ -1,4 +1,4 @@
-//! Which models of a router answer, and what is wrong though they do.
+//! Reports which models of a router answer, and warnings about them.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -9,11 +9,11 @@ use super::fleet::{Fleet, Known, Model};
 use sterling_core::error::{Error, Result};
 use sterling_core::locks::locked;
 
-/// What is known of the servers, for the metric of their states.
+/// State of a server, as reported by metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum State {
     Ready,
-    /// Ready, and much slower than others that have the same.
+    /// Ready, but much slower than other replicas.
     Slow,
     NotReady,
     Silent,
@@ -25,7 +25,7 @@ impl State {
 }
 
 impl Fleet {
-    /// Whether some model answers requests that say nothing of how much they must cover.
+    /// Checks that some model answers requests without their own coverage bound.
     ///
     /// # Errors
     /// `NotReady` with the reason of each model.
@@ -53,7 +53,7 @@ impl Fleet {
         }))
     }
 
-    /// Whether a model answers such requests.
+    /// Checks that a model answers such requests.
     ///
     /// # Errors
     /// `NotFound` for an unknown model; `Unavailable` with the reason.
@@ -85,7 +85,7 @@ impl Fleet {
         })
     }
 
-    /// What an operator should look at though all is answered, a line each.
+    /// Warnings for operators while the router is ready, one line each.
     pub fn troubles(&self) -> Vec<String> {
         let models = self.models.load();
         let mut troubles = Vec::new();
@@ -128,7 +128,7 @@ impl Fleet {
         troubles
     }
 
-    /// Servers that are far slower than others that have the same, each with how many times.
+    /// Servers that are far slower than other replicas, each with its relative latency.
     fn slow(&self) -> BTreeMap<SocketAddr, f64> {
         let now = self.origin.elapsed().as_micros() as u64;
         let mut slow: BTreeMap<SocketAddr, f64> = BTreeMap::new();
@@ -141,7 +141,7 @@ impl Fleet {
         slow
     }
 
-    /// Tells the metrics what the last look has found.
+    /// Updates the metrics with the result of the last poll.
     pub(super) fn measure(&self) {
         for (name, model) in self.models.load().iter() {
             let coverage = model.active().map_or(0.0, |active| active.coverage());
@@ -169,9 +169,46 @@ fn state(server: &Known) -> State {
     }
 }
 
-/// Shards by their numbers, for a message.
+/// Formats shard numbers for a message.
 fn shards(numbers: impl Iterator<Item = usize>) -> String {
     let numbers: Vec<String> = numbers.map(|number| number.to_string()).collect();
     let word = if numbers.len() == 1 { "shard" } else { "shards" };
     format!("{word} {}", numbers.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicUsize;
+    use std::time::Duration;
+
+    use tokio::net::TcpListener;
+    use tokio::time::timeout;
+
+    use super::*;
+    use crate::route::Options;
+
+    #[tokio::test]
+    async fn servers_that_were_looked_at_are_not_looked_at_again_at_once() {
+        let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let servers = vec![server.local_addr().unwrap().to_string()];
+        // Each look is a connection, which is closed without an answer.
+        let looks = Arc::new(AtomicUsize::new(0));
+        let counted = looks.clone();
+        tokio::spawn(async move {
+            while server.accept().await.is_ok() {
+                counted.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+        for was_looked_at in [true, false] {
+            let options = Options { servers: servers.clone(), refresh_ms: 60_000, ..Options::default() };
+            let fleet = Fleet::open(options).unwrap();
+            if was_looked_at {
+                fleet.look().await;
+            }
+            assert!(timeout(Duration::from_millis(200), fleet.watch()).await.is_err());
+            assert_eq!(looks.swap(0, Ordering::Relaxed), 1, "{was_looked_at}");
+        }
+    }
 }

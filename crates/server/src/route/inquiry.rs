@@ -1,4 +1,4 @@
-//! One question to the replicas of a shard or of a host: which of them is asked, how long, and which one instead.
+//! Sends one query to the replicas of a shard or a host: replica selection, hedging, timeouts and retries.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -18,22 +18,22 @@ use crate::gather::is_absence;
 use sterling_core::error::{Error, Kind, Result};
 use sterling_core::locks::locked;
 
-/// The share of the time that is left after which a call that has no answer is sent to another replica, whatever the budget of hedges,
-/// and how long that is at most.
+/// Share of the remaining time after which an unanswered call is also sent to another replica, regardless of the hedge budget;
+/// and its upper limit.
 const PATIENCE: f64 = 0.4;
 const PATIENCE_MAX: Duration = Duration::from_secs(2);
 
-/// The replicas of one shard or host, by their addresses.
+/// Replicas of one shard or host, by their addresses.
 pub(super) type Replicas = Mutex<Group<SocketAddr>>;
 
-/// Looks in a row that find no server of a shard, or no answer of a server, before it is taken for lost.
+/// Number of failed polls in a row after which a shard without servers, or a server without answers, counts as lost.
 pub(super) const LOOKS_MAX: u32 = 3;
 
-/// Those who hold the same: their servers as they were found last, and what is known of how they answer.
+/// Replicas with the same content: their servers at the last poll, and their response statistics.
 #[derive(Clone)]
 pub(super) struct Home {
     servers: Arc<ArcSwap<Vec<Arc<Client>>>>,
-    /// Looks in a row in which none of them answered.
+    /// Polls in a row that none of them answered.
     vacant: Arc<AtomicU32>,
     pub(super) group: Arc<Replicas>,
 }
@@ -43,45 +43,44 @@ impl Home {
         Home { servers: Arc::new(ArcSwap::from_pointee(servers)), vacant: Arc::default(), group }
     }
 
-    /// The servers by now.
     pub(super) fn servers(&self) -> Arc<Vec<Arc<Client>>> {
         self.servers.load_full()
     }
 
-    /// Takes in which servers a look has found, and whether one of them answered it, for questions that are under way as well.
+    /// Records the servers that a poll found, and whether one of them answered; queries in progress use them too.
     pub(super) fn found(&self, servers: Vec<Arc<Client>>, is_answered: bool) {
         self.servers.store(Arc::new(servers));
         let vacant = if is_answered { 0 } else { self.vacant.load(Ordering::Relaxed).saturating_add(1) };
         self.vacant.store(vacant, Ordering::Relaxed);
     }
 
-    /// Whether a server answers, or was there so lately that it may be on its way back: its only one may be restarting.
+    /// Whether a server answers, or did so recently: the only server may be restarting.
     pub(super) fn may_answer(&self) -> bool {
         !self.servers.load().is_empty() || self.vacant.load(Ordering::Relaxed) < LOOKS_MAX
     }
 }
 
-/// A question, as it goes to any replica.
+/// Query that any replica may answer.
 pub(super) struct Inquiry<'a> {
     pub(super) home: &'a Home,
     pub(super) out: &'a Outgoing,
-    /// What the group calls it.
+    /// Kind of the call in the group's statistics.
     pub(super) kind: usize,
-    /// What clocks of groups count from.
+    /// Origin of the group's clock.
     pub(super) origin: Instant,
-    /// How long an answer is worth waiting for.
+    /// Timeout of the query.
     pub(super) wait: Duration,
-    /// What tells that servers were looked at, where it is worth waiting for one to come back; none where others can answer instead.
+    /// Notification of finished polls, if waiting for a returning server is worthwhile; `None` if others can answer instead.
     pub(super) looked: Option<&'a Notify>,
 }
 
-/// Why no replica gave an answer, and how the last one's call ended.
+/// Error of a query, and the outcome of its last call.
 struct Failure {
     error: Error,
     outcome: Outcome,
 }
 
-/// An answer, who gave it, and how long that took.
+/// Answer, its server and its latency.
 pub(super) type Heard<T> = (T, Arc<Client>, Duration);
 
 impl Inquiry<'_> {
@@ -89,12 +88,12 @@ impl Inquiry<'_> {
         self.origin.elapsed().as_micros() as Micros
     }
 
-    /// Asks one replica, and another where that one fails or is late. Where none could be reached or is ready, asks again once they were looked at, until
-    /// the time is over or all of them are lost.
-    /// `hear` makes an answer of what a replica said; a body that it finds `Corrupt` counts as none.
+    /// Queries one replica, and another if that one fails or is late. If no replica is reachable or ready, retries after the next
+    /// poll of the servers until the timeout, or until all of them count as lost. `hear` decodes answers; a body that it finds
+    /// `Corrupt` counts as no answer.
     ///
     /// # Errors
-    /// That of the last replica that was asked, after those of the ones before it; `Unavailable` where there is none.
+    /// The error of the last queried replica; `Unavailable` if there is none.
     pub(super) async fn ask<T>(&self, hear: impl Fn(Result<Bytes>) -> Result<T>) -> Result<Heard<T>> {
         let deadline = Instant::now() + self.wait;
         loop {
@@ -110,7 +109,7 @@ impl Inquiry<'_> {
         }
     }
 
-    /// Asks each replica once at most.
+    /// Queries each replica once at most.
     async fn round<T>(
         &self,
         deadline: Instant,
@@ -153,14 +152,14 @@ impl Inquiry<'_> {
                     answered => return answered,
                 },
                 () = sleep_until(at.unwrap_or(deadline)), if at.is_some() => None,
-                // Another one may have come back.
+                // Another replica may have returned.
                 () = self.looked(), if at.is_none() => match Instant::now() < patience {
                     true => continue,
                     false => None,
                 },
             };
             let may = match (&last, hedge_at.take()) {
-                // A refusal by one is a sign that the others have much to do as well.
+                // A rejection by one replica suggests that the others are busy too.
                 (Some(failure), hedge) => {
                     hedge_at = hedge;
                     failure.outcome != Outcome::Refused || locked(&home.group).spend()
@@ -188,7 +187,7 @@ impl Inquiry<'_> {
         }
     }
 
-    /// Ends with the next look at the servers; never where it is not worth waiting for.
+    /// Waits for the next poll of the servers; forever if waiting is not worthwhile.
     async fn looked(&self) {
         match self.looked {
             Some(looked) => looked.notified().await,
@@ -206,10 +205,10 @@ impl Inquiry<'_> {
         let body = match server.call(self.out, deadline).await {
             Ok(body) => body,
             Err(error) => {
-                tracing::debug!(server = %server.address(), %error, "gave no answer");
+                tracing::debug!(server = %server.address(), %error, "server did not answer");
                 let outcome = match error.kind() {
                     Kind::Overloaded => Outcome::Refused,
-                    // One that starts, or has ended, says that it is not ready.
+                    // A starting or ended server reports that it is not ready.
                     Kind::Unavailable | Kind::NotReady => Outcome::Failed,
                     Kind::DeadlineExceeded => Outcome::Late,
                     _ => Outcome::Answered,
@@ -235,7 +234,7 @@ impl Inquiry<'_> {
     }
 }
 
-/// A call under way, which its group is told the end of, whatever that is.
+/// Call in flight; its outcome is always reported to the group, also on drop.
 struct UnderWay<'a> {
     inquiry: &'a Inquiry<'a>,
     server: Arc<Client>,
@@ -257,7 +256,7 @@ impl UnderWay<'_> {
 impl Drop for UnderWay<'_> {
     fn drop(&mut self) {
         if self.kind != usize::MAX {
-            // Another had to be asked, for this one did not answer.
+            // Another replica had to be queried because this one did not answer.
             let is_late = Instant::now() >= self.patience;
             self.end(if is_late { Outcome::Late } else { Outcome::Left });
         }

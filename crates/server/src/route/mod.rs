@@ -1,12 +1,15 @@
-//! Which servers have which shards of which versions, and what they answer together.
+//! Tracks which servers have which shards of which versions, and sends requests to them.
 //!
-//! A router has no state but what servers tell it. [`Fleet`] looks at them again and again (`GET /v1/parts`): a version answers once
-//! every shard of it has enough servers with exactly its bytes (`editions`). Each request is asked of one version; a
-//! [`PassCall`](protocol::PassCall) names it, and a [`PassReply`](protocol::PassReply) that names another one is thrown away, so that
-//! an answer never mixes two. How shards answer as one is in [`gather`](crate::gather); here is how one shard is asked: which replica
-//! ([`choice`]), a second one where the first is late or fails (`asking`), over connections that are kept (`client`), and how each is told of
-//! the updates of its items (`updates`). What unpinned requests are divided into beside the version that answers is in `split`, and what becomes of a
-//! canary that is behind in `canaries`; which models answer, and what is wrong with servers, says `health`. Servers whose tables lie over several hosts ask each other in the same way for rows ([`Peers`], `rows`).
+//! A router's only state is what servers report. [`Fleet`] polls them (`GET /v1/parts`): a version answers once every shard of it
+//! has enough servers with exactly its bytes (`editions`). Each request is sent to one version, which
+//! [`PassCall`](protocol::PassCall) names. A [`PassReply`](protocol::PassReply) of another version is discarded, so an answer
+//! never mixes versions.
+//!
+//! [`gather`](crate::gather) merges the shards' answers. This module sends the calls to one shard: it selects a replica
+//! ([`choice`]), queries a second one if the first is late or fails (`asking`), keeps connections open (`client`) and forwards
+//! updates of items (`updates`). `split` divides unpinned requests between active version, canary and shadow, and `canaries`
+//! rolls back a canary that is worse. `health` reports which models answer, and problems of servers. Servers whose tables are
+//! spread over several hosts request rows from each other in the same way ([`Peers`], `rows`).
 
 mod asking;
 mod canaries;

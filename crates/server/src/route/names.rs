@@ -1,4 +1,4 @@
-//! What the names of servers stand for.
+//! Resolves the names of servers.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -10,16 +10,16 @@ use tokio::time::timeout;
 
 use sterling_core::locks::locked;
 
-/// How long a name may take to be resolved.
+/// Timeout of name resolution.
 const NAMES: Duration = Duration::from_secs(2);
 
-/// Names, and what each stood for when it was looked up last.
+/// Names with their last resolved addresses.
 #[derive(Debug, Default)]
 pub(super) struct Names(Mutex<BTreeMap<String, Vec<SocketAddr>>>);
 
 impl Names {
-    /// Looks names up, each as `HOST:PORT`: all addresses, each with the host by which it is asked; of several names the first. A name that
-    /// cannot be resolved stands for what it stood for before.
+    /// Resolves names, each as `HOST:PORT`, to addresses with their host names; an address of several names gets the first. A
+    /// name that cannot be resolved keeps its previous addresses.
     pub(super) async fn resolve(&self, servers: &[String]) -> BTreeMap<SocketAddr, String> {
         let lookups = servers.iter().map(|name| async move {
             let found = timeout(NAMES, tokio::net::lookup_host(name)).await;

@@ -1,4 +1,4 @@
-//! What a router is told.
+//! Configuration of a router.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,30 +6,29 @@ use super::tls::ServersTls;
 use sterling_core::error::{Error, Result};
 use sterling_core::limits::{TIMEOUT_MS_MAX, names_server};
 
-/// Most servers that a router is told of.
+/// Maximum number of configured servers.
 const SERVERS_MAX: usize = 4096;
 
-/// Which servers there are, and when they are asked.
+/// Servers and defaults of routed requests.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Options {
-    /// The servers, each as `HOST:PORT`: an address, or a name that stands for any number of them. Which shard of what each of them
-    /// has, it says itself.
+    /// Servers, each as `HOST:PORT`: an address, or a name that stands for any number of them. Each server reports its shard.
     pub servers: Vec<String>,
-    /// Milliseconds between two looks at the servers, and at what their names stand for.
+    /// Interval between two polls of the servers and their names, in milliseconds.
     pub refresh_ms: u64,
-    /// Servers that each shard of a version must have before it answers.
+    /// Number of servers that each shard of a version needs before the version answers.
     pub min_replicas: usize,
-    /// The share of the items that an answer must cover where the request does not say.
+    /// Default for the share of the items that an answer must cover.
     pub min_coverage: f64,
-    /// How long an answer is worth waiting for where the request does not say, in milliseconds.
+    /// Default deadline of requests, in milliseconds.
     pub timeout_ms: u64,
-    /// Requests that are worked on at once.
+    /// Maximum number of concurrent requests.
     pub requests: usize,
-    /// The share of the retrievals that are asked again exactly, after their answers, to tell the recall of what was served; beside a canary both versions are
-    /// asked as often.
+    /// Share of retrievals that run again exactly after their answers, to measure recall. While a canary is active, both versions
+    /// are audited equally often.
     pub audit_share: f64,
-    /// The key that servers ask for; empty where they ask for none.
+    /// Access key for the servers; empty if they need none.
     pub key: String,
     /// TLS to the servers.
     pub tls: ServersTls,
@@ -52,7 +51,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Refuses options that cannot work.
+    /// Rejects options out of range.
     ///
     /// # Errors
     /// `Invalid` with the option, its value and its range.

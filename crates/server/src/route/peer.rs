@@ -1,4 +1,4 @@
-//! The servers of one host, who are asked for the rows of tables that they hold.
+//! Servers of one host, which other hosts request table rows from.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
@@ -24,20 +24,20 @@ use sterling_core::request::Origin;
 use sterling_embedding::tiers::breaker::Breaker;
 use sterling_embedding::tiers::slices::{PeerHost, PeerSlice, SliceName};
 
-/// Time between two looks at the servers, and how long each may take.
+/// Interval between two polls of the servers, and timeout of each.
 pub(super) const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// Every so many looks it is asked as well whether it holds the rows.
+/// Number of polls between two checks whether the host holds the rows.
 pub(super) const ROWS_EVERY: u32 = 2;
-/// Calls in a row that no server of a host answers before it is passed by.
+/// Failed calls in a row after which a host's circuit breaker opens.
 pub(super) const FAILURES_MAX: u32 = 5;
-/// A call that had less time says nothing of those who did not answer it.
+/// Minimum timeout of calls that count as failures when unanswered.
 const PATIENT: Duration = Duration::from_millis(20);
-/// Time between two questions whether other hosts have a version too.
+/// Interval between two checks whether other hosts have loaded a version.
 const WAIT_STEP: Duration = Duration::from_millis(200);
-/// What the group of a host calls its only kind of question.
+/// Index of the only kind of query in the host's group.
 const ROWS: usize = 0;
 
-/// What questions to all hosts have in common.
+/// Settings of queries to all hosts.
 pub(super) struct Shared {
     pub(super) key: String,
     pub(super) wait: Duration,
@@ -45,14 +45,13 @@ pub(super) struct Shared {
     pub(super) origin: Instant,
 }
 
-/// The servers of one host.
 pub(super) struct Peer {
     pub(super) host: PeerHost,
     names: Names,
     known: Mutex<BTreeMap<SocketAddr, Seen>>,
-    /// What is asked of it, by model and edition.
+    /// Slices requested from the host, by model and edition.
     wanted: Mutex<BTreeMap<(String, Arc<str>), Wanted>>,
-    /// Rows that it was seen to hold and does not any more.
+    /// Rows that the host held earlier and no longer holds.
     lacking: Mutex<Vec<String>>,
     group: Arc<Replicas>,
     pub(super) outbox: Mutex<Vec<Question>>,
@@ -60,25 +59,25 @@ pub(super) struct Peer {
     shared: Arc<Shared>,
 }
 
-/// A server, and what was wrong when it was looked at last.
+/// Server, with its problem at the last poll.
 struct Seen {
     client: Arc<Client>,
     trouble: Option<String>,
 }
 
-/// The slices of a version that a host is asked for.
+/// Slices of a version that are requested from a host.
 #[derive(Default)]
 struct Wanted {
     slices: Vec<Weak<PeerSlice>>,
-    /// Whether the host held all of them when the version was opened: before that, the version waits for it.
+    /// Whether the host held all of them when the version was opened; the version waits until then.
     was_held: bool,
 }
 
-/// A question that is to go with others.
+/// Query that is sent together with others.
 pub(super) struct Question {
     pub(super) slice: Arc<PeerSlice>,
     pub(super) rows: Vec<u64>,
-    /// Where the answer stands in that of the lookup.
+    /// Index of its first row in the answer of the lookup.
     pub(super) first: usize,
     pub(super) deadline: Instant,
     pub(super) origin: Origin,
@@ -98,7 +97,7 @@ impl std::fmt::Debug for Peer {
 }
 
 impl Peer {
-    /// Those of a host, of whom nothing is known yet.
+    /// Creates a host without known servers.
     pub(super) fn new(host: PeerHost, seed: u64, shared: Arc<Shared>) -> Self {
         Peer {
             host,
@@ -113,7 +112,7 @@ impl Peer {
         }
     }
 
-    /// The slice is asked of it as long as somebody has it.
+    /// Registers a slice; it stays registered as long as it has an owner.
     pub(super) fn want(&self, slice: &Arc<PeerSlice>) {
         let mut wanted = locked(&self.wanted);
         let of_version = wanted.entry((slice.name.model.clone(), slice.edition.clone())).or_default();
@@ -122,7 +121,7 @@ impl Peer {
         of_version.was_held = false;
     }
 
-    /// Looks at whether a server of the host holds what is asked of it.
+    /// Checks whether servers of the host hold the registered slices, and logs if they do not.
     pub(super) async fn look_for_rows(&self) {
         let lacking = self.lacking().await;
         let mut before = locked(&self.lacking);
@@ -132,7 +131,7 @@ impl Peer {
         *before = lacking;
     }
 
-    /// The rows that no server of the host holds any more, by the name of one slice of each version.
+    /// Lists rows that no server of the host holds any more, by the name of one slice per version.
     async fn lacking(&self) -> Vec<String> {
         let is_reached = locked(&self.known).values().any(|seen| seen.trouble.is_none());
         let mut lacking = Vec::new();
@@ -143,7 +142,7 @@ impl Peer {
         locked(&self.wanted).retain(|version, wanted| {
             let slices: Vec<Arc<PeerSlice>> = wanted.slices.iter().filter_map(Weak::upgrade).collect();
             wanted.slices.retain(|slice| slice.strong_count() > 0);
-            // A version that waits for its rows asks by itself.
+            // A version that still waits for its rows checks them on its own.
             if wanted.was_held {
                 by_version.push((version.clone(), slices));
             }
@@ -159,7 +158,7 @@ impl Peer {
         lacking
     }
 
-    /// The first of slices of one version that no server holds, or one asked for with it, and why.
+    /// Returns the first slice of a version that no server holds, and the error; slices are checked in groups.
     async fn first_lacking<'a>(&self, slices: &'a [Arc<PeerSlice>]) -> Option<(&'a SliceName, Error)> {
         let mut lacking = None;
         for slices in slices.chunks(QUESTIONS_MAX) {
@@ -169,7 +168,7 @@ impl Peer {
         lacking
     }
 
-    /// Asks for no rows of some slices, up to [`QUESTIONS_MAX`] of one version: an error where no server holds all of them.
+    /// Requests zero rows of up to [`QUESTIONS_MAX`] slices of one version; fails if no server holds all of them.
     async fn ask_whether_held(&self, slices: &[Arc<PeerSlice>]) -> Result<()> {
         let questions = slices.iter().map(|slice| RowsQuestion::of(&slice.name, Vec::new())).collect();
         let row_bytes: Vec<usize> = slices.iter().map(|slice| slice.row_bytes).collect();
@@ -178,7 +177,7 @@ impl Peer {
         self.ask(&slices[0].name.model, &call, &row_bytes, deadline, Origin::default()).await.map(drop)
     }
 
-    /// Finds its servers, and asks each whether it is there.
+    /// Resolves the host's servers, and polls each.
     pub(super) async fn look(&self) {
         let there = self.names.resolve(&self.host.servers).await;
         let clients: Vec<Arc<Client>> = {
@@ -234,7 +233,7 @@ impl Peer {
         Home::new(servers, self.group.clone())
     }
 
-    /// Asks once; what is not held by one server is asked of the next.
+    /// Sends one call; if a server does not hold the slices, the next one is queried.
     async fn ask(
         &self,
         model: &str,
@@ -261,7 +260,7 @@ impl Peer {
         match &said {
             Ok(_) if self.breaker.is_open() => self.breaker.close(),
             Ok(_) => self.breaker.success(),
-            // Who says that it has none is there.
+            // A server that answers without holding the rows is alive.
             Err(_) if is_missing.load(Ordering::Relaxed) => {}
             Err(e) if e.kind() == Kind::Unavailable || e.kind() == Kind::DeadlineExceeded && wait >= PATIENT => {
                 if self.breaker.failure(FAILURES_MAX) {
@@ -273,7 +272,7 @@ impl Peer {
         said
     }
 
-    /// Waits until its servers hold these slices.
+    /// Waits until the host's servers hold these slices.
     pub(super) async fn wait_for(&self, slices: &[Arc<PeerSlice>]) -> Result<()> {
         let until = Instant::now() + self.shared.wait;
         self.look().await;
@@ -297,7 +296,7 @@ impl Peer {
         }
     }
 
-    /// Sends what was kept, a call for each version and so many bytes.
+    /// Sends queued queries: one call per version, of limited size.
     pub(super) fn send(self: &Arc<Self>, runtime: &Handle) {
         let kept = std::mem::take(&mut *locked(&self.outbox));
         let mut calls: HashMap<(String, Arc<str>), Vec<Vec<Question>>> = HashMap::new();
@@ -321,7 +320,7 @@ impl Peer {
         }
     }
 
-    /// One call. Whoever is not told, because it fails, finds that nobody is left to tell.
+    /// Sends one call. If it fails, its senders are dropped, which ends the wait of the receivers.
     async fn call(&self, model: &str, mut questions: Vec<Question>) {
         if self.breaker.is_open() {
             return;
@@ -341,7 +340,7 @@ impl Peer {
         match said {
             Ok(reply) => {
                 for (question, given) in questions.into_iter().zip(reply.given.into_iter().flatten()) {
-                    // Whoever has stopped waiting does not hear it.
+                    // The receiver may have stopped waiting.
                     let _ = question.tell.send((question.first, given.bytes));
                 }
             }
@@ -350,7 +349,7 @@ impl Peer {
     }
 }
 
-/// Whether a reply gives all that a call asks for; `Corrupt` where it gives something else.
+/// Whether a reply answers all queries of a call; `Corrupt` if it answers something else.
 fn is_whole(reply: &RowsReply, call: &RowsCall, row_bytes: &[usize]) -> Result<bool> {
     if reply.given.len() != call.questions.len() {
         let (came, asked) = (reply.given.len(), call.questions.len());

@@ -1,9 +1,9 @@
-//! The servers of other hosts of a plan, who are asked for the rows of tables that they hold, and this server's rows for them.
+//! Requests table rows from the servers of other hosts of a placement plan, and provides this server's rows to them.
 //!
-//! A lookup asks once a host and version, for all tables together: questions are kept until the lookup has begun all of them
-//! ([`RowSource::send`]), and go as one call over a kept connection. Which of the host's servers is asked, when another is asked beside it, and which are
-//! left alone, is as at a router (`inquiry`). Where none of them answers for a while the host's breaker opens, and rows are degraded at no cost
-//! until a look finds a server that answers.
+//! A lookup sends one call per host and version for all tables. Queries are queued until the lookup has started all of them
+//! ([`RowSource::send`]), and then share a call over a persistent connection. Replica selection, hedging and ejection work as in
+//! a router (`inquiry`). If no server of a host answers for a while, the host's circuit breaker opens: rows are degraded without
+//! delay until a poll finds a server that answers.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -24,7 +24,7 @@ use sterling_embedding::Lookup;
 use sterling_embedding::tiers::slices::{Neighbours, PeerHost, PeerSlice, Slices};
 use sterling_embedding::tiers::{Fetched, Pending, RowSource, RowState};
 
-/// Threads that send and receive.
+/// Number of network threads.
 const THREADS: usize = 2;
 
 /// Requests for table rows to the servers of other hosts.
@@ -47,21 +47,21 @@ impl Default for PeerOptions {
     }
 }
 
-/// The servers of other hosts.
+/// Servers of other hosts.
 #[derive(Debug)]
 pub struct Peers {
     shared: Arc<Shared>,
     slices: Slices,
     hosts: Mutex<Vec<Arc<Peer>>>,
-    /// Taken when it is dropped.
+    /// Taken on drop.
     runtime: Option<Runtime>,
 }
 
 impl Peers {
-    /// Nobody yet: hosts come with the plans that name them.
+    /// Creates an empty set: placement plans add hosts.
     ///
     /// # Errors
-    /// What is wrong with the key or the certificates that the options name.
+    /// Fails if the configured key or certificates are invalid.
     pub fn open(options: &PeerOptions) -> Result<Self> {
         if !options.key.bytes().all(|byte| byte.is_ascii_graphic()) {
             return Err(Error::invalid(
@@ -84,7 +84,7 @@ impl Peers {
         self.runtime.as_ref().expect("it is only taken on drop")
     }
 
-    /// The servers of a host; they are looked at from now on.
+    /// Returns the servers of a host; polling starts with the first call.
     fn of(&self, host: &PeerHost) -> Arc<Peer> {
         let mut hosts = locked(&self.hosts);
         if let Some(known) = hosts.iter().find(|peer| peer.host == *host) {
@@ -110,7 +110,7 @@ impl Peers {
         peer
     }
 
-    /// What is wrong with other hosts, a line each.
+    /// Problems of other hosts, one line each.
     pub fn troubles(&self) -> Vec<String> {
         locked(&self.hosts).iter().flat_map(|peer| peer.troubles()).collect()
     }
@@ -118,7 +118,7 @@ impl Peers {
 
 impl Drop for Peers {
     fn drop(&mut self) {
-        // Waiting for the threads is not allowed where the last owner is a task of another runtime.
+        // Blocking on the threads would panic if the last owner is a task of another runtime.
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
@@ -157,7 +157,7 @@ impl Neighbours for Peers {
     }
 }
 
-/// The rows of a slice that the servers of another host hold.
+/// Rows of a slice that the servers of another host hold.
 #[derive(Debug)]
 struct PeerRows {
     peer: Arc<Peer>,
@@ -199,7 +199,7 @@ impl RowSource for PeerRows {
     }
 }
 
-/// Rows of another host, on their way.
+/// Requested rows of another host.
 struct Awaited<'a> {
     source: &'a PeerRows,
     count: usize,
@@ -211,7 +211,7 @@ impl Pending for Awaited<'_> {
     fn wait(self: Box<Self>) -> Result<Fetched> {
         let (count, row_bytes) = (self.count, self.source.slice.row_bytes);
         let mut fetched = Fetched { bytes: vec![0; count * row_bytes], states: vec![RowState::Degraded; count] };
-        // It ends by itself once all are told, or will not be.
+        // Ends when all senders have answered or were dropped.
         while let Ok((first, bytes)) = self.hear.recv_deadline(self.deadline.into_std()) {
             let rows = first..first + bytes.len() / row_bytes;
             fetched.bytes[first * row_bytes..][..bytes.len()].copy_from_slice(&bytes);

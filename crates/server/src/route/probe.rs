@@ -1,4 +1,4 @@
-//! Asking a server or a router what it says of itself, as `sterling doctor` does.
+//! Requests the state of a server or router, for `sterling doctor`.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -11,27 +11,27 @@ use super::client::Client;
 use super::tls::{Connector, ServersTls};
 use sterling_core::error::Result;
 
-/// Asks servers in plain HTTP, or by TLS where there is an authority to know them by.
+/// HTTP client for servers: plain, or with TLS if an authority is configured.
 pub struct Probe(Option<Arc<Connector>>);
 
 impl Probe {
-    /// With these authorities; in plain HTTP without any.
+    /// Creates a client with these authorities; without any it uses plain HTTP.
     ///
     /// # Errors
-    /// What is wrong with the certificates that the options name.
+    /// Fails if the configured certificates are invalid.
     pub fn open(options: &ServersTls) -> Result<Self> {
         Ok(Probe(Connector::open(options)?.map(Arc::new)))
     }
 
-    /// Whether it asks by TLS.
+    /// Whether it uses TLS.
     pub fn is_secure(&self) -> bool {
         self.0.is_some()
     }
 
-    /// The status and the body that a path answers at a server, which must have a certificate for the host where TLS is asked for.
+    /// Requests a path of a server and returns status and body. With TLS, the server's certificate must be valid for the host.
     ///
     /// # Errors
-    /// `Unavailable` where there is no connection or it breaks; `DeadlineExceeded`.
+    /// `Unavailable` if the connection fails or breaks; `DeadlineExceeded`.
     pub async fn get(
         &self,
         (address, host): (SocketAddr, &str),

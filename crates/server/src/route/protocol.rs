@@ -4,13 +4,14 @@
 //! | call | body | answer |
 //! |---|---|---|
 //! | `GET /v1/parts` | | [`Holdings`]: what the server has in memory |
-//! | `POST /v1/models/{model}/versions/{version}:pass` | [`PassCall`] | [`PassReply`], or a problem as every call has it |
+//! | `POST /v1/models/{model}/versions/{version}:pass` | [`PassCall`] | [`PassReply`] as [`write_reply`] writes it, or a problem as every call has it |
 
 use std::fmt;
 use std::num::ParseIntError;
 use std::str::FromStr;
 use std::time::Duration;
 
+use axum::body::Bytes;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -22,34 +23,38 @@ use sterling_core::limits::{
 use sterling_core::request::{Content, Features, Priority, Reading, Request, Retrieve, User, Values};
 use sterling_core::units::ItemId;
 
-/// The media type of all bodies, and so the protocol's name.
-pub const MEDIA_TYPE: &str = "application/vnd.sterling.pass-5";
-/// Where a server tells what it has.
+/// Media type of all bodies; it names the protocol version.
+pub const MEDIA_TYPE: &str = "application/vnd.sterling.pass-6";
+/// Path of a server's report of its versions.
 pub const PARTS_PATH: &str = "/v1/parts";
-/// The header that says how many microseconds the answer is worth waiting for.
+/// Header with the timeout of the answer, in microseconds.
 pub const TIMEOUT_HEADER: &str = "sterling-timeout-us";
 
-/// The header that says which position of the server's updates an answer must see.
+/// Header with the update position that must be visible to the answer.
 pub const POSITION_HEADER: &str = "sterling-min-position";
 
-/// The header that numbers a call; servers send it back with their answer, so that no proxy can hand out that of another call unseen.
+/// Header that numbers a call; servers return it, which detects proxies that mix up answers.
 pub const CALL_HEADER: &str = "sterling-call";
-/// The header that names the request for which a call is made, in its answer too.
+/// Header with the id of the request that caused a call; answers carry it too.
 pub const REQUEST_ID: &str = "x-request-id";
-/// The header that names the trace that a call belongs to, in its answer too (W3C Trace Context).
+/// Header with the trace of a call; answers carry it too (W3C Trace Context).
 pub const TRACEPARENT: &str = "traceparent";
 
-/// The header that says which view of the version must answer, as [`ViewPosition`] writes itself, or [`ANY_VIEW`]; the server keeps that view for the pages to come.
+/// Header with the view that must answer, as a formatted [`ViewPosition`] or [`ANY_VIEW`]; the server keeps that view for later
+/// pages.
 pub const VIEW_HEADER: &str = "sterling-view";
-/// Whichever view is there.
+/// Any available view.
 pub const ANY_VIEW: &str = "any";
 
-/// How a view of a version is named at its server.
+/// The header of a call that no caller waits for: the server ends it where a caller's would have to wait for it.
+pub const BACKGROUND_HEADER: &str = "sterling-background";
+
+/// Identity of a version's view at its server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ViewPosition {
-    /// The position of the updates that it sees.
+    /// Position of its updates.
     pub position: u64,
-    /// That of the snapshot under them, which moves where updates of a shard are folded in.
+    /// Position of its base snapshot, which moves when a shard's updates are checkpointed.
     pub base: u64,
 }
 
@@ -68,133 +73,133 @@ impl FromStr for ViewPosition {
     }
 }
 
-/// What a router asks of one version at one server.
+/// Request of a router to one version at one server.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PassCall {
-    /// Who goes first where requests wait.
+    /// Priority class in queues.
     pub priority: Priority,
-    /// What is asked.
+    /// Requested operation.
     pub asked: Asked,
 }
 
-/// What is asked.
+/// Operation at a version.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Asked {
-    /// A pass.
+    /// Pass.
     Pass(Box<Request>),
-    /// An item as it is.
+    /// Attributes of an item.
     Item(ItemId),
-    /// What the version is.
+    /// Description of the version.
     Model,
 }
 
-/// What a server answers, and what of it.
+/// Answer of a server, with its origin.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PassReply {
-    /// The version that answered.
+    /// Version that answered.
     pub version: u64,
-    /// The digest of that version, of all of its shards.
+    /// Digest of that version, over all of its shards.
     pub digest: String,
-    /// The shard that answered.
+    /// Index of the shard that answered.
     pub shard: u32,
-    /// The view of it that answered.
+    /// View that answered.
     pub view: ViewPosition,
-    /// The answer.
+    /// Answer to the operation.
     pub given: Replied,
 }
 
-/// An answer.
+/// Answer to an operation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Replied {
-    /// To a pass.
+    /// Answer to a pass.
     Pass {
-        /// What was asked for, without slots.
+        /// Requested content, without slots.
         content: Content,
-        /// Ids of remote tables that were answered with default rows.
+        /// Number of ids of remote tables that were answered with default rows.
         degraded_rows: u64,
-        /// The tasks and columns of the items, where there are some.
+        /// Tasks and columns of the items, if there are any.
         rest: Written,
-        /// How it came about, in JSON, where that was asked for.
+        /// Explanation in JSON, if requested.
         explain: Option<String>,
     },
-    /// What an item or the version is, in JSON; nothing of an item that is not there.
+    /// Attributes of an item or description of the version, in JSON; `None` for a missing item.
     Text(Option<String>),
 }
 
-/// What a server has in memory.
+/// Report of a server's loaded versions.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Holdings {
-    /// True where it takes requests, and will for a while.
+    /// Whether it accepts requests, and will for a while.
     pub is_ready: bool,
-    /// Where it keeps updates of items.
+    /// Location of its updates of items.
     pub updates: Keeping,
-    /// Every version, or the shard of it.
+    /// Loaded versions, or shards of them.
     pub parts: Vec<Holding>,
-    /// What it has heard of the traffic of each model.
+    /// Desired traffic of each model.
     pub wished: Vec<Wished>,
 }
 
-/// What a server's store wishes of a model's traffic.
+/// Desired traffic of a model in a server's store.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Wished {
-    /// The model's name.
+    /// Name of the model.
     pub model: String,
-    /// How often what is wished of it was changed.
+    /// Number of changes of the desired traffic.
     pub revision: u64,
     /// A [`Traffic`](sterling_snapshot::rollout::Traffic) in JSON.
     pub setting: String,
 }
 
-/// Where a server keeps updates of items.
+/// Location of a server's updates of items.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Keeping {
-    /// Nowhere: it takes none.
+    /// Nowhere: it accepts none.
     #[default]
     Nowhere,
-    /// In journals of its own, which no other server reads.
+    /// In its own journals, which no other server reads.
     Alone,
-    /// In streams that others follow too.
+    /// In streams that other servers follow too.
     Shared,
 }
 
-/// A version in memory, or a shard of one.
+/// Loaded version, or a shard of one.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Holding {
-    /// The model's name.
+    /// Name of the model.
     pub model: String,
-    /// The version.
+    /// Number of the version.
     pub version: u64,
-    /// One name for its bytes, of all of its shards.
+    /// Hash of the version's bytes, equal for all of its shards.
     pub digest: String,
-    /// Which shard this is; 0 of 1 where it was not cut.
+    /// Index of the shard; 0 of 1 if the version is unsharded.
     pub shard: u32,
-    /// How many there are.
+    /// Number of shards.
     pub shards: u32,
-    /// Items of this one, when it was published.
+    /// Number of items of this shard at publication.
     pub items: u64,
-    /// Items of all of them.
+    /// Number of items of all shards.
     pub items_of_all: u64,
-    /// True where the server answers unpinned requests with it.
+    /// Whether the server answers unpinned requests with it.
     pub is_active: bool,
-    /// The labels that point to it.
+    /// Labels that point to it.
     pub labels: Vec<String>,
 }
 
-/// Writes a body.
+/// Encodes a body.
 ///
 /// # Errors
-/// `Internal` for what the format has not.
+/// `Internal` for values that the format cannot represent.
 pub fn write(body: &impl Serialize) -> Result<Vec<u8>> {
-    // Of its size at once: one that grows would take twice the memory.
+    // Reserve the exact size: a growing buffer would take twice the memory.
     let bytes = postcard::experimental::serialized_size(body);
     let written = bytes.and_then(|bytes| postcard::to_extend(body, Vec::with_capacity(bytes)));
     written.map_err(|e| Error::internal(format!("a body that cannot be written: {e}")))
 }
 
-/// Reads a body.
+/// Decodes a body.
 ///
 /// # Errors
-/// `Invalid` where it is none, or is followed by more.
+/// `Invalid` for an invalid body, or one with trailing bytes.
 pub fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T> {
     match postcard::take_from_bytes(body) {
         Ok((value, [])) => Ok(value),
@@ -203,10 +208,46 @@ pub fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T> {
     }
 }
 
-/// Reads a call, and holds it to the bounds that a request in JSON is held to while it is read.
+/// Writes an answer to a pass, in two pieces: what the items say, as it is, and all else, which ends with how many bytes that takes.
 ///
 /// # Errors
-/// `Invalid` with what is wrong.
+/// As [`write`].
+pub fn write_reply(mut reply: PassReply) -> Result<[Vec<u8>; 2]> {
+    let text = match &mut reply.given {
+        Replied::Pass { rest, .. } => std::mem::take(&mut rest.text),
+        Replied::Text(_) => Vec::new(),
+    };
+    let mut rest = write(&reply)?;
+    rest.extend_from_slice(&(text.len() as u64).to_le_bytes());
+    Ok([text, rest])
+}
+
+/// Reads an answer to a pass. What the items say stays where it is, if nobody else has the body.
+///
+/// # Errors
+/// As [`read`].
+pub fn read_reply(body: Bytes) -> Result<PassReply> {
+    let apart = body.split_last_chunk().and_then(|(pieces, length)| {
+        let length = usize::try_from(u64::from_le_bytes(*length)).ok()?;
+        Some((length, pieces.get(length..)?))
+    });
+    let (length, rest) = apart.ok_or_else(|| Error::invalid(format!("body: {} bytes that do not fit", body.len())))?;
+    let mut reply: PassReply = read(rest)?;
+    match &mut reply.given {
+        Replied::Pass { rest, .. } => {
+            rest.text = body.into();
+            rest.text.truncate(length);
+        }
+        Replied::Text(_) if length > 0 => return Err(Error::invalid(format!("body: {length} bytes before its start"))),
+        Replied::Text(_) => {}
+    }
+    Ok(reply)
+}
+
+/// Decodes a call, and applies the limits of JSON requests.
+///
+/// # Errors
+/// `Invalid` with the problem.
 pub fn read_call(body: &[u8]) -> Result<PassCall> {
     let call: PassCall = read(body)?;
     if let Asked::Pass(request) = &call.asked {
@@ -236,7 +277,7 @@ fn check_retrieve(retrieve: &Retrieve) -> Result<()> {
 fn check_user(user: &User) -> Result<()> {
     match user {
         User::Features(features) => check_features(features),
-        // Held against the model's widths before anything is done with them.
+        // Checked against the model's dimensions before they are used.
         User::Vector(_) | User::Embedded(_) => Ok(()),
     }
 }
@@ -270,7 +311,7 @@ fn at_most(field: &str, count: usize, most: usize) -> Result<()> {
     }
 }
 
-/// A problem as a server sends it, as far as a router reads it.
+/// Fields of a server's problem that a router reads.
 #[derive(Deserialize)]
 struct Told {
     code: String,
@@ -278,7 +319,7 @@ struct Told {
     offset: Option<usize>,
 }
 
-/// The error that a server's problem tells of.
+/// Converts a server's problem to an error.
 pub fn problem(status: u16, retry_after: Option<Duration>, body: &[u8]) -> Error {
     let error = match serde_json::from_slice::<Told>(body) {
         Ok(Told { code, detail, offset }) => {
@@ -362,7 +403,8 @@ mod tests {
                 view: ViewPosition { position: 9, base: 4 },
                 given,
             };
-            let mut found: PassReply = read(&write(&reply).unwrap()).unwrap();
+            let body = write_reply(reply.clone()).unwrap().concat();
+            let mut found = read_reply(body.into()).unwrap();
             if let Replied::Pass { content: Content::Items(found), .. } = &mut found.given {
                 assert!(found.slots.is_empty(), "they mean nothing elsewhere");
                 found.slots = ranked.slots.clone();
@@ -384,10 +426,10 @@ mod tests {
                 true => body.truncate(at),
                 false => body[at] = byte,
             }
-            // Some are calls still; none may break what reads them.
+            // Some mutated bodies still are calls; none may cause a panic.
             let _ = read_call(&body);
             body.extend_from_slice(&[0; 3]);
-            let _ = read::<PassReply>(&body);
+            let _ = read_reply(body.clone().into());
             let _ = read::<Holdings>(&body);
         }
     }

@@ -1,8 +1,9 @@
-//! How servers ask each other for rows of tables: one call to a host for all tables of a version, in the protocol of routers.
+//! Protocol by which servers request table rows from each other: one call per host for all tables of a version, encoded like
+//! calls of routers.
 //!
 //! | call | body | answer |
 //! |---|---|---|
-//! | `POST /v1/models/{model}:rows` | [`RowsCall`] | [`RowsReply`], or a problem as every call has it |
+//! | `POST /v1/models/{model}:rows` | [`RowsCall`] | [`RowsReply`], or a problem as in other calls |
 
 use serde::{Deserialize, Serialize};
 
@@ -11,53 +12,53 @@ use sterling_core::error::{Error, Result};
 use sterling_core::packed;
 use sterling_embedding::tiers::slices::{SliceName, Slices};
 
-/// Most questions of a call.
+/// Maximum number of queries per call.
 pub const QUESTIONS_MAX: usize = 1024;
-/// Most bytes of rows that a call asks for, but for a first row.
+/// Maximum size of the rows that a call requests, in bytes; a single row may be larger.
 pub const ROWS_BYTES_MAX: usize = 4 << 20;
 
-/// What a server asks of one of another host.
+/// Request of a server to another host.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RowsCall {
-    /// A slice each.
+    /// One query per slice.
     pub questions: Vec<RowsQuestion>,
 }
 
-/// Rows of one slice. None at all asks whether it is held.
+/// Requested rows of one slice. An empty list checks whether the slice is held.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RowsQuestion {
-    /// The table.
+    /// Name of the table.
     pub table: String,
-    /// The checksum of the file that holds it.
+    /// Checksum of the file that holds the table.
     pub content: String,
-    /// The rows of the slice.
+    /// Row range of the slice.
     pub slice_rows: [u64; 2],
-    /// Its columns.
+    /// Column range of the slice.
     pub slice_columns: [u32; 2],
-    /// Rows, counted from the slice's first.
+    /// Rows, relative to the slice's first.
     #[serde(with = "packed::numbers")]
     pub rows: Vec<u64>,
 }
 
-/// What the other one answers.
+/// Answer of the other host.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RowsReply {
-    /// To each question; none where the slice is not held.
+    /// One answer per query; `None` if the slice is not held.
     pub given: Vec<Option<GivenRows>>,
 }
 
 /// Rows of a slice.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct GivenRows {
-    /// The checksum of the file that they are of.
+    /// Checksum of the file that the rows come from.
     pub content: String,
-    /// As many as were asked for, one after the other.
+    /// Bytes of the requested rows, one after the other.
     #[serde(with = "packed::numbers")]
     pub bytes: Vec<u8>,
 }
 
 impl RowsQuestion {
-    /// Rows of a slice.
+    /// Creates a query for rows of a slice.
     pub fn of(name: &SliceName, rows: Vec<u64>) -> Self {
         let SliceName { table, content, rows: slice_rows, columns: slice_columns, .. } = name.clone();
         RowsQuestion { table, content, slice_rows, slice_columns, rows }
@@ -69,10 +70,10 @@ impl RowsQuestion {
     }
 }
 
-/// Reads a call.
+/// Decodes a call.
 ///
 /// # Errors
-/// `Invalid` with what is wrong.
+/// `Invalid` with the problem.
 pub fn read_rows_call(body: &[u8]) -> Result<RowsCall> {
     let call: RowsCall = read(body)?;
     match call.questions.len() <= QUESTIONS_MAX {
@@ -84,7 +85,7 @@ pub fn read_rows_call(body: &[u8]) -> Result<RowsCall> {
     }
 }
 
-/// Bytes of the rows that a call asks for, of those slices that are held.
+/// Returns the bytes of the rows that a call requests from held slices.
 pub fn rows_bytes(model: &str, call: &RowsCall, slices: &Slices) -> usize {
     let bytes = |question: &RowsQuestion| {
         let slice = slices.get(&question.name(model));
@@ -93,7 +94,7 @@ pub fn rows_bytes(model: &str, call: &RowsCall, slices: &Slices) -> usize {
     call.questions.iter().map(bytes).fold(0, usize::saturating_add)
 }
 
-/// Answers a call from the slices that are held.
+/// Answers a call from held slices.
 ///
 /// # Errors
 /// `Invalid` with the slice and the row that it does not have.
@@ -157,7 +158,7 @@ mod tests {
                 true => body.truncate(at),
                 false => body[at] = byte,
             }
-            // Some are calls still; none may break what reads or answers them, nor be given more than it asks for.
+            // Some mutated bodies still are calls; none may cause a panic, or an answer larger than requested.
             if let Ok(call) = read_rows_call(&body) {
                 let bytes = rows_bytes("m", &call, &slices);
                 prop_assert!(bytes <= body.len());

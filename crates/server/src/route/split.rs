@@ -1,7 +1,8 @@
-//! What the requests of a model that pin no version are divided into: what its servers say that their store wishes, as far as every shard has the versions.
+//! Divides unpinned requests of a model: the desired traffic that servers report from their store, as far as every shard has the
+//! versions.
 //!
-//! A router has no store, and keeps nothing. Each server says what it has heard of its own, with a revision that counts the changes, and the last change
-//! holds: so routers that see the same servers divide alike, whatever was before and whichever of them was started when.
+//! A router has no store and keeps no state. Each server reports the desired traffic of its store with a revision that counts
+//! changes, and the last change counts. So routers that see the same servers divide requests alike, regardless of their history.
 
 use std::sync::Arc;
 
@@ -10,11 +11,11 @@ use super::protocol::Wished;
 use sterling_core::error::{Error, Result};
 use sterling_snapshot::rollout::{CanaryRun, ShadowRun, Traffic, TrafficNow, TrafficTarget, rolled_back};
 
-/// What is wished of a model's traffic, and how often that was changed, of what several servers say.
+/// Returns the desired traffic of a model and its revision, from the reports of several servers.
 ///
 /// # Errors
-/// `Unsupported` where two say different things of one revision: they are of different stores; `Unavailable` for what this router does not
-/// understand.
+/// `Unsupported` if two servers report different settings of one revision, because they use different stores; `Unavailable` for
+/// settings that this router cannot parse.
 pub(super) fn heard<'a>(told: impl IntoIterator<Item = &'a Wished>) -> Result<(u64, Traffic)> {
     let mut last: Option<&Wished> = None;
     for wished in told {
@@ -37,19 +38,20 @@ pub(super) fn heard<'a>(told: impl IntoIterator<Item = &'a Wished>) -> Result<(u
     Ok((*revision, setting))
 }
 
-/// What takes part in the traffic of a model beside the version that answers.
+/// Canary and shadow of a model besides its active version.
 #[derive(Default)]
 pub(super) struct Split {
     revision: u64,
     setting: Traffic,
     pub(super) canary: Option<(Arc<CanaryRun>, Arc<Offering>)>,
     pub(super) shadow: Option<(Arc<ShadowRun>, Arc<Offering>)>,
-    /// Why nothing is divided, where that is not known.
+    /// Reason why requests are not divided, if the desired traffic is unknown.
     pub(super) undivided: Option<String>,
 }
 
 impl Split {
-    /// What is wished, of the versions that are `whole`, which every shard has; what was so `before` goes on where nothing has changed that it depends on.
+    /// Applies the desired traffic to the versions that every shard has. Running canaries and shadows of `before` continue if
+    /// nothing they depend on has changed.
     pub(super) fn of<'a>(
         model: &str,
         heard: Result<(u64, Traffic)>,
@@ -85,12 +87,12 @@ impl Split {
         if let Some(reason) = &undivided
             && before.is_none_or(|before| before.undivided != undivided)
         {
-            tracing::warn!(model, reason, "its traffic is not divided");
+            tracing::warn!(model, reason, "desired traffic unknown; the active version answers all unpinned requests");
         }
         Split { revision, setting, canary, shadow, undivided }
     }
 
-    /// What is wished, and what of it is so.
+    /// Returns the desired traffic and its current state.
     pub(super) fn now(&self, active: Option<u64>) -> TrafficNow {
         TrafficNow {
             revision: self.revision,
@@ -101,7 +103,7 @@ impl Split {
         }
     }
 
-    /// What is wished and is not so, a line each.
+    /// Lists differences between desired and current traffic, one line each.
     pub(super) fn troubles(&self) -> Vec<String> {
         let mut troubles: Vec<String> = self.undivided.iter().cloned().collect();
         for (part, target) in self.setting.targets() {
@@ -147,7 +149,7 @@ mod tests {
     fn what_does_not_fit_together_or_cannot_be_divides_nothing() {
         let apart = heard(&[wished(4, Some(0.5)), wished(4, Some(0.6))]).unwrap_err();
         assert!(apart.kind() == Kind::Unsupported && apart.to_string().contains("different stores"), "{apart}");
-        // What was changed since is of no concern.
+        // Earlier revisions are ignored.
         assert!(heard(&[wished(4, Some(0.5)), wished(5, None), wished(4, Some(0.6))]).is_ok());
         for setting in ["", "[7]", "{\"mirror\": {}}", "{\"canary\": {\"version\": 2, \"share\": 7}}"] {
             let strange = Wished { setting: setting.into(), ..wished(1, None) };

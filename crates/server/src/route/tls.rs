@@ -1,4 +1,4 @@
-//! TLS between a router and its servers, where the build has it (feature `tls`) and the configuration names an authority.
+//! TLS between a router and its servers, if the build has it (feature `tls`) and the configuration names an authority.
 
 use std::path::PathBuf;
 
@@ -15,24 +15,24 @@ mod none;
 #[cfg(not(feature = "tls"))]
 pub(super) use none::Connector;
 
-/// By whom servers are known, and how the router shows who it is. The files are read at the start.
+/// Certificates for TLS between a router and its servers. The files are read once, at startup.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ServersTls {
-    /// Authorities as PEM, of one of which every server must have a certificate for the host by which it is named; without it servers
-    /// are asked in plain HTTP.
+    /// PEM file of authorities, one of which must have signed the certificate of each server for its configured host name.
+    /// Without it, the router uses plain HTTP.
     pub ca: Option<PathBuf>,
-    /// The router's certificate and those between it and its authority, as PEM, for servers that ask for one (`tls.client_ca`).
+    /// PEM file of the router's certificate chain, for servers that require client certificates (`tls.client_ca`).
     pub certificate: Option<PathBuf>,
-    /// The certificate's private key, as PEM.
+    /// PEM file of the certificate's private key.
     pub key: Option<PathBuf>,
 }
 
 impl ServersTls {
-    /// Authorities, with certificate and key of the router where it has some; nothing where TLS is not asked for.
+    /// Returns the authorities, and the router's certificate and key if configured; `None` without TLS.
     ///
     /// # Errors
-    /// `Invalid` where one of them stands without the others.
+    /// `Invalid` if one of the files is missing.
     fn files(&self) -> Result<Option<Files<'_>>> {
         match (&self.ca, &self.certificate, &self.key) {
             (None, None, None) => Ok(None),

@@ -1,7 +1,8 @@
-//! Updates on their way to the shards that their items belong to.
+//! Forwards updates to the shards of their items.
 //!
-//! A shard has one order of updates. Its servers agree on it only where it lies in a stream that all of them follow; where they keep
-//! journals of their own there may be one server. A call goes to one server, and to another one only where nothing can have been done.
+//! The updates of a shard have one order. Its servers agree on it only if the updates are in a stream that all of them follow; a
+//! shard whose servers keep their own journals may have one server only. A call goes to one server, and to another one only if
+//! the first cannot have executed it.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -23,55 +24,55 @@ use sterling_core::request::{Origin, Which};
 use sterling_core::units::ItemId;
 use sterling_snapshot::shard_of;
 
-/// The shards of the version of a model that answers, as each of them is asked by itself.
+/// Shards of a model's active version, for calls to single shards.
 pub struct ShardServers<'a> {
     fleet: &'a Fleet,
     model: String,
     served: Arc<Offering>,
-    /// Whether each of them must take updates in one order.
+    /// Whether each shard must accept updates in one order.
     writes: bool,
     _place: SemaphorePermit<'a>,
 }
 
-/// A call to one shard, as anybody could make it of its server.
+/// Call to one shard, in the server's public API.
 #[derive(Clone, Debug)]
 pub struct ShardCall {
     /// Path and query.
     pub path: String,
-    /// None to ask for what lies at the path.
+    /// Body; `None` for a `GET`.
     pub body: Option<Bytes>,
-    /// What the body is written in. The answer is JSON.
+    /// Content type of the body. The answer is JSON.
     pub media_type: &'static str,
-    /// The idempotency key.
+    /// Idempotency key.
     pub key: Option<HeaderValue>,
-    /// What it is made for.
+    /// Id and trace of the call that caused it.
     pub origin: Origin,
 }
 
-/// Why a shard did not do what it was told.
+/// Failure of a call to a shard.
 #[derive(Debug)]
 pub struct ShardFailure {
-    /// What went wrong.
+    /// Reason of the failure.
     pub error: Error,
-    /// True where it is not known whether it was done.
+    /// Whether the shard may have executed the call.
     pub may_be_applied: bool,
 }
 
 impl Fleet {
-    /// The shards of a model.
+    /// Returns the shards of a model.
     ///
     /// # Errors
-    /// As [`Fleet::get`]; `Overloaded` where too many requests are worked on.
+    /// As [`Fleet::get`]; `Overloaded` if too many requests are in progress.
     pub fn shards(&self, model: &str) -> Result<ShardServers<'_>> {
         let (_place, served) = (self.place()?, self.get(model, Which::Active)?);
         Ok(ShardServers { fleet: self, model: model.into(), served, writes: false, _place })
     }
 
-    /// The shards of a model, each of which takes updates in one order.
+    /// Returns the shards of a model, if each of them accepts updates in one order.
     ///
     /// # Errors
-    /// As [`Fleet::shards`]; `Unsupported` where a server takes none, or keeps a journal of its own beside another one of its shard;
-    /// `NotReady` where that cannot be told yet.
+    /// As [`Fleet::shards`]; `Unsupported` if a server accepts no updates, or keeps its own journal while its shard has other
+    /// servers; `NotReady` if this is not known yet.
     pub fn writable(&self, model: &str) -> Result<ShardServers<'_>> {
         let shards = ShardServers { writes: true, ..self.shards(model)? };
         (0..shards.count()).try_for_each(|shard| shards.check(shard))?;
@@ -79,8 +80,8 @@ impl Fleet {
     }
 }
 
-/// Whether the servers of a shard agree on one order of its updates, of those that a router was told of; nothing is known of those that
-/// have never answered.
+/// Checks that the servers of a shard agree on one order of its updates. If its server keeps its own journal, a configured server
+/// that has never answered makes the result unknown.
 fn check(model: &str, (shard, shards): (usize, usize), servers: &[(SocketAddr, Option<&Holdings>)]) -> Result<()> {
     let has_it = |holdings: &Holdings| {
         let mut parts = holdings.parts.iter();
@@ -113,22 +114,22 @@ fn check(model: &str, (shard, shards): (usize, usize), servers: &[(SocketAddr, O
 }
 
 impl ShardServers<'_> {
-    /// The version that answers.
+    /// Version that answers.
     pub fn served(&self) -> &Offering {
         &self.served
     }
 
-    /// How many there are.
+    /// Number of shards.
     pub fn count(&self) -> usize {
         self.served.homes.len()
     }
 
-    /// The shard that an item belongs to.
+    /// Index of the shard that an item belongs to.
     pub fn home(&self, item: ItemId) -> usize {
         shard_of(item, self.count() as u32) as usize
     }
 
-    /// Whether the servers of a shard, by what they said last, agree on one order of its updates.
+    /// Checks that the servers of a shard agree on one order of updates, according to their last reports.
     fn check(&self, shard: usize) -> Result<()> {
         let known = locked(&self.fleet.known);
         let servers: Vec<(SocketAddr, Option<&Holdings>)> =
@@ -137,11 +138,11 @@ impl ShardServers<'_> {
             .map_err(|e| e.within(format_args!("shard {shard} of model `{}`", self.model)))
     }
 
-    /// Asks one shard: one server, and others while nothing can have been done. Where none could be reached or is ready, all of them again once they were
-    /// looked at, until the time is over or all are lost.
+    /// Sends a call to one server of a shard, and to others as long as none can have executed it. If no server is reachable or
+    /// ready, retries after the next poll until the deadline, or until all of them count as lost.
     ///
     /// # Errors
-    /// Why the last server that was asked did not do it.
+    /// The failure of the last queried server.
     pub async fn ask(&self, shard: usize, call: ShardCall, deadline: Instant) -> Result<Bytes, ShardFailure> {
         let home = &self.served.homes[shard];
         let origin = call.origin;
@@ -158,13 +159,13 @@ impl ShardServers<'_> {
                 return Err(failure);
             }
             if self.writes {
-                // Those that came meanwhile may not be those that were checked.
+                // Servers that appeared in the meantime may not have been checked.
                 self.check(shard).map_err(|error| ShardFailure { error, may_be_applied: false })?;
             }
         }
     }
 
-    /// Asks each server of a shard once at most.
+    /// Sends the call to each server of a shard once at most.
     async fn round(&self, shard: usize, call: &Outgoing, deadline: Instant) -> Result<Bytes, ShardFailure> {
         let home = &self.served.homes[shard];
         let none = Error::unavailable(format!("shard {shard} has no server"));
@@ -184,7 +185,7 @@ impl ShardServers<'_> {
         Err(last)
     }
 
-    /// Another server of a shard, the one first that is expected to answer soonest.
+    /// Selects another server of a shard, preferring the one with the lowest load.
     fn next(&self, home: &Home, rest: &mut Vec<Arc<Client>>) -> Option<Arc<Client>> {
         let among: Vec<_> = rest.iter().map(|server| server.address()).collect();
         let now = self.fleet.origin.elapsed().as_micros() as u64;

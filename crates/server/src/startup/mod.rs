@@ -1,4 +1,4 @@
-//! Starts a server over a store: the store, updates, device, registry, engine and sockets of a [`Config`].
+//! Starts a server over a store: opens the store, updates, device, registry, engine and sockets of a [`Config`].
 
 mod signals;
 mod store;
@@ -29,7 +29,7 @@ pub use signals::stop_signals;
 pub use store::{check_folder, prove, store};
 pub use updates::{are_streams, open_updates, with_folds};
 
-/// The threads of the sockets. Each gives memory back before it sleeps, and leaves requests in their sockets under overload.
+/// Creates the threads of the sockets. Each returns memory before it sleeps, and delays reads under overload.
 fn edge_threads(app: Arc<App>) -> Result<Runtime> {
     let park = move || {
         heap::give_back();
@@ -39,7 +39,7 @@ fn edge_threads(app: Arc<App>) -> Result<Runtime> {
     threads.map_err(|e| Error::io("the threads of the HTTP edge", e))
 }
 
-/// A server whose sockets are open, so that an address in use is an error before a version is loaded.
+/// Server with open sockets; an address in use is an error before a version is loaded.
 pub struct Server {
     runtime: Runtime,
     sockets: Sockets,
@@ -49,10 +49,11 @@ pub struct Server {
 }
 
 impl Server {
-    /// Opens what a server needs and its sockets. Graphs that were not tried when they were published run in `trials` first.
+    /// Opens the sockets and everything a server needs. Graphs that were not validated at publication run in the sandbox `trials`
+    /// first.
     ///
     /// # Errors
-    /// `Io` with an address in use; what is wrong with the configuration, the store, the keys, the certificates or the device.
+    /// `Io` for an address in use; errors of the configuration, the store, the keys, the certificates or the device.
     pub fn bind(config: &Config, trials: Trials) -> Result<Self> {
         sterling_telemetry::metrics();
         let (access, tls) = (AccessControl::open(&config.access)?, Tls::open(&config.tls)?.map(Arc::new));
@@ -84,7 +85,7 @@ impl Server {
         let loader = Updating { snapshots: loader, feeds: feeds.clone(), in_place: residents.is_none() };
         let warm = move |loaded: &Loaded| {
             warmup::check(loaded)?;
-            // A version is on the device before it may answer.
+            // A version is loaded on the device before it may answer.
             if let Some(residents) = &residents {
                 residents.bring(loaded.view().main());
                 loaded.content().make_ready_by(residents.clone());
@@ -92,7 +93,7 @@ impl Server {
             Ok(())
         };
         let registry = Registry::new(store.clone(), loader, options).with_warm_up(Arc::new(warm));
-        let app = App::new(registry, Engine::start(passes, &config.engine)?, &config.http);
+        let app = App::new(registry, Engine::start(passes, &config.engine)?, &config.http)?;
         let (merges, wanted) = Merges::new();
         let merges = feeds.is_some().then_some(merges);
         let app = app
@@ -118,15 +119,15 @@ impl Server {
         Ok(Server { runtime, sockets, refresh, http: config.http.clone(), app })
     }
 
-    /// The address that it answers on.
+    /// Listening address.
     ///
     /// # Errors
-    /// `Io` where the system does not state it.
+    /// `Io` if the system does not report it.
     pub fn address(&self) -> Result<SocketAddr> {
         self.sockets.main.local_addr().map_err(|e| Error::io("the listening socket", e))
     }
 
-    /// The address for administrators, if they have one of their own.
+    /// Address for administrators, if it is separate.
     ///
     /// # Errors
     /// As [`Server::address`].
@@ -140,24 +141,24 @@ impl Server {
         if self.sockets.tls.is_some() { "https" } else { "http" }
     }
 
-    /// The models that it serves.
+    /// Registry of the served models.
     pub fn registry(&self) -> &Arc<Registry> {
         &self.app.registry
     }
 
-    /// Answers until a signal ends it, while new versions are loaded as they are published.
+    /// Serves until a stop signal, and loads new versions as they are published.
     ///
     /// # Errors
-    /// `Io` where signals cannot be handled or no thread can be had.
+    /// `Io` if signals cannot be handled or a thread cannot be created.
     pub fn run(self) -> Result<()> {
         let stops = self.runtime.block_on(async { stop_signals() })?;
         self.run_until(stops)
     }
 
-    /// Answers until it receives a [`Stop`].
+    /// Serves until it receives a [`Stop`].
     ///
     /// # Errors
-    /// `Io` where no thread can be had.
+    /// `Io` if a thread cannot be created.
     pub fn run_until(self, stops: UnboundedReceiver<Stop>) -> Result<()> {
         self.app.registry.watch(self.refresh)?;
         let ended = self.runtime.block_on(http::serve(self.sockets, self.app.clone(), &self.http, stops));
@@ -167,7 +168,7 @@ impl Server {
             Err(_) => {}
         }
         if !matches!(ended, Ok(true)) {
-            // A pass or a load that nobody waits for may still run, and ends with the process: its threads are not joined.
+            // An abandoned pass or load may still run; its threads are not joined and end with the process.
             std::mem::forget(self.app);
         }
         self.runtime.shutdown_background();

@@ -1,4 +1,4 @@
-//! Signals that end a server or a router.
+//! Signals that stop a server or a router.
 
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
@@ -6,11 +6,11 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use crate::http::Stop;
 use sterling_core::error::{Error, Result};
 
-/// Tells the server of each signal: of SIGTERM and SIGHUP, which orchestrators and a closed terminal send, and of SIGINT, at
-/// which somebody waits. Needs a runtime of tokio.
+/// Reports stop signals: SIGTERM and SIGHUP, which orchestrators and a closed terminal send, drain the server; SIGINT, which a
+/// person sends, stops it at once. Requires a tokio runtime.
 ///
 /// # Errors
-/// `Io` where the system refuses a handler.
+/// `Io` if a handler cannot be installed.
 pub fn stop_signals() -> Result<UnboundedReceiver<Stop>> {
     let (told, stops) = unbounded_channel();
     for (kind, stop) in [
@@ -27,7 +27,7 @@ pub fn stop_signals() -> Result<UnboundedReceiver<Stop>> {
             while signals.recv().await.is_some() && told.send(stop).is_ok() {
                 tracing::info!(
                     signal = kind.as_raw_value(),
-                    "stopping: what has begun is answered first, a second signal ends at once"
+                    "stopping: finishing running requests, a second signal stops at once"
                 );
             }
         });
@@ -35,7 +35,7 @@ pub fn stop_signals() -> Result<UnboundedReceiver<Stop>> {
     Ok(stops)
 }
 
-/// True where the process was started to outlive its terminal, as `nohup` does.
+/// Whether the process ignores SIGHUP to outlive its terminal, as `nohup` sets up.
 fn ignores_hangups() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

@@ -1,4 +1,4 @@
-//! The store of a server that starts.
+//! Opens the store of a starting server.
 
 use std::path::Path;
 use std::sync::mpsc::sync_channel;
@@ -10,10 +10,10 @@ use sterling_core::error::{Error, Kind, Result};
 use sterling_snapshot::Store;
 use sterling_storage::objects;
 
-/// How long the start of a server waits for a store that it could do without, as what it serves was fetched before.
+/// Longest wait of a starting server for its store if it has fetched versions to serve.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// The store as a server of this configuration sees it, which has not been accessed yet.
+/// Opens the store of this configuration, without accessing it.
 ///
 /// # Errors
 /// `NotFound` or `Invalid` with the folder of the store or of the updates.
@@ -27,15 +27,15 @@ pub fn store(config: &Config) -> Result<Store> {
     })
 }
 
-/// The store of a server that starts. One that does not keep publishers apart is refused; one that does not answer is waited for
-/// where nothing was fetched before.
+/// Opens the store of a starting server. A store without working conditional writes is rejected. An unreachable store is waited
+/// for only if no version was fetched before.
 fn asked(config: &Config) -> Result<Store> {
     let store = store(config)?;
     let asked = {
         let store = store.clone();
         move || -> Result<()> {
             prove(&store)?;
-            // Where it does not answer, what was fetched before is what there is.
+            // If the store does not answer, previously fetched versions are served.
             let _ = store.renew();
             Ok(())
         }
@@ -48,16 +48,16 @@ fn asked(config: &Config) -> Result<Store> {
     let ask = move || {
         let answer = asked();
         if let Err(error) = &answer {
-            tracing::error!(%error, "the store must not be published to");
+            tracing::error!(%error, "store check failed; do not publish to this store");
         }
-        // A server that serves what was fetched waits no more.
+        // The receiver may have timed out.
         let _ = tell.send(answer);
     };
     std::thread::Builder::new().name("store".into()).spawn(ask).map_err(|e| Error::io("a thread", e))?;
     match told.recv_timeout(PATIENCE) {
         Ok(answer) => answer?,
         Err(_) => {
-            tracing::warn!(store = store.name(), "the store has not answered yet: what was fetched before is served")
+            tracing::warn!(store = store.name(), "the store has not answered yet; serving previously fetched versions")
         }
     }
     Ok(store)
@@ -77,7 +77,7 @@ pub fn prove(store: &Store) -> Result<()> {
     }
 }
 
-/// The store as a server sees it: as it is now, with the folds of its shard.
+/// Opens the store, with the checkpoints of its shard if updates are configured.
 pub(super) fn open(config: &Config) -> Result<Store> {
     let store = asked(config)?;
     let store = match (&config.updates, config.shard) {

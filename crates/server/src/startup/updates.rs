@@ -1,4 +1,4 @@
-//! Where updates are kept, as the command line and the configuration name it.
+//! Location of updates, as configured or given on the command line.
 
 use std::path::Path;
 
@@ -8,15 +8,15 @@ use sterling_serving::fresh::Feeds;
 use sterling_snapshot::Store;
 use sterling_storage::objects;
 
-/// The folder of folds. No model and no journal has such a name.
+/// Folder of checkpoints. The name is invalid for models and journals.
 const FOLDS: &str = ".folded";
 
-/// Whether updates are kept in streams of a cluster, and in no folder.
+/// Whether updates are in streams of a NATS cluster rather than in a folder.
 pub fn are_streams(updates: &Path) -> bool {
     ["nats://", "tls://"].iter().any(|scheme| updates.to_string_lossy().starts_with(scheme))
 }
 
-/// Refuses a place of updates that is there and is no folder, and URLs of anything but streams.
+/// Rejects a location of updates that is not a folder, and URLs other than of streams.
 pub(super) fn check(updates: &Path) -> Result<()> {
     if are_streams(updates) {
         return Ok(());
@@ -29,16 +29,16 @@ pub(super) fn check(updates: &Path) -> Result<()> {
         Ok(found) if !found.is_dir() => {
             Err(Error::invalid(format!("updates {}: expected a folder", updates.display())))
         }
-        // One that is not there is made.
+        // A missing folder is created.
         _ => Ok(()),
     }
 }
 
-/// The updates of a folder, or of streams, how far which came is noted in the folder of the store.
+/// Opens the updates of a folder, or of streams. Positions of consumed streams are stored in the store's folder.
 ///
 /// # Errors
-/// `Unavailable` where no server of the cluster answers; `Unsupported` where this build has no streams, or the brokers do not keep
-/// to what the options ask for.
+/// `Unavailable` if no server of the cluster answers; `Unsupported` if this build has no streams, or the brokers do not support
+/// the options.
 pub fn open_updates(updates: &Path, options: &StreamOptions, store: &Store) -> Result<Feeds> {
     match are_streams(updates) {
         true => streams(updates.to_string_lossy().into_owned(), options.clone(), store.root()),
@@ -46,8 +46,9 @@ pub fn open_updates(updates: &Path, options: &StreamOptions, store: &Store) -> R
     }
 }
 
-/// The store of a shard, with the folder where its updates are folded in: in that of the journals, for folds are what these let go of;
-/// of streams in that of the store, for all servers that share it follow the same ones.
+/// Returns the store with the checkpoint folder of a shard. Checkpoints replace truncated journal entries, so they are stored in
+/// the journals' folder. For streams they are stored in the store's folder, because all servers that share it follow the same
+/// streams.
 pub fn with_folds(updates: &Path, store: Store) -> Store {
     let folder = if are_streams(updates) { store.root().to_owned() } else { updates.to_owned() };
     store.with_folds(folder.join(FOLDS))
@@ -61,7 +62,7 @@ fn streams(servers: String, streams: StreamOptions, notes: &Path) -> Result<Feed
 
 #[cfg(not(feature = "nats"))]
 fn streams(_servers: String, _streams: StreamOptions, _notes: &Path) -> Result<Feeds> {
-    // The address may hold a password.
+    // The address may contain a password.
     let what = "updates: this program was built without streams, expected a folder, or a build with the feature `nats`";
     Err(Error::unsupported(what))
 }

@@ -54,7 +54,7 @@ pub(super) enum Refused {
 }
 
 /// Window in which another caller counts as active. If one is, no caller occupies the last worker with requests longer than
-/// [`LENT_TIME`].
+/// [`LENT_TIME`], nor any worker with several of them.
 const LATELY: Duration = Duration::from_millis(250);
 
 /// Batch for a worker, and requests to reject.
@@ -186,11 +186,16 @@ impl<J> Queue<J> {
         self.callers[0] = Some((ask.flow, now));
     }
 
+    /// Returns whether other callers are active.
+    fn is_shared(&self, caller: Flow, now: Instant) -> bool {
+        let is_other = |(flow, at): (Flow, Instant)| flow != caller && now.saturating_duration_since(at) < LATELY;
+        self.callers.iter().flatten().copied().any(is_other)
+    }
+
     /// Returns whether a request is long while other callers are active, so that its caller may not occupy the last worker with
     /// it.
     fn leaves_one(&self, ask: &Ask, now: Instant) -> bool {
-        let is_other = |(flow, at): (Flow, Instant)| flow != ask.flow && now.saturating_duration_since(at) < LATELY;
-        self.running.len() > 1 && ask.price > LENT_TIME && self.callers.iter().flatten().copied().any(is_other)
+        self.running.len() > 1 && ask.price > LENT_TIME && self.is_shared(ask.flow, now)
     }
 
     fn held_by(&self, flow: Flow) -> impl Iterator<Item = &Running> {
@@ -479,7 +484,10 @@ impl<J> Queue<J> {
             let together = price + entry.ask.price;
             let deadline = tightest.map_or(entry.ask.deadline, |tightest| tightest.min(entry.ask.deadline));
             let is_late = now + self.pace.predict(together).mul_f64(BATCH_MARGIN) > deadline;
-            if !batch.is_empty() && (together > BATCH_TIME || is_late) {
+            // Several requests of one caller hold a worker no longer than a long one of it may, while others ask.
+            let is_of_one = batch.iter().all(|other| other.ask.flow == entry.ask.flow);
+            let most = if is_of_one && self.is_shared(entry.ask.flow, now) { LENT_TIME } else { BATCH_TIME };
+            if !batch.is_empty() && (together > most || is_late) {
                 others.push(entry);
                 break;
             }

@@ -19,6 +19,7 @@ mod arrays;
 mod builder;
 mod catalogue;
 pub mod faiss;
+mod features;
 mod folder;
 mod json;
 mod parquet;

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::spec::{ModelSpec, OverArchSpec, SIMILARITY, VectorSpec};
+use super::train::TrainSpec;
 use sterling_core::error::{Error, Result};
 use sterling_core::limits;
 use sterling_embedding::{Pooling, RowFormat};
@@ -38,6 +39,7 @@ impl ModelSpec {
         self.check_queries()?;
         self.check_features()?;
         self.check_candidates()?;
+        self.train.as_ref().map_or(Ok(()), |train| self.check_train(train)).map_err(|e| e.within("train"))?;
         match (&self.overarch, self.tasks.len()) {
             (Some(_), 0) => Err(Error::invalid("overarch is given without tasks, expected one for each of its logits")),
             (None, 1..) => {
@@ -63,6 +65,26 @@ impl ModelSpec {
                 Err(Error::invalid(format!("column `{name}`: this is {what}, expected another name")))
             }
             None => Ok(()),
+        }
+    }
+
+    fn check_train(&self, train: &TrainSpec) -> Result<()> {
+        train.check()?;
+        if self.user.is_none() {
+            return Err(Error::invalid("[user] is missing, expected a user tower that learns"));
+        }
+        if !self.queries().is_empty() {
+            return Err(Error::invalid(
+                "user.queries: got several queries, expected none: such models are not trained",
+            ));
+        }
+        match train.tables.iter().find(|table| self.tables.iter().all(|declared| declared.name != table.name)) {
+            None => Ok(()),
+            Some(table) => {
+                let known: Vec<&str> = self.tables.iter().map(|t| t.name.as_str()).collect();
+                let expected = format!("not declared in [[tables]], expected one of: {}", known.join(", "));
+                Err(Error::invalid(expected).within(format!("tables `{}`", table.name)))
+            }
         }
     }
 
@@ -241,6 +263,7 @@ fn once<'a>(what: &str, names: impl Iterator<Item = &'a String>) -> Result<()> {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+    use crate::model::train;
 
     #[test]
     fn columns_have_names_of_their_own() {
@@ -263,5 +286,50 @@ mod tests {
         for name in ["price", "max", "and", "if", "Similarity"] {
             spec(&format!("[[item.columns]]\nname = '{name}'")).unwrap();
         }
+    }
+
+    fn parse_train(train: &str) -> Result<ModelSpec> {
+        let user = "[user]\ntower = 'u.onnx'\n[[user.features]]\nname = 'h'\nkind = 'ids'\ntable = 't'\n";
+        let tables = "[[tables]]\nname = 't'\nfile = 't.safetensors'\n";
+        ModelSpec::parse(&format!("name = 'm'\ndimension = 2\n{tables}{user}[train]\n{train}"))
+    }
+
+    #[test]
+    fn training_has_a_default_for_everything_but_the_label() {
+        let spec = parse_train("label = 'click'").unwrap();
+        let train = spec.train.as_ref().unwrap();
+        assert_eq!((train.batch, train.uniform, train.temperature, train.log_q), (512, 256, 1.0, true));
+        assert!(train.learns(train::TowerSide::User) && train.learns(train::TowerSide::Item));
+        assert_eq!(train.optimizer.kind, sterling_embedding::train::RuleKind::RowwiseAdagrad);
+        assert_eq!(ModelSpec::parse(&spec.to_toml().unwrap()).unwrap(), spec);
+    }
+
+    #[test]
+    fn wrong_fields_of_training_are_named() {
+        for (text, expected) in [
+            ("", "missing field `label`"),
+            ("label = ''", "train: label: got an empty text"),
+            ("label = 'c'\nloss = 'hinge'", "unknown variant `hinge`"),
+            ("label = 'c'\nbatches = 3", "unknown field `batches`"),
+            ("label = 'c'\nbatch = 0", "train: batch: got 0, expected 1 to 65536"),
+            ("label = 'c'\nbatch = 1\nuniform = 0", "expected at least two candidates"),
+            ("label = 'c'\nuniform = 70000", "uniform: got 70000"),
+            ("label = 'c'\ntemperature = 0.0", "temperature: got 0, expected a finite number above 0"),
+            ("label = 'c'\ntemperature = nan", "temperature: got NaN"),
+            ("label = 'c'\noptimizer = { kind = 'ftrl', rate = 1 }", "unknown variant `ftrl`"),
+            ("label = 'c'\noptimizer = { kind = 'sgd', rate = -1.0 }", "optimizer, field `rate`: got -1"),
+            ("label = 'c'\noptimizer = { kind = 'sgd', rate = 1.0, clip = 0.0 }", "optimizer, field `clip`: got 0"),
+            ("label = 'c'\ndense_optimizer = { kind = 'adam', rate = inf }", "dense_optimizer: field `rate`: got inf"),
+            ("label = 'c'\ndense_optimizer = { kind = 'adam', rate = 1.0, decay = -0.5 }", "field `decay`: got -0.5"),
+            ("label = 'c'\ndense = ['user', 'user']", "dense: a tower is named twice"),
+            ("label = 'c'\n[[train.tables]]\nname = 'x'", "tables `x`: not declared in [[tables]], expected one of: t"),
+            ("label = 'c'\n[[train.tables]]\nname = 't'\n[[train.tables]]\nname = 't'", "tables `t`: given twice"),
+            ("label = 'c'\n[[train.tables]]\nname = 't'\nrate = 0.0", "tables `t`: rate: got 0"),
+        ] {
+            let error = parse_train(text).unwrap_err().to_string();
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+        let error = ModelSpec::parse("name = 'm'\ndimension = 2\n[train]\nlabel = 'c'").unwrap_err().to_string();
+        assert!(error.contains("train: [user] is missing"), "{error}");
     }
 }

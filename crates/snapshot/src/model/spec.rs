@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::train::TrainSpec;
 use sterling_core::error::{Error, Result};
 use sterling_embedding::{RowFormat, Unseen};
 use sterling_graph::dense::Precision;
@@ -41,6 +42,9 @@ pub struct ModelSpec {
     /// The value model; without it the value is the similarity.
     #[serde(default)]
     pub value: ValueSpec,
+    /// How events change tables and towers; without it the model is not trained here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub train: Option<TrainSpec>,
 }
 
 /// In which precision the graphs of a request are to compute.
@@ -302,6 +306,7 @@ impl ModelSpec {
             tasks: Vec::new(),
             overarch: None,
             value: ValueSpec::default(),
+            train: None,
         }
     }
 }

@@ -1,11 +1,12 @@
-//! The client of a Redis or Valkey Cluster: who owns what, one pipeline a node, other nodes where one fails.
+//! Client of a Redis or Valkey Cluster: slot map, one pipeline per node, and failover to other nodes.
 //!
-//! The protocol and the connections are those of the `redis` crate. Its cluster connection is not used, for three reasons: it
-//! redirects a whole pipeline by one command's MOVED, it holds back all requests while it looks for the owners again, and
-//! it knows no breaker, so that one hung node would cost every request its deadline.
+//! Protocol and connections come from the `redis` crate. Its cluster connection is not used, for three reasons: one command's
+//! MOVED redirects the complete pipeline; all requests wait while it refreshes the slot map; and it has no circuit breaker, so
+//! one hung node would cost every request its deadline.
 //!
-//! A task asks for the owners again after each failure and redirection, and now and then; another probes nodes whose breaker
-//! is open. Only nodes of this cluster are believed: an address may belong to another one by now, as those of pods do.
+//! A task refreshes the slot map after each failure and redirection, and periodically; another probes nodes whose breaker
+//! is open. Only answers of nodes of this cluster are accepted: an address may have been reassigned to another cluster, as with
+//! pods.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -31,44 +32,44 @@ use sterling_core::locks::locked;
 
 const REFRESH_PAUSE: Duration = Duration::from_millis(50);
 const PROBE_INTERVAL_MAX: Duration = Duration::from_secs(2);
-/// A shorter wait in vain says more about the caller's deadline than about the node.
+/// A request that timed out sooner reflects the caller's deadline instead of the node.
 const PATIENCE_MIN: Duration = Duration::from_millis(5);
 
-/// Which node of a shard is asked for rows.
+/// Nodes of a shard that serve reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReadFrom {
-    /// The primary alone.
+    /// Only the primary.
     Primary,
-    /// The primary, and a replica where it is slow or down.
+    /// The primary, and a replica if the primary is slow or down.
     #[default]
     PrimaryThenReplicas,
-    /// The replicas in turn, and the primary where they are slow or down.
+    /// The replicas in rotation, and the primary if they are slow or down.
     ReplicasThenPrimary,
 }
 
-/// How to reach a cluster.
+/// Connection options of a cluster.
 #[derive(Clone, Debug)]
 pub struct ClusterOptions {
-    /// Some nodes, as `redis://[user:password@]host:port`; the others are found through them.
+    /// Some nodes, as `redis://[user:password@]host:port`; the others are discovered through them.
     pub seeds: Vec<String>,
-    /// Which node of a shard is asked for rows.
+    /// Nodes of a shard that serve reads.
     pub read_from: ReadFrom,
-    /// How long the first node of a shard has before a second is asked as well.
+    /// Delay before a hedged request to a second node of a shard.
     pub hedge_after: Duration,
-    /// How long making a connection, a probe or a question for the owners may take.
+    /// Timeout of connections, probes and slot map requests.
     pub connect_timeout: Duration,
-    /// How often the owners are asked for while all is well.
+    /// Interval of slot map refreshes without failures.
     pub refresh_interval: Duration,
-    /// Failures in a row that open a node's breaker.
+    /// Consecutive failures that open a node's breaker.
     pub breaker_failures: u32,
     /// Pause before the first probe of a node whose breaker opened; it doubles up to two seconds.
     pub probe_interval: Duration,
-    /// Threads that send and receive.
+    /// Number of I/O threads.
     pub io_threads: usize,
 }
 
 impl ClusterOptions {
-    /// The usual options for a cluster that is reached through `seeds`.
+    /// Returns default options for a cluster that is reached through `seeds`.
     pub fn new<S: Into<String>>(seeds: impl IntoIterator<Item = S>) -> Self {
         ClusterOptions {
             seeds: seeds.into_iter().map(Into::into).collect(),
@@ -83,31 +84,31 @@ impl ClusterOptions {
     }
 }
 
-/// A node as operators see it.
+/// State of a node, for operators.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeHealth {
-    /// Where it listens.
+    /// Address of the node.
     pub address: Address,
     /// True for the primary of a shard.
     pub is_primary: bool,
-    /// True where its breaker is open: no request goes there.
+    /// True if its breaker is open, so that it gets no requests.
     pub is_open: bool,
-    /// How often its breaker has opened.
+    /// Number of times its breaker has opened.
     pub openings: u64,
 }
 
-/// What happened between this process and the cluster.
+/// Counters of the requests to the cluster.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClusterCounters {
     /// Pipelines sent.
     pub pipelines: u64,
-    /// Commands that MOVED or ASK sent elsewhere.
+    /// Commands that were redirected by MOVED or ASK.
     pub redirections: u64,
-    /// Second nodes asked because the first was slow.
+    /// Hedged requests sent because the first node was slow.
     pub hedges: u64,
     /// Pipelines without an answer.
     pub failures: u64,
-    /// Answers about the owners of slots.
+    /// Slot maps received.
     pub refreshes: u64,
 }
 
@@ -119,10 +120,10 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Finds the nodes and their slots.
+    /// Connects and discovers the nodes and their slots.
     ///
     /// # Errors
-    /// `Invalid` where a seed is no address, `Unsupported` where it asks for TLS, `Unavailable` where no seed answers as a node of a
+    /// `Invalid` if a seed is not an address, `Unsupported` if it requires TLS, `Unavailable` if no seed answers as a node of a
     /// cluster.
     pub fn connect(options: ClusterOptions) -> Result<Arc<Self>> {
         let mut seeds = Vec::new();
@@ -172,7 +173,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// The nodes and the state of their breakers.
+    /// Returns the nodes and the state of their breakers.
     pub fn nodes(&self) -> Vec<NodeHealth> {
         let view = self.shared.view.load();
         let health = |(rank, node): (usize, &Arc<ClusterNode>)| NodeHealth {
@@ -184,7 +185,7 @@ impl Cluster {
         view.shards.iter().flat_map(|nodes| nodes.iter().enumerate().map(health)).collect()
     }
 
-    /// What happened until now.
+    /// Returns the counters since the connection was made.
     pub fn counters(&self) -> ClusterCounters {
         let ClusterTally { pipelines, redirections, hedges, failures, refreshes } = &self.shared.counters;
         let [pipelines, redirections, hedges, failures, refreshes] =
@@ -192,13 +193,13 @@ impl Cluster {
         ClusterCounters { pipelines, redirections, hedges, failures, refreshes }
     }
 
-    /// Runs a future on the tier's own threads and waits for it. Unlike `block_on` this also works on a thread that belongs to
+    /// Runs a future on the tier's own threads and waits for it. Unlike `block_on`, this also works on threads of
     /// another runtime.
     pub(super) fn run<T: Send + 'static>(&self, future: impl Future<Output = T> + Send + 'static) -> Result<T> {
         may_block();
         let (sender, receiver) = crossbeam_channel::bounded(1);
         self.spawn(async move {
-            // The receiver waits below until the sender is gone.
+            // The receiver below waits until the sender is dropped.
             let _ = sender.send(future.await);
         });
         receiver.recv().map_err(|_| Error::internal("a task of the remote tier ended without an answer"))
@@ -211,14 +212,14 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        // Waiting for the threads is not allowed where the last owner is a task of another runtime.
+        // Blocking is not allowed if the last owner is a task of another runtime.
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
     }
 }
 
-/// The seed without user and password.
+/// Returns the seed without user and password.
 fn without_password(seed: &str) -> &str {
     seed.rsplit_once('@').map_or(seed, |(_, rest)| rest)
 }
@@ -232,7 +233,7 @@ struct ClusterTally {
     refreshes: AtomicU64,
 }
 
-/// The owners of slots, with the nodes themselves.
+/// The slot map together with its nodes.
 #[derive(Debug)]
 pub(super) struct View {
     pub(super) slots: SlotMap,
@@ -240,13 +241,12 @@ pub(super) struct View {
     pub(super) shards: Vec<Vec<Arc<ClusterNode>>>,
 }
 
-/// What became of a pipeline.
 pub(super) enum PipelineOutcome {
-    /// A reply to each command, an error of its own maybe.
+    /// One reply per command, possibly an error of that command.
     Replies(Vec<Value>),
-    /// The connection failed, for this reason.
+    /// The connection failed for this reason.
     Lost(String),
-    /// The time ran out.
+    /// The deadline passed.
     Late,
 }
 
@@ -257,11 +257,11 @@ pub(super) struct Shared {
     seeds: Vec<Address>,
     pub(super) view: ArcSwap<View>,
     nodes: RwLock<HashMap<Address, Arc<ClusterNode>>>,
-    /// The sets of rows that are open for reading.
+    /// Sets of rows that are open for reading.
     pub(super) open: Mutex<Vec<Weak<OpenSet>>>,
-    /// Why the owners of slots are not known anew.
+    /// Reason of the last failed slot map refresh.
     pub(super) trouble: ArcSwapOption<String>,
-    /// What is wrong with how the cluster is set up, a line each.
+    /// Configuration problems of the cluster, one per line.
     pub(super) setup: ArcSwap<Vec<String>>,
     refresh: Notify,
     counters: ClusterTally,
@@ -269,7 +269,7 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    /// The node at the address, made where it is new.
+    /// Returns the node at the address; creates it if it is new.
     pub(super) fn node(&self, address: &Address) -> Result<Arc<ClusterNode>> {
         if let Some(node) = self.nodes.read().unwrap_or_else(PoisonError::into_inner).get(address) {
             return Ok(node.clone());
@@ -284,7 +284,7 @@ impl Shared {
             .map_err(|e| Error::invalid(format!("cluster node {address}: {e}")))
     }
 
-    /// Sends a pipeline to one node. Time that ran out counts as the node's failure.
+    /// Sends a pipeline to one node. A timeout counts as a failure of the node.
     pub(super) async fn ask(
         self: &Arc<Self>,
         node: &Arc<ClusterNode>,
@@ -311,20 +311,20 @@ impl Shared {
         }
     }
 
-    /// Counts a failure of the node; the one that opens its breaker starts the probes.
+    /// Counts a failure of the node; the failure that opens its breaker starts the probes.
     pub(super) fn failed(self: &Arc<Self>, node: &Arc<ClusterNode>, why: &str) {
         tracing::debug!(node = %node.address, why, "remote tier: a pipeline failed");
         self.counters.failures.fetch_add(1, Ordering::Relaxed);
         self.refresh.notify_one();
         if node.breaker.failure(self.options.breaker_failures) {
-            tracing::warn!(node = %node.address, why, "remote tier: the node does not answer, requests pass it by");
+            tracing::warn!(node = %node.address, why, "remote tier: the node does not answer; its circuit breaker opens and requests skip it");
             node.trouble.store(Some(Arc::new(why.to_owned())));
             node.disconnect();
             tokio::spawn(self.clone().probe(node.clone()));
         }
     }
 
-    /// The nodes of a shard in the order in which rows are asked of them.
+    /// Returns the nodes of a shard in the order in which rows are requested from them.
     pub(super) fn readers(&self, nodes: &[Arc<ClusterNode>]) -> Vec<Arc<ClusterNode>> {
         let primary = nodes.first().cloned();
         let replicas = || {
@@ -357,7 +357,7 @@ impl Shared {
         self.refresh.notify_one();
     }
 
-    /// What a node says of who owns what.
+    /// Requests the slot map from a node.
     async fn slots_of(&self, node: &ClusterNode) -> Result<SlotMap, String> {
         let mut question = pipe();
         question.add_command(cmd("CLUSTER").arg("SLOTS").to_owned());
@@ -377,7 +377,7 @@ impl Shared {
         }
     }
 
-    /// Asks all seeds who owns what, and believes the cluster that most of them name.
+    /// Requests the slot map from all seeds, and accepts the cluster that most of them name.
     async fn begin(&self) -> Result<()> {
         let seeds = self.seeds.iter().map(|seed| self.node(seed)).collect::<Result<Vec<_>>>()?;
         let mut maps = Vec::new();
@@ -389,15 +389,15 @@ impl Shared {
             }
         }
         let votes = |map: &SlotMap| maps.iter().filter(|other| map.is_of(other)).count();
-        // Of several with as many votes the first seed's.
+        // Ties go to the first seed.
         match maps.iter().rev().max_by_key(|map| votes(map)) {
             Some(slots) => self.adopt(slots.clone()),
             None => Err(unknown_owners(&last)),
         }
     }
 
-    /// Asks one node after another who owns what, well ones first, until one of this cluster says. Another cluster is taken for
-    /// this one, made anew, only where it has the rows of all tables that are open. While none is open, seeds decide.
+    /// Requests the slot map from one node after another, healthy ones first, until a node of this cluster answers. A different
+    /// cluster is accepted as this one rebuilt only if it has the rows of all open tables. Without open tables, seeds decide.
     pub(super) async fn refresh(self: &Arc<Self>) -> Result<()> {
         let open: Vec<Arc<OpenSet>> = locked(&self.open).iter().filter_map(Weak::upgrade).collect();
         if open.is_empty() && self.begin().await.is_ok() {
@@ -423,14 +423,14 @@ impl Shared {
         }
         for slots in others.into_iter().filter(|_| !open.is_empty()) {
             if self.has_all(&slots, &open).await {
-                tracing::warn!("remote tier: the cluster was made anew and has the rows of all open tables");
+                tracing::warn!("remote tier: switched to a rebuilt cluster that has the rows of all open tables");
                 return self.adopt(slots);
             }
         }
         Err(unknown_owners(&last))
     }
 
-    /// Whether a cluster has the rows of all open sets.
+    /// Returns whether a cluster has the rows of all open sets.
     async fn has_all(&self, slots: &SlotMap, open: &[Arc<OpenSet>]) -> bool {
         for set in open {
             let key = set.named.manifest_key();
@@ -449,7 +449,7 @@ impl Shared {
         true
     }
 
-    /// Looks for seeds at which another cluster answers, and for nodes that remove rows. Seeds that the map names were asked for it,
+    /// Checks for seeds that belong to another cluster, and for nodes that evict rows. Seeds in the slot map were its source,
     /// or are its nodes.
     async fn look_at_setup(&self) {
         let view = self.view.load_full();
@@ -476,15 +476,15 @@ impl Shared {
         drop(nodes);
         let (count, nodes) = (shards.len(), slots.nodes().count());
         if self.view.load().shards.is_empty() {
-            tracing::debug!(shards = count, nodes, "remote tier: owners of slots are known");
+            tracing::debug!(shards = count, nodes, "remote tier: received the slot map");
         } else {
-            tracing::info!(shards = count, nodes, "remote tier: owners of slots have changed");
+            tracing::info!(shards = count, nodes, "remote tier: the slot map has changed");
         }
         self.view.store(Arc::new(View { slots, shards }));
         Ok(())
     }
 
-    /// Number of nodes that do not answer, which the metric is told as well.
+    /// Returns the number of nodes that do not answer, and updates the metric.
     fn count_silent(&self) -> usize {
         let view = self.view.load();
         let nodes = || view.shards.iter().flatten();
@@ -505,8 +505,8 @@ impl Shared {
             };
             let trouble = self.refresh().await.err().map(|error| Arc::new(error.to_string()));
             match (&trouble, &*self.trouble.load()) {
-                (Some(why), None) => tracing::warn!(%why, "remote tier: the owners of slots are not known anew"),
-                (None, Some(_)) => tracing::info!("remote tier: the owners of slots are known again"),
+                (Some(why), None) => tracing::warn!(%why, "remote tier: slot map refresh failed; the old one stays"),
+                (None, Some(_)) => tracing::info!("remote tier: slot map refresh succeeds again"),
                 _ => {}
             }
             self.trouble.store(trouble);
@@ -517,7 +517,7 @@ impl Shared {
         }
     }
 
-    /// Pings a node until it answers, then lets requests through again. Ends where the node has left the cluster.
+    /// Pings a node until it answers, then closes its breaker. Ends if the node has left the cluster.
     async fn probe(self: Arc<Self>, node: Arc<ClusterNode>) {
         let mut ping = pipe();
         ping.cmd("PING");
@@ -543,8 +543,8 @@ impl Shared {
         }
     }
 
-    /// Sends a pipeline whose keys lie in one slot to the slot's primary, again and again until no reply says that the
-    /// cluster is being rearranged. Every command in it must be one that may be repeated.
+    /// Sends a pipeline whose keys lie in one slot to the slot's primary, with retries until no reply reports that the
+    /// cluster is being reconfigured. Every command in it must be idempotent.
     pub(super) async fn on_primary(
         self: &Arc<Self>,
         slot: u16,
@@ -573,18 +573,18 @@ impl Shared {
             sleep(pause).await;
             pause = (pause * 2).min(Duration::from_millis(500));
             if let Err(error) = self.refresh().await {
-                tracing::debug!(%error, "remote tier: no owners yet");
+                tracing::debug!(%error, "remote tier: slot map refresh failed, retrying");
             }
         }
     }
 
-    /// The primary of a slot.
+    /// Returns the primary of a slot.
     pub(super) fn primary_of(&self, slot: u16) -> Option<Arc<ClusterNode>> {
         let view = self.view.load();
         view.slots.owner(slot).and_then(|s| view.shards[s].first()).cloned()
     }
 
-    /// All primaries, each with the number of its replicas.
+    /// Returns all primaries, each with the number of its replicas.
     pub(super) fn primaries(&self) -> Vec<(Arc<ClusterNode>, usize)> {
         self.view.load().shards.iter().filter_map(|nodes| Some((nodes.first()?.clone(), nodes.len() - 1))).collect()
     }
@@ -594,7 +594,7 @@ fn unknown_owners(last: &str) -> Error {
     Error::unavailable(format!("no node of the cluster tells who owns what; the last asked was {last}"))
 }
 
-/// What a reply says, where it speaks of a state of the cluster that will pass.
+/// Returns the message of a reply that reports a transient state of the cluster.
 fn passing(reply: &Value) -> Option<String> {
     use ServerErrorKind::{Ask, BusyLoading, ClusterDown, MasterDown, Moved, ReadOnly, TryAgain};
     let Value::ServerError(error) = reply else { return None };

@@ -1,7 +1,7 @@
-//! Flights on their way: one flight serves every call that wants the same rows at the same time.
+//! Single flight: concurrent calls share one request per row.
 //!
-//! A call that misses registers its flight for the rows that no other flight is fetching, and joins the others'. The threads
-//! of the tier settle a flight shard by shard as answers come, so that nobody depends on another call's thread.
+//! A call that misses the cache registers its flight for the rows that no other flight is fetching, and joins other flights for
+//! the rest. The tier's threads settle a flight shard by shard as answers arrive, so no call depends on another call's thread.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -15,7 +15,7 @@ use super::super::places::{RowHasher, mix};
 use sterling_core::blocking::may_block;
 use sterling_core::locks::locked;
 
-/// The rows that one call has asked the cluster for.
+/// Rows that one call has requested from the cluster.
 #[derive(Debug)]
 pub(super) struct Flight {
     rows: Vec<u64>,
@@ -25,7 +25,7 @@ pub(super) struct Flight {
     settled: Condvar,
 }
 
-/// What has come until now.
+/// Answers received until now.
 #[derive(Debug)]
 pub(super) struct Answers {
     bytes: Vec<u8>,
@@ -34,7 +34,7 @@ pub(super) struct Answers {
 }
 
 impl Flight {
-    /// A flight for `rows`, sorted and each once.
+    /// Creates a flight for `rows`, sorted and distinct.
     pub(super) fn new(rows: Vec<u64>, row_bytes: usize, deadline: Instant) -> Self {
         let answers =
             Answers { bytes: vec![0; rows.len() * row_bytes], states: vec![None; rows.len()], outstanding: rows.len() };
@@ -63,7 +63,7 @@ impl Flight {
         }
     }
 
-    /// Waits until every row is settled or the time has come.
+    /// Waits until every row is settled or `until` is reached.
     pub(super) fn wait(&self, until: Instant) -> MutexGuard<'_, Answers> {
         may_block();
         let mut held = self.lock();
@@ -77,7 +77,7 @@ impl Flight {
         held
     }
 
-    /// Gives rows up that are not settled: whoever brings them from now on is too late. Returns how many these are.
+    /// Marks unsettled rows as degraded, so that later answers are ignored. Returns their number.
     pub(super) fn give_up(&self) -> u64 {
         let mut held = self.lock();
         if held.outstanding == 0 {
@@ -93,18 +93,18 @@ impl Flight {
         late
     }
 
-    /// Which of these rows, by their index, are not settled.
+    /// Returns, for each of these row indexes, whether the row is unsettled.
     pub(super) fn unsettled(&self, indices: &[usize]) -> Vec<bool> {
         let held = self.lock();
         indices.iter().map(|index| held.states[*index].is_none()).collect()
     }
 
-    /// Index of a row of this flight.
+    /// Returns the index of a row in this flight.
     pub(super) fn index_of(&self, row: u64) -> Option<usize> {
         self.rows.binary_search(&row).ok()
     }
 
-    /// Copies a settled row out and says what became of it; an unsettled one is degraded.
+    /// Copies a settled row and returns its outcome; an unsettled row is degraded.
     pub(super) fn copy(&self, answers: &Answers, index: usize, out: &mut [u8]) -> RowState {
         let state = answers.states[index].unwrap_or(RowState::Degraded);
         if state == RowState::Hit {
@@ -122,14 +122,14 @@ const STRIPES: usize = 16;
 
 type Flights = HashMap<u64, Arc<Flight>, BuildHasherDefault<RowHasher>>;
 
-/// The flights under way, by row.
+/// Flights in progress, by row.
 #[derive(Debug, Default)]
 pub(super) struct InFlight {
     stripes: [Mutex<Flights>; STRIPES],
 }
 
 impl InFlight {
-    /// The flight that fetches the row already; without one, `flight` is it from now on.
+    /// Returns the flight that already fetches the row; otherwise registers `flight` for it.
     pub(super) fn join_or_lead(&self, row: u64, flight: &Arc<Flight>) -> Option<Arc<Flight>> {
         match self.stripe(row).entry(row) {
             Entry::Occupied(other) => Some(other.get().clone()),
@@ -140,7 +140,7 @@ impl InFlight {
         }
     }
 
-    /// The row is on its way no longer.
+    /// Removes the row's registration.
     pub(super) fn land(&self, row: u64, flight: &Arc<Flight>) {
         let mut stripe = self.stripe(row);
         if stripe.get(&row).is_some_and(|f| Arc::ptr_eq(f, flight)) {

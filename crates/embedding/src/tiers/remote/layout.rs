@@ -1,17 +1,17 @@
-//! Where a row of a table lies in the cluster, and how its bytes prove that they are that row.
+//! Storage layout of a table's rows in the cluster, and the checksums that verify them.
 //!
-//! - A set of rows is cut into *groups* of `partitions × rows_per_chunk` consecutive rows. Within a group row `i` goes to
-//!   partition `i % partitions`, so that rows that are often used together, such as the head of a table sorted by frequency,
+//! - A set of rows is divided into *groups* of `partitions × rows_per_chunk` consecutive rows. Row `i` of a group belongs to
+//!   partition `i % partitions`, so that popular rows, such as the head of a table sorted by frequency,
 //!   spread over all nodes.
 //! - The rows of one group and partition are one string value, a *chunk*, under the key
-//!   `sterling:{MODEL/TABLE/CONTENT/PARTITION.SALT}:GROUP`. The hash tag keeps a partition in one slot of the cluster, and the
-//!   salt is the first number that puts partition `p` of `P` into the `p`-th of `P` equal ranges of slots: every node that
+//!   `sterling:{MODEL/TABLE/CONTENT/PARTITION.SALT}:GROUP`. The hash tag keeps a partition in one slot of the cluster. The salt
+//!   is the first number that puts partition `p` of `P` into the `p`-th of `P` equal ranges of slots, so that every node that
 //!   owns an equal share of slots owns an equal share of rows.
-//! - A chunk is `[rows, row_bytes + 4]` and 8 bytes more: each row is followed by 32 bits of XXH3 of it, the chunk by 64 bits of
-//!   XXH3 of all before. Both hashes are seeded with the load's random id and the row's or chunk's number, so that a row of
-//!   another place, version or load is never taken for this one.
+//! - A chunk is `[rows, row_bytes + 4]` plus 8 bytes: each row is followed by 32 bits of its XXH3, the chunk by 64 bits of XXH3
+//!   of everything before. Both hashes are seeded with the load's random id and the row's or chunk's number, so that a row of
+//!   another position, version or load is never mistaken for this one.
 //! - A chunk fills an allocation class of jemalloc, which Redis and Valkey use, up to the string's own header: 909 rows of
-//!   68 bytes take 72.2 bytes each in the node. A string a row took 144, HugeCTR's hashes 128.
+//!   68 bytes take 72.2 bytes each in the node. One string per row took 144 bytes, hashes as in HugeCTR 128.
 
 use std::fmt::Write;
 
@@ -20,9 +20,9 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use crate::spec::TableSpec;
 use sterling_core::error::{Error, Result};
 
-/// Slots of a Redis or Valkey Cluster.
+/// Number of slots of a Redis or Valkey Cluster.
 pub(super) const SLOTS: usize = 16_384;
-/// Widest row, in bytes.
+/// Maximum bytes per row.
 pub(super) const ROW_BYTES_MAX: usize = 128 * 1024;
 
 pub(super) const CHECK_BYTES: usize = 4;
@@ -33,13 +33,14 @@ const GROUP_BYTES_MAX: usize = 64 << 20;
 const PARTITIONS_MAX: usize = 256;
 const NAME_BYTES_MAX: usize = 200;
 
-/// A set of rows in the cluster: those of one table of one model, keyed by their content. Versions whose table is the same share it.
+/// Name of a set of rows in the cluster: one table of one model, identified by its content. Versions with the same table share
+/// it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RowSet {
     model: String,
     table: String,
     content: u64,
-    /// The version that earlier releases put before the content.
+    /// Version that earlier releases put before the content.
     version: Option<u64>,
 }
 
@@ -47,8 +48,8 @@ impl RowSet {
     /// Names a set of rows. `content` distinguishes rows of the same table: a hash of them, or of the file that holds them.
     ///
     /// # Errors
-    /// `Invalid` where a name is empty, longer than 200 bytes or holds anything but ASCII letters, digits, `_`, `-` and `.`, which
-    /// have no meaning in a key.
+    /// `Invalid` if a name is empty, longer than 200 bytes, or has characters other than ASCII letters, digits, `_`, `-` and `.`,
+    /// which have no special meaning in a key.
     pub fn new(model: impl Into<String>, table: impl Into<String>, content: u64) -> Result<Self> {
         let named = RowSet { model: model.into(), table: table.into(), content, version: None };
         for (what, name) in [("model", &named.model), ("table", &named.table)] {
@@ -62,17 +63,17 @@ impl RowSet {
         Ok(named)
     }
 
-    /// The model's name.
+    /// Returns the model's name.
     pub fn model(&self) -> &str {
         &self.model
     }
 
-    /// Hash of the rows, or of the file that holds them.
+    /// Returns the hash of the rows, or of the file that holds them.
     pub fn content(&self) -> u64 {
         self.content
     }
 
-    /// The set's name among those of its table, as keys and operators have it: 16 hexadecimal digits of the content.
+    /// Returns the set's name within its table, as in keys and for operators: 16 hexadecimal digits of the content.
     pub fn tag(&self) -> String {
         match self.version {
             None => format!("{:016x}", self.content),
@@ -80,7 +81,7 @@ impl RowSet {
         }
     }
 
-    /// The set of the same table with this tag. Earlier releases named sets `VERSION-CONTENT`.
+    /// Returns the set of the same table with this tag. Earlier releases named sets `VERSION-CONTENT`.
     pub(super) fn tagged(&self, tag: &str) -> Option<Self> {
         let (version, content) = match tag.split_once('-') {
             None => (None, tag),
@@ -91,12 +92,12 @@ impl RowSet {
         Some(RowSet { content, version, ..self.clone() })
     }
 
-    /// Model and table, as metrics name them.
+    /// Returns model and table, as in metric labels.
     pub fn label(&self) -> String {
         format!("{}/{}", self.model, self.table)
     }
 
-    /// The set whose manifest has this key.
+    /// Parses the key of a manifest.
     pub(super) fn of_manifest_key(key: &str) -> Option<Self> {
         let mut parts = key.strip_prefix("sterling:{")?.strip_suffix("}:manifest")?.split('/');
         RowSet::new(parts.next()?, parts.next()?, 0).ok()?.tagged(parts.next()?)
@@ -106,7 +107,7 @@ impl RowSet {
         format!("sterling:{{{}/{}/{}}}:manifest", self.model, self.table, self.tag())
     }
 
-    /// The key of the names of all sets of the table.
+    /// Returns the key that lists all sets of the table.
     pub(super) fn sets_key(&self) -> String {
         format!("sterling:{{{}/{}}}:versions", self.model, self.table)
     }
@@ -118,37 +119,36 @@ impl std::fmt::Display for RowSet {
     }
 }
 
-/// What a reader must find and a loader brings.
+/// Shape of a table, which readers require and loaders store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TableShape {
-    /// Rows, numbered `0..rows`.
+    /// Number of rows, numbered `0..rows`.
     pub rows: u64,
-    /// Bytes of a row, scale and bias included.
+    /// Bytes per row, scale and bias included.
     pub row_bytes: usize,
     /// Name of the row format, such as `int8`; compared, not interpreted.
     pub format: String,
 }
 
 impl TableShape {
-    /// The shape of a table.
+    /// Returns the shape of a table.
     ///
     /// # Errors
-    /// `Invalid` where the table's width does not suit its format.
+    /// `Invalid` if the table's width does not suit its format.
     pub fn of(spec: &TableSpec) -> Result<Self> {
         Ok(TableShape { rows: spec.rows, row_bytes: spec.row_bytes()?, format: spec.format.name().to_owned() })
     }
 }
 
-/// The place of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RowPlace {
     pub(super) partition: u32,
     pub(super) group: u64,
-    /// First byte of the row in its chunk.
+    /// Offset of the row in its chunk, in bytes.
     pub(super) offset: usize,
 }
 
-/// How a set of rows is cut into chunks.
+/// Division of a set of rows into chunks.
 #[derive(Clone, Debug)]
 pub(super) struct ChunkLayout {
     pub(super) rows: u64,
@@ -159,7 +159,7 @@ pub(super) struct ChunkLayout {
 }
 
 impl ChunkLayout {
-    /// The best cut of a table: rows a chunk, partitions.
+    /// Returns the best division of a table: rows per chunk, partitions.
     pub(super) fn cut(shape: &TableShape) -> Result<(usize, usize)> {
         if shape.rows == 0 || shape.row_bytes == 0 || shape.row_bytes > ROW_BYTES_MAX {
             return Err(Error::invalid(format!(
@@ -207,7 +207,7 @@ impl ChunkLayout {
         self.slots.len()
     }
 
-    /// Bytes of a row with its check.
+    /// Returns the bytes of a row with its checksum.
     pub(super) fn stride(&self) -> usize {
         self.row_bytes + CHECK_BYTES
     }
@@ -230,12 +230,12 @@ impl ChunkLayout {
         }
     }
 
-    /// The row with this index in a chunk.
+    /// Returns the row at this index of a chunk.
     pub(super) fn row_of(&self, group: u64, partition: usize, index: usize) -> u64 {
         group * self.group_rows() + (index * self.partitions() + partition) as u64
     }
 
-    /// Rows of one chunk: `first, first + partitions, ...`.
+    /// Returns the number of rows of one chunk: `first, first + partitions, ...`.
     pub(super) fn chunk_rows(&self, group: u64, partition: usize) -> usize {
         let rows = (self.rows - group * self.group_rows()).min(self.group_rows()) as usize;
         rows / self.partitions() + usize::from(partition < rows % self.partitions())
@@ -247,11 +247,11 @@ impl ChunkLayout {
         key
     }
 
-    /// Puts the key of a chunk in the place of what `key` held.
+    /// Replaces the contents of `key` with the key of a chunk.
     pub(super) fn write_key(&self, key: &mut String, group: u64, partition: usize) {
         key.clear();
         key.push_str(&self.prefixes[partition]);
-        // Writing to a string does not fail.
+        // Writing to a string cannot fail.
         let _ = write!(key, "{group}");
     }
 
@@ -259,7 +259,7 @@ impl ChunkLayout {
         self.slots[partition]
     }
 
-    /// The chunk of one partition of a group, from the group's rows `[rows, row_bytes]`.
+    /// Encodes the chunk of one partition of a group, from the group's rows `[rows, row_bytes]`.
     pub(super) fn encode(&self, load: u64, group: u64, partition: usize, group_bytes: &[u8]) -> Vec<u8> {
         let rows = self.chunk_rows(group, partition);
         let mut chunk = Vec::with_capacity(rows * self.stride() + DIGEST_BYTES);
@@ -280,7 +280,7 @@ impl ChunkLayout {
     }
 }
 
-/// The slot of a key: CRC-16/XMODEM of what its braces hold, or of all of it.
+/// Returns the slot of a key: CRC-16/XMODEM of its hash tag, or of the complete key.
 pub(super) fn slot_of(key: &str) -> u16 {
     let tag = key.split_once('{').and_then(|(_, rest)| rest.split_once('}')).map_or(key, |(tag, _)| tag);
     let crc = tag.bytes().fold(0u16, |crc, byte| (crc << 8) ^ CRC[usize::from((crc >> 8) as u8 ^ byte)]);
@@ -307,7 +307,7 @@ fn row_check(load: u64, row: u64, bytes: &[u8]) -> [u8; CHECK_BYTES] {
     (xxh3_64_with_seed(bytes, load ^ row.wrapping_mul(0x9e37_79b9_7f4a_7c15)) as u32).to_le_bytes()
 }
 
-/// The row's bytes, where what came from the cluster is this row of this load.
+/// Returns the row's bytes if the received bytes are this row of this load.
 pub(super) fn checked(load: u64, row: u64, row_bytes: usize, came: &[u8]) -> Option<&[u8]> {
     let (bytes, check) = came.split_at_checked(row_bytes)?;
     (check == row_check(load, row, bytes)).then_some(bytes)

@@ -1,15 +1,15 @@
-//! Brings a set of rows into the cluster, and takes them out again.
+//! Loads a set of rows into the cluster, and deletes it.
 //!
-//! 1. The manifest is written as `loading` with a new random load id, or an earlier one that was interrupted is taken up.
-//! 2. Group by group, the rows are read once from the source and cut into chunks. A chunk whose digest the cluster already
-//!    holds is passed over; every other one is written and read back in one round trip, and compared byte for byte.
-//! 3. The digests of all chunks are asked for once more: a node with an eviction policy, or one that failed over without a
-//!    chunk, is found now and not by a request.
-//! 4. Replicas are waited for, and the manifest is written as `complete` with the checksum of all rows.
+//! 1. The manifest is written as `loading` with a new random load id, or an interrupted load is resumed.
+//! 2. Group by group, the rows are read once from the source and divided into chunks. A chunk whose digest the cluster already
+//!    holds is skipped; every other one is written and read back in one round trip, and compared byte for byte.
+//! 3. The digests of all chunks are requested again: this detects a node with an eviction policy, or one that failed over without
+//!    a chunk, before requests do.
+//! 4. After replicas have caught up, the manifest is written as `complete` with the checksum of all rows.
 //!
-//! A complete set is never changed: loading the same rows again repairs what is lost, other rows are refused before anything is
-//! written. Deleting writes `deleting`, removes the chunks, then the manifest; on a full node, which takes no such word, it goes
-//! without.
+//! A complete set is immutable: loading the same rows again repairs lost chunks; other rows are rejected before anything is
+//! written. Deletion writes `deleting`, removes the chunks, then the manifest. A full node rejects writes; deletion then skips
+//! the `deleting` state.
 
 use std::hash::{BuildHasher, RandomState};
 use std::ops::Range;
@@ -29,44 +29,45 @@ use super::sets::{PATIENCE, find, stored};
 use sterling_core::clock::unix_time;
 use sterling_core::error::{Error, Kind, Result};
 
-/// Chunks on their way at a time.
+/// Number of chunks in flight.
 const CHUNKS_IN_FLIGHT: usize = 32;
-/// How long one chunk may take, a fail-over included.
+/// Timeout per chunk, including a failover.
 const CHUNK_PATIENCE: Duration = Duration::from_secs(30);
 const REPLICA_WAIT: Duration = Duration::from_secs(10);
 
-/// How far a load is.
+/// Progress of a load.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoadProgress {
     /// Rows that are in the cluster.
     pub rows_done: u64,
     /// Rows of the table.
     pub rows_total: u64,
-    /// Bytes written by this load, checks included.
+    /// Bytes written by this load, checksums included.
     pub bytes_written: u64,
-    /// Chunks that were there already.
+    /// Chunks that existed already.
     pub chunks_kept: u64,
 }
 
-/// What a load has done.
+/// Result of a load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadReport {
-    /// The counts at the end.
+    /// Counts at the end.
     pub progress: LoadProgress,
     /// XXH3 of all rows in order.
     pub checksum: u64,
-    /// Chunks of the table.
+    /// Number of chunks of the table.
     pub chunks: u64,
-    /// True where every shard has a replica and one of each has acknowledged every write.
+    /// True if every shard has a replica, and one replica per shard has acknowledged every write.
     pub is_replicated: bool,
 }
 
-/// Loads a set of rows. `source` writes the rows of a range, `[rows, row_bytes]`, into its buffer; ranges come in order, and
-/// a complete set that is loaded again is read twice. Interrupted at any point, the same call takes the load up.
+/// Loads a set of rows. `source` writes the rows of a range, `[rows, row_bytes]`, into its buffer; ranges are ascending, and
+/// a complete set that is loaded again is read twice. After an interruption, the same call resumes the load.
 ///
 /// # Errors
-/// Where the shape cannot be stored, the source fails, the set exists with other rows or another shape, a node is full
-/// ([`Kind::Overloaded`](sterling_core::error::Kind::Overloaded), which one and how full), or the cluster does not answer for long.
+/// If the shape cannot be stored, the source fails, the set exists with other rows or another shape, a node is full
+/// ([`Kind::Overloaded`](sterling_core::error::Kind::Overloaded), with the node and its memory use), or the cluster does not
+/// answer for long.
 pub fn load(
     cluster: &Arc<Cluster>,
     named: &RowSet,
@@ -121,16 +122,16 @@ pub fn load(
     Ok(LoadReport { progress: done, checksum, chunks, is_replicated })
 }
 
-/// Removes a set of rows; true where there was one. Readers that have it open see degraded rows from then on.
+/// Deletes a set of rows; returns true if it existed. Readers that have it open see degraded rows from then on.
 ///
 /// # Errors
-/// Where the cluster does not answer for long; the same call takes the removal up.
+/// If the cluster does not answer for long; the same call resumes the deletion.
 pub fn delete(cluster: &Arc<Cluster>, named: &RowSet) -> Result<bool> {
     let Some(manifest) = find(cluster, named)? else { return Ok(false) };
     let layout = manifest.layout(named);
     match store(cluster, named, &TableManifest { state: TableState::Deleting, ..manifest }) {
-        // A full node takes no word; the commands below need no memory, and are what makes room.
-        Err(e) if e.kind() == Kind::Overloaded => tracing::warn!(error = %e, "removing the rows all the same"),
+        // A full node rejects this write. The commands below need no memory, and free some.
+        Err(e) if e.kind() == Kind::Overloaded => tracing::warn!(error = %e, "node is full; deleting rows regardless"),
         marked => marked?,
     }
     let shared = cluster.shared.clone();
@@ -147,7 +148,7 @@ pub fn delete(cluster: &Arc<Cluster>, named: &RowSet) -> Result<bool> {
         let mut pipeline = pipe();
         pipeline.cmd("SREM").arg(&key).arg(name.tag());
         obey(&shared, slot_of(&key), &pipeline, PATIENCE).await?;
-        // Last, because without a manifest nobody finds the rest.
+        // Deleted last, because the manifest is needed to find the remaining chunks.
         let key = name.manifest_key();
         let mut pipeline = pipe();
         pipeline.cmd("DEL").arg(&key);
@@ -156,13 +157,13 @@ pub fn delete(cluster: &Arc<Cluster>, named: &RowSet) -> Result<bool> {
     removed.map(|()| true).map_err(|e| e.within(named))
 }
 
-/// Sends commands to the primary of their slot, and makes an error of a reply that is one.
+/// Sends commands to the primary of their slot, and returns the first error reply as an error.
 async fn obey(shared: &Arc<Shared>, slot: u16, pipeline: &Pipeline, patience: Duration) -> Result<()> {
     let replies = shared.on_primary(slot, pipeline, patience).await?;
     refuse_errors(shared, slot, &replies).await
 }
 
-/// The set with this content that is there in the same shape, or a new one, with its manifest.
+/// Returns the existing set with this content and shape, or a new one, with its manifest.
 fn begin(cluster: &Arc<Cluster>, named: &RowSet, shape: &TableShape) -> Result<(RowSet, TableManifest)> {
     let Some((named, manifest)) = stored(cluster, named)? else {
         let manifest = TableManifest::begin(shape, RandomState::new().hash_one(named)).map_err(|e| e.within(named))?;
@@ -175,7 +176,7 @@ fn begin(cluster: &Arc<Cluster>, named: &RowSet, shape: &TableShape) -> Result<(
     if let Err(differs) = manifest.expect(&named, shape) {
         return Err(Error::conflict(format!("{differs}; delete it first, or publish other content")));
     }
-    // Nobody takes rows for old ones that are being brought.
+    // The new load time keeps cleanup from treating rows that are being loaded as old ones.
     let manifest = TableManifest { loaded: unix_time().as_secs(), ..manifest };
     store(cluster, &named, &manifest)?;
     Ok((named, manifest))
@@ -210,12 +211,12 @@ fn checksum_of(layout: &ChunkLayout, source: &mut impl FnMut(Range<u64>, &mut [u
     Ok(checksum.digest())
 }
 
-/// What the chunks of a group came to.
+/// Result of the chunks of a group.
 #[derive(Default)]
 struct Wrote {
     bytes_written: u64,
     chunks_kept: u64,
-    /// By partition: the chunk's bytes and its digest.
+    /// By partition: length of the chunk in bytes, and its digest.
     digests: Vec<(usize, [u8; DIGEST_BYTES])>,
 }
 
@@ -252,7 +253,7 @@ impl GroupJob {
         Ok(sum)
     }
 
-    /// Writes a chunk and reads it back, unless it is there; says whether it wrote.
+    /// Writes a chunk and reads it back, unless it exists; returns whether it was written.
     async fn write_chunk(&self, partition: usize, group_bytes: &[u8]) -> Result<(bool, usize, [u8; DIGEST_BYTES])> {
         let chunk = self.layout.encode(self.load, self.group, partition, group_bytes);
         let (rows, digest) = chunk.split_last_chunk::<DIGEST_BYTES>().expect("a chunk ends with its digest");
@@ -273,7 +274,7 @@ impl GroupJob {
     }
 }
 
-/// Asks for the last bytes of a chunk; a chunk of another length has others, or more or fewer.
+/// Requests the bytes of a chunk from `offset` to its end. For a chunk of another length, they differ in value or number.
 fn digest_question(key: &str, offset: usize) -> Pipeline {
     let mut pipeline = pipe();
     pipeline.cmd("GETRANGE").arg(key).arg(offset).arg(-1);
@@ -309,7 +310,7 @@ async fn all_there(
     Ok(())
 }
 
-/// Waits until a replica of each shard has what its primary has; a primary without replicas is not waited for.
+/// Waits until a replica of each shard has the writes of its primary; primaries without replicas are skipped.
 async fn replicated(shared: &Arc<Shared>) -> bool {
     let mut all = true;
     for (primary, replicas) in shared.primaries() {
@@ -329,7 +330,7 @@ async fn replicated(shared: &Arc<Shared>) -> bool {
     all
 }
 
-/// Makes an error of the first reply that is one. A full node is named with how full it is.
+/// Returns the first error reply as an error. For a full node, the error has its memory use.
 async fn refuse_errors(shared: &Arc<Shared>, slot: u16, replies: &[Value]) -> Result<()> {
     let Some(error) = replies.iter().find_map(|r| if let Value::ServerError(e) = r { Some(e) } else { None }) else {
         return Ok(());

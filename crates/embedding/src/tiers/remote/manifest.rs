@@ -1,7 +1,7 @@
-//! What a set of rows in the cluster says of itself: one JSON value beside its chunks.
+//! Manifest of a set of rows in the cluster: one JSON value besides its chunks.
 //!
-//! A loader writes it first as `loading`, so that an interrupted load can be taken up and a reader is told; as `complete` last,
-//! after every chunk was seen to be there; and as `deleting` before the chunks go.
+//! A loader first writes it as `loading`, so that an interrupted load can be resumed and readers are informed; as `complete`
+//! last, after every chunk was verified; and as `deleting` before the chunks are deleted.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,20 +13,20 @@ const LAYOUT: u32 = 1;
 const CHUNK_BYTES_MAX: usize = 1 << 20;
 const PARTITIONS_MAX: usize = 4096;
 
-/// What may be done with a set of rows.
+/// State of a set of rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TableState {
     /// A load has begun and not ended.
     Loading,
-    /// Every row is there.
+    /// Every row is present.
     Complete,
-    /// Its rows are being removed.
+    /// Its rows are being deleted.
     Deleting,
 }
 
 impl TableState {
-    /// As operators read it.
+    /// Returns the name for operators.
     pub fn name(self) -> &'static str {
         match self {
             TableState::Loading => "loading",
@@ -36,31 +36,31 @@ impl TableState {
     }
 }
 
-/// The description of a set of rows in the cluster.
+/// Description of a set of rows in the cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TableManifest {
     pub(super) layout: u32,
-    /// What may be done with it.
+    /// State of the set.
     pub state: TableState,
-    /// Rows.
+    /// Number of rows.
     pub rows: u64,
-    /// Bytes of a row.
+    /// Bytes per row.
     pub row_bytes: usize,
     /// Name of the row format.
     pub format: String,
     pub(super) rows_per_chunk: usize,
     pub(super) partitions: usize,
-    /// Random number of the load, which seeds all checks.
+    /// Random number of the load, which seeds all checksums.
     pub(super) load: u64,
     /// XXH3 of all rows in order; 0 until complete.
     pub checksum: u64,
-    /// Unix time in seconds at which a load of it began or ended last; 0 where an earlier release loaded it.
+    /// Unix time in seconds at which its last load began or ended; 0 if an earlier release loaded it.
     #[serde(default)]
     pub loaded: u64,
 }
 
 impl TableManifest {
-    /// The manifest that begins a load.
+    /// Creates the manifest for the start of a load.
     pub(super) fn begin(shape: &TableShape, load: u64) -> Result<Self> {
         let (rows_per_chunk, partitions) = ChunkLayout::cut(shape)?;
         Ok(TableManifest {
@@ -85,7 +85,7 @@ impl TableManifest {
         ChunkLayout::new(named, &self.shape(), self.rows_per_chunk, self.partitions)
     }
 
-    /// Refuses another shape than the expected one, naming what differs.
+    /// Rejects a shape other than the expected one; the error names the differences.
     pub(super) fn expect(&self, named: &RowSet, expected: &TableShape) -> Result<()> {
         let mut differs = Vec::new();
         if self.rows != expected.rows {

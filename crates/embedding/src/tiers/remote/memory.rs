@@ -1,4 +1,4 @@
-//! The memory of nodes, and whether they remove rows when it is full.
+//! Memory of the nodes, and their eviction policy.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,18 +10,17 @@ use tokio::time::timeout;
 use super::node::ClusterNode;
 use sterling_core::error::Result;
 
-/// How long a node may take to say how it makes room.
+/// Timeout of a node's answer about its eviction policy.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// What a node says of its memory.
+/// Memory state that a node reports.
 pub(super) struct Memory {
-    /// Bytes in use.
     pub(super) used: u64,
-    /// Bytes that it may use; 0 where nobody has said.
+    /// Memory limit in bytes; 0 if not configured.
     pub(super) max: u64,
-    /// Bytes of its machine.
+    /// Memory of its machine in bytes.
     pub(super) system: u64,
-    /// Its `maxmemory-policy`.
+    /// `maxmemory-policy` of the node.
     policy: String,
 }
 
@@ -42,13 +41,13 @@ impl Memory {
         })
     }
 
-    /// Whether the node removes rows to make room: they never expire, so that the `volatile` policies leave them alone.
+    /// Returns whether the node may evict rows. Rows have no expiration, so the `volatile` policies do not evict them.
     fn evicts(&self) -> bool {
         self.max > 0 && self.policy.starts_with("allkeys-")
     }
 }
 
-/// Of these primaries, each with the number of its replicas, those that remove rows when their memory is full, a line each.
+/// Returns those primaries (each with the number of its replicas) that evict rows when their memory is full, one line each.
 pub(super) async fn evicting(primaries: &[(Arc<ClusterNode>, usize)]) -> Vec<String> {
     let asked = primaries.iter().filter(|(node, _)| !node.breaker.is_open()).map(|(node, _)| async move {
         let memory = timeout(PATIENCE, Memory::of(node)).await.ok()?.ok()?;

@@ -1,16 +1,16 @@
 //! Rows in the memory of other machines: a Redis or Valkey Cluster, behind a bounded cache of this host.
 //!
-//! The cluster replicates, fails over and moves slots; this module says where a row lies (`layout`), brings rows there
-//! ([`load()`], [`delete`]) and reads them ([`RemoteTable`]). A read goes through these steps:
+//! The cluster replicates, fails over and moves slots. This module defines the layout of rows (`layout`), loads and deletes them
+//! ([`load()`], [`delete`]) and reads them ([`RemoteTable`]). A read takes these steps:
 //!
-//! 1. Rows that the table does not have are [`RowState::Unknown`] at once; rows in the [cache](super::cache) are copied.
-//! 2. Rows that another call is fetching are awaited with it (single flight); the others are asked for, one pipeline a
-//!    shard, while the caller does something else.
-//! 3. What comes is checked against the row's own 32 bits of hash, seeded with the load and the row's number. A row that
-//!    passes is a hit and is offered to the cache. Anything else, a row that does not come before the deadline included, is
+//! 1. Rows outside of the table are [`RowState::Unknown`] immediately; rows in the [cache](super::cache) are copied.
+//! 2. Rows that another call is fetching are awaited with it (single flight). The others are requested, one pipeline per
+//!    shard, while the caller continues.
+//! 3. Each answer is verified by the row's own 32-bit hash, seeded with the load and the row's number. A verified row
+//!    is a hit and is offered to the cache. Any other row, including one that misses the deadline, is
 //!    [`RowState::Degraded`], is counted by its cause, and is never cached.
 //!
-//! What a degraded row means is the caller's policy: the request fails, or goes on with default rows and says so.
+//! The caller's policy decides about degraded rows: the request fails, or continues with default rows and reports it.
 
 mod cluster;
 mod flight;
@@ -52,15 +52,15 @@ use sterling_core::error::{Error, Result};
 use sterling_core::locks::locked;
 use watch::{look, watch};
 
-/// Less time than this is not worth another question.
+/// Minimum remaining time for another request.
 const RETRY_TIME_MIN: Duration = Duration::from_millis(2);
 
-/// How a table is read.
+/// Read options of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemoteOptions {
-    /// Memory for rows of this table on this host, overhead included; 0 for no cache.
+    /// Cache memory for rows of this table on this host, overhead included; 0 for no cache.
     pub cache_bytes: usize,
-    /// The longest that a call waits for rows; its own deadline may come sooner.
+    /// Maximum time that a call waits for rows; its own deadline may be earlier.
     pub timeout: Duration,
 }
 
@@ -70,30 +70,30 @@ impl Default for RemoteOptions {
     }
 }
 
-/// What became of the rows that were asked for, and why some are degraded.
+/// Counters of requested rows by outcome, and of degraded rows by cause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RemoteCounters {
-    /// Rows asked for.
+    /// Requested rows.
     pub rows: u64,
-    /// Rows that the cluster brought for the call that asked.
+    /// Rows received from the cluster by the call that requested them.
     pub remote: u64,
-    /// Rows that another call had asked for already.
+    /// Rows that another call had already requested.
     pub joined: u64,
-    /// Rows outside the table.
+    /// Rows outside of the table.
     pub unknown: u64,
-    /// Rows that ended degraded, the sum of the causes below and of rows joined in vain.
+    /// Degraded rows: the sum of the causes below and of joined rows that were not received.
     pub degraded: u64,
     /// Rows whose node did not answer in time.
     pub late: u64,
-    /// Rows whose shard has no node that takes requests.
+    /// Rows whose shard has no available node.
     pub down: u64,
-    /// Rows that the node refuses to read.
+    /// Rows whose read the node rejects.
     pub refused: u64,
-    /// Rows whose chunk is not there.
+    /// Rows whose chunk does not exist.
     pub missing: u64,
-    /// Rows whose bytes are not what was loaded: short, changed, or of another load.
+    /// Rows whose bytes differ from those loaded: short, changed, or of another load.
     pub corrupt: u64,
-    /// The cache in front; its hits are the rest of `rows`.
+    /// Counters of the cache in front; its hits are the rest of `rows`.
     pub cache: CacheCounters,
 }
 
@@ -125,17 +125,17 @@ struct Inner {
     cache: Option<RowCache>,
     in_flight: InFlight,
     counters: RemoteTally,
-    /// The value of the metrics' label `table`.
+    /// Value of the metric label `table`.
     label: metrics::SharedString,
 }
 
 impl RemoteTable {
-    /// Opens a set of rows that was loaded completely. From now on somebody looks at whether its rows can be read
+    /// Opens a set of rows that was loaded completely. From then on a background task checks whether its rows are readable
     /// ([`Cluster::troubles`]).
     ///
     /// # Errors
-    /// `NotFound` where the set is not there, `NotReady` where it is not complete, `Corrupt` where it has another shape than expected;
-    /// each difference is named. `Unavailable` where the cluster does not answer, or not one of the rows that are tried can be read.
+    /// `NotFound` if the set does not exist, `NotReady` if it is incomplete, `Corrupt` if its shape is not the expected one;
+    /// the error names each difference. `Unavailable` if the cluster does not answer, or none of the sampled rows is readable.
     pub fn open(
         cluster: &Arc<Cluster>,
         named: &RowSet,
@@ -154,7 +154,7 @@ impl RemoteTable {
         locked(&shared.open).push(Arc::downgrade(&set));
         let first = (shared.clone(), set.clone());
         let (found, _) = cluster.run(async move { look(&first.0, &first.1, 0).await })?;
-        // Also of a set that is refused: it ends by itself, and takes back what the look has told.
+        // Also started for a rejected set: it ends automatically and withdraws what the check reported.
         cluster.spawn(watch(shared, Arc::downgrade(&set), set.wake.clone(), label.clone()));
         if let Some(why) = found.trouble().filter(|_| found.unreadable_rows() == found.rows) {
             return Err(Error::unavailable(format!("{}: {why}", set.named)));
@@ -164,7 +164,7 @@ impl RemoteTable {
         Ok(RemoteTable { cluster: cluster.clone(), inner: Arc::new(inner), timeout: options.timeout })
     }
 
-    /// What became of the rows until now.
+    /// Returns the counters of rows until now.
     pub fn counters(&self) -> RemoteCounters {
         let RemoteTally { rows, remote, joined, unknown, degraded, late, down, refused, missing, corrupt } =
             &self.inner.counters;
@@ -175,12 +175,12 @@ impl RemoteTable {
         RemoteCounters { rows, remote, joined, unknown, degraded, late, down, refused, missing, corrupt, cache }
     }
 
-    /// The cluster it lies in.
+    /// Returns the cluster that holds it.
     pub fn cluster(&self) -> &Arc<Cluster> {
         &self.cluster
     }
 
-    /// Asks for the flight's rows whose indices are given, one task a shard.
+    /// Requests the flight's rows with these indexes, in one task per shard.
     fn send(&self, flight: &Arc<Flight>, led: Vec<usize>) {
         let layout = &self.inner.set.layout;
         let view = self.cluster.shared.view.load();
@@ -201,7 +201,7 @@ impl RemoteTable {
         }
     }
 
-    /// Asks once more, without joining anyone, for rows that other calls with less time gave up.
+    /// Requests rows again that other calls with earlier deadlines gave up, without joining other flights.
     fn retry(&self, degraded: Vec<u64>, deadline: Instant) -> Arc<Flight> {
         let led = (0..degraded.len()).collect();
         let flight = Arc::new(Flight::new(degraded, self.inner.set.layout.row_bytes, deadline));
@@ -211,7 +211,7 @@ impl RemoteTable {
 }
 
 impl Inner {
-    /// Adds what became of the rows of one call to the metrics of the process.
+    /// Adds the outcomes of the rows of one call to the process's metrics.
     fn export(&self, outcomes: &[(&'static str, u64)]) {
         for &(outcome, rows) in outcomes.iter().filter(|(_, rows)| *rows > 0) {
             let labels = [("remote_table", self.label.clone()), ("outcome", outcome.into())];
@@ -223,7 +223,7 @@ impl Inner {
         }
     }
 
-    /// Counts rows that could not be read.
+    /// Counts unreadable rows by cause.
     fn count(&self, causes: impl Iterator<Item = Cause>) {
         let RemoteTally { late, down, refused, missing, corrupt, .. } = &self.counters;
         let mut by_cause: BTreeMap<Cause, u64> = BTreeMap::new();
@@ -243,7 +243,7 @@ impl Inner {
     }
 }
 
-/// The rows of a flight that one shard holds. Dropped before its answers came, it gives its rows up.
+/// Rows of a flight that one shard holds. If it is dropped before its answers arrive, its rows become degraded.
 struct Leg {
     inner: Arc<Inner>,
     flight: Arc<Flight>,
@@ -258,7 +258,7 @@ impl Leg {
         if rows.iter().any(Result::is_err) {
             let failed = rows.iter().zip(places).filter_map(|(row, place)| Some((row.err()?, *place)));
             inner.set.suspect(failed.filter(|(cause, _)| cause.is_lost()).map(|(_, place)| place));
-            // The others were counted when they were given up.
+            // The others were already counted when they were given up.
             let unsettled = flight.unsettled(indices);
             let causes = rows.iter().zip(&unsettled).filter(|(_, is_unsettled)| **is_unsettled);
             inner.count(causes.filter_map(|(row, _)| row.err()));
@@ -319,7 +319,8 @@ impl RowSource for RemoteTable {
                 let out = &mut fetched.bytes[place * row_bytes..][..row_bytes];
                 match in_flight.join_or_lead(row, &flight) {
                     Some(other) => joined.push((index, other)),
-                    // Its flight has landed since the cache was asked: rows enter the cache before they leave the air.
+                    // The row's flight has ended since the cache lookup: rows enter the cache before their registration is
+                    // removed.
                     None if cache.as_ref().is_some_and(|c| c.peek(row, out)) => {
                         flight.settle([(index, Some(&*out))].into_iter());
                         in_flight.land(row, &flight);
@@ -336,22 +337,22 @@ impl RowSource for RemoteTable {
     }
 }
 
-/// A call on its way.
+/// A call in progress.
 struct Fetching<'a> {
     table: &'a RemoteTable,
     fetched: Fetched,
-    /// The rows that the cache did not have; those also in `joined` are settled elsewhere.
+    /// Rows that were not cached; those also in `joined` are settled by other flights.
     flight: Arc<Flight>,
-    /// Where each row of the flight stands in the answer.
+    /// Index in the answer of each row of the flight.
     places: Vec<usize>,
     joined: Vec<(usize, Arc<Flight>)>,
-    /// How many of the flight's rows another call had brought into the cache by then.
+    /// Number of the flight's rows that another call had meanwhile put into the cache.
     landed: u64,
     deadline: Instant,
 }
 
 impl Fetching<'_> {
-    /// Takes a row out of a flight that has landed.
+    /// Takes a row out of a flight that has ended.
     fn take(&mut self, place: usize, from: &Flight, row: u64, until: Instant) -> RowState {
         let row_bytes = self.table.inner.set.layout.row_bytes;
         let out = &mut self.fetched.bytes[place * row_bytes..][..row_bytes];

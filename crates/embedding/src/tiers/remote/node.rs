@@ -1,4 +1,4 @@
-//! One node of the cluster: its connection, made when first needed, and its breaker.
+//! One node of the cluster: its connection, created on demand, and its breaker.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,15 +13,15 @@ use super::slots::Address;
 use crate::tiers::breaker::Breaker;
 use sterling_core::error::{Error, Result};
 
-/// How long a node may take to answer where no request waits.
+/// Timeout of a node's answer outside of requests.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// A node. All requests share one connection, on which they are pipelined.
+/// A node. All requests share one pipelined connection.
 #[derive(Debug)]
 pub(super) struct ClusterNode {
     pub(super) address: Address,
     pub(super) breaker: Breaker,
-    /// Why it does not answer, while its breaker is open.
+    /// Reason of its failure, while its breaker is open.
     pub(super) trouble: ArcSwapOption<String>,
     client: Client,
     connect_timeout: Duration,
@@ -30,7 +30,7 @@ pub(super) struct ClusterNode {
 }
 
 impl ClusterNode {
-    /// A node at the address, with the user and password of `like`; nothing is sent yet.
+    /// Creates a node at the address, with the credentials of `like`, without connecting.
     pub(super) fn new(address: Address, like: &ConnectionInfo, connect_timeout: Duration) -> RedisResult<Self> {
         let info = like.clone().set_addr(ConnectionAddr::Tcp(address.host.clone(), address.port));
         Ok(ClusterNode {
@@ -44,8 +44,8 @@ impl ClusterNode {
         })
     }
 
-    /// Sends the commands in one write and waits for all replies; a command's own error is among the values. The caller
-    /// bounds the time.
+    /// Sends the commands in one write and waits for all replies; errors of single commands are among the values. The caller
+    /// enforces the timeout.
     pub(super) async fn ask(&self, pipeline: &Pipeline) -> RedisResult<Vec<Value>> {
         let connection = self.connection().await?;
         let mut handle = MultiplexedConnection::clone(&connection);
@@ -59,10 +59,10 @@ impl ClusterNode {
         replies
     }
 
-    /// Asks on behalf of nobody who waits for rows.
+    /// Sends commands outside of lookups, with a long timeout.
     ///
     /// # Errors
-    /// `Unavailable` with the node where it does not answer.
+    /// `Unavailable` with the node if it does not answer.
     pub(super) async fn answer(&self, question: &Pipeline) -> Result<Vec<Value>> {
         match tokio::time::timeout(PATIENCE, self.ask(question)).await {
             Ok(Ok(replies)) => Ok(replies),
@@ -71,7 +71,7 @@ impl ClusterNode {
         }
     }
 
-    /// Drops the connection, so that the next request makes a new one.
+    /// Drops the connection, so that the next request creates a new one.
     pub(super) fn disconnect(&self) {
         self.connection.store(None);
     }
@@ -87,7 +87,7 @@ impl ClusterNode {
         let config =
             AsyncConnectionConfig::new().set_connection_timeout(Some(self.connect_timeout)).set_response_timeout(None);
         let mut connection = self.client.get_multiplexed_async_connection_with_config(&config).await?;
-        // A replica answers reads only after this; to a primary it means nothing, and a provider may refuse it.
+        // Replicas answer reads only after this. It has no effect on a primary, and a provider may reject it.
         connection.send_packed_command(&cmd("READONLY")).await?;
         let connection = Arc::new(connection);
         self.connection.store(Some(connection.clone()));
@@ -95,7 +95,7 @@ impl ClusterNode {
     }
 }
 
-/// An error in the server's own words, such as `NOAUTH Authentication required.`
+/// Returns an error in the server's own words, such as `NOAUTH Authentication required.`
 pub(super) fn words(error: &ServerError) -> String {
     format!("{} {}", error.code(), error.details().unwrap_or_default())
 }

@@ -1,4 +1,4 @@
-//! A set of rows that is open for reading: what it is, and what is known of how it can be read.
+//! State of a set of rows that is open for reading: its identity, and the readability of its rows.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,26 +11,26 @@ use super::layout::{ChunkLayout, RowPlace, RowSet, checked};
 use super::manifest::TableManifest;
 use sterling_core::locks::locked;
 
-/// Chunks that are looked at again and again until they can be read; more than these are found by chance.
+/// Maximum number of damaged chunks that are checked in every round; the rotation checks further ones.
 const SUSPECTS_MAX: usize = 4096;
 
-/// Why a row cannot be read.
+/// Reason why a row is unreadable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Cause {
-    /// The deadline came first.
+    /// The deadline passed.
     Timeout,
-    /// No node of the shard takes requests.
+    /// No node of the shard is available.
     Down,
-    /// The node refuses the command.
+    /// The node rejects the command.
     Refused,
-    /// Its chunk is not there.
+    /// The chunk does not exist.
     Missing,
-    /// Its bytes are not what was loaded: short, changed, or of another load.
+    /// The bytes differ from those loaded: short, changed, or of another load.
     Corrupt,
 }
 
 impl Cause {
-    /// As metrics and messages have it.
+    /// Returns the name in metrics and messages.
     pub(super) fn name(self) -> &'static str {
         match self {
             Cause::Timeout => "late",
@@ -41,13 +41,13 @@ impl Cause {
         }
     }
 
-    /// True where the cluster answered and the row is lost.
+    /// Returns true if the cluster answered and the row is lost.
     pub(super) fn is_lost(self) -> bool {
         matches!(self, Cause::Missing | Cause::Corrupt)
     }
 }
 
-/// The place of a chunk: its group and its partition.
+/// Group and partition of a chunk.
 pub(super) type ChunkPlace = (u64, u32);
 
 /// A set of rows that is open for reading.
@@ -58,18 +58,18 @@ pub(super) struct OpenSet {
     format: String,
     /// XXH3 of all rows.
     checksum: u64,
-    /// The number of the load that seeds the checks of its rows.
+    /// Number of the load that seeds the checksums of its rows.
     load: AtomicU64,
-    /// Chunks of which a row was missing or corrupt when it was read last.
+    /// Chunks of which a row was missing or corrupt at the last read.
     suspects: Mutex<BTreeSet<ChunkPlace>>,
-    /// What is wrong with it, a line each.
+    /// Problems of the set, one per line.
     pub(super) troubles: ArcSwap<Vec<String>>,
-    /// Rows that requests asked for since the last look, and those that they did not get.
+    /// Rows that requests needed since the last check, and those that they did not get.
     asked: AtomicU64,
     degraded: AtomicU64,
-    /// Share of the rows looked at last that could not be read, as the bits of an f64.
+    /// Unreadable share of the rows checked last, as the bits of an f64.
     unreadable: AtomicU64,
-    /// Wakes who looks at it.
+    /// Wakes the task that checks the set.
     pub(super) wake: Arc<Notify>,
 }
 
@@ -90,12 +90,12 @@ impl OpenSet {
         }
     }
 
-    /// The number of the load whose rows are taken.
+    /// Returns the number of the load whose rows are accepted.
     pub(super) fn load(&self) -> u64 {
         self.load.load(Ordering::Relaxed)
     }
 
-    /// The row's bytes, where an answer is that row.
+    /// Returns the row's bytes, if an answer is that row.
     pub(super) fn accept<'a>(&self, row: u64, answer: &'a Result<Vec<u8>, Cause>) -> Result<&'a [u8], Cause> {
         let came = answer.as_ref().map_err(|cause| *cause)?;
         if came.is_empty() {
@@ -104,12 +104,12 @@ impl OpenSet {
         checked(self.load(), row, self.layout.row_bytes, came).ok_or(Cause::Corrupt)
     }
 
-    /// Takes the rows of another load from now on: the same rows, which were loaded again after the manifest was lost.
+    /// Switches to another load of the same rows, made after the manifest was lost.
     pub(super) fn follow(&self, manifest: &TableManifest) {
         self.load.store(manifest.load, Ordering::Relaxed);
     }
 
-    /// Whether a manifest speaks of the same rows in the same places.
+    /// Returns whether a manifest describes the same rows at the same locations.
     pub(super) fn has_rows_of(&self, manifest: &TableManifest) -> bool {
         let layout = &self.layout;
         (manifest.rows, manifest.row_bytes, manifest.rows_per_chunk, manifest.partitions)
@@ -118,19 +118,19 @@ impl OpenSet {
             && manifest.checksum == self.checksum
     }
 
-    /// A request asked for rows and did not get some of them.
+    /// Records how many rows a request needed and how many of them it did not get.
     pub(super) fn served(&self, asked: u64, degraded: u64) {
         self.asked.fetch_add(asked, Ordering::Relaxed);
         self.degraded.fetch_add(degraded, Ordering::Relaxed);
     }
 
-    /// Rows that requests asked for since this was called last, and those that they did not get.
+    /// Returns and resets the rows that requests needed, and those that they did not get.
     pub(super) fn take_served(&self) -> (u64, u64) {
         let degraded = self.degraded.swap(0, Ordering::Relaxed);
         (self.asked.swap(0, Ordering::Relaxed), degraded)
     }
 
-    /// Rows could not be read; `damaged` are the places of those that are missing or corrupt.
+    /// Records unreadable rows; `damaged` are the locations of those that are missing or corrupt.
     pub(super) fn suspect(&self, damaged: impl Iterator<Item = RowPlace>) {
         let mut suspects = locked(&self.suspects);
         for place in damaged {
@@ -143,8 +143,8 @@ impl OpenSet {
         self.wake.notify_one();
     }
 
-    /// The chunks that a look reads a row of: one of each partition, in turns, so that every node is asked, and those that were
-    /// damaged.
+    /// Returns the chunks to check in round `turn`: one per partition in rotation, so that every node is read, and the damaged
+    /// ones.
     pub(super) fn due(&self, turn: u64) -> Vec<ChunkPlace> {
         let layout = &self.layout;
         let mut due = locked(&self.suspects).clone();
@@ -156,7 +156,7 @@ impl OpenSet {
         due.into_iter().collect()
     }
 
-    /// What a look found: `damaged` of the chunks that it read, and the share of the rows that could not be read.
+    /// Records the result of a check: the damaged chunks among those read, and the unreadable share of the rows.
     pub(super) fn looked(&self, read: &[ChunkPlace], damaged: &BTreeSet<ChunkPlace>, unreadable: f64) {
         let mut suspects = locked(&self.suspects);
         read.iter().for_each(|chunk| {
@@ -167,7 +167,7 @@ impl OpenSet {
         self.unreadable.store(unreadable.to_bits(), Ordering::Relaxed);
     }
 
-    /// Share of the rows looked at last that could not be read.
+    /// Returns the unreadable share of the rows checked last.
     pub(super) fn unreadable(&self) -> f64 {
         f64::from_bits(self.unreadable.load(Ordering::Relaxed))
     }
@@ -175,7 +175,7 @@ impl OpenSet {
 
 impl Drop for OpenSet {
     fn drop(&mut self) {
-        // Who looks at it finds that it is gone.
+        // Wakes the task so that it ends.
         self.wake.notify_one();
     }
 }
@@ -186,7 +186,7 @@ mod tests {
     use super::super::layout::TableShape;
     use super::*;
 
-    /// Two groups of four chunks of four rows, the second with rows in two of them.
+    /// Two groups of four chunks of four rows; in the second group, two chunks have rows.
     fn set() -> OpenSet {
         let named = RowSet::new("m", "t", 1).unwrap();
         let shape = TableShape { rows: 18, row_bytes: 2, format: "f16".into() };
@@ -199,7 +199,7 @@ mod tests {
         let set = set();
         let due = |turn| set.due(turn);
         assert_eq!(due(0), [(0, 0), (0, 1), (0, 2), (0, 3)]);
-        assert_eq!(due(1), [(0, 2), (0, 3), (1, 0), (1, 1)], "where the second group has no rows the first is read");
+        assert_eq!(due(1), [(0, 2), (0, 3), (1, 0), (1, 1)], "reads the first group if the second has no rows");
         let place = set.layout.place(17);
         assert_eq!((place.group, place.partition), (1, 1));
         set.suspect([place].into_iter());

@@ -1,12 +1,12 @@
-//! One read of many parts of values, within a deadline.
+//! Reads many ranges of values within a deadline.
 //!
-//! 1. Commands are grouped by the shard that owns their slot, and a shard's commands are one pipeline on one connection.
-//! 2. The nodes of the shard are tried in the order of [`ReadFrom`]; one whose breaker is open is passed by. Where the first
-//!    has not answered after `hedge_after`, the second is asked as well and the first answer counts.
-//! 3. A command answered with MOVED or ASK is sent where the answer says, alone. A node that refuses a whole pipeline (LOADING,
-//!    MASTERDOWN, CLUSTERDOWN, NOAUTH) has the next one of its shard asked. What none of them serves at the moment is asked
-//!    again, with the owners then known, until the deadline; what they refuse for good is not.
-//! 4. A value that a replica lacks or has shorter is asked of the primary: a replica may lag.
+//! 1. Commands are grouped by the shard that owns their slot; a shard's commands are one pipeline on one connection.
+//! 2. The nodes of the shard are tried in the order of [`ReadFrom`]; nodes with an open breaker are skipped. If the first
+//!    has not answered after `hedge_after`, a hedged request goes to the second, and the first answer counts.
+//! 3. A command answered with MOVED or ASK is sent to the indicated node, alone. If a node rejects a complete pipeline (LOADING,
+//!    MASTERDOWN, CLUSTERDOWN, NOAUTH), the next node of its shard is tried. Transient rejections by all nodes are retried
+//!    with the current slot map until the deadline; permanent ones are not.
+//! 4. A value that is missing or shorter on a replica is read from the primary, because a replica may lag.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -23,48 +23,48 @@ use super::node::{ClusterNode, words};
 use super::open::Cause;
 use super::slots::Address;
 
-/// Redirections that are followed at once; after them a read pauses, for nodes that redirect to each other are being rearranged.
+/// Redirections that are followed immediately. Later ones follow after a pause: nodes that redirect to each other are being
+/// reconfigured.
 const REDIRECTIONS_MAX: u32 = 5;
-/// The first pause of a read, which doubles ...
+/// First pause of a read.
 const PAUSE: Duration = Duration::from_millis(5);
-/// ... so often.
+/// Number of times that the pause doubles.
 const DOUBLINGS: u32 = 5;
 
-/// On whose behalf rows are read.
+/// Purpose of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Reader {
     /// A lookup.
     Request,
-    /// A look at whether rows can be read, which no counter of requests has.
+    /// A check of readability, which request counters exclude.
     Watch,
 }
 
-/// Where a round sends a command.
+/// Destination of a command in a round.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum ReadRoute {
-    /// To the owner of its slot, whoever that is then.
+    /// The current owner of its slot.
     Owner,
-    /// To the primary of the owning shard, because a replica did not have the value.
+    /// The primary of the owning shard, because a replica did not have the value.
     Primary,
-    /// Where a redirection said, with leave to answer for a slot on the move.
+    /// The node of a redirection; `asking` if the slot is being migrated.
     Moved { to: Address, asking: bool },
 }
 
 /// Commands that share a pipeline.
 type PipelineKey = (ReadRoute, Option<usize>);
 
-/// A command, and where it goes next.
+/// A command and its next destination.
 type Next = (usize, ReadRoute);
 
-/// What a read came to.
 pub(super) struct Came {
-    /// The answer to each row, as long as the row with its check, or shorter where the chunk is.
+    /// Answer per row: the row with its checksum, or fewer bytes if the chunk is short.
     pub(super) answers: Vec<Result<Vec<u8>, Cause>>,
-    /// What nodes said that did not serve the read.
+    /// Messages of nodes that did not serve the read.
     pub(super) faults: BTreeMap<Address, String>,
 }
 
-/// Reads rows with their checks.
+/// Reads rows with their checksums.
 pub(super) async fn read(
     shared: &Arc<Shared>,
     layout: &ChunkLayout,
@@ -113,7 +113,7 @@ impl RowRead<'_> {
         self.layout.slot(self.places[index].partition as usize)
     }
 
-    /// Sends one group as one pipeline, keeps what came and returns what must be asked again.
+    /// Sends one group as one pipeline, stores the answers and returns the commands to retry.
     async fn send(&mut self, view: &View, (route, shard): PipelineKey, indices: &[usize]) -> Vec<Next> {
         let members: &[Arc<ClusterNode>] = shard.map_or(&[], |s| &view.shards[s]);
         let nodes = match &route {
@@ -132,7 +132,7 @@ impl RowRead<'_> {
             Err(None) => return indices.iter().map(|&i| (i, ReadRoute::Owner)).collect(),
         };
         let is_replica = route == ReadRoute::Owner && members.first().is_some_and(|p| p.address != node.address);
-        // Each ASKING has a reply of its own.
+        // Each `ASKING` has its own reply.
         let replies = replies.into_iter().skip(usize::from(asking)).step_by(1 + usize::from(asking));
         indices.iter().zip(replies).filter_map(|(&i, reply)| self.take(i, reply, &node, is_replica)).collect()
     }
@@ -151,7 +151,7 @@ impl RowRead<'_> {
         pipeline
     }
 
-    /// Keeps one reply, or says where the command goes next.
+    /// Stores one reply, or returns the command's next destination.
     fn take(&mut self, index: usize, reply: Value, node: &ClusterNode, is_replica: bool) -> Option<Next> {
         let came = match reply {
             Value::BulkString(bytes) => bytes,
@@ -188,8 +188,8 @@ impl RowRead<'_> {
         }
     }
 
-    /// Asks the first well node, and the next where it fails, refuses everything or is slow; no cause where it is worth another
-    /// round.
+    /// Tries the first healthy node, and the next if it fails, rejects everything or is slow. The error has no cause if another
+    /// round is worthwhile.
     async fn ask_nodes(
         &mut self,
         nodes: &[Arc<ClusterNode>],
@@ -205,7 +205,7 @@ impl RowRead<'_> {
         };
         let mut well = nodes.iter().filter(|node| !node.breaker.is_open());
         let mut asked = FuturesUnordered::new();
-        // Those without an answer, in the order in which they were asked.
+        // Nodes without an answer, in the order of the requests.
         let mut silent: Vec<Arc<ClusterNode>> = Vec::new();
         let mut turned_down = None;
         let mut failure = Some(Cause::Down);
@@ -230,7 +230,7 @@ impl RowRead<'_> {
                     match outcome {
                         PipelineOutcome::Replies(replies) => match refused(&replies) {
                             None => {
-                                // Dropped unanswered: enough of that, and they are passed by.
+                                // Requests to slower nodes are dropped; each counts as a failure, and several open the breaker.
                                 silent[..rank].iter().for_each(|node| shared.failed(node, "is slow"));
                                 return Ok((node, replies));
                             }
@@ -257,14 +257,14 @@ impl RowRead<'_> {
     }
 }
 
-/// The error of a reply; a redirection is an answer.
+/// Returns the error of a reply; a redirection is not an error.
 fn refusal(reply: &Value) -> Option<&ServerError> {
     use ServerErrorKind::{Ask, Moved};
     let Value::ServerError(error) = reply else { return None };
     (!matches!(error.kind(), Some(Moved | Ask))).then_some(error)
 }
 
-/// The first error of a node that serves nothing of a pipeline.
+/// Returns the first error of a node that serves no command of a pipeline.
 fn refused(replies: &[Value]) -> Option<&ServerError> {
     let first = refusal(replies.first()?)?;
     replies.iter().all(|reply| refusal(reply).is_some()).then_some(first)

@@ -1,4 +1,4 @@
-//! Questions about the sets of rows in a cluster.
+//! Queries about the sets of rows in a cluster.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,13 +10,13 @@ use super::layout::{RowSet, slot_of};
 use super::manifest::{TableManifest, TableState};
 use sterling_core::error::{Error, Result};
 
-/// How long questions about a table, which no request waits for, may take while the cluster rearranges itself.
+/// Timeout of queries outside of requests, while the cluster reconfigures itself.
 pub(super) const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The manifest of a set, where there is one.
+/// Returns the manifest of a set, if it exists.
 ///
 /// # Errors
-/// Where the cluster does not answer or the manifest is broken.
+/// If the cluster does not answer or the manifest is invalid.
 pub fn find(cluster: &Cluster, named: &RowSet) -> Result<Option<TableManifest>> {
     let (shared, named) = (cluster.shared.clone(), named.clone());
     cluster.run(async move { find_async(&shared, &named, PATIENCE).await })?
@@ -39,10 +39,10 @@ pub(super) async fn find_async(
     }
 }
 
-/// The sets of the table that the cluster has something of, in order.
+/// Returns the sets of the table that the cluster has data of, in order.
 ///
 /// # Errors
-/// Where the cluster does not answer.
+/// If the cluster does not answer.
 pub fn sets(cluster: &Cluster, named: &RowSet) -> Result<Vec<RowSet>> {
     let (shared, key) = (cluster.shared.clone(), named.sets_key());
     let mut question = pipe();
@@ -60,7 +60,8 @@ pub fn sets(cluster: &Cluster, named: &RowSet) -> Result<Vec<RowSet>> {
     Ok(sets)
 }
 
-/// The set with the content of `named`, with its manifest: under that name, or complete under one that an earlier release gave it.
+/// Returns the set with the content of `named`, with its manifest: under that name, or complete under a name of an earlier
+/// release.
 ///
 /// # Errors
 /// As [`find`] and [`sets`].
@@ -76,7 +77,7 @@ pub fn stored(cluster: &Cluster, named: &RowSet) -> Result<Option<(RowSet, Table
     Ok(None)
 }
 
-/// The complete set with the content of `named`.
+/// Returns the complete set with the content of `named`.
 pub(super) fn complete(cluster: &Cluster, named: &RowSet) -> Result<(RowSet, TableManifest)> {
     let Some((named, manifest)) = stored(cluster, named)? else {
         let others: Vec<String> = sets(cluster, named)?.iter().map(RowSet::tag).collect();

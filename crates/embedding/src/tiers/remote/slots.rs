@@ -1,4 +1,4 @@
-//! Which nodes own which slots, as a node of the cluster tells it.
+//! Slot map of the cluster, as one of its nodes reports it.
 
 use std::collections::BTreeSet;
 
@@ -7,17 +7,17 @@ use redis::Value;
 use super::layout::SLOTS;
 use sterling_core::error::{Error, Result};
 
-/// Where a node listens.
+/// Address of a node.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Address {
-    /// Host name or address.
+    /// Host name or IP address.
     pub host: String,
-    /// Port of its clients.
+    /// Port for clients.
     pub port: u16,
 }
 
 impl Address {
-    /// Reads `HOST:PORT`, as redirections carry it; an empty host is that of the node that answered.
+    /// Parses `HOST:PORT` of a redirection; an empty host is that of the node that answered.
     pub(super) fn parse(text: &str, asked: &Address) -> Option<Self> {
         let (host, port) = text.rsplit_once(':')?;
         let host = if host.is_empty() { &asked.host } else { host };
@@ -31,7 +31,7 @@ impl std::fmt::Display for Address {
     }
 }
 
-/// The nodes that hold the same slots.
+/// Nodes that hold the same slots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct NodeGroup {
     /// The primary first, then its replicas.
@@ -40,38 +40,38 @@ pub(super) struct NodeGroup {
 
 const UNOWNED: u16 = u16::MAX;
 
-/// The owners of all slots.
+/// Owners of all slots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SlotMap {
     pub(super) shards: Vec<NodeGroup>,
-    /// The ids of its nodes, which a node keeps when its address changes.
+    /// Ids of the nodes, which are stable when addresses change.
     ids: BTreeSet<String>,
     /// Index into `shards`, by slot.
     owners: Vec<u16>,
 }
 
 impl SlotMap {
-    /// A map in which nobody owns anything.
+    /// Returns a map without owners.
     pub(super) fn empty() -> Self {
         SlotMap { shards: Vec::new(), ids: BTreeSet::new(), owners: vec![UNOWNED; SLOTS] }
     }
 
-    /// True unless the maps name nodes of different clusters: none in common. A map without ids says nothing of that.
+    /// Returns false if the maps name nodes of different clusters, with none in common. Maps without ids match any.
     pub(super) fn is_of(&self, other: &SlotMap) -> bool {
         self.ids.is_empty() || other.ids.is_empty() || !self.ids.is_disjoint(&other.ids)
     }
 
-    /// Number of the shard that owns the slot.
+    /// Returns the index of the shard that owns the slot.
     pub(super) fn owner(&self, slot: u16) -> Option<usize> {
         self.owners.get(slot as usize).filter(|&&s| s != UNOWNED).map(|&s| s as usize)
     }
 
-    /// All nodes that are named.
+    /// Returns all nodes of the map.
     pub(super) fn nodes(&self) -> impl Iterator<Item = &Address> {
         self.shards.iter().flat_map(|s| &s.nodes)
     }
 
-    /// Reads the reply of `CLUSTER SLOTS` by the node at `asked`.
+    /// Parses the reply of `CLUSTER SLOTS` from the node at `asked`.
     pub(super) fn parse(reply: &Value, asked: &Address) -> Result<Self> {
         let wrong = || Error::corrupt(format!("node {asked}: its reply to CLUSTER SLOTS is not one"));
         let Value::Array(ranges) = reply else { return Err(wrong()) };
@@ -93,7 +93,7 @@ impl SlotMap {
                 slots.shards.push(shard);
                 slots.shards.len() - 1
             });
-            // More shards than slots are impossible, and slots fit.
+            // Fits, because there are at most as many shards as slots.
             slots.owners[*first as usize..=*last as usize].fill(number as u16);
         }
         Ok(slots)
@@ -108,7 +108,7 @@ fn node_of(node: &Value, asked: &Address) -> Option<Address> {
         Value::SimpleString(text) => text,
         _ => "",
     };
-    // Nodes that do not know their own name say so with nothing, or with `?`.
+    // Nodes that do not know their own name report an empty one, or `?`.
     let host = if host.is_empty() || host == "?" { &asked.host } else { host };
     Some(Address { host: host.to_owned(), port: u16::try_from(*port).ok()? })
 }

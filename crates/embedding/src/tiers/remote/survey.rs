@@ -1,4 +1,4 @@
-//! What a cluster has: memory, for those who plan, and sets of rows, for those who keep house.
+//! Statistics of a cluster: memory, for planning, and sets of rows, for cleanup.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,45 +10,45 @@ use super::layout::RowSet;
 use super::memory::{Memory, evicting};
 use sterling_core::error::{Error, Result};
 
-/// Round trips of which the median is taken.
+/// Number of round trips for the median.
 const PINGS: usize = 21;
-/// Keys that a node looks through for one answer.
+/// Number of keys per `SCAN` call.
 const SCAN_COUNT: usize = 10_000;
 
-/// What a cluster says of itself.
+/// Statistics that a cluster reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Survey {
-    /// Nodes that hold rows; replicas do not count.
+    /// Nodes that hold rows, without replicas.
     pub primaries: u32,
-    /// Memory that the smallest primary may fill; where it has no `maxmemory`, that of its machine.
+    /// Memory limit of the smallest primary; without a `maxmemory`, the memory of its machine.
     pub node_bytes: u64,
-    /// The median round trip.
+    /// Median round trip.
     pub round_trip: Duration,
 }
 
 impl Cluster {
-    /// Its primaries, their memory and how far away they are.
+    /// Returns the number of primaries, their memory and the round trip time.
     ///
     /// # Errors
-    /// `Unavailable` where a primary does not answer.
+    /// `Unavailable` if a primary does not answer.
     pub fn survey(&self) -> Result<Survey> {
         let shared = self.shared.clone();
         self.run(async move { survey(&shared).await })?
     }
 
-    /// What is wrong with how its nodes are set up, a line each.
+    /// Returns configuration problems of its nodes, one per line.
     ///
     /// # Errors
-    /// `Internal` alone: nodes that do not answer are none of these.
+    /// `Internal` only: nodes that do not answer are skipped.
     pub fn misconfigured(&self) -> Result<Vec<String>> {
         let shared = self.shared.clone();
         self.run(async move { evicting(&shared.primaries()).await })
     }
 
-    /// Every set of rows that the cluster has something of, in order.
+    /// Returns every set of rows that the cluster has data of, in order.
     ///
     /// # Errors
-    /// `Unavailable` where a primary does not answer.
+    /// `Unavailable` if a primary does not answer.
     pub fn tables(&self) -> Result<Vec<RowSet>> {
         let shared = self.shared.clone();
         self.run(async move { tables(&shared).await })?

@@ -1,9 +1,9 @@
-//! Looks at whether the rows of open tables can be read, so that lost ones are reported before a request needs them.
+//! Health checks of the rows of open tables, so that lost rows are reported before a request needs them.
 //!
-//! A look reads one row of one chunk of each partition, so that it asks every node that holds rows, and one of each chunk that was
-//! found damaged before. It reads as requests do, through replicas and redirections: what it reports is what they meet. Looks come
-//! every [`refresh_interval`](super::ClusterOptions::refresh_interval), and at most once a second after a request did not get a row and while rows
-//! cannot be read.
+//! A check reads one row of one chunk per partition, so that every node that holds rows is read, and one row of each chunk that
+//! was damaged before. It reads like requests do, with replicas and redirections, so it reports what requests would meet. Checks
+//! run every [`refresh_interval`](super::ClusterOptions::refresh_interval), and up to once per second after a request did not get
+//! a row and while rows are unreadable.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
@@ -22,36 +22,36 @@ use super::slots::Address;
 use sterling_core::error::Result;
 use sterling_core::locks::locked;
 
-/// Time between two looks while rows cannot be read.
+/// Interval of checks while rows are unreadable.
 const LOOK_PAUSE: Duration = Duration::from_secs(1);
-/// How long a look waits for rows.
+/// Timeout of a check.
 const LOOK_PATIENCE: Duration = Duration::from_millis(500);
-/// Share of the rows of requests, in hundredths, that may fail to come between two looks before that is reported.
+/// Percentage of requested rows that may be degraded between two checks before it is reported.
 const DEGRADED_PERCENT_MAX: u64 = 1;
-/// How often a lasting trouble is logged again.
+/// Log interval of a lasting problem.
 const LOG_EVERY: Duration = Duration::from_secs(60);
-/// Rows that [`verify`] asks for at a time, and how long it waits for them.
+/// Number of rows that [`verify`] requests at a time, and its timeout for them.
 const VERIFIED_TOGETHER: usize = 4096;
 const VERIFY_PATIENCE: Duration = Duration::from_secs(3);
 
-/// How many rows of a set can be read.
+/// Readability of a set's rows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Verified {
-    /// Rows of the chunks that were looked at, by one row each.
+    /// Rows of the checked chunks, of which one row each was read.
     pub rows: u64,
-    /// Those of chunks whose row could not be read, by cause: `missing`, `corrupt`, `refused`, `late`, `down`.
+    /// Rows of chunks whose row was unreadable, by cause: `missing`, `corrupt`, `refused`, `late`, `down`.
     pub unreadable: BTreeMap<&'static str, u64>,
-    /// What nodes said that did not serve a row.
+    /// Messages of nodes that did not serve a row.
     pub faults: BTreeMap<Address, String>,
 }
 
 impl Verified {
-    /// Rows that cannot be read.
+    /// Returns the number of unreadable rows.
     pub fn unreadable_rows(&self) -> u64 {
         self.unreadable.values().sum()
     }
 
-    /// What is wrong; none where all rows can be read.
+    /// Returns a description of the problem; `None` if all rows are readable.
     pub fn trouble(&self) -> Option<String> {
         let rows = self.unreadable_rows();
         if rows == 0 {
@@ -71,15 +71,15 @@ impl Verified {
     }
 }
 
-/// Reads a row of every chunk of a complete set, and counts the rows of those that cannot be read.
+/// Reads a row of every chunk of a complete set, and counts the rows of unreadable chunks.
 ///
 /// # Errors
-/// `NotFound` where there is no such set, `NotReady` where it is not complete, `Unavailable` where its manifest cannot be read.
+/// `NotFound` if there is no such set, `NotReady` if it is incomplete, `Unavailable` if its manifest is unreadable.
 pub fn verify(cluster: &Cluster, named: &RowSet) -> Result<Verified> {
     verify_groups(cluster, named, u64::MAX)
 }
 
-/// The same of the first chunk of each partition.
+/// Does the same for the first chunk of each partition.
 ///
 /// # Errors
 /// As [`verify`].
@@ -105,7 +105,7 @@ fn verify_groups(cluster: &Cluster, named: &RowSet, groups: u64) -> Result<Verif
     Ok(sum)
 }
 
-/// Reads a row of each chunk; which chunks are damaged is told as well.
+/// Reads a row of each chunk; also returns the damaged chunks.
 async fn read_chunks(
     shared: &Arc<Shared>,
     set: &OpenSet,
@@ -135,15 +135,16 @@ async fn read_chunks(
     (found, damaged)
 }
 
-/// One look at a set; what it finds is kept there. Returns it, and how many rows requests did not get since the look before.
+/// Checks a set once and records the result in it. Returns it, and the number of rows that requests did not get since the last
+/// check.
 ///
-/// Rows that were loaded again under another number, after the manifest was lost, are followed.
+/// If the rows were loaded again under another number, after the manifest was lost, the set switches to that load.
 pub(super) async fn look(shared: &Arc<Shared>, set: &OpenSet, turn: u64) -> (Verified, u64) {
     let chunks = set.due(turn);
     let (mut found, mut damaged) = read_chunks(shared, set, &chunks, LOOK_PATIENCE).await;
     let mut troubles = Vec::new();
     if !damaged.is_empty() {
-        // Perhaps the node has them that owns them by now.
+        // Another node may own them by now.
         shared.ask_for_owners();
         match find_async(shared, &set.named, LOOK_PATIENCE).await {
             Ok(Some(manifest)) if manifest.state != TableState::Complete => {
@@ -157,7 +158,7 @@ pub(super) async fn look(shared: &Arc<Shared>, set: &OpenSet, turn: u64) -> (Ver
             }
             Ok(Some(_)) => troubles.push(format!("{}: the cluster has other rows under its name", set.named)),
             Ok(None) => troubles.push(format!("{}: not in the cluster any more", set.named)),
-            // The rows themselves say what is wrong.
+            // The check of the rows reports the problem.
             Err(error) => tracing::debug!(%error, "remote tier: a manifest cannot be read"),
         }
     }
@@ -175,7 +176,7 @@ pub(super) async fn look(shared: &Arc<Shared>, set: &OpenSet, turn: u64) -> (Ver
     (found, degraded)
 }
 
-/// The share of the rows of a table that cannot be read: the worst of its sets that are open.
+/// Exports the unreadable share of a table's rows: the worst of its open sets.
 fn export(shared: &Shared, label: &str) {
     let open = locked(&shared.open);
     let of_table = open.iter().filter_map(Weak::upgrade).filter(|set| set.named.label() == label);
@@ -184,7 +185,7 @@ fn export(shared: &Shared, label: &str) {
     metrics::gauge!("sterling_remote_unreadable_ratio", "remote_table" => label.to_owned()).set(worst);
 }
 
-/// Looks at a set as long as it is open.
+/// Checks a set periodically as long as it is open.
 pub(super) async fn watch(shared: Arc<Shared>, set: Weak<OpenSet>, wake: Arc<Notify>, label: String) {
     let mut log = TroubleLog::default();
     let mut turn = 0;
@@ -206,27 +207,27 @@ pub(super) async fn watch(shared: Arc<Shared>, set: Weak<OpenSet>, wake: Arc<Not
     export(&shared, &label);
 }
 
-/// Logs that a trouble began, lasts or ended: one line for all requests that met it since the last.
+/// Logs the start, continuation and end of a problem: one line for all requests affected since the last.
 #[derive(Default)]
 struct TroubleLog {
     /// Rows that requests did not get since the last line.
     degraded: u64,
-    /// When it was logged last, while it lasts.
+    /// Time of the last log line, while the problem lasts.
     logged: Option<Instant>,
 }
 
 impl TroubleLog {
-    /// Says whether all is well.
+    /// Logs if needed, and returns whether the set is healthy.
     fn tell(&mut self, set: &OpenSet) -> bool {
         let troubles = set.troubles.load();
         let (table, rows_degraded) = (&set.named, self.degraded);
         if troubles.is_empty() {
             if self.logged.take().is_some() {
-                tracing::info!(%table, rows_degraded, "remote tier: all is well again");
+                tracing::info!(%table, rows_degraded, "remote tier: all rows are readable again");
                 self.degraded = 0;
             }
         } else if self.logged.is_none_or(|at| at.elapsed() >= LOG_EVERY) {
-            tracing::warn!(%table, rows_degraded, troubles = troubles.join(" | "), "remote tier: something is wrong");
+            tracing::warn!(%table, rows_degraded, troubles = troubles.join(" | "), "remote tier: rows are unreadable or degraded");
             *self = TroubleLog { degraded: 0, logged: Some(Instant::now()) };
         }
         troubles.is_empty()
@@ -234,7 +235,7 @@ impl TroubleLog {
 }
 
 impl Cluster {
-    /// What an operator should look at though requests are answered, a line each.
+    /// Returns conditions that need an operator's attention although requests are answered, one per line.
     pub fn troubles(&self) -> Vec<String> {
         let shared = &self.shared;
         let mut troubles = BTreeSet::new();

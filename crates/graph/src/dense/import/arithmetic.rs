@@ -1,4 +1,4 @@
-//! The operators that make numbers of numbers.
+//! Operators that compute numbers from numbers.
 
 use rten_onnx::onnx::{DataType, NodeProto};
 
@@ -7,7 +7,7 @@ use crate::dense::ir::{Id, Op, broadcast};
 use sterling_core::error::Result;
 use sterling_kernels::cpu::dense::{Binary, Fold, Unary};
 
-/// Operators that are one function.
+/// Returns the function of operators that are one unary function.
 fn function(operator: &str) -> Option<Unary> {
     Some(match operator {
         "Relu" => Unary::Relu,
@@ -27,7 +27,7 @@ fn function(operator: &str) -> Option<Unary> {
     })
 }
 
-/// Operators that are one function of two, or of more from left to right.
+/// Returns the function of operators that apply one binary function, from left to right if there are more operands.
 fn function_of_two(operator: &str) -> Option<Binary> {
     Some(match operator {
         "Add" | "Sum" => Binary::Add,
@@ -114,7 +114,7 @@ impl Importer {
         }
     }
 
-    /// Two values; what was expanded is taken as it was where they then have the same shape.
+    /// Applies a function to two values. Expanded values are replaced by their originals if the shapes then agree.
     pub(super) fn binary(&mut self, f: Binary, mut a: Id, mut b: Id) -> Result<Id> {
         let shape = broadcast(self.graph.shape(a), self.graph.shape(b))?;
         let rows = |importer: &Importer, a: Id, b: Id| {
@@ -138,7 +138,7 @@ impl Importer {
         self.graph.binary(f, a, b)
     }
 
-    /// A value made of others with all the axes of these: constants of one number may have more of them than the rest.
+    /// Gives a result all axes of its operands: constants of one number may have more axes than the others.
     fn with_axes_of(&mut self, made: Id, others: &[Id]) -> Result<Id> {
         let axes = others.iter().map(|&id| self.rank(id)).max().unwrap_or(0);
         let more = axes.saturating_sub(self.rank(made));
@@ -147,14 +147,14 @@ impl Importer {
         self.graph.reshape(made, shape, rows)
     }
 
-    /// 1, 0 or -1.
+    /// Returns 1, 0 or -1.
     fn sign(&mut self, a: Id) -> Result<Id> {
         let zero = self.scalar(0.0)?;
         let (above, below) = (self.graph.binary(Binary::Less, zero, a)?, self.graph.binary(Binary::Less, a, zero)?);
         self.graph.binary(Binary::Sub, above, below)
     }
 
-    /// Where the largest or the smallest number along an axis lies: of equal ones the first, or the last if that is asked for.
+    /// Returns the index of the largest or smallest number along an axis; ties go to the first, or to the last if requested.
     fn place_of_extreme(&mut self, operator: &str, attributes: &mut Attributes<'_>, a: Id) -> Result<Id> {
         let axis = self.axis(a, attributes.integer("axis", 0))?;
         let keep = attributes.integer("keepdims", 1) != 0;
@@ -165,7 +165,7 @@ impl Importer {
         let is_extreme = self.graph.binary(Binary::Equal, a, extreme)?;
         let mut along = vec![1; shape.len()];
         along[axis] = size;
-        // Places count from the end that wins, so that the largest is the one that is asked for; 0 stands for no place.
+        // Ranks count from the end that wins ties, so that the largest rank is the result; 0 means no index.
         let rank = |n: usize| (if is_last { n + 1 } else { size - n }) as f32;
         let ranks = self.graph.number(along, (0..size).map(rank).collect())?;
         let ranked = self.graph.binary(Binary::Keep, is_extreme, ranks)?;
@@ -182,7 +182,6 @@ impl Importer {
         Ok(made)
     }
 
-    /// Drops axes of size 1.
     fn without_axes(&mut self, a: Id, axes: &[usize]) -> Result<Id> {
         let shape = self.graph.shape(a).to_vec();
         let kept: Vec<usize> = (0..shape.len()).filter(|axis| !axes.contains(axis)).collect();
@@ -190,7 +189,7 @@ impl Importer {
         self.graph.reshape(a, kept.iter().map(|&axis| shape[axis]).collect(), rows)
     }
 
-    /// `x sigmoid(x)`, and `x (1 + erf(x / √2)) / 2` as exporters write it, as one function.
+    /// Recognizes `x sigmoid(x)`, and `x (1 + erf(x / √2)) / 2` as exporters write it, as one function.
     fn gated(&mut self, a: Id, b: Id) -> Result<Option<Id>> {
         for (x, gate) in [(a, b), (b, a)] {
             if matches!(self.graph.values[gate].op, Op::Unary(Unary::Sigmoid, of) if of == x) {
@@ -221,7 +220,7 @@ impl Importer {
         Ok(None)
     }
 
-    /// The value that one is, times a constant.
+    /// Returns the value that `id` is a constant multiple of, by this factor.
     fn scaled_by(&self, id: Id, factor: f32) -> Option<Id> {
         let is_factor = |id: Id, factor: f32| matches!(self.graph.constant(id), Some([n]) if (n - factor).abs() <= 1e-6 * factor.abs());
         let whole = |of: Id| Some(of).filter(|&of| self.graph.shape(of) == self.graph.shape(id));
@@ -245,7 +244,7 @@ impl Importer {
         attributes.integer("saturate", 1);
         match DataType(i32::try_from(attributes.integer("to", 0)).unwrap_or(0)) {
             DataType::FLOAT if self.whole.contains(&a) => {
-                // A value of its own: the same numbers, no longer integers.
+                // A new value: the same numbers, no longer integers.
                 let zero = self.scalar(0.0)?;
                 self.graph.binary(Binary::Add, a, zero)
             }

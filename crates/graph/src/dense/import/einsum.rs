@@ -1,4 +1,4 @@
-//! `Einsum` over two operands, as one product of matrices.
+//! `Einsum` over two operands, as one matrix product.
 
 use rten_onnx::onnx::NodeProto;
 
@@ -7,7 +7,7 @@ use crate::dense::ir::Id;
 use sterling_core::error::Result;
 use sterling_kernels::cpu::dense::Fold;
 
-/// The axes of an operand by their letters.
+/// Operand with one letter per axis.
 struct Operand {
     id: Id,
     axes: Vec<char>,
@@ -37,13 +37,13 @@ impl Importer {
             return Err(wrong());
         }
         let (left, right) = (self.without(&left, &right.axes, &result)?, self.without(&right, &left.axes, &result)?);
-        // What counts rows is on the left, if on one side alone.
+        // If only one operand has the rows axis, it is the left one.
         let counts = |operand: &Operand| self.rows(operand.id).is_some();
         let (left, right) = if counts(&right) && !counts(&left) { (right, left) } else { (left, right) };
         self.multiplied(&left, &right, &result)
     }
 
-    /// An operand summed over the axes that neither the other one nor the result has.
+    /// Sums an operand over the axes that neither the other operand nor the result has.
     fn without(&mut self, operand: &Operand, other: &[char], result: &[char]) -> Result<Operand> {
         let (id, axes) = (operand.id, operand.axes.clone());
         let is_kept = |c: &char| other.contains(c) || result.contains(c);
@@ -70,7 +70,7 @@ impl Importer {
         let a = self.arranged(left, [&batch[..], &ahead, &summed])?;
         let b = self.arranged(right, [&batch[..], &summed, &behind])?;
         let product = self.graph.matmul(a, b)?;
-        // Back to an axis of its own for each letter.
+        // Restores one axis per letter.
         let letters = [&batch[..], &ahead, &behind].concat();
         let size = |c: &char| match left.axes.iter().position(|x| x == c) {
             Some(n) => self.graph.shape(left.id)[n].max(self.size(right, *c)),
@@ -88,7 +88,7 @@ impl Importer {
         operand.axes.iter().position(|x| *x == letter).map_or(1, |n| self.graph.shape(operand.id)[n])
     }
 
-    /// An operand with its axes in another order: the first letters each on their own, the others in one axis a group.
+    /// Reorders the axes of an operand: the first letters remain separate axes, each of the other groups becomes one axis.
     fn arranged(&mut self, operand: &Operand, groups: [&[char]; 3]) -> Result<Id> {
         let at = |c: &char| operand.axes.iter().position(|x| x == c);
         let order: Vec<usize> = groups.iter().flat_map(|group| group.iter()).filter_map(at).collect();

@@ -1,4 +1,4 @@
-//! The operators that make or move integers, constants among them: shapes, axes and indices, followed as they are made.
+//! Operators on integers, including constants: shapes, axes and indices, evaluated at import.
 
 use rten_onnx::onnx::{DataType, NodeProto};
 
@@ -7,11 +7,11 @@ use crate::dense::ir::{broadcast, broadcast_strides, positions};
 use sterling_core::error::Result;
 use sterling_kernels::cpu::dense::Unary;
 
-/// Most integers that a node makes.
+/// Maximum number of integers that a node computes.
 const INTEGERS_MAX: usize = 1 << 16;
 
 impl Importer {
-    /// What a node makes where it makes or moves integers or any constant; none where it works on numbers.
+    /// Returns the result of a node on integers or constants; `None` if it works on numbers.
     pub(super) fn integers(
         &mut self,
         operator: &str,
@@ -142,7 +142,7 @@ impl Importer {
         }
     }
 
-    /// Integers along one axis, or one of them.
+    /// Returns the integers of an input with at most one axis.
     pub(super) fn vector(&self, node: &NodeProto, n: usize) -> Result<Vec<Extent>> {
         let integers = self.extents(node, n)?;
         match integers.shape.len() {
@@ -199,12 +199,12 @@ fn wrapped(extent: &Extent) -> Extent {
     }
 }
 
-/// One integer of two; what counts rows may be multiplied and divided.
+/// Combines two integers; the number of rows may be multiplied and divided.
 fn combined(operator: &str, a: Extent, b: Extent) -> Result<Extent> {
     use Extent::{Fixed, Rows};
     let made = match (operator, a, b) {
         ("Equal", Fixed(a), Fixed(b)) | ("Equal", Rows(a), Rows(b)) => Some(Fixed(i64::from(a == b))),
-        // There is at least one row. Whether there are exactly `n` is not known.
+        // There is at least one row. Whether there are exactly `n` is unknown.
         ("Equal", Rows(_), Fixed(n)) | ("Equal", Fixed(n), Rows(_)) if n <= 0 => Some(Fixed(0)),
         ("Add", Fixed(a), Fixed(b)) => a.checked_add(b).map(Fixed),
         ("Sub", Fixed(a), Fixed(b)) => a.checked_sub(b).map(Fixed),
@@ -220,13 +220,13 @@ fn combined(operator: &str, a: Extent, b: Extent) -> Result<Extent> {
     made.ok_or_else(|| refused(format!("over the integers {a:?} and {b:?}")))
 }
 
-/// The integers of a tensor, spread to a shape that it broadcasts to.
+/// Broadcasts the integers of a tensor to a shape.
 fn spread(of: &IntegerTensor, shape: &[usize]) -> Vec<Extent> {
     let at = positions(shape, &broadcast_strides(&of.shape, shape));
     at.into_iter().map(|n| of.extents[n as usize]).collect()
 }
 
-/// The shape of tensors that are combined number by number.
+/// Returns the broadcast shape of tensors that are combined element-wise.
 fn shape_of_all(all: &[&IntegerTensor]) -> Result<Vec<usize>> {
     let shape = all.iter().try_fold(Vec::new(), |shape, of| broadcast(&shape, &of.shape))?;
     match shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).filter(|&n| n <= INTEGERS_MAX) {

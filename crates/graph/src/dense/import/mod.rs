@@ -1,8 +1,8 @@
-//! From ONNX to a graph: each operator of the table in `models/README.md` becomes a few operations, and what is not in it is
-//! refused by its name.
+//! Imports ONNX: each operator of the table in `models/README.md` becomes a few operations; other operators are
+//! rejected by name.
 //!
-//! Shapes are known but for the number of rows, which [`Size::Rows`] stands for. Integers (shapes, axes, indices) are
-//! followed as they are made and become values only where numbers are compared with them; truths are the numbers 1 and 0.
+//! Shapes are known except for the number of rows, which [`Size::Rows`] represents. Integers (shapes, axes, indices) are
+//! evaluated during import and become values only where numbers are compared with them; booleans are the numbers 1 and 0.
 
 mod arithmetic;
 mod einsum;
@@ -20,10 +20,10 @@ use super::ir::Id;
 use known::{Attributes, Importer, Known, WHOLE_MAX, refused};
 use sterling_core::error::Result;
 
-/// Most nodes of a graph.
+/// Maximum number of nodes of a graph.
 const NODES_MAX: usize = 20_000;
 
-/// Reads a graph whose inputs come as `given`.
+/// Imports a graph with the inputs `given`.
 ///
 /// # Errors
 /// `Unsupported` with the operator, the attribute or the shape that is not in the table.
@@ -88,7 +88,8 @@ impl Importer {
         Ok(())
     }
 
-    /// Notes of what a node made what follows from its inputs: how its axis of rows is put together, and whether it is whole.
+    /// Records properties of a node's result that follow from its inputs: the composition of its rows axis, and whether it holds
+    /// integers.
     fn note(&mut self, node: &NodeProto, made: Id) -> Result<()> {
         let inputs: Vec<Id> = (0..node.input.len()).filter_map(|n| self.value(node, n).ok()).collect();
         let operator = node.op_type.as_deref().unwrap_or("");
@@ -104,7 +105,7 @@ impl Importer {
         };
         if (first..node.input.len()).any(is_whole) {
             self.whole.insert(made);
-            // f32 holds all integers up to 2^24. ONNX counts on beyond, and wraps.
+            // f32 represents all integers up to 2^24. ONNX integers go beyond, and wrap.
             let counts = [
                 "Add",
                 "Sub",

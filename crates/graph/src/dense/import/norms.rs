@@ -47,6 +47,7 @@ impl Importer {
     /// The exponentials of what is left of numbers without the largest one along axes.
     fn exponentials(&mut self, a: Id, axes: &[usize]) -> Result<Id> {
         let most = self.graph.fold(Fold::Max, a, axes)?;
+        self.graph.still.push(most);
         let less = self.graph.binary(Binary::Sub, a, most)?;
         self.graph.unary(Unary::Exp, less)
     }
@@ -62,6 +63,7 @@ impl Importer {
         let (least, largest) = (self.scalar(f32::MIN)?, self.scalar(f32::MAX)?);
         let most = self.graph.binary(Binary::Max, most, least)?;
         let most = self.graph.binary(Binary::Min, most, largest)?;
+        self.graph.still.push(most);
         let less = self.graph.binary(Binary::Sub, a, most)?;
         let each = self.graph.unary(Unary::Exp, less)?;
         let sum = self.graph.fold(Fold::Sum, each, axes)?;

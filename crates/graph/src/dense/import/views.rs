@@ -1,4 +1,4 @@
-//! The operators that put numbers in another order or shape.
+//! Operators that change order or shape of numbers.
 
 use rten_onnx::onnx::NodeProto;
 
@@ -57,7 +57,7 @@ impl Importer {
                 self.graph.reshape(a, kept.iter().map(|&axis| shape[axis]).collect(), rows)
             }
             "Flatten" => {
-                // From the end, -1 is the last axis; behind it, `rank`, an axis cannot be counted from there.
+                // From the end, -1 is the last axis; the position after it, `rank`, has no negative form.
                 let axis = match attributes.integer("axis", 1) {
                     axis if axis < 0 => place(axis, shape.len())?,
                     axis => place(axis, shape.len() + 1)?,
@@ -118,7 +118,7 @@ impl Importer {
         let axis = match (rows, counted, open) {
             (None, None, _) => None,
             (Some(_), Some(axis), _) => Some(axis),
-            // All other sizes are fixed: what is left counts the rows.
+            // All other sizes are fixed, so the remaining one is the number of rows.
             (Some(_), None, Some(axis)) => Some(axis),
             _ => return Err(refused(format!("of {shape:?} fixes the number of candidates"))),
         };
@@ -126,7 +126,7 @@ impl Importer {
             to[open] = count.checked_div(known).unwrap_or(0);
         }
         let Some((r, axis)) = rows.zip(axis) else { return self.graph.reshape(a, to, None) };
-        // As many numbers lie ahead of a row as before, some of them along the axis of rows itself.
+        // The count of numbers before a row is unchanged; some of them may belong to the rows axis itself.
         let ahead = shape[..r].iter().product::<usize>() * self.outer.get(&a).copied().unwrap_or(1);
         let before: usize = to[..axis].iter().product();
         let outer = ahead.checked_div(before).filter(|outer| outer * before == ahead);
@@ -195,7 +195,7 @@ impl Importer {
         Ok(made)
     }
 
-    /// The numbers at some places along an axis.
+    /// Selects some indexes along an axis.
     fn along(&mut self, a: Id, axis: usize, index: &[usize]) -> Result<Id> {
         let (mut shape, rows) = (self.graph.shape(a).to_vec(), self.rows(a));
         if rows == Some(axis) {
@@ -234,7 +234,7 @@ impl Importer {
             let axis = self.axis(made, axis)?;
             let size = self.graph.shape(made)[axis] as i64;
             let is_counted = self.rows(made) == Some(axis);
-            // All of an axis, the candidates too.
+            // The complete axis, including the rows axis.
             let is_whole = match end {
                 Extent::Rows(n) => is_counted && n == size,
                 Extent::Fixed(n) => n == i64::MAX || n == i64::from(i32::MAX),
@@ -250,7 +250,7 @@ impl Importer {
         Ok(made)
     }
 
-    /// The parts that a `Split` makes along its axis, one for each of its outputs.
+    /// Returns the outputs of a `Split` along its axis.
     pub(super) fn split(&mut self, node: &NodeProto, attributes: &mut Attributes<'_>) -> Result<Vec<Id>> {
         let a = self.value(node, 0)?;
         let axis = self.axis(a, attributes.integer("axis", 0))?;
@@ -294,7 +294,7 @@ impl Importer {
         self.graph.reshape(picked, to, rows)
     }
 
-    /// What lies on one side of a diagonal of the last two axes, zeros elsewhere.
+    /// Keeps one side of a diagonal of the last two axes; the rest becomes 0.
     fn triangle(&mut self, node: &NodeProto, attributes: &mut Attributes<'_>, a: Id) -> Result<Id> {
         let is_upper = attributes.integer("upper", 1) != 0;
         let diagonal = if Importer::has(node, 1) { self.fixed(node, 1)? } else { vec![0] };

@@ -1,10 +1,10 @@
-//! Several rows within each row, with a mask: attention over them against the meaning of its graph, whole and cut in halves.
+//! Sequences within each row, with a mask: compares attention over them with a naive evaluation, complete and split in halves.
 
 use super::super::split::{best_cut, split};
 use super::*;
 
-/// Attention of a query over `length` rows, and a layer over each of them, added up; `far` is added to the logits of those that are not
-/// there.
+/// Attention of a query over `length` rows plus a layer over each of them; `far` is added to the logits of masked
+/// rows.
 fn attention(length: usize, width: usize, hidden: usize, far: f32) -> Result<Graph> {
     let pair = |shape: Vec<usize>| GraphInput { side: Side::Pair, shape, rows: Some(1) };
     let inputs = vec![input(Side::User, width), pair(vec![1, 1, length, width]), pair(vec![1, 1, length])];
@@ -38,7 +38,7 @@ fn attention(length: usize, width: usize, hidden: usize, far: f32) -> Result<Gra
     Ok(graph)
 }
 
-/// The rows of row `n`, of which as many are there as `n` says, and their mask.
+/// Returns the sequence of row `n`, whose length depends on `n`, and its mask.
 fn of_row(n: usize, length: usize, width: usize) -> (Vec<f32>, Vec<f32>) {
     let there = n * 7 % (length + 1);
     let mut rows = numbers(there * width, n);
@@ -75,7 +75,7 @@ proptest! {
                 }
             }
         }
-        // The layer over each row is the item's: cut there, what is left reads the rest.
+        // The layer over each row is the item's: after a cut there, the other half reads its results.
         let is_item = [false, true, true];
         let Some(cut) = best_cut(&graph, &is_item, &[0, 1 << 20, 0]).unwrap() else { return Ok(()) };
         let parts = split(&graph, &is_item, &cut).unwrap();

@@ -1,9 +1,9 @@
-//! Halves of graphs against the meaning of the whole, and which cuts are worth it.
+//! Compares both halves of split graphs with the complete graph, and checks which cuts pay off.
 
 use super::super::split::{best_cut, split};
 use super::*;
 
-/// Both halves of a graph as programs.
+/// Compiles both halves of a graph.
 fn halves(graph: &Graph, is_item: &[bool], cut: &ItemCut, kernels: Kernels) -> Halves {
     let parts = split(graph, is_item, cut).unwrap();
     let program = |graph: &Graph| RowProgram::of(graph, Precision::F32, kernels).unwrap();
@@ -17,19 +17,19 @@ fn halves(graph: &Graph, is_item: &[bool], cut: &ItemCut, kernels: Kernels) -> H
     }
 }
 
-/// A cut at these values.
+/// Returns a cut at these values.
 fn cut_at(ids: &[Id]) -> ItemCut {
     serde_json::from_value(serde_json::json!(ids)).unwrap()
 }
 
-/// The numbers of a row in some of the inputs after the user's.
+/// Returns the numbers of a row in some of the inputs after the user's.
 fn some(row: &[f32], inputs: &[usize]) -> Vec<f32> {
     let width = row.len() - 1;
     let of = |&n: &usize| if n == 1 { row[..width].to_vec() } else { row[width..].to_vec() };
     inputs.iter().filter(|n| **n > 0).flat_map(of).collect()
 }
 
-/// Which values are the item's: not the user's, not constant, and of no input that is not the item's.
+/// Returns the item's values: not constant, and dependent on inputs of the item alone.
 fn items(graph: &Graph, is_item: &[bool]) -> Vec<Id> {
     let (mut reads_item, mut reads_other) = (Vec::new(), Vec::new());
     for value in &graph.values {
@@ -57,7 +57,7 @@ proptest! {
     ) {
         let rows = rows.min(ROOM / width).max(1);
         let graph = graph(width, &steps);
-        // Of a query, a row and a column, which may be the retrieval score.
+        // Inputs are a query, a row and a column; the column may be the retrieval score.
         let is_item = [false, true, of_column];
         let query = numbers(width, 5);
         let row = |n: usize| numbers(width + 1, n);
@@ -113,7 +113,7 @@ proptest! {
                 let places = step.work.places();
                 places.iter().any(|place| matches!(place.memory, steps::Memory::Rows(_) | steps::Memory::Given))
             };
-            // But for what is spread over rows because it is an output of each.
+            // Except for values that are copied to every row because they are outputs of each.
             let is_spread = |step: &steps::Step| matches!(step.work, steps::Work::Pick { .. });
             prop_assert!(plan.rows.iter().all(|step| reads_row(step) || is_spread(step)));
             prop_assert!(!plan.user.iter().any(reads_row));
@@ -121,7 +121,7 @@ proptest! {
     }
 }
 
-/// The work of reading a query, a row and a column.
+/// Cost of reading a query, a row and a column.
 const WORK: [usize; 3] = [0, 256, 400];
 
 /// A network of three layers over an item of 64 numbers, whose product with the query is the output.
@@ -144,13 +144,13 @@ fn deep_item(width: usize) -> Graph {
 #[test]
 fn a_network_over_items_is_kept_where_it_is_narrow() {
     let is_item = [false, true, true];
-    // Its last layer is linear: the query goes through it once, and what is kept ends before or behind it.
+    // Its last layer is linear: the query goes through it once, and the cut is before or after it.
     let cut = best_cut(&deep_item(16), &is_item, &WORK).unwrap().expect("a cut");
     let narrow = split(&deep_item(16), &is_item, &cut).unwrap();
     assert_eq!((narrow.width, narrow.candidates.inputs), (16, vec![0]));
     let cut = best_cut(&deep_item(400), &is_item, &WORK).unwrap().expect("a cut");
     assert_eq!(split(&deep_item(400), &is_item, &cut).unwrap().width, 256);
-    // Nothing of it is the item's where the input is not.
+    // Without item inputs, no value is the item's.
     assert_eq!(best_cut(&deep_item(16), &[false, false, false], &WORK).unwrap(), None);
 }
 

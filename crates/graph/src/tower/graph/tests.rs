@@ -1,11 +1,11 @@
-//! Towers against onnxruntime, and graphs that must be refused.
+//! Compares towers with onnxruntime, and checks that invalid graphs are rejected.
 
 #![allow(clippy::unwrap_used)]
 
 use super::*;
 use crate::dense::tests::{Case, Named};
 
-/// A file of the tiny package that `python/make_test_graphs.py` writes.
+/// Loads a file of the tiny package that `python/make_test_graphs.py` writes.
 fn tiny(file: &str) -> Vec<u8> {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/tiny/");
     std::fs::read(format!("{path}{file}")).unwrap_or_else(|e| panic!("{file}: {e}"))
@@ -103,7 +103,7 @@ fn wrong_inputs_are_refused_with_their_shape() {
         "shape [2, 2] does not hold 3 numbers",
     );
     refused(item.run(&[package, package, section], "item", &Threads::new(1)), "item: input `package` is given twice");
-    // The rows of the two inputs differ, which only the run can see.
+    // The two inputs differ in rows, which is only detected at run time.
     refused(
         item.run(&[package, Input { name: "section", shape: &[3, 2], values: &[0.5; 6] }], "item", &Threads::new(1)),
         "item: the graph failed",

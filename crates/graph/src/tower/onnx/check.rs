@@ -1,7 +1,7 @@
-//! What a graph must be, as its file tells: small enough, in order, whole, and with shapes that follow from shapes.
+//! Static checks of a graph: limited size, topological order, complete constants, and shapes that depend on shapes only.
 //!
-//! The last rule is what lets a trial speak for all requests: where the size of every value follows from the number of rows
-//! alone, no request needs more memory or time than the trial of as many rows did, whatever its numbers are.
+//! The last rule makes a sandbox validation representative of all requests: if the size of every value follows from the number of
+//! rows alone, no request needs more memory or time than the validation with as many rows did, for any input numbers.
 
 use std::collections::{HashMap, HashSet};
 
@@ -10,22 +10,22 @@ use rten_onnx::onnx::{DataLocation, DataType, GraphProto, NodeProto, TensorProto
 
 use sterling_core::error::{Error, Result};
 
-/// Most nodes of a graph.
+/// Maximum number of nodes of a graph.
 const NODES_MAX: usize = 16_384;
-/// Most nodes one behind the other: runtimes go down a graph by recursion.
+/// Maximum depth in nodes: runtimes traverse a graph recursively.
 const DEPTH_MAX: usize = 2_048;
-/// Most numbers of one constant, or of a shape that a graph spells out.
+/// Maximum number of elements of a constant, or of a shape that a graph spells out.
 const NUMBERS_MAX: u64 = 1 << 28;
 
-/// What is known of a value.
+/// Static knowledge about a value.
 #[derive(Clone, Copy)]
 struct Known {
     depth: usize,
-    /// True where it depends on the numbers of an input, not on its shape alone.
+    /// True if it depends on the numbers of an input, not on its shape alone.
     is_data: bool,
 }
 
-/// Refuses a graph that no runtime should see.
+/// Rejects a graph that no runtime should load.
 ///
 /// # Errors
 /// `Invalid` with the node, the constant or the name.
@@ -68,7 +68,7 @@ pub(super) fn graph(graph: &GraphProto) -> Result<()> {
     }
 }
 
-/// The first node that the fallback runtime evaluates otherwise than ONNX says, and how.
+/// Returns the first node that the fallback runtime evaluates differently from the ONNX specification, and the difference.
 pub(super) fn misread(graph: &GraphProto) -> Option<String> {
     let how = |operator: &str| match operator {
         "Sign" => Some("1 for 0, expected 0"),
@@ -131,7 +131,7 @@ fn check_node(
     Ok(made)
 }
 
-/// What makes results whose size follows from numbers.
+/// Returns how an operator's result size depends on numbers, if it does.
 fn follows_numbers(operator: &str) -> Option<&'static str> {
     match operator {
         "NonZero" | "Compress" | "Unique" | "NonMaxSuppression" | "StringSplit" => {
@@ -142,7 +142,7 @@ fn follows_numbers(operator: &str) -> Option<&'static str> {
     }
 }
 
-/// Whether an operator takes a size, or a bound of one, from the input at this place.
+/// Returns whether an operator takes a size, or a bound of one, from the input at this index.
 fn sets_shape(operator: &str, place: usize) -> bool {
     match operator {
         "ConstantOfShape" | "Range" => true,
@@ -154,7 +154,7 @@ fn sets_shape(operator: &str, place: usize) -> bool {
     }
 }
 
-/// Refuses a size that is spelled out and larger than any graph has a use for.
+/// Rejects a spelled-out size that is implausibly large.
 fn check_size(operator: &str, tensor: Option<&TensorProto>) -> Result<()> {
     let Some(sizes) = tensor.filter(|_| ["ConstantOfShape", "Expand", "Reshape", "Tile"].contains(&operator)) else {
         return Ok(());
@@ -177,7 +177,7 @@ fn integers(tensor: &TensorProto) -> Option<Vec<i64>> {
     })
 }
 
-/// Refuses constants that are not whole or not numbers.
+/// Rejects constants that are incomplete or not numeric.
 fn check_tensor(tensor: &TensorProto) -> Result<()> {
     if tensor.data_location == Some(DataLocation::EXTERNAL) || !tensor.external_data.is_empty() {
         return Err(Error::invalid("its numbers lie in another file, expected all in one"));
@@ -203,7 +203,7 @@ fn check_tensor(tensor: &TensorProto) -> Result<()> {
     }
 }
 
-/// Bits of a number of a type, and how many stand in the list that is meant for it.
+/// Returns the bits per number of a type, and the length of the list for that type.
 fn stored(tensor: &TensorProto, kind: DataType) -> Option<(u64, usize)> {
     let small = tensor.int32_data.len();
     Some(match kind {

@@ -1,12 +1,12 @@
-//! ONNX files as they lie on disk: what goes in and comes out, and whether a runtime may see them at all.
+//! ONNX files: inputs, outputs and safety checks before a runtime loads them.
 //!
-//! Whoever wrote a file may have made it wrong in ways that end a process: nested without an end, thousands of nodes deep, with
-//! shapes that grow by the numbers of a request. [`read`] refuses what can be told from the file alone:
+//! A file may be malformed in ways that end the process: unbounded nesting, thousands of nodes deep, or
+//! shapes that grow with the numbers of a request. [`read`] rejects what the file alone reveals:
 //!
-//! 1. `wire`: messages lie within each other as deep as ONNX needs for a graph without control flow, no deeper.
-//! 2. `check`: nodes in order, each name made once, constants that are whole, shapes that follow from shapes.
+//! 1. `wire`: messages nest as deeply as ONNX needs for a graph without control flow, no deeper.
+//! 2. `check`: nodes in order, each name defined once, complete constants, shapes that follow from shapes.
 //!
-//! What can only be seen by running is left to `sterling_snapshot::sandbox`.
+//! `sterling_snapshot::sandbox` covers what only execution reveals.
 
 mod check;
 mod wire;
@@ -17,32 +17,32 @@ use rten_onnx::onnx::{DataType, ModelProto, ValueInfoProto};
 
 use sterling_core::error::{Error, Result};
 
-/// Largest file, in bytes: ONNX itself ends at twice as many.
+/// Maximum file size in bytes: half of ONNX's own limit.
 const BYTES_MAX: usize = 1 << 30;
-/// Versions of the standard operators: from the first whose operands broadcast to the last that models were tried with.
+/// Supported opsets: from the first with broadcasting operands to the last that models were tested with.
 const OPSETS: RangeInclusive<i64> = 7..=18;
 
-/// An input or output of a graph. `None` stands for a size that differs from run to run.
+/// An input or output of a graph. `None` stands for a size that differs between runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Port {
-    /// The name in the file.
+    /// Name in the file.
     pub name: String,
-    /// Its dimensions, where the file tells them.
+    /// Dimensions, if the file declares them.
     pub shape: Option<Vec<Option<usize>>>,
 }
 
-/// The inputs and outputs of a file that passed.
+/// Inputs and outputs of a file that passed the checks.
 pub(super) struct Ports {
     pub(super) inputs: Vec<Port>,
     pub(super) outputs: Vec<Port>,
-    /// What the fallback runtime evaluates otherwise than ONNX says.
+    /// Deviation of the fallback runtime from the ONNX specification, if it evaluates this graph differently.
     pub(super) misread: Option<String>,
 }
 
-/// Looks at a file without running it.
+/// Checks a file without running it.
 ///
 /// # Errors
-/// `Invalid` with the node, constant, input or output that is wrong.
+/// `Invalid` with the invalid node, constant, input or output.
 pub(super) fn read(bytes: &[u8]) -> Result<Ports> {
     let unusable = |e: &dyn std::fmt::Display| Error::invalid(format!("not a usable ONNX graph: {e}"));
     if bytes.len() > BYTES_MAX {
@@ -56,14 +56,14 @@ pub(super) fn read(bytes: &[u8]) -> Result<Ports> {
     let is_constant = |value: &&ValueInfoProto| graph.initializer.iter().any(|tensor| tensor.name == value.name);
     let port = |what: &str, value: &ValueInfoProto| port(value).map_err(|e| e.within(what));
     Ok(Ports {
-        // Files of the first versions of ONNX list constants among the inputs.
+        // Files of the first ONNX versions list constants among the inputs.
         inputs: graph.input.iter().filter(|v| !is_constant(v)).map(|v| port("input", v)).collect::<Result<_>>()?,
         outputs: graph.output.iter().map(|v| port("output", v)).collect::<Result<_>>()?,
         misread: check::misread(graph),
     })
 }
 
-/// What an operator means depends on the version that a file names: one that nobody has looked at is not guessed.
+/// Rejects untested opsets, because the meaning of operators depends on the opset.
 fn check_opset(model: &ModelProto) -> Result<()> {
     let is_standard = |domain: &Option<String>| domain.as_deref().is_none_or(|d| d.is_empty() || d == "ai.onnx");
     let named = model.opset_import.iter().find(|opset| is_standard(&opset.domain)).and_then(|opset| opset.version);

@@ -1,8 +1,8 @@
-//! The messages of a file, walked before a parser that follows them as deep as they go.
+//! Checks the nesting of a file's protobuf messages before a parser that recurses without limit.
 
 use sterling_core::error::{Error, Result};
 
-/// A message of ONNX: the fields that hold messages which may lead back to it, and what they are.
+/// An ONNX message type: its fields with messages that may lead back to it, and their types.
 struct Message {
     name: &'static str,
     parts: &'static [(u64, Part)],
@@ -10,7 +10,7 @@ struct Message {
 
 enum Part {
     Within(&'static Message),
-    /// What no file may bring, in words.
+    /// Not allowed in any file; the text describes it.
     Never(&'static str),
 }
 
@@ -52,7 +52,7 @@ static TYPE: Message = Message {
     ],
 };
 
-/// Refuses files that are cut off, and what may lie within itself without an end.
+/// Rejects truncated files and unbounded nesting.
 pub(super) fn check(bytes: &[u8]) -> Result<()> {
     walk(&MODEL, bytes)
 }

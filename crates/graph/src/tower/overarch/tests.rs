@@ -1,16 +1,16 @@
-//! OverArch against onnxruntime, and graphs that must be refused.
+//! Compares rerankers with onnxruntime, and checks that invalid graphs are rejected.
 
 #![allow(clippy::unwrap_used)]
 
 use super::*;
 
-/// A graph of the tiny package that `python/make_test_graphs.py` writes.
+/// Loads a graph of the tiny package that `python/make_test_graphs.py` writes.
 fn graph(name: &str) -> Graph {
     let path = format!("{}/tests/golden/tiny/{name}.onnx", concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
     Graph::load(name, std::fs::read(path).unwrap()).unwrap()
 }
 
-/// What every package has for its OverArch.
+/// Inputs that every package offers to its reranker.
 fn readable(d: usize) -> Vec<Readable> {
     let of = |name: &str, whose| Readable { name: name.into(), whose, shape: vec![d] };
     vec![of("query", Whose::User), of("item", Whose::Candidate)]
@@ -30,7 +30,7 @@ fn scores_are_the_sigmoids_of_the_graph_whatever_the_number_of_candidates() {
     let at = |n: usize| ((n * 37 + 11) % 101) as f32 / 50.0 - 1.0;
     let query: Vec<f32> = (0..d).map(|n| at(n + 5)).collect();
     assert!(matches!(overarch.graph(), ("overarch", Runs::Program(_))));
-    // The same graph, run by the library.
+    // The same graph, run by `rten`.
     let runs = Runs::Runtime("to compare".into());
     let whole = OverArch::new(graph("overarch"), &readable(d), tasks).unwrap();
     let by_rten = OverArch { runs, graph: graph("overarch"), ..whole };

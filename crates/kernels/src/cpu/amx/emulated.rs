@@ -1,8 +1,8 @@
-//! Tiles in plain Rust, for tests on any machine.
+//! AMX tiles emulated in plain Rust, for tests on any machine.
 
 use super::{ROW_BYTES, ROWS, Shape, TILES, Tiles};
 
-/// The tiles of a processor that has none. What would be an invalid instruction is a panic.
+/// Emulated tiles. They panic on operations that would be invalid instructions on a processor with AMX.
 pub(crate) struct Emulated {
     shapes: Option<[Shape; TILES]>,
     tiles: [[[u8; ROW_BYTES]; ROWS]; TILES],
@@ -10,7 +10,7 @@ pub(crate) struct Emulated {
 }
 
 impl Emulated {
-    /// Tiles without shapes; where `wrong`, what is stored has a bit flipped.
+    /// Creates tiles without shapes. If `wrong`, stored results have a bit flipped.
     pub(crate) fn new(wrong: bool) -> Self {
         Emulated { shapes: None, tiles: [[[0; ROW_BYTES]; ROWS]; TILES], wrong }
     }
@@ -21,9 +21,9 @@ impl Emulated {
         shape
     }
 
-    /// Replaces each number of C by `sum` of it, a row of A and a column of B, in words of 4 bytes; the rest of C becomes 0.
+    /// Replaces each number of C by `sum(number, row of A, column of B)`, in words of 4 bytes. The rest of C becomes 0.
     fn multiply(&mut self, c: usize, a: usize, b: usize, sum: impl Fn(u32, &[(u32, u32)]) -> u32) {
-        assert!(c != a && a != b && b != c, "tiles {c}, {a} and {b} are one");
+        assert!(c != a && a != b && b != c, "tiles {c}, {a} and {b} are not distinct");
         let [shape, left, right] = [c, a, b].map(|tile| self.shape(tile));
         assert_eq!(left.row_bytes / 4, right.rows, "depths of tiles {a} and {b}");
         assert_eq!((shape.rows, shape.row_bytes), (left.rows, right.row_bytes), "tile {c}");
@@ -42,7 +42,7 @@ impl Emulated {
     }
 }
 
-/// 0 of the same sign for a number too small for its exponent.
+/// Replaces a subnormal number by a zero of the same sign.
 fn flushed(x: f32) -> f32 {
     if x.is_subnormal() { 0f32.copysign(x) } else { x }
 }

@@ -1,4 +1,4 @@
-//! Tiles by the processor's instructions, which stable Rust has as assembly alone.
+//! AMX tiles of the processor, by inline assembly: stable Rust has no intrinsics for them.
 
 use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
@@ -6,15 +6,14 @@ use std::marker::PhantomData;
 
 use super::{ROW_BYTES, ROWS, Rows, Shape, TILES, Tiles};
 
-/// True where the processor has tiles of the sizes that are used here with products of bf16 and of bytes, and the system keeps their
-/// state.
+/// Returns true if the processor has tiles of the sizes used here, with bf16 and byte products, and the system saves their state.
 pub(crate) fn are_there() -> bool {
     const FEATURES: u32 = 1 << 22 | 1 << 24 | 1 << 25;
     const STATE: u64 = 1 << 17 | 1 << 18;
     if !is_x86_feature_detected!("xsave") || __cpuid(0).eax < 0x1d {
         return false;
     }
-    // SAFETY: the feature was found.
+    // SAFETY: the feature was detected.
     let enabled = unsafe { _xgetbv(0) };
     if __cpuid_count(7, 0).edx & FEATURES != FEATURES || enabled & STATE != STATE {
         return false;
@@ -25,22 +24,23 @@ pub(crate) fn are_there() -> bool {
         && (palette.ecx & 0xffff) as usize == ROWS
 }
 
-/// Asks the system to let the threads of this process use tiles, whose state is 8 KiB a thread. False where it does not.
+/// Requests permission for the threads of this process to use tiles, whose state is 8 KiB per thread. Returns false if it is
+/// denied.
 #[cfg(target_os = "linux")]
 pub(crate) fn permit() -> bool {
     const ARCH_REQ_XCOMP_PERM: libc::c_long = 0x1023;
     const TILE_DATA: libc::c_long = 18;
-    // SAFETY: the call takes two numbers and changes what the process may do, no memory of it.
+    // SAFETY: the call takes two numbers and changes permissions of the process, not its memory.
     unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) == 0 }
 }
 
-/// Other systems are not asked.
+/// Only Linux is supported.
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn permit() -> bool {
     false
 }
 
-/// What `ldtilecfg` reads.
+/// Operand of `ldtilecfg`.
 #[repr(C, align(64))]
 struct Configuration {
     palette: u8,
@@ -50,10 +50,10 @@ struct Configuration {
     rows: [u8; 16],
 }
 
-/// The tiles of the thread that made it; given back when it is dropped.
+/// Tiles of the thread that created it; released on drop.
 ///
-/// Between two instructions the numbers lie in registers that the compiler does not know. It never uses them either, as nothing
-/// in this program is compiled for AMX.
+/// The numbers stay in tile registers between two instructions, which the compiler does not know. It never uses these registers
+/// itself, because no code of this program is compiled for AMX.
 pub(crate) struct Instructions {
     shapes: [Shape; TILES],
     of_thread: PhantomData<*const ()>,
@@ -61,7 +61,8 @@ pub(crate) struct Instructions {
 
 impl Instructions {
     /// # Safety
-    /// [`are_there`] and [`permit`] were true, and the thread has no other one: the processor knows the shapes of the last alone.
+    /// [`are_there`] and [`permit`] returned true, and the thread has no other instance: the processor knows only the shapes
+    /// configured last.
     #[inline(always)]
     pub(crate) unsafe fn new() -> Self {
         Instructions { shapes: [Shape::default(); TILES], of_thread: PhantomData }
@@ -71,13 +72,13 @@ impl Instructions {
 impl Drop for Instructions {
     #[inline(always)]
     fn drop(&mut self) {
-        // SAFETY: tiles are there (`new`); nobody reads them any more.
+        // SAFETY: tiles exist (`new`), and their contents are no longer needed.
         unsafe { asm!("tilerelease", options(nostack, preserves_flags)) }
     }
 }
 
 /// # Safety
-/// Tiles are there and configured, and the rows can be read.
+/// Tiles exist and are configured, and the rows are readable.
 #[inline(always)]
 unsafe fn load_from<const T: usize>(from: *const u8, stride: usize) {
     // SAFETY: this function's conditions.
@@ -102,27 +103,27 @@ impl Tiles for Instructions {
         }
         self.shapes = *shapes;
         let configuration = Configuration { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows };
-        // SAFETY: tiles are there (`new`); 64 bytes of what palette 1 allows are read.
+        // SAFETY: tiles exist (`new`); reads 64 bytes, a valid configuration of palette 1.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &configuration, options(nostack, preserves_flags, readonly)) }
     }
 
     #[inline(always)]
     fn zero<const T: usize>(&mut self) {
-        // SAFETY: tiles are there (`new`).
+        // SAFETY: tiles exist (`new`).
         unsafe { asm!("tilezero tmm{t}", t = const T, options(nostack, preserves_flags, nomem)) }
     }
 
     #[inline(always)]
     fn load<const T: usize>(&mut self, from: &[u8], stride: usize) {
         self.shapes[T].check(from.len(), stride);
-        // SAFETY: tiles are there (`new`); the rows lie within `from`.
+        // SAFETY: tiles exist (`new`); the rows lie within `from`.
         unsafe { load_from::<T>(from.as_ptr(), stride) }
     }
 
     #[inline(always)]
     fn store<const T: usize>(&self, to: &mut [u8], stride: usize) {
         self.shapes[T].check(to.len(), stride);
-        // SAFETY: tiles are there (`new`); the rows lie within `to`.
+        // SAFETY: tiles exist (`new`); the rows lie within `to`.
         unsafe {
             asm!(
                 "tilestored [{to} + {stride}*1], tmm{t}",
@@ -136,7 +137,7 @@ impl Tiles for Instructions {
 
     #[inline(always)]
     fn add_pairs<const C: usize, const A: usize, const B: usize>(&mut self) {
-        // SAFETY: tiles are there (`new`).
+        // SAFETY: tiles exist (`new`).
         unsafe {
             asm!(
                 "tdpbf16ps tmm{c}, tmm{a}, tmm{b}",
@@ -148,7 +149,7 @@ impl Tiles for Instructions {
         }
     }
 
-    /// Checks the factors once and not at every step.
+    /// Checks the factors once instead of at every step.
     #[inline(always)]
     fn add_steps<const TALL: bool, const WIDE: bool>(&mut self, left: Rows<'_>, right: Rows<'_>, count: usize) {
         let height = self.shapes[4].rows;
@@ -159,7 +160,7 @@ impl Tiles for Instructions {
         Shape { rows: lines, row_bytes: columns }.check(right.bytes.len(), right.stride);
         let (mut rows, mut columns) = (left.bytes.as_ptr(), right.bytes.as_ptr());
         for _ in 0..count {
-            // SAFETY: tiles are there (`new`); the rows of all steps lie within the factors, as checked.
+            // SAFETY: tiles exist (`new`); the rows of all steps lie within the factors, as checked.
             unsafe {
                 load_from::<4>(rows, left.stride);
                 load_from::<6>(columns, right.stride);
@@ -188,7 +189,7 @@ impl Tiles for Instructions {
 
     #[inline(always)]
     fn add_bytes<const C: usize, const A: usize, const B: usize>(&mut self) {
-        // SAFETY: tiles are there (`new`).
+        // SAFETY: tiles exist (`new`).
         unsafe {
             asm!(
                 "tdpbsud tmm{c}, tmm{a}, tmm{b}",

@@ -1,8 +1,8 @@
-//! AMX: eight tiles of a core, which hold up to 16 rows of 64 bytes each, and products of two of them that are added to a third.
+//! AMX: eight tiles per core of up to 16 rows of 64 bytes, and products of two tiles that are added to a third.
 //!
-//! Loops over tiles are written once over [`Tiles`], which checks every range that is read or written, so that they are safe code.
-//! [`Instructions`] runs on a processor that has AMX; the tests have tiles in plain Rust besides, as the manual defines them, which
-//! refuse whatever an instruction would end the process for.
+//! Loops over tiles are written once against the trait [`Tiles`], which checks every range that is read or written, so they are
+//! safe code. [`Instructions`] needs a processor with AMX. Tests also use tiles emulated in plain Rust after Intel's manual,
+//! which panic on operations that would end the process on hardware.
 
 #[cfg(any(test, feature = "testing"))]
 mod emulated;
@@ -12,39 +12,39 @@ mod instructions;
 pub(super) use emulated::Emulated;
 pub(super) use instructions::{Instructions, are_there, permit};
 
-/// Tiles of a thread.
+/// Number of tiles per thread.
 pub(super) const TILES: usize = 8;
-/// Most rows of a tile.
+/// Maximum number of rows of a tile.
 pub(super) const ROWS: usize = 16;
-/// Most bytes of a row of a tile.
+/// Maximum number of bytes of a row of a tile.
 pub(super) const ROW_BYTES: usize = 64;
 
-/// What computes with tiles.
+/// Implementation of tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Source {
-    /// The processor.
+    /// Instructions of the processor.
     Instructions,
-    /// Plain Rust; where `wrong`, results have a bit flipped.
+    /// Emulation in plain Rust; if `wrong`, results have a bit flipped.
     #[cfg(any(test, feature = "testing"))]
     Emulated { wrong: bool },
 }
 
-/// The part of a tile that is in use.
+/// Part of a tile that is in use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Shape {
-    /// Up to [`ROWS`].
+    /// At most [`ROWS`].
     pub(super) rows: usize,
-    /// Up to [`ROW_BYTES`].
+    /// At most [`ROW_BYTES`].
     pub(super) row_bytes: usize,
 }
 
 impl Shape {
     /// # Panics
-    /// Where rows that are `stride` bytes apart do not lie within `bytes` bytes, or the tile has no shape.
+    /// If rows that are `stride` bytes apart exceed `bytes` bytes, or the tile has no shape.
     #[inline(always)]
     fn check(self, bytes: usize, stride: usize) {
         assert!(self.rows > 0, "a tile without a shape");
-        assert!((self.rows - 1) * stride + self.row_bytes <= bytes, "a tile beyond its numbers");
+        assert!((self.rows - 1) * stride + self.row_bytes <= bytes, "a tile exceeds its memory");
     }
 }
 
@@ -52,44 +52,44 @@ impl Shape {
 #[derive(Clone, Copy)]
 pub(super) struct Rows<'a> {
     pub(super) bytes: &'a [u8],
-    /// From a row to the next.
+    /// Bytes from the start of a row to the next one.
     pub(super) stride: usize,
 }
 
-/// The tiles of a thread, each named by a number below [`TILES`]. They hold nothing until [`Tiles::configure`].
+/// Tiles of a thread, each named by an index below [`TILES`]. They are unusable until [`Tiles::configure`].
 pub(super) trait Tiles {
-    /// Gives all tiles their shapes and fills them with zeros.
+    /// Sets the shapes of all tiles and fills them with zeros.
     ///
     /// # Panics
-    /// Where a shape is larger than a tile.
+    /// If a shape is larger than a tile.
     fn configure(&mut self, shapes: &[Shape; TILES]);
 
     /// Fills a tile with zeros.
     fn zero<const T: usize>(&mut self);
 
-    /// Fills a tile with rows that start `stride` bytes apart; with 0, each with the same one.
+    /// Fills a tile with rows that start `stride` bytes apart; a stride of 0 repeats one row.
     ///
     /// # Panics
-    /// Where `from` is shorter.
+    /// If `from` is shorter.
     fn load<const T: usize>(&mut self, from: &[u8], stride: usize);
 
     /// Writes the rows of a tile `stride` bytes apart.
     ///
     /// # Panics
-    /// Where `to` is shorter.
+    /// If `to` is shorter.
     fn store<const T: usize>(&self, to: &mut [u8], stride: usize);
 
-    /// Adds to `C` `[M, N]` in f32 the product of `A` `[M, K]` and `B` `[K, N]` in pairs of bf16 (`tdpbf16ps`). Each number of the
-    /// product is two chains of multiply-adds along K from 0 on, of the first and of the second halves, then their sum, which is
-    /// added to what is there; all of them round to the nearest, and take and leave numbers too small for their exponent as 0.
+    /// Adds to `C` `[M, N]` in f32 the product of `A` `[M, K]` and `B` `[K, N]` in pairs of bf16 (`tdpbf16ps`). Each number of
+    /// the product is two chains of multiply-adds along K, one per half of the pairs; their sum is added to `C`. All operations
+    /// round to nearest even and flush subnormal inputs and outputs to 0.
     fn add_pairs<const C: usize, const A: usize, const B: usize>(&mut self);
 
-    /// Adds to sums in tiles 0 to 3 the products in pairs of so many steps of 64 bytes along `left` and 16 rows along `right`: of the rows
-    /// of tile 4 and, where `TALL`, of those of tile 5 below them, with 16 columns of tile 6 and, where `WIDE`, 16 more of tile 7. Tiles 0
-    /// and 1 are the upper rows, 2 and 3 the lower ones.
+    /// Adds the products of `count` steps in pairs of bf16 to tiles 0 to 3. A step is 64 bytes along `left` and 16 rows along
+    /// `right`. The rows are those of tile 4 and, if `TALL`, of tile 5 below them; the columns are 16 of tile 6 and, if `WIDE`,
+    /// 16 more of tile 7. Tiles 0 and 1 are the upper rows, 2 and 3 the lower ones.
     ///
     /// # Panics
-    /// Where a factor is shorter.
+    /// If a factor is shorter.
     #[inline(always)]
     fn add_steps<const TALL: bool, const WIDE: bool>(&mut self, left: Rows<'_>, right: Rows<'_>, count: usize) {
         for step in 0..count {
@@ -112,11 +112,11 @@ pub(super) trait Tiles {
         }
     }
 
-    /// Rows of a tile.
+    /// Returns the number of rows of a tile.
     fn rows_of<const T: usize>(&self) -> usize;
 
-    /// Adds to `C` `[M, N]` in i32 the product of `A` `[M, K]` and `B` `[K, N]` in fours of bytes, signed in `A` and unsigned in
-    /// `B` (`tdpbsud`).
+    /// Adds to `C` `[M, N]` in i32 the product of `A` `[M, K]` and `B` `[K, N]` in groups of four bytes, signed in `A` and
+    /// unsigned in `B` (`tdpbsud`).
     fn add_bytes<const C: usize, const A: usize, const B: usize>(&mut self);
 }
 

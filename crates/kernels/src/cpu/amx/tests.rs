@@ -1,4 +1,5 @@
-//! Tiles, emulated and where they are there in truth, against sums written out; and what emulated ones refuse.
+//! Compares emulated tiles, and hardware tiles if present, with sums written out; and checks that the emulation rejects invalid
+//! use.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -6,16 +7,16 @@ use super::*;
 
 const FULL: Shape = Shape { rows: ROWS, row_bytes: ROW_BYTES };
 
-/// Runs `check` on all tiles of this machine.
+/// Runs `check` on every implementation of tiles that this machine has.
 fn each(check: impl Fn(&mut dyn FnMut(Shape, Shape, Shape, Act<'_>))) {
     check(&mut |c, a, b, act| act.run(&mut Emulated::new(false), (c, a, b)));
     if are_there() && permit() {
-        // SAFETY: tiles are there, and this thread has no other ones.
+        // SAFETY: tiles exist, and this thread has no others.
         check(&mut |c, a, b, act| act.run(&mut unsafe { Instructions::new() }, (c, a, b)));
     }
 }
 
-/// A product of tiles: the factors' bytes, and where the sums go, which hold what they begin with.
+/// Tile product: bytes of the factors, and the output, which holds the initial sums.
 struct Act<'a> {
     pairs: bool,
     left: &'a [u8],
@@ -67,7 +68,7 @@ fn products_of_bytes_are_signed_by_unsigned_for_every_shape() {
     });
 }
 
-/// One number of a product in pairs, over up to 16 of them.
+/// Computes one number of a product in pairs, over up to 16 pairs.
 fn pairs_of(run: &mut dyn FnMut(Shape, Shape, Shape, Act<'_>), start: f32, left: &[f32], right: &[f32]) -> f32 {
     let narrow =
         |x: &[f32]| x.iter().flat_map(|x| half::bf16::from_f32(*x).to_bits().to_le_bytes()).collect::<Vec<u8>>();
@@ -83,11 +84,11 @@ fn products_of_pairs_are_two_chains_that_meet_at_their_end() {
     const TINY: f32 = 1.0 / (1u64 << 24) as f32;
     each(|run| {
         assert_eq!(pairs_of(run, 0.5, &[1.0, 2.0, 3.0, 4.0], &[5.0, 6.0, 7.0, 8.0]), 70.5);
-        // Half of the last place of 1: lost where it meets 1 alone, kept where it meets its like before.
+        // Half a unit in the last place of 1: lost if added to 1 alone, preserved if two of them are added first.
         assert_eq!(pairs_of(run, 1.0, &[1.0, 1.0], &[TINY, TINY]), 1.0 + 2.0 * TINY);
         assert_eq!(pairs_of(run, 0.0, &[1.0, 0.0, 1.0, 0.0], &[1.0, 0.0, TINY, 0.0]), 1.0);
         assert_eq!(pairs_of(run, 0.0, &[1.0, 1.0, 0.0, 1.0], &[1.0, TINY, 0.0, TINY]), 1.0 + 2.0 * TINY);
-        // Of two nearest the even one.
+        // Ties round to even.
         assert_eq!(pairs_of(run, 1.0 + 2.0 * TINY, &[1.0, 0.0], &[TINY, 0.0]), 1.0 + 4.0 * TINY);
         assert!(pairs_of(run, 0.0, &[f32::INFINITY, 0.0], &[0.0, 0.0]).is_nan());
         assert_eq!(pairs_of(run, 0.0, &[f32::MAX, 0.0], &[f32::MAX, 0.0]), f32::INFINITY);

@@ -1,12 +1,12 @@
-//! Products of pairs of bf16 by tiles of AMX: a step is 16 rows by 16 columns and 16 pairs of the depth.
+//! Products of bf16 pairs by AMX tiles: a step covers 16 rows, 16 columns and 16 pairs of the depth.
 //!
-//! 1. Rows are cut into tiles of nearly equal height, since a step takes as long as its tile has rows.
-//! 2. Two tiles of rows and two of columns, a panel, keep their sums in tiles through all steps of all parts; rows and weights go on
-//!    with zeros to the end of a part's last step.
-//! 3. Sums leave through memory; while those of one place are on their way, the steps of the next are begun.
+//! 1. Rows are split into tiles of nearly equal height, because the time of a step grows with the rows of its tile.
+//! 2. Two tiles of rows and two of columns (a panel) keep their sums in tiles through all steps of all parts. Rows and weights
+//!    are padded with zeros to the end of a part's last step.
+//! 3. Sums leave tiles through memory. While the sums of one place are stored, the steps of the next place start.
 //!
-//! The order of a number's sums, which [`Tiles::add_pairs`] tells, depends on the shapes of the parts alone: not on the rows beside it,
-//! and not on the height of its tile.
+//! The order in which a number's products are summed ([`Tiles::add_pairs`]) depends only on the shapes of the parts, not on
+//! neighbouring rows or the height of its tile.
 
 use std::arch::x86_64::*;
 
@@ -17,11 +17,11 @@ use super::operands::pair;
 use super::operands::{Form, LANES, Lines, PANEL, Part, Product, STEP};
 use crate::cpu::amx::{Instructions, ROW_BYTES, ROWS, Rows, Shape, TILES, Tiles};
 
-/// From a row of sums to the next.
+/// Bytes from a row of sums to the next.
 const SUMS_STRIDE: usize = PANEL * 4;
 
 thread_local! {
-    /// Sums of two places, `[2, 2 * ROWS, PANEL]`, of a thread.
+    /// Sums of two places, `[2, 2 * ROWS, PANEL]`, per thread.
     static SUMS: std::cell::RefCell<Lines> = std::cell::RefCell::default();
 }
 
@@ -41,7 +41,7 @@ impl Place {
 }
 
 /// # Safety
-/// AMX is there and permitted, the thread uses no tiles, and the CPU has AVX-512 F, BW, VL and BF16.
+/// AMX is present and permitted, the thread uses no tiles, and the CPU has AVX-512 F, BW, VL and BF16.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 pub(super) unsafe fn product(product: &Product<'_>, out: &mut [f32], stride: usize) {
     // SAFETY: this function's conditions.
@@ -59,10 +59,10 @@ pub(super) unsafe fn product(product: &Product<'_>, out: &mut [f32], stride: usi
     });
 }
 
-/// Writes rows of sums, of which so many numbers are meant, to rows `stride` apart; in pairs zeros behind them.
+/// Writes rows of sums, `columns` numbers each, to rows `stride` apart. Results in pairs are padded with zeros.
 ///
 /// # Panics
-/// Where `out` is shorter than its rows.
+/// If `out` is shorter than its rows.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512bf16")]
 #[inline]
 fn finish<const PAIRS: bool, const RELU: bool, const WHOLE: bool>(
@@ -76,13 +76,13 @@ fn finish<const PAIRS: bool, const RELU: bool, const WHOLE: bool>(
     assert!((1..=PANEL).contains(&width) && out.len() >= (sums.len() - 1) * stride + room);
     let (low, high) = (lanes(width), lanes(width.saturating_sub(LANES)));
     for (m, sums) in sums.iter().enumerate() {
-        // SAFETY: a row of sums is two registers; what is written lies within its room, as asserted.
+        // SAFETY: a row of sums is two registers; the stores lie within the row's room, as asserted.
         unsafe {
             let to = out.as_mut_ptr().add(m * stride);
             let mut first = _mm512_maskz_loadu_ps(low, sums.as_ptr());
             let mut second = _mm512_maskz_loadu_ps(high, sums.as_ptr().add(LANES));
             if RELU {
-                // With the number second, NaN stays NaN.
+                // With the number as second operand, NaN stays NaN.
                 first = _mm512_max_ps(_mm512_setzero_ps(), first);
                 second = _mm512_max_ps(_mm512_setzero_ps(), second);
             }
@@ -96,7 +96,7 @@ fn finish<const PAIRS: bool, const RELU: bool, const WHOLE: bool>(
     }
 }
 
-/// [`product`] by emulated tiles.
+/// Runs [`product`] on emulated tiles.
 #[cfg(any(test, feature = "testing"))]
 pub(super) fn product_emulated<T: Tiles>(tiles: &mut T, product: &Product<'_>, out: &mut [f32], stride: usize) {
     product_by(tiles, product, out, stride, |sums, width, out, stride| {
@@ -114,7 +114,8 @@ pub(super) fn product_emulated<T: Tiles>(tiles: &mut T, product: &Product<'_>, o
     });
 }
 
-/// The product by any tiles. `finish` gets rows of sums of a panel, how many of each are meant, and where they go, with the stride.
+/// Computes the product on any tiles. `finish` receives rows of sums of a panel, the number of valid sums per row, and the output
+/// with its stride.
 #[inline(always)]
 fn product_by<T: Tiles>(
     tiles: &mut T,
@@ -123,7 +124,7 @@ fn product_by<T: Tiles>(
     stride: usize,
     finish: impl Fn(&[[f32; PANEL]], usize, &mut [f32], usize),
 ) {
-    // Not borrowed within a closure, which would be compiled without the features of its caller.
+    // Taken rather than borrowed in a closure, which would be compiled without the target features of its caller.
     let mut lines = SUMS.take();
     if lines.numbers().is_empty() {
         lines = Lines::new(2 * 2 * ROWS * PANEL);
@@ -159,7 +160,7 @@ fn product_by<T: Tiles>(
     SUMS.set(lines);
 }
 
-/// Sums of a place.
+/// Computes the sums of a place.
 #[inline(always)]
 fn sum<T: Tiles>(tiles: &mut T, product: &Product<'_>, place: Place, to: &mut [f32]) {
     let Place { height, is_tall, column, .. } = place;
@@ -211,7 +212,7 @@ fn steps<T: Tiles>(tiles: &mut T, part: &Part<'_>, place: Place, is_wide: bool) 
     }
 }
 
-/// Sums of a place to the result.
+/// Writes the sums of a place to the result.
 #[inline(always)]
 fn finish_place(
     product: &Product<'_>,

@@ -5,11 +5,11 @@ use std::arch::x86_64::*;
 use super::maps;
 use super::operands::{Binary, EqualFold, Fold, Keys, LANES, MapTarget, Operand, PANEL, PairRows, Product, Unary};
 
-/// Rows of a tile: 12 of 16 registers hold sums.
+/// Maximum number of rows of a tile: 12 of 16 registers hold sums.
 const ROWS_MAX: usize = 6;
-/// Numbers of a register.
+/// Number of f32 per register.
 const WIDTH: usize = 8;
-/// Registers of a tile's columns.
+/// Number of registers per row of a tile.
 const WIDE: usize = LANES / WIDTH;
 
 /// # Safety
@@ -37,7 +37,7 @@ pub(super) unsafe fn product(product: &Product<'_>, out: &mut [f32], stride: usi
     }
 }
 
-/// Sums of `M` rows and 16 columns.
+/// Computes the sums of `M` rows and 16 columns.
 ///
 /// # Safety
 /// As [`product`]; the rows and the first column lie inside the result.
@@ -47,7 +47,7 @@ unsafe fn tile<const M: usize>(product: &Product<'_>, out: &mut [f32], stride: u
     let mut sums = [[_mm256_setzero_ps(); WIDE]; M];
     if !product.bias.is_empty() {
         for v in 0..WIDE {
-            // SAFETY: a bias holds whole registers for all columns.
+            // SAFETY: a bias holds complete registers for all columns.
             let bias = unsafe { _mm256_loadu_ps(product.bias.as_ptr().add(column + v * WIDTH)) };
             sums.iter_mut().for_each(|sum| sum[v] = bias);
         }
@@ -75,7 +75,7 @@ unsafe fn tile<const M: usize>(product: &Product<'_>, out: &mut [f32], stride: u
     for (m, sum) in sums.iter().enumerate() {
         let mut whole = [0f32; LANES];
         for (v, &sum) in sum.iter().enumerate() {
-            // With the number second, NaN stays NaN.
+            // With the number as second operand, NaN stays NaN.
             let sum = if product.relu { _mm256_max_ps(_mm256_setzero_ps(), sum) } else { sum };
             // SAFETY: two registers fill the 16 numbers.
             unsafe { _mm256_storeu_ps(whole.as_mut_ptr().add(v * WIDTH), sum) };

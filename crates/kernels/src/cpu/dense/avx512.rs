@@ -15,7 +15,7 @@ fn multiply_add(sum: __m512, x: __m512, weights: __m512) -> __m512 {
     _mm512_fmadd_ps(x, weights, sum)
 }
 
-/// Factors that are single numbers make no pairs (`Kernels::product`).
+/// Placeholder that is never called: f32 factors have no results in pairs (`Kernels::product` checks it).
 #[target_feature(enable = "avx512f")]
 #[inline]
 fn no_pairs(first: __m512, _: __m512) -> __m512 {
@@ -38,7 +38,7 @@ pub(super) unsafe fn map2(f: Binary, a: &Operand<'_>, b: &Operand<'_>, target: &
     maps::map2(f, a, b, target);
 }
 
-/// The larger numbers; NaN where one of the two is.
+/// Returns the larger numbers; NaN if either is NaN.
 #[target_feature(enable = "avx512f")]
 #[inline]
 fn larger(x: __m512, y: __m512) -> __m512 {
@@ -46,7 +46,7 @@ fn larger(x: __m512, y: __m512) -> __m512 {
     _mm512_mask_blend_ps(takes_x, y, x)
 }
 
-/// The smaller numbers; NaN where one of the two is.
+/// Returns the smaller numbers; NaN if either is NaN.
 #[target_feature(enable = "avx512f")]
 #[inline]
 fn smaller(x: __m512, y: __m512) -> __m512 {
@@ -54,7 +54,7 @@ fn smaller(x: __m512, y: __m512) -> __m512 {
     _mm512_mask_blend_ps(takes_x, y, x)
 }
 
-/// Folds the lanes of a register, each half onto the other.
+/// Reduces the lanes of a register by halving.
 #[target_feature(enable = "avx512f")]
 #[inline]
 fn joined(lanes: __m512, f: impl Fn(__m512, __m512) -> __m512) -> f32 {
@@ -64,10 +64,10 @@ fn joined(lanes: __m512, f: impl Fn(__m512, __m512) -> __m512) -> f32 {
     _mm512_cvtss_f32(f(two, _mm512_permute_ps::<0b10_11_00_01>(two)))
 }
 
-/// The first numbers of a register, zeros behind them.
+/// Loads the first numbers of a register and pads them with zeros.
 ///
 /// # Panics
-/// Where there are more than 16.
+/// If there are more than 16.
 #[target_feature(enable = "avx512f")]
 #[inline]
 fn first(numbers: &[f32]) -> (__mmask16, __m512) {
@@ -91,7 +91,7 @@ fn folded(
             let run = &input.numbers[r * input.row + o * input.outer..][..count];
             let (mut kept, (whole, rest)) = (_mm512_set1_ps(none), run.as_chunks::<LANES>());
             for chunk in whole {
-                // SAFETY: a chunk is a register.
+                // SAFETY: a chunk fills a register.
                 kept = f(kept, unsafe { _mm512_loadu_ps(chunk.as_ptr()) });
             }
             if !rest.is_empty() {
@@ -103,7 +103,7 @@ fn folded(
     }
 }
 
-/// `maps::fold`, whose bits it gives: left to the compiler, the lanes of a register become one by way of memory.
+/// Computes `maps::fold`, bit for bit. The compiler's version would reduce the lanes of a register through memory.
 ///
 /// # Safety
 /// As [`map1`].
@@ -116,10 +116,10 @@ pub(super) unsafe fn fold(f: Fold, input: &Operand<'_>, count: usize, target: &m
     }
 }
 
-/// `maps::beside_equal` of all folds in registers, which share what is compared.
+/// Computes `maps::beside_equal` for all reductions in registers, with shared key comparisons.
 ///
 /// # Safety
-/// The numbers of each fold are as many as the keys.
+/// Each reduction has as many values as there are keys.
 #[target_feature(enable = "avx512f")]
 #[inline]
 unsafe fn beside_equal(key: __m512, keys: &[f32], folds: &[EqualFold<'_>], may_skip: bool) -> [f32; EQUAL_FOLDS_MAX] {
@@ -140,7 +140,7 @@ unsafe fn beside_equal(key: __m512, keys: &[f32], folds: &[EqualFold<'_>], may_s
         }
         let truth = _mm512_maskz_mov_ps(equal, one);
         for (kept, fold) in kept.iter_mut().zip(folds) {
-            // SAFETY: as many numbers as keys.
+            // SAFETY: there are as many values as keys.
             let values = unsafe { _mm512_maskz_loadu_ps(mask, fold.values.as_ptr().add(at)) };
             *kept = _mm512_mask_mov_ps(*kept, mask, folded_with(fold.f, *kept, _mm512_mul_ps(truth, values)));
         }
@@ -167,7 +167,7 @@ fn folded_with(f: Fold, kept: __m512, x: __m512) -> __m512 {
     }
 }
 
-/// `maps::is_among` in registers.
+/// Computes `maps::is_among` in registers.
 #[target_feature(enable = "avx512f")]
 #[inline]
 fn is_among(key: __m512, keys: &[f32]) -> bool {
@@ -175,17 +175,17 @@ fn is_among(key: __m512, keys: &[f32]) -> bool {
     let (mask, rest) = first(rest);
     let mut found = _mm512_mask_cmp_ps_mask::<_CMP_EQ_OQ>(mask, rest, key);
     for chunk in whole {
-        // SAFETY: a chunk is a register.
+        // SAFETY: a chunk fills a register.
         found |= _mm512_cmp_ps_mask::<_CMP_EQ_OQ>(unsafe { _mm512_loadu_ps(chunk.as_ptr()) }, key);
     }
     found != 0
 }
 
-/// `maps::fold_equal`, whose bits it gives. A row whose key is not among the others, as most are not, takes a comparison for 16 of them
-/// and nothing more; one whose key is takes a second one, and the numbers beside the registers that have it.
+/// Computes `maps::fold_equal`, bit for bit. Most rows have a key that is not among the shared keys; they need only one
+/// comparison per 16 keys. Other rows compare again and load the values of the registers with their key.
 ///
 /// # Safety
-/// As [`map1`]; the numbers of a fold are as many as the keys.
+/// As [`map1`]; each reduction has as many values as there are keys.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
 pub(super) unsafe fn fold_equal(keys: &Keys<'_>, folds: &[EqualFold<'_>], out: &mut [f32], stride: usize) {
     let are_finite = maps::are_finite(folds);
@@ -196,13 +196,13 @@ pub(super) unsafe fn fold_equal(keys: &Keys<'_>, folds: &[EqualFold<'_>], out: &
             out.fill(0.0);
             continue;
         }
-        // SAFETY: this function's caller.
+        // SAFETY: this function's conditions.
         let made = unsafe { beside_equal(key, keys.shared, folds, are_finite) };
         out.copy_from_slice(&made[..out.len()]);
     }
 }
 
-/// `maps::column` in registers, for the same reason.
+/// Computes `maps::column` in registers, instead of reducing lanes through memory.
 ///
 /// # Safety
 /// As [`map1`].
@@ -215,7 +215,7 @@ pub(super) unsafe fn column(product: &Product<'_>, out: &mut [f32], stride: usiz
             let (rows, rest) = part.rows[row * part.stride..][..part.depth].as_chunks::<LANES>();
             let (weights, others) = part.weights.numbers[..part.depth].as_chunks::<LANES>();
             for (row, weights) in rows.iter().zip(weights) {
-                // SAFETY: chunks are registers.
+                // SAFETY: chunks fill registers.
                 let (x, w) = unsafe { (_mm512_loadu_ps(row.as_ptr()), _mm512_loadu_ps(weights.as_ptr())) };
                 sums = _mm512_fmadd_ps(x, w, sums);
             }
@@ -230,21 +230,21 @@ pub(super) unsafe fn column(product: &Product<'_>, out: &mut [f32], stride: usiz
 }
 
 thread_local! {
-    /// The columns of products of few, one after the other, of a thread.
+    /// Columns of products with few columns, each contiguous, per thread.
     static COLUMNS: std::cell::RefCell<Lines> = std::cell::RefCell::default();
 }
 
-/// Rows that share what is read of the columns.
+/// Number of rows that share the loads of the columns.
 const FEW_ROWS: usize = 4;
 
-/// A product of few columns: each number is 16 chains along the depth, side by side, and their sum, where a lane a column would leave most
+/// Product with few columns. Each number is the sum of 16 chains along the depth, because one lane per column would leave most
 /// lanes idle.
 ///
 /// # Safety
 /// As [`map1`]; there are at most [`FEW_COLUMNS`] columns.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
 pub(super) unsafe fn few(product: &Product<'_>, out: &mut [f32], stride: usize) {
-    // Not borrowed within a closure, which would be compiled without the features of its caller.
+    // Taken rather than borrowed in a closure, which would be compiled without the target features of its caller.
     let mut lines = COLUMNS.take();
     let depth: usize = product.parts.iter().map(|part| part.depth.next_multiple_of(LANES)).sum();
     if lines.numbers().len() < depth * product.columns {
@@ -271,7 +271,7 @@ pub(super) unsafe fn few(product: &Product<'_>, out: &mut [f32], stride: usize) 
     COLUMNS.set(lines);
 }
 
-/// The columns of all parts, `[columns, depth]`, each part's from a register on and with zeros to the end of one.
+/// Copies the columns of all parts to `[columns, depth]`. Each part starts at a register and is padded with zeros.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
 #[inline]
 fn columns_of(product: &Product<'_>, depth: usize, to: &mut [f32]) {
@@ -287,7 +287,7 @@ fn columns_of(product: &Product<'_>, depth: usize, to: &mut [f32]) {
             let to = to[column * depth + first..].as_chunks_mut::<LANES>().0;
             for (n, to) in to.iter_mut().enumerate().take(part.depth.div_ceil(LANES)) {
                 let (k, mask) = (n * LANES, lanes(part.depth - n * LANES));
-                // SAFETY: the rows of the lanes that are not masked are there, as asserted.
+                // SAFETY: the rows of all unmasked lanes exist, as asserted.
                 unsafe {
                     let from = numbers.as_ptr().add(k * row_stride + column);
                     let read = _mm512_mask_i32gather_ps::<4>(_mm512_setzero_ps(), mask, rows, from);
@@ -306,14 +306,14 @@ fn counted() -> __m512i {
     _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15)
 }
 
-/// The lanes of so many numbers, or all.
+/// Mask of the first `count` lanes, or of all.
 #[inline(always)]
 pub(super) fn lanes(count: usize) -> __mmask16 {
     ((1u32 << count.min(LANES)) - 1) as u16
 }
 
-/// `M` rows of a product of `N` columns.
-// Iterators would take the sums through memory.
+/// Computes `M` rows of a product with `N` columns.
+// Loops by index: iterators would move the sums through memory.
 #[allow(clippy::needless_range_loop)]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,fma")]
 #[inline]
@@ -331,7 +331,7 @@ fn few_of<const M: usize, const N: usize>(
         let rows = part.rows[row * part.stride..].as_ptr();
         for k in (0..part.depth).step_by(LANES) {
             let mask = lanes(part.depth - k);
-            // SAFETY: rows and columns are as long as asserted; what lies behind the last number of a row is masked.
+            // SAFETY: rows and columns are as long as asserted; lanes beyond the last number of a row are masked.
             unsafe {
                 let mut weights = [_mm512_setzero_ps(); N];
                 for n in 0..N {
@@ -362,7 +362,7 @@ fn few_of<const M: usize, const N: usize>(
     }
 }
 
-/// The sums of the lanes of four registers.
+/// Returns the lane sums of four registers.
 #[target_feature(enable = "avx512f,avx512vl")]
 #[inline]
 fn four_sums([a, b, c, d]: [__m512; FEW_ROWS]) -> [f32; FEW_ROWS] {
@@ -376,7 +376,7 @@ fn four_sums([a, b, c, d]: [__m512; FEW_ROWS]) -> [f32; FEW_ROWS] {
     );
     let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
     let mut sums = [0.0; FEW_ROWS];
-    // SAFETY: four numbers are a register.
+    // SAFETY: four numbers fill a register.
     unsafe { _mm_storeu_ps(sums.as_mut_ptr(), four) };
     sums
 }

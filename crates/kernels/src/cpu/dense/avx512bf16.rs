@@ -1,4 +1,4 @@
-//! Products of pairs of bf16 in AVX-512.
+//! Products of bf16 pairs in AVX-512.
 
 use std::arch::x86_64::*;
 
@@ -6,11 +6,11 @@ use super::avx512::lanes;
 use super::operands::{Form, LANES, MapTarget, Operand, PANEL, PairRows, Product, STEP};
 use super::tiles::tiles;
 
-/// The bits of 16 pairs.
+/// Reinterprets a register as 16 pairs.
 #[target_feature(enable = "avx512f")]
 #[inline]
 fn bits(numbers: __m512) -> __m512bh {
-    // SAFETY: both are 64 bytes of which every pattern is valid.
+    // SAFETY: both are 64 bytes, and every bit pattern is valid.
     unsafe { std::mem::transmute(numbers) }
 }
 
@@ -20,17 +20,17 @@ fn multiply_add(sum: __m512, x: __m512, weights: __m512) -> __m512 {
     _mm512_dpbf16_ps(sum, bits(x), bits(weights))
 }
 
-/// The pairs of 32 numbers, which lie in the order of their registers. Numbers too small for their exponent become 0.
+/// Converts 32 numbers to pairs, in the order of their registers. Subnormal numbers become 0.
 #[target_feature(enable = "avx512f,avx512bf16")]
 #[inline]
 pub(super) fn pairs(first: __m512, second: __m512) -> __m512 {
-    // SAFETY: both are 64 bytes of which every pattern is valid.
+    // SAFETY: both are 64 bytes, and every bit pattern is valid.
     unsafe { std::mem::transmute(_mm512_cvtne2ps_pbh(second, first)) }
 }
 
 tiles!("avx512f,avx512bw,avx512vl,avx512bf16", multiply_add, pairs);
 
-/// `maps::narrow`, but that numbers too small for their exponent become 0, as which products of pairs take them.
+/// Computes `maps::narrow`, except that subnormal numbers become 0, which is how products of pairs read them.
 ///
 /// # Safety
 /// The CPU has AVX-512 F and BF16.
@@ -50,7 +50,7 @@ pub(super) unsafe fn narrow(input: &Operand<'_>, count: usize, target: &mut MapT
         let mut rest = rest;
         for to in behind.chunks_mut(LANES) {
             let (first, second) = rest.split_at(rest.len().min(LANES));
-            // SAFETY: masked loads and stores touch the numbers of their slices alone.
+            // SAFETY: masked loads and stores touch only the numbers of their slices.
             unsafe {
                 let first = _mm512_maskz_loadu_ps(lanes(first.len()), first.as_ptr());
                 let second = _mm512_maskz_loadu_ps(lanes(second.len()), second.as_ptr());
@@ -61,16 +61,16 @@ pub(super) unsafe fn narrow(input: &Operand<'_>, count: usize, target: &mut MapT
     }
 }
 
-/// `maps::pack_narrow`, but that numbers too small for their exponent become 0.
+/// Computes `maps::pack_narrow`, except that subnormal numbers become 0.
 ///
 /// # Safety
 /// The CPU has AVX-512 F, BW and BF16.
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 pub(super) unsafe fn pack_narrow(matrix: &[f32], depth: usize, columns: usize, rows: PairRows, out: &mut [f32]) {
-    // Of two registers' numbers in turns: those of the first are words 0 to 15, those of the second 16 to 31.
+    // Interleaves the numbers of two registers: words 0 to 15 are the first register's, 16 to 31 the second's.
     let mut turns = [0u16; PANEL];
     turns.iter_mut().enumerate().for_each(|(n, turn)| *turn = (n / 2 + n % 2 * LANES) as u16);
-    // SAFETY: 32 words are a register.
+    // SAFETY: 32 words fill a register.
     let turns = unsafe { _mm512_loadu_si512(turns.as_ptr().cast()) };
     let (panels, lines) = (columns.div_ceil(PANEL), out.as_chunks_mut::<PANEL>().0);
     let matrix = &matrix[..depth * columns];
@@ -83,7 +83,7 @@ pub(super) unsafe fn pack_narrow(matrix: &[f32], depth: usize, columns: usize, r
                 let (x, y);
                 (x, first) = next(first);
                 (y, second) = next(second);
-                // SAFETY: every pattern of 64 bytes is valid; a register is written.
+                // SAFETY: every pattern of 64 bytes is valid; one register is written.
                 unsafe {
                     let both = std::mem::transmute::<__m512, __m512i>(pairs(x, y));
                     _mm512_storeu_si512(half.as_mut_ptr().cast(), _mm512_permutexvar_epi16(turns, both));
@@ -93,12 +93,12 @@ pub(super) unsafe fn pack_narrow(matrix: &[f32], depth: usize, columns: usize, r
     }
 }
 
-/// The first 16 numbers, zeros where there are fewer, and those behind.
+/// Returns the first 16 numbers, padded with zeros, and the remaining slice.
 #[target_feature(enable = "avx512f")]
 #[inline]
 fn next(numbers: &[f32]) -> (__m512, &[f32]) {
     match numbers.split_first_chunk::<LANES>() {
-        // SAFETY: a chunk is a register.
+        // SAFETY: a chunk fills a register.
         Some((here, rest)) => (unsafe { _mm512_loadu_ps(here.as_ptr()) }, rest),
         // SAFETY: masked loads touch only the numbers.
         None => (unsafe { _mm512_maskz_loadu_ps(lanes(numbers.len()), numbers.as_ptr()) }, &[]),

@@ -1,13 +1,13 @@
-//! Chains of single numbers, over all rows of a block at a time: what a link makes stays in the first-level cache for the next one.
+//! Chains of element-wise steps, run over all rows of a block at a time, so that intermediate results stay in the L1 cache.
 
 use super::operands::{Chain, ChainLink, LANES, Lines, MapTarget, Operand};
 use crate::cpu::Kernels;
 
 impl Kernels {
-    /// Runs a chain over rows. `registers` are its memory, which grows to what it takes.
+    /// Runs a chain over rows. `registers` is scratch memory that grows as needed.
     ///
     /// # Panics
-    /// Where a slice is shorter than the rows, or a link reads a register that is not filled yet.
+    /// If a slice is shorter than the rows, or a link reads a register that is not filled yet.
     pub fn chain(self, chain: &Chain<'_>, rows: usize, registers: &mut Lines, out: &mut [f32], stride: usize) {
         let room = rows.next_multiple_of(LANES);
         let (read, all) = (chain.reads.len(), chain.reads.len() + chain.links.len());
@@ -16,9 +16,9 @@ impl Kernels {
         }
         let registers = registers.numbers_mut();
         for (register, &(numbers, apart)) in registers.chunks_exact_mut(room.max(1)).zip(chain.reads) {
-            // What all rows share, and what lies side by side, is read from where it is.
+            // Inputs that all rows share, and contiguous inputs, are read in place.
             if apart > 1 && rows > 0 {
-                assert!(numbers.len() > (rows - 1) * apart, "single numbers fewer than their rows");
+                assert!(numbers.len() > (rows - 1) * apart, "fewer input numbers than rows");
                 register[..rows].iter_mut().zip(numbers.iter().step_by(apart)).for_each(|(to, x)| *to = *x);
             }
         }

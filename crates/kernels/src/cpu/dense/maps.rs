@@ -1,16 +1,16 @@
-//! Element-wise work in plain Rust, inlined into a function of each instruction set, which vectorises it.
+//! Element-wise steps in plain Rust, inlined into a function per instruction set, where the compiler vectorizes them.
 
 use super::operands::{
     Binary, EqualFold, Fold, Form, Keys, LANES, MapTarget, Operand, PairRows, Product, Unary, pair, pair_rows,
 };
 
-/// `a * b + c`, in one step where the instruction set has one.
+/// Computes `a * b + c`, fused if the instruction set has FMA.
 #[inline(always)]
 fn multiply_add<const FMA: bool>(a: f32, b: f32, c: f32) -> f32 {
     if FMA { a.mul_add(b, c) } else { a * b + c }
 }
 
-/// The exponential function within 2e-7 of its value, relatively: 0 below -87.3, infinite above 88.37; NaN stays NaN.
+/// Exponential function with a relative error below 2e-7: 0 below -87.3, infinite above 88.37; NaN stays NaN.
 #[inline(always)]
 fn exp<const FMA: bool>(x: f32) -> f32 {
     const LOW: f32 = -87.3;
@@ -43,7 +43,7 @@ fn polynomial<const FMA: bool, const N: usize>(x: f32, c: [f32; N]) -> f32 {
     sum
 }
 
-/// The hyperbolic tangent within 1e-6 of its value, relatively: its series up to 0.4, beyond by the exponential.
+/// Hyperbolic tangent with a relative error below 1e-6: its series up to 0.4, the exponential beyond.
 #[inline(always)]
 fn tanh<const FMA: bool>(x: f32) -> f32 {
     const SERIES: [f32; 6] = [1.0, -1.0 / 3.0, 2.0 / 15.0, -17.0 / 315.0, 62.0 / 2835.0, -1382.0 / 155_925.0];
@@ -53,7 +53,7 @@ fn tanh<const FMA: bool>(x: f32) -> f32 {
     (if size < 0.4 { near } else { far }).copysign(x)
 }
 
-/// The error function within 1e-6 of its value, relatively: its series up to 1, beyond Abramowitz and Stegun 7.1.26.
+/// Error function with a relative error below 1e-6: its series up to 1, Abramowitz and Stegun 7.1.26 beyond.
 #[inline(always)]
 fn erf<const FMA: bool>(x: f32) -> f32 {
     const SERIES: [f32; 10] = [
@@ -123,13 +123,13 @@ fn pairs(a: &Operand<'_>, b: &Operand<'_>, target: &mut MapTarget<'_>, f: impl F
     }
 }
 
-/// The larger number; NaN where one of them is.
+/// Returns the larger number; NaN if either is NaN.
 #[inline(always)]
 fn larger(x: f32, y: f32) -> f32 {
     if x > y || x.is_nan() { x } else { y }
 }
 
-/// The smaller number; NaN where one of them is.
+/// Returns the smaller number; NaN if either is NaN.
 #[inline(always)]
 fn smaller(x: f32, y: f32) -> f32 {
     if x < y || x.is_nan() { x } else { y }
@@ -176,7 +176,7 @@ pub(super) fn map2(f: Binary, a: &Operand<'_>, b: &Operand<'_>, target: &mut Map
     }
 }
 
-/// Folds a run in as many lanes as a register has, and then these.
+/// Reduces a run in as many lanes as a register has, and then the lanes.
 #[inline(always)]
 fn lanes(run: &[f32], first: f32, f: impl Fn(f32, f32) -> f32) -> f32 {
     let mut kept = [first; LANES];
@@ -188,7 +188,7 @@ fn lanes(run: &[f32], first: f32, f: impl Fn(f32, f32) -> f32) -> f32 {
     joined(kept, f)
 }
 
-/// Folds the lanes of a register, each half onto the other.
+/// Reduces the lanes of a register by halving.
 #[inline(always)]
 fn joined(lanes: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> f32 {
     let eight: [f32; 8] = std::array::from_fn(|n| f(lanes[n], lanes[n + 8]));
@@ -197,7 +197,7 @@ fn joined(lanes: [f32; LANES], f: impl Fn(f32, f32) -> f32) -> f32 {
     f(two[0], two[1])
 }
 
-/// A product of one column whose weights lie side by side: sixteen chains along the depth of all parts, and then their sum.
+/// Product with one column of contiguous weights: sixteen chains along the depth of all parts, and then their sum.
 #[inline(always)]
 pub(super) fn column<const FMA: bool>(product: &Product<'_>, out: &mut [f32], stride: usize) {
     let bias = product.bias.first().copied().unwrap_or(0.0);
@@ -239,7 +239,7 @@ pub(super) fn fold(f: Fold, input: &Operand<'_>, count: usize, target: &mut MapT
     }
 }
 
-/// Whether one of the keys is `key`.
+/// Returns whether one of the keys is `key`.
 #[inline(always)]
 fn is_among(key: f32, keys: &[f32]) -> bool {
     let mut found = [0; LANES];
@@ -251,8 +251,8 @@ fn is_among(key: f32, keys: &[f32]) -> bool {
     found.iter().any(|&found| found != 0)
 }
 
-/// A fold in lanes of numbers each times whether the key beside it is `key`. Where `may_skip`, registers without that key are left out:
-/// their zeros come last.
+/// Reduces numbers in lanes, each multiplied by 1 if its key is `key` and by 0 otherwise. If `may_skip`, registers without that
+/// key are skipped, and their zeros are reduced last.
 #[inline(always)]
 fn beside_equal(
     key: f32,
@@ -276,7 +276,7 @@ fn beside_equal(
     joined(kept, f)
 }
 
-/// Whether a fold of numbers that are all beside other keys is 0: it is not where 0 times one of them is NaN.
+/// Returns whether skipped values reduce to 0: not if 0 times one of them is NaN.
 #[inline(always)]
 pub(super) fn are_finite(folds: &[EqualFold<'_>]) -> bool {
     folds.iter().all(|fold| fold.values.iter().fold(true, |all, value| all & value.is_finite()))
@@ -300,7 +300,7 @@ pub(super) fn fold_equal(keys: &Keys<'_>, folds: &[EqualFold<'_>], out: &mut [f3
     }
 }
 
-/// The numbers of each row as pairs, zeros behind.
+/// Converts the numbers of each row to bf16 pairs, padded with zeros.
 #[inline(always)]
 pub(super) fn narrow(input: &Operand<'_>, count: usize, target: &mut MapTarget<'_>) {
     for r in 0..target.rows {
@@ -315,7 +315,7 @@ pub(super) fn narrow(input: &Operand<'_>, count: usize, target: &mut MapTarget<'
     }
 }
 
-/// A matrix `[depth, columns]` packed in pairs of rows.
+/// Packs a matrix `[depth, columns]` in pairs of rows.
 #[inline(always)]
 pub(super) fn pack_narrow(matrix: &[f32], depth: usize, columns: usize, rows: PairRows, out: &mut [f32]) {
     pair_rows(matrix, depth, columns, rows, out);

@@ -11,6 +11,8 @@
 //! (`amx.rs`). The result may go out in pairs too, as the next product takes it. Behind the depth of a part both factors go on with
 //! zeros to the end of a [`STEP`].
 //!
+//! **Outer products** ([`Outer`]) are summed over rows: the gradient of a matrix.
+//!
 //! **Element-wise work** is plain Rust, compiled once for each instruction set.
 
 #[cfg(target_arch = "x86_64")]
@@ -24,6 +26,7 @@ mod avx512bf16;
 mod chain;
 mod maps;
 mod operands;
+mod outer;
 mod portable;
 #[cfg(target_arch = "x86_64")]
 mod tiles;
@@ -32,6 +35,8 @@ pub use operands::{
     Binary, CHAIN_MAX, Chain, ChainLink, EQUAL_FOLDS_MAX, EqualFold, Fold, Form, Keys, LANES, Lines, MapTarget,
     Operand, PANEL, PARTS_MAX, PairRows, Part, Product, STEP, Unary, Weights, pack, pack_pairs, pair_rows,
 };
+
+pub use outer::Outer;
 
 #[cfg(all(any(test, feature = "testing"), target_arch = "x86_64"))]
 use super::amx::Emulated;

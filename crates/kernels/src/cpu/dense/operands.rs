@@ -1,102 +1,102 @@
-//! What dense loops read and write.
+//! Operands of dense loops.
 
-/// Columns of a panel.
+/// Number of columns of a panel.
 pub const PANEL: usize = 32;
-/// Numbers of the widest register, and of a line of memory.
+/// Number of f32 in the widest register, and in a cache line.
 pub const LANES: usize = 16;
-/// Most columns that are multiplied along the depth, where that is faster.
+/// Maximum number of columns for which products vectorize along the depth.
 pub(super) const FEW_COLUMNS: usize = 5;
-/// Most parts of a product.
+/// Maximum number of parts of a product.
 pub const PARTS_MAX: usize = 16;
 
-/// A line of memory.
+/// A cache line.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug, bytemuck::Pod, bytemuck::Zeroable)]
 struct Line([f32; LANES]);
 
-/// Numbers from the start of a line on, with at least a line of zeros behind them, so that whole registers can be read.
+/// Numbers aligned to cache lines, with at least one line of zeros after them, so that complete registers can be read.
 #[derive(Clone, Debug, Default)]
 pub struct Lines(Vec<Line>);
 
 impl Lines {
-    /// Room for `count` numbers, all 0.
+    /// Allocates `count` zeros.
     pub fn new(count: usize) -> Self {
         Lines(vec![bytemuck::Zeroable::zeroed(); count.div_ceil(LANES) + PANEL / LANES])
     }
 
-    /// A copy of `numbers`.
+    /// Copies `numbers`.
     pub fn of(numbers: &[f32]) -> Self {
         let mut lines = Lines::new(numbers.len());
         lines.numbers_mut()[..numbers.len()].copy_from_slice(numbers);
         lines
     }
 
-    /// All numbers, those behind the last one too.
+    /// Returns all numbers, including the padding.
     pub fn numbers(&self) -> &[f32] {
         bytemuck::cast_slice(&self.0)
     }
 
-    /// All numbers, to be written.
+    /// Returns all numbers for writing.
     pub fn numbers_mut(&mut self) -> &mut [f32] {
         bytemuck::cast_slice_mut(&mut self.0)
     }
 }
 
-/// The matrix of a part, `[depth, columns]`: row `k` of panel `p` starts at `p * panel_stride + k * row_stride`.
+/// Matrix of a part, `[depth, columns]`: row `k` of panel `p` starts at `p * panel_stride + k * row_stride`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Weights<'a> {
-    /// The numbers, with a register's width behind the last one.
+    /// Numbers, with a register's width of padding.
     pub numbers: &'a [f32],
-    /// From a row to the next.
+    /// Distance between rows.
     pub row_stride: usize,
-    /// From a panel to the next.
+    /// Distance between panels.
     pub panel_stride: usize,
 }
 
-/// Rows times a matrix.
+/// One product of rows and a matrix.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Part<'a> {
-    /// The rows, each `[depth]`.
+    /// Rows, each `[depth]`.
     pub rows: &'a [f32],
-    /// From a row to the next.
+    /// Distance between rows.
     pub stride: usize,
-    /// Numbers of a row.
+    /// Numbers per row.
     pub depth: usize,
-    /// What they are multiplied with.
+    /// Right factor.
     pub weights: Weights<'a>,
 }
 
-/// A sum of products.
+/// A sum of matrix products, with optional bias and ReLU.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Product<'a> {
-    /// Rows of each part and of the result.
+    /// Number of rows of each part and of the result.
     pub rows: usize,
-    /// Columns of the result.
+    /// Number of columns of the result.
     pub columns: usize,
-    /// What is summed.
+    /// Products to sum.
     pub parts: &'a [Part<'a>],
-    /// `[columns]` and a register's width behind, or empty.
+    /// `[columns]` and a register's width of padding, or empty.
     pub bias: &'a [f32],
-    /// Whether what is negative becomes 0.
+    /// Whether negative results become 0.
     pub relu: bool,
-    /// In which form the factors come.
+    /// Form of the factors.
     pub factors: Form,
-    /// In which form the result goes out; in pairs only where the factors are.
+    /// Form of the result; pairs only if the factors are pairs.
     pub result: Form,
 }
 
-/// In which form numbers lie. A pair takes the room of one number: depths, strides and rows of weights count pairs then.
+/// Storage form of numbers. A pair takes the space of one f32: depths, strides and rows of weights then count pairs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Form {
-    /// One after the other, in f32.
+    /// Contiguous f32.
     #[default]
     Single,
-    /// Two that follow each other along the depth, in bf16, the first one in the lower half.
+    /// Two bf16 that are neighbours along the depth, the first one in the lower half.
     Pairs,
 }
 
 impl Form {
-    /// The room that `count` numbers of a row take.
+    /// Returns the space that `count` numbers of a row take, in f32.
     pub fn room(self, count: usize) -> usize {
         match self {
             Form::Single => count,
@@ -105,10 +105,10 @@ impl Form {
     }
 }
 
-/// Pairs of depth of a step by tiles. Rows and matrices of pairs go on with zeros to the end of a step.
+/// Number of pairs of depth per tile step. Rows and matrices of pairs are padded with zeros to a multiple of it.
 pub const STEP: usize = LANES;
 
-/// What a number becomes.
+/// Element-wise function of one number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
 pub enum Unary {
@@ -130,13 +130,13 @@ pub enum Unary {
     Softplus,
     /// Towards 0.
     Trunc,
-    /// 1 where it is 0, else 0.
+    /// 1 if the number is 0, else 0.
     Not,
-    /// 1 where it is NaN, else 0.
+    /// 1 if the number is NaN, else 0.
     IsNan,
 }
 
-/// What two numbers become.
+/// Element-wise function of two numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
 pub enum Binary {
@@ -152,13 +152,13 @@ pub enum Binary {
     Less,
     /// 1 or 0.
     LessOrEqual,
-    /// The second number where the first is not 0, else 0.
+    /// The second number if the first is not 0, else 0.
     Keep,
-    /// The second number where the first is 0, else 0.
+    /// The second number if the first is 0, else 0.
     Drop,
 }
 
-/// What many numbers become.
+/// Reduction of many numbers to one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
 pub enum Fold {
@@ -168,7 +168,7 @@ pub enum Fold {
 }
 
 impl Fold {
-    /// What it begins with.
+    /// Returns the initial value, which is the result for no numbers.
     #[inline(always)]
     pub(super) fn of_nothing(self) -> f32 {
         match self {
@@ -179,83 +179,83 @@ impl Fold {
     }
 }
 
-/// Where the operand of an element-wise step lies: number `[r, o, i]` is at `r * row + o * outer + i * inner`.
+/// Operand of an element-wise step: number `[r, o, i]` is at `r * row + o * outer + i * inner`.
 #[derive(Clone, Copy, Debug)]
 pub struct Operand<'a> {
     /// The numbers.
     pub numbers: &'a [f32],
-    /// From a row to the next; 0 where all rows share it.
+    /// Distance between rows; 0 if all rows share one.
     pub row: usize,
-    /// From a run to the next; 0 where all runs share it.
+    /// Distance between runs; 0 if all runs share one.
     pub outer: usize,
-    /// 1, or 0 where a run is one number.
+    /// 1, or 0 if a run repeats one number.
     pub inner: usize,
 }
 
-/// The result of an element-wise step, `[rows, outer, inner]`: a row's runs lie side by side.
+/// Result of an element-wise step, `[rows, outer, inner]`: a row's runs are contiguous.
 #[derive(Debug)]
 pub struct MapTarget<'a> {
     /// The numbers.
     pub numbers: &'a mut [f32],
-    /// From a row to the next.
+    /// Distance between rows.
     pub stride: usize,
-    /// Rows.
+    /// Number of rows.
     pub rows: usize,
-    /// Runs of a row.
+    /// Number of runs per row.
     pub outer: usize,
-    /// Numbers of a run.
+    /// Numbers per run.
     pub inner: usize,
 }
 
-/// Most folds of one [`EqualFold`] step.
+/// Maximum number of reductions of one [`EqualFold`] step.
 pub const EQUAL_FOLDS_MAX: usize = 4;
 
-/// A key of each row, and keys that all rows share.
+/// One key per row, and keys that all rows share.
 #[derive(Clone, Copy, Debug)]
 pub struct Keys<'a> {
-    /// The rows' keys.
+    /// Keys of the rows.
     pub of_rows: &'a [f32],
-    /// From a row's key to the next.
+    /// Distance between the keys of two rows.
     pub stride: usize,
-    /// Rows.
+    /// Number of rows.
     pub rows: usize,
-    /// What they are compared with.
+    /// Shared keys that a row's key is compared with.
     pub shared: &'a [f32],
 }
 
-/// A fold of numbers, each times 1 where the key beside it is the row's and times 0 elsewhere.
+/// Reduction of values, each multiplied by 1 if its shared key equals the row's key and by 0 otherwise.
 #[derive(Clone, Copy, Debug)]
 pub struct EqualFold<'a> {
-    /// What they become.
+    /// Reduction function.
     pub f: Fold,
-    /// A number beside each shared key.
+    /// One value per shared key.
     pub values: &'a [f32],
 }
 
-/// Most numbers that a [`Chain`] reads, and most that it makes.
+/// Maximum number of inputs, and of links, of a [`Chain`].
 pub const CHAIN_MAX: usize = 24;
 
-/// What a chain makes of the registers of a row that are filled.
+/// A step of a chain: reads filled registers of a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChainLink {
-    /// Of one register.
+    /// Function of one register.
     One(Unary, usize),
-    /// Of two.
+    /// Function of two registers.
     Two(Binary, [usize; 2]),
 }
 
-/// Element-wise work on single numbers, one after the other: what is read fills the first registers of a row, each link the next one.
+/// Element-wise steps in sequence. The inputs fill the first registers of a row; each link fills the next one.
 #[derive(Clone, Copy, Debug)]
 pub struct Chain<'a> {
-    /// Where the numbers are, and from a row to the next; 0 where all rows share it.
+    /// Input numbers and the distance between rows; 0 if all rows share one.
     pub reads: &'a [(&'a [f32], usize)],
     /// The links.
     pub links: &'a [ChainLink],
-    /// The registers that are kept: number `n` of a row's result is register `kept[n]`.
+    /// Output registers: number `n` of a row's result is register `kept[n]`.
     pub kept: &'a [usize],
 }
 
-/// Packs a matrix `[depth, columns]`, row after row, into panels.
+/// Packs a row-major matrix `[depth, columns]` into panels.
 pub fn pack(matrix: &[f32], depth: usize, columns: usize) -> Lines {
     let mut packed = Lines::new(depth * columns.next_multiple_of(PANEL));
     for (k, row) in matrix.chunks_exact(columns.max(1)).enumerate().take(depth) {
@@ -266,7 +266,7 @@ pub fn pack(matrix: &[f32], depth: usize, columns: usize) -> Lines {
     packed
 }
 
-/// The nearest bf16, of two the even one; NaN stays NaN.
+/// Rounds to the nearest bf16, ties to even; NaN stays NaN.
 #[inline(always)]
 pub(super) fn narrowed(x: f32) -> u32 {
     let bits = x.to_bits();
@@ -274,22 +274,22 @@ pub(super) fn narrowed(x: f32) -> u32 {
     if x.is_nan() { (bits >> 16) | 0x40 } else { rounded }
 }
 
-/// Two numbers as a pair.
+/// Converts two numbers to a pair.
 #[inline(always)]
 pub(super) fn pair(first: f32, second: f32) -> f32 {
     f32::from_bits(narrowed(first) | (narrowed(second) << 16))
 }
 
-/// Where the rows of a matrix go within panels that others share, in pairs: so many of each panel, from one on.
+/// Rows of a matrix within panels of pairs that it shares with other matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PairRows {
-    /// Rows of pairs of a panel, whole steps.
+    /// Rows of pairs per panel, a multiple of a step.
     pub all: usize,
-    /// The first one.
+    /// First row.
     pub first: usize,
 }
 
-/// Packs a matrix `[depth, columns]` in pairs of rows, as [`pack`] does rows; zeros behind, to the end of a step.
+/// Packs a matrix `[depth, columns]` in pairs of rows, as [`pack`] does for rows, padded with zeros to the end of a step.
 pub fn pack_pairs(matrix: &[f32], depth: usize, columns: usize) -> Lines {
     let all = Form::Pairs.room(depth).next_multiple_of(STEP);
     let mut packed = Lines::new(all * columns.next_multiple_of(PANEL));
@@ -297,7 +297,7 @@ pub fn pack_pairs(matrix: &[f32], depth: usize, columns: usize) -> Lines {
     packed
 }
 
-/// [`pack_pairs`] into room that is there.
+/// Packs like [`pack_pairs`], into existing memory.
 #[inline(always)]
 pub fn pair_rows(matrix: &[f32], depth: usize, columns: usize, rows: PairRows, out: &mut [f32]) {
     for p in 0..columns.div_ceil(PANEL) {
@@ -319,7 +319,7 @@ pub fn pair_rows(matrix: &[f32], depth: usize, columns: usize, rows: PairRows, o
     }
 }
 
-/// Where the last register that a product reads of a row of weights ends.
+/// Returns the end of the last register of weights that a product reads.
 pub(super) fn reach(weights: &Weights<'_>, depth: usize, columns: usize) -> usize {
     let (panel, within) = ((columns - 1) / PANEL, (columns - 1) % PANEL);
     let full = if panel > 0 { (panel - 1) * weights.panel_stride + PANEL } else { 0 };

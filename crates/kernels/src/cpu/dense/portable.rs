@@ -1,11 +1,11 @@
-//! Dense loops without any particular instruction set.
+//! Dense loops for any instruction set.
 
 use super::maps;
 use super::operands::{
     Binary, EqualFold, Fold, Form, Keys, LANES, MapTarget, Operand, PANEL, PairRows, Product, Unary, pair,
 };
 
-/// Rows of a tile.
+/// Number of rows of a tile.
 const ROWS: usize = 4;
 
 pub(super) fn product(product: &Product<'_>, out: &mut [f32], stride: usize) {
@@ -73,7 +73,7 @@ pub(super) fn pack_narrow(matrix: &[f32], depth: usize, columns: usize, rows: Pa
     maps::pack_narrow(matrix, depth, columns, rows, out);
 }
 
-/// A product whose factors come in pairs.
+/// Product of factors in bf16 pairs.
 pub(super) fn product_of_pairs(product: &Product<'_>, out: &mut [f32], stride: usize) {
     let halves = |x: f32| [f32::from_bits(x.to_bits() << 16), f32::from_bits(x.to_bits() & 0xffff_0000)];
     let sum = |row: usize, column: usize| {

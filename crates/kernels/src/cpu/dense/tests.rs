@@ -60,6 +60,43 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn outer_products_are_summed_in_the_order_of_rows(
+        rows in 0usize..40, cut in 0usize..40, depth in 1usize..40, columns in prop_oneof![1 => 1usize..3, 3 => 1usize..150],
+        gap in 0usize..5, is_shared in any::<bool>(), seed in 0usize..1000,
+    ) {
+        let (left_stride, right_stride) = (if is_shared { 0 } else { depth + gap }, columns + 2 * gap);
+        let (left, right) = (numbers((rows + 1) * (depth + gap), seed), numbers((rows + 1) * right_stride, seed + 5));
+        let before = numbers(depth * columns, seed + 9);
+        for kernels in Kernels::tried() {
+            let add = |first: usize, rows: usize, out: &mut [f32]| {
+                let (left, right) = (&left[first * left_stride..], &right[first * right_stride..]);
+                kernels.outer(&Outer { rows, left, left_stride, depth, right, right_stride, columns }, out);
+            };
+            let mut out = before.clone();
+            out.extend([7.5; 3]);
+            add(0, rows, &mut out);
+            prop_assert_eq!(&out[depth * columns..], &[7.5; 3]);
+            for (n, &got) in out[..depth * columns].iter().enumerate() {
+                let term = |row: usize| {
+                    f64::from(left[row * left_stride + n / columns]) * f64::from(right[row * right_stride + n % columns])
+                };
+                let want = f64::from(before[n]) + (0..rows).map(term).sum::<f64>();
+                prop_assert!((f64::from(got) - want).abs() < 1e-4, "{}: number {n}: {got} is not {want}", kernels.name());
+            }
+            // Cut into two blocks, bit for bit.
+            let cut = cut.min(rows);
+            let mut parts = before.clone();
+            add(0, cut, &mut parts);
+            add(cut, rows - cut, &mut parts);
+            prop_assert_eq!(&parts[..], &out[..depth * columns]);
+        }
+    }
+}
+
 fn rounded(x: f32) -> f32 {
     half::bf16::from_f32(x).to_f32()
 }

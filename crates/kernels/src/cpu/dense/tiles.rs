@@ -1,19 +1,20 @@
-//! Products in tiles of AVX-512 registers: of up to 14 rows and 32 columns, or of up to 3 rows and 128 columns.
+//! Products in tiles of AVX-512 registers: up to 14 rows and 32 columns, or up to 3 rows and 128 columns.
 //!
-//! The same loops serve each kind of factors: what differs is one multiply-add of 16 lanes, and how two registers become one of
-//! pairs.
+//! The same loops serve both forms of factors. They differ in the multiply-add of 16 lanes, and in how two registers become one
+//! of pairs.
 
-/// The function `product` in the instruction set of `$features`. `$multiply_add` adds the products of 16 lanes to their sums;
-/// `$pairs` makes pairs of the sums of two registers, in their order.
+/// Defines the function `product` for the instruction set of `$features`. `$multiply_add` adds the products of 16 lanes to their
+/// sums; `$pairs` converts the sums of two registers to pairs, in order.
 macro_rules! tiles {
     ($features:literal, $multiply_add:path, $pairs:path) => {
-        /// Rows of a tile: 28 of 32 registers hold sums.
+        /// Maximum number of rows of a tile: 28 of 32 registers hold sums.
         const ROWS_MAX: usize = 14;
-        /// Up to so many rows are multiplied with [`WIDE`] registers of columns at once, for want of other independent sums.
+        /// Up to this number of rows, [`WIDE`] registers of columns are multiplied at once: fewer would be too few independent
+        /// sums.
         const ROWS_FEW: usize = 3;
         const WIDE: usize = 8;
 
-        /// A tile: so many rows from `row` on, columns from register `register` on.
+        /// A tile: `rows` rows from `row` on, columns from register `register` on.
         #[derive(Clone, Copy)]
         struct Place {
             row: usize,
@@ -25,7 +26,7 @@ macro_rules! tiles {
         /// The CPU has the features; the slices are as long as `Kernels::product` checks.
         #[target_feature(enable = $features)]
         pub(super) unsafe fn product(product: &Product<'_>, out: &mut [f32], stride: usize) {
-            // Results in pairs leave in two registers at once.
+            // Results in pairs are written from two registers at once.
             let registers = match product.result {
                 Form::Single => product.columns.div_ceil(LANES),
                 Form::Pairs => product.columns.div_ceil(PANEL) * (PANEL / LANES),
@@ -33,7 +34,7 @@ macro_rules! tiles {
             let tiles = product.rows.div_ceil(ROWS_MAX);
             let mut row = 0;
             for tile in 0..tiles {
-                // Tiles of nearly equal height: none of them is left with a row or two.
+                // Tiles of nearly equal height, so that none has only a row or two.
                 let rows = (product.rows - row).div_ceil(tiles - tile);
                 let mut register = 0;
                 while register < registers {
@@ -92,10 +93,10 @@ macro_rules! tiles {
             V
         }
 
-        /// Sums of `M` rows and `V` registers of columns.
+        /// Computes the sums of `M` rows and `V` registers of columns.
         ///
         /// # Safety
-        /// As [`product`]; the rows and the first column of every register lie inside the result, or beside it in its room.
+        /// As [`product`]; the rows and the first column of every register lie inside the result, or in its padding.
         #[target_feature(enable = $features)]
         #[inline]
         unsafe fn tile<const M: usize, const V: usize>(product: &Product<'_>, out: *mut f32, place: Place) {
@@ -105,7 +106,7 @@ macro_rules! tiles {
                 for v in 0..V {
                     let first = (register + v) * LANES;
                     if first < product.columns {
-                        // SAFETY: a bias holds whole registers for all columns.
+                        // SAFETY: a bias holds complete registers for all columns.
                         let bias = unsafe { _mm512_loadu_ps(product.bias.as_ptr().add(first)) };
                         sums.iter_mut().for_each(|sum| sum[v] = bias);
                     }
@@ -136,13 +137,13 @@ macro_rules! tiles {
             }
             for (m, sum) in sums.iter_mut().enumerate() {
                 if product.relu {
-                    // With the number second, NaN stays NaN.
+                    // With the number as second operand, NaN stays NaN.
                     sum.iter_mut().for_each(|sum| *sum = _mm512_max_ps(_mm512_setzero_ps(), *sum));
                 }
                 let first = register * LANES;
                 if product.result == Form::Pairs {
                     for (n, both) in sum.as_chunks::<2>().0.iter().enumerate() {
-                        // SAFETY: the room of a row holds whole panels of columns in pairs.
+                        // SAFETY: a row's space holds complete panels of columns in pairs.
                         unsafe {
                             let to = out.add((row + m) * stride + first / 2 + n * LANES);
                             _mm512_storeu_ps(to, $pairs(both[0], both[1]));

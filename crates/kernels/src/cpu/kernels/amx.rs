@@ -1,11 +1,12 @@
-//! Scans for four queries at once by tiles of AMX: their eight rows by the 16 items of a block, 16 groups of 4 dimensions a step.
+//! Scans for four queries at once by AMX tiles: each step multiplies their eight rows by the 16 items of a block, 16 groups of 4
+//! dimensions deep.
 //!
-//! The first four queries of a list go through AVX-512, which waits less for a memory that is asked in its order; tiles are ahead where
-//! the list lies near by then, for the second four queries and more.
+//! AVX-512 serves the first four queries of a list, because its sequential reads wait less for memory. Tiles are faster if the
+//! list is still cached after that (at most `NEAR_BYTES`), so they serve the further groups of four queries of such lists.
 //!
-//! The groups of a block already lie as a right factor does. Where the groups are no multiple of 16 the last step begins as
-//! much earlier, with zeros in the queries for what steps before it have added: every step has one depth. Sums are exact, whatever
-//! their order.
+//! The groups of a block are already stored in the layout of a right factor. If the number of groups is no multiple of 16, the
+//! last step starts earlier, with zeros in the queries for groups that are already added, so that all steps have the same depth.
+//! Sums are exact in any order.
 
 use std::arch::x86_64::*;
 
@@ -15,31 +16,31 @@ use super::operands::{BLOCK, Blocks, Lane, items_of};
 use super::portable;
 use crate::cpu::amx::{Instructions, ROW_BYTES, Shape, TILES, Tiles};
 
-/// Queries of a tile. Two rows each make 8, which take little more than half of the time of 16 for the same items.
+/// Queries per tile. Their 8 rows take little more than half the time of 16 rows for the same items.
 const QUERIES: usize = 4;
 const ROWS: usize = 2 * QUERIES;
-/// Groups of a step at most.
+/// Maximum number of groups per step.
 const STEP: usize = ROW_BYTES / 4;
-/// Steps of which the queries stay in tiles.
+/// Number of steps whose query rows stay in tiles.
 const KEPT: usize = 4;
-/// Bytes of a list that are still near when they are read a second time: half of the second-level cache of processors with tiles.
+/// Bytes of a list that are still cached at the second read: half of the L2 cache of processors with tiles.
 const NEAR_BYTES: usize = 1 << 20;
 
-/// The sums of a block, one row for each row of the queries.
+/// Sums of a block, one row for each row of the queries.
 type Sums = [[i32; BLOCK]; ROWS];
 
-/// Two blocks whose sums are under way, and how many of them there are.
+/// Sums of up to two blocks in progress, and the number of blocks.
 #[repr(C, align(64))]
 #[derive(Clone, Copy)]
 struct Pair([Sums; 2]);
 
 thread_local! {
-    /// The rows of four queries as steps read them, `[steps, ROWS, 64]` bytes, of a thread.
+    /// Query rows in the order of the steps, `[steps, ROWS, 64]` bytes, per thread.
     static QUERY_ROWS: std::cell::RefCell<Vec<u8>> = const { std::cell::RefCell::new(Vec::new()) };
 }
 
 /// # Safety
-/// Needs AMX, permitted, and AVX-512 F, BW and VNNI, and POPCNT; the thread uses no tiles. Lengths are checked by the caller.
+/// Needs AMX with permission, AVX-512 F, BW and VNNI, and POPCNT; the thread uses no tiles. Lengths are checked by the caller.
 #[target_feature(enable = "avx512f,avx512bw,avx512vnni,popcnt")]
 pub(super) unsafe fn scan_many(blocks: &Blocks<'_>, lanes: &mut [Lane<'_>]) {
     let far = if blocks.codes.len() <= NEAR_BYTES { QUERIES.min(lanes.len()) } else { lanes.len() };
@@ -51,7 +52,7 @@ pub(super) unsafe fn scan_many(blocks: &Blocks<'_>, lanes: &mut [Lane<'_>]) {
         // SAFETY: this function's conditions.
         let mut tiles = unsafe { Instructions::new() };
         scan_fours(&mut tiles, blocks, fours, |block, sums, lanes| {
-            // SAFETY: as above; scales hold a whole block, and each staging has room for all blocks.
+            // SAFETY: as above; scales cover complete blocks, and each staging has room for all blocks.
             unsafe {
                 let scales = _mm512_loadu_ps(blocks.scales.as_ptr().add(block * BLOCK));
                 let (mask, first) = (items_of(blocks, block), blocks.first_slot + (block * BLOCK) as u32);
@@ -67,7 +68,7 @@ pub(super) unsafe fn scan_many(blocks: &Blocks<'_>, lanes: &mut [Lane<'_>]) {
     unsafe { avx512::scan_many(blocks, rest) };
 }
 
-/// [`scan_many`] by emulated tiles.
+/// Runs [`scan_many`] on emulated tiles.
 #[cfg(any(test, feature = "testing"))]
 pub(super) fn scan_many_emulated<T: Tiles>(tiles: &mut T, blocks: &Blocks<'_>, lanes: &mut [Lane<'_>]) {
     let (fours, rest) = lanes.as_chunks_mut::<QUERIES>();
@@ -80,7 +81,7 @@ pub(super) fn scan_many_emulated<T: Tiles>(tiles: &mut T, blocks: &Blocks<'_>, l
     portable::scan_many(blocks, rest);
 }
 
-/// Gives `done` the sums of each block for each four.
+/// Calls `done` with the sums of each block for each group of four queries.
 #[inline(always)]
 fn scan_fours<'a, T: Tiles>(
     tiles: &mut T,
@@ -94,7 +95,7 @@ fn scan_fours<'a, T: Tiles>(
     let queries = Shape { rows: ROWS, row_bytes: depth * 4 };
     let shapes: [Shape; TILES] = [sums, sums, items, items, queries, queries, queries, queries];
     tiles.configure(&shapes);
-    // Not borrowed within a closure, which would be compiled without the features of its caller.
+    // Taken rather than borrowed in a closure, which would be compiled without the target features of its caller.
     let mut rows = QUERY_ROWS.take();
     for four in fours {
         copy_queries(four, blocks.groups, &mut rows);
@@ -103,13 +104,13 @@ fn scan_fours<'a, T: Tiles>(
     QUERY_ROWS.set(rows);
 }
 
-/// The group at which a step begins.
+/// Returns the group at which a step begins.
 #[inline(always)]
 fn first_group(step: usize, groups: usize) -> usize {
     (step * STEP).min(groups.saturating_sub(STEP))
 }
 
-/// Copies the rows of queries, step by step.
+/// Copies the rows of the queries in the order of the steps.
 #[inline(always)]
 fn copy_queries(lanes: &[Lane<'_>; QUERIES], groups: usize, to: &mut Vec<u8>) {
     to.clear();
@@ -124,7 +125,7 @@ fn copy_queries(lanes: &[Lane<'_>; QUERIES], groups: usize, to: &mut Vec<u8>) {
     }
 }
 
-/// Gives `done` the sums of each block for the queries whose rows are `queries`.
+/// Calls `done` with the sums of each block for the queries whose rows are `queries`.
 #[inline(always)]
 fn scan_four<T: Tiles>(tiles: &mut T, blocks: &Blocks<'_>, queries: &[u8], mut done: impl FnMut(usize, &Sums)) {
     let count = blocks.items.div_ceil(BLOCK);
@@ -141,7 +142,7 @@ fn scan_four<T: Tiles>(tiles: &mut T, blocks: &Blocks<'_>, queries: &[u8], mut d
         if is_pair {
             tiles.store::<1>(bytemuck::cast_slice_mut(&mut sums.0[1]), ROW_BYTES);
         }
-        // The sums of the blocks before have arrived while those of these are made.
+        // The sums of earlier blocks arrive while those of these blocks are computed.
         if block > 0 {
             done(block - 2, &before.0[0]);
             done(block - 1, &before.0[1]);
@@ -163,7 +164,7 @@ fn load_query<T: Tiles>(tiles: &mut T, queries: &[u8], step: usize) {
     }
 }
 
-/// The sums of one or two blocks in tiles 0 and 1.
+/// Computes the sums of one or two blocks in tiles 0 and 1.
 #[inline(always)]
 fn add_blocks<T: Tiles>(tiles: &mut T, blocks: &Blocks<'_>, queries: &[u8], (block, is_pair): (usize, bool)) {
     let bytes = blocks.groups * 64;

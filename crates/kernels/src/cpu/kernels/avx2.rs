@@ -1,5 +1,5 @@
-//! AVX2. `vpmaddubsw` would saturate (255 × 127 × 2 does not fit 16 bits), so that even and odd bytes are widened by a mask
-//! and a shift and multiplied in 16 bits: dimensions 0 and 2 of each item, then 1 and 3.
+//! AVX2. `vpmaddubsw` would saturate (255 × 127 × 2 exceeds 16 bits). So a mask and a shift widen even and odd bytes, which are
+//! multiplied in 16 bits: dimensions 0 and 2 of each item, then 1 and 3.
 
 use std::arch::x86_64::*;
 
@@ -7,10 +7,10 @@ use super::operands::{BLOCK, Blocks, HIGH, Int8Query, Lane, Staging, items_of, r
 use super::portable;
 use crate::memory::prefetch;
 
-/// The sums of one block with `R` rows of queries, in halves of 8 items.
+/// Returns the sums of one block with `R` rows of queries, in halves of 8 items.
 ///
 /// # Safety
-/// Needs AVX2; `codes` must hold as many groups of 64 bytes as each row has fours.
+/// Needs AVX2; `codes` must hold as many groups of 64 bytes as each row has groups of four codes.
 #[target_feature(enable = "avx2")]
 unsafe fn block_sums<const R: usize>(codes: &[u8], rows: [&[i8]; R]) -> [[__m256i; 2]; R] {
     let bytes = _mm256_set1_epi16(0xff);

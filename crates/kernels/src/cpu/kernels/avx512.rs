@@ -7,21 +7,21 @@ use super::operands::{
 };
 use crate::memory::prefetch;
 
-/// Sums of products with a row of a query to numbers.
+/// Converts sums of products with a row of a query to f32.
 #[target_feature(enable = "avx512f,popcnt")]
 fn products(sums: __m512i, query: &Int8Query<'_>, row: usize) -> __m512 {
     _mm512_cvtepi32_ps(_mm512_sub_epi32(sums, _mm512_set1_epi32(query.corrections[row])))
 }
 
-/// Sums of products with the high and the low row to scores.
+/// Combines the sums of the high and the low row into scores.
 #[target_feature(enable = "avx512f,popcnt")]
 pub(super) fn scaled(high: __m512i, low: __m512i, query: &Int8Query<'_>, scales: __m512) -> __m512 {
     let dot = _mm512_fmadd_ps(products(high, query, 0), _mm512_set1_ps(HIGH), products(low, query, 1));
     _mm512_mul_ps(_mm512_mul_ps(dot, scales), _mm512_set1_ps(query.scale))
 }
 
-/// The sums of one block for `R` rows of queries. Two chains of sums each hide the latency of the multiply-add; lines of a
-/// block to come are asked for as lines of this one are used, at the pace at which memory can bring them.
+/// Returns the sums of one block for `R` rows of queries. Two accumulator chains per row hide the latency of the multiply-add.
+/// Each cache line in use prefetches one line of a later block, which spreads the prefetches at memory speed.
 ///
 /// # Safety
 /// Needs AVX-512 F, BW and VNNI, and POPCNT; `codes` must point to `groups * 64` bytes, each row to `groups * 4`.
@@ -33,7 +33,7 @@ unsafe fn block_sums<const R: usize>(
     groups: usize,
 ) -> [__m512i; R] {
     let mut sums = [[_mm512_setzero_si512(); R]; 2];
-    // SAFETY: all addresses stay inside the ranges that the caller vouches for; a prefetch may name any address.
+    // SAFETY: all addresses stay inside the ranges that the caller guarantees; a prefetch may name any address.
     unsafe {
         let add = |g: usize, sums: &mut [__m512i; R]| {
             _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(g * 64).cast());
@@ -56,7 +56,7 @@ unsafe fn block_sums<const R: usize>(
     std::array::from_fn(|n| _mm512_add_epi32(sums[0][n], sums[1][n]))
 }
 
-/// Writes the lanes of `mask` that reach the threshold. Compressing into a register and storing it whole is many times
+/// Writes the lanes of `mask` that reach the threshold. Compressing into a register and storing all of it is many times
 /// faster than a compressing store on Zen 4.
 ///
 /// # Safety
@@ -65,7 +65,7 @@ unsafe fn block_sums<const R: usize>(
 pub(super) unsafe fn stage(scores: __m512, mask: u16, first_slot: u32, threshold: __m512, staging: &mut Staging<'_>) {
     let kept = _mm512_mask_cmp_ps_mask::<_CMP_GE_OQ>(mask, scores, threshold);
     if kept != 0 {
-        // SAFETY: as the caller vouches.
+        // SAFETY: the caller's guarantees.
         unsafe { put(scores, kept, first_slot, staging) };
     }
 }
@@ -243,11 +243,11 @@ pub(super) unsafe fn nearest4(blocks: &Blocks<'_>, penalties: &[f32], queries: &
     })
 }
 
-/// Values left at which each is compared with all to find the k-th.
+/// Number of remaining values at which pairwise comparison finds the k-th.
 const COMPARED: usize = 48;
 
-/// Quickselect by compression: a pivot from a sample of 16, a count of the larger values, then the side that holds the k-th
-/// is packed to the front, 16 values a step.
+/// Quickselect by compression: samples a pivot from 16 values, counts the larger values, and packs the side with the k-th value
+/// to the front, 16 values per step.
 ///
 /// # Safety
 /// Needs AVX-512 F and POPCNT. `1 <= k <= values.len()`, checked by the caller.
@@ -259,8 +259,8 @@ pub(super) unsafe fn kth(values: &mut [f32], mut k: usize) -> f32 {
         let pivot = kth_compared(&sample, (k * 16 / (len + 1)).min(15) + 1);
         let bound = _mm512_set1_ps(pivot);
         let (mut larger, mut smaller) = (0, 0);
-        // SAFETY: `n < len` in all loads and `packed <= n` in all stores of 16 lanes that were loaded before; masks keep the
-        // last load and every store within `len`.
+        // SAFETY: `n < len` for all loads, and `packed <= n` for all stores of the 16 lanes loaded before; masks bound the last
+        // load and every store to `len`.
         unsafe {
             for n in (0..len).step_by(16) {
                 let lanes = tail(len - n);
@@ -294,13 +294,13 @@ pub(super) unsafe fn kth(values: &mut [f32], mut k: usize) -> f32 {
     kth_compared(&values[..len], k)
 }
 
-/// The k-th of at most [`COMPARED`] values: the one that fewer than `k` are above and no more than the rest are below.
+/// Returns the k-th of at most [`COMPARED`] values: fewer than `k` are above it, and at most the others are below it.
 #[target_feature(enable = "avx512f,popcnt")]
 fn kth_compared(values: &[f32], k: usize) -> f32 {
     let mut registers = [(0u16, _mm512_setzero_ps()); COMPARED / 16];
     for (register, part) in registers.iter_mut().zip(values.chunks(16)) {
         let lanes = tail(part.len());
-        // SAFETY: the mask keeps the load within the part.
+        // SAFETY: the mask bounds the load to `part`.
         *register = (lanes, unsafe { _mm512_maskz_loadu_ps(lanes, part.as_ptr()) });
     }
     for &value in values {
@@ -314,11 +314,11 @@ fn kth_compared(values: &[f32], k: usize) -> f32 {
             return value;
         }
     }
-    // Where something is no number; scores that are none are never kept.
+    // Reached only with NaN; NaN scores are never kept.
     f32::NEG_INFINITY
 }
 
-/// The first `count` lanes, all from 16 on.
+/// Mask of the first `count` lanes; all lanes from 16 on.
 fn tail(count: usize) -> u16 {
     if count >= 16 { u16::MAX } else { (1 << count) - 1 }
 }
@@ -331,7 +331,7 @@ pub(super) unsafe fn retain(scores: &mut [f32], slots: &mut [u32], threshold: f3
     let (len, mut packed) = (scores.len(), 0);
     for n in (0..len).step_by(16) {
         let lanes = tail(len - n);
-        // SAFETY: masks keep loads within `len`; stores write at most as many lanes as were loaded, at `packed <= n`.
+        // SAFETY: masks bound loads to `len`; stores write at most as many lanes as were loaded, at `packed <= n`.
         unsafe {
             let x = _mm512_maskz_loadu_ps(lanes, scores.as_ptr().add(n));
             let s = _mm512_maskz_loadu_epi32(lanes, slots.as_ptr().add(n).cast());
@@ -365,7 +365,7 @@ pub(super) unsafe fn keep(
         if staging.len + BLOCK > staging.scores.len() {
             return block;
         }
-        // SAFETY: `block < count`, so that 16 scores can be read; room was checked above.
+        // SAFETY: `block < count`, so 16 scores are readable; room was checked above.
         unsafe {
             let scores = _mm512_loadu_ps(scores.as_ptr().add(block * BLOCK));
             stage(scores, u16::MAX, first_slot + (block * BLOCK) as u32, bound, staging);
@@ -374,7 +374,7 @@ pub(super) unsafe fn keep(
     count
 }
 
-/// Numbers of bfloat16 in f32.
+/// Converts bfloat16 to f32.
 #[target_feature(enable = "avx512f")]
 fn of_bf16(numbers: __m256i) -> __m512 {
     _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(numbers)))
@@ -389,7 +389,7 @@ macro_rules! dot {
             let len = a.len();
             let mut sums = [_mm512_setzero_ps(); 4];
             let mut i = 0;
-            // SAFETY: `i + 64 <= len`, then `i + 16 <= len`: every load stays inside both slices, and the last ones by their mask.
+            // SAFETY: `i + 64 <= len`, then `i + 16 <= len`: every load stays inside both slices, and masks bound the last ones.
             unsafe {
                 while i + 64 <= len {
                     for (n, sum) in sums.iter_mut().enumerate() {
@@ -403,7 +403,8 @@ macro_rules! dot {
                     i += 16;
                 }
                 if i < len && len >= 16 {
-                    // The last 16 once more, without those that are summed: a load by mask would wait for the line behind the row.
+                    // Loads the last 16 again and masks those already summed: a masked load past the row would wait for the next
+                    // cache line.
                     let (at, mask) = (len - 16, u16::MAX << (16 - (len - i)));
                     let last = _mm512_loadu_ps(a.as_ptr().add(at));
                     sums[1] = _mm512_mask3_fmadd_ps(last, $load(b.as_ptr().add(at)), sums[1], mask);

@@ -1,4 +1,4 @@
-//! The kernels as methods of [`Kernels`], which checks what they are given and picks the instruction set.
+//! The kernels as methods of [`Kernels`], which check their operands and select the instruction set.
 
 use super::operands::{BLOCK, Blocks, Int8Query, Lane, Pick, Staging, blocks_ahead, check};
 use super::portable;
@@ -17,7 +17,7 @@ macro_rules! dispatch {
     ($self:ident, $function:ident ( $($argument:expr),* )) => {
         match $self.isa {
             Isa::Portable => portable::$function($($argument),*),
-            // SAFETY: `Kernels` is made only after the features that these functions need were found.
+            // SAFETY: `Kernels` exists only if the features of its instruction set were detected.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 => unsafe { avx2::$function($($argument),*) },
             // SAFETY: as above.
@@ -35,12 +35,13 @@ macro_rules! dispatch {
 
 impl Kernels {
     /// Scores the items of `blocks` from block `from` on and stages those that reach `threshold`, until all blocks are
-    /// done or the staging has no room for a whole block. Returns the next block to scan.
+    /// done or the staging has no room for another block. Returns the next block to scan.
     ///
-    /// A score is `(128 Σ x high + Σ x low) * item scale * query scale` in f32 from the two exact sums on; scores that are not at least `threshold` (also NaN) are left out.
+    /// A score is `(128 Σ x high + Σ x low) * item scale * query scale`, in f32 after the two exact sums. Scores below
+    /// `threshold` and NaN are left out.
     ///
     /// # Panics
-    /// Where slices are shorter than their documented lengths.
+    /// If slices are shorter than documented.
     pub fn scan(
         self,
         blocks: &Blocks<'_>,
@@ -54,11 +55,11 @@ impl Kernels {
         dispatch!(self, scan(blocks, query, threshold, from, staging))
     }
 
-    /// As [`Kernels::scan`] over `picks` from number `from` on, wherever they lie among `blocks`: those to come are asked for
-    /// ahead. Returns the next pick to scan.
+    /// Scans like [`Kernels::scan`], but only the blocks of `picks`, from pick `from` on, in any order; later ones are
+    /// prefetched. Returns the next pick to scan.
     ///
     /// # Panics
-    /// As [`Kernels::scan`], and where a pick is no block.
+    /// As [`Kernels::scan`], and if a pick is not a block of `blocks`.
     pub fn scan_picks(
         self,
         blocks: &Blocks<'_>,
@@ -71,10 +72,10 @@ impl Kernels {
         check(blocks, query);
         staging.check(BLOCK);
         let count = blocks.items.div_ceil(BLOCK);
-        assert!(picks.iter().all(|pick| (pick.block as usize) < count), "a pick beyond the blocks");
+        assert!(picks.iter().all(|pick| (pick.block as usize) < count), "a pick exceeds the number of blocks");
         #[cfg(target_arch = "x86_64")]
         if self.isa == Isa::Avx512 {
-            // SAFETY: `Kernels` is made only after the features that this function needs were found.
+            // SAFETY: `Kernels` exists only if the features of its instruction set were detected.
             return unsafe { avx512::scan_picks(blocks, picks, query, threshold, from, staging) };
         }
         let bytes = blocks.groups * 64;
@@ -108,10 +109,10 @@ impl Kernels {
         picks.len()
     }
 
-    /// As [`Kernels::scan`] for several queries at once, so that each loaded line is used by up to four of them.
+    /// Runs [`Kernels::scan`] for several queries at once, so that each loaded cache line serves up to four of them.
     ///
     /// # Panics
-    /// As [`Kernels::scan`], and where a staging has no room for all blocks.
+    /// As [`Kernels::scan`], and if a staging has no room for all blocks.
     pub fn scan_many(self, blocks: &Blocks<'_>, lanes: &mut [Lane<'_>]) {
         let most = blocks.items.next_multiple_of(BLOCK);
         for Lane { query, staging, .. } in lanes.iter() {
@@ -121,7 +122,7 @@ impl Kernels {
         #[cfg(target_arch = "x86_64")]
         if let Some(source) = self.tiles {
             return match source {
-                // SAFETY: the features were found; tiles are given back before a scan ends.
+                // SAFETY: the features were detected; tiles are released before a scan ends.
                 Source::Instructions => unsafe { amx::scan_many(blocks, lanes) },
                 #[cfg(any(test, feature = "testing"))]
                 Source::Emulated { wrong } => amx::scan_many_emulated(&mut Emulated::new(wrong), blocks, lanes),
@@ -130,8 +131,8 @@ impl Kernels {
         dispatch!(self, scan_many(blocks, lanes));
     }
 
-    /// The item with the largest score less `penalties` `[blocks * 16]` for each of four queries, of which the high rows count;
-    /// the first of equal ones.
+    /// Returns, for each of four queries, the item with the largest score less `penalties` `[blocks * 16]`; ties go to the first
+    /// item. Only the high rows of the queries are used.
     ///
     /// # Panics
     /// As [`Kernels::scan`], and without items.
@@ -142,28 +143,28 @@ impl Kernels {
         dispatch!(self, nearest4(blocks, penalties, queries))
     }
 
-    /// The `k`-th largest of `values`, which are left in another order; none of them is NaN.
+    /// Returns the `k`-th largest of `values` and reorders them. No value may be NaN.
     ///
     /// # Panics
-    /// Where there are fewer than `k` or `k` is 0.
+    /// If `k` is 0 or larger than the number of values.
     #[inline]
     pub fn kth(self, values: &mut [f32], k: usize) -> f32 {
         assert!((1..=values.len()).contains(&k));
         dispatch!(self, kth(values, k))
     }
 
-    /// Moves the scores at least `threshold` and their slots to the front, in their order, and returns how many they are.
+    /// Moves the scores that are at least `threshold`, and their slots, to the front in order, and returns their number.
     ///
     /// # Panics
-    /// Where the lengths differ.
+    /// If the lengths differ.
     #[inline]
     pub fn retain(self, scores: &mut [f32], slots: &mut [u32], threshold: f32) -> usize {
         assert_eq!(scores.len(), slots.len());
         dispatch!(self, retain(scores, slots, threshold))
     }
 
-    /// Stages the scores of `slots` `[n]` at least `threshold`, as [`Kernels::scan`] does for the scores that it makes.
-    /// The first score is slot `first_slot`'s.
+    /// Stages those of `scores` `[n]` that are at least `threshold`, as [`Kernels::scan`] does for the scores that it computes.
+    /// The first score belongs to slot `first_slot`.
     ///
     /// # Panics
     /// As [`Kernels::scan`].
@@ -180,63 +181,63 @@ impl Kernels {
         dispatch!(self, keep(scores, first_slot, threshold, from, staging))
     }
 
-    /// The inner product of two f32 vectors of equal length.
+    /// Returns the inner product of two f32 vectors of equal length.
     ///
     /// # Panics
-    /// Where the lengths differ.
+    /// If the lengths differ.
     #[inline]
     pub fn dot_f32(self, a: &[f32], b: &[f32]) -> f32 {
         assert_eq!(a.len(), b.len());
         dispatch!(self, dot_f32(a, b))
     }
 
-    /// The inner product of an f32 vector and a row of bfloat16.
+    /// Returns the inner product of an f32 vector and a bfloat16 row.
     ///
     /// # Panics
-    /// Where the lengths differ.
+    /// If the lengths differ.
     #[inline]
     pub fn dot_bf16(self, a: &[f32], b: &[half::bf16]) -> f32 {
         assert_eq!(a.len(), b.len());
         dispatch!(self, dot_bf16(a, b))
     }
 
-    /// The inner product of an f32 vector and a row of half precision.
+    /// Returns the inner product of an f32 vector and a half-precision row.
     ///
     /// # Panics
-    /// Where the lengths differ.
+    /// If the lengths differ.
     #[inline]
     pub fn dot_f16(self, a: &[f32], b: &[half::f16]) -> f32 {
         assert_eq!(a.len(), b.len());
         dispatch!(self, dot_f16(a, b))
     }
 
-    /// The inner products of an f32 vector `[D]` and the rows of `slots` in a matrix of f32 `[S, D]`; rows to come are
-    /// asked for ahead.
+    /// Computes the inner products of an f32 vector `[D]` and the rows of `slots` in an f32 matrix `[S, D]`; later rows are
+    /// prefetched.
     ///
     /// # Panics
-    /// Where `out` is not as long as `slots`, and where a slot has no row.
+    /// If `out` and `slots` differ in length, or a slot has no row.
     #[inline]
     pub fn dots_f32(self, a: &[f32], rows: &[f32], slots: &[u32], out: &mut [f32]) {
         assert_eq!(slots.len(), out.len());
         dispatch!(self, dots_f32(a, rows, slots, out))
     }
 
-    /// The inner products of an f32 vector `[D]` and the rows of `slots` in a matrix of bfloat16 `[S, D]`; rows to come are
-    /// asked for ahead.
+    /// Computes the inner products of an f32 vector `[D]` and the rows of `slots` in a bfloat16 matrix `[S, D]`; later rows are
+    /// prefetched.
     ///
     /// # Panics
-    /// Where `out` is not as long as `slots`, and where a slot has no row.
+    /// If `out` and `slots` differ in length, or a slot has no row.
     #[inline]
     pub fn dots_bf16(self, a: &[f32], rows: &[half::bf16], slots: &[u32], out: &mut [f32]) {
         assert_eq!(slots.len(), out.len());
         dispatch!(self, dots_bf16(a, rows, slots, out))
     }
 
-    /// The inner products of an f32 vector `[D]` and the rows of `slots` in a matrix of half precision `[S, D]`; rows to come are
-    /// asked for ahead.
+    /// Computes the inner products of an f32 vector `[D]` and the rows of `slots` in a half-precision matrix `[S, D]`; later rows
+    /// are prefetched.
     ///
     /// # Panics
-    /// Where `out` is not as long as `slots`, and where a slot has no row.
+    /// If `out` and `slots` differ in length, or a slot has no row.
     #[inline]
     pub fn dots_f16(self, a: &[f32], rows: &[half::f16], slots: &[u32], out: &mut [f32]) {
         assert_eq!(slots.len(), out.len());

@@ -1,4 +1,5 @@
-//! NEON with the dot product instructions: one `sdot` multiplies and adds 4 items × 4 dimensions. All else is [`super::neon`]'s.
+//! NEON with dot product instructions: one `sdot` multiplies and adds 4 items × 4 dimensions. Everything else is in
+//! [`super::neon`].
 
 use std::arch::aarch64::*;
 use std::arch::asm;
@@ -7,11 +8,11 @@ use super::neon::{Sums, block_of, four, nearest4_by, scaled, scan_by, signed, st
 pub(super) use super::neon::{dot_bf16, dot_f16, dot_f32, dots_bf16, dots_f16, dots_f32, keep, kth, retain};
 use super::operands::{BLOCK, Blocks, Int8Query, Lane, Staging, items_of};
 
-/// Adds to each of four sums the products of its four codes. The intrinsic of this instruction is not stable yet.
+/// Adds to each of four sums the products of its four codes. The intrinsic of `sdot` is not stable yet.
 #[inline]
 #[target_feature(enable = "neon,dotprod")]
 fn add_products(mut sums: int32x4_t, x: int8x16_t, q: int8x16_t) -> int32x4_t {
-    // SAFETY: one instruction of a feature that this function asks for, on registers alone.
+    // SAFETY: one instruction of a feature that this function enables, on registers alone.
     unsafe {
         asm!(
             "sdot {sums:v}.4s, {x:v}.16b, {q:v}.16b",
@@ -24,7 +25,7 @@ fn add_products(mut sums: int32x4_t, x: int8x16_t, q: int8x16_t) -> int32x4_t {
     sums
 }
 
-/// As [`super::neon::BlockSums`] says; four rows fill half of the registers.
+/// Implements [`super::neon::BlockSums`]; four rows fill half of the registers.
 ///
 /// # Safety
 /// Needs NEON and the dot product instructions; each row must hold as many groups as `codes`.
@@ -66,8 +67,8 @@ unsafe fn scan_two(blocks: &Blocks<'_>, lanes: &mut [Lane<'_>; 2]) {
     let rows: [&[i8]; 4] = std::array::from_fn(|n| lanes[n / 2].query.rows[n % 2]);
     for block in 0..blocks.items.div_ceil(BLOCK) {
         let (codes, scales) = block_of(blocks, block);
-        // SAFETY: the rows are as long as the block's codes ask for; each staging has room for all blocks: the caller checked
-        // both.
+        // SAFETY: the rows are as long as the block's codes require, and each staging has room for all blocks: checked by the
+        // caller.
         unsafe {
             let (mask, first) = (items_of(blocks, block), blocks.first_slot + (block * BLOCK) as u32);
             let [a, b, c, d] = block_sums(codes, rows);

@@ -1,5 +1,5 @@
-//! NEON, which every aarch64 has. Bytes are multiplied to 16 bits, and neighbours added to 32: two products of -128 by -128
-//! would not fit 16. What is stored is the signed code with its highest bit flipped; flipped back, it needs no correction.
+//! NEON, which every aarch64 has. Bytes are multiplied to 16 bits and neighbours added to 32, because two products of -128 by
+//! -128 would overflow 16 bits. Stored bytes are signed codes with the highest bit flipped; flipping it back needs no correction.
 
 use std::arch::aarch64::*;
 
@@ -7,16 +7,16 @@ use super::operands::{BLOCK, Blocks, HIGH, Int8Query, Lane, Staging, first_best,
 use super::portable;
 use crate::memory::prefetch;
 
-/// A number for each of 16 items: four registers of four lanes.
+/// One number per item of a block: four registers of four lanes.
 pub(super) type Sums = [int32x4_t; 4];
 
 /// Sums the products of one block's codes `[G, 16, 4]` and `R` rows of queries `[4 G]`.
 ///
 /// # Safety
-/// Needs what the instruction set in use needs; the rows must be as long as the codes ask for.
+/// Needs the features of the instruction set in use; the rows must be as long as the codes require.
 pub(super) type BlockSums<const R: usize> = unsafe fn(&[u8], [&[i8]; R]) -> [Sums; R];
 
-/// Signed codes of the four items from `quarter * 4` on.
+/// Returns the signed codes of the four items from `quarter * 4` on.
 #[inline]
 #[target_feature(enable = "neon")]
 pub(super) fn signed(group: &[u8; 64], quarter: usize) -> int8x16_t {
@@ -26,7 +26,7 @@ pub(super) fn signed(group: &[u8; 64], quarter: usize) -> int8x16_t {
     vreinterpretq_s8_u8(veorq_u8(biased, vdupq_n_u8(0x80)))
 }
 
-/// The four codes of group `g`, once for each of four items.
+/// Returns the four codes of group `g`, repeated for each of four items.
 ///
 /// # Safety
 /// Needs NEON; `query` must hold more than `g` groups.
@@ -37,7 +37,7 @@ pub(super) unsafe fn four(query: &[i8], g: usize) -> int8x16_t {
     vreinterpretq_s8_s32(vdupq_n_s32(unsafe { query.as_ptr().add(g * 4).cast::<i32>().read_unaligned() }))
 }
 
-/// As [`BlockSums`] says. Eight registers a row hold halves of the sums of two items each: more than two rows at once would
+/// Implements [`BlockSums`]. Eight registers per row hold halves of the sums of two items each; more than two rows at once would
 /// not fit the registers.
 ///
 /// # Safety
@@ -69,7 +69,7 @@ unsafe fn block_sums4(codes: &[u8], [a, b, c, d]: [&[i8]; 4]) -> [Sums; 4] {
     [a, b, c, d]
 }
 
-/// Products times what they are worth.
+/// Scales products by the items' and the query's scales.
 #[target_feature(enable = "neon")]
 fn worth(products: [float32x4_t; 4], scales: &[f32; BLOCK], scale: f32) -> [float32x4_t; 4] {
     std::array::from_fn(|quarter| {
@@ -79,7 +79,7 @@ fn worth(products: [float32x4_t; 4], scales: &[f32; BLOCK], scale: f32) -> [floa
     })
 }
 
-/// Sums of products with the high and the low row to scores.
+/// Combines the sums of the high and the low row into scores.
 #[target_feature(enable = "neon")]
 pub(super) fn scaled([high, low]: [Sums; 2], scales: &[f32; BLOCK], scale: f32) -> [float32x4_t; 4] {
     let both = |quarter: usize| vaddq_f32(vmulq_n_f32(vcvtq_f32_s32(high[quarter]), HIGH), vcvtq_f32_s32(low[quarter]));
@@ -92,7 +92,7 @@ pub(super) fn block_of<'a>(blocks: &Blocks<'a>, block: usize) -> (&'a [u8], &'a 
     (&blocks.codes[block * bytes..(block + 1) * bytes], &blocks.scales.as_chunks().0[block])
 }
 
-/// For each set of lanes, the bytes that move them to the front.
+/// Byte shuffles that move each set of lanes to the front.
 const TO_FRONT: [[u8; 16]; 16] = {
     let mut table = [[0; 16]; 16];
     let mut set = 0;
@@ -114,7 +114,7 @@ const TO_FRONT: [[u8; 16]; 16] = {
     table
 };
 
-/// One bit a lane, for lanes that are all ones or all zeros.
+/// Returns one bit per lane, for lanes that are all ones or all zeros.
 #[inline]
 #[target_feature(enable = "neon")]
 fn set_of(lanes: uint32x4_t) -> usize {
@@ -123,14 +123,14 @@ fn set_of(lanes: uint32x4_t) -> usize {
     vaddvq_u32(vandq_u32(lanes, bits)) as usize
 }
 
-/// Writes the lanes of `set` and, behind them, what fills the registers.
+/// Writes the lanes of `set`; the rest of the registers follows as filler.
 ///
 /// # Safety
-/// Needs NEON; four numbers must fit both places.
+/// Needs NEON; both outputs must have room for four numbers.
 #[inline]
 #[target_feature(enable = "neon")]
 unsafe fn pack(set: usize, scores: float32x4_t, slots: uint32x4_t, to: (*mut f32, *mut u32)) {
-    // SAFETY: the table's rows hold 16 bytes; the caller left room for four numbers at both places.
+    // SAFETY: the table's rows hold 16 bytes; the caller left room for four numbers in both outputs.
     unsafe {
         let order = vld1q_u8(TO_FRONT[set].as_ptr());
         vst1q_f32(to.0, vreinterpretq_f32_u8(vqtbl1q_u8(vreinterpretq_u8_f32(scores), order)));
@@ -160,7 +160,7 @@ pub(super) unsafe fn stage(
     for (quarter, reached) in [a, b, c, d].into_iter().enumerate() {
         let set = set_of(reached) & usize::from(mask >> (quarter * 4));
         let slots = vaddq_u32(vdupq_n_u32(first_slot + quarter as u32 * 4), lanes);
-        // SAFETY: at most four entries were added for each quarter before, so that of 16 four are left.
+        // SAFETY: each earlier quarter added at most four entries, so at least four of 16 are left.
         unsafe {
             let to = (staging.scores.as_mut_ptr().add(staging.len), staging.slots.as_mut_ptr().add(staging.len));
             pack(set, scores[quarter], slots, to);
@@ -188,7 +188,7 @@ pub(super) unsafe fn scan_by(
             return block;
         }
         let (codes, scales) = block_of(blocks, block);
-        // SAFETY: the query is as long as the block's codes ask for, checked by the caller; room was checked above.
+        // SAFETY: the query is as long as the block's codes require, checked by the caller; room was checked above.
         unsafe {
             let sums = block_sums(codes, query.rows);
             let first = blocks.first_slot + (block * BLOCK) as u32;
@@ -198,7 +198,7 @@ pub(super) unsafe fn scan_by(
     count
 }
 
-/// The nearest items by the sums of `block_sums`.
+/// Finds the nearest items by the sums of `block_sums`.
 ///
 /// # Safety
 /// Needs NEON and what `block_sums` needs. Lengths are checked by the caller.
@@ -215,7 +215,7 @@ pub(super) unsafe fn nearest4_by(
     for (block, penalties) in (0..blocks.items.div_ceil(BLOCK)).zip(penalties.as_chunks::<BLOCK>().0) {
         let (codes, scales) = block_of(blocks, block);
         let left = vdupq_n_u32((blocks.items - block * BLOCK).min(BLOCK) as u32);
-        // SAFETY: the queries are as long as the block's codes ask for, checked by the caller.
+        // SAFETY: the queries are as long as the block's codes require, checked by the caller.
         let sums = unsafe { block_sums(codes, rows) };
         for (n, sums) in sums.into_iter().enumerate() {
             let scores = worth(sums.map(|s| vcvtq_f32_s32(s)), scales, queries[n].scale * HIGH);
@@ -290,7 +290,7 @@ pub(super) unsafe fn retain(scores: &mut [f32], slots: &mut [u32], threshold: f3
     let (len, mut packed) = (scores.len(), 0);
     let whole = len / 4 * 4;
     for n in (0..whole).step_by(4) {
-        // SAFETY: `n + 4 <= len`; what is written, at `packed <= n`, covers only numbers that were read before.
+        // SAFETY: `n + 4 <= len`; stores at `packed <= n` cover only numbers that were read before.
         unsafe {
             let (x, s) = (vld1q_f32(scores.as_ptr().add(n)), vld1q_u32(slots.as_ptr().add(n)));
             let set = set_of(vcgeq_f32(x, bound));
@@ -320,7 +320,7 @@ pub(super) unsafe fn keep(
         if staging.len + BLOCK > staging.scores.len() {
             return block;
         }
-        // SAFETY: `block < count`, so that 16 scores can be read; room was checked above.
+        // SAFETY: `block < count`, so 16 scores are readable; room was checked above.
         unsafe {
             let quarters = std::array::from_fn(|n| vld1q_f32(scores.as_ptr().add(block * BLOCK + n * 4)));
             stage(quarters, u16::MAX, first_slot + (block * BLOCK) as u32, threshold, staging);

@@ -1,4 +1,4 @@
-//! Plain loops: the meaning of every kernel, and what runs where nothing better does.
+//! Plain loops: they define every kernel, and run if no faster set is available.
 
 use super::operands::{BLOCK, Blocks, HIGH, Int8Query, Lane, Staging, items_of};
 
@@ -12,7 +12,7 @@ pub(super) fn block_sums(codes: &[u8], query: &[i8]) -> [i32; BLOCK] {
     sums
 }
 
-/// The products of one block with one row of a query.
+/// Returns the products of one block with one row of a query.
 fn block_products(blocks: &Blocks<'_>, block: usize, query: &Int8Query<'_>, row: usize) -> [f32; BLOCK] {
     let bytes = blocks.groups * 64;
     let sums = block_sums(&blocks.codes[block * bytes..(block + 1) * bytes], query.rows[row]);
@@ -23,12 +23,12 @@ fn block_scores(blocks: &Blocks<'_>, block: usize, query: &Int8Query<'_>) -> [f3
     scaled(blocks, block, query, [0, 1].map(|row| block_products(blocks, block, query, row)))
 }
 
-/// The scores of one block from its products with both rows of a query.
+/// Combines one block's products with both rows of a query into scores.
 fn scaled(blocks: &Blocks<'_>, block: usize, query: &Int8Query<'_>, [high, low]: [[f32; BLOCK]; 2]) -> [f32; BLOCK] {
     std::array::from_fn(|i| (high[i] * HIGH + low[i]) * blocks.scales[block * BLOCK + i] * query.scale)
 }
 
-/// Stages the items of one block by the sums of its codes with both rows of a lane's query.
+/// Stages the items of one block, from the sums of its codes with both rows of a lane's query.
 #[cfg(all(any(test, feature = "testing"), target_arch = "x86_64"))]
 pub(super) fn stage_sums(blocks: &Blocks<'_>, block: usize, sums: &[[i32; BLOCK]; 2], lane: &mut Lane<'_>) {
     let products = [0, 1].map(|row| sums[row].map(|sum| (sum - lane.query.corrections[row]) as f32));
@@ -114,7 +114,7 @@ pub(super) fn keep(scores: &[f32], first_slot: u32, threshold: f32, from: usize,
     count
 }
 
-/// Sums products in 16 lanes, which is what wider kernels do in one register.
+/// Sums products in 16 lanes, as wider kernels do in one register.
 fn lanes(len: usize, product: impl Fn(usize) -> f32) -> f32 {
     let mut sums = [0f32; BLOCK];
     let whole = len / BLOCK * BLOCK;

@@ -1,11 +1,11 @@
-//! Every kernel against the plain reading of what it says, for all widths and odd counts.
+//! Compares every kernel with a naive implementation of its definition, for all widths and odd counts.
 
 #![allow(clippy::unwrap_used)]
 
 use super::*;
 use crate::cpu::Kernels;
 
-/// A small generator, so that a seed repeats a run everywhere.
+/// A small random generator that repeats a run from its seed on every platform.
 pub(super) struct Random(pub(super) u64);
 impl Random {
     pub(super) fn next(&mut self) -> u32 {
@@ -59,7 +59,7 @@ impl Case {
             next: &self.codes[self.codes.len() / 2..],
         }
     }
-    /// The sums of item `i`'s products with the two rows of query `n`, read off the layout's definition.
+    /// Computes the sums of item `i`'s products with the two rows of query `n` from the layout's definition.
     fn products(&self, i: usize, n: usize) -> [f32; 2] {
         let x = |d: usize| i32::from(self.codes[(i / BLOCK * self.groups + d / 4) * 64 + i % BLOCK * 4 + d % 4]) - 128;
         let product = |row: &Vec<i8>| (0..self.groups * 4).map(|d| x(d) * i32::from(row[d])).sum::<i32>() as f32;
@@ -123,7 +123,7 @@ fn every_kernel_scores_every_width_as_the_layout_says() {
     }
 }
 
-/// The items of picked blocks are scored as a scan scores them, in the order of the picks.
+/// Checks that the items of picked blocks are scored like in a scan, in the order of the picks.
 fn check_picks(kernels: Kernels, case: &Case, picks: &[Pick], threshold: f32, dimension: usize) {
     let item = |pick: &Pick, i: usize| (pick.mask >> i & 1 == 1).then_some(pick.block as usize * BLOCK + i);
     let expected: Vec<(f32, u32)> = picks
@@ -143,7 +143,7 @@ fn check_picks(kernels: Kernels, case: &Case, picks: &[Pick], threshold: f32, di
     assert_eq!(found, expected, "{} D={dimension} N={}", kernels.name(), case.items);
 }
 
-/// Several queries at once find what each finds alone, and the nearest of a query is the best of what it scores.
+/// Checks that several queries together find what each finds alone, and that the nearest item of a query is its best score.
 fn check_many(kernels: Kernels, case: &Case, dimension: usize) {
     let room = case.items.next_multiple_of(BLOCK) + BLOCK;
     for lanes in 1..=13 {

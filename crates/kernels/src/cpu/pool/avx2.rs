@@ -1,4 +1,4 @@
-//! Pooled lookups in AVX2: 8 columns a register, up to 64 columns of a bag's sum kept in registers at once.
+//! Pooled lookups in AVX2: 8 columns per register, with the sums of up to 64 columns of a bag in registers at once.
 
 use std::arch::x86_64::*;
 
@@ -6,10 +6,10 @@ use super::bags::{BagSums, Bags, ColumnRun, PREFETCH_ROWS, bag_factor, prefetch_
 use super::rows::Rows;
 use super::rows::formats::*;
 
-/// Columns of a register.
+/// Number of columns per register.
 const LANES: usize = 8;
 
-/// Sums of all columns, group by group.
+/// Computes the sums of all columns, group by group.
 ///
 /// # Safety
 /// The CPU has AVX2, FMA and F16C; the conditions of [`super::pool`] hold.
@@ -40,7 +40,7 @@ pub(super) unsafe fn pool<const F: usize>(rows: &Rows<'_>, bags: &Bags<'_>, out:
     }
 }
 
-/// Sums of up to `8 V` columns, the last register perhaps partly.
+/// Computes the sums of up to `8 V` columns; the last register may be partly filled.
 ///
 /// # Safety
 /// As [`pool`]; `part` lies inside the row and takes `V` registers.
@@ -57,20 +57,20 @@ unsafe fn group<const F: usize, const V: usize>(
     prefetch_first(rows, bags, &span);
     for bag in 0..bags.offsets.len().saturating_sub(1) {
         let mut sum = [_mm256_setzero_ps(); V];
-        // The biases of quantised rows are the same for all columns and are added once, at the end.
+        // The bias of a quantized row is the same for all columns, so biases are summed once and added at the end.
         let mut shift = _mm256_setzero_ps();
         for at in bags.range(bag) {
             prefetch_row(rows, bags.ids, at + PREFETCH_ROWS, &span);
-            // SAFETY: offsets lie inside ids and weights are one an id (checked in `super::pool`).
+            // SAFETY: offsets lie inside ids, and there is one weight per id (checked in `super::pool`).
             let (id, weight) = unsafe { (*bags.ids.get_unchecked(at), bags.weight_unchecked(at)) };
             if id < 0 {
                 continue;
             }
-            // SAFETY: ids are below the number of rows, so that the row lies inside the bytes.
+            // SAFETY: ids are below the number of rows, so the row lies inside the bytes.
             let row = unsafe { base.add(id as usize * rows.row_bytes) };
             let mut weight = _mm256_set1_ps(weight);
             if F >= INT8 {
-                // SAFETY: quantised rows start with four bytes of scale and bias.
+                // SAFETY: quantized rows start with four bytes of scale and bias.
                 let (scale, bias) = unsafe { head(row) };
                 shift = _mm256_fmadd_ps(weight, bias, shift);
                 weight = _mm256_mul_ps(weight, scale);
@@ -93,7 +93,7 @@ unsafe fn group<const F: usize, const V: usize>(
     }
 }
 
-/// Scale and bias of a quantised row.
+/// Reads scale and bias of a quantized row.
 ///
 /// # Safety
 /// As [`pool`]; four bytes can be read at `row`.
@@ -105,8 +105,8 @@ unsafe fn head(row: *const u8) -> (__m256, __m256) {
     (_mm256_broadcastss_ps(both), _mm256_broadcastss_ps(_mm_movehdup_ps(both)))
 }
 
-/// `lanes` columns from `column` on; codes of quantised rows are not yet scaled. A part of a register is copied to the stack
-/// first, since AVX2 has no byte-wise masked load.
+/// Loads `lanes` columns from `column` on; codes of quantized rows are not scaled yet. A partial register is copied to the stack
+/// first, because AVX2 has no byte-wise masked load.
 ///
 /// # Safety
 /// As [`pool`]; the columns lie inside the row, and `column` is a multiple of 8.
@@ -128,7 +128,7 @@ unsafe fn load<const F: usize>(row: *const u8, column: usize, lanes: usize) -> _
     }
 }
 
-/// Eight columns at `from`.
+/// Loads eight columns at `from`.
 ///
 /// # Safety
 /// As [`pool`]; eight columns of the format can be read at `from`.

@@ -1,4 +1,4 @@
-//! Pooled lookups in AVX-512: 16 columns a register, up to 256 columns of a bag's sum kept in registers at once.
+//! Pooled lookups in AVX-512: 16 columns per register, with the sums of up to 256 columns of a bag in registers at once.
 
 use std::arch::x86_64::*;
 
@@ -6,10 +6,10 @@ use super::bags::{BagSums, Bags, ColumnRun, PREFETCH_ROWS, bag_factor, prefetch_
 use super::rows::Rows;
 use super::rows::formats::*;
 
-/// Columns of a register.
+/// Number of columns per register.
 const LANES: usize = 16;
 
-/// Sums of all columns, group by group.
+/// Computes the sums of all columns, group by group.
 ///
 /// # Safety
 /// The CPU has AVX-512 F, BW and VL, and F16C; the conditions of [`super::pool`] hold.
@@ -17,7 +17,7 @@ const LANES: usize = 16;
 pub(super) unsafe fn pool<const F: usize>(rows: &Rows<'_>, bags: &Bags<'_>, out: &mut BagSums<'_>) {
     let mut first = 0;
     while first < rows.width {
-        // What is left of a register reaches back over columns that are summed already.
+        // A last partial register starts earlier and overlaps columns that are already summed.
         first = first.min(rows.width.saturating_sub(LANES));
         let part = ColumnRun { first, columns: (rows.width - first).min(16 * LANES) };
         // SAFETY: this function's conditions, and `part` lies inside the row.
@@ -37,8 +37,8 @@ pub(super) unsafe fn pool<const F: usize>(rows: &Rows<'_>, bags: &Bags<'_>, out:
     }
 }
 
-/// Sums of up to `16 V` columns. Registers end where these end, over columns that others have as well or, of rows of fewer columns
-/// than a register, by a mask: a load that reaches behind the row waits for a line that nobody asked for, mask or not.
+/// Computes the sums of up to `16 V` columns. The last register ends at the last column: it overlaps other columns or, if the row
+/// is narrower than a register, is masked. A load past the end of the row would wait for an unrelated cache line, masked or not.
 ///
 /// # Safety
 /// As [`pool`]; `part` lies inside the row and takes at most `V` registers.
@@ -51,27 +51,27 @@ unsafe fn group<const F: usize, const V: usize>(
 ) {
     let base = rows.bytes.as_ptr();
     let end = part.first + part.columns;
-    // More than one register is for columns that fill one: that much the compiler can know.
+    // With more than one register, all columns of each are in use, which the compiler cannot infer.
     let lanes = if V > 1 { LANES } else { part.columns.min(LANES) };
     let column = |v: usize| (part.first + v * LANES).min(end - lanes);
     let span = part.span(rows.format);
     prefetch_first(rows, bags, &span);
     for bag in 0..bags.offsets.len().saturating_sub(1) {
         let mut sum = [_mm512_setzero_ps(); V];
-        // The biases of quantised rows are the same for all columns and are added once, at the end.
+        // The bias of a quantized row is the same for all columns, so biases are summed once and added at the end.
         let mut shift = _mm512_setzero_ps();
         for at in bags.range(bag) {
             prefetch_row(rows, bags.ids, at + PREFETCH_ROWS, &span);
-            // SAFETY: offsets lie inside ids and weights are one an id (checked in `super::pool`).
+            // SAFETY: offsets lie inside ids, and there is one weight per id (checked in `super::pool`).
             let (id, weight) = unsafe { (*bags.ids.get_unchecked(at), bags.weight_unchecked(at)) };
             if id < 0 {
                 continue;
             }
-            // SAFETY: ids are below the number of rows, so that the row lies inside the bytes.
+            // SAFETY: ids are below the number of rows, so the row lies inside the bytes.
             let row = unsafe { base.add(id as usize * rows.row_bytes) };
             let mut weight = _mm512_set1_ps(weight);
             if F >= INT8 {
-                // SAFETY: quantised rows start with four bytes of scale and bias.
+                // SAFETY: quantized rows start with four bytes of scale and bias.
                 let (scale, bias) = unsafe { head(row) };
                 shift = _mm512_fmadd_ps(weight, bias, shift);
                 weight = _mm512_mul_ps(weight, scale);
@@ -86,7 +86,7 @@ unsafe fn group<const F: usize, const V: usize>(
         let to = out.data[bag * out.stride + out.column..][..end].as_mut_ptr();
         for (v, sum) in sum.iter().enumerate() {
             let sum = _mm512_mul_ps(_mm512_add_ps(*sum, shift), factor);
-            // SAFETY: `to` has `end` numbers and the mask leaves out what lies behind them.
+            // SAFETY: `to` has `end` numbers, and the mask excludes lanes beyond them.
             unsafe { _mm512_mask_storeu_ps(to.add(column(v)), mask(lanes) as u16, sum) };
         }
     }
@@ -96,7 +96,7 @@ fn mask(lanes: usize) -> u32 {
     (1u32 << lanes) - 1
 }
 
-/// Scale and bias of a quantised row.
+/// Reads scale and bias of a quantized row.
 ///
 /// # Safety
 /// As [`pool`]; four bytes can be read at `row`.
@@ -108,7 +108,7 @@ unsafe fn head(row: *const u8) -> (__m512, __m512) {
     (_mm512_broadcastss_ps(both), _mm512_broadcastss_ps(_mm_movehdup_ps(both)))
 }
 
-/// `lanes` columns from `column` on; codes of quantised rows are not yet scaled.
+/// Loads `lanes` columns from `column` on; codes of quantized rows are not scaled yet.
 ///
 /// # Safety
 /// As [`pool`]; the columns lie inside the row, and the first starts at a byte.
@@ -140,14 +140,14 @@ unsafe fn load<const F: usize>(row: *const u8, column: usize, lanes: usize) -> _
     }
 }
 
-/// `count` numbers of 16 bits, at most 16.
+/// Loads `count` numbers of 16 bits, at most 16.
 ///
 /// # Safety
 /// As [`pool`]; they can be read at `from`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
 unsafe fn halves(from: *const u8, count: usize) -> __m256i {
-    // SAFETY: no more than these numbers is read.
+    // SAFETY: only these numbers are read.
     unsafe {
         match count {
             LANES => _mm256_loadu_si256(from.cast()),
@@ -156,14 +156,14 @@ unsafe fn halves(from: *const u8, count: usize) -> __m256i {
     }
 }
 
-/// `count` bytes, at most 16.
+/// Loads `count` bytes, at most 16.
 ///
 /// # Safety
 /// As [`pool`]; they can be read at `from`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,f16c")]
 unsafe fn bytes(from: *const u8, count: usize) -> __m128i {
-    // SAFETY: no more than these bytes is read.
+    // SAFETY: only these bytes are read.
     unsafe {
         match count {
             16 => _mm_loadu_si128(from.cast()),

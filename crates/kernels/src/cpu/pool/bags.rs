@@ -1,39 +1,39 @@
-//! Bags of ids, where their sums go, and the rows that are asked for ahead.
+//! Bags of ids, the output for their sums, and prefetches of rows.
 
 use std::ops::Range;
 
 use super::rows::{RowFormat, Rows};
 use crate::memory::prefetch_range;
 
-/// How many ids ahead of the one being summed a row is asked for.
+/// Prefetch distance in ids.
 pub const PREFETCH_ROWS: usize = 32;
 
-/// Bags of ids: bag `b` holds `ids[offsets[b] - offsets[0]..offsets[b + 1] - offsets[0]]`, so that a part of longer runs can
-/// be given as it is. A negative id adds nothing.
+/// Bags of ids: bag `b` holds `ids[offsets[b] - offsets[0]..offsets[b + 1] - offsets[0]]`, so a slice of longer arrays needs no
+/// rewritten offsets. A negative id adds nothing.
 #[derive(Clone, Copy, Debug)]
 pub struct Bags<'a> {
-    /// Row numbers of all bags.
+    /// Row indices of all bags.
     pub ids: &'a [i64],
-    /// `[bags + 1]`, rising; the first one is where `ids` start.
+    /// `[bags + 1]`, nondecreasing; the first one is the offset of the start of `ids`.
     pub offsets: &'a [usize],
-    /// One weight an id; none means 1.
+    /// One weight per id; `None` means 1.
     pub weights: Option<&'a [f32]>,
-    /// Divide each sum by the length of its bag (negative ids count), as TorchRec's mean does.
+    /// Divides each sum by the length of its bag (negative ids count), like TorchRec's mean pooling.
     pub mean: bool,
 }
 
-/// Where the sums of the bags go: bag `b` to `data[b * stride + column ..]`.
+/// Output of the sums: bag `b` is written to `data[b * stride + column ..]`.
 #[derive(Debug)]
 pub struct BagSums<'a> {
-    /// `[bags, stride]`, of which the columns from `column` on are written.
+    /// `[bags, stride]`; the columns from `column` on are written.
     pub data: &'a mut [f32],
-    /// Numbers from one bag's sum to the next bag's.
+    /// Distance in numbers between the sums of two bags.
     pub stride: usize,
-    /// The first column written.
+    /// First column written.
     pub column: usize,
 }
 
-/// The columns that one run over the ids sums.
+/// Columns that one pass over the ids sums.
 #[derive(Clone, Copy)]
 pub(super) struct ColumnRun {
     pub(super) first: usize,
@@ -41,7 +41,7 @@ pub(super) struct ColumnRun {
 }
 
 impl ColumnRun {
-    /// The bytes of these columns in a row.
+    /// Returns the byte range of these columns in a row.
     pub(super) fn span(self, format: RowFormat) -> Range<usize> {
         let at = |column: usize| format.head_bytes() + column * format.bits() / 8;
         let start = if self.first == 0 { 0 } else { at(self.first) };
@@ -50,16 +50,16 @@ impl ColumnRun {
 }
 
 impl Bags<'_> {
-    /// The ids of bag `b`.
+    /// Returns the range of bag `b` in `ids`.
     #[inline]
     pub(super) fn range(&self, bag: usize) -> Range<usize> {
         self.offsets[bag] - self.offsets[0]..self.offsets[bag + 1] - self.offsets[0]
     }
 
-    /// The weight of the id at `at`.
+    /// Returns the weight of the id at `at`.
     ///
     /// # Safety
-    /// `at` is below the number of ids, and weights are one an id.
+    /// `at` is below the number of ids, and there is one weight per id.
     #[inline]
     pub(super) unsafe fn weight_unchecked(&self, at: usize) -> f32 {
         match self.weights {
@@ -70,7 +70,7 @@ impl Bags<'_> {
     }
 }
 
-/// Asks the memory for the bytes `span` of the row of the id at `at`, where there is one.
+/// Prefetches the bytes `span` of the row of the id at `at`, if it exists.
 #[inline]
 pub(super) fn prefetch_row(rows: &Rows<'_>, ids: &[i64], at: usize, span: &Range<usize>) {
     let Some(&id) = ids.get(at) else { return };
@@ -78,12 +78,12 @@ pub(super) fn prefetch_row(rows: &Rows<'_>, ids: &[i64], at: usize, span: &Range
     prefetch_range(row.wrapping_add(span.start), span.len());
 }
 
-/// Asks for the rows that come before the look-ahead of the first id reaches anything.
+/// Prefetches the first rows, which the prefetch distance skips.
 pub(super) fn prefetch_first(rows: &Rows<'_>, bags: &Bags<'_>, span: &Range<usize>) {
     (0..PREFETCH_ROWS).for_each(|at| prefetch_row(rows, bags.ids, at, span));
 }
 
-/// What a bag's sum is multiplied by.
+/// Returns the factor of a bag's sum: 1, or for means 1 / length.
 pub(super) fn bag_factor(bags: &Bags<'_>, bag: usize) -> f32 {
     let len = bags.range(bag).len();
     if bags.mean && len > 0 { 1.0 / len as f32 } else { 1.0 }

@@ -1,4 +1,4 @@
-//! The lookup itself: checks what it is given and picks format and instruction set.
+//! The lookup itself: checks its operands and selects format and instruction set.
 
 use super::bags::{BagSums, Bags};
 #[cfg(target_arch = "aarch64")]
@@ -12,8 +12,8 @@ use crate::cpu::isa::{Isa, Kernels};
 /// Writes the sum (or mean) of each bag's rows; an empty bag gives zeros.
 ///
 /// # Panics
-/// Where an id is not below the number of rows, the offsets do not rise inside the ids, the weights are not one an id, or
-/// the output is too short. The caller has checked the request; these are the conditions that memory safety needs.
+/// If an id is not below the number of rows, the offsets decrease or leave the ids, weights and ids differ in number, or
+/// the output is too short. Requests are validated by the caller; these are the conditions that memory safety needs.
 pub fn pool(kernels: Kernels, rows: &Rows<'_>, bags: &Bags<'_>, out: &mut BagSums<'_>) {
     let count = bags.offsets.len().saturating_sub(1);
     assert!(bags.ids.iter().copied().max().unwrap_or(-1) < rows.len() as i64, "an id beyond the rows");
@@ -33,7 +33,7 @@ pub fn pool(kernels: Kernels, rows: &Rows<'_>, bags: &Bags<'_>, out: &mut BagSum
 fn pool_as<const F: usize>(isa: Isa, rows: &Rows<'_>, bags: &Bags<'_>, out: &mut BagSums<'_>) {
     match isa {
         Isa::Portable => portable::pool(rows, bags, out),
-        // SAFETY: `Kernels` is made only after the features were found, and `pool` checked ids, offsets, weights and output.
+        // SAFETY: `Kernels` exists only if its features were detected; `pool` checked ids, offsets, weights and output.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => unsafe { avx2::pool::<F>(rows, bags, out) },
         // SAFETY: as above.

@@ -1,15 +1,15 @@
 //! Pooled lookups in rows of an embedding table: for each bag of ids, the weighted sum of its rows in f32.
 //!
-//! Rows lie one after the other. The formats are FBGEMM's table-batched ones
+//! Rows are contiguous. The formats are those of FBGEMM's table-batched embeddings
 //! (<https://github.com/pytorch/FBGEMM>, `split_table_batched_embeddings_ops_inference`), without padding between rows:
 //!
-//! | format | bytes a row | layout |
+//! | format | bytes per row | layout |
 //! |---|---|---|
 //! | `f32`, `f16`, `bf16` | 4 D, 2 D, 2 D | plain, little-endian |
 //! | `int8`, `int4`, `int2` | 4 + D b / 8 | f16 scale, f16 bias, then D codes of b bits, low bits first |
 //!
-//! A code is worth `scale * code + bias`, computed in f32. A bag's ids come from one run of ids shared by all bags, so that
-//! the prefetch of the row [`PREFETCH_ROWS`] ids ahead crosses from a bag to the next.
+//! The value of a code is `scale * code + bias`, computed in f32. All bags share one array of ids, so the prefetch of the row
+//! [`PREFETCH_ROWS`] ids ahead crosses from one bag to the next.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;

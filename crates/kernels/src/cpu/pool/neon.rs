@@ -1,4 +1,4 @@
-//! Pooled lookups in NEON: 8 columns a pair of registers, up to 64 columns of a bag's sum kept in registers at once.
+//! Pooled lookups in NEON: 8 columns per pair of registers, with the sums of up to 64 columns of a bag in registers at once.
 
 use std::arch::aarch64::*;
 
@@ -6,10 +6,10 @@ use super::bags::{BagSums, Bags, ColumnRun, PREFETCH_ROWS, bag_factor, prefetch_
 use super::rows::Rows;
 use super::rows::formats::*;
 
-/// Columns of a pair of registers.
+/// Number of columns per pair of registers.
 const LANES: usize = 8;
 
-/// Sums of all columns, group by group.
+/// Computes the sums of all columns, group by group.
 ///
 /// # Safety
 /// The CPU has NEON; the conditions of [`super::pool`] hold.
@@ -40,7 +40,7 @@ pub(super) unsafe fn pool<const F: usize>(rows: &Rows<'_>, bags: &Bags<'_>, out:
     }
 }
 
-/// Sums of up to `8 V` columns, the last pair of registers perhaps partly.
+/// Computes the sums of up to `8 V` columns; the last pair of registers may be partly filled.
 ///
 /// # Safety
 /// As [`pool`]; `part` lies inside the row and takes `V` pairs of registers.
@@ -57,20 +57,20 @@ unsafe fn group<const F: usize, const V: usize>(
     prefetch_first(rows, bags, &span);
     for bag in 0..bags.offsets.len().saturating_sub(1) {
         let mut sum = [[vdupq_n_f32(0.0); 2]; V];
-        // The biases of quantised rows are the same for all columns and are added once, at the end.
+        // The bias of a quantized row is the same for all columns, so biases are summed once and added at the end.
         let mut shift = vdupq_n_f32(0.0);
         for at in bags.range(bag) {
             prefetch_row(rows, bags.ids, at + PREFETCH_ROWS, &span);
-            // SAFETY: offsets lie inside ids and weights are one an id (checked in `super::pool`).
+            // SAFETY: offsets lie inside ids, and there is one weight per id (checked in `super::pool`).
             let (id, weight) = unsafe { (*bags.ids.get_unchecked(at), bags.weight_unchecked(at)) };
             if id < 0 {
                 continue;
             }
-            // SAFETY: ids are below the number of rows, so that the row lies inside the bytes.
+            // SAFETY: ids are below the number of rows, so the row lies inside the bytes.
             let row = unsafe { base.add(id as usize * rows.row_bytes) };
             let mut weight = vdupq_n_f32(weight);
             if F >= INT8 {
-                // SAFETY: quantised rows start with four bytes of scale and bias.
+                // SAFETY: quantized rows start with four bytes of scale and bias.
                 let (scale, bias) = unsafe { head(row) };
                 shift = vfmaq_f32(shift, weight, bias);
                 weight = vmulq_f32(weight, scale);
@@ -96,7 +96,7 @@ unsafe fn group<const F: usize, const V: usize>(
     }
 }
 
-/// Scale and bias of a quantised row.
+/// Reads scale and bias of a quantized row.
 ///
 /// # Safety
 /// As [`pool`]; four bytes can be read at `row`.
@@ -109,8 +109,8 @@ unsafe fn head(row: *const u8) -> (float32x4_t, float32x4_t) {
     (vdupq_laneq_f32::<0>(both), vdupq_laneq_f32::<1>(both))
 }
 
-/// `lanes` columns from `column` on; codes of quantised rows are not yet scaled. A part of a pair is copied to the stack
-/// first, since NEON has no masked load.
+/// Loads `lanes` columns from `column` on; codes of quantized rows are not scaled yet. A partial pair is copied to the stack
+/// first, because NEON has no masked load.
 ///
 /// # Safety
 /// As [`pool`]; the columns lie inside the row, and `column` is a multiple of 8.
@@ -132,7 +132,7 @@ unsafe fn load<const F: usize>(row: *const u8, column: usize, lanes: usize) -> [
     }
 }
 
-/// Eight columns at `from`.
+/// Loads eight columns at `from`.
 ///
 /// # Safety
 /// As [`pool`]; eight columns of the format can be read at `from`.
@@ -160,7 +160,7 @@ unsafe fn load_whole<const F: usize>(from: *const u8) -> [float32x4_t; 2] {
             _ => {
                 let bytes = vcreate_u8(u64::from(from.cast::<u16>().read_unaligned()));
                 let of_column = vtbl1_u8(bytes, vcreate_u8(0x0101_0101_0000_0000));
-                // Shifts to the left by 0, -2, -4 and -6.
+                // Left shifts by 0, -2, -4 and -6.
                 let shifts = vcreate_s8(0xfafc_fe00_fafc_fe00);
                 numbers(vand_u8(vshl_u8(of_column, shifts), vdup_n_u8(3)))
             }
@@ -168,7 +168,7 @@ unsafe fn load_whole<const F: usize>(from: *const u8) -> [float32x4_t; 2] {
     }
 }
 
-/// Codes as numbers.
+/// Converts codes to f32.
 #[inline]
 #[target_feature(enable = "neon")]
 fn numbers(codes: uint8x8_t) -> [float32x4_t; 2] {

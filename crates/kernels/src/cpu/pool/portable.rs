@@ -1,4 +1,4 @@
-//! Pooled lookups row by row: what runs where nothing better does.
+//! Pooled lookups row by row, for CPUs without a faster implementation.
 
 use super::bags::{BagSums, Bags, bag_factor};
 use super::rows::Rows;

@@ -125,6 +125,20 @@ impl<'a> Rows<'a> {
         Ok(Rows { format, width, row_bytes, bytes })
     }
 
+    /// A view of rows of f32 of which each is followed by other numbers, up to `stride` numbers in all.
+    ///
+    /// # Errors
+    /// `Invalid` where the numbers are no whole stretches, or a stretch is shorter than the row.
+    pub fn strided(width: usize, stride: usize, numbers: &'a [f32]) -> Result<Self> {
+        if width == 0 || stride < width || !numbers.len().is_multiple_of(stride) {
+            return Err(Error::invalid(format!(
+                "{} numbers do not make rows of {width} in stretches of {stride}",
+                numbers.len()
+            )));
+        }
+        Ok(Rows { format: RowFormat::F32, width, row_bytes: stride * 4, bytes: bytemuck::cast_slice(numbers) })
+    }
+
     /// Number of rows.
     pub fn len(&self) -> usize {
         self.bytes.len() / self.row_bytes

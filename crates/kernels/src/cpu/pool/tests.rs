@@ -1,4 +1,4 @@
-//! Formats and their inverses, and every kernel against decoding row by row.
+//! Tests of formats and their inverses, and of every kernel against decoding row by row.
 
 use half::{bf16, f16};
 use proptest::prelude::*;
@@ -23,7 +23,7 @@ fn row_bytes_and_width_are_inverse() {
 }
 
 proptest! {
-    /// Every kernel sums what decoding row by row sums, for every format, width and shape of bags.
+    /// Checks that every kernel sums like row-by-row decoding, for every format, width and shape of bags.
     #[test]
     fn kernels_agree_with_the_naive_sum(
         format in prop::sample::select(RowFormat::ALL.to_vec()),
@@ -39,7 +39,7 @@ proptest! {
         let mut next = || { state ^= state << 13; state ^= state >> 7; state ^= state << 17; state };
         let mut bytes: Vec<u8> = (0..50 * row_bytes).map(|_| next() as u8).collect();
         for row in bytes.chunks_exact_mut(row_bytes) {
-            // Random bytes are random codes; plain numbers and heads are drawn small and finite.
+            // Random bytes are valid codes; plain numbers and row headers are small and finite.
             let mut small = || (next() % 4096) as f32 / 1024.0 - 2.0;
             match format {
                 RowFormat::F32 => row.as_chunks_mut::<4>().0.iter_mut().for_each(|b| *b = small().to_le_bytes()),

@@ -1,4 +1,4 @@
-//! What is let in.
+//! Access control: checks keys, roles and rates of calls.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -16,33 +16,33 @@ use crate::http::settled::Settled;
 use sterling_core::error::{Error, Result};
 use sterling_core::locks::locked;
 
-/// Longest key that is looked at, in bytes.
+/// Longest accepted key, in bytes.
 const SECRET_BYTES_MAX: usize = 512;
 
-/// What a call takes.
+/// Requirements of a call.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::http) struct Needs<'a> {
     pub(in crate::http) role: Role,
     pub(in crate::http) reach: Reach,
-    /// The model in its path.
+    /// Model in the path of the call.
     pub(in crate::http) model: Option<&'a str>,
 }
 
-/// Whose call it is.
+/// Identity behind a call.
 #[derive(Clone, Debug)]
 pub struct Caller(Who);
 
 #[derive(Clone, Debug)]
 enum Who {
-    /// The server has no keys.
+    /// The server has no keys, so every caller may make every call.
     Anybody,
-    /// A call that takes none, without one.
+    /// Call that requires no key, made without one.
     Nobody,
     Key(Arc<ApiKey>),
 }
 
 impl Caller {
-    /// True where the caller may know of this model.
+    /// Whether the caller may see this model.
     pub(in crate::http) fn may_see(&self, model: &str) -> bool {
         match &self.0 {
             Who::Anybody => true,
@@ -51,7 +51,7 @@ impl Caller {
         }
     }
 
-    /// True where the caller may know of all models.
+    /// Whether the caller may see all models.
     pub(in crate::http) fn may_see_all(&self) -> bool {
         match &self.0 {
             Who::Anybody => true,
@@ -60,7 +60,7 @@ impl Caller {
         }
     }
 
-    /// Counts more requests of one call against the rate of its key.
+    /// Charges further requests of one call to the rate of its key.
     pub(in crate::http) fn charge(&self, count: usize) {
         if let Who::Key(key) = &self.0
             && let Some(meter) = &key.meter
@@ -69,7 +69,7 @@ impl Caller {
         }
     }
 
-    /// The name of the key.
+    /// Name of the key.
     pub(in crate::http) fn name(&self) -> Option<&str> {
         match &self.0 {
             Who::Anybody | Who::Nobody => None,
@@ -78,7 +78,7 @@ impl Caller {
     }
 }
 
-/// The keys of a server, as they are now.
+/// Current keys of a server and the file they come from.
 #[derive(Debug)]
 struct Kept {
     path: PathBuf,
@@ -90,7 +90,7 @@ fn read(path: &Path) -> Result<Vec<u8>> {
     std::fs::read(path).map_err(|e| Error::io(format!("keys: {}", path.display()), e))
 }
 
-/// Who may do what.
+/// Keys and audit log of a server.
 #[derive(Debug, Default)]
 pub struct AccessControl {
     kept: Option<Kept>,
@@ -102,7 +102,7 @@ impl AccessControl {
     /// Reads the keys and opens the audit log.
     ///
     /// # Errors
-    /// `Invalid` for wrong keys, `NotFound` or `Io` for files that cannot be opened.
+    /// `Invalid` for invalid keys, `NotFound` or `Io` for files that cannot be opened.
     pub fn open(options: &AccessOptions) -> Result<Self> {
         let open = |path: &PathBuf| {
             let text = read(path)?;
@@ -121,12 +121,12 @@ impl AccessControl {
         })
     }
 
-    /// True where calls take a key.
+    /// Whether calls require a key.
     pub fn is_guarded(&self) -> bool {
         self.kept.is_some()
     }
 
-    /// Reads the keys again where their file has changed. Those that cannot be read change nothing.
+    /// Reloads the keys if their file has changed. An unreadable or invalid file changes nothing.
     pub(in crate::http) fn reload(&self) {
         let Some(kept) = &self.kept else { return };
         let mut text = locked(&kept.text);
@@ -134,33 +134,33 @@ impl AccessControl {
         match text.look(read(&kept.path)).and_then(|text| text.map(parse).transpose()) {
             Ok(None) => {}
             Ok(Some(keys)) => {
-                tracing::info!(keys = keys.len(), "read the keys again");
+                tracing::info!(keys = keys.len(), "reloaded the access keys");
                 kept.keys.store(Arc::new(keys));
                 count("read");
             }
             Err(error) => {
-                tracing::error!(%error, "the keys stay as they were");
+                tracing::error!(%error, "access keys not reloaded; the previous ones stay valid");
                 count("failed");
             }
         }
     }
 
-    /// True where a call with this role is answered behind this door.
+    /// Whether a call with this role is answered on this socket.
     pub(in crate::http) fn answers(&self, role: Role, door: Door) -> bool {
         role < Role::Admin || door == Door::Admin || !self.has_admin_door
     }
 
-    /// Whose key this is, whatever it may do.
+    /// Identifies the owner of a key without checking permissions.
     pub(in crate::http) fn caller(&self, secret: Option<&[u8]>) -> Caller {
         let Some(kept) = &self.kept else { return Caller(Who::Anybody) };
         let key = secret.and_then(|secret| kept.keys.load().of(secret).cloned());
         Caller(key.map_or(Who::Nobody, Who::Key))
     }
 
-    /// Who calls, where the call is theirs to make: without counting it.
+    /// Returns the caller if it may make the call, without counting the call against a rate.
     ///
     /// # Errors
-    /// 401 for whatever is no key, 403 for a key that is not for this call.
+    /// 401 for an unknown or missing key, 403 for a key without permission for this call.
     pub(in crate::http) fn look(&self, needs: Needs<'_>, secret: Option<&[u8]>) -> Result<Caller, Refusal> {
         let Some(kept) = &self.kept else { return Ok(Caller(Who::Anybody)) };
         let key = secret.and_then(|secret| kept.keys.load().of(secret).cloned());
@@ -187,10 +187,10 @@ impl AccessControl {
         Ok(Caller(Who::Key(key)))
     }
 
-    /// Lets a call in, and counts it against the rate of its key.
+    /// Admits a call, and counts it against the rate of its key.
     ///
     /// # Errors
-    /// As [`AccessControl::look`]; 429 where it comes too early.
+    /// As [`AccessControl::look`]; 429 if the key exceeds its rate.
     pub(in crate::http) fn admit(&self, needs: Needs<'_>, secret: Option<&[u8]>) -> Result<Caller, Refusal> {
         let caller = self.look(needs, secret)?;
         if let Who::Key(key) = &caller.0
@@ -206,7 +206,7 @@ impl AccessControl {
         Ok(caller)
     }
 
-    /// The record of a call that changes something, or that was refused to one who may not.
+    /// Starts the audit record of a call that changes something, or that was rejected for lack of permission.
     pub(in crate::http) fn change(&self, asked: Asked) -> Change {
         Change::new(self.log.clone(), asked)
     }
@@ -221,14 +221,14 @@ fn count(outcome: &'static str) {
     metrics::counter!("sterling_key_reloads_total", "outcome" => outcome).increment(1);
 }
 
-/// The key in the headers of a request, where there is one and no more.
+/// Returns the key of a request's headers, if there is exactly one.
 pub(in crate::http) fn secret_in(headers: &HeaderMap) -> Option<&[u8]> {
     let mut values = headers.get_all(AUTHORIZATION).iter();
     let value = values.next()?;
     if values.next().is_some() { None } else { secret_of(value.as_bytes()) }
 }
 
-/// The key in the value of a header `Authorization`.
+/// Returns the key in the value of an `Authorization` header.
 pub(in crate::http) fn secret_of(value: &[u8]) -> Option<&[u8]> {
     let (scheme, secret) = value.split_at_checked(7)?;
     let is_fit = !secret.is_empty() && secret.len() <= SECRET_BYTES_MAX;

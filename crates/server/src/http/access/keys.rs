@@ -1,13 +1,13 @@
-//! The file of keys.
+//! File of access keys.
 //!
 //! ```toml
 //! [[key]]
 //! name = "shop"
-//! sha256 = "6c3a...64 digits"   # of the key itself, which stands nowhere
+//! sha256 = "6c3a...64 digits"   # hash of the key; the key itself is stored nowhere
 //! role = "read"                 # read, write or admin
-//! models = ["debian"]           # without it, all
-//! rate = 200                    # requests a second; without it, as many as come
-//! burst = 400                   # requests at once; without it, those of a second
+//! models = ["debian"]           # default: all models
+//! rate = 200                    # requests per second; default: unlimited
+//! burst = 400                   # requests at once; default: those of one second
 //! ```
 
 use std::collections::BTreeSet;
@@ -24,17 +24,16 @@ use super::role::Role;
 use sterling_core::error::{Error, Result};
 use sterling_snapshot::check_name;
 
-/// Most keys of a file: each costs every call some ten nanoseconds.
+/// Maximum number of keys per file: each key adds some ten nanoseconds to every call.
 const KEYS_MAX: usize = 1024;
-/// Longest file, in bytes.
+/// Maximum size of a file, in bytes.
 const FILE_BYTES_MAX: usize = 1 << 20;
-/// What keys made here begin with, so that scanners for secrets know them.
+/// Prefix of generated keys, so that secret scanners recognize them.
 const KEY_PREFIX: &str = "stk_";
 
 /// The SHA-256 of a key.
 type Digest = [u64; 4];
 
-/// A key, without itself.
 #[derive(Debug)]
 pub(super) struct ApiKey {
     pub(super) name: String,
@@ -45,18 +44,17 @@ pub(super) struct ApiKey {
 }
 
 impl ApiKey {
-    /// True where the key is for this model.
+    /// Whether the key permits this model.
     pub(super) fn is_for(&self, model: &str) -> bool {
         self.models.as_ref().is_none_or(|models| models.contains(model))
     }
 
-    /// True where the key is for all models.
+    /// Whether the key permits all models.
     pub(super) fn is_for_all(&self) -> bool {
         self.models.is_none()
     }
 }
 
-/// All keys of a file.
 #[derive(Debug, Default)]
 pub(super) struct ApiKeys(Vec<Arc<ApiKey>>);
 
@@ -79,17 +77,17 @@ struct KeyEntry {
 }
 
 impl ApiKeys {
-    /// Reads the text of a file. What `before` counted of keys with the same digest and rate goes on.
+    /// Parses the text of a file. Keys of `before` with the same digest and rate pass on their rate state.
     ///
     /// # Errors
-    /// `Invalid` naming the file, the key and what is wrong with it.
+    /// `Invalid` with the file, the key and the problem.
     pub(super) fn parse(path: &Path, text: &[u8], before: &ApiKeys) -> Result<Self> {
         let wrong = |what: String| Error::invalid(format!("keys: {}: {what}", path.display()));
         if text.len() > FILE_BYTES_MAX {
             return Err(wrong(format!("{} bytes, expected at most {FILE_BYTES_MAX}", text.len())));
         }
         let text = std::str::from_utf8(text).map_err(|e| wrong(e.to_string()))?;
-        // The message of the error would show the line, and somebody may have put a key itself there.
+        // The full error message would quote the line, and the line may contain a key by mistake.
         let file: KeyFile = toml::from_str(text).map_err(|e| {
             let line = e.span().map_or(0, |span| text.get(..span.start).unwrap_or(text).matches('\n').count() + 1);
             wrong(format!("line {line}: {}", e.message()))
@@ -115,7 +113,7 @@ impl ApiKeys {
         self.0.len()
     }
 
-    /// The key that this is. All are looked at, whichever it is, in the same time.
+    /// Returns the entry of a key. All entries are compared in constant time, so timing reveals nothing.
     pub(super) fn of(&self, secret: &[u8]) -> Option<&Arc<ApiKey>> {
         let came = digest(secret);
         let mut found = 0_u32;
@@ -166,18 +164,18 @@ fn digest_of_hex(text: &str) -> Option<Digest> {
     is_hex.then(|| std::array::from_fn(|_| words.next().unwrap_or_default()))
 }
 
-/// A key that was made, and what a file of keys says of it.
+/// Generated key and its entry for a file of keys.
 pub struct NewKey {
-    /// The key, for its user alone.
+    /// The key, for its user only.
     pub secret: String,
-    /// The lines of the file, without the key.
+    /// Lines for the file, without the key.
     pub entry: String,
 }
 
-/// Makes a key of 256 random bits.
+/// Generates a key of 256 random bits.
 ///
 /// # Errors
-/// `Invalid` for a name that is none; `Internal` where the system gives no random numbers.
+/// `Invalid` for an invalid name; `Internal` if the system provides no random numbers.
 pub fn new_key(name: &str, role: Role, models: &[String]) -> Result<NewKey> {
     check_name("name", name)?;
     for model in models {
@@ -187,7 +185,7 @@ pub fn new_key(name: &str, role: Role, models: &[String]) -> Result<NewKey> {
     getrandom::fill(&mut random).map_err(|e| Error::internal(format!("random numbers: {e}")))?;
     let hex = |bytes: &mut dyn Iterator<Item = u8>| {
         bytes.fold(String::new(), |mut text, byte| {
-            // A string takes whatever it is given.
+            // Writing to a string cannot fail.
             let _ = write!(text, "{byte:02x}");
             text
         })
@@ -202,10 +200,10 @@ pub fn new_key(name: &str, role: Role, models: &[String]) -> Result<NewKey> {
     Ok(NewKey { secret, entry })
 }
 
-/// Refuses a text that no server takes for a file of keys.
+/// Rejects a text that servers would not accept as a file of keys.
 ///
 /// # Errors
-/// `Invalid` naming the file, the key and what is wrong with it.
+/// `Invalid` with the file, the key and the problem.
 pub fn check_keys(path: &Path, text: &[u8]) -> Result<()> {
     ApiKeys::parse(path, text, &ApiKeys::default()).map(drop)
 }

@@ -1,8 +1,8 @@
-//! Who may do what: keys with roles, asked for by every call of the table; rates; the audit log of what was changed.
+//! Access control: keys with roles, which every call checks; rates; the audit log of changes.
 //!
-//! A server without a file of keys answers everybody, as far as its socket reaches. With one, each call takes a key
-//! (`Authorization: Bearer KEY`) whose role is at least that of the call and whose models hold the call's. Keys are random and kept as
-//! their SHA-256; what comes is held against all of them in constant time, and whatever is wrong with it gets one answer.
+//! Without a file of keys, a server answers every client that can reach its socket. With one, each call needs a key
+//! (`Authorization: Bearer KEY`) whose role is at least the call's and whose models include the call's. Keys are random and
+//! stored as SHA-256. A received key is compared with all entries in constant time, and every invalid key gets the same answer.
 
 mod guard;
 mod keys;

@@ -1,4 +1,4 @@
-//! The configuration of access.
+//! Configuration of access.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

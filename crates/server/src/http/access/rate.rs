@@ -1,23 +1,23 @@
-//! The rate of one key: the generic cell rate algorithm (ITU-T I.371), one number under many threads.
+//! Rate of one key: the generic cell rate algorithm (ITU-T I.371), in one atomic number that threads share.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// So many requests a second, and so many at once.
+/// Rate and burst of a key.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Rate {
-    /// Requests a second.
+    /// Requests per second.
     pub(super) rate: f64,
-    /// Requests that may come at once.
+    /// Number of requests that may arrive at once.
     pub(super) burst: f64,
 }
 
-/// What a key has left of its rate.
+/// Consumption of a key's rate.
 #[derive(Debug)]
 pub(super) struct Meter {
     rate: Rate,
     start: Instant,
-    /// Nanoseconds after `start` at which all requests so far were due.
+    /// Theoretical arrival time: nanoseconds after `start` at which all requests so far were due.
     due: AtomicU64,
 }
 
@@ -33,12 +33,12 @@ impl Meter {
     /// Counts one request.
     ///
     /// # Errors
-    /// How long to wait, where it comes too early.
+    /// Returns the time to wait if the request exceeds the rate.
     pub(super) fn take(&self) -> Result<(), Duration> {
         self.take_at(self.start.elapsed().as_nanos() as u64)
     }
 
-    /// Counts more requests that came with one that was taken: those that come next wait for them.
+    /// Counts further requests of an admitted call: later requests wait for them.
     pub(super) fn charge(&self, count: u64) {
         self.charge_at(self.start.elapsed().as_nanos() as u64, count);
     }
@@ -46,7 +46,7 @@ impl Meter {
     fn charge_at(&self, now: u64, count: u64) {
         let added = self.step().saturating_mul(count);
         let later = |due: u64| Some(due.max(now).saturating_add(added));
-        // Never refused: what it is changed to is always something.
+        // Cannot fail: the closure always returns a value.
         let _ = self.due.fetch_update(Ordering::Relaxed, Ordering::Relaxed, later);
     }
 
@@ -86,7 +86,7 @@ mod tests {
         assert_eq!(taken(0, 100, 1), 5);
         assert_eq!(meter.take_at(100), Err(Duration::from_nanos(SECOND / 10 - 100)));
         assert_eq!(taken(SECOND / 10, 10 * SECOND, SECOND / 100), 99);
-        // What was not used is a burst again, and no more.
+        // Unused rate accumulates to one burst at most.
         assert_eq!(taken(60 * SECOND, 60 * SECOND + 100, 1), 5);
     }
 

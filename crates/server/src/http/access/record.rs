@@ -1,8 +1,8 @@
-//! The audit log: who changed what, from where, and what came of it; a JSON line each, appended and never rewritten.
+//! Audit log: one JSON line per change, with key, client and outcome; appended and never rewritten.
 //!
-//! A line is written when the call has ended, and before its answer goes out, also where its caller has left meanwhile, for the
-//! change may have been made. A file that was renamed or removed, as `logrotate` does, is opened anew. Threads that drive connections
-//! do not wait for the disk.
+//! A line is written after the call has ended and before its answer is sent. It is also written if the client has disconnected,
+//! because the change may have been made. If the file was renamed or removed, as `logrotate` does, it is opened again. Threads
+//! that drive connections do not wait for the disk.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
@@ -19,10 +19,10 @@ use tokio::task::JoinHandle;
 use sterling_core::error::{Error, Result};
 use sterling_core::locks::locked;
 
-/// Longest path that is written, in bytes.
+/// Longest logged path, in bytes.
 const PATH_BYTES_MAX: usize = 1024;
 
-/// The file, where there is one.
+/// The file, if one is configured.
 #[derive(Debug, Default)]
 pub(super) struct AuditLog(Option<Mutex<Appended>>);
 
@@ -30,15 +30,15 @@ pub(super) struct AuditLog(Option<Mutex<Appended>>);
 struct Appended {
     path: PathBuf,
     file: File,
-    /// Whether the file ends within a line: a disk was full, or the process ended.
+    /// Whether the file ends within a line, because a disk was full or the process ended.
     is_torn: bool,
 }
 
-/// A call as its line tells it.
+/// Call as logged.
 #[derive(Serialize)]
 pub(in crate::http) struct Asked {
     pub(in crate::http) id: String,
-    /// The name of its key.
+    /// Name of its key.
     pub(in crate::http) key: Option<String>,
     pub(in crate::http) peer: Option<SocketAddr>,
     pub(in crate::http) method: String,
@@ -46,18 +46,17 @@ pub(in crate::http) struct Asked {
     pub(in crate::http) call: &'static str,
 }
 
-/// One line.
 #[derive(Serialize)]
 struct Line<'a> {
     time: String,
     #[serde(flatten)]
     asked: &'a Asked,
-    /// The status of the answer; nothing where the caller left before it.
+    /// Status of the answer; `None` if the client disconnected before it.
     status: Option<u16>,
     ms: f64,
 }
 
-/// Whether a file ends within a line. One that cannot be read, or that has no end to look at, does not.
+/// Returns whether a file ends within a line; false for empty files and for non-regular files such as pipes.
 fn ends_torn(path: &Path, file: &File) -> std::io::Result<bool> {
     let metadata = file.metadata()?;
     if !metadata.is_file() || metadata.len() == 0 {
@@ -69,10 +68,10 @@ fn ends_torn(path: &Path, file: &File) -> std::io::Result<bool> {
 }
 
 impl AuditLog {
-    /// Opens the file.
+    /// Opens the file for appending.
     ///
     /// # Errors
-    /// `Io` or `NotFound` where it cannot be appended to.
+    /// `Io` or `NotFound` if it cannot be opened for appending.
     pub(super) fn open(path: Option<&Path>) -> Result<Self> {
         let Some(path) = path else { return Ok(AuditLog::default()) };
         let log = Appended::open(path).map_err(|e| Error::io(format!("audit log {}", path.display()), e))?;
@@ -102,7 +101,7 @@ impl Appended {
         if !is_there {
             *self = Appended::open(&self.path)?;
         }
-        // What could not be written whole stays a line of its own, so that it takes no other with it.
+        // A partial line is ended here, so that it does not corrupt the next one.
         if self.is_torn {
             self.file.write_all(b"\n")?;
         }
@@ -112,16 +111,16 @@ impl Appended {
     }
 }
 
-/// A call that changes something, from its beginning to its end. Dropped, it is written down.
+/// A call that changes something. The record is written when it is dropped.
 pub(in crate::http) struct Change {
     log: Arc<AuditLog>,
     begun: Instant,
-    /// What is not written down yet.
+    /// Fields that are not yet written; `None` after writing.
     asked: Option<Asked>,
     status: Option<u16>,
 }
 
-/// A line that is written when it is dropped: also by a runtime that ends before it was run.
+/// Line that is written on drop, also by a runtime that shuts down before the write task ran.
 struct Unwritten {
     log: Arc<AuditLog>,
     text: Vec<u8>,
@@ -139,16 +138,16 @@ impl Change {
         Change { log, begun: Instant::now(), asked: Some(asked), status: None }
     }
 
-    /// Ends it with the status of its answer, and waits until it is written down.
+    /// Records the status of the answer, and waits until the line is written.
     pub(in crate::http) async fn ended(mut self, status: u16) {
         self.status = Some(status);
         if let Some(writing) = self.write() {
-            // A disk that refuses it is told by the log.
+            // A write failure is already logged and counted.
             let _ = writing.await;
         }
     }
 
-    /// Writes it down, where there is a runtime on a thread that drives none of its tasks.
+    /// Writes the line on a blocking thread if a runtime is available.
     fn write(&mut self) -> Option<JoinHandle<()>> {
         let (time, ms) = (sterling_telemetry::now(), (self.begun.elapsed().as_secs_f64() * 1e6).round() / 1e3);
         let (asked, status) = (&self.asked.take()?, self.status);
@@ -200,7 +199,7 @@ mod tests {
         assert!(second[0]["status"] == 409 && second[0]["path"].as_str().unwrap().len() == PATH_BYTES_MAX);
         assert!(first[0]["time"].as_str().unwrap().ends_with('Z'), "{}", first[0]["time"]);
         assert!(AuditLog::open(Some(folder.path())).is_err());
-        // A disk that was full in the midst of a line, while the server ran or before it started.
+        // A line that was truncated by a full disk, while the server ran or before it started.
         std::fs::write(&path, "{\"id\": \"torn").unwrap();
         let log = Arc::new(AuditLog::open(Some(&path)).unwrap());
         let write = |id: &str| {

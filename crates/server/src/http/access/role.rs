@@ -1,24 +1,24 @@
-//! What keys may do, and what calls reach.
+//! Roles of keys and reach of calls.
 
 use serde::{Deserialize, Serialize};
 
-/// The right that a call takes and a key has; each includes those before it.
+/// Permission that a call requires and a key grants; each role includes the previous ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// None: probes, the API's description, the page without its data. No key has this role.
+    /// No permission: probes, the API description, the console page without data. No key has this role.
     #[serde(skip)]
     Open,
-    /// Retrievals and all else that changes nothing.
+    /// Retrievals and all other calls without changes.
     Read,
-    /// Changes of items too.
+    /// Changes of items.
     Write,
-    /// Everything: versions, labels and merges too.
+    /// All calls, such as changes of versions and labels, and merges.
     Admin,
 }
 
 impl Role {
-    /// The name, as in a file of keys.
+    /// Name, as in a file of keys.
     pub fn name(self) -> &'static str {
         match self {
             Role::Open => "open",
@@ -29,22 +29,22 @@ impl Role {
     }
 }
 
-/// Whose data a call shows or changes.
+/// Data that a call shows or changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
-    /// That of the model in its path.
+    /// The model in the path.
     Model,
-    /// That of the models which its caller may see.
+    /// The models that the caller may see.
     Visible,
-    /// That of the whole server: a key for some models is not enough.
+    /// The whole server: a key for some models does not suffice.
     Server,
 }
 
-/// Which socket a connection came through.
+/// Socket that accepted a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Door {
-    /// The one for requests.
+    /// Socket for requests.
     Main,
-    /// The one for all calls, where those of administrators have a socket of their own.
+    /// Socket for all calls, if administrators have a separate one.
     Admin,
 }

@@ -1,5 +1,5 @@
-//! Pages of other sites in the browser of somebody who reaches this server: they can send requests without reading the answers, and
-//! where no key is asked for a request is all it takes to change something.
+//! Protection against cross-site requests: pages of other sites in a browser that reaches this server can send requests without
+//! reading the answers. Without keys, sending is enough to change something.
 
 use axum::http::header::{HOST, HeaderName, ORIGIN};
 use axum::http::{HeaderMap, Method, StatusCode, Uri};
@@ -8,10 +8,10 @@ use crate::http::answer::Refusal;
 
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
-/// Refuses what a page of another site sends, but for what only reads: no answer of this server may be read by it.
+/// Rejects requests by pages of other sites. `GET` and `HEAD` are allowed, because such a page cannot read the answer.
 ///
 /// # Errors
-/// 403, saying so.
+/// 403 with the reason.
 pub(in crate::http) fn check_site(method: &Method, uri: &Uri, headers: &HeaderMap) -> Result<(), Refusal> {
     if *method == Method::GET || *method == Method::HEAD {
         return Ok(());
@@ -20,7 +20,7 @@ pub(in crate::http) fn check_site(method: &Method, uri: &Uri, headers: &HeaderMa
         (Some(site), _) => site == "same-origin" || site == "none",
         (None, Some(origin)) => {
             let origin = origin.to_str().ok().and_then(|origin| origin.split_once("://"));
-            // A target that names its host goes before the header: RFC 9112, 3.2.2; HTTP/2 has no other.
+            // An authority in the request target takes precedence over the header: RFC 9112, 3.2.2. HTTP/2 has no other.
             let host = headers.get(HOST).and_then(|host| host.to_str().ok());
             let host = uri.authority().map(|authority| authority.as_str()).or(host);
             origin.zip(host).is_some_and(|((scheme, origin), host)| {
@@ -36,7 +36,7 @@ pub(in crate::http) fn check_site(method: &Method, uri: &Uri, headers: &HeaderMa
     Err(Refusal::http(StatusCode::FORBIDDEN, "cross_site", "a page of another site may not call this server"))
 }
 
-/// A host without the port that its scheme has anyway: RFC 9110, 4.2.3.
+/// Strips the default port of a scheme from a host: RFC 9110, 4.2.3.
 fn without_default_port<'a>(scheme: &str, host: &'a str) -> &'a str {
     let port = match scheme {
         "http" => ":80",

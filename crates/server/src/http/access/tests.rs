@@ -1,4 +1,4 @@
-//! Every call of the table under every sort of key.
+//! Tests every call of the table with every kind of key.
 
 #![allow(clippy::unwrap_used)]
 
@@ -24,7 +24,7 @@ use sterling_serving::engine::{self, Engine, Passes};
 use sterling_serving::registry::{self, Registry, Snapshots};
 use sterling_snapshot::Store;
 
-/// A server without models, and its keys by their names.
+/// Server without models, and its keys by name.
 struct Edge {
     runtime: Runtime,
     router: Router,
@@ -34,7 +34,7 @@ struct Edge {
 }
 
 const ALL: [&str; 0] = [];
-/// Each key with its role and its models.
+/// Keys with their roles and models.
 const KEYS: [(&str, Role, &[&str]); 5] = [
     ("read", Role::Read, &ALL),
     ("write", Role::Write, &ALL),
@@ -59,16 +59,17 @@ impl Edge {
         let registry = Registry::new(Store::new(folder.path()), Snapshots::default(), registry::Options::default());
         let engine =
             Engine::start(Passes::default(), &engine::Options { workers: 1, ..engine::Options::default() }).unwrap();
-        let app = Arc::new(App::new(registry, engine, &Options::default()).with_access(access));
+        let app = Arc::new(App::new(registry, engine, &Options::default()).unwrap().with_access(access));
         Edge { runtime: Runtime::new().unwrap(), router: router(app.clone()), app, secrets, _folder: folder }
     }
 
-    /// The same keys before a router.
+    /// The same keys in front of a router.
     fn routed(self) -> Self {
         let keys = Some(self._folder.path().join("keys.toml"));
         let access = AccessControl::open(&AccessOptions { keys, admin_listen: None, audit_log: None }).unwrap();
         let servers = route::Options { servers: vec!["127.0.0.1:1".into()], ..route::Options::default() };
-        let app = RouterApp::new(Fleet::open(servers).unwrap(), access, Traces::default(), &Options::default());
+        let app =
+            RouterApp::new(Fleet::open(servers).unwrap(), access, Traces::default(), &Options::default()).unwrap();
         Edge { router: routes::of_router(Arc::new(app)), ..self }
     }
 
@@ -93,7 +94,7 @@ impl Edge {
     }
 }
 
-/// A path of a call, for the model `m`.
+/// Path of a call, for the model `m`.
 fn path_of(route: &table::Route) -> String {
     let mut path = route.path.to_owned();
     for (name, text) in [("{model}", "m"), ("{version}", "1"), ("{label}", "l"), ("{column*}", "c"), ("{id}", "1")] {
@@ -138,7 +139,7 @@ fn check_roles(edge: &Edge) {
 fn what_changes_something_takes_more_than_reading() {
     for route in &TABLE {
         let is_pass = route.verb.is_pass() || route.verb == Verb::Rows;
-        // What others asked for is for administrators.
+        // Requests of other callers are visible to administrators only.
         let reads = (route.method == Method::GET || is_pass) && ![Verb::Slow, Verb::Shadow].contains(&route.verb);
         assert_eq!(reads, route.role <= Role::Read, "{} {}", route.method, route.path);
         assert_eq!(route.path.contains("{model}"), route.reach == Reach::Model, "{}", route.path);
@@ -195,7 +196,7 @@ fn an_unknown_parameter_is_refused_by_name_and_the_others_are_those_of_the_descr
                 let named = if described.is_empty() && query.starts_with(first) { first } else { &named };
                 assert!(body.contains(&format!("unknown parameter `{named}`")), "{path}?{query}: {body}");
                 assert!(described.iter().all(|known| body.contains(&format!("`{known}`"))), "{body}");
-                // Who may not call learns nothing of the call.
+                // Callers without permission learn nothing about the call.
                 assert!(route.role == Role::Open || unknown(&query, "Bearer stk_0").is_none(), "{path}");
             }
             for known in ["", "&", "&&"].into_iter().chain(route.parameters.iter().copied()) {
@@ -231,7 +232,7 @@ fn wrong_keys_learn_nothing() {
         format!("Bearer {right}, Bearer {right}"),
         format!("Bearer {}", "x".repeat(4000)),
     ];
-    // All that begin as the right one does.
+    // Every prefix of the valid key.
     wrong.extend((0..right.len()).map(|length| format!("Bearer {}", &right[..length])));
     wrong.extend((0..2000).map(|n| format!("Bearer stk_{:064x}", n * 7919)));
     let told = |method: &Method, path: &str, wrong: &str| {
@@ -246,7 +247,7 @@ fn wrong_keys_learn_nothing() {
     for wrong in &wrong {
         assert_eq!(told(&Method::GET, "/v1/models", wrong), first, "{wrong}");
     }
-    // What there is and what there is not are told to those with a key.
+    // Only callers with a key learn whether something exists.
     for (method, path) in [
         (Method::GET, "/v1/models/none"),
         (Method::GET, "/nowhere"),
@@ -292,7 +293,7 @@ fn no_way_of_writing_a_path_leads_around_its_role() {
     ] {
         assert_eq!(edge.ask(&Method::POST, path, Some(&read)).0, StatusCode::FORBIDDEN, "{path}");
     }
-    // Other paths, whatever they look like.
+    // Different paths, despite their similarity.
     for path in [
         "//v1/models/m/versions/1:activate",
         "/v1/models/m/versions/1:activate/",
@@ -306,7 +307,7 @@ fn no_way_of_writing_a_path_leads_around_its_role() {
         let status = edge.ask(&Method::POST, path, Some(&edge.bearer("admin"))).0;
         assert_eq!(status, StatusCode::NOT_FOUND, "{path}");
     }
-    // A model's name that is escaped is the same name.
+    // An escaped model name is the same name.
     let other = edge.bearer("admin-of-other");
     assert_eq!(edge.ask(&Method::GET, "/v1/models/%6d", Some(&other)).0, StatusCode::FORBIDDEN);
 }

@@ -1,8 +1,8 @@
-// An answer: items as a table or as cards, what moved against another answer, where the time went.
+// Renders an answer: items as a table or as cards, moves against another answer, and the time of each step.
 
 const as_cards = { chosen: false };
 
-// Where each item stood in another answer, by id.
+// Rank of each item in another answer, by id.
 const ranks = answer => new Map((answer?.items ?? []).map((item, rank) => [item.id, rank]));
 
 function moved(rank, before) {
@@ -11,7 +11,7 @@ function moved(rank, before) {
   return make("span", { class: `moved ${by > 0 ? "good" : by < 0 ? "bad" : "muted"}` }, by > 0 ? `▲ ${by}` : by < 0 ? `▼ ${-by}` : "=");
 }
 
-// What people call an item: its text of the first text column, or its id.
+// Display name of an item: its first text column, or its id.
 function title_of(item) {
   const name = item.columns?.[name_column()];
   return name === undefined || name === null ? `#${item.id}` : cell(name);
@@ -37,7 +37,7 @@ function item_cards(answer, other) {
   }));
 }
 
-// One answer under its title; `other` is the one it is compared with.
+// One answer under its title; `other` is the answer to compare with.
 function answer_panel({ title, call, body, answer }, other) {
   const panel = make("div", { class: "panel answer" }, make("h2", {}, title));
   if (!answer.ok) return put(panel, {}, [problem(answer, body.filter)]);

@@ -1,4 +1,4 @@
-// The index, the columns, the tables, the shards.
+// Index, columns, tables and shards.
 
 async function render_index() {
   const { model } = shown, answer = await ask(`${base()}/index`);
@@ -18,7 +18,7 @@ async function render_index() {
   at("browser").replaceChildren(...item_browser());
 }
 
-// One item with all of its attributes, found by its name or its id.
+// One item with all of its attributes, found by name or id.
 function item_browser() {
   const found = make("div", { role: "status" });
   const show = async id => {
@@ -37,7 +37,7 @@ async function render_values(column) {
   const answer = await ask(`${base()}/columns/${encodeURIComponent(column.name)}?limit=30`);
   if (!answer.ok) return at("values").replaceChildren(problem(answer));
   const { values, found, least, greatest } = answer.told;
-  // Without separators, as a filter has them: many are years, times and ids.
+  // Without separators, as in a filter: many are years, times and ids.
   const bound = value => typeof value === "number" && !Number.isInteger(value) ? String(+value.toPrecision(6)) : String(value);
   const range = least === undefined ? "" : `, from ${bound(least)} to ${bound(greatest)}`;
   const title = `${column.name}: ${column.kind === "floats" ? "numbers" : `${whole(found)} values`}${range}`;
@@ -45,7 +45,7 @@ async function render_values(column) {
   at("values").scrollIntoView({ block: "nearest" });
 }
 
-// Each table as an area of the bytes of its rows, by where it lies.
+// Tables as areas: width by the bytes of their rows, colour by location.
 function render_tables() {
   const { tables } = shown.model;
   if (!tables.length) return at("plan").replaceChildren(make("p", {}, "This model has no tables: requests bring vectors."));

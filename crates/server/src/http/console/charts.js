@@ -1,16 +1,16 @@
-// Pictures: lines over time, bars, the waterfall of steps.
+// Charts: lines over time, bars, and the waterfall of steps.
 const WIDE = 420, HIGH = 150, LEFT = 46, LOW = 22;
 
-// Names with their colours, and with values behind them, which `tell` changes.
+// Legend: names with their colours, and values that `tell` updates.
 function legend(names, values = []) {
   const told = names.map((_, n) => make("b", {}, values[n] ?? ""));
   const element = make("div", { class: "legend" }, names.map((name, n) => make("span", {}, make("i", { style: `background:${color(n)}` }), `${name} `, told[n])));
   return { element, tell: values => told.forEach((value, n) => value.textContent = values[n]) };
 }
 
-// `series`: [{name, points: [[x, y], ...]}], y from 0 up.
+// `series`: [{name, points: [[x, y], ...]}], with y at least 0.
 function lines(title, all, { x_text = short, y_text = short, log_x = false } = {}) {
-  // Before there was traffic a quantile or a rate is no number.
+  // Without traffic, quantiles and rates are NaN.
   const series = all.map(({ name, points }) => ({ name, points: points.filter(([, y]) => Number.isFinite(y)) }));
   const points = series.flatMap(one => one.points);
   const panel = make("figure", { class: "panel" }, make("h3", {}, title));
@@ -31,7 +31,7 @@ function lines(title, all, { x_text = short, y_text = short, log_x = false } = {
     const path = points.map(([x, y], at) => `${at ? "L" : "M"}${left(x).toFixed(1)} ${down(y).toFixed(1)}`).join("");
     picture.append(draw("path", { d: path, fill: "none", stroke: color(n), "stroke-width": 2 }));
   });
-  // The values at the pointer; without it the last ones.
+  // Values at the pointer; without a pointer the latest ones.
   const key = legend(series.map(one => one.name), series.map(one => said(one.points.at(-1))));
   const rule = draw("line", { class: "axis", y1: 10, y2: HIGH - LOW, visibility: "hidden" }), where = make("span", { class: "muted" });
   picture.append(rule);
@@ -60,7 +60,7 @@ function bars(title, rows) {
   return make("figure", { class: "panel bars" }, make("h3", {}, title), table(null, made, title));
 }
 
-// An area for each of `parts`, [{name, size, kind, text}], as wide as its share of the sizes, in the colour of its kind.
+// One area per entry of `parts`, [{name, size, kind, text}]: width by its share of the sizes, colour by kind.
 function areas(title, parts) {
   const all = parts.reduce((sum, part) => sum + part.size, 0) || 1, kinds = [...new Set(parts.map(part => part.kind))];
   const picture = draw("svg", { viewBox: "0 0 1000 120", role: "img", "aria-label": `${title}: ${parts.map(part => `${part.name} ${part.text}`).join(", ")}` });
@@ -74,7 +74,7 @@ function areas(title, parts) {
   return make("div", { class: "panel" }, picture, legend(kinds).element);
 }
 
-// The steps of an answer, one after another in time.
+// Waterfall of an answer's steps.
 function waterfall(steps) {
   const total = steps.reduce((sum, step) => sum + step.micros, 0) || 1;
   let begun = 0;

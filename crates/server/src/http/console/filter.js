@@ -1,6 +1,6 @@
-// The editor of filters: names, values, and what is wrong, where.
+// Filter editor: completes names and values, and marks errors.
 
-// The term that the cursor stands in, as {start, column, value}: `value` is undefined where no colon came yet.
+// The term at the cursor as {start, column, value}; `value` is undefined before a colon.
 function term_at(text, cursor) {
   const start = text.slice(0, cursor).search(/[^\s()!&|]*$/);
   const [column, ...rest] = text.slice(start, cursor).split(":");
@@ -32,7 +32,7 @@ function filter_field() {
     if (!filter.trim()) { said.replaceChildren(); return changed(); }
     const body = { ...user_part(), filter, k: 1, explain: true };
     if (shown.model.tasks.length) body.candidates = 1;
-    // In a list a wrong filter is a part of the answer, and no failure of the call.
+    // In a list of requests, an invalid filter is part of the answer rather than a failed call.
     const answer = await ask(`${base()}:retrieve`, { method: "POST", body: { requests: [body] } });
     if (mine !== turn) return;
     if (!answer.ok) return said.replaceChildren(problem(answer));

@@ -1,6 +1,6 @@
-// Inputs that the model's schema asks for: features, columns, constants. Each knows how to give its value.
+// Inputs for the model's schema: features, columns, constants. Each returns its value.
 
-// A text field with a list of what may stand there. `find(text)` gives [{text, note, value}]; `take(option)` is told the choice.
+// Text field with suggestions. `find(text)` returns [{text, note, value}]; `take(option)` receives the selected one.
 function combo(label, find, take, input = make("input", { type: "text", spellcheck: "false" })) {
   const list_id = `list-${Math.random().toString(36).slice(2)}`;
   const list = make("ul", { role: "listbox", id: list_id, hidden: true, "aria-label": label });

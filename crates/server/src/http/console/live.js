@@ -1,10 +1,10 @@
-// What the server is at: its metrics, every two seconds, as differences.
+// Live metrics of the server: differences between readings every 2 s.
 const STEP_MS = 2000, KEPT = 150, STEPS = 4;
 const series = new Map();
 const drawn_steps = [];
 let last = null;
 
-// Prometheus' text as [{name, labels, value}].
+// Parses Prometheus' text format to [{name, labels, value}].
 function samples(text) {
   return text.split("\n").filter(line => line && line[0] !== "#").map(line => {
     const [, name, labels = "", value] = line.match(/^(\w+)(?:\{(.*)\})? (\S+)/) ?? [];
@@ -14,7 +14,7 @@ function samples(text) {
 
 const total = (all, name, matches = () => true) => all.filter(one => one.name === name && matches(one.labels)).reduce((sum, one) => sum + one.value, 0);
 
-// The time that a share of the calls between two readings took at most, by the buckets of a histogram.
+// Quantile of call times between two readings, from histogram buckets.
 function quantile(now, before, name, matches, share) {
   const read = all => { const sums = new Map(); for (const one of all) if (one.name === `${name}_bucket` && matches(one.labels)) sums.set(one.labels.le, (sums.get(one.labels.le) ?? 0) + one.value); return sums; };
   const earlier = read(before), counts = [...read(now)].map(([le, count]) => [le === "+Inf" ? Infinity : Number(le), count - (earlier.get(le) ?? 0)]).sort((a, b) => a[0] - b[0]);
@@ -48,7 +48,7 @@ async function read_metrics() {
     keep("Memory of requests in flight, MB", "in flight", time, total(now, "sterling_in_flight_bytes") / 1e6);
     const steps = [...new Set(now.filter(one => one.name === "sterling_step_seconds_sum").map(one => one.labels.step))];
     const costs = steps.map(step => [step, total(now, "sterling_step_seconds_sum", labels => labels.step === step)]).filter(([, cost]) => cost > 0).sort((a, b) => b[1] - a[1]);
-    // Those that were the dearest when they came first stay, and so does the colour of each.
+    // Steps that were the most expensive at first stay, each with its colour.
     for (const [step] of costs) if (drawn_steps.length < STEPS && !drawn_steps.includes(step)) drawn_steps.push(step);
     for (const step of drawn_steps) keep("Seconds a second, by step", step, time, rate("sterling_step_seconds_sum", labels => labels.step === step));
     if (drawn_steps.length) keep("Seconds a second, by step", "others", time, rate("sterling_step_seconds_sum", labels => !drawn_steps.includes(labels.step)));
@@ -64,7 +64,7 @@ async function read_metrics() {
     keep("Items beside the snapshot", "fresh", time, index.told.fresh_items);
   }
   last = { samples: now, time };
-  // What somebody points at stays until the pointer has left it.
+  // Entries under the pointer stay until it leaves.
   if (page() !== "live" || document.querySelector("#charts svg:hover")) return;
   const ago = x => `${Math.round(time - x)} s ago`;
   at("charts").replaceChildren(...[...series].map(([chart, named]) => lines(chart, [...named].map(([name, points]) => ({ name, points })), { x_text: ago })));

@@ -1,4 +1,4 @@
-// Which page is shown, and the start.
+// Selects the page, and starts the console.
 const PAGES = { query: () => {}, models: () => refresh_versions(), live: () => read_metrics(), index: () => render_index(), tables: () => render_tables(), shards: () => render_shards() };
 const page = () => PAGES[location.hash.slice(1)] ? location.hash.slice(1) : "query";
 
@@ -11,7 +11,7 @@ function show_page() {
 
 function choose(name) {
   const model = shown.models.find(model => model.name === name) ?? shown.models[0];
-  // What is typed stays where another version asks for the same.
+  // Keeps input that another version also uses.
   const schema = of => of && JSON.stringify([of.name, of.features, of.queries, of.columns.map(column => column.name), of.constants, of.candidates, of.recall]);
   const is_other = schema(shown.model) !== schema(model);
   shown.model = model;
@@ -56,7 +56,7 @@ addEventListener("hashchange", () => { show_page(); at("main").focus(); });
 await health();
 await refresh();
 show_page();
-// Also while another page is shown, so that the charts begin with what was.
+// Also runs while another page is shown, so that charts have a history.
 setInterval(() => { if (!document.hidden && shown.model) read_metrics(); }, STEP_MS);
 setInterval(async () => {
   if (document.hidden) return;

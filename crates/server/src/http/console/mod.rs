@@ -1,11 +1,11 @@
-//! The console: one page that holds its styles and its program, and asks nobody but this server.
+//! The console: one page with inline styles and scripts, which sends requests to this server only.
 
 use axum::http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
 };
 use axum::response::IntoResponse;
 
-/// The page. The parts of the program share one scope, in this order.
+/// The page. Its scripts share one module scope, in this order.
 const PAGE: &str = concat!(
     include_str!("head.html"),
     "<style>\n",
@@ -27,11 +27,11 @@ const PAGE: &str = concat!(
     "</script>\n</body>\n</html>\n",
 );
 
-/// What the page may do: run its own program and ask this server.
+/// Content security policy: only inline scripts and styles, and requests to this server only.
 const POLICY: &str = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; \
     connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// A page to try requests on, and to see what the server is at.
+/// The console: a page to try requests and to watch the server.
 #[utoipa::path(get, path = "/", tag = "health", responses((status = 200, body = String, content_type = "text/html")))]
 pub async fn console() -> impl IntoResponse {
     let headers = [
@@ -39,7 +39,7 @@ pub async fn console() -> impl IntoResponse {
         (CONTENT_SECURITY_POLICY, POLICY),
         (X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (REFERRER_POLICY, "no-referrer"),
-        // The page is of one version of the program.
+        // The page belongs to one version of the binary.
         (CACHE_CONTROL, "no-cache"),
     ];
     (headers, PAGE)

@@ -1,4 +1,4 @@
-// Versions: what is published and in memory, which one answers, labels.
+// Versions: published, loaded and active ones, and labels.
 
 async function refresh_versions() {
   const answer = await ask(`${base()}/versions`);
@@ -14,11 +14,11 @@ async function change(path, method, body) {
   at("page-models").querySelectorAll("button").forEach(button => button.disabled = true);
   const answer = await ask(base() + path, { method, body });
   await refresh();
-  // With buttons that can be pressed again.
+  // The refresh has rendered enabled buttons.
   at("trouble").replaceChildren(...(answer.ok ? [] : [problem(answer)]));
 }
 
-// Asks before a version is let answer, and where.
+// Confirms the activation of a version and its scope.
 function activate(version) {
   const path = `/versions/${version}:activate`;
   const scopes = [["server", "this server, until another version is published or desired"], ...(shown.desired ? [["store", "all servers of the store"]] : [])];
@@ -35,7 +35,7 @@ function activate(version) {
   dialog.showModal();
 }
 
-// What all servers of the store are to do, and in what this one differs.
+// Desired state of the store, and how this server differs from it.
 function desired_state() {
   const { desired, versions } = shown;
   if (!desired) return [];

@@ -1,4 +1,4 @@
-// What all pages share: making elements, writing numbers, asking the server, and what is shown now.
+// Shared by all pages: creates elements, formats numbers, sends requests, and holds the current selection.
 const at = id => document.getElementById(id);
 
 function put(element, attributes, children) {
@@ -13,11 +13,11 @@ function put(element, attributes, children) {
 const make = (tag, attributes, ...children) => put(document.createElement(tag), attributes, children);
 const draw = (tag, attributes, ...children) => put(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 
-// JSON whose integers beyond 2^53 are BigInts: as numbers, ids would be rounded to others.
+// Parses JSON with integers beyond 2^53 as BigInt: as numbers, such ids would be rounded.
 const is_whole = text => /^-?\d+$/.test(text);
 const integer = text => Number.isSafeInteger(Number(text)) ? Number(text) : BigInt(text);
 function parsed(text) {
-  // A browser without the source of numbers (before 2025) shows the ones it rounds as such.
+  // Browsers without source text access in JSON.parse (before 2025) mark rounded numbers as such.
   const exact = (_, value, { source } = {}) => typeof value !== "number" || Math.abs(value) <= Number.MAX_SAFE_INTEGER ? value
     : source === undefined ? `≈${value}` : is_whole(source) ? BigInt(source) : value;
   return JSON.parse(text, exact);
@@ -38,16 +38,16 @@ function bytes(count) {
   return `${unit ? count.toFixed(1) : count} ${units[unit]}`;
 }
 const micros = time => time < 1000 ? `${Math.round(time)} µs` : `${(time / 1000).toFixed(2)} ms`;
-// A name that a line breaks behind its separators alone, and not within a word.
+// Text that wraps after separators only, not within a word.
 const breakable = name => name.split(/(?<=[/._-])/).flatMap((part, n) => n ? [make("wbr"), part] : [part]);
 const cell = value => value === null || value === undefined ? "" : Array.isArray(value) ? value.join(", ") : String(value);
 const after = (wait, work) => { let timer; return (...all) => { clearTimeout(timer); timer = setTimeout(() => work(...all), wait); }; };
 const color = number => `var(--${["one", "two", "three", "four", "five"][number % 5]})`;
 
-// The key that the server asks for, until this tab is closed.
+// Access key of the server, until this tab is closed.
 const KEY = "sterling-key";
 
-// Everything that the server says is data: it reaches the page as text alone.
+// Everything the server returns is data: it enters the page as text only.
 async function ask(path, { method = "GET", body, signal } = {}) {
   const start = performance.now(), key = sessionStorage.getItem(KEY);
   try {
@@ -65,12 +65,12 @@ async function ask(path, { method = "GET", body, signal } = {}) {
 }
 
 function problem(answer, text) {
-  // Nobody has given a key yet: the field for it is all that there is to say.
+  // No key entered yet: the key field is the message.
   if (answer.status === 401 && !sessionStorage.getItem(KEY)) return make("p", {}, "This server asks for a key.");
   const { title = "", detail = "", code = "", offset } = typeof answer.told === "object" ? answer.told : { detail: answer.told };
   const box = make("div", { class: "problem", role: "alert" }, make("strong", {}, `${answer.status || ""} ${title} `), make("code", {}, code), make("div", {}, detail));
   if (text !== undefined && offset !== undefined) {
-    // The offset counts bytes of UTF-8.
+    // The offset counts UTF-8 bytes.
     const before = new TextDecoder().decode(new TextEncoder().encode(text).slice(0, offset));
     const rest = text.slice(before.length);
     box.append(make("code", {}, before, make("mark", {}, rest.slice(0, 1) || "⏎"), rest.slice(1)));

@@ -1,4 +1,4 @@
-// The query page: a form made of the model's schema, one or two answers.
+// Query page: a form for the model's schema, and one or two answers.
 let form = null, answers = [], running = null;
 
 function user_part() {
@@ -96,5 +96,5 @@ function render_answers() {
   at("status").textContent = shared === null ? said : `${said}, ${whole(shared)} of the ${whole(reference.items.length)} beside them${answers[0].title === "Exact" ? `: recall ${short(shared / of)}` : ""}`;
 }
 
-// Once an answer is there, what is changed shows at once.
+// After the first answer, changes run at once.
 const changed = after(150, () => { if (answers.length) send(); });

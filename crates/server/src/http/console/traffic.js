@@ -1,8 +1,8 @@
-// Traffic: which other versions answer a share of the requests, or are asked some as well.
+// Traffic: canary and shadow of a model.
 
 async function refresh_traffic() {
   const answer = await ask(`${base()}/traffic`);
-  // A router has none.
+  // A router has no such data.
   at("traffic").hidden = !answer.ok;
   if (answer.ok) render_traffic(answer.told);
 }
@@ -16,7 +16,7 @@ async function wish_traffic(now, part, setting) {
   await change("/traffic", "PUT", body);
 }
 
-// A rolled-back canary says so until somebody sets it anew.
+// A rolled-back canary's setting with a new share, without its stop.
 const renewed = ({ stopped, ...setting }, share) => ({ ...setting, share });
 
 function traffic_form(now, part, what) {

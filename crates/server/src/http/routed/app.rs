@@ -1,4 +1,4 @@
-//! What the calls of a router share.
+//! State that the calls of a router share.
 
 use std::sync::Arc;
 
@@ -10,38 +10,44 @@ use super::super::bodies::Bodies;
 use super::super::options::Options;
 use super::super::shadow::Shadows;
 use super::super::traces::Traces;
+use super::super::writers::Writers;
 use crate::route::Fleet;
 use sterling_core::error::Result;
 use sterling_serving::quota::Flow;
 
-/// The shards, behind an edge.
+/// State of a router: its shards and limits.
 pub struct RouterApp {
     fleet: Arc<Fleet>,
     pub(super) bodies: Bodies,
     pub(super) asides: Asides,
     entrance: Entrance,
-    /// Which answers are held against exact ones.
+    pub(super) writers: Arc<Writers>,
+    /// Recall audit.
     pub(super) audit: Audit,
-    /// Which answers are held against those of other versions.
+    /// Shadow traffic.
     pub(super) shadows: Shadows,
 }
 
 impl RouterApp {
     /// A fleet behind an edge, which tells a collector of its calls.
-    pub fn new(fleet: Fleet, access: AccessControl, traces: Traces, options: &Options) -> Self {
+    ///
+    /// # Errors
+    /// `Io` if the system gives no threads for long answers.
+    pub fn new(fleet: Fleet, access: AccessControl, traces: Traces, options: &Options) -> Result<Self> {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let asides = Asides::new(cores);
-        RouterApp {
+        Ok(RouterApp {
             audit: Audit::new(fleet.options().audit_share),
             shadows: Shadows::default(),
             fleet: Arc::new(fleet),
             bodies: Bodies::new(options, asides.clone()),
             asides,
             entrance: Entrance { access, traces, ..Entrance::default() },
-        }
+            writers: Writers::start()?,
+        })
     }
 
-    /// The shards.
+    /// Servers of the shards.
     pub fn fleet(&self) -> &Arc<Fleet> {
         &self.fleet
     }
@@ -50,6 +56,10 @@ impl RouterApp {
 impl Host for RouterApp {
     fn entrance(&self) -> &Entrance {
         &self.entrance
+    }
+
+    fn writers(&self) -> &Arc<Writers> {
+        &self.writers
     }
 
     fn admits(&self, _flow: &dyn Fn() -> Flow, _body: Option<&[u8]>) -> Result<()> {

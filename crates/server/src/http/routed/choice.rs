@@ -1,4 +1,4 @@
-//! Which version answers a call to a router: the pinned one, the active one, or, for a share of keys, the canary.
+//! Chooses the version that answers a routed call: the pinned one, the active one or, for a share of keys, the canary.
 
 use std::sync::Arc;
 
@@ -15,32 +15,32 @@ use crate::route::{Offering, UnpinnedOffering};
 use sterling_core::error::Result;
 use sterling_core::request::Which;
 
-/// What may answer.
+/// Versions that may answer.
 pub(super) type RoutedChoice = Choice<Arc<Offering>, Arc<Offering>>;
-/// What answers.
+/// Version that answers.
 pub(super) type RoutedChosen = Chosen<Arc<Offering>, Arc<Offering>>;
 
-/// The versions that may answer a call, and what the call says beside its body.
+/// Versions that may answer a call, and the call's path and parameters.
 pub(in crate::http) struct Versions {
     pub(super) choice: RoutedChoice,
     pub(super) call: RoutedCall,
 }
 
-/// What a call says beside its body.
+/// Path and parameters of a call.
 pub(super) struct RoutedCall {
     pub(super) target: Target,
     pub(super) arrived: Instant,
-    /// The share of the items that an answer must cover.
+    /// Least share of the items that an answer must cover.
     pub(super) at_least: f64,
-    /// The positions that are to be seen.
+    /// Update position per shard that must be visible.
     pub(super) seen: Option<Arc<[u64]>>,
 }
 
 impl Versions {
-    /// The versions that may answer a call.
+    /// Determines the versions that may answer a call.
     ///
     /// # Errors
-    /// As [`Fleet::get`](crate::route::Fleet::get); `Invalid` for wrong parameters.
+    /// As [`Fleet::get`](crate::route::Fleet::get); `Invalid` for invalid parameters.
     pub(super) fn of(app: &RouterApp, target: &Target, head: &Parts) -> Result<Self> {
         let choice = choice(app, target, head)?;
         let seen = positions(&head.uri, "min_position", choice.version().shards())?.map(Arc::from);
@@ -55,7 +55,7 @@ fn choice(app: &RouterApp, target: &Target, head: &Parts) -> Result<RoutedChoice
         return Ok(Choice::only(app.fleet().get(model, which)?));
     }
     let UnpinnedOffering { active, canary, shadow } = app.fleet().unpinned(model)?;
-    // Positions are of the shards of the version that answers.
+    // Positions belong to the shards of the answering version, so a canary needs the same number of shards.
     let has_positions = parameter::<String>(&head.uri, "min_position", "one list")?.is_some();
     let canary =
         canary.filter(|(run, version)| run.share() > 0.0 && (!has_positions || version.shards() == active.shards()));

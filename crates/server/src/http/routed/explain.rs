@@ -1,4 +1,4 @@
-//! How an answer of several shards came about.
+//! Explanation of an answer by several shards.
 
 use crate::gather::{Gathered, Results};
 use crate::route::Beside;
@@ -9,9 +9,11 @@ fn step(step: &StepReport) -> Step {
     Step { name: step.name.into(), micros: step.micros, bytes: step.bytes, items: step.items }
 }
 
-/// The rounds of the router as steps, what the shards counted as sums, and what each of them did; nothing where none explained.
+/// Combines the router's rounds as steps, sums of the shards' counters, and the steps of each shard; `None` if no shard explained
+/// its answer.
 pub(super) fn explain(gathered: &Gathered<Beside>) -> Option<Explain> {
-    // What shards selected before others say which of it are candidates counts for none, nor what was asked for again.
+    // A selection counts more candidates than the merge keeps. So answers of earlier rounds count none, and early reranked
+    // results count their share of the merged candidates.
     let before = gathered.told.iter().map(|told| (told.shard, told.round, Some(0), &told.beside));
     let candidates = |part: &Results<Beside>| (part.round == "select").then_some(part.candidates as u64);
     let parts = gathered.parts.iter();
@@ -22,7 +24,7 @@ pub(super) fn explain(gathered: &Gathered<Beside>) -> Option<Explain> {
         let explained = beside.explain.as_deref().and_then(|text| serde_json::from_str::<Explain>(text).ok());
         let micros = beside.took.as_micros() as u64;
         let Some(explained) = explained else {
-            // The user tower explains nothing, and takes its time.
+            // The user tower takes time, but has no explanation.
             all.shards.push(ShardSteps { shard: shard as u32, round: round.into(), micros, steps: Vec::new() });
             continue;
         };
@@ -48,7 +50,7 @@ pub(super) fn explain(gathered: &Gathered<Beside>) -> Option<Explain> {
     Some(all)
 }
 
-/// Adds what a shard says of its plan and of the several queries of a user.
+/// Adds a shard's plan and its counters of the user's queries.
 fn add(all: &mut Explain, explained: &Explain) {
     if all.queries.is_empty() {
         all.queries.clone_from(&explained.queries);
@@ -60,7 +62,7 @@ fn add(all: &mut Explain, explained: &Explain) {
             sum.candidates += query.candidates;
         }
     }
-    // Shards may find eligible items in different ways, each by what it has of them.
+    // Shards may evaluate the filter along different routes, depending on their items; the first one is reported.
     if all.route.is_empty() || all.route == "none" {
         all.route.clone_from(&explained.route);
         all.filter.clone_from(&explained.filter);

@@ -1,4 +1,4 @@
-//! What follows an answer of a router, where nobody waits for it: the same asked exactly, to tell the recall of what was served, and the same asked of a shadow.
+//! Background work after a routed answer: repeats the request exactly, to measure recall, and at a shadow.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,11 +10,11 @@ use super::app::RouterApp;
 use super::choice::RoutedChosen;
 use super::sizes::bytes;
 use crate::route::{Conditions, Errand, Offering};
-use sterling_core::error::{Error, Result};
+use sterling_core::error::{Error, Kind, Result};
 use sterling_core::request::{Answer, Content, Explain, Priority, Ranked, Request, Retrieve, StepReport, Which};
 use sterling_serving::quota::Flow;
 
-/// What is to follow an answer.
+/// Background work after an answer.
 pub(super) struct Following {
     app: Arc<RouterApp>,
     model: String,
@@ -22,7 +22,7 @@ pub(super) struct Following {
     mirrored: Option<Box<Mirrored<Arc<Offering>>>>,
 }
 
-/// A retrieval that is to be asked again, exactly.
+/// Retrieval to be repeated exactly.
 struct Again {
     retrieve: Retrieve,
     served: Arc<Offering>,
@@ -31,7 +31,7 @@ struct Again {
 }
 
 impl Following {
-    /// What is to follow the answer to a request, of what was chosen for it.
+    /// Samples the background work for a request and its chosen version.
     pub(super) fn of(app: &Arc<RouterApp>, model: &str, work: &Errand, chosen: &mut RoutedChosen) -> Self {
         let RoutedChosen { version: served, watched, shadow } = chosen;
         let watched = watched.as_ref();
@@ -54,7 +54,7 @@ impl Following {
         Following { app: app.clone(), model: model.to_owned(), again, mirrored }
     }
 
-    /// Begins, after an answer of a version that took so long.
+    /// Starts the work, after an answer of `version` that took `took`.
     pub(super) fn begin(self, version: u64, ranked: &Ranked, took: Duration) {
         let Following { app, model, again, mirrored } = self;
         if let Some(again) = again {
@@ -91,12 +91,23 @@ async fn mirror(app: &RouterApp, model: &str, served: Arc<Offering>, request: Re
     Ok(Answer { content: Content::Items(ranked), degraded_rows: 0, explain: Some(explain) })
 }
 
-/// What the shards of one version answer, after all requests that somebody waits for.
+/// Queries the shards of one version at the priority of batches.
 async fn asked_aside(app: &RouterApp, model: &str, served: Arc<Offering>, work: Errand) -> Result<Ranked> {
     let deadline = tokio::time::Instant::now() + TIMEOUT;
     let memory = app.bodies.hold_answer(Flow::default(), bytes(&work))?;
-    let terms = Conditions { priority: Priority::Batch, memory: Some(memory), ..Conditions::until(deadline) };
+    let terms = Conditions {
+        priority: Priority::Batch,
+        is_background: true,
+        memory: Some(memory),
+        ..Conditions::until(deadline)
+    };
     let pin = Which::Version(served.version());
-    let (_, gathered) = app.fleet().work(model, (served, pin), work, terms).await?;
+    let (_, gathered) = app.fleet().work(model, (served, pin), work, terms).await.map_err(of_shard)?;
     Ok(gathered.ranked())
+}
+
+/// What ended the call of a shard where that ended all of them: only a shard without room is none of a version's errors.
+fn of_shard(error: Error) -> Error {
+    let cause = std::error::Error::source(&error).and_then(|cause| cause.downcast_ref::<Error>());
+    cause.filter(|_| error.kind() == Kind::Partial).map(Error::again).unwrap_or(error)
 }

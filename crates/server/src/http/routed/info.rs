@@ -1,4 +1,4 @@
-//! What a version is, as its shards say it.
+//! Description of a version, combined from its shards.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use sterling_api::{MissingShard, ModelInfo, Problem};
 use sterling_core::error::{Error, Result};
 use sterling_core::request::Which;
 
-/// What a version is, of all shards together, or of those that can say it.
+/// Describes a version as all shards together, or those that answer, report it.
 ///
 /// # Errors
-/// As [`Fleet::told`](crate::route::Fleet::told); that of a shard where none can.
+/// As [`Fleet::told`](crate::route::Fleet::told); the error of a shard if none answers.
 pub(super) async fn info(app: &RouterApp, model: &str, pin: Which<'_>) -> Result<ModelInfo> {
     let deadline = Instant::now() + Duration::from_millis(app.fleet().options().timeout_ms);
     let terms = Conditions { min_coverage: 0.0, ..Conditions::until(deadline) };

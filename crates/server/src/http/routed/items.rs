@@ -1,4 +1,4 @@
-//! Updates through a router: each item goes to the shard that it belongs to, and what the shards say becomes one answer.
+//! Updates through a router: sends each item to its shard, and merges the shards' answers.
 
 use std::time::Duration;
 
@@ -27,11 +27,11 @@ use sterling_core::error::{Error, Kind, Result};
 use sterling_core::request::Origin;
 use sterling_core::units::ItemId;
 
-/// How long a shard may take to make updates durable: a little more than its server tries.
+/// Timeout of durable writes at a shard: slightly more than its server's own.
 const WRITTEN: Duration = Duration::from_secs(12);
 const JSON: &str = "application/json";
 
-/// Puts each item at the shard that it belongs to.
+/// Upserts each item at its shard.
 pub(super) async fn upsert(app: &RouterApp, model: String, request: Request) -> Outcome {
     let shards = app.fleet().writable(&model)?;
     let calls = Calls::of(&model, "upsert", (&request, &ITEMS_SENT), shards.count())?;
@@ -61,14 +61,14 @@ pub(super) async fn upsert(app: &RouterApp, model: String, request: Request) -> 
     Ok(said.reply(|failed| UpdateResponse { failed, ..made }))
 }
 
-/// Deletes items at the shards that they belong to.
+/// Deletes items at their shards.
 pub(super) async fn delete(app: &RouterApp, model: String, request: Request) -> Outcome {
     let shards = app.fleet().writable(&model)?;
     let calls = Calls::of(&model, "delete", (&request, &[]), shards.count())?;
     let body = app.bodies.read(request).await?;
     let DeleteRequest { ids, dry_run, .. } = sterling_api::deletion(&body)?;
     let parts: Vec<Part> = match ids {
-        // Which items pass, each shard knows of its own.
+        // Each shard evaluates the filter on its own items.
         None => (0..shards.count()).map(|n| calls.part(n, Vec::new(), Bytes::copy_from_slice(&body))).collect(),
         Some(ids) => {
             let mut of_shards = vec![(Vec::new(), Vec::new()); shards.count()];
@@ -98,7 +98,7 @@ pub(super) async fn delete(app: &RouterApp, model: String, request: Request) -> 
     Ok(said.reply(|failed| DeleteResponse { failed, ..made }))
 }
 
-/// How far updates are seen at every shard.
+/// Returns the positions of visible updates at every shard.
 pub(super) async fn position(app: &RouterApp, model: &str, head: &Parts) -> Result<PositionResponse> {
     let shards = app.fleet().shards(model)?;
     let seen = positions(&head.uri, "min_position", shards.count())?;
@@ -141,12 +141,12 @@ fn of_shard(shard: usize, answer: &PositionResponse) -> ShardPosition {
     }
 }
 
-/// What the calls to the shards have of the caller's.
+/// Parts of a caller's request that the calls to shards repeat.
 struct Calls {
     path: String,
     said: Said,
     origin: Origin,
-    /// The positions that the caller expects, and those that are to be seen first.
+    /// Positions that the caller expects, and those that must be visible first.
     expected: Option<Vec<u64>>,
     seen: Option<Vec<u64>>,
 }
@@ -174,28 +174,28 @@ impl Calls {
             true => self.path.clone(),
             false => format!("{}?{}", self.path, query.join("&")),
         };
-        // What was read of a header is one.
+        // Cannot fail: the key was read from a header.
         let key = self.said.key.as_deref().and_then(|key| HeaderValue::from_str(key).ok());
-        // What comes by lines goes on as JSON.
+        // JSON lines are forwarded as JSON.
         let media_type = if self.said.sent == Sent::Arrow { sterling_api::ARROW_STREAM } else { JSON };
         Part { shard, places, call: ShardCall { path, body: Some(body), media_type, key, origin: self.origin.clone() } }
     }
 }
 
-/// What goes to one shard, and the places in the caller's body of what it speaks of.
+/// Call to one shard, with the indices of its items in the caller's body.
 struct Part {
     shard: usize,
     places: Vec<usize>,
     call: ShardCall,
 }
 
-/// What the shards said, with the places that each was told of.
+/// Answers of the shards, each with the indices of the items sent to it.
 struct Answers<T> {
     answers: Vec<(usize, Vec<usize>, T)>,
     failed: Vec<(FailedShard, Error)>,
 }
 
-/// Tells each shard its part, all of them at once.
+/// Sends the calls to all shards concurrently.
 async fn ask<T: DeserializeOwned>(shards: &ShardServers<'_>, parts: impl IntoIterator<Item = Part>) -> Answers<T> {
     let deadline = Instant::now() + WRITTEN;
     let asked = parts.into_iter().map(|Part { shard, places, call }| async move {
@@ -222,7 +222,7 @@ async fn ask<T: DeserializeOwned>(shards: &ShardServers<'_>, parts: impl IntoIte
     all
 }
 
-/// A problem, with what was done all the same.
+/// Problem, with the partial result of the call.
 #[derive(Serialize)]
 struct Partly<T> {
     #[serde(flatten)]
@@ -232,7 +232,7 @@ struct Partly<T> {
 }
 
 impl<T> Answers<T> {
-    /// What was made of the answers, given the shards that failed; where some did, as a problem that says so too.
+    /// Builds the reply from the answers and the failed shards; if any shard failed, the reply is a problem that contains both.
     fn reply<M: Serialize>(self, made: impl FnOnce(Vec<FailedShard>) -> M) -> Response {
         let (asked, done) = (self.answers.len() + self.failed.len(), self.answers.len());
         let (failed, errors): (Vec<FailedShard>, Vec<Error>) = self.failed.into_iter().unzip();
@@ -244,7 +244,7 @@ impl<T> Answers<T> {
         let error = Error::new(if is_one { kinds[0] } else { Kind::Partial }, why);
         let partly = Partly { problem: Problem::from(&error), made: made(failed) };
         let mut response = Refusal::from(error).into_response();
-        // Texts and numbers: nothing of it can fail.
+        // Cannot fail: the value consists of texts and numbers.
         *response.body_mut() = Body::from(serde_json::to_vec(&partly).unwrap_or_default());
         response
     }

@@ -1,8 +1,9 @@
-//! A router: the calls of the API, answered by the shards of a catalogue together.
+//! A router: answers the calls of the API by scatter-gather over the shards of a catalogue.
 //!
-//! [`RouterApp`] is a [`Retriever`](super::retriever::Retriever) over a [`Fleet`](crate::route::Fleet) in place of registry and engine. It answers what is asked of
-//! models (`:retrieve`, `:rank`, `:embed`, an item, versions and shards), and sends changes of items to the shards that they belong to (`items`). What
-//! changes a server is asked of the server. `choice` is which version answers, `following` holds answers against others, `pages` is what a cursor means here.
+//! [`RouterApp`] is a [`Retriever`](super::retriever::Retriever) over a [`Fleet`](crate::route::Fleet) instead of a registry and
+//! an engine. It answers calls about models (`:retrieve`, `:rank`, `:embed`, items, versions, shards) and forwards changes of
+//! items to their shards (`items`). Administrators' calls go to servers directly. `choice` selects the version that answers,
+//! `following` compares answers for audits and shadows, and `pages` implements cursors.
 
 mod app;
 mod choice;

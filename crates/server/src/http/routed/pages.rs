@@ -1,7 +1,7 @@
-//! Pages of a router: as those of a server, over the views of all shards.
+//! Pages of a router: like those of a server, over the views of all shards.
 //!
-//! A cursor names the view that each shard saw. The shards keep these, the router nothing: any router over the same servers gives the next page.
-//! A page is of all shards, or none.
+//! A cursor names the view of each shard. Shards keep these views and the router keeps no state, so any router over the same
+//! servers can answer the next page. A page covers all shards or fails.
 
 use std::sync::Arc;
 
@@ -14,22 +14,24 @@ use crate::route::{Beside, Conditions, Offering};
 use sterling_core::error::{Error, Kind, Result};
 use sterling_core::request::{Retrieve, Which};
 
-/// A page that is asked for.
+/// Requested page.
 pub(super) struct RoutedPage {
-    /// Where it begins; the first one names no views.
+    /// Start of the page; the first page has no views yet.
     cursor: Cursor,
-    /// Results of it at most.
+    /// Maximum number of results of the page.
     size: usize,
-    /// What answers it.
+    /// Version that answers.
     pub(super) version: Arc<Offering>,
 }
 
 impl RoutedPage {
-    /// The page that a request asks for with `text`, which is empty for the first, of `version`; the request becomes that for all results up to its end.
+    /// Creates the page of `version` that `text` selects, which is empty for the first page. Extends the request to all results
+    /// up to the end of the page.
     ///
     /// # Errors
-    /// `Invalid` for a cursor that is none, or of another request; `Gone` where its version is no more; `Unsupported` where a model of several queries is
-    /// not told how many candidates it is to rank; those of shards that do not say how many they rank.
+    /// `Invalid` for an invalid cursor or one of another request; `Gone` if its version no longer exists; `Unsupported` if a
+    /// request to a model with several queries does not set the number of candidates; errors of shards that report their number
+    /// of candidates.
     pub(super) async fn of(
         (app, model): (&RouterApp, &str),
         version: Arc<Offering>,
@@ -70,12 +72,12 @@ impl RoutedPage {
         Ok(RoutedPage { cursor, size, version })
     }
 
-    /// The terms of a request as they are for this page.
+    /// Restricts the conditions of a request to full coverage and the views of this page.
     pub(super) fn terms(&self, terms: Conditions) -> Conditions {
         Conditions { min_coverage: 1.0, views: Some(self.cursor.views.as_slice().into()), ..terms }
     }
 
-    /// Takes the results before this page out of what shards answered. Returns the cursor of the next page, where there is one.
+    /// Removes the results before this page from a gathered answer. Returns the cursor of the next page, if there is one.
     pub(super) fn cut(&self, gathered: &mut Gathered<Beside>) -> Result<Option<String>> {
         let next = self.cursor.next(self.size, gathered.order.len());
         gathered.order.drain(..self.cursor.offset.min(gathered.order.len()));

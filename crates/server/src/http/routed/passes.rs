@@ -1,4 +1,4 @@
-//! Retrievals, rankings and embeddings of a router: the shards are asked, and their answers merged.
+//! Retrievals, rankings and embeddings of a router: queries the shards, and merges their answers.
 
 use std::mem::take;
 use std::sync::Arc;
@@ -25,19 +25,19 @@ use super::pages::RoutedPage;
 use super::sizes::{bytes, held};
 use crate::gather::Gathered;
 use crate::route::{Beside, Conditions, Errand, Offering};
-use sterling_api::{Entry, MissingShard, Reply, Retrievals, Served, Shape, WrittenRows};
+use sterling_api::{ColumnReader, Entry, MissingShard, Reply, Retrievals, Served, Shape, WrittenRows};
 use sterling_core::error::{Error, Kind, Result};
 use sterling_core::request::{Answer, Embed, Origin, Retrieve, Which};
 use sterling_serving::engine::Terms;
 use sterling_serving::quota::Flow;
 use sterling_snapshot::rollout::Side;
 
-/// Requests of one list that are asked of the shards side by side.
+/// Maximum number of concurrent requests of one list.
 const AT_ONCE: usize = 16;
-/// Says how much of the items an answer covers that does not cover all.
+/// Header with the covered share of the items, if it is below 1.
 const COVERAGE: HeaderName = HeaderName::from_static("sterling-coverage");
-/// Takes note of how a request ended that was watched: with an answer of the version that was chosen for it, or not. One that went to another version, for
-/// its own was gone from a shard, says nothing of either, and is watched no more.
+/// Records the outcome of an observed request. If another version answered because the chosen one was missing at a shard, the
+/// request says nothing about either, and its observation ends.
 fn ended(watched: Option<Watched>, end: std::result::Result<bool, &Error>) -> Option<Watched> {
     let watched = watched.filter(|_| !matches!(end, Ok(false)))?;
     watched.ended(end.err());
@@ -48,16 +48,16 @@ pub(super) fn told(model: &str, served: &Offering) -> Served {
     Served { version: served.version(), digest: served.digest().into(), ..nothing(model) }
 }
 
-/// What is said of a model before anything has answered.
+/// Description of a model before any answer.
 fn nothing(model: &str) -> Served {
     let (model, digest, missing) = (model.into(), String::new(), Vec::new());
     Served { model, version: 0, digest, coverage: 1.0, position: 0, positions: Vec::new(), missing }
 }
 
-/// One of a list of retrievals.
+/// Entry of a list of retrievals.
 type Asked = (Retrieve, Terms, Shape);
 
-/// The requests of a body, ready to run.
+/// Parsed requests of a body, ready to run.
 pub(in crate::http) struct RoutedReady {
     call: RoutedCall,
     work: Work,
@@ -95,12 +95,13 @@ impl RoutedReady {
         RoutedReady { call, work }
     }
 
-    /// Asks the shards, and answers the call.
+    /// Queries the shards, and answers the call.
     pub(super) async fn run(self, app: &Arc<RouterApp>, by: Call) -> Outcome {
         let RoutedReady { call, work } = self;
         let Call { flow, origin, form, .. } = by;
         let (model, pin) = (&*call.target.model, call.target.which());
-        let call = UnderWay { app, model, pin, call: &call, flow, origin: &origin };
+        let is_arrow = form != Form::Json;
+        let call = UnderWay { app, model, pin, call: &call, flow, origin: &origin, is_arrow };
         match work {
             Work::One(errand, chosen, terms, shape) => call.one(errand, chosen, (terms, shape), form).await,
             Work::Page(retrieve, chosen, terms, shape) => {
@@ -112,7 +113,7 @@ impl RoutedReady {
     }
 }
 
-/// A call under way.
+/// Call in progress.
 #[derive(Clone, Copy)]
 struct UnderWay<'a> {
     app: &'a Arc<RouterApp>,
@@ -120,8 +121,10 @@ struct UnderWay<'a> {
     pin: Which<'a>,
     call: &'a RoutedCall,
     flow: Flow,
-    /// What shards are asked for.
+    /// Id and trace for the calls to shards.
     origin: &'a Origin,
+    /// Whether items are answered column by column in any case.
+    is_arrow: bool,
 }
 
 impl UnderWay<'_> {
@@ -142,6 +145,7 @@ impl UnderWay<'_> {
         Conditions {
             deadline: self.call.arrived + timeout,
             priority: terms.priority,
+            is_background: terms.is_background,
             min_coverage: self.call.at_least,
             positions: self.call.seen.clone(),
             views: None,
@@ -150,7 +154,7 @@ impl UnderWay<'_> {
         }
     }
 
-    /// One retrieval or ranking.
+    /// Answers one retrieval or ranking.
     async fn one(&self, work: Errand, mut chosen: RoutedChosen, (terms, shape): (Terms, Shape), form: Form) -> Outcome {
         let share = self.app.bodies.hold_answer(self.flow, bytes(&work))?;
         let following = Following::of(self.app, self.model, &work, &mut chosen);
@@ -169,7 +173,7 @@ impl UnderWay<'_> {
         Ok(response)
     }
 
-    /// One page of a retrieval.
+    /// Answers one page of a retrieval.
     async fn page(
         &self,
         mut retrieve: Box<Retrieve>,
@@ -188,7 +192,8 @@ impl UnderWay<'_> {
         Ok(reply(Reply::one(told, entry), timing, share, form)?)
     }
 
-    /// Each of a list of retrievals, all of them of one version: where that goes meanwhile, all of them once more, of another.
+    /// Answers a list of retrievals at one version. If that version disappears meanwhile, all of them are repeated once at
+    /// another.
     async fn many(&self, requests: Vec<Result<Asked>>, chosen: RoutedChosen, form: Form) -> Outcome {
         let held = requests.iter().flatten().map(|(retrieve, ..)| held(retrieve)).fold(0, usize::saturating_add);
         let share = self.app.bodies.hold_answer(self.flow, held)?;
@@ -204,7 +209,7 @@ impl UnderWay<'_> {
         if let Some(watched) = &watched {
             results.iter().for_each(|result| watched.ended(result.as_ref().err()));
         }
-        // Where nothing was taken in, the whole call was refused, and load balancers must see it.
+        // If no request was admitted, the whole call is rejected, so that load balancers see the status.
         let is_refused = |r: &Result<(Served, Entry)>| {
             r.as_ref().is_err_and(|e| matches!(e.kind(), Kind::Overloaded | Kind::Partial))
         };
@@ -215,7 +220,7 @@ impl UnderWay<'_> {
         }
         let failures = &self.app.entrance().failures;
         results.iter().for_each(|result| failures.ended_in_list(Verb::Retrieve, result.as_ref().err()));
-        // What is said of all is said of the one that covers least.
+        // The summary describes the answer with the lowest coverage.
         let mut of_all = told(self.model, &version);
         let mut entries = Vec::with_capacity(results.len());
         for result in results {
@@ -238,7 +243,7 @@ impl UnderWay<'_> {
         Ok(response)
     }
 
-    /// What answers in the place of a version by now, where that is another one. A canary that every shard still has is in nobody's place.
+    /// Returns the version that has replaced `version`, if there is one. A canary that every shard still has is not replaced.
     fn in_place_of(&self, version: &Offering, watched: Option<&Watched>) -> Result<Option<Arc<Offering>>> {
         let fleet = self.app.fleet();
         let stays = watched.is_some_and(|watched| watched.side() == Side::Canary)
@@ -265,7 +270,7 @@ impl UnderWay<'_> {
         stream::iter(calls).buffered(AT_ONCE).collect().await
     }
 
-    /// Asks the shards, and makes what they say ready to be written.
+    /// Queries the shards, and prepares their merged answer for serialization.
     async fn entry(
         &self,
         version: (Arc<Offering>, Which<'_>),
@@ -302,19 +307,25 @@ impl UnderWay<'_> {
             return Err(Error::internal(format!("a shard sent an item that is worth {x}")));
         }
         let entry = Entry::gathered(ranked, rest(&mut gathered), explained, gathered.degraded_rows);
+        let entry = if shape.is_table || self.is_arrow {
+            let (mut reader, memory) = (ColumnReader::new(entry), share.clone());
+            self.app.writers.work(self.flow, move || reader.step(&memory)).await?
+        } else {
+            entry
+        };
         let entry = if shape.is_table { entry.as_table(share)? } else { entry };
         Ok((told, entry.with_cursor(cursor)))
     }
 }
 
-/// The lowest of the positions of shards that have one, and all of them where there are several shards.
+/// Returns the lowest known position of the shards; with several shards also all positions.
 pub(super) fn summed(positions: Vec<u64>) -> (u64, Vec<u64>) {
     let lowest = positions.iter().copied().filter(|position| *position > 0).min().unwrap_or(0);
     let is_one = positions.len() == 1 || lowest == 0;
     (lowest, if is_one { Vec::new() } else { positions })
 }
 
-/// The lower position of each shard, of two lists of which one may be empty.
+/// Returns the lower position per shard of two lists, either of which may be empty.
 fn lowest(some: &[u64], others: &[u64]) -> Vec<u64> {
     match (some, others) {
         ([], all) | (all, []) => all.to_vec(),
@@ -322,7 +333,7 @@ fn lowest(some: &[u64], others: &[u64]) -> Vec<u64> {
     }
 }
 
-/// What the items of all shards say besides ids and scores, in their order.
+/// Returns the tasks and columns of the items of all shards, in merged order.
 fn rest(gathered: &mut Gathered<Beside>) -> WrittenRows {
     let besides = gathered.parts.iter_mut().map(|part| part.beside.as_mut());
     let parts = besides.map(|beside| beside.map(|beside| take(&mut beside.rest)).unwrap_or_default()).collect();

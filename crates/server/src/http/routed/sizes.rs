@@ -1,16 +1,16 @@
-//! What an answer takes while it is put together of those of shards, beside what these send.
+//! Estimates the router's memory for merging an answer, without the bodies that shards send.
 
 use crate::route::Errand;
 use sterling_api::Widths;
 use sterling_core::request::{Rank, Retrieve};
 
-/// Memory of a candidate and of a result on their way through, in bytes.
+/// Memory per candidate and per result while they are merged, in bytes.
 const CANDIDATE_BYTES: usize = 48;
 const RESULT_BYTES: usize = 256;
-/// Candidates of a request that does not say.
+/// Default number of candidates.
 const CANDIDATES: usize = 1000;
 
-/// About what an answer takes while it is put together.
+/// Estimates the memory for merging an answer, in bytes.
 pub(super) fn bytes(work: &Errand) -> usize {
     match work {
         Errand::Retrieve(retrieve) => held(retrieve),
@@ -21,7 +21,7 @@ pub(super) fn bytes(work: &Errand) -> usize {
     }
 }
 
-/// The same of a retrieval.
+/// Estimates the memory for merging a retrieval, in bytes.
 pub(super) fn held(retrieve: &Retrieve) -> usize {
     let candidates = retrieve.candidates.unwrap_or(CANDIDATES).max(retrieve.k);
     let items = candidates.saturating_mul(CANDIDATE_BYTES).saturating_add(retrieve.k.saturating_mul(RESULT_BYTES));

@@ -21,14 +21,14 @@ use crate::http::settled::Settled;
 use sterling_core::error::{Error, Result};
 use sterling_core::locks::locked;
 
-/// The name of HTTP/2 in a handshake.
+/// ALPN name of HTTP/2.
 const HTTP2: &[u8] = b"h2";
-/// A second when every certificate has expired: their dates have four digits for the year.
+/// A time after which every certificate has expired: their dates have four-digit years.
 const AFTER_ALL_TIME: u64 = 1 << 40;
-/// Most of a file of certificates, in bytes.
+/// Maximum size of a file of certificates, in bytes.
 const FILE_BYTES_MAX: usize = 4 << 20;
 
-/// The certificate that is shown now.
+/// TLS configuration with the current certificate.
 pub struct Tls {
     options: TlsOptions,
     config: ArcSwap<ServerConfig>,
@@ -36,7 +36,7 @@ pub struct Tls {
     files: Mutex<Settled<Files>>,
 }
 
-/// The bytes of the files.
+/// Bytes of the configured files.
 #[derive(Clone, PartialEq, Eq)]
 struct Files {
     certificate: Vec<u8>,
@@ -61,7 +61,7 @@ impl Files {
         Ok(Some(Files { certificate: read(certificate)?, key: read(key)?, client_ca }))
     }
 
-    /// Of the server's certificate, which is the first of the file.
+    /// Validity of the server's certificate, the first of the file.
     fn validity(&self) -> Option<Validity> {
         validity(&CertificateDer::pem_slice_iter(&self.certificate).next()?.ok()?)
     }
@@ -99,7 +99,7 @@ impl Files {
     }
 }
 
-/// From when until when a certificate is good: what its verification says before all time, and after.
+/// Determines a certificate's validity period from the verification errors at times before and after it.
 fn validity(certificate: &CertificateDer<'_>) -> Option<Validity> {
     let parsed = ParsedCertificate::try_from(certificate).ok()?;
     let algorithms = ring::default_provider().signature_verification_algorithms.all;
@@ -123,18 +123,18 @@ fn validity(certificate: &CertificateDer<'_>) -> Option<Validity> {
 }
 
 impl Tls {
-    /// Reads the certificates; nothing where none is named.
+    /// Reads the certificates; `None` if none is configured.
     ///
     /// # Errors
-    /// `Invalid` for options that do not fit together, files that are none and a key that is not the certificate's; `NotFound` or `Io` for
-    /// files that cannot be read.
+    /// `Invalid` for inconsistent options, invalid files or a key of another certificate; `NotFound` or `Io` for unreadable
+    /// files.
     pub fn open(options: &TlsOptions) -> Result<Option<Self>> {
         let Some(files) = Files::read(options)? else { return Ok(None) };
         let (config, validity) = (ArcSwap::from_pointee(files.config()?), Mutex::new(files.validity()));
         Ok(Some(Tls { options: options.clone(), config, validity, files: Mutex::new(Settled::new(files)) }))
     }
 
-    /// The connection behind the handshake, and whether HTTP/2 was agreed upon there.
+    /// Performs the handshake. Returns the connection, and whether HTTP/2 was negotiated.
     pub(in crate::http) async fn accept(&self, stream: TcpStream) -> io::Result<(TlsStream<TcpStream>, bool)> {
         let accepted = TlsAcceptor::from(self.config.load_full()).accept(stream).await;
         let accepted = accepted.inspect_err(|_| metrics::counter!("sterling_tls_failures_total").increment(1))?;
@@ -142,13 +142,13 @@ impl Tls {
         Ok((accepted, is_http2))
     }
 
-    /// From when until when the certificate that is shown now is good.
+    /// Validity of the current certificate.
     pub(in crate::http) fn validity(&self) -> Option<Validity> {
         *locked(&self.validity)
     }
 
-    /// Reads the files again where they have changed. Those that cannot be used change nothing: while certificate and key are
-    /// written one after the other they do not fit together.
+    /// Reloads the files if they have changed. Unusable files change nothing: while certificate and key are written one after the
+    /// other, they do not match.
     pub(in crate::http) fn reload(&self) {
         let found = match Files::read(&self.options) {
             Ok(None) => return,
@@ -162,11 +162,11 @@ impl Tls {
             Ok(Some((config, validity))) => {
                 self.config.store(Arc::new(config));
                 *locked(&self.validity) = validity;
-                tracing::info!("read the certificate again");
+                tracing::info!("reloaded the certificate");
                 count("read");
             }
             Err(error) => {
-                tracing::error!(%error, "the certificate stays as it was");
+                tracing::error!(%error, "certificate not reloaded; the previous one stays in use");
                 count("failed");
             }
         }
@@ -188,7 +188,7 @@ mod tests {
             let path = format!("{}/tests/golden/tls/{name}.pem", concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
             validity(&CertificateDer::from_pem_file(path).unwrap()).unwrap()
         };
-        // The first two days of 2020; a hundred years.
+        // Valid for the first two days of 2020, and for a hundred years.
         assert_eq!(read("expired"), Validity { from: 1_577_836_800, until: 1_577_923_200 });
         let Validity { from, until } = read("server");
         assert_eq!(until - from, 36_500 * 86_400);

@@ -1,4 +1,4 @@
-//! The servers of a host, as they are and as they should not be.
+//! Tests with correct and faulty servers of a host.
 
 #![allow(clippy::unwrap_used)]
 
@@ -15,7 +15,7 @@ use sterling_embedding::tiers::slices::SliceName;
 
 type Said = (&'static str, &'static str, Vec<u8>);
 
-/// Reads one request: its path, its body and the line that its answer repeats; nothing where the connection ends.
+/// Reads one request: path, body and the header line that the answer repeats; `None` at the end of the connection.
 fn request(stream: &mut TcpStream) -> Option<(String, Vec<u8>, String)> {
     let mut text = Vec::new();
     let mut byte = [0];
@@ -31,7 +31,7 @@ fn request(stream: &mut TcpStream) -> Option<(String, Vec<u8>, String)> {
     Some((head.split(' ').nth(1)?.to_owned(), body, call))
 }
 
-/// A server of a host that says this to calls for rows.
+/// Starts a server that answers calls for rows by `say`.
 fn server(say: impl Fn(&RowsCall) -> Said + Send + Sync + 'static) -> PeerSlice {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (address, say) = (listener.local_addr().unwrap(), Arc::new(say));
@@ -60,7 +60,7 @@ fn server(say: impl Fn(&RowsCall) -> Said + Send + Sync + 'static) -> PeerSlice 
     PeerSlice { host, name, row_bytes: 2, edition: "e".into(), timeout: Duration::from_millis(500) }
 }
 
-/// Rows whose two bytes are their number.
+/// Rows of two bytes, each equal to the row's number.
 fn given(question: &RowsQuestion) -> GivenRows {
     let bytes = question.rows.iter().flat_map(|row| [*row as u8; 2]).collect();
     GivenRows { content: question.content.clone(), bytes }
@@ -132,7 +132,7 @@ fn what_is_not_the_rows_asked_for_is_never_taken() {
     ];
     for (number, say) in says.into_iter().enumerate() {
         let (peers, slice) = (peers(), server(say));
-        // An empty question is answered with no rows, whoever answers.
+        // A query for zero rows gets zero rows from any server.
         let waited = peers.wait_for(std::slice::from_ref(&slice));
         assert!(waited.is_err() || number == 3, "{number}");
         for _ in 0..3 {

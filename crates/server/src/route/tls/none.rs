@@ -1,4 +1,4 @@
-//! A build without TLS.
+//! Substitute in builds without TLS.
 
 use std::io;
 
@@ -7,14 +7,14 @@ use tokio::net::TcpStream;
 use super::ServersTls;
 use sterling_core::error::{Error, Result};
 
-/// Never there.
+/// Uninhabited type.
 pub(in crate::route) enum Connector {}
 
 impl Connector {
-    /// Nothing, where nothing is asked for.
+    /// Returns `None` if no TLS is configured.
     ///
     /// # Errors
-    /// `Unsupported` where TLS is asked for; `Invalid` where the options do not go together.
+    /// `Unsupported` if TLS is configured; `Invalid` if the options are inconsistent.
     pub(in crate::route) fn open(options: &ServersTls) -> Result<Option<Self>> {
         match options.files()? {
             None => Ok(None),

@@ -15,15 +15,15 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 use super::ServersTls;
 use sterling_core::error::{Error, Result};
 
-/// Makes connections to servers secure.
+/// TLS client for connections to servers.
 pub(in crate::route) struct Connector(TlsConnector);
 
 impl Connector {
-    /// Reads the certificates; nothing where no authority is named.
+    /// Reads the certificates; `None` if no authority is configured.
     ///
     /// # Errors
-    /// `Invalid` for options that do not go together, files that are none and a key that is not the certificate's; `NotFound` or `Io`
-    /// for files that cannot be read.
+    /// `Invalid` for inconsistent options, invalid files or a key of another certificate; `NotFound` or `Io` for unreadable
+    /// files.
     pub(in crate::route) fn open(options: &ServersTls) -> Result<Option<Self>> {
         let Some((ca, own)) = options.files()? else { return Ok(None) };
         let wrong = |what: &str, error: &dyn std::fmt::Display| Error::invalid(format!("tls.{what}: {error}"));
@@ -47,7 +47,7 @@ impl Connector {
         Ok(Some(Connector(TlsConnector::from(Arc::new(config)))))
     }
 
-    /// The connection behind the handshake with a server, which must have a certificate for the host.
+    /// Performs the handshake with a server, whose certificate must be valid for the host.
     pub(in crate::route) async fn secure(&self, host: &str, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
         let name = ServerName::try_from(host.to_owned()).map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e))?;
         self.0.connect(name, stream).await

@@ -1,21 +1,21 @@
-//! AVX2: a shuffle looks up 16 bytes in 16 values, so that each of an item's four bytes, whose tables differ, has a shuffle of
-//! its own, which leaves the other three zero.
+//! AVX2. A shuffle looks up 16 bytes in 16 values. The tables of an item's four bytes differ, so each byte has its own shuffle,
+//! which zeroes the other three.
 
 use std::arch::x86_64::*;
 
 use super::operands::{LINE, TABLE};
 use crate::cpu::kernels::BLOCK;
 
-/// The sums of one block.
+/// Returns the sums of one block.
 ///
 /// # Safety
-/// Needs AVX2; `tables` must hold as many tables of a line as `codes` has lines.
+/// Needs AVX2; `tables` must hold the tables of as many lines as `codes` has.
 #[target_feature(enable = "avx2")]
 pub(super) unsafe fn block_sums(codes: &[u8], tables: &[u8]) -> [u32; BLOCK] {
     debug_assert_eq!(codes.len() / LINE, tables.len() / TABLE);
     let (low_half, ones) = (_mm256_set1_epi8(15), _mm256_set1_epi8(1));
     let words = _mm256_set1_epi16(1);
-    // A shuffle writes zero where the highest bit of its index is set: all bytes of an item but one.
+    // A shuffle writes zero if the highest bit of the index is set: set for all bytes of an item but one.
     let others: [__m256i; 4] = std::array::from_fn(|p| _mm256_set1_epi32(!(0xff << (8 * p)) & 0x8080_8080u32 as i32));
     let mut sums = [_mm256_setzero_si256(); 2];
     for (line, tables) in codes.chunks_exact(LINE).zip(tables.chunks_exact(TABLE)) {
@@ -33,7 +33,7 @@ pub(super) unsafe fn block_sums(codes: &[u8], tables: &[u8]) -> [u32; BLOCK] {
                     let of_byte = _mm256_shuffle_epi8(table(first + p), _mm256_or_si256(places, others[p]));
                     _mm256_or_si256(worth, of_byte)
                 });
-                // Two bytes are at most 510 and fit 16 bits.
+                // The sum of two bytes is at most 510 and fits 16 bits.
                 *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(_mm256_maddubs_epi16(worth, ones), words));
             }
         }

@@ -1,18 +1,18 @@
-//! NEON: a load that parts every fourth byte leaves one table for each of four registers, each of which has a byte of all 16
-//! items.
+//! NEON. A deinterleaving load puts every fourth byte into one of four registers, each with one byte of all 16 items, so that
+//! a register needs one table.
 
 use std::arch::aarch64::*;
 
 use super::operands::{LINE, TABLE};
 use crate::cpu::kernels::BLOCK;
 
-/// Lines whose sums fit 16 bits: eight bytes each.
+/// Number of lines whose sums fit 16 bits: each adds eight bytes.
 const LINES_A_TURN: usize = 32;
 
-/// The sums of one block.
+/// Returns the sums of one block.
 ///
 /// # Safety
-/// Needs NEON; `tables` must hold as many tables of a line as `codes` has lines.
+/// Needs NEON; `tables` must hold the tables of as many lines as `codes` has.
 #[target_feature(enable = "neon")]
 pub(super) unsafe fn block_sums(codes: &[u8], tables: &[u8]) -> [u32; BLOCK] {
     debug_assert_eq!(codes.len() / LINE, tables.len() / TABLE);

@@ -1,39 +1,39 @@
-//! What scans of product codes take.
+//! Operands of scans of product quantization codes.
 
 use crate::cpu::kernels::BLOCK;
 use crate::cpu::kernels::operands::filled;
 
-/// Bytes of a line: four of each item of a block.
+/// Bytes of a line: four per item of a block.
 pub const LINE: usize = 64;
-/// Bytes of a query's tables for a line: 8 subspaces of 16 values.
+/// Bytes of a query's tables per line: 8 subspaces of 16 values.
 pub const TABLE: usize = 128;
 
-/// Product codes of one list.
+/// Product quantization codes of one list.
 #[derive(Clone, Copy, Debug)]
 pub struct CodeBlocks<'a> {
     /// `[blocks, G, 16, 4]` bytes, two codes each.
     pub codes: &'a [u8],
-    /// What the sums of items are multiplied by, one a slot, `[blocks * 16]`; empty where by nothing.
+    /// Factors of the items' sums, one per slot, `[blocks * 16]`; empty for none.
     pub factors: &'a [f32],
-    /// Lines of a block, G.
+    /// Number of lines per block, G.
     pub lines: usize,
-    /// Items; the last block may hold fewer than 16.
+    /// Number of items; the last block may hold fewer than 16.
     pub items: usize,
-    /// The slot of item 0.
+    /// Slot of item 0.
     pub first_slot: u32,
-    /// One bit an item, set where it is to be scored; empty where all are.
+    /// One bit per item, set if it is to be scored; empty for all items.
     pub words: &'a [u64],
-    /// Codes that are read after these, asked for ahead; or none.
+    /// Codes that are read after these and are prefetched; may be empty.
     pub next: &'a [u8],
 }
 
 impl CodeBlocks<'_> {
-    /// The factors of a block, or none.
+    /// Returns the factors of a block, or an empty slice.
     pub(super) fn factors_of(&self, block: usize) -> &[f32] {
         if self.factors.is_empty() { &[] } else { &self.factors[block * BLOCK..(block + 1) * BLOCK] }
     }
 
-    /// The items of a block that are to be scored, one bit each.
+    /// Returns the items of a block that are to be scored, one bit each.
     pub(super) fn asked(&self, block: usize) -> u16 {
         let asked = match self.words.is_empty() {
             true => u16::MAX,
@@ -42,7 +42,7 @@ impl CodeBlocks<'_> {
         filled(self.items, block) & asked
     }
 
-    /// The first block from one on with items that are to be scored; the number of blocks where there is none.
+    /// Returns the first block from `from` on with items to score, or the number of blocks.
     pub(super) fn next_asked(&self, from: usize) -> usize {
         let count = self.items.div_ceil(BLOCK);
         match self.words.is_empty() {
@@ -52,22 +52,22 @@ impl CodeBlocks<'_> {
     }
 }
 
-/// What the values of every subspace are worth to a query: an item's score is `step Σ table[code] + bias`, or, where items have
-/// factors, `(step Σ table[code] + base) factor + bias`.
+/// Lookup tables of a query. An item's score is `step Σ table[code] + bias`, or `(step Σ table[code] + base) factor + bias` if
+/// items have factors.
 #[derive(Clone, Copy, Debug)]
 pub struct CodeQuery<'a> {
-    /// `[G, 8, 16]`: for each line the tables of its low halves, then those of its high ones.
+    /// `[G, 8, 16]`: per line, the tables of the low halves, then those of the high halves.
     pub tables: &'a [u8],
-    /// What one is worth.
+    /// Quantization step of the tables.
     pub step: f32,
-    /// What an item's factor multiplies besides the sum.
+    /// Added to the sum before the item's factor is applied.
     pub base: f32,
-    /// What every item of the list scores in advance.
+    /// Added to the score of every item of the list.
     pub bias: f32,
 }
 
 impl CodeQuery<'_> {
-    /// The scores of the sums of a block, of which the items have these factors, or none.
+    /// Converts the sums of a block to scores; `factors` may be empty.
     pub(super) fn scores(&self, sums: [u32; BLOCK], factors: &[f32]) -> [f32; BLOCK] {
         let mut scores = sums.map(|sum| sum as f32 * self.step);
         if !factors.is_empty() {
@@ -78,7 +78,7 @@ impl CodeQuery<'_> {
 }
 
 /// # Panics
-/// Where slices are shorter than their documented lengths.
+/// If slices are shorter than documented.
 pub(super) fn check(blocks: &CodeBlocks<'_>, query: &CodeQuery<'_>) {
     assert!(blocks.lines > 0 && query.tables.len() == blocks.lines * TABLE);
     assert!(blocks.codes.len() >= blocks.items.div_ceil(BLOCK) * blocks.lines * LINE);

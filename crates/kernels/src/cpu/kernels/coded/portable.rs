@@ -1,9 +1,9 @@
-//! Plain loops: what a sum of product codes is.
+//! Plain loops, which define the sums of product quantization codes.
 
 use super::operands::{LINE, TABLE};
 use crate::cpu::kernels::BLOCK;
 
-/// The sums of one block.
+/// Returns the sums of one block.
 pub(super) fn block_sums(codes: &[u8], tables: &[u8]) -> [u32; BLOCK] {
     let mut sums = [0u32; BLOCK];
     for (line, tables) in codes.chunks_exact(LINE).zip(tables.chunks_exact(TABLE)) {

@@ -1,4 +1,4 @@
-//! Scans of product codes as methods of [`Kernels`], which checks what they are given and picks the instruction set.
+//! Scans of product quantization codes as methods of [`Kernels`], which check their operands and select the instruction set.
 
 #[cfg(target_arch = "x86_64")]
 use super::avx2;
@@ -14,15 +14,15 @@ use crate::cpu::kernels::portable::stage;
 use crate::memory::prefetch;
 
 impl Kernels {
-    /// Scores the items of `blocks` from block `from` on that are asked for and stages those that reach `threshold`, until all
-    /// blocks are done or the staging has no room for a whole block. Returns the next block to scan. Blocks of which nothing is
-    /// asked for are not read.
+    /// Scores the selected items of `blocks` from block `from` on and stages those that reach `threshold`, until all
+    /// blocks are done or the staging has no room for another block. Returns the next block to scan. Blocks without selected
+    /// items are not read.
     ///
-    /// A score is made of the exact sum as [`CodeQuery`] says, rounded after each product and each sum: the same to the last bit
-    /// whatever the instruction set.
+    /// Scores are computed from the exact sums as [`CodeQuery`] says, rounded after each product and each sum, so they are
+    /// bit-identical for all instruction sets.
     ///
     /// # Panics
-    /// Where slices are shorter than their documented lengths, and where the staging has no room for a block.
+    /// If slices are shorter than documented, or the staging has no room for a block.
     pub fn scan_codes(
         self,
         blocks: &CodeBlocks<'_>,
@@ -35,7 +35,7 @@ impl Kernels {
         staging.check(BLOCK);
         #[cfg(target_arch = "x86_64")]
         if self.isa == Isa::Avx512 && self.has_vbmi {
-            // SAFETY: `has_vbmi` is set only where the features were found that this needs beside those of the instruction set.
+            // SAFETY: `has_vbmi` is set only if all features that `vbmi::scan` needs were detected.
             return unsafe { vbmi::scan(blocks, query, threshold, from, staging) };
         }
         let (count, bytes) = (blocks.items.div_ceil(BLOCK), blocks.lines * LINE);
@@ -56,11 +56,11 @@ impl Kernels {
         count
     }
 
-    /// The sums of one block.
+    /// Returns the sums of one block.
     fn code_sums(self, codes: &[u8], tables: &[u8]) -> [u32; BLOCK] {
         match self.isa {
             Isa::Portable => portable::block_sums(codes, tables),
-            // SAFETY: `Kernels` is made only after the features that this needs were found; the lengths were checked.
+            // SAFETY: `Kernels` exists only if the features of its instruction set were detected; the lengths were checked.
             #[cfg(target_arch = "x86_64")]
             Isa::Avx2 | Isa::Avx512 => unsafe { avx2::block_sums(codes, tables) },
             // SAFETY: as above.

@@ -1,4 +1,4 @@
-//! Every kernel against the layout's definition, for all counts of lines and items.
+//! Compares every kernel with the layout's definition, for all counts of lines and items.
 
 #![allow(clippy::unwrap_used)]
 
@@ -10,9 +10,9 @@ use crate::cpu::Kernels;
 struct Case {
     codes: Vec<u8>,
     tables: Vec<u8>,
-    /// Bits of the items that are asked for; none where all are.
+    /// Bits of the items to score; empty for all.
     words: Vec<u64>,
-    /// One an item of whole blocks, or none.
+    /// One per item of complete blocks, or empty.
     factors: Vec<f32>,
     lines: usize,
     items: usize,
@@ -31,7 +31,7 @@ impl Case {
         };
         let words = match random.next() % 3 {
             0 => Vec::new(),
-            // Blocks of which nothing is asked for among others.
+            // Leaves some blocks without items to score.
             _ => (0..items.div_ceil(64)).map(|_| word(random) & word(random) & word(random)).collect(),
         };
         let factors = match random.next() % 2 {
@@ -52,7 +52,7 @@ impl Case {
         CodeQuery { tables: &self.tables, step: self.step, base: self.base, bias: self.bias }
     }
 
-    /// The code of an item in a subspace, read off the layout's definition.
+    /// Reads the code of an item in a subspace according to the layout's definition.
     fn code(&self, item: usize, subspace: usize) -> u8 {
         let (line, place) = (subspace / 8, subspace % 8);
         let byte = self.codes[(item / BLOCK * self.lines + line) * LINE + item % BLOCK * 4 + place % 4];

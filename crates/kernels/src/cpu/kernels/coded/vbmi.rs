@@ -6,7 +6,7 @@ use super::operands::{CodeBlocks, CodeQuery, LINE, TABLE};
 use crate::cpu::kernels::avx512::put;
 use crate::cpu::kernels::operands::{BLOCK, Staging, blocks_ahead};
 
-/// The sums of `N` blocks. Lines of blocks to come are asked for as lines of these are used.
+/// Returns the sums of `N` blocks. Lines of later blocks are prefetched while lines of these are used.
 ///
 /// # Safety
 /// Needs AVX-512 F, BW, VBMI and VNNI; each of `codes` must point to `lines * 64` bytes, `tables` to `lines * 128`.
@@ -18,11 +18,11 @@ unsafe fn block_sums<const N: usize>(
     lines: usize,
 ) -> [__m512i; N] {
     let (half, ones) = (_mm512_set1_epi8(0x0f), _mm512_set1_epi8(1));
-    // The four bytes of an item look into the four tables of 16 values.
+    // The four bytes of an item index the four tables of 16 values.
     let place = _mm512_set1_epi32(0x3020_1000);
     let mut sums = [[_mm512_setzero_si512(); 2]; N];
     for g in 0..lines {
-        // SAFETY: `g < lines`, and the caller vouches for so many lines and tables; a prefetch may name any address.
+        // SAFETY: `g < lines`, the number of lines and tables that the caller guarantees; a prefetch may name any address.
         unsafe {
             let low = _mm512_loadu_si512(tables.add(g * TABLE).cast());
             let high = _mm512_loadu_si512(tables.add(g * TABLE + TABLE / 2).cast());
@@ -40,14 +40,14 @@ unsafe fn block_sums<const N: usize>(
     sums.map(|[low, high]| _mm512_add_epi32(low, high))
 }
 
-/// The scores of a block's sums.
+/// Converts the sums of a block to scores.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn scores(sums: __m512i, query: &CodeQuery<'_>, factors: &[f32]) -> __m512 {
-    // A product and a sum, not both in one: every kernel rounds after each.
+    // A product and a sum instead of a fused multiply-add: every kernel rounds after each.
     let mut worth = _mm512_mul_ps(_mm512_cvtepi32_ps(sums), _mm512_set1_ps(query.step));
     if !factors.is_empty() {
-        // SAFETY: where there are factors of a block there are 16.
+        // SAFETY: a block that has factors has 16.
         let factors = unsafe { _mm512_loadu_ps(factors.as_ptr()) };
         worth = _mm512_mul_ps(_mm512_add_ps(worth, _mm512_set1_ps(query.base)), factors);
     }
@@ -75,7 +75,7 @@ pub(super) unsafe fn scan(
         let second = blocks.next_asked(block + 1);
         let third = blocks.next_asked(second + 1);
         let fourth = blocks.next_asked(third + 1);
-        // SAFETY: these blocks are before `count`, and there is room for each of them.
+        // SAFETY: these blocks are below `count`, and there is room for each of them.
         block = unsafe {
             if room >= 4 && fourth < count {
                 scan_some(blocks, query, threshold, [block, second, third, fourth], distance, staging);
@@ -92,11 +92,12 @@ pub(super) unsafe fn scan(
     count
 }
 
-/// Stages what reaches the threshold in some blocks, scanned together: they share the loads of the tables and the question whether
-/// anything does, whose answer for a single block no processor foresees. Asks for the blocks `distance` ahead.
+/// Stages the items of several blocks that reach the threshold. The blocks share the loads of the tables and the branch on
+/// whether any item reaches it, which is unpredictable for a single block. Prefetches the blocks `distance` ahead.
 ///
 /// # Safety
-/// Needs AVX-512 F, BW, VBMI and VNNI, and POPCNT. Lengths are checked by the caller; `some` are blocks with room in the staging for each.
+/// Needs AVX-512 F, BW, VBMI and VNNI, and POPCNT. Lengths are checked by the caller; `some` are blocks with room in the staging
+/// for each.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,avx512vnni,popcnt")]
 unsafe fn scan_some<const N: usize>(

@@ -1,0 +1,241 @@
+//! A batch before its step: ids resolved to rows, and each table's occurrences sorted by row.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use crate::jagged::{Feature, KeyedJaggedTensor};
+use crate::keyed::Layout;
+use crate::lookup::{BagConfig, Pooling, SequenceConfig};
+use crate::spec::TableSpec;
+use crate::train::master::MasterTable;
+use crate::train::parts::Remote;
+use crate::train::staged::{Recent, Travelling};
+use crate::train::threads::Threads;
+use sterling_core::error::{Error, Result};
+use sterling_kernels::cpu::update::{Occurrences, RowGroups};
+
+/// One feature that reads one of the tables.
+#[derive(Clone, Debug)]
+pub(super) struct Use {
+    pub(super) feature: String,
+    pub(super) table: usize,
+    /// `Pooling::None` for a sequence.
+    pub(super) pooling: Pooling,
+}
+
+/// What a batch needs to know of the tables: which features read which table, but no row.
+#[derive(Debug)]
+pub(super) struct Features {
+    pub(super) tables: Vec<TableSpec>,
+    /// By table, whether it learns.
+    learns: Vec<bool>,
+    /// By table, what is known of its parts; none where it is in one piece.
+    pub(super) in_parts: Vec<Option<InParts>>,
+    /// Bags, then sequences.
+    pub(super) uses: Vec<Use>,
+    pub(super) bags: usize,
+    pub(super) layout: Arc<Layout>,
+    pub(super) threads: Threads,
+}
+
+/// What preparing a batch needs to know of a table in parts.
+#[derive(Debug, Default)]
+pub(super) struct InParts {
+    pub(super) recent: Recent,
+    remotes: Vec<Remote>,
+}
+
+/// Prepares batches of [`super::LearningTables`], also while these compute another one.
+#[derive(Clone, Debug)]
+pub struct Preparer {
+    pub(super) features: Arc<Features>,
+}
+
+/// A batch whose ids are resolved and sorted.
+#[derive(Debug)]
+pub struct PreparedBatch {
+    pub(super) features: Arc<Features>,
+    pub(super) ids: KeyedJaggedTensor,
+    /// By use, the rows of its ids, -1 for none; none where the ids are rows as they are. Of a table in parts, the places of these among
+    /// the distinct rows of the batch.
+    resolved: Vec<Option<Vec<i64>>>,
+    /// By table; empty for one in one piece that is frozen.
+    pub(super) groups: Vec<RowGroups>,
+    /// By table, the rows of one in parts.
+    pub(super) travelling: Vec<Option<Travelling>>,
+    /// By table, ids without a row.
+    pub(super) skipped: Vec<u64>,
+}
+
+impl Features {
+    pub(super) fn new(
+        masters: &[MasterTable],
+        bags: &[BagConfig],
+        sequences: &[SequenceConfig],
+        threads: Threads,
+    ) -> Result<Self> {
+        let tables: Vec<TableSpec> = masters.iter().map(|table| table.spec().clone()).collect();
+        let learns = masters.iter().map(|table| table.rule().is_some()).collect();
+        let in_parts = |table: &MasterTable| {
+            table.parts().map(|parts| InParts { recent: Recent::default(), remotes: parts.sources() })
+        };
+        let in_parts = masters.iter().map(in_parts).collect();
+        let used = |feature: &str, table: &str, pooling| {
+            let mut found = tables.iter().enumerate().filter(|(_, t)| t.name == table).map(|(at, _)| at);
+            match (found.next(), found.next()) {
+                (Some(table), None) => Ok(Use { feature: feature.to_owned(), table, pooling }),
+                (None, _) => Err(Error::invalid(format!("table `{table}` is not among the tables"))),
+                _ => Err(Error::invalid(format!("table `{table}` comes twice"))),
+            }
+        };
+        if let Some(bag) = bags.iter().find(|b| b.pooling == Pooling::None) {
+            return Err(Error::invalid(format!("feature `{}` without pooling, expected sum or mean", bag.feature)));
+        }
+        let mut uses: Vec<Use> =
+            bags.iter().map(|bag| used(&bag.feature, &bag.table, bag.pooling)).collect::<Result<_>>()?;
+        let keys = bags.iter().map(|b| match bags.iter().filter(|o| o.feature == b.feature).count() {
+            1 => b.feature.clone(),
+            _ => format!("{}@{}", b.feature, b.table),
+        });
+        let widths: Vec<usize> = uses.iter().map(|u| tables[u.table].width).collect();
+        let layout = Arc::new(Layout::new(keys.collect(), &widths)?);
+        for sequence in sequences {
+            uses.push(used(&sequence.feature, &sequence.table, Pooling::None)?);
+        }
+        // A sequence's feature comes once, which a layout of them checks.
+        Layout::new(sequences.iter().map(|s| s.feature.clone()).collect(), &vec![1; sequences.len()])?;
+        Ok(Features { tables, learns, in_parts, uses, bags: bags.len(), layout, threads })
+    }
+
+    /// The uses of a table with their numbers, in the order in which their occurrences are added.
+    pub(super) fn of_table(&self, table: usize) -> impl Iterator<Item = (usize, &Use)> {
+        self.uses.iter().enumerate().filter(move |(_, used)| used.table == table)
+    }
+}
+
+impl Preparer {
+    /// Resolves the ids of a batch and sorts them by row.
+    ///
+    /// # Errors
+    /// `Invalid` where a feature is missing in `ids`; `Unsupported` for 2^32 ids or gradients of a table; `Overloaded` where threads that
+    /// fetch rows cannot be had.
+    pub fn prepare(&self, ids: KeyedJaggedTensor) -> Result<PreparedBatch> {
+        let features = self.features.clone();
+        for used in &features.uses {
+            if ids.get(&used.feature).is_none() {
+                let what = format!("feature `{}` is missing, got {:?}", used.feature, ids.keys());
+                return Err(Error::invalid(what));
+            }
+        }
+        let mut batch = PreparedBatch {
+            features: features.clone(),
+            ids,
+            resolved: Vec::new(),
+            groups: Vec::new(),
+            travelling: Vec::new(),
+            skipped: Vec::new(),
+        };
+        batch.resolved = features.threads.run((0..features.uses.len()).collect(), |number| batch.resolve(number));
+        let tables = (0..features.tables.len()).collect();
+        for grouped in features.threads.run(tables, |table| batch.group(table)) {
+            let (groups, skipped) = grouped?;
+            batch.groups.push(groups);
+            batch.skipped.push(skipped);
+        }
+        for (number, used) in features.uses.iter().enumerate() {
+            if features.in_parts[used.table].is_some() {
+                batch.resolved[number] = Some(batch.places(number, used.table));
+            }
+        }
+        for (groups, in_parts) in batch.groups.iter().zip(&features.in_parts) {
+            let begin = |parts: &InParts| Travelling::begin(&parts.recent, &parts.remotes, &groups.rows().into());
+            batch.travelling.push(in_parts.as_ref().map(begin).transpose()?);
+        }
+        Ok(batch)
+    }
+}
+
+impl PreparedBatch {
+    /// The ids.
+    pub fn ids(&self) -> &KeyedJaggedTensor {
+        &self.ids
+    }
+
+    /// Distinct rows of table number `table` that the batch reads, rising; of one that is frozen they may be missing.
+    pub fn rows(&self, table: usize) -> &[u32] {
+        self.groups[table].rows()
+    }
+
+    /// The ids of a use.
+    pub(super) fn feature(&self, number: usize) -> Feature<'_> {
+        self.ids.get(&self.features.uses[number].feature).expect("checked when the batch was prepared")
+    }
+
+    /// The rows that the ids of a use take, -1 for none.
+    pub(super) fn rows_of(&self, number: usize) -> Cow<'_, [i64]> {
+        match &self.resolved[number] {
+            Some(rows) => Cow::Borrowed(rows),
+            None => Cow::Borrowed(self.feature(number).values()),
+        }
+    }
+
+    /// Gradient rows of a use: one per bag, or one per id of a sequence.
+    pub(super) fn slots(&self, number: usize) -> usize {
+        match self.features.uses[number].pooling {
+            Pooling::None => self.feature(number).values().len(),
+            Pooling::Sum | Pooling::Mean => self.ids.stride(),
+        }
+    }
+
+    fn resolve(&self, number: usize) -> Option<Vec<i64>> {
+        let spec = &self.features.tables[self.features.uses[number].table];
+        let ids = self.feature(number).values();
+        // A negative id is a large one without its sign.
+        let is_row = |id: &i64| (*id as u64) < spec.rows;
+        let row = |id: &i64| spec.resolve(*id).0.map_or(-1, |row| row as i64);
+        (!ids.iter().all(is_row)).then(|| ids.iter().map(row).collect())
+    }
+
+    /// Where the rows of a use stand among the distinct rows of its table, -1 for none.
+    fn places(&self, number: usize, table: usize) -> Vec<i64> {
+        let distinct = self.groups[table].rows();
+        let place = |row: &i64| u32::try_from(*row).map_or(-1, |row| distinct.partition_point(|r| *r < row) as i64);
+        self.rows_of(number).iter().map(place).collect()
+    }
+
+    /// The occurrences of a table, sorted, and the number of ids without a row.
+    fn group(&self, table: usize) -> Result<(RowGroups, u64)> {
+        let uses = || self.features.of_table(table);
+        let count: usize = uses().map(|(number, _)| self.feature(number).values().len()).sum();
+        let slots: usize = uses().map(|(number, _)| self.slots(number)).sum();
+        if u32::try_from(count.max(slots)).is_err() {
+            let what = format!("{count} ids and {slots} gradients in a batch, expected fewer than 2^32");
+            return Err(Error::unsupported(what).within(format!("table `{}`", self.features.tables[table].name)));
+        }
+        let mut skipped = 0;
+        let is_sorted = self.features.learns[table] || self.features.in_parts[table].is_some();
+        let mut occurrences = Occurrences::with_capacity(if is_sorted { count } else { 0 });
+        let mut first_slot = 0;
+        for (number, used) in uses() {
+            let (feature, rows) = (self.feature(number), self.rows_of(number));
+            skipped += rows.iter().filter(|row| **row < 0).count() as u64;
+            if is_sorted && used.pooling == Pooling::None {
+                let rows = (first_slot..).zip(rows.iter());
+                rows.filter(|(_, row)| **row >= 0).for_each(|(slot, row)| occurrences.push(*row as u32, slot));
+            } else if is_sorted {
+                let bags = feature.offsets().windows(2).map(|o| o[0] - feature.base()..o[1] - feature.base());
+                for (slot, bag) in (first_slot..).zip(bags) {
+                    let Some(weights) = feature.weights() else {
+                        occurrences.push_bag(&rows[bag], slot);
+                        continue;
+                    };
+                    for at in bag.filter(|at| rows[*at] >= 0) {
+                        occurrences.push_weighted(rows[at] as u32, slot, weights[at]);
+                    }
+                }
+            }
+            first_slot += self.slots(number) as u32;
+        }
+        Ok((occurrences.sort(), skipped))
+    }
+}

@@ -1,0 +1,358 @@
+//! The rows of a table that learns: f32, each with its optimizer's state behind it.
+
+use std::sync::Arc;
+
+use crate::format::encode_row;
+use crate::place::Sharding;
+use crate::shard::Cut;
+use crate::spec::{TableSpec, Unseen};
+use crate::table::Table;
+use crate::train::parts::{MasterSource, Parts, StretchLayout};
+use crate::train::rule::Rule;
+use sterling_core::error::{Error, Result};
+use sterling_kernels::buffer::{Buffer, Owned};
+use sterling_kernels::cpu::pool::RowFormat;
+
+/// A table that learns. Each row `[D]` lies in one stretch with the optimizer's state, so that an update touches one place. What is
+/// served is made of it ([`MasterTable::served`]), in any format.
+#[derive(Debug)]
+pub struct MasterTable {
+    spec: TableSpec,
+    rule: Option<Rule>,
+    layout: StretchLayout,
+    stretches: Stretches,
+}
+
+/// Where the stretches of a table lie.
+#[derive(Debug)]
+enum Stretches {
+    /// All of them here, `[rows, stride]`.
+    Whole(Owned<f32>),
+    /// In parts, which are updated as if the table were whole.
+    Cut(Parts),
+}
+
+/// Rows of a master with their state, as flat arrays: what a checkpoint holds of them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct MasterRows {
+    /// Row numbers, rising.
+    pub rows: Vec<u32>,
+    /// `[rows, D]`.
+    pub values: Vec<f32>,
+    /// `[rows, state width]`; counts of updates are bit patterns of u32.
+    pub state: Vec<f32>,
+}
+
+impl MasterTable {
+    /// A table of f32 rows `[rows, width]`, with zeros as state. Without a rule it is frozen: it is read and never changes.
+    ///
+    /// # Errors
+    /// `Invalid` where the values are no whole rows, are not finite, or the rule is wrong; `Unsupported` for more than 2^32 - 1 rows;
+    /// `Overloaded` where the memory cannot be had.
+    pub fn from_f32(name: &str, width: usize, values: &[f32], unseen: Unseen, rule: Option<Rule>) -> Result<Self> {
+        let place = |e: Error| e.within(format!("table `{name}`"));
+        if width == 0 || !values.len().is_multiple_of(width) {
+            return Err(place(Error::invalid(format!("{} numbers do not make rows of {width}", values.len()))));
+        }
+        let rows = (values.len() / width) as u64;
+        let mut table = MasterTable::zeros(name, rows, width, unseen, rule)?;
+        for (row, values) in values.chunks_exact(width).enumerate() {
+            table.set_row(row, values).map_err(place)?;
+        }
+        Ok(table)
+    }
+
+    /// A table of the rows of another one, of any format, whole in this process's memory.
+    ///
+    /// # Errors
+    /// As [`MasterTable::from_f32`]; `Unsupported` where the rows lie elsewhere.
+    pub fn from_table(table: &Table, rule: Option<Rule>) -> Result<Self> {
+        let spec = table.spec();
+        let rows = table.host_rows().ok_or_else(|| {
+            Error::unsupported(format!("table `{}`: its rows are not in this host's memory", spec.name))
+        })?;
+        let mut master = MasterTable::zeros(&spec.name, spec.rows, spec.width, spec.unseen, rule)?;
+        let mut values = vec![0f32; spec.width];
+        for row in 0..rows.len() {
+            rows.decode(row, &mut values);
+            master.set_row(row, &values).map_err(|e| e.within(format!("table `{}`", spec.name)))?;
+        }
+        Ok(master)
+    }
+
+    /// A table of zeros.
+    ///
+    /// # Errors
+    /// As [`MasterTable::from_f32`].
+    pub fn zeros(name: &str, rows: u64, width: usize, unseen: Unseen, rule: Option<Rule>) -> Result<Self> {
+        let place = |e: Error| e.within(format!("table `{name}`"));
+        let spec = TableSpec { name: name.to_owned(), rows, width, format: RowFormat::F32, unseen }.checked()?;
+        if u32::try_from(rows).is_err() {
+            return Err(place(Error::unsupported(format!("{rows} rows that learn, expected at most {}", u32::MAX))));
+        }
+        let rule = rule.map(Rule::checked).transpose().map_err(place)?;
+        let layout = StretchLayout::new(width, rule.map(|rule| rule.kind));
+        let stretches = Owned::zeros((rows as usize).saturating_mul(layout.stride())).map_err(place)?;
+        Ok(MasterTable { spec, rule, layout, stretches: Stretches::Whole(stretches) })
+    }
+
+    /// The same table, cut. Each part has the state of its columns and, where the state has single numbers, a copy of these. How a
+    /// table is cut changes no bit of what it learns.
+    ///
+    /// # Errors
+    /// As [`MasterTable::cut_beside`].
+    pub fn cut(self, sharding: Sharding, cuts: &[Cut]) -> Result<Self> {
+        self.cut_beside(sharding, cuts, |_| None)
+    }
+
+    /// The same table, cut, where `elsewhere` has the stretches of some parts, by their number: those that it has are taken as they are.
+    ///
+    /// # Errors
+    /// `Invalid` where the cuts do not cover every number of the table once per copy, or a source has stretches of another size or number;
+    /// `Unsupported` for a table that is cut already; `Overloaded` where memory cannot be had.
+    pub fn cut_beside(
+        self,
+        sharding: Sharding,
+        cuts: &[Cut],
+        elsewhere: impl Fn(usize) -> Option<Arc<dyn MasterSource>>,
+    ) -> Result<Self> {
+        let place = |e: Error| e.within(format!("table `{}`, {}", self.spec.name, sharding.name()));
+        let Stretches::Whole(whole) = &self.stretches else {
+            return Err(place(Error::unsupported("a table that is cut already")));
+        };
+        let parts = Parts::new(&self.spec, self.layout, whole, cuts, elsewhere).map_err(place)?;
+        Ok(MasterTable { stretches: Stretches::Cut(parts), ..self })
+    }
+
+    /// Name, rows, width, and the fate of unseen ids.
+    pub fn spec(&self) -> &TableSpec {
+        &self.spec
+    }
+
+    /// How it learns; none where it is frozen.
+    pub fn rule(&self) -> Option<&Rule> {
+        self.rule.as_ref()
+    }
+
+    /// Numbers of the state behind a row.
+    pub fn state_width(&self) -> usize {
+        self.layout.used() - self.spec.width
+    }
+
+    /// Bytes of rows and state in this process's memory.
+    pub fn bytes(&self) -> u64 {
+        match &self.stretches {
+            Stretches::Whole(stretches) => size_of_val(&**stretches) as u64,
+            Stretches::Cut(parts) => parts.bytes(),
+        }
+    }
+
+    /// Row `n`, `[D]`.
+    ///
+    /// # Panics
+    /// Where there is no such row, or the table is cut ([`MasterTable::export`] reads those).
+    pub fn row(&self, n: usize) -> &[f32] {
+        &self.stretch(n)[..self.spec.width]
+    }
+
+    /// The optimizer's state of row `n`, `[state width]`.
+    ///
+    /// # Panics
+    /// As [`MasterTable::row`].
+    pub fn state(&self, n: usize) -> &[f32] {
+        &self.stretch(n)[self.spec.width..self.layout.used()]
+    }
+
+    fn stretch(&self, n: usize) -> &[f32] {
+        let stride = self.layout.stride();
+        &self.whole().expect("a table in one piece")[n * stride..][..stride]
+    }
+
+    /// Numbers from one stretch to the next.
+    pub(super) fn stride(&self) -> usize {
+        self.layout.stride()
+    }
+
+    /// All stretches, of a table in one piece.
+    pub(super) fn whole(&self) -> Option<&[f32]> {
+        match &self.stretches {
+            Stretches::Whole(stretches) => Some(stretches),
+            Stretches::Cut(_) => None,
+        }
+    }
+
+    /// All stretches, of a table in one piece, to be written.
+    pub(super) fn whole_mut(&mut self) -> Option<&mut [f32]> {
+        match &mut self.stretches {
+            Stretches::Whole(stretches) => Some(stretches),
+            Stretches::Cut(_) => None,
+        }
+    }
+
+    /// The parts of a cut table.
+    pub(super) fn parts(&self) -> Option<&Parts> {
+        match &self.stretches {
+            Stretches::Whole(_) => None,
+            Stretches::Cut(parts) => Some(parts),
+        }
+    }
+
+    /// Copies stretches out, `[rows, stride]`. Rows rise.
+    pub(super) fn read(&self, rows: &[u32]) -> Result<Vec<f32>> {
+        match &self.stretches {
+            Stretches::Whole(_) => Ok(rows.iter().flat_map(|row| self.stretch(*row as usize)).copied().collect()),
+            Stretches::Cut(parts) => parts.read(rows),
+        }
+    }
+
+    /// Writes stretches `[rows, stride]`. Rows rise.
+    pub(super) fn write(&mut self, rows: &[u32], from: &[f32]) -> Result<()> {
+        let stride = self.layout.stride();
+        match &mut self.stretches {
+            Stretches::Whole(stretches) => {
+                for (row, from) in rows.iter().zip(from.chunks_exact(stride)) {
+                    stretches[*row as usize * stride..][..stride].copy_from_slice(from);
+                }
+                Ok(())
+            }
+            Stretches::Cut(parts) => parts.write(rows, from),
+        }
+    }
+
+    /// Writes row `n` and leaves its state.
+    ///
+    /// # Errors
+    /// `Invalid` where there is no such row, it has another width, or a number is not finite; where it is elsewhere, what its source says.
+    pub fn set_row(&mut self, n: usize, values: &[f32]) -> Result<()> {
+        self.check_row(n, values)?;
+        let mut stretch = self.read(&[n as u32])?;
+        stretch[..self.spec.width].copy_from_slice(values);
+        self.write(&[n as u32], &stretch)
+    }
+
+    fn check_row(&self, n: usize, values: &[f32]) -> Result<()> {
+        if n as u64 >= self.spec.rows {
+            return Err(Error::invalid(format!("row {n}, expected one below {}", self.spec.rows)));
+        }
+        if values.len() != self.spec.width {
+            return Err(Error::invalid(format!("row {n}: {} numbers, expected {}", values.len(), self.spec.width)));
+        }
+        match values.iter().position(|x| !x.is_finite()) {
+            Some(at) => {
+                Err(Error::invalid(format!("row {n}: column {at} is {}, expected a finite number", values[at])))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Copies rows out with their state. Rows rise, and each comes once.
+    ///
+    /// # Errors
+    /// `Invalid` for a row that is not there or does not rise; where rows are elsewhere, what their source says.
+    pub fn export(&self, rows: impl IntoIterator<Item = u32>) -> Result<MasterRows> {
+        let rows: Vec<u32> = rows.into_iter().collect();
+        self.check_rows(&rows)?;
+        let stretches = self.read(&rows)?;
+        let (width, count) = (self.spec.width, rows.len());
+        let mut out = MasterRows {
+            rows,
+            values: Vec::with_capacity(count * width),
+            state: Vec::with_capacity(count * self.state_width()),
+        };
+        for stretch in stretches.chunks_exact(self.layout.stride()) {
+            out.values.extend_from_slice(&stretch[..width]);
+            out.state.extend_from_slice(&stretch[width..self.layout.used()]);
+        }
+        Ok(out)
+    }
+
+    /// Writes rows with their state, as [`MasterTable::export`] gave them.
+    ///
+    /// # Errors
+    /// `Invalid` where the arrays are not such rows, and nothing is written; where rows are elsewhere, what their source says.
+    pub fn import(&mut self, rows: &MasterRows) -> Result<()> {
+        self.check_rows(&rows.rows)?;
+        let place = |e: Error| e.within(format!("table `{}`", self.spec.name));
+        let (count, width, state_width) = (rows.rows.len(), self.spec.width, self.state_width());
+        if rows.values.len() != count * width || rows.state.len() != count * state_width {
+            return Err(place(Error::invalid(format!(
+                "{} numbers and {} of state for {count} rows, expected {width} and {state_width} per row",
+                rows.values.len(),
+                rows.state.len()
+            ))));
+        }
+        for (row, values) in rows.rows.iter().zip(rows.values.chunks_exact(width)) {
+            self.check_row(*row as usize, values).map_err(place)?;
+        }
+        let mut stretches = vec![0f32; count * self.layout.stride()];
+        for (n, stretch) in stretches.chunks_exact_mut(self.layout.stride()).enumerate() {
+            stretch[..width].copy_from_slice(&rows.values[n * width..][..width]);
+            stretch[width..self.layout.used()].copy_from_slice(&rows.state[n * state_width..][..state_width]);
+        }
+        self.write(&rows.rows, &stretches)
+    }
+
+    fn check_rows(&self, rows: &[u32]) -> Result<()> {
+        let wrong = |what: String| Err(Error::invalid(what).within(format!("table `{}`", self.spec.name)));
+        if let Some(pair) = rows.windows(2).find(|pair| pair[0] >= pair[1]) {
+            return wrong(format!("row {} after row {}, expected rising rows", pair[1], pair[0]));
+        }
+        match rows.last() {
+            Some(row) if u64::from(*row) >= self.spec.rows => {
+                wrong(format!("row {row}, expected one below {}", self.spec.rows))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// All rows without their state, `[rows, D]`.
+    ///
+    /// # Errors
+    /// Where rows are elsewhere, what their source says.
+    pub fn values(&self) -> Result<Vec<f32>> {
+        let mut values = Vec::with_capacity(self.spec.rows as usize * self.spec.width);
+        self.each_row(|row| {
+            values.extend_from_slice(row);
+            Ok(())
+        })?;
+        Ok(values)
+    }
+
+    /// The table as it is served, in any format.
+    ///
+    /// # Errors
+    /// `Invalid` where a row cannot be stored in the format; table and row are named. `Overloaded` where the memory cannot be had; where
+    /// rows are elsewhere, what their source says.
+    pub fn served(&self, format: RowFormat) -> Result<Table> {
+        let spec = TableSpec { format, ..self.spec.clone() };
+        let row_bytes = spec.row_bytes()?;
+        let mut stored = Ok(());
+        let bytes = Buffer::filled(spec.rows as usize * row_bytes, |out| {
+            let mut out = out.chunks_exact_mut(row_bytes).enumerate();
+            stored = self.each_row(|values| {
+                let (row, out) = out.next().expect("as many rows as the table has");
+                let place = |e: Error| e.within(format!("table `{}`, row {row}", spec.name));
+                encode_row(format, values, out).map_err(place)
+            });
+        })?;
+        stored?;
+        Table::host(spec, bytes)
+    }
+
+    /// Visits all rows, in order.
+    fn each_row(&self, mut visit: impl FnMut(&[f32]) -> Result<()>) -> Result<()> {
+        let mut visit_all = |stretches: &[f32]| {
+            stretches.chunks_exact(self.layout.stride()).try_for_each(|stretch| visit(&stretch[..self.spec.width]))
+        };
+        match self.whole() {
+            Some(stretches) => visit_all(stretches),
+            None => (0..self.spec.rows as u32).step_by(EXPORT_ROWS).try_for_each(|first| {
+                let rows: Vec<u32> = (first..self.spec.rows as u32).take(EXPORT_ROWS).collect();
+                visit_all(&self.read(&rows)?)
+            }),
+        }
+    }
+}
+
+/// Rows of a cut table that are read at a time when all of them are.
+const EXPORT_ROWS: usize = 4096;

@@ -1,0 +1,64 @@
+//! Tables that learn: the backward pass of lookups, fused with the optimizer.
+//!
+//! [`LearningTables`] mirrors `EmbeddingBagCollection` and `EmbeddingCollection` over tables of f32 rows, the *masters*
+//! ([`MasterTable`]), each of which has a [`Rule`]. A step takes a batch of ids through three calls:
+//!
+//! 1. [`Preparer::prepare`] resolves ids to rows and sorts them, once per table. It reads no row, so that another thread may
+//!    prepare the next batch meanwhile.
+//! 2. [`LearningTables::forward`] pools bags and reads sequences.
+//! 3. [`LearningTables::backward`] takes the gradients of both, sums them by row, and applies the rules. No gradient of a table is ever
+//!    made: memory is that of the bags' gradients and a few bytes per id.
+//!
+//! Plain rows, such as the items of an in-batch softmax, are sequences of one id per example. Served tables are made of masters
+//! ([`MasterTable::served`]); checkpoints hold [`MasterRows`].
+//!
+//! The meanings are those of TorchRec's fused optimizers, computed by FBGEMM
+//! (<https://github.com/pytorch/FBGEMM>, `docs/src/fbgemm_gpu`), with these differences:
+//!
+//! - The gradient of a mean is divided by the bag's length, also with weights.
+//! - An id without a row trains nothing.
+//! - Weight decay and `max_norm` are those of FBGEMM's GPU kernels; its CPU kernels drop both.
+//! - Adam corrects its bias by the row's own number of updates.
+//! - An update that would make a row or its state non-finite is not written, and reported.
+//!
+//! The order of sums is a contract (`sterling_kernels::cpu::update`): threads, kernels and cuts change no bit of rows and state
+//! ([`MasterTable::cut`]). Parts of a table may lie elsewhere ([`MasterSource`]): their rows are asked for when a batch is prepared, and
+//! are what they would be if batches ran one after the other, however many are prepared ahead.
+//!
+//! ```
+//! use sterling_embedding::train::{LearningTables, MasterTable, Rule, RuleKind};
+//! use sterling_embedding::{BagConfig, KeyedJaggedTensor, KeyedTensor, Pooling, Unseen};
+//!
+//! let rule = Rule::new(RuleKind::Sgd, 0.5);
+//! let table = MasterTable::from_f32("products", 2, &[1.0, 2.0, 3.0, 4.0], Unseen::Zero, Some(rule))?;
+//! let bags = [BagConfig { feature: "viewed".into(), table: "products".into(), pooling: Pooling::Mean }];
+//! let mut tables = LearningTables::new(vec![table], &bags, &[], 1)?;
+//!
+//! // One example, which names row 1 twice, and an id that no row has.
+//! let ids = KeyedJaggedTensor::from_lengths(["viewed"], vec![1, 1, 0, 99], &[4], None)?;
+//! let batch = tables.prepare(ids)?;
+//! let (pooled, _) = tables.forward(&batch)?;
+//! assert_eq!(pooled.values(), [7.0 / 4.0, 10.0 / 4.0]);
+//!
+//! let gradients = KeyedTensor::new(vec!["viewed".into()], &[2], vec![4.0, 8.0])?;
+//! let report = tables.backward(batch, &gradients, &[])?;
+//! assert_eq!(tables.tables()[0].values()?, [0.5, 1.0, 2.0, 2.0]);
+//! assert_eq!((report.tables[0].rows.as_slice(), report.tables[0].skipped_ids), (&[0, 1][..], 1));
+//! # Ok::<(), sterling_core::error::Error>(())
+//! ```
+
+mod batch;
+mod master;
+mod parts;
+mod rule;
+mod staged;
+mod tables;
+#[cfg(test)]
+mod tests;
+mod threads;
+
+pub use batch::{PreparedBatch, Preparer};
+pub use master::{MasterRows, MasterTable};
+pub use parts::{MasterSource, stretch_bytes};
+pub use rule::{Decay, Rule, RuleKind, Schedule};
+pub use tables::{LearningTables, TableUpdate, UpdateReport};

@@ -1,0 +1,410 @@
+//! A training step over a set of tables: forward, then the fused backward pass.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use crate::jagged::{JaggedTensor, KeyedJaggedTensor};
+use crate::keyed::{KeyedTensor, Layout};
+use crate::lookup::{BagConfig, Pooling, Sequence, SequenceConfig};
+use crate::train::batch::{Features, PreparedBatch, Preparer};
+use crate::train::master::MasterTable;
+use crate::train::threads::Threads;
+use sterling_core::error::{Error, Result};
+use sterling_kernels::cpu::Kernels;
+use sterling_kernels::cpu::pool::{BagSums, Bags, Rows, pool};
+use sterling_kernels::cpu::update::{BLOCK, GradientRows, GroupsPart, RowGroups, Step, Stretches, update};
+
+/// Tasks per thread of work that is cut evenly: the slowest thread is late by one of them at most.
+const TASKS_PER_THREAD: usize = 4;
+
+/// Tables that learn, looked up as an `EmbeddingBagCollection` and an `EmbeddingCollection` over the same tables.
+#[derive(Debug)]
+pub struct LearningTables {
+    tables: Vec<MasterTable>,
+    preparer: Preparer,
+    kernels: Kernels,
+    steps: u64,
+    /// By table, the gradients of its bags and sequences side by side, kept between steps.
+    gradients: Vec<Vec<[f32; BLOCK]>>,
+}
+
+/// What a step changed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct UpdateReport {
+    /// One entry per table.
+    pub tables: Vec<TableUpdate>,
+}
+
+/// What a step changed in one table.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TableUpdate {
+    /// The table's name.
+    pub table: String,
+    /// The rows that were updated, rising.
+    pub rows: Vec<u32>,
+    /// Ids without a row, which train nothing.
+    pub skipped_ids: u64,
+    /// Rows that are as they were, because the update would have made row or state non-finite or a number exceed `COMPONENT_MAX`.
+    pub rejected_rows: Vec<u32>,
+}
+
+impl UpdateReport {
+    /// Number of updated rows of all tables.
+    pub fn updated_rows(&self) -> usize {
+        self.tables.iter().map(|table| table.rows.len()).sum()
+    }
+
+    /// The rows that were not written, by table.
+    pub fn rejected_rows(&self) -> impl Iterator<Item = (&str, u32)> {
+        self.tables.iter().flat_map(|t| t.rejected_rows.iter().map(move |row| (t.table.as_str(), *row)))
+    }
+}
+
+impl LearningTables {
+    /// The features of `bags` and `sequences` over `tables`. Keys of the pooled output are those that an `EmbeddingBagCollection`
+    /// gives them.
+    ///
+    /// # Errors
+    /// `Invalid` for a table that is not there or comes twice, a feature that comes twice with the same table, a bag without pooling,
+    /// or no thread; `Unsupported` where the kernels asked for do not run here; `Overloaded` where threads cannot be had.
+    pub fn new(
+        tables: Vec<MasterTable>,
+        bags: &[BagConfig],
+        sequences: &[SequenceConfig],
+        threads: usize,
+    ) -> Result<Self> {
+        let features = Features::new(&tables, bags, sequences, Threads::new(threads)?)?;
+        let gradients = vec![Vec::new(); tables.len()];
+        let preparer = Preparer { features: Arc::new(features) };
+        Ok(LearningTables { tables, preparer, kernels: Kernels::detect()?, steps: 0, gradients })
+    }
+
+    /// The same tables with other kernels.
+    pub fn with_kernels(mut self, kernels: Kernels) -> Self {
+        self.kernels = kernels;
+        self
+    }
+
+    /// The masters.
+    pub fn tables(&self) -> &[MasterTable] {
+        &self.tables
+    }
+
+    /// The masters, to restore rows and state, before batches are prepared: those that are may have asked for the rows as they were.
+    pub fn tables_mut(&mut self) -> &mut [MasterTable] {
+        &mut self.tables
+    }
+
+    /// The master of a name.
+    pub fn table(&self, name: &str) -> Option<&MasterTable> {
+        self.tables.iter().find(|table| table.spec().name == name)
+    }
+
+    /// Keys and columns of the pooled output and its gradients.
+    pub fn layout(&self) -> &Arc<Layout> {
+        &self.preparer.features.layout
+    }
+
+    /// Steps done, which schedules of rates count.
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// Sets the number of steps done, as a checkpoint has it.
+    pub fn set_steps(&mut self, steps: u64) {
+        self.steps = steps;
+    }
+
+    /// What prepares batches, also on another thread while these tables compute.
+    pub fn preparer(&self) -> Preparer {
+        self.preparer.clone()
+    }
+
+    /// [`Preparer::prepare`].
+    ///
+    /// # Errors
+    /// As [`Preparer::prepare`].
+    pub fn prepare(&self, ids: KeyedJaggedTensor) -> Result<PreparedBatch> {
+        self.preparer.prepare(ids)
+    }
+
+    /// The pooled embeddings of all bags, and the rows of all sequences in the order of their configuration.
+    ///
+    /// # Errors
+    /// `Invalid` for a batch that other tables prepared; where rows are elsewhere, what their source says.
+    pub fn forward(&self, batch: &PreparedBatch) -> Result<(KeyedTensor, Vec<Sequence>)> {
+        self.check_batch(batch)?;
+        let features = &self.preparer.features;
+        let stretches = (0..self.tables.len()).map(|table| self.stretches(batch, table)).collect::<Result<Vec<_>>>()?;
+        let rows = self.tables.iter().zip(&stretches).map(|(table, stretches)| rows(table, stretches));
+        let rows: Vec<Rows<'_>> = rows.collect::<Result<_>>()?;
+        let mut pooled = KeyedTensor::zeros(features.layout.clone(), batch.ids.stride());
+        self.pool_bags(batch, &rows, &mut pooled);
+        let sequence = |number| self.sequence(batch, &rows, number);
+        Ok((pooled, (features.bags..features.uses.len()).map(sequence).collect()))
+    }
+
+    /// All stretches of a table in one piece, or those of the batch's distinct rows.
+    fn stretches(&self, batch: &PreparedBatch, number: usize) -> Result<Cow<'_, [f32]>> {
+        let table = &self.tables[number];
+        if let Some(stretches) = table.whole() {
+            return Ok(Cow::Borrowed(stretches));
+        }
+        let in_parts = self.preparer.features.in_parts[number].as_ref();
+        let parts = table.parts().zip(in_parts).zip(batch.travelling[number].as_ref());
+        let ((parts, in_parts), travelling) =
+            parts.ok_or_else(|| Error::internal("a table in parts without its batch"))?;
+        let rows = batch.rows(number);
+        let stretches =
+            travelling.stretches(&in_parts.recent, rows, table.stride(), |asked| parts.assemble(rows, asked));
+        stretches.map(Cow::Owned).map_err(|e| e.within(format!("table `{}`", table.spec().name)))
+    }
+
+    fn pool_bags(&self, batch: &PreparedBatch, tables: &[Rows<'_>], pooled: &mut KeyedTensor) {
+        let features = &self.preparer.features;
+        let stride = features.layout.width();
+        if stride == 0 || batch.ids.stride() == 0 {
+            return;
+        }
+        let bags = self.share(batch.ids.stride());
+        let parts = pooled.values_mut().chunks_mut(bags * stride).enumerate().collect();
+        features.threads.run(parts, |(part, data): (usize, &mut [f32])| {
+            let (first, count) = (part * bags, data.len() / stride);
+            for (number, used) in features.uses[..features.bags].iter().enumerate() {
+                let (feature, rows) = (batch.feature(number), batch.rows_of(number));
+                let offsets = &feature.offsets()[first..=first + count];
+                let ids = offsets[0] - feature.base()..offsets[count] - feature.base();
+                let bags = Bags {
+                    ids: &rows[ids.clone()],
+                    offsets,
+                    weights: feature.weights().map(|weights| &weights[ids]),
+                    mean: used.pooling == Pooling::Mean,
+                };
+                let column = features.layout.columns(number).start;
+                pool(self.kernels, &tables[used.table], &bags, &mut BagSums { data: &mut *data, stride, column });
+            }
+        });
+    }
+
+    fn sequence(&self, batch: &PreparedBatch, tables: &[Rows<'_>], number: usize) -> Sequence {
+        let used = &batch.features.uses[number];
+        let (feature, rows) = (batch.feature(number), batch.rows_of(number));
+        let (table, width) = (&tables[used.table], tables[used.table].width());
+        let mut values = vec![0f32; rows.len() * width];
+        let ids = self.share(rows.len());
+        let parts = values.chunks_mut(ids * width).zip(rows.chunks(ids)).collect();
+        batch.features.threads.run(parts, |(data, ids): (&mut [f32], &[i64])| {
+            let offsets: Vec<usize> = (0..=ids.len()).collect();
+            let bags = Bags { ids, offsets: &offsets, weights: None, mean: false };
+            pool(self.kernels, table, &bags, &mut BagSums { data, stride: width, column: 0 });
+        });
+        let offsets = feature.offsets().iter().map(|o| o - feature.base()).collect();
+        (used.feature.clone(), JaggedTensor::of_rows(values, width, offsets))
+    }
+
+    /// How many of `count` things a task takes.
+    fn share(&self, count: usize) -> usize {
+        let threads = self.preparer.features.threads.count();
+        let tasks = if threads == 1 { 1 } else { threads * TASKS_PER_THREAD };
+        count.div_ceil(tasks).max(1)
+    }
+
+    /// Updates the rows of a batch by the gradients of its pooled embeddings and of the rows of its sequences `[ids, D]`, in the
+    /// order of their configuration. The rows of a mean take `1 / L` of its gradient, also with weights.
+    ///
+    /// # Errors
+    /// `Invalid` for a batch that other tables prepared, or gradients of other keys, widths or examples; no row has changed then. Where
+    /// rows are elsewhere, what their source says; if it fails to write, some rows may have changed.
+    pub fn backward(
+        &mut self,
+        mut batch: PreparedBatch,
+        pooled: &KeyedTensor,
+        sequences: &[Vec<f32>],
+    ) -> Result<UpdateReport> {
+        self.check_batch(&batch)?;
+        self.check_gradients(&batch, pooled, sequences)?;
+        let features = batch.features.clone();
+        let (threads, kernels, steps) = (&features.threads, self.kernels, self.steps);
+        let learns = |number: &usize| self.tables[*number].rule().is_some();
+        let in_parts = (0..self.tables.len()).filter(learns).filter(|number| self.tables[*number].parts().is_some());
+        let mut staged: Vec<Staged> = in_parts
+            .map(|number| {
+                let stretches = self.stretches(&batch, number)?.into_owned();
+                Ok(Staged { number, stretches, groups: batch.groups[number].renumbered() })
+            })
+            .collect::<Result<_>>()?;
+        // Gradients of all tables first, then rows of all tables: two rounds of tasks, however few tables there are.
+        let tables = self.tables.iter_mut().zip(&mut self.gradients).enumerate();
+        let mut parts = staged.iter_mut();
+        let mut learning: Vec<Learning<'_>> = tables
+            .filter_map(|(number, (table, gradients))| {
+                let (step, width, stride) = (table.rule()?.at(steps), table.spec().width, table.stride());
+                let (data, groups) = match table.whole_mut() {
+                    Some(stretches) => (stretches, &batch.groups[number]),
+                    None => parts.next().map(|staged| (staged.stretches.as_mut_slice(), &staged.groups))?,
+                };
+                Some(Learning { number, step, width, data, stride, groups, gradients })
+            })
+            .collect();
+        threads.run(learning.iter_mut().collect(), |table| {
+            lay_side_by_side(&batch, table.number, pooled, sequences, table.width, table.gradients);
+        });
+        let updates: Vec<Task<'_>> = learning.iter_mut().flat_map(|table| table.tasks(threads.count())).collect();
+        let mut rejected = threads.run(updates, |task| {
+            let gradients = GradientRows::new(task.masters.width, task.gradients);
+            let Task { number, step, part, mut masters, .. } = task;
+            (number, update(kernels, &step, &part, &gradients, &mut masters))
+        });
+        for Staged { number, stretches, .. } in &staged {
+            let of_table = rejected.iter_mut().filter(|(table, _)| table == number);
+            of_table
+                .flat_map(|(_, rows)| rows)
+                .for_each(|place| *place = batch.groups[*number].rows()[*place as usize]);
+            self.tables[*number].write(batch.groups[*number].rows(), stretches)?;
+            // This batch waits for no update any more.
+            batch.travelling[*number] = None;
+            if let Some(in_parts) = &features.in_parts[*number] {
+                in_parts.recent.keep(batch.groups[*number].rows(), stretches);
+            }
+        }
+        self.steps += 1;
+        Ok(report(&self.tables, &batch, rejected))
+    }
+
+    fn check_batch(&self, batch: &PreparedBatch) -> Result<()> {
+        match Arc::ptr_eq(&batch.features, &self.preparer.features) {
+            true => Ok(()),
+            false => Err(Error::invalid("a batch that was prepared by other tables, expected one of these")),
+        }
+    }
+
+    fn check_gradients(&self, batch: &PreparedBatch, pooled: &KeyedTensor, sequences: &[Vec<f32>]) -> Result<()> {
+        let (features, layout) = (&batch.features, self.layout());
+        let is_alike = pooled.keys() == layout.keys()
+            && (0..features.bags).map(|k| layout.columns(k).len()).eq(pooled.length_per_key());
+        if !is_alike || (features.bags > 0 && pooled.examples() != batch.ids.stride()) {
+            return Err(Error::invalid(format!(
+                "gradients of {} examples of {:?} ({} wide), expected {} of {:?} ({} wide)",
+                pooled.examples(),
+                pooled.keys(),
+                pooled.width(),
+                batch.ids.stride(),
+                layout.keys(),
+                layout.width()
+            )));
+        }
+        let count = features.uses.len() - features.bags;
+        if sequences.len() != count {
+            return Err(Error::invalid(format!("gradients of {} sequences, expected {count}", sequences.len())));
+        }
+        for (number, gradients) in (features.bags..).zip(sequences) {
+            let used = &features.uses[number];
+            let expected = batch.slots(number) * features.tables[used.table].width;
+            if gradients.len() != expected {
+                let what = format!("{} gradients of sequence `{}`, expected {expected}", gradients.len(), used.feature);
+                return Err(Error::invalid(what));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A table that a step updates.
+struct Learning<'a> {
+    number: usize,
+    step: Step,
+    width: usize,
+    data: &'a mut [f32],
+    stride: usize,
+    groups: &'a RowGroups,
+    gradients: &'a mut Vec<[f32; BLOCK]>,
+}
+
+/// The stretches of a batch's rows in a table in parts, put together; the groups number them from 0.
+struct Staged {
+    number: usize,
+    stretches: Vec<f32>,
+    groups: RowGroups,
+}
+
+/// Some rows of a table that one thread updates.
+struct Task<'a> {
+    number: usize,
+    step: Step,
+    part: GroupsPart<'a>,
+    gradients: &'a [[f32; BLOCK]],
+    masters: Stretches<'a>,
+}
+
+impl Learning<'_> {
+    /// Cuts the rows of the batch, and the table's memory between them.
+    fn tasks(&mut self, threads: usize) -> Vec<Task<'_>> {
+        let parts = if threads == 1 { 1 } else { threads * TASKS_PER_THREAD };
+        let (mut rest, mut first_row) = (&mut *self.data, 0);
+        let mut tasks = Vec::with_capacity(parts);
+        for part in self.groups.whole().split(parts) {
+            let end = part.rows().last().map_or(first_row, |row| row + 1);
+            let (data, behind) = rest.split_at_mut((end - first_row) as usize * self.stride);
+            let masters = Stretches { data, first_row, width: self.width, stride: self.stride };
+            tasks.push(Task { number: self.number, step: self.step, part, gradients: self.gradients, masters });
+            (rest, first_row) = (behind, end);
+        }
+        tasks
+    }
+}
+
+/// The rows among stretches of a table.
+fn rows<'a>(table: &MasterTable, stretches: &'a [f32]) -> Result<Rows<'a>> {
+    Rows::strided(table.spec().width, table.stride(), stretches)
+}
+
+/// Copies the gradients of a table's bags and sequences side by side, in whole blocks, those of means divided by the bag's length.
+fn lay_side_by_side(
+    batch: &PreparedBatch,
+    table: usize,
+    pooled: &KeyedTensor,
+    sequences: &[Vec<f32>],
+    width: usize,
+    out: &mut Vec<[f32; BLOCK]>,
+) {
+    let features = &batch.features;
+    let blocks = width.div_ceil(BLOCK);
+    let slots: usize = features.of_table(table).map(|(number, _)| batch.slots(number)).sum();
+    // The columns behind a row are zeros from the first step on.
+    out.resize(slots * blocks, [0.0; BLOCK]);
+    let mut rows = out.as_flattened_mut().chunks_exact_mut(blocks * BLOCK).map(|row| &mut row[..width]);
+    for (number, used) in features.of_table(table) {
+        if used.pooling == Pooling::None {
+            let gradients = sequences[number - features.bags].chunks_exact(width);
+            gradients.zip(&mut rows).for_each(|(from, to)| to.copy_from_slice(from));
+            continue;
+        }
+        let column = features.layout.columns(number).start;
+        let offsets = batch.feature(number).offsets();
+        for (bag, gradients) in pooled.values().chunks_exact(pooled.width()).enumerate() {
+            let Some(to) = rows.next() else { break };
+            to.copy_from_slice(&gradients[column..column + width]);
+            let length = offsets[bag + 1] - offsets[bag];
+            if used.pooling == Pooling::Mean && length > 1 {
+                let factor = 1.0 / length as f32;
+                to.iter_mut().for_each(|x| *x *= factor);
+            }
+        }
+    }
+}
+
+fn report(tables: &[MasterTable], batch: &PreparedBatch, rejected: Vec<(usize, Vec<u32>)>) -> UpdateReport {
+    let mut by_table: Vec<Vec<u32>> = vec![Vec::new(); tables.len()];
+    rejected.into_iter().for_each(|(table, rows)| by_table[table].extend(rows));
+    let update = |((number, table), rejected): ((usize, &MasterTable), Vec<u32>)| {
+        let touched = if table.rule().is_some() { batch.rows(number) } else { &[] };
+        let rows = touched.iter().copied().filter(|row| rejected.binary_search(row).is_err()).collect();
+        TableUpdate {
+            table: table.spec().name.clone(),
+            rows,
+            skipped_ids: batch.skipped[number],
+            rejected_rows: rejected,
+        }
+    };
+    UpdateReport { tables: tables.iter().enumerate().zip(by_table).map(update).collect() }
+}

@@ -1,0 +1,34 @@
+//! The threads that share a step.
+
+use rayon::prelude::*;
+
+use sterling_core::error::{Error, Result};
+
+/// Threads of one learner; with one, all work is done by the caller.
+#[derive(Debug)]
+pub(super) struct Threads {
+    pool: Option<rayon::ThreadPool>,
+}
+
+impl Threads {
+    pub(super) fn new(count: usize) -> Result<Self> {
+        if count == 0 {
+            return Err(Error::invalid("field `threads`: got 0, expected at least 1"));
+        }
+        let build = || rayon::ThreadPoolBuilder::new().num_threads(count).thread_name(|n| format!("learn-{n}")).build();
+        let pool = (count > 1).then(build).transpose();
+        Ok(Threads { pool: pool.map_err(|e| Error::overloaded(format!("{count} threads cannot be had: {e}")))? })
+    }
+
+    pub(super) fn count(&self) -> usize {
+        self.pool.as_ref().map_or(1, rayon::ThreadPool::current_num_threads)
+    }
+
+    /// The results of all tasks, in their order.
+    pub(super) fn run<T: Send, R: Send>(&self, tasks: Vec<T>, task: impl Fn(T) -> R + Sync + Send) -> Vec<R> {
+        match &self.pool {
+            None => tasks.into_iter().map(task).collect(),
+            Some(pool) => pool.install(|| tasks.into_par_iter().with_max_len(1).map(task).collect()),
+        }
+    }
+}

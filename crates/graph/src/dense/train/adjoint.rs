@@ -1,0 +1,149 @@
+//! Reverse mode, graph to graph: the gradients of a graph as graphs of the same operations.
+//!
+//! 1. [`Adjoint::rows`] makes, of each row, what its inputs were and the gradients of its outputs, the gradients of its inputs. It
+//!    begins with the forward graph: what the gradients read is made again in the same block of rows, and nothing is stored between
+//!    the forward and the backward pass.
+//! 2. A gradient of what all rows share is a sum over them ([`Sum`]): of outer products where a matrix was multiplied, of numbers
+//!    elsewhere.
+//! 3. [`Adjoint::totals`] goes on from these sums, once, to the gradients of the shared inputs, parameters among them.
+//!
+//! Rules are those of reverse accumulation (Griewank and Walther, *Evaluating Derivatives*, chapter 3), with PyTorch's choices where a
+//! function has no derivative (`rules`).
+
+use super::reverse::{Reverse, SumOf};
+use super::rules;
+use super::sums::Sum;
+use crate::dense::graph::Graph;
+use crate::dense::ir::{GraphInput, Id, Op, Side, Value};
+use sterling_core::error::{Error, Result};
+
+/// The gradients of a graph.
+#[derive(Debug)]
+pub(super) struct Adjoint {
+    /// Its inputs are those of the forward graph, then the gradients of the outputs of that, each of rows.
+    pub(super) rows: Graph,
+    /// The output of `rows` that is the gradient of each input of rows, in their order; none where it is 0.
+    pub(super) inputs: Vec<Option<usize>>,
+    pub(super) sums: Vec<Sum>,
+    /// Its inputs are `shared` of the forward graph's and the sums, all of a single row; its outputs are gradients of the shared
+    /// inputs.
+    pub(super) totals: Graph,
+    /// The shared inputs that `totals` reads, by their number among the shared ones.
+    pub(super) shared: Vec<usize>,
+    /// The output of `totals` that is the gradient of each shared input, in their order; none where it is 0.
+    pub(super) gradients: Vec<Option<usize>>,
+}
+
+/// The gradients of `graph` by its inputs that are `wanted`.
+///
+/// # Errors
+/// `Unsupported` where they are too large.
+pub(super) fn adjoint(graph: &Graph, wanted: &[bool]) -> Result<Adjoint> {
+    let (active, count) = (active(graph, wanted), graph.values.len());
+    let mut rows = Reverse::new(graph.clone(), active.clone());
+    for &output in &graph.outputs {
+        let Value { shape, rows: axis, .. } = graph.values[output].clone();
+        rows.graph.inputs.push(GraphInput { side: Side::Pair, shape, rows: axis });
+        let gradient = rows.graph.input(rows.graph.inputs.len() - 1)?;
+        rows.give(output, gradient)?;
+    }
+    rules::follow_all(&mut rows, count)?;
+    let mut outputs = Vec::new();
+    let mut output = |id: Id| {
+        outputs.push(id);
+        outputs.len() - 1
+    };
+    let input_of = |n: usize| graph.values.iter().position(|value| matches!(value.op, Op::Inputs(first) if first == n));
+    let numbered = || graph.inputs.iter().enumerate();
+    let of_rows = numbered().filter(|(_, input)| input.side == Side::Pair);
+    let inputs = of_rows.map(|(n, _)| input_of(n).and_then(|id| rows.gradients[id]).map(&mut output)).collect();
+    let mut of_values = Vec::new();
+    let mut sums = Vec::new();
+    for SumOf { value, left, right, runs, depth, columns } in std::mem::take(&mut rows.sums) {
+        of_values.push(value);
+        sums.push(Sum { left: left.map(&mut output), right: output(right), runs, depth, columns });
+    }
+    rows.graph.outputs = outputs;
+
+    let all_shared: Vec<usize> = numbered().filter(|(_, input)| input.side != Side::Pair).map(|(n, _)| n).collect();
+    let (mut totals, of) = of_one_row(graph, &all_shared, &sums, &of_values)?;
+    let first = totals.inputs.len() - sums.len();
+    let count = totals.values.len();
+    let mut active_there = vec![false; count];
+    of.iter().zip(&active).for_each(|(to, &active)| to.iter().for_each(|&to| active_there[to] = active));
+    let gradients: Vec<Id> = (0..sums.len()).map(|n| totals.input(first + n)).collect::<Result<_>>()?;
+    let mut reverse = Reverse::new(totals, active_there);
+    for (&value, gradient) in of_values.iter().zip(gradients) {
+        let to = of[value].ok_or_else(|| Error::internal("a sum of a value that is not shared"))?;
+        reverse.give(to, gradient)?;
+    }
+    rules::follow_all(&mut reverse, count)?;
+    let gradient_of = |&n: &usize| input_of(n).and_then(|id| of[id]).and_then(|id| reverse.gradients[id]);
+    let found: Vec<Option<Id>> = all_shared.iter().map(gradient_of).collect();
+    totals = reverse.graph;
+    totals.outputs = found.iter().flatten().copied().collect();
+    let mut numbers = 0..;
+    let gradients = found.iter().map(|id| id.and_then(|_| numbers.next())).collect();
+    let (totals, shared) = without_unread(totals, all_shared.len())?;
+    Ok(Adjoint { rows: rows.graph, inputs, sums, totals, shared, gradients })
+}
+
+/// Whether a gradient of each value is wanted: whether it follows from a wanted input by what can be differentiated.
+fn active(graph: &Graph, wanted: &[bool]) -> Vec<bool> {
+    let mut active = vec![false; graph.values.len()];
+    for (id, value) in graph.values.iter().enumerate() {
+        active[id] = !graph.still.contains(&id)
+            && match &value.op {
+                Op::Inputs(first) => wanted[*first],
+                op => rules::differentiable(op).iter().any(|&read| active[read]),
+            };
+    }
+    active
+}
+
+/// The part of a graph that all rows share, as a graph of a single row, with the sums as more inputs; and its values by theirs.
+fn of_one_row(graph: &Graph, shared: &[usize], sums: &[Sum], of: &[Id]) -> Result<(Graph, Vec<Option<Id>>)> {
+    let alone = |shape: Vec<usize>| GraphInput { side: Side::Pair, shape, rows: None };
+    let own = shared.iter().map(|&n| alone(graph.inputs[n].shape.clone()));
+    debug_assert_eq!(sums.len(), of.len());
+    let summed = of.iter().map(|&value| alone(graph.shape(value).to_vec()));
+    let mut to = Graph::new(own.chain(summed).collect());
+    let mut made: Vec<Option<Id>> = vec![None; graph.values.len()];
+    for (id, value) in graph.values.iter().enumerate().filter(|(_, value)| value.side != Side::Pair) {
+        made[id] = Some(match &value.op {
+            Op::Inputs(first) => {
+                let n = shared.iter().position(|n| n == first);
+                to.input(n.ok_or_else(|| Error::internal("an input that is not shared"))?)?
+            }
+            op => {
+                let op = op.over(&mut |read| made[read].ok_or_else(|| Error::internal("a value made of rows")))?;
+                to.add(op, value.shape.clone(), None)?
+            }
+        });
+    }
+    Ok((to, made))
+}
+
+/// The same without those of its first `own` inputs that nothing reads, and which are left.
+fn without_unread(graph: Graph, own: usize) -> Result<(Graph, Vec<usize>)> {
+    let needed = graph.needed(&graph.outputs, &[]);
+    let is_read = |n: usize| {
+        let mut values = graph.values.iter().zip(&needed);
+        values.any(|(value, &needed)| needed && matches!(value.op, Op::Inputs(first) if first == n))
+    };
+    let kept: Vec<usize> = (0..graph.inputs.len()).filter(|&n| n >= own || is_read(n)).collect();
+    let mut to = Graph::new(kept.iter().map(|&n| graph.inputs[n].clone()).collect());
+    let mut made = vec![None; graph.values.len()];
+    let missing = || Error::internal("a value that is read before it is made");
+    for (id, value) in graph.values.iter().enumerate().filter(|(id, _)| needed[*id]) {
+        made[id] = Some(match &value.op {
+            Op::Inputs(first) => to.input(kept.iter().position(|n| n == first).ok_or_else(missing)?)?,
+            op => {
+                let op = op.over(&mut |read| made[read].ok_or_else(missing))?;
+                to.add(op, value.shape.clone(), value.rows)?
+            }
+        });
+    }
+    to.outputs = graph.outputs.iter().map(|&id| made[id].ok_or_else(missing)).collect::<Result<_>>()?;
+    Ok((to, kept.into_iter().filter(|&n| n < own).collect()))
+}

@@ -1,0 +1,85 @@
+//! Memory that passes work in, and where the numbers of a micro-batch lie.
+
+use std::ops::Range;
+use std::sync::Mutex;
+
+use super::run::{MICRO_BATCH, Pass, Rows};
+use crate::dense::exec::Scratch;
+
+/// Memory that passes work in, one part for each of its threads; once warm, little is allocated.
+#[derive(Debug)]
+pub struct Workspace {
+    pub(super) workers: Vec<Worker>,
+    /// Of the part that follows the sums over rows.
+    pub(super) last: Scratch,
+    pub(super) sums: Vec<f32>,
+}
+
+/// Memory of one thread.
+#[derive(Debug, Default)]
+pub(super) struct Worker {
+    pub(super) scratch: Scratch,
+    /// The sums of a micro-batch.
+    pub(super) sums: Vec<f32>,
+    pub(super) is_started: bool,
+}
+
+impl Workspace {
+    /// Memory for passes on `threads` threads, at least 1.
+    pub fn new(threads: usize) -> Self {
+        let workers = (0..threads.max(1)).map(|_| Worker::default()).collect();
+        Workspace { workers, last: Scratch::default(), sums: Vec::new() }
+    }
+}
+
+impl Worker {
+    /// Makes what all rows share, before the first micro-batch of a pass.
+    pub(super) fn start(&mut self, pass: &Pass, shared: &[&[f32]]) {
+        if !std::mem::replace(&mut self.is_started, true) {
+            pass.start(shared, &mut self.scratch);
+        }
+    }
+}
+
+/// The rows of a micro-batch.
+pub(super) fn micro_batch(n: usize, rows: usize) -> Range<usize> {
+    n * MICRO_BATCH..rows.min((n + 1) * MICRO_BATCH)
+}
+
+/// Room for so many numbers in each of some buffers.
+pub(super) fn fit(buffers: &mut Vec<Vec<f32>>, counts: impl ExactSizeIterator<Item = usize>) {
+    buffers.resize_with(counts.len(), Vec::new);
+    buffers.iter_mut().zip(counts).for_each(|(buffer, count)| refill(buffer, count));
+}
+
+/// `count` zeros.
+pub(super) fn refill(buffer: &mut Vec<f32>, count: usize) {
+    buffer.clear();
+    buffer.resize(count, 0.0);
+}
+
+/// Buffers `[rows, width]`, cut into those of each micro-batch.
+pub(super) fn by_micro_batch<'a>(
+    buffers: &'a mut [Vec<f32>],
+    widths: &[usize],
+    rows: usize,
+) -> Vec<Mutex<Vec<&'a mut [f32]>>> {
+    let mut all: Vec<Vec<&mut [f32]>> = (0..rows.div_ceil(MICRO_BATCH)).map(|_| Vec::new()).collect();
+    for (buffer, &width) in buffers.iter_mut().zip(widths) {
+        let parts = buffer.chunks_mut((MICRO_BATCH * width).max(1));
+        all.iter_mut().zip(parts).for_each(|(all, part)| all.push(part));
+    }
+    all.into_iter().map(Mutex::new).collect()
+}
+
+/// Where rows lie among those of their micro-batch.
+pub(super) fn at(rows: &Range<usize>, width: usize) -> Range<usize> {
+    let first = rows.start % MICRO_BATCH;
+    first * width..(first + rows.len()) * width
+}
+
+/// Copies an output of a block to its rows of a micro-batch.
+pub(super) fn copy((numbers, stride): Rows<'_>, rows: Range<usize>, width: usize, room: &mut [f32]) {
+    let to = room[at(&rows, width)].chunks_exact_mut(width);
+    to.enumerate().for_each(|(n, to)| to.copy_from_slice(&numbers[n * stride..][..width]));
+}

@@ -1,0 +1,399 @@
+//! Graphs that learn: gradients of an ONNX graph by its inputs and its parameters, and optimizers of these.
+//!
+//! A [`TrainableGraph`] is read like a [`RowProgram`](super::RowProgram), but for its parameters: floating-point initializers become
+//! inputs that all rows share, so that nothing is folded away. [`TrainableGraph::forward`] makes the outputs of a batch of rows;
+//! [`TrainableGraph::backward`] makes, of the gradients of the outputs, those of the inputs of each row and those of the parameters,
+//! summed over rows. `adjoint` makes the backward pass as a graph, `rules` says what each operation passes on, `run` runs both
+//! with the kernels and the planner of programs, `file` finds parameters and writes them back. [`DenseOptimizer`] moves them.
+//!
+//! **Order of sums.** The gradient of a parameter is the sum of each micro-batch of 64 rows (`MICRO_BATCH`), in the order of rows, and
+//! these sums are added in the order of micro-batches: the same bits for any number of threads and any size of blocks. Another
+//! instruction set may round otherwise.
+//!
+//! **Rows.** A row is what a [`Given`] with `is_pair` brings its own of: a request of a tower, or, of a reranker, a user with one
+//! candidate, when its user inputs are given by row too. Inputs that all rows share ([`Batch::shared`]) have gradients as parameters do.
+//!
+//! ```
+//! use sterling_graph::dense::train::{Batch, DenseOptimizer, Gradients, OptimizerKind, OptimizerSpec, TrainableGraph, Workspace};
+//! use sterling_graph::dense::{Given, InputRows, Made, Size};
+//!
+//! let onnx = std::fs::read(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/tiny/user.onnx"))?;
+//! let row = |name: &str, width| Given { name: name.into(), is_pair: true, shape: vec![Size::Rows, Size::Fixed(width)] };
+//! let given = [row("installed", 4), row("section", 2), row("size", 3)];
+//! let query = [Made { name: "query".into(), shape: vec![Size::Rows, Size::Fixed(4)] }];
+//! let graph = TrainableGraph::read(&onnx, &given, &query, &[])?;
+//! let mut parameters = graph.initial().to_vec();
+//! let mut optimizer = DenseOptimizer::new(OptimizerSpec::new(OptimizerKind::Adam, 0.01), parameters.len())?;
+//! let (mut workspace, mut outputs, mut gradients) = (Workspace::new(1), Vec::new(), Gradients::default());
+//!
+//! // Moves all queries towards the first axis.
+//! let fill = |rows: InputRows<'_>| rows.each(|n, row| row.iter_mut().zip(0..).for_each(|(x, i)| *x = ((n * 9 + i) % 7) as f32));
+//! let batch = Batch { rows: 100, shared: &[], fill: &fill };
+//! let mut first = Vec::new();
+//! for _ in 0..20 {
+//!     graph.forward(&parameters, &batch, &mut workspace, &mut outputs)?;
+//!     first.push(outputs[0].chunks(4).map(|query| query[0]).sum::<f32>() / 100.0);
+//!     let of_query: Vec<f32> = [-0.01, 0.0, 0.0, 0.0].repeat(100);
+//!     graph.backward(&parameters, &batch, &[&of_query], &mut workspace, &mut gradients)?;
+//!     optimizer.step(&mut parameters, &gradients.parameters)?;
+//! }
+//! assert!(first[19] > first[0] && gradients.inputs[1].len() == 100 * 2);
+//! let _trained: Vec<u8> = graph.write(&parameters)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod adjoint;
+mod file;
+mod memory;
+mod optimizer;
+mod reverse;
+mod rules;
+mod run;
+mod sums;
+
+use std::sync::PoisonError;
+
+use super::exec::Scratch;
+use super::graph::Graph;
+use super::ir::{GraphInput, Side};
+use super::{Given, InputRows, Made, ReadGraph, Size};
+use adjoint::Adjoint;
+pub use file::Parameter;
+pub use memory::Workspace;
+use memory::{Worker, at, by_micro_batch, copy, fit, micro_batch, refill};
+pub use optimizer::{DenseOptimizer, OptimizerKind, OptimizerSpec};
+pub use run::MICRO_BATCH;
+use run::Pass;
+use sterling_core::error::{Error, Result};
+use sterling_kernels::cpu::Kernels;
+use sums::Sum;
+
+/// An input that each row brings its own of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RowInput {
+    /// Name of the input in the file.
+    pub name: String,
+    /// Numbers of one row.
+    pub width: usize,
+}
+
+/// The rows that a graph runs over.
+#[derive(Clone, Copy)]
+pub struct Batch<'a> {
+    /// Number of rows.
+    pub rows: usize,
+    /// Inputs that all rows share, in their order.
+    pub shared: &'a [&'a [f32]],
+    /// Writes the inputs of some rows, those of a row side by side in their order. Called for each block of rows, by any thread, in the
+    /// forward and in the backward pass.
+    pub fill: &'a (dyn Fn(InputRows<'_>) + Sync),
+}
+
+impl std::fmt::Debug for Batch<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Batch").field("rows", &self.rows).field("shared", &self.shared.len()).finish_non_exhaustive()
+    }
+}
+
+/// What a backward pass makes. The buffers of the one before are reused.
+#[derive(Clone, Debug, Default)]
+pub struct Gradients {
+    /// Of each input of rows, `[rows, width]`, in the order of [`TrainableGraph::inputs`].
+    pub inputs: Vec<Vec<f32>>,
+    /// Of each input that all rows share, in their order, summed over rows.
+    pub shared: Vec<Vec<f32>>,
+    /// Of all parameters, summed over rows.
+    pub parameters: Vec<f32>,
+}
+
+/// A graph with parameters, and its gradients.
+#[derive(Debug)]
+pub struct TrainableGraph {
+    file: Vec<u8>,
+    parameters: Vec<Parameter>,
+    initial: Vec<f32>,
+    inputs: Vec<RowInput>,
+    /// Numbers of each shared input.
+    shared: Vec<usize>,
+    /// Numbers of each output of one row.
+    widths: Vec<usize>,
+    forward: Pass,
+    backward: Pass,
+    totals: Pass,
+    adjoint: Adjoint,
+    kernels: Kernels,
+}
+
+impl TrainableGraph {
+    /// Reads an ONNX graph whose inputs come as `given` and which is to have these outputs.
+    ///
+    /// Parameters are the initializers of f32 that outputs depend on by what can be differentiated. Constants that an exporter wrote
+    /// down are none: scalars whose name is not that of a module's parameter (`a.b`), masks (numbers from 10,000 on, or matrices of
+    /// zeros and ones), and running statistics of a batch norm. `frozen` names initializers that are not to be trained, and inputs
+    /// whose gradients nobody reads, which saves their work.
+    ///
+    /// # Errors
+    /// `Unsupported` with the operator, attribute or shape that compiled graphs do not have; `Invalid` where `frozen` names nothing.
+    pub fn read(onnx: &[u8], given: &[Given], outputs: &[Made], frozen: &[&str]) -> Result<TrainableGraph> {
+        TrainableGraph::read_with(onnx, given, outputs, frozen, Kernels::best())
+    }
+
+    fn read_with(
+        onnx: &[u8],
+        given: &[Given],
+        outputs: &[Made],
+        frozen: &[&str],
+        kernels: Kernels,
+    ) -> Result<TrainableGraph> {
+        let (mut parameters, mut initial) = file::parameters(onnx, frozen)?;
+        let mut graph = with_parameters(onnx, given, outputs, &parameters)?;
+        let wanted = |parameters: &[Parameter]| -> Vec<bool> {
+            let own = given.iter().map(|input| !frozen.contains(&input.name.as_str()));
+            own.chain(parameters.iter().map(|_| true)).collect()
+        };
+        let mut adjoint = adjoint::adjoint(&graph, &wanted(&parameters))?;
+        let shared_inputs = given.iter().filter(|input| !input.is_pair).count();
+        let has_gradient = adjoint.gradients[shared_inputs..].to_vec();
+        if has_gradient.contains(&None) {
+            // What nothing is learned of stays a constant, and is folded.
+            let all = std::mem::take(&mut initial);
+            let kept = parameters.into_iter().zip(&has_gradient).filter(|(_, gradient)| gradient.is_some());
+            parameters = kept.map(|(parameter, _)| parameter).collect();
+            for parameter in &mut parameters {
+                let first = initial.len();
+                initial.extend_from_slice(&all[parameter.range.clone()]);
+                parameter.range = first..initial.len();
+            }
+            graph = with_parameters(onnx, given, outputs, &parameters)?;
+            adjoint = adjoint::adjoint(&graph, &wanted(&parameters))?;
+        }
+        let names = given.iter().map(|input| input.name.clone()).collect();
+        let graph = TrainableGraph::compile(&graph, adjoint, names, parameters.len(), kernels)?;
+        Ok(TrainableGraph { file: onnx.to_vec(), parameters, initial, ..graph })
+    }
+
+    /// A graph and its gradients as steps. Its last inputs are `parameters`; `names` are those of the others.
+    fn compile(
+        graph: &Graph,
+        adjoint: Adjoint,
+        names: Vec<String>,
+        parameters: usize,
+        kernels: Kernels,
+    ) -> Result<TrainableGraph> {
+        let count = |input: &GraphInput| input.shape.iter().product::<usize>();
+        let own = &graph.inputs[..graph.inputs.len() - parameters];
+        let of_rows = own.iter().zip(names).filter(|(input, _)| input.side == Side::Pair);
+        Ok(TrainableGraph {
+            file: Vec::new(),
+            parameters: Vec::new(),
+            initial: Vec::new(),
+            inputs: of_rows.map(|(input, name)| RowInput { name, width: count(input) }).collect(),
+            shared: own.iter().filter(|input| input.side != Side::Pair).map(count).collect(),
+            widths: graph.outputs.iter().map(|&output| graph.values[output].count()).collect(),
+            forward: Pass::of_rows(graph, kernels)?,
+            backward: Pass::of_rows(&adjoint.rows, kernels)?,
+            totals: Pass::of_one_row(&adjoint.totals, kernels)?,
+            adjoint,
+            kernels,
+        })
+    }
+
+    /// The parameters, in the order of the file.
+    pub fn parameters(&self) -> &[Parameter] {
+        &self.parameters
+    }
+
+    /// The numbers of all parameters in the file.
+    pub fn initial(&self) -> &[f32] {
+        &self.initial
+    }
+
+    /// The inputs of rows, in the order in which [`Batch::fill`] writes them.
+    pub fn inputs(&self) -> &[RowInput] {
+        &self.inputs
+    }
+
+    /// Numbers of each output of one row.
+    pub fn widths(&self) -> &[usize] {
+        &self.widths
+    }
+
+    /// Makes the outputs of a batch, each `[rows, width]`.
+    ///
+    /// # Errors
+    /// `Invalid` where parameters or shared inputs are of other lengths.
+    pub fn forward(
+        &self,
+        parameters: &[f32],
+        batch: &Batch<'_>,
+        workspace: &mut Workspace,
+        outputs: &mut Vec<Vec<f32>>,
+    ) -> Result<()> {
+        let shared = self.shared_inputs(parameters, batch)?;
+        fit(outputs, self.widths.iter().map(|width| width * batch.rows));
+        let width: usize = self.inputs.iter().map(|input| input.width).sum();
+        let fill = |rows: InputRows<'_>| (batch.fill)(InputRows { width, ..rows });
+        let room = by_micro_batch(outputs, &self.widths, batch.rows);
+        workspace.workers.iter_mut().for_each(|worker| worker.is_started = false);
+        let work = |n: usize, worker: &mut Worker| {
+            worker.start(&self.forward, &shared);
+            let mut room = room[n].lock().unwrap_or_else(PoisonError::into_inner);
+            self.forward.run(micro_batch(n, batch.rows), &mut worker.scratch, &fill, &mut |rows, outputs| {
+                for (o, width) in self.widths.iter().enumerate() {
+                    copy(outputs.get(o), rows.clone(), *width, room[o]);
+                }
+            });
+        };
+        run::in_order(&mut workspace.workers, batch.rows.div_ceil(MICRO_BATCH), &work, &mut |_| ());
+        Ok(())
+    }
+
+    /// Makes the gradients of a batch of those of its outputs, each `[rows, width]`: of the inputs of each row, and of parameters and
+    /// shared inputs summed over rows in micro-batches ([`MICRO_BATCH`]).
+    ///
+    /// # Errors
+    /// `Invalid` where parameters, shared inputs or gradients are of other lengths.
+    pub fn backward(
+        &self,
+        parameters: &[f32],
+        batch: &Batch<'_>,
+        output_gradients: &[&[f32]],
+        workspace: &mut Workspace,
+        gradients: &mut Gradients,
+    ) -> Result<()> {
+        let shared = self.shared_inputs(parameters, batch)?;
+        let expected: Vec<usize> = self.widths.iter().map(|width| width * batch.rows).collect();
+        let lengths: Vec<usize> = output_gradients.iter().map(|numbers| numbers.len()).collect();
+        if lengths != expected {
+            return Err(Error::invalid(format!("gradients of {lengths:?} numbers of outputs, expected {expected:?}")));
+        }
+        let widths: Vec<usize> = self.inputs.iter().map(|input| input.width).collect();
+        fit(&mut gradients.inputs, widths.iter().map(|width| width * batch.rows));
+        let width: usize = widths.iter().sum();
+        let fill = |rows: InputRows<'_>| self.fill(rows, width, batch, output_gradients);
+        let count: usize = self.adjoint.sums.iter().map(Sum::count).sum();
+        let Workspace { workers, last, sums } = workspace;
+        refill(sums, count);
+        for worker in workers.iter_mut() {
+            worker.is_started = false;
+            refill(&mut worker.sums, count);
+        }
+        let room = by_micro_batch(&mut gradients.inputs, &widths, batch.rows);
+        let work = |n: usize, worker: &mut Worker| {
+            worker.start(&self.backward, &shared);
+            let mut room = room[n].lock().unwrap_or_else(PoisonError::into_inner);
+            let Worker { scratch, sums, .. } = worker;
+            sums.fill(0.0);
+            self.backward.run(micro_batch(n, batch.rows), scratch, &fill, &mut |rows, outputs| {
+                for ((of, width), room) in self.adjoint.inputs.iter().zip(&widths).zip(room.iter_mut()) {
+                    match of {
+                        Some(of) => copy(outputs.get(*of), rows.clone(), *width, room),
+                        None => room[at(&rows, *width)].fill(0.0),
+                    }
+                }
+                let mut rest = &mut sums[..];
+                for sum in &self.adjoint.sums {
+                    let (own, others) = std::mem::take(&mut rest).split_at_mut(sum.count());
+                    sum.add(
+                        self.kernels,
+                        rows.len(),
+                        sum.left.map(|left| outputs.get(left)),
+                        outputs.get(sum.right),
+                        own,
+                    );
+                    rest = others;
+                }
+            });
+        };
+        let mut then = |worker: &mut Worker| sums.iter_mut().zip(&worker.sums).for_each(|(total, x)| *total += x);
+        run::in_order(workers, batch.rows.div_ceil(MICRO_BATCH), &work, &mut then);
+        self.finish(&shared, sums, last, gradients);
+        Ok(())
+    }
+
+    /// Follows the sums over rows to the gradients of what all rows share.
+    fn finish(&self, shared: &[&[f32]], sums: &[f32], scratch: &mut Scratch, gradients: &mut Gradients) {
+        let Gradients { shared: of_shared, parameters, .. } = gradients;
+        fit(of_shared, self.shared.iter().copied());
+        refill(parameters, self.initial.len());
+        let fill = |rows: InputRows<'_>| {
+            let own = self.adjoint.shared.iter().map(|&n| shared[n]).chain([sums]);
+            let mut room = &mut rows.numbers[..];
+            for numbers in own {
+                let (here, rest) = std::mem::take(&mut room).split_at_mut(numbers.len());
+                here.copy_from_slice(numbers);
+                room = rest;
+            }
+        };
+        self.totals.start(&[], scratch);
+        self.totals.run(0..1, scratch, &fill, &mut |_, outputs| {
+            let of_parameters = self.parameters.iter().map(|parameter| parameter.range.clone());
+            let (first, rest) = self.adjoint.gradients.split_at(self.shared.len());
+            for (of, room) in first.iter().zip(of_shared.iter_mut()) {
+                match of {
+                    Some(of) => room.iter_mut().zip(outputs.get(*of).0).for_each(|(to, x)| *to = *x),
+                    None => room.fill(0.0),
+                }
+            }
+            for (of, range) in rest.iter().zip(of_parameters) {
+                if let Some(of) = of {
+                    let count = range.len();
+                    parameters[range].copy_from_slice(&outputs.get(*of).0[..count]);
+                }
+            }
+        });
+    }
+
+    /// Returns the ONNX file with other numbers for its parameters.
+    ///
+    /// # Errors
+    /// `Invalid` where parameters are of another length; `Unsupported` where the numbers of one do not lie in the file as f32.
+    pub fn write(&self, parameters: &[f32]) -> Result<Vec<u8>> {
+        self.check(parameters)?;
+        file::with_parameters(&self.file, &self.parameters, parameters)
+    }
+
+    fn check(&self, parameters: &[f32]) -> Result<()> {
+        let (got, expected) = (parameters.len(), self.initial.len());
+        if got == expected {
+            return Ok(());
+        }
+        Err(Error::invalid(format!("{got} numbers of parameters, expected {expected}")))
+    }
+
+    /// What all rows share: the shared inputs, then the parameters.
+    fn shared_inputs<'a>(&self, parameters: &'a [f32], batch: &Batch<'a>) -> Result<Vec<&'a [f32]>> {
+        self.check(parameters)?;
+        let lengths: Vec<usize> = batch.shared.iter().map(|numbers| numbers.len()).collect();
+        if lengths != self.shared {
+            return Err(Error::invalid(format!("shared inputs of {lengths:?} numbers, expected {:?}", self.shared)));
+        }
+        let own = self.parameters.iter().map(|parameter| &parameters[parameter.range.clone()]);
+        Ok(batch.shared.iter().copied().chain(own).collect())
+    }
+
+    /// Writes the inputs of rows and the gradients of their outputs.
+    fn fill(&self, rows: InputRows<'_>, width: usize, batch: &Batch<'_>, output_gradients: &[&[f32]]) {
+        let InputRows { rows, numbers, stride, .. } = rows;
+        (batch.fill)(InputRows { rows: rows.clone(), numbers, stride, width });
+        for (n, row) in rows.zip(numbers.chunks_mut(stride.max(1))) {
+            let mut room = &mut row[width..];
+            for (gradients, &width) in output_gradients.iter().zip(&self.widths) {
+                let (here, rest) = std::mem::take(&mut room).split_at_mut(width);
+                here.copy_from_slice(&gradients[n * width..][..width]);
+                room = rest;
+            }
+        }
+    }
+}
+
+/// The graph of a file whose parameters are inputs that all rows share, behind those that are given.
+fn with_parameters(onnx: &[u8], given: &[Given], outputs: &[Made], parameters: &[Parameter]) -> Result<Graph> {
+    let shape = |shape: &[usize]| shape.iter().map(|&size| Size::Fixed(size as i64)).collect();
+    let own = parameters.iter().map(|p| Given { name: p.name.clone(), is_pair: false, shape: shape(&p.shape) });
+    let all: Vec<Given> = given.iter().cloned().chain(own).collect();
+    Ok(ReadGraph::read(onnx, &all, outputs)?.graph)
+}
+
+#[cfg(test)]
+mod tests;

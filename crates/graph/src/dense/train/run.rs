@@ -1,0 +1,155 @@
+//! Runs plans over the rows of a batch, micro-batch after micro-batch, on one or several threads.
+
+use std::ops::Range;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+use crate::dense::InputRows;
+use crate::dense::exec::{self, Scratch};
+use crate::dense::graph::Graph;
+use crate::dense::steps::{Plan, Precision};
+use crate::dense::{collapse, plan};
+use sterling_core::error::Result;
+use sterling_kernels::cpu::Kernels;
+
+/// Rows whose gradients are summed before they are added to those of others.
+pub const MICRO_BATCH: usize = 64;
+
+/// A graph as steps that run over whole micro-batches.
+#[derive(Clone, Debug)]
+pub(super) struct Pass {
+    plan: Plan,
+    kernels: Kernels,
+}
+
+/// The numbers of an output of a block of rows, and from a row to the next.
+pub(super) type Rows<'a> = (&'a [f32], usize);
+
+/// What a pass made of a block of rows.
+#[derive(Clone, Copy)]
+pub(super) struct Outputs<'a> {
+    plan: &'a Plan,
+    scratch: &'a Scratch,
+}
+
+impl<'a> Outputs<'a> {
+    /// Output number `n` of the graph.
+    pub(super) fn get(&self, n: usize) -> Rows<'a> {
+        exec::output(self.plan, n, self.scratch)
+    }
+}
+
+impl Pass {
+    /// Compiles a graph of rows.
+    ///
+    /// # Errors
+    /// `Unsupported` where an output is the same for all rows.
+    pub(super) fn of_rows(graph: &Graph, kernels: Kernels) -> Result<Self> {
+        let mut plan = plan::plan(&collapse::collapse(graph, false)?, Precision::F32)?;
+        // A micro-batch is whole blocks.
+        plan.block_rows = 1 << plan.block_rows.min(MICRO_BATCH).ilog2();
+        Ok(Pass { plan, kernels })
+    }
+
+    /// Compiles a graph of a single row.
+    ///
+    /// # Errors
+    /// As [`Pass::of_rows`].
+    pub(super) fn of_one_row(graph: &Graph, kernels: Kernels) -> Result<Self> {
+        Ok(Pass { plan: Plan { block_rows: 1, ..plan::plan(graph, Precision::F32)? }, kernels })
+    }
+
+    /// Has it run in blocks of another size.
+    #[cfg(test)]
+    pub(super) fn set_block(&mut self, rows: usize) {
+        self.plan.block_rows = rows;
+    }
+
+    /// Makes what all rows share; before [`Pass::run`].
+    pub(super) fn start(&self, shared: &[&[f32]], scratch: &mut Scratch) {
+        exec::start(&self.plan, self.kernels, shared, scratch);
+    }
+
+    /// Runs over rows in blocks, each filled by `fill`; `done` gets the rows of a block and what became of them.
+    pub(super) fn run(
+        &self,
+        rows: Range<usize>,
+        scratch: &mut Scratch,
+        fill: &dyn Fn(InputRows<'_>),
+        done: &mut dyn FnMut(Range<usize>, Outputs<'_>),
+    ) {
+        for first in rows.clone().step_by(self.plan.block_rows) {
+            let block = first..rows.end.min(first + self.plan.block_rows);
+            let (numbers, stride) = exec::given(&self.plan, scratch);
+            fill(InputRows { rows: block.clone(), numbers, stride, width: stride });
+            exec::block(&self.plan, self.kernels, block.len(), scratch);
+            done(block, Outputs { plan: &self.plan, scratch });
+        }
+    }
+}
+
+/// Whose turn it is: none once a worker panicked.
+struct Turn<'a, T> {
+    next: Option<usize>,
+    then: &'a mut (dyn FnMut(&mut T) + Send),
+}
+
+/// Ends the wait of all others where its worker panics.
+struct EndsOnPanic<'a, 'b, T> {
+    turn: &'a Mutex<Turn<'b, T>>,
+    changed: &'a Condvar,
+}
+
+impl<T> Drop for EndsOnPanic<'_, '_, T> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            lock(self.turn).next = None;
+            self.changed.notify_all();
+        }
+    }
+}
+
+fn lock<'a, 'b, T>(turn: &'a Mutex<Turn<'b, T>>) -> MutexGuard<'a, Turn<'b, T>> {
+    turn.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Has `count` pieces of work done, by as many threads as there are workers; `then` sees the worker of each piece in the order of the
+/// pieces, so that sums have the same bits for any number of threads.
+pub(super) fn in_order<T: Send>(
+    workers: &mut [T],
+    count: usize,
+    work: &(dyn Fn(usize, &mut T) + Sync),
+    then: &mut (dyn FnMut(&mut T) + Send),
+) {
+    let threads = workers.len().min(count);
+    if threads <= 1 {
+        for worker in workers.iter_mut().take(1) {
+            for n in 0..count {
+                work(n, worker);
+                then(worker);
+            }
+        }
+        return;
+    }
+    let (turn, changed) = (Mutex::new(Turn { next: Some(0), then }), Condvar::new());
+    let (turn, changed) = (&turn, &changed);
+    std::thread::scope(|scope| {
+        for (first, worker) in workers.iter_mut().take(threads).enumerate() {
+            scope.spawn(move || {
+                let _ends = EndsOnPanic { turn, changed };
+                for n in (first..count).step_by(threads) {
+                    work(n, worker);
+                    let mut now = lock(turn);
+                    while now.next.is_some_and(|next| next != n) {
+                        now = changed.wait(now).unwrap_or_else(PoisonError::into_inner);
+                    }
+                    if now.next.is_none() {
+                        return;
+                    }
+                    (now.then)(worker);
+                    now.next = Some(n + 1);
+                    changed.notify_all();
+                }
+            });
+        }
+    });
+}

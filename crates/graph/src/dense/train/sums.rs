@@ -1,0 +1,47 @@
+//! Sums over rows, of which the gradients of what all rows share are made.
+
+use super::run::Rows;
+use sterling_kernels::cpu::Kernels;
+use sterling_kernels::cpu::dense::Outer;
+
+/// A sum over rows: of `left` transposed times `right`, `runs` rows of each in a row, or of the runs of `right` alone.
+#[derive(Clone, Debug)]
+pub(super) struct Sum {
+    /// The outputs of the rows' graph that are summed.
+    pub(super) left: Option<usize>,
+    pub(super) right: usize,
+    pub(super) runs: usize,
+    pub(super) depth: usize,
+    pub(super) columns: usize,
+}
+
+impl Sum {
+    /// Numbers of the sum.
+    pub(super) fn count(&self) -> usize {
+        self.depth * self.columns
+    }
+
+    /// Adds what the rows of a block have, in their order.
+    pub(super) fn add(&self, kernels: Kernels, rows: usize, left: Option<Rows<'_>>, right: Rows<'_>, out: &mut [f32]) {
+        let Sum { runs, depth, columns, .. } = *self;
+        let (right, right_stride) = right;
+        // Numbers are summed as products with 1.
+        let is_sum = left.is_none();
+        let (left, left_stride) = left.unwrap_or((&[1.0], 0));
+        let lies_flat = right_stride == runs * columns && (is_sum || left_stride == runs * depth);
+        let (times, together) = if runs == 1 || lies_flat { (1, rows * runs) } else { (rows, runs) };
+        let stride_of = |stride: usize, width: usize| if runs == 1 { stride } else { width };
+        for n in 0..times {
+            let outer = Outer {
+                rows: together,
+                left: &left[n * left_stride..],
+                left_stride: if is_sum { 0 } else { stride_of(left_stride, depth) },
+                depth,
+                right: &right[n * right_stride..],
+                right_stride: stride_of(right_stride, columns),
+                columns,
+            };
+            kernels.outer(&outer, out);
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! Which constants are parameters, and files with others in their place.
+
+use rten_onnx::onnx::{DataType, ModelProto};
+
+use super::golden::file;
+use super::*;
+
+fn tower() -> (Vec<u8>, Vec<Given>, Vec<Made>) {
+    let row =
+        |name: &str, width| Given { name: name.into(), is_pair: true, shape: vec![Size::Rows, Size::Fixed(width)] };
+    let given = vec![row("installed", 4), row("section", 2), row("size", 3)];
+    let made = vec![Made { name: "query".into(), shape: vec![Size::Rows, Size::Fixed(4)] }];
+    (file("tests/golden/tiny/user.onnx"), given, made)
+}
+
+fn names(graph: &TrainableGraph) -> Vec<&str> {
+    graph.parameters().iter().map(|parameter| &parameter.name[..]).collect()
+}
+
+/// A file whose numbers are listed rather than written as bytes.
+fn listed(onnx: &[u8]) -> Vec<u8> {
+    let mut model = ModelProto::parse_buf(onnx).unwrap();
+    let initializers = model.graph.as_mut().unwrap().initializer.iter_mut();
+    for tensor in initializers.filter(|tensor| tensor.data_type == Some(DataType::FLOAT)) {
+        if let Some(raw) = tensor.raw_data.take() {
+            tensor.float_data = raw.borrow().as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect();
+        }
+    }
+    model.write_buf().unwrap()
+}
+
+#[test]
+fn a_written_file_holds_the_parameters_and_nothing_else_changes() {
+    let (onnx, given, made) = tower();
+    for onnx in [listed(&onnx), onnx] {
+        let graph = TrainableGraph::read(&onnx, &given, &made, &[]).unwrap();
+        assert_eq!(graph.write(graph.initial()).unwrap(), onnx);
+        let others: Vec<f32> = (0..graph.initial().len()).map(|n| n as f32 / 8.0).collect();
+        let written = graph.write(&others).unwrap();
+        let again = TrainableGraph::read(&written, &given, &made, &[]).unwrap();
+        assert_eq!((again.initial(), again.parameters()), (&others[..], graph.parameters()));
+        assert_eq!(again.write(graph.initial()).unwrap(), onnx);
+        assert!(graph.write(&others[1..]).unwrap_err().to_string().contains("numbers of parameters"));
+    }
+}
+
+#[test]
+fn frozen_constants_and_inputs_have_no_gradient() {
+    let (onnx, given, made) = tower();
+    let graph = TrainableGraph::read(&onnx, &given, &made, &[]).unwrap();
+    assert_eq!(names(&graph), ["w2", "w4", "w7", "w9", "epsilon"]);
+    let frozen = TrainableGraph::read(&onnx, &given, &made, &["epsilon", "w2", "size"]).unwrap();
+    assert_eq!(names(&frozen), ["w4", "w7", "w9"]);
+    let fill = |rows: InputRows<'_>| rows.each(|n, row| row.fill(n as f32 + 0.5));
+    let batch = Batch { rows: 3, shared: &[], fill: &fill };
+    let (mut workspace, mut all, mut some) = (Workspace::new(1), Gradients::default(), Gradients::default());
+    let worth = [&[0.3, -0.5, 1.0, 0.25].repeat(3)[..]];
+    graph.backward(graph.initial(), &batch, &worth, &mut workspace, &mut all).unwrap();
+    frozen.backward(frozen.initial(), &batch, &worth, &mut workspace, &mut some).unwrap();
+    assert!(all.inputs[2].iter().any(|x| *x != 0.0));
+    assert_eq!(some.inputs[2], [0.0; 9]);
+    for parameter in frozen.parameters() {
+        let other = graph.parameters().iter().find(|other| other.name == parameter.name).unwrap();
+        for (x, y) in some.parameters[parameter.range.clone()].iter().zip(&all.parameters[other.range.clone()]) {
+            assert!((x - y).abs() <= 1e-5 * y.abs().max(1e-3), "{}: {x} is not {y}", parameter.name);
+        }
+    }
+}
+
+#[test]
+fn bad_input_is_refused_by_its_name() {
+    let (onnx, given, made) = tower();
+    let refused = |onnx: &[u8], given: &[Given], made: &[Made], frozen: &[&str], expected: &str| {
+        let error = TrainableGraph::read(onnx, given, made, frozen).unwrap_err().to_string();
+        assert!(error.contains(expected), "got `{error}`, expected `{expected}`");
+    };
+    refused(&onnx, &given, &made, &["w3"], "frozen `w3`");
+    refused(&onnx, &given[..2], &made, &[], "input `size`");
+    refused(&onnx[..onnx.len() / 2], &given, &made, &[], "");
+    let size = [Given { name: "size".into(), is_pair: true, shape: vec![Size::Rows, Size::Fixed(3)] }];
+    let three = [Made { name: "query".into(), shape: vec![Size::Rows, Size::Fixed(3)] }];
+    refused(&file("tests/golden/tiny/wrong_operator.onnx"), &size, &three, &[], "operator `Frobnicate`");
+    let mut model = ModelProto::parse_buf(&onnx).unwrap();
+    model.graph.as_mut().unwrap().initializer[0].dims[0] += 1;
+    refused(&model.write_buf().unwrap(), &given, &made, &[], "constant `");
+    for dims in [vec![-1, -6], vec![i64::MAX, 4], vec![0]] {
+        model.graph.as_mut().unwrap().initializer[0].dims = dims;
+        refused(&model.write_buf().unwrap(), &given, &made, &[], "constant `");
+    }
+
+    let graph = TrainableGraph::read(&onnx, &given, &made, &[]).unwrap();
+    let fill = |rows: InputRows<'_>| rows.each(|_, row| row.fill(0.5));
+    let (parameters, mut workspace, mut outputs, mut gradients) =
+        (graph.initial(), Workspace::new(1), Vec::new(), Gradients::default());
+    let batch = Batch { rows: 2, shared: &[], fill: &fill };
+    let more = Batch { shared: &[&[1.0]], ..batch };
+    assert!(graph.forward(&parameters[1..], &batch, &mut workspace, &mut outputs).is_err());
+    assert!(graph.forward(parameters, &more, &mut workspace, &mut outputs).is_err());
+    let worth = [0.0; 7];
+    assert!(graph.backward(parameters, &batch, &[&worth], &mut workspace, &mut gradients).is_err());
+    assert!(graph.backward(parameters, &batch, &[], &mut workspace, &mut gradients).is_err());
+    // No rows at all have gradients of 0.
+    graph.backward(parameters, &Batch { rows: 0, ..batch }, &[&[]], &mut workspace, &mut gradients).unwrap();
+    assert!(gradients.parameters.iter().all(|x| *x == 0.0) && gradients.parameters.len() == parameters.len());
+}
+
+#[test]
+fn flipped_bytes_never_panic() {
+    let (onnx, given, made) = tower();
+    for at in 0..onnx.len() {
+        let mut bytes = onnx.clone();
+        bytes[at] ^= 1 << (at % 8);
+        if let Ok(graph) = TrainableGraph::read(&bytes, &given, &made, &[]) {
+            let _ = graph.write(graph.initial());
+        }
+        let _ = super::super::file::with_parameters(&onnx[..at], &[], &[]);
+    }
+}

@@ -1,0 +1,112 @@
+//! Optimizer rules as plain numbers, and the state that each keeps behind a row.
+
+/// Optimizers of embedding rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RuleKind {
+    /// `w -= rate g`. No state.
+    Sgd,
+    /// `m += g²; w -= rate g / (√m + ε)`. State: m `[D]`.
+    Adagrad,
+    /// `m += mean(g²); w -= rate g / (√m + ε)`. State: m, one number per row.
+    #[default]
+    RowwiseAdagrad,
+    /// `m = β₁ m + (1 - β₁) g; v = β₂ v + (1 - β₂) g²; w -= rate m̂ / (√v̂ + ε)`, corrected by the number of updates of the row.
+    /// State: m `[D]`, v `[D]`, the number of updates.
+    Adam,
+    /// Adam whose second moment is that of `mean(g²)`. State: m `[D]`, v, the number of updates.
+    RowwiseAdam,
+}
+
+impl RuleKind {
+    /// Every rule, simplest first.
+    pub const ALL: [RuleKind; 5] =
+        [RuleKind::Sgd, RuleKind::Adagrad, RuleKind::RowwiseAdagrad, RuleKind::Adam, RuleKind::RowwiseAdam];
+
+    /// Numbers of the state behind a row of `width` numbers: its vectors of that width, then its single numbers.
+    pub fn state_width(self, width: usize) -> usize {
+        self.state_vectors() * width + self.state_numbers()
+    }
+
+    /// Vectors of the row's width in the state.
+    pub fn state_vectors(self) -> usize {
+        match self {
+            RuleKind::Sgd | RuleKind::RowwiseAdagrad => 0,
+            RuleKind::Adagrad | RuleKind::RowwiseAdam => 1,
+            RuleKind::Adam => 2,
+        }
+    }
+
+    /// Single numbers in the state.
+    pub fn state_numbers(self) -> usize {
+        match self {
+            RuleKind::Sgd | RuleKind::Adagrad => 0,
+            RuleKind::RowwiseAdagrad | RuleKind::Adam => 1,
+            RuleKind::RowwiseAdam => 2,
+        }
+    }
+
+    /// The name in TOML and in reports.
+    pub fn name(self) -> &'static str {
+        match self {
+            RuleKind::Sgd => "sgd",
+            RuleKind::Adagrad => "adagrad",
+            RuleKind::RowwiseAdagrad => "rowwise_adagrad",
+            RuleKind::Adam => "adam",
+            RuleKind::RowwiseAdam => "rowwise_adam",
+        }
+    }
+}
+
+/// Weight decay, of the rows that a batch touches.
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Decay {
+    /// No decay.
+    #[default]
+    None,
+    /// Adds `λ w` to the gradient.
+    L2(f32),
+    /// Multiplies the row by `1 - rate λ`, apart from the gradient.
+    Decoupled(f32),
+}
+
+/// One update of rows by a rule. Its numbers are finite, and `epsilon` is above 0.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Step {
+    /// The optimizer.
+    pub kind: RuleKind,
+    /// Learning rate of this step.
+    pub rate: f32,
+    /// Added to the root of the second moment.
+    pub epsilon: f32,
+    /// Decay of the first moment, β₁.
+    pub beta1: f32,
+    /// Decay of the second moment, β₂.
+    pub beta2: f32,
+    /// Weight decay.
+    pub decay: Decay,
+    /// Largest norm of an updated row; longer ones are scaled down to it.
+    pub max_norm: Option<f32>,
+    /// Largest norm of a row's gradient; longer ones are scaled down to it, before decay.
+    pub clip: Option<f32>,
+}
+
+impl Step {
+    /// `1 / (1 - β^updates)` for both moments, in f64 by repeated squaring, which gives the same bits everywhere.
+    pub(super) fn bias_corrections(&self, updates: u32) -> [f32; 2] {
+        [self.beta1, self.beta2].map(|beta| (1.0 / (1.0 - power(f64::from(beta), updates))) as f32)
+    }
+}
+
+fn power(mut base: f64, mut exponent: u32) -> f64 {
+    let mut result = 1.0;
+    while exponent > 0 {
+        if exponent & 1 == 1 {
+            result *= base;
+        }
+        base *= base;
+        exponent >>= 1;
+    }
+    result
+}

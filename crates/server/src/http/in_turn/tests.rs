@@ -1,0 +1,227 @@
+//! Turns, polled by a runtime of the test's own and by tokio's.
+
+#![allow(clippy::unwrap_used)]
+use std::future::poll_fn;
+use std::net::Ipv4Addr;
+use std::sync::atomic::AtomicUsize;
+use std::task::Poll::{Pending, Ready};
+use tokio::sync::oneshot;
+
+use super::*;
+
+/// A connection of a caller.
+fn of_caller(caller: u64) -> Arc<LastCaller> {
+    let last = LastCaller::at(Ipv4Addr::LOCALHOST.into());
+    last.called_by(Flow(caller));
+    Arc::new(last)
+}
+
+/// The polls of several connections, in their order.
+type Polls = Arc<Mutex<Vec<usize>>>;
+
+/// A connection that is polled once each time it is woken; its number is noted then.
+fn noted(number: usize, polls: &Polls, threads: &Arc<Threads>, caller: u64) -> InTurn<impl Future<Output = ()>> {
+    let polls = polls.clone();
+    let noted = poll_fn(move |_| {
+        locked(&polls).push(number);
+        Poll::<()>::Pending
+    });
+    InTurn::new(noted, threads, &of_caller(caller))
+}
+
+/// A runtime of some tasks: what is told of is polled in that order.
+#[derive(Default)]
+struct Runtime(Mutex<Vec<usize>>);
+
+struct Told(Arc<Runtime>, usize);
+
+impl Wake for Told {
+    fn wake(self: Arc<Self>) {
+        locked(&self.0.0).push(self.1);
+    }
+}
+
+impl Runtime {
+    fn poll<F: Future>(self: &Arc<Self>, tasks: &mut [InTurn<F>], n: usize) -> Poll<F::Output> {
+        let waker = Waker::from(Arc::new(Told(self.clone(), n)));
+        Pin::new(&mut tasks[n]).poll(&mut Context::from_waker(&waker))
+    }
+
+    fn told(&self) -> Vec<usize> {
+        std::mem::take(&mut *locked(&self.0))
+    }
+
+    /// Polls until nothing is told any more. Returns the most that were told of at a time.
+    fn run<F: Future>(self: &Arc<Self>, tasks: &mut [InTurn<F>]) -> usize {
+        let mut most = 0;
+        let mut told = self.told();
+        while !told.is_empty() {
+            most = most.max(told.len());
+            let n = told.remove(0);
+            assert!(self.poll(tasks, n).is_pending());
+            told.extend(self.told());
+        }
+        most
+    }
+}
+
+#[test]
+fn a_connection_waits_for_a_few_of_another_caller_and_not_for_all_that_are_ready() {
+    let (polls, runtime, threads) = (Polls::default(), Arc::new(Runtime::default()), Threads::new(1));
+    let many = 100;
+    let mut tasks: Vec<_> = (0..many).map(|n| noted(n, &polls, &threads, 1)).collect();
+    tasks.push(noted(many, &polls, &threads, 2));
+    // All of them are polled once, as if nobody else were there, and all are woken.
+    (0..=many).for_each(|n| assert!(runtime.poll(&mut tasks, n).is_pending()));
+    assert_eq!(std::mem::take(&mut *locked(&polls)), (0..=many).collect::<Vec<_>>());
+    let wakers: Vec<Waker> = tasks.iter().map(|task| task.waker.clone()).collect();
+    wakers.iter().for_each(Waker::wake_by_ref);
+    assert_eq!(threads.waiting(), many + 1 - TURNS_PER_THREAD);
+    assert_eq!(runtime.run(&mut tasks), TURNS_PER_THREAD);
+    let polls = std::mem::take(&mut *locked(&polls));
+    assert_eq!(polls.iter().position(|&n| n == many), Some(TURNS_PER_THREAD + 1), "the other caller is next but one");
+    let of_one: Vec<usize> = polls.iter().copied().filter(|&n| n < many).collect();
+    assert_eq!(of_one, (0..many).collect::<Vec<_>>(), "those of one caller go in their order, each once");
+    assert_eq!((threads.waiting(), locked(&threads.queue).taken), (0, [0, 0]));
+}
+
+#[test]
+fn turns_of_what_was_ended_go_to_others() {
+    let (polls, runtime, threads) = (Polls::default(), Arc::new(Runtime::default()), Threads::new(1));
+    let mut tasks: Vec<_> = (0..3 * TURNS_PER_THREAD).map(|n| noted(n, &polls, &threads, 1)).collect();
+    (0..tasks.len()).for_each(|n| assert!(runtime.poll(&mut tasks, n).is_pending()));
+    tasks.iter().for_each(|task| task.waker.wake_by_ref());
+    locked(&polls).clear();
+    // Ends all that have a turn and half of those that wait.
+    runtime.told();
+    tasks.drain(..2 * TURNS_PER_THREAD);
+    let left = runtime.told().into_iter().filter(|&n| n >= 2 * TURNS_PER_THREAD);
+    assert_eq!(left.collect::<Vec<_>>(), (2 * TURNS_PER_THREAD..3 * TURNS_PER_THREAD).collect::<Vec<_>>());
+    assert_eq!(threads.waiting(), 0);
+    drop(tasks);
+    assert_eq!(locked(&threads.queue).taken, [0, 0]);
+}
+
+#[test]
+fn what_is_woken_while_it_is_polled_is_polled_again_behind_others() {
+    let (runtime, threads) = (Arc::new(Runtime::default()), Threads::new(1));
+    let mut left = 2;
+    let again = poll_fn(move |cx| {
+        cx.waker().wake_by_ref();
+        left -= 1;
+        if left == 0 { Ready(7) } else { Pending }
+    });
+    let mut tasks = [InTurn::new(again, &threads, &of_caller(1))];
+    assert_eq!(runtime.poll(&mut tasks, 0), Pending);
+    assert_eq!(runtime.told(), [0]);
+    assert_eq!(runtime.poll(&mut tasks, 0), Ready(7));
+    tasks[0].waker.wake_by_ref();
+    assert_eq!((runtime.told().len(), locked(&threads.queue).taken), (0, [0, 0]), "what has ended is told of nothing");
+}
+
+#[test]
+fn turns_that_do_not_end_keep_nobody_waiting() {
+    let (polls, runtime, threads) = (Polls::default(), Arc::new(Runtime::default()), Threads::new(1));
+    let mut tasks: Vec<_> = (0..2 * TURNS_PER_THREAD).map(|n| noted(n, &polls, &threads, 1)).collect();
+    (0..tasks.len()).for_each(|n| assert!(runtime.poll(&mut tasks, n).is_pending()));
+    tasks.iter().for_each(|task| task.waker.wake_by_ref());
+    let stuck = runtime.told();
+    assert_eq!(stuck.len(), TURNS_PER_THREAD);
+    threads.sweep();
+    assert_eq!(runtime.told(), [0; 0]);
+    threads.sweep();
+    assert_eq!(runtime.told(), (TURNS_PER_THREAD..2 * TURNS_PER_THREAD).collect::<Vec<_>>());
+    // Those that end after all give nothing back that was not counted any more.
+    stuck.iter().for_each(|&n| assert!(runtime.poll(&mut tasks, n).is_pending()));
+    assert_eq!(locked(&threads.queue).taken.iter().sum::<usize>(), TURNS_PER_THREAD);
+}
+
+/// A connection of a caller whose requests are turned away.
+fn turned_away(threads: &Arc<Threads>, caller: u64, polls: &Polls) -> InTurn<impl Future<Output = ()> + use<>> {
+    let (connection, polls) = (of_caller(caller), polls.clone());
+    let away = connection.clone();
+    let noted = poll_fn(move |cx| {
+        let begun = Instant::now();
+        while begun.elapsed() < Duration::from_micros(100) {}
+        locked(&polls).push(caller as usize);
+        away.turn_away();
+        cx.waker().wake_by_ref();
+        Poll::<()>::Pending
+    });
+    InTurn::new(noted, threads, &connection)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_caller_that_is_turned_away_rests_while_others_ask() {
+    let (threads, polls) = (Threads::new(2), Polls::default());
+    let paced = threads.clone();
+    tokio::spawn(async move { paced.pace().await });
+    for _ in 0..50 {
+        tokio::spawn(turned_away(&threads, 1, &polls));
+    }
+    while locked(&polls).len() < 100 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert!(locked(&threads.queue).resting.is_empty(), "nobody else asks");
+    // Another caller asks now and then.
+    let other = threads.clone();
+    let asks = async move {
+        loop {
+            tokio::spawn(InTurn::new(async {}, &other, &of_caller(2))).await.unwrap();
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let asking = tokio::spawn(asks);
+    while locked(&threads.queue).resting.is_empty() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    locked(&polls).clear();
+    let begun = Instant::now();
+    while locked(&polls).len() < 100 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    // Those that had their turn before count too.
+    let beside = locked(&polls).len() - threads.most;
+    let most = begun.elapsed().as_secs_f64() / 100e-6 / f64::from(REST);
+    assert!(beside as f64 <= 1.2 * most, "{beside} polls, at most {most} expected");
+    assert!(threads.waiting() > 0);
+    asking.abort();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_panic_gives_its_turn_back() {
+    let threads = Threads::new(1);
+    for _ in 0..3 * TURNS_PER_THREAD {
+        let broken = InTurn::new(async { panic!("for the test") }, &threads, &of_caller(1));
+        assert!(tokio::spawn(broken).await.unwrap_err().is_panic());
+    }
+    let done = tokio::spawn(InTurn::new(async { 7 }, &threads, &of_caller(1)));
+    assert_eq!(tokio::time::timeout(Duration::from_secs(60), done).await.unwrap().unwrap(), 7);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_wake_is_lost_between_threads() {
+    const TASKS: usize = 64;
+    const ROUNDS: usize = 500;
+    let (ask, asked) = std::sync::mpsc::channel::<oneshot::Sender<usize>>();
+    let answers = std::thread::spawn(move || asked.into_iter().enumerate().for_each(|(n, to)| to.send(n).unwrap()));
+    let (threads, ended, all) = (Threads::new(1), Arc::new(AtomicUsize::new(0)), Arc::new(Notify::new()));
+    for n in 0..TASKS {
+        let (ask, ended, all) = (ask.clone(), ended.clone(), all.clone());
+        let rounds = async move {
+            for _ in 0..ROUNDS {
+                let (to, answered) = oneshot::channel();
+                ask.send(to).unwrap();
+                answered.await.unwrap();
+            }
+            if ended.fetch_add(1, Ordering::Relaxed) + 1 == TASKS {
+                all.notify_one();
+            }
+        };
+        tokio::spawn(InTurn::new(rounds, &threads, &of_caller(n as u64 % 3)));
+    }
+    tokio::time::timeout(Duration::from_secs(60), all.notified()).await.unwrap();
+    drop(ask);
+    answers.join().unwrap();
+    assert_eq!((threads.waiting(), locked(&threads.queue).taken.iter().sum::<usize>() <= 1), (0, true));
+}

@@ -1,0 +1,96 @@
+//! Turns of callers: what waits, the oldest of each caller in turn, so that none waits behind all that another has waiting.
+
+use std::collections::{HashMap, VecDeque};
+
+use sterling_serving::quota::Flow;
+
+/// Callers that are looked at for one turn.
+const LOOKED_AT: usize = 64;
+
+/// What waits, by caller.
+#[derive(Debug)]
+pub(super) struct Turns<J> {
+    waiting: HashMap<Flow, VecDeque<J>>,
+    /// Callers with something that waits, in the order of their turns.
+    order: VecDeque<Flow>,
+}
+
+impl<J> Default for Turns<J> {
+    fn default() -> Self {
+        Turns { waiting: HashMap::new(), order: VecDeque::new() }
+    }
+}
+
+impl<J> Turns<J> {
+    pub(super) fn push(&mut self, flow: Flow, job: J) {
+        let jobs = self.waiting.entry(flow).or_default();
+        if jobs.is_empty() {
+            self.order.push_back(flow);
+        }
+        jobs.push_back(job);
+    }
+
+    /// The oldest job of the caller whose turn it is.
+    pub(super) fn pop(&mut self) -> Option<J> {
+        self.pop_of(|_| true)
+    }
+
+    /// The same, of those callers that may have a turn, if one of the next few may; those that may not go last.
+    pub(super) fn pop_of(&mut self, may: impl Fn(Flow) -> bool) -> Option<J> {
+        let looked_at = self.order.len().min(LOOKED_AT);
+        let at = self.order.iter().take(looked_at).position(|&flow| may(flow));
+        self.order.rotate_left(at.unwrap_or(looked_at));
+        at?;
+        let flow = self.order.pop_front()?;
+        let jobs = self.waiting.get_mut(&flow)?;
+        let job = jobs.pop_front();
+        if jobs.is_empty() {
+            self.waiting.remove(&flow);
+        } else {
+            self.order.push_back(flow);
+        }
+        job
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.order.is_empty()
+    }
+
+    /// Jobs that wait.
+    pub(super) fn len(&self) -> usize {
+        self.waiting.values().map(VecDeque::len).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn callers_take_turns_and_none_waits_behind_all_jobs_of_another() {
+        let mut turns = Turns::default();
+        for job in 0..4 {
+            turns.push(Flow(1), job);
+        }
+        turns.push(Flow(2), 10);
+        assert_eq!(turns.len(), 5);
+        assert_eq!([turns.pop(), turns.pop(), turns.pop()], [Some(0), Some(10), Some(1)]);
+        turns.push(Flow(2), 11);
+        assert_eq!([turns.pop(), turns.pop(), turns.pop(), turns.pop()], [Some(2), Some(11), Some(3), None]);
+        assert!(turns.waiting.is_empty() && turns.is_empty(), "callers that left take no memory");
+        for (caller, job) in [(1, 0), (2, 10), (1, 1), (3, 20)] {
+            turns.push(Flow(caller), job);
+        }
+        let others = |flow| flow != Flow(1);
+        assert_eq!([turns.pop_of(others), turns.pop_of(others), turns.pop_of(others)], [Some(10), Some(20), None]);
+        assert_eq!([turns.pop(), turns.pop(), turns.pop()], [Some(0), Some(1), None]);
+        // One that may is found behind any number of those that may not.
+        for caller in 0..3 * LOOKED_AT {
+            turns.push(Flow(caller as u64), caller as i32);
+        }
+        let last = |flow| flow == Flow(3 * LOOKED_AT as u64 - 1);
+        let found = [turns.pop_of(last), turns.pop_of(last), turns.pop_of(last), turns.pop_of(last)];
+        assert_eq!(found, [None, None, Some(3 * LOOKED_AT as i32 - 1), None]);
+        assert_eq!(turns.len(), 3 * LOOKED_AT - 1);
+    }
+}

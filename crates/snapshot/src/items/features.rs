@@ -1,0 +1,58 @@
+//! The features of an item, as its columns have them.
+
+use super::catalogue::{ID, Items};
+use sterling_core::request::{Features, Values};
+use sterling_graph::tower::FeatureSpec;
+use sterling_index::columns::ItemValues;
+
+impl Items {
+    /// The features of one item, read from its columns; `vector` gives those of vectors. A column that these items do not have is missing
+    /// on each of them.
+    pub fn features(&self, specs: &[FeatureSpec], row: usize, vector: &dyn Fn(&str) -> Option<Vec<f32>>) -> Features {
+        let mut features = Features::new();
+        for source in specs.iter().map(|s| s.source()) {
+            let values = if source == ID {
+                Values::Integers(vec![self.ids[row]])
+            } else if let Some(numbers) = vector(source) {
+                Values::Numbers(numbers)
+            } else if let Some(column) = self.columns.iter().find(|c| c.name == source) {
+                let range = |offsets: &[u32]| offsets[row] as usize..offsets[row + 1] as usize;
+                match &column.values {
+                    ItemValues::Texts { offsets, values } => Values::Texts(values[range(offsets)].to_vec()),
+                    // Missing, as in requests: a number is 0, a list of ids is empty.
+                    ItemValues::Integers { offsets, .. } if range(offsets).is_empty() => continue,
+                    ItemValues::Floats(values) if values[row].is_nan() => continue,
+                    ItemValues::Integers { offsets, values } => Values::Integers(values[range(offsets)].to_vec()),
+                    ItemValues::Floats(values) => Values::Numbers(vec![values[row] as f32]),
+                }
+            } else {
+                continue;
+            };
+            features.insert(source.into(), values);
+        }
+        features
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use sterling_index::columns::ItemColumn;
+
+    #[test]
+    fn a_number_that_is_missing_is_left_out_whatever_its_type() {
+        let column = |name: &str, values| ItemColumn { name: name.into(), filter: true, values };
+        let columns = vec![
+            column("age", ItemValues::Integers { offsets: vec![0, 1, 1], values: vec![7] }),
+            column("price", ItemValues::Floats(vec![2.5, f64::NAN])),
+        ];
+        let items = Items { ids: vec![1, 2], columns, ..Items::default() };
+        let spec = |name: &str| toml::from_str(&format!("name = '{name}'\nkind = 'dense'\nwidth = 1")).unwrap();
+        let specs: [FeatureSpec; 2] = [spec("age"), spec("price")];
+        let of_row = |row| items.features(&specs, row, &|_| None);
+        let expected = [("age", Values::Integers(vec![7])), ("price", Values::Numbers(vec![2.5]))];
+        assert_eq!(of_row(0), expected.map(|(name, values)| (name.to_owned(), values)).into());
+        assert_eq!(of_row(1), Features::new());
+    }
+}

@@ -1,0 +1,204 @@
+//! Checkpoints: where a run goes on after it was ended, to the same bits.
+//!
+//! A checkpoint is a folder `checkpoints/STEP` of the run's working folder, renamed into place when all of it is durable: `state.safetensors`
+//! (`state`) and `learn.json`, which has the checksum of the former, the position in the events, and digests of the package, of
+//! `[train]` and of what was asked. The last two are kept.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::judge::Judged;
+use sterling_core::error::{Error, Kind, Result};
+use sterling_storage::files::{self, Checksum, sync_folder, temporary, write_atomic};
+
+/// The file of tensors.
+pub(crate) const STATE_FILE: &str = "state.safetensors";
+const ABOUT_FILE: &str = "learn.json";
+/// Checkpoints that are kept.
+const KEPT: usize = 2;
+
+/// Events that were met, by what became of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Met {
+    /// Lines and rows.
+    pub(crate) read: u64,
+    /// Events that are no positives of the label.
+    pub(crate) skipped: u64,
+    /// Lines and rows that are no events.
+    pub(crate) refused: u64,
+}
+
+/// What a run is of: one that differs in any of these is another run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Origin {
+    /// Digest of the package and its items.
+    pub(crate) package: String,
+    /// Digest of `[train]`.
+    pub(crate) train: String,
+    /// Digest of the names and sizes of the events' files, of the seed, and of how events are ordered.
+    pub(crate) events: String,
+}
+
+/// How far a run has come.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Position {
+    pub(crate) step: u64,
+    pub(crate) epoch: u64,
+    /// Events of the epoch that were trained on or passed over.
+    pub(crate) events: u64,
+    /// Events that were trained on, in all epochs.
+    pub(crate) trained: u64,
+    pub(crate) met: Met,
+    /// Refused events that are in the quarantine, and its bytes.
+    pub(crate) quarantined: (u64, u64),
+    pub(crate) judged: Judged,
+    /// What was judged at the end of each window.
+    pub(crate) windows: Vec<Judged>,
+    pub(crate) rejected_batches: u64,
+    pub(crate) rejected_rows: u64,
+    /// Sum of the losses since the beginning.
+    pub(crate) loss: f64,
+}
+
+#[derive(Serialize, Deserialize)]
+struct About {
+    format: u32,
+    origin: Origin,
+    position: Position,
+    state: Checksum,
+}
+
+/// Format of checkpoints that this program writes and reads.
+const FORMAT: u32 = 1;
+
+/// The checkpoints of a working folder.
+#[derive(Debug)]
+pub(crate) struct Checkpoints {
+    folder: PathBuf,
+}
+
+impl Checkpoints {
+    /// Those of a working folder.
+    pub(crate) fn new(folder: &Path) -> Self {
+        Checkpoints { folder: folder.join("checkpoints") }
+    }
+
+    /// The steps that there are checkpoints of, rising.
+    fn steps(&self) -> Result<Vec<u64>> {
+        let entries = match fs::read_dir(&self.folder) {
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries.map_err(|e| Error::io(self.folder.display(), e))?,
+        };
+        let mut steps = Vec::new();
+        for entry in entries {
+            let entry = entry.map_err(|e| Error::io(self.folder.display(), e))?;
+            steps.extend(entry.file_name().to_str().and_then(|name| name.parse::<u64>().ok()));
+        }
+        steps.sort_unstable();
+        Ok(steps)
+    }
+
+    /// The last checkpoint: how far it is, and the folder of its state.
+    ///
+    /// # Errors
+    /// `Conflict` where it is of another run; `Corrupt` with the file where it is damaged.
+    pub(crate) fn last(&self, origin: &Origin) -> Result<Option<(Position, PathBuf)>> {
+        let Some(step) = self.steps()?.pop() else { return Ok(None) };
+        let folder = self.folder.join(step.to_string());
+        let place = |e: Error| {
+            let kind = if e.kind() == Kind::NotFound { Kind::Corrupt } else { e.kind() };
+            let advice = "remove it to go on from the one before";
+            Error::new(kind, format!("checkpoint {}: {e}; {advice}", folder.display()))
+        };
+        let text = files::read(&folder.join(ABOUT_FILE)).map_err(place)?;
+        let about: About =
+            serde_json::from_slice(&text).map_err(|e| place(Error::corrupt(format!("{ABOUT_FILE}: {e}"))))?;
+        if about.format != FORMAT {
+            let what = format!("{ABOUT_FILE}: format {}, expected {FORMAT}", about.format);
+            return Err(place(Error::unsupported(what)));
+        }
+        let other = [
+            ("package or items", &about.origin.package, &origin.package),
+            ("[train]", &about.origin.train, &origin.train),
+            ("events, seed or order of events", &about.origin.events, &origin.events),
+        ];
+        if let Some((what, ..)) = other.into_iter().find(|(_, had, has)| had != has) {
+            return Err(Error::conflict(format!(
+                "checkpoint {}: it is of other {what}, expected those of this run; remove {} to begin again",
+                folder.display(),
+                self.folder.display()
+            )));
+        }
+        let found = Checksum::of_file(&folder.join(STATE_FILE)).map_err(place)?;
+        if found != about.state || about.position.step != step {
+            return Err(place(Error::corrupt(format!("{STATE_FILE}: not the bytes that {ABOUT_FILE} tells of"))));
+        }
+        Ok(Some((about.position, folder)))
+    }
+
+    /// Writes a checkpoint; `state` writes the file of tensors. One that cannot be written leaves those before it.
+    ///
+    /// # Errors
+    /// `NoSpace` or `Io` with the step.
+    pub(crate) fn write(
+        &self,
+        origin: &Origin,
+        position: &Position,
+        state: impl FnOnce(&Path) -> Result<Checksum>,
+    ) -> Result<()> {
+        let folder = self.folder.join(position.step.to_string());
+        let temporary = temporary(&folder);
+        let io = |e| Error::io(folder.display(), e);
+        let write = || {
+            fs::create_dir_all(&self.folder).map_err(io)?;
+            // What a run that was killed has left.
+            self.sweep()?;
+            fs::create_dir(&temporary).map_err(io)?;
+            let state = state(&temporary.join(STATE_FILE))?;
+            let about = About { format: FORMAT, origin: origin.clone(), position: position.clone(), state };
+            let text = serde_json::to_vec(&about).map_err(|e| Error::internal(format!("{ABOUT_FILE}: {e}")))?;
+            write_atomic(&temporary.join(ABOUT_FILE), |file| file.write_all(&text))?;
+            if folder.exists() {
+                fs::remove_dir_all(&folder).map_err(io)?;
+            }
+            fs::rename(&temporary, &folder).map_err(io)?;
+            sync_folder(&self.folder).map_err(io)
+        };
+        write().map_err(|e| {
+            let _ = fs::remove_dir_all(&temporary);
+            e.within(format!("checkpoint at step {} was not written, earlier ones are as they were", position.step))
+        })?;
+        let steps = self.steps()?;
+        for step in &steps[..steps.len().saturating_sub(KEPT)] {
+            let old = self.folder.join(step.to_string());
+            fs::remove_dir_all(&old).map_err(|e| Error::io(old.display(), e))?;
+        }
+        Ok(())
+    }
+
+    /// Removes what unfinished writes have left.
+    fn sweep(&self) -> Result<()> {
+        let io = |e| Error::io(self.folder.display(), e);
+        for entry in fs::read_dir(&self.folder).map_err(io)? {
+            let entry = entry.map_err(io)?;
+            let name = entry.file_name();
+            if name.to_string_lossy().starts_with('.') && entry.path().is_dir() {
+                fs::remove_dir_all(entry.path()).map_err(io)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes all checkpoints.
+    ///
+    /// # Errors
+    /// `Io`.
+    pub(crate) fn clear(&self) -> Result<()> {
+        match fs::remove_dir_all(&self.folder) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io(self.folder.display(), e)),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,118 @@
+//! Events held against a model: known items, known features, numbers that can be learned from.
+
+use std::collections::{HashSet, VecDeque};
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::raw::{RawEvent, Refusal};
+use crate::catalogue::Catalogue;
+use sterling_core::limits::EXCLUDE_MAX;
+use sterling_graph::tower::{FeatureRow, Tower};
+
+/// Event ids that are remembered: a repetition within so many events is refused.
+const IDS_REMEMBERED: usize = 1_000_000;
+/// Largest weight of an event.
+const WEIGHT_MAX: f64 = 1e6;
+
+/// An event that can be trained on.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Event {
+    /// The features, as the user tower reads them.
+    pub(crate) user: FeatureRow,
+    /// The item, by its place in the catalogue.
+    pub(crate) item: u32,
+    /// What its loss is multiplied with.
+    pub(crate) weight: f32,
+    /// Items that could not have been the answer, by their places, rising.
+    pub(crate) exclude: Vec<u32>,
+    /// Whether it is a positive of the label that is trained.
+    pub(crate) is_positive: bool,
+}
+
+/// Holds events against a model, in their order.
+pub(crate) struct Checker<'a> {
+    tower: &'a Tower,
+    catalogue: &'a Catalogue,
+    label: &'a str,
+    seen: SeenIds,
+}
+
+impl<'a> Checker<'a> {
+    pub(crate) fn new(tower: &'a Tower, catalogue: &'a Catalogue, label: &'a str) -> Self {
+        Checker { tower, catalogue, label, seen: SeenIds::default() }
+    }
+
+    /// The event as the trainer takes it.
+    ///
+    /// # Errors
+    /// The field that is wrong, what came and what was expected.
+    pub(super) fn check(&mut self, raw: RawEvent) -> Result<Event, Refusal> {
+        let weight = raw.weight.unwrap_or(1.0);
+        // A weight that is no number above 0 as an f32 would stop the event from counting, or all others.
+        if !(weight <= WEIGHT_MAX && weight as f32 > 0.0) {
+            let expected = format!("got {weight}, expected a number above 0, at most {WEIGHT_MAX:e}");
+            return Err(Refusal::of("weight", expected));
+        }
+        finite("value", raw.value)?;
+        finite("time", raw.time)?;
+        if let Some(time) = raw.time.filter(|time| *time < 0.0) {
+            return Err(Refusal::of("time", format!("got {time}, expected seconds since 1970, at least 0")));
+        }
+        for (name, value) in &raw.labels {
+            finite(&format!("labels.{name}"), Some(*value))?;
+        }
+        let Some(item) = self.catalogue.place(raw.item) else {
+            return Err(Refusal::of("item", format!("got {}, expected the id of one of the items", raw.item)));
+        };
+        if raw.exclude.len() > EXCLUDE_MAX {
+            let expected = format!("got {} ids, expected at most {EXCLUDE_MAX}", raw.exclude.len());
+            return Err(Refusal::of("context.exclude", expected));
+        }
+        // Items that left the catalogue are no negatives either.
+        let mut exclude: Vec<u32> = raw.exclude.iter().filter_map(|&id| self.catalogue.place(id)).collect();
+        exclude.sort_unstable();
+        exclude.dedup();
+        if exclude.binary_search(&item).is_ok() {
+            return Err(Refusal::of("item", format!("got {}, which `context.exclude` left out", raw.item)));
+        }
+        let user = self.tower.read(raw.user).map_err(|e| Refusal::of("user", e.to_string()))?;
+        if let Some(id) = raw.id
+            && !self.seen.insert(xxh3_64(id.as_bytes()))
+        {
+            return Err(Refusal::of("id", format!("got `{id}` again, expected each event once")));
+        }
+        let labelled = raw.labels.get(self.label).map(|&value| value > 0.0);
+        let is_positive = labelled.unwrap_or(raw.kind.as_deref() == Some(self.label));
+        Ok(Event { user, item, weight: weight as f32, exclude, is_positive })
+    }
+}
+
+fn finite(field: &str, number: Option<f64>) -> Result<(), Refusal> {
+    match number.filter(|number| !number.is_finite()) {
+        Some(number) => Err(Refusal::of(field, format!("got {number}, expected a finite number"))),
+        None => Ok(()),
+    }
+}
+
+/// The hashes of the last ids.
+#[derive(Default)]
+struct SeenIds {
+    known: HashSet<u64>,
+    order: VecDeque<u64>,
+}
+
+impl SeenIds {
+    /// Remembers an id; false where it is known.
+    fn insert(&mut self, id: u64) -> bool {
+        if !self.known.insert(id) {
+            return false;
+        }
+        self.order.push_back(id);
+        if self.order.len() > IDS_REMEMBERED
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.known.remove(&oldest);
+        }
+        true
+    }
+}

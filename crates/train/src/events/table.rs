@@ -1,0 +1,199 @@
+//! Events as rows of Parquet: flat columns `user.NAME`, or structs that hold the same.
+//!
+//! | column | is |
+//! |---|---|
+//! | `id` `item` `time` `type` `value` `weight` | these fields |
+//! | `user.NAME`, `user.NAME.weights` | the values of a feature, the weights of its ids |
+//! | `labels.NAME` | a label |
+//! | `context.exclude` | the items that were left out; other columns of `context` are ignored |
+
+use std::collections::BTreeMap;
+
+use arrow_array::cast::AsArray;
+use arrow_array::{Array, ArrayRef, RecordBatch};
+use arrow_schema::{DataType, Field, Schema};
+
+use super::raw::{RawEvent, Refusal};
+use sterling_core::error::{Error, Result};
+use sterling_core::request::{Features, Values};
+use sterling_snapshot::items::{ArrowColumn, ID};
+
+const WEIGHTS: &str = ".weights";
+
+/// What a column is to an event.
+#[derive(Clone, Debug, PartialEq)]
+enum Role {
+    Id,
+    Item,
+    Time,
+    Kind,
+    Value,
+    Weight,
+    Label(String),
+    Feature(String),
+    Weights(String),
+    Exclude,
+    Ignored,
+}
+
+impl Role {
+    fn of(name: &str) -> Option<Role> {
+        Some(match name {
+            ID => Role::Id,
+            "item" => Role::Item,
+            "time" => Role::Time,
+            "type" => Role::Kind,
+            "value" => Role::Value,
+            "weight" => Role::Weight,
+            "context.exclude" => Role::Exclude,
+            name => match name.split_once('.')? {
+                ("labels", label) => Role::Label(label.into()),
+                ("context", _) => Role::Ignored,
+                ("user", feature) => match feature.strip_suffix(WEIGHTS) {
+                    Some(feature) => Role::Weights(feature.into()),
+                    None => Role::Feature(feature.into()),
+                },
+                _ => return None,
+            },
+        })
+    }
+}
+
+/// Checks that the columns of a file make events.
+///
+/// # Errors
+/// `Invalid` with a column that stands twice, means nothing or is missing.
+pub(super) fn check(schema: &Schema) -> Result<()> {
+    let mut names = Vec::new();
+    schema.fields().iter().for_each(|field| flat_names(field, "", &mut names));
+    if let Some(name) = names.iter().enumerate().find(|(n, name)| names[..*n].contains(name)).map(|(_, name)| name) {
+        return Err(Error::invalid(format!("column `{name}`: there are two, expected one")));
+    }
+    if let Some(name) = names.iter().find(|name| Role::of(name).is_none()) {
+        return Err(Error::invalid(format!(
+            "column `{name}`: nothing of an event is called so, expected id, item, time, type, value, weight, user.NAME, \
+             labels.NAME or context.NAME"
+        )));
+    }
+    if !names.iter().any(|name| name == "item") {
+        return Err(Error::invalid("column `item` is missing, expected 64-bit integers"));
+    }
+    match names.iter().any(|name| name.starts_with("user.")) {
+        true => Ok(()),
+        false => Err(Error::invalid("no column of a feature, expected `user.NAME` or a struct `user`")),
+    }
+}
+
+fn flat_names(field: &Field, above: &str, names: &mut Vec<String>) {
+    let name = format!("{above}{}", field.name());
+    match field.data_type() {
+        DataType::Struct(fields) => fields.iter().for_each(|field| flat_names(field, &format!("{name}."), names)),
+        _ => names.push(name),
+    }
+}
+
+/// The columns of structs beside the others, each under its path.
+fn flat_columns(name: String, array: &ArrayRef, columns: &mut Vec<(String, ArrayRef)>) {
+    match array.data_type() {
+        DataType::Struct(fields) => {
+            let parts = fields.iter().zip(array.as_struct().columns());
+            parts.for_each(|(field, part)| flat_columns(format!("{name}.{}", field.name()), part, columns));
+        }
+        _ => columns.push((name, array.clone())),
+    }
+}
+
+/// The events of a batch of rows.
+pub(super) fn rows(batch: &RecordBatch, first_row: u64) -> Vec<Result<RawEvent, Refusal>> {
+    match Columns::read(batch, first_row) {
+        Ok(columns) => (0..batch.num_rows()).map(|row| columns.event(row)).collect(),
+        Err(refusal) if batch.num_rows() == 1 => vec![Err(refusal)],
+        // Values of some rows cannot be read: of each alone it shows whose.
+        Err(_) => (0..batch.num_rows()).flat_map(|row| rows(&batch.slice(row, 1), first_row + row as u64)).collect(),
+    }
+}
+
+struct Columns {
+    columns: Vec<(String, Role, ArrowColumn)>,
+}
+
+impl Columns {
+    fn read(batch: &RecordBatch, first_row: u64) -> Result<Self, Refusal> {
+        let mut flat = Vec::new();
+        let schema = batch.schema();
+        for (field, array) in schema.fields().iter().zip(batch.columns()) {
+            flat_columns(field.name().clone(), array, &mut flat);
+        }
+        let mut columns = Vec::with_capacity(flat.len());
+        for (name, array) in flat {
+            let Some(role) = Role::of(&name).filter(|role| *role != Role::Ignored) else { continue };
+            let column =
+                ArrowColumn::read(&array, first_row as usize).map_err(|e| Refusal::of(&name, e.to_string()))?;
+            columns.push((name, role, column));
+        }
+        Ok(Columns { columns })
+    }
+
+    fn event(&self, row: usize) -> Result<RawEvent, Refusal> {
+        let mut event = RawEvent {
+            id: None,
+            user: Features::new(),
+            item: 0,
+            time: None,
+            kind: None,
+            value: None,
+            labels: BTreeMap::new(),
+            weight: None,
+            exclude: Vec::new(),
+        };
+        let mut weights = Vec::new();
+        for (name, role, column) in &self.columns {
+            let refused = |e: Error| Refusal::of(name, e.to_string());
+            let expected = |what: &str| Refusal::of(name, format!("expected {what}"));
+            let number = || match column.double(row) {
+                Some(number) => Ok(number),
+                None => match column.values(row) {
+                    Ok(Some(Values::Integers(numbers))) if numbers.len() == 1 => Ok(numbers[0] as f64),
+                    Ok(Some(Values::Texts(texts))) if texts == ["true"] => Ok(1.0),
+                    Ok(Some(Values::Texts(texts))) if texts == ["false"] => Ok(0.0),
+                    _ => Err(expected("a number")),
+                },
+            };
+            let Some(values) = column.values(row).map_err(refused)? else {
+                match role {
+                    Role::Item => return Err(Refusal::of(name, "got null, expected a 64-bit integer")),
+                    _ => continue,
+                }
+            };
+            match (role, values) {
+                (Role::Feature(feature), values) => drop(event.user.insert(feature.clone(), values)),
+                (Role::Weights(feature), values) => {
+                    let values = values.into_numbers().ok_or_else(|| expected("numbers"))?;
+                    weights.push((name, feature, values));
+                }
+                (Role::Item, Values::Integers(item)) if item.len() == 1 => event.item = item[0],
+                (Role::Item, _) => return Err(expected("a 64-bit integer")),
+                (Role::Id, Values::Integers(id)) if id.len() == 1 => event.id = Some(id[0].to_string()),
+                (Role::Id, Values::Texts(id)) if id.len() == 1 => event.id = id.into_iter().next(),
+                (Role::Id, _) => return Err(expected("a text or a 64-bit integer")),
+                (Role::Kind, Values::Texts(kind)) if kind.len() == 1 => event.kind = kind.into_iter().next(),
+                (Role::Kind, _) => return Err(expected("a text")),
+                (Role::Exclude, Values::Integers(ids)) => event.exclude = ids,
+                (Role::Exclude, Values::Numbers(none)) if none.is_empty() => {}
+                (Role::Exclude, _) => return Err(expected("64-bit integers")),
+                (Role::Time, _) => event.time = Some(number()?),
+                (Role::Value, _) => event.value = Some(number()?),
+                (Role::Weight, _) => event.weight = Some(number()?),
+                (Role::Label(label), _) => drop(event.labels.insert(label.clone(), number()?)),
+                (Role::Ignored, _) => {}
+            }
+        }
+        for (name, feature, weights) in weights {
+            let values = event.user.remove(feature);
+            let values = values.ok_or_else(|| Refusal::of(name, format!("got weights, but no `user.{feature}`")))?;
+            let weighted = values.weighted(weights).map_err(|e| Refusal::of(name, e.to_string()))?;
+            event.user.insert(feature.clone(), weighted);
+        }
+        Ok(event)
+    }
+}

@@ -1,0 +1,120 @@
+//! Progressive validation: every event is ranked before it is trained on, so that the whole stream is a test set.
+//!
+//! An event's item is ranked among all items that the request could have returned, by the model that learns, by the model as it was
+//! (the frozen twin), and by how often items were chosen so far. Blum, Kalai and Langford 1999 show that such figures are as good
+//! as those of a held-out set of the same size.
+
+use serde::{Deserialize, Serialize};
+
+use crate::products::Packed;
+use sterling_kernels::cpu::Kernels;
+
+/// Places that count.
+const K: usize = 10;
+/// Scores that are in memory together.
+const SCORES_MAX: usize = 1 << 24;
+
+/// Figures of one ranking over a number of events.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Figures {
+    events: u64,
+    gain: f64,
+    hits: u64,
+}
+
+impl Figures {
+    fn add(&mut self, rank: usize) {
+        self.events += 1;
+        if rank < K {
+            self.gain += 1.0 / (rank as f64 + 2.0).log2();
+            self.hits += 1;
+        }
+    }
+
+    /// Number of events.
+    pub(crate) fn events(&self) -> u64 {
+        self.events
+    }
+
+    /// Mean NDCG@10.
+    pub(crate) fn ndcg(&self) -> f64 {
+        self.gain / self.events.max(1) as f64
+    }
+
+    /// Mean HR@10.
+    pub(crate) fn hit_rate(&self) -> f64 {
+        self.hits as f64 / self.events.max(1) as f64
+    }
+
+    /// The figures of the events after those of `before`.
+    pub(crate) fn since(&self, before: &Figures) -> Figures {
+        Figures { events: self.events - before.events, gain: self.gain - before.gain, hits: self.hits - before.hits }
+    }
+}
+
+/// Figures of the three rankings that are compared.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Judged {
+    pub(crate) learned: Figures,
+    pub(crate) frozen: Figures,
+    pub(crate) popularity: Figures,
+}
+
+/// An event as it is ranked: its item, and the items that were left out, rising.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted<'a> {
+    pub(crate) item: u32,
+    pub(crate) exclude: &'a [u32],
+}
+
+impl Wanted<'_> {
+    /// How many other items have a larger score; all of them where its own is no number.
+    fn rank<T: PartialOrd + Copy>(&self, scores: &[T]) -> usize {
+        let own = scores[self.item as usize];
+        if own.partial_cmp(&own).is_none() {
+            return scores.len();
+        }
+        let larger = scores.iter().filter(|score| **score > own).count();
+        larger - self.exclude.iter().filter(|item| scores[**item as usize] > own).count()
+    }
+}
+
+/// Adds the ranks that queries `[B, D]` give to the wanted items among `items`.
+pub(crate) fn rank(kernels: Kernels, queries: &[f32], items: &Packed, wanted: &[Wanted<'_>], figures: &mut Figures) {
+    let (count, width) = (items.columns(), queries.len() / wanted.len().max(1));
+    let together = (SCORES_MAX / count.max(1)).max(1);
+    let mut scores = Vec::new();
+    for (queries, wanted) in queries.chunks(together * width).zip(wanted.chunks(together)) {
+        scores.resize(wanted.len() * count, 0.0f32);
+        items.times(kernels, queries, &mut scores);
+        let ranks = wanted.iter().zip(scores.chunks_exact(count)).map(|(wanted, scores)| wanted.rank(scores));
+        ranks.for_each(|rank| figures.add(rank));
+    }
+}
+
+/// Adds the ranks by how often items were chosen.
+pub(crate) fn rank_by_count(counts: &[u64], wanted: &[Wanted<'_>], figures: &mut Figures) {
+    wanted.iter().for_each(|wanted| figures.add(wanted.rank(counts)));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_count_items_above_and_leave_out_what_was_excluded() {
+        // Scores 3, 1, 2, 0 by a query of one number.
+        let items = Packed::transposed(&[3.0, 1.0, 2.0, 0.0], 1, 4);
+        let wanted = [(3, &[][..]), (3, &[0, 1][..]), (0, &[][..]), (1, &[2][..])];
+        let wanted = wanted.map(|(item, exclude)| Wanted { item, exclude });
+        let mut figures = Figures::default();
+        rank(Kernels::best(), &[1.0; 4], &items, &wanted, &mut figures);
+        let gains = [3.0f64, 1.0, 0.0, 1.0].map(|rank| 1.0 / (rank + 2.0).log2());
+        assert_eq!((figures.events(), figures.hit_rate()), (4, 1.0));
+        assert!((figures.ndcg() - gains.iter().sum::<f64>() / 4.0).abs() < 1e-12);
+        assert_eq!(wanted[2].rank(&[f32::NAN, 1.0, 2.0, 0.0]), 4);
+        let before = figures;
+        rank_by_count(&[5, 5, 1, 0], &wanted[..1], &mut figures);
+        assert!((figures.since(&before).ndcg() - 1.0 / 5.0f64.log2()).abs() < 1e-12);
+    }
+}

@@ -1,0 +1,223 @@
+//! Softmax over sampled items, with its gradients.
+//!
+//! Candidates are the distinct items of the batch and more that are drawn uniformly. The score of candidate `c` for event `b` is
+//! `<query_b, item_c> / τ - log Q_c`, where `Q_c` is how likely `c` is to be among the candidates (Bengio and Senécal 2008; Yi et al.
+//! 2019). What an event's own item stands for a second time, and what the request left out, is no negative. The loss is the mean of
+//! the events' cross-entropies, by their weights.
+
+use sterling_kernels::cpu::Kernels;
+use sterling_kernels::cpu::dense::{Fold, MapTarget, Operand, Outer, Unary};
+
+use crate::products::Packed;
+
+/// What the score of a masked candidate becomes: its share is 0.
+const MASKED: f32 = -1e30;
+
+/// A batch: B events, C candidates.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SampledSoftmax<'a> {
+    /// `[B, D]`
+    pub(crate) queries: &'a [f32],
+    /// `[C, D]`
+    pub(crate) candidates: &'a [f32],
+    /// D
+    pub(crate) dimension: usize,
+    /// The items that candidates are, by their places in the catalogue, `[C]`.
+    pub(crate) items: &'a [u32],
+    /// `[C]`
+    pub(crate) log_q: &'a [f32],
+    /// The candidate that is the item of each event, `[B]`.
+    pub(crate) targets: &'a [u32],
+    /// Weights of the events, `[B]`.
+    pub(crate) weights: &'a [f32],
+    /// τ
+    pub(crate) temperature: f32,
+}
+
+/// The gradients of a batch, and the memory that they are made in.
+#[derive(Debug, Default)]
+pub(crate) struct Gradients {
+    /// `[B, D]`
+    pub(crate) queries: Vec<f32>,
+    /// `[C, D]`
+    pub(crate) candidates: Vec<f32>,
+    scores: Vec<f32>,
+}
+
+impl SampledSoftmax<'_> {
+    /// The loss; gradients are left in `out`. `excluded(b)` are the items that are no negatives of event `b`, rising.
+    pub(crate) fn run<'e>(&self, kernels: Kernels, excluded: impl Fn(usize) -> &'e [u32], out: &mut Gradients) -> f64 {
+        let (events, count, width) = (self.targets.len(), self.items.len(), self.dimension);
+        let mut order: Vec<(u32, u32)> = self.items.iter().copied().zip(0..).collect();
+        order.sort_unstable();
+        let total: f64 = self.weights.iter().map(|weight| f64::from(*weight)).sum();
+        let inverse = 1.0 / self.temperature;
+        let Gradients { queries, candidates, scores } = out;
+        scores.resize(events * count, 0.0);
+        Packed::transposed(self.candidates, width, count).times(kernels, self.queries, scores);
+        let mut loss = 0.0;
+        for (event, row) in scores.chunks_exact_mut(count).enumerate() {
+            let target = self.targets[event] as usize;
+            row.iter_mut().zip(self.log_q).for_each(|(score, log_q)| *score = *score * inverse - log_q);
+            mask(&order, self.items[target], target as u32, excluded(event), row);
+            let own = row[target];
+            let largest = fold(kernels, Fold::Max, row);
+            row.iter_mut().for_each(|score| *score -= largest);
+            exp(kernels, row);
+            let sum = fold(kernels, Fold::Sum, row);
+            let weight = f64::from(self.weights[event]) / total;
+            loss += weight * (f64::from(sum).ln() - f64::from(own - largest));
+            let scale = weight as f32 * inverse;
+            let share = scale / sum;
+            row.iter_mut().for_each(|score| *score *= share);
+            row[target] -= scale;
+        }
+        queries.resize(events * width, 0.0);
+        Packed::of(self.candidates, count, width).times(kernels, scores, queries);
+        candidates.clear();
+        candidates.resize(count * width, 0.0);
+        let of_candidates = Outer {
+            rows: events,
+            left: scores,
+            left_stride: count,
+            depth: count,
+            right: self.queries,
+            right_stride: width,
+            columns: width,
+        };
+        kernels.outer(&of_candidates, candidates);
+        loss
+    }
+}
+
+/// Masks what stands for an event's own item besides `target`, and what is excluded. `order` are the candidates by their items.
+fn mask(order: &[(u32, u32)], own: u32, target: u32, excluded: &[u32], row: &mut [f32]) {
+    let mut of_item = |item: u32| {
+        let first = order.partition_point(|(other, _)| *other < item);
+        for (_, candidate) in order[first..].iter().take_while(|(other, _)| *other == item) {
+            if *candidate != target {
+                row[*candidate as usize] = MASKED;
+            }
+        }
+    };
+    of_item(own);
+    if excluded.len() * 4 < order.len() {
+        return excluded.iter().for_each(|item| of_item(*item));
+    }
+    let mut left = excluded;
+    for (item, candidate) in order {
+        let passed = left.iter().take_while(|other| *other < item).count();
+        left = &left[passed..];
+        if left.first() == Some(item) {
+            row[*candidate as usize] = MASKED;
+        }
+    }
+}
+
+fn fold(kernels: Kernels, f: Fold, row: &[f32]) -> f32 {
+    let mut made = [0.0];
+    let input = Operand { numbers: row, row: 0, outer: 0, inner: 1 };
+    let mut target = MapTarget { numbers: &mut made, stride: 1, rows: 1, outer: 1, inner: 1 };
+    kernels.fold(f, &input, row.len(), &mut target);
+    made[0]
+}
+
+fn exp(kernels: Kernels, row: &mut [f32]) {
+    const RUN: usize = 256;
+    let mut made = [0.0; RUN];
+    for run in row.chunks_mut(RUN) {
+        let input = Operand { numbers: run, row: 0, outer: 0, inner: 1 };
+        let count = run.len();
+        let mut target = MapTarget { numbers: &mut made, stride: count, rows: 1, outer: 1, inner: count };
+        kernels.map1(Unary::Exp, &input, &mut target);
+        run.copy_from_slice(&made[..count]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::draws::Draws;
+
+    fn numbers(seed: u64, count: usize) -> Vec<f32> {
+        let draws = Draws::new(seed, 0);
+        (0..count as u64).map(|n| draws.below(n, 2001) as f32 / 1000.0 - 1.0).collect()
+    }
+
+    /// The loss by its formula in f64.
+    fn naive(batch: &SampledSoftmax<'_>, excluded: &[Vec<u32>]) -> f64 {
+        let dot = |b: usize, c: usize| -> f64 {
+            let of = |numbers: &[f32], n: usize| numbers[n * batch.dimension..][..batch.dimension].to_vec();
+            let (query, item) = (of(batch.queries, b), of(batch.candidates, c));
+            query.iter().zip(&item).map(|(x, y)| f64::from(*x) * f64::from(*y)).sum()
+        };
+        let score = |b: usize, c: usize| dot(b, c) / f64::from(batch.temperature) - f64::from(batch.log_q[c]);
+        let total: f64 = batch.weights.iter().map(|w| f64::from(*w)).sum();
+        let loss = |b: usize| {
+            let target = batch.targets[b] as usize;
+            let is_negative =
+                |c: usize| batch.items[c] != batch.items[target] && !excluded[b].contains(&batch.items[c]);
+            let all = (0..batch.items.len()).filter(|&c| c == target || is_negative(c));
+            let sum: f64 = all.map(|c| score(b, c).exp()).sum();
+            f64::from(batch.weights[b]) / total * (sum.ln() - score(b, target))
+        };
+        (0..batch.targets.len()).map(loss).sum()
+    }
+
+    #[test]
+    fn loss_and_gradients_are_those_of_the_formula() {
+        for (seed, (events, width, uniform)) in
+            [(1, 1, 1), (5, 3, 7), (17, 8, 40), (33, 65, 70)].into_iter().enumerate()
+        {
+            let seed = seed as u64;
+            let draws = Draws::new(seed, 1);
+            let positives: Vec<u32> = (0..events as u32).map(|n| n * 3).collect();
+            let drawn = (0..uniform as u64).map(|n| draws.below(n, 3 * events as u64 + 2) as u32);
+            let items: Vec<u32> = positives.iter().copied().chain(drawn).collect();
+            let targets: Vec<u32> = (0..events as u64).map(|n| draws.below(99 + n, events as u64) as u32).collect();
+            let excluded: Vec<Vec<u32>> = (0..events)
+                .map(|b| {
+                    let all =
+                        (0..3 * events as u32 + 2).filter(|i| draws.below(u64::from(*i) + 7000, 3) == b as u64 % 3);
+                    all.filter(|i| *i != items[targets[b] as usize]).collect()
+                })
+                .collect();
+            let weights: Vec<f32> = (0..events).map(|b| 0.5 + b as f32).collect();
+            let (queries, candidates) = (numbers(seed, events * width), numbers(seed + 9, items.len() * width));
+            let log_q = numbers(seed + 5, items.len());
+            let batch = SampledSoftmax {
+                queries: &queries,
+                candidates: &candidates,
+                dimension: width,
+                items: &items,
+                log_q: &log_q,
+                targets: &targets,
+                weights: &weights,
+                temperature: 0.7,
+            };
+            let mut made = Gradients::default();
+            let loss = batch.run(Kernels::best(), |b| &excluded[b], &mut made);
+            let expected = naive(&batch, &excluded);
+            assert!((loss - expected).abs() < 1e-5, "{loss} {expected}");
+            let step = 1e-3;
+            let slope = |of_queries: bool, at: usize| {
+                let moved = |by: f32| {
+                    let (mut queries, mut candidates) = (queries.clone(), candidates.clone());
+                    let numbers = if of_queries { &mut queries } else { &mut candidates };
+                    numbers[at] += by;
+                    naive(&SampledSoftmax { queries: &queries, candidates: &candidates, ..batch }, &excluded)
+                };
+                (moved(step) - moved(-step)) / f64::from(2.0 * step)
+            };
+            for at in (0..queries.len()).step_by(1 + queries.len() / 40) {
+                let (got, expected) = (f64::from(made.queries[at]), slope(true, at));
+                assert!((got - expected).abs() < 1e-4, "query {at}: {got} {expected}");
+            }
+            for at in (0..candidates.len()).step_by(1 + candidates.len() / 40) {
+                let (got, expected) = (f64::from(made.candidates[at]), slope(false, at));
+                assert!((got - expected).abs() < 1e-4, "candidate {at}: {got} {expected}");
+            }
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! The model that learns: tables, towers, and their optimizers.
+//!
+//! Both towers read one set of tables, so that a table that both sides read has one master. A batch of B events with C candidates is
+//! one lookup of max(B, C) examples: features of the user have bags in the first B of them, features of items in the first C.
+
+use std::collections::BTreeSet;
+
+use crate::catalogue::Catalogue;
+use crate::side::Side;
+use sterling_core::error::{Error, Result};
+use sterling_embedding::train::{LearningTables, MasterTable, PreparedBatch, Rule};
+use sterling_embedding::{JaggedTensor, KeyedJaggedTensor, KeyedTensor, Sequence};
+use sterling_graph::tower::FeatureRow;
+use sterling_snapshot::model::{Package, TowerSide, TrainSpec};
+
+/// Items whose vectors are made together.
+const ITEMS_TOGETHER: usize = 1024;
+
+/// Tables and towers of a package that learn together.
+#[derive(Debug)]
+pub(crate) struct Model {
+    pub(crate) tables: LearningTables,
+    pub(crate) user: Side,
+    pub(crate) item: Option<Side>,
+    dimension: usize,
+}
+
+/// What the towers make of a batch.
+#[derive(Debug)]
+pub(crate) struct Forward {
+    batch: PreparedBatch,
+    pooled: KeyedTensor,
+    sequences: Vec<Sequence>,
+    /// `[B, D]`
+    pub(crate) queries: Vec<f32>,
+    /// `[C, D]`
+    pub(crate) candidates: Vec<f32>,
+}
+
+/// The rows of a batch: features of users, and of candidates by their places in the catalogue.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rows<'a> {
+    pub(crate) users: &'a [&'a FeatureRow],
+    pub(crate) items: &'a [u32],
+}
+
+/// What a step did besides learning.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Stepped {
+    /// True where nothing changed, because a gradient of the weights was not finite.
+    pub(crate) is_rejected: bool,
+    /// Rows whose update was rejected because it would not have been finite.
+    pub(crate) rejected_rows: u64,
+}
+
+impl Model {
+    /// Masters of the tables that the towers read, and their graphs.
+    ///
+    /// # Errors
+    /// `Invalid` where the package has no `[train]` or no user tower; `Unsupported` where a graph cannot be trained, by the operator's
+    /// name.
+    pub(crate) fn new(package: &Package, train: &TrainSpec, threads: usize) -> Result<Self> {
+        let user = package.user.as_ref().ok_or_else(|| Error::invalid("model.toml: [user] is missing"))?;
+        let read = |side: TowerSide| {
+            let optimizer = train.learns(side).then_some(&train.dense_optimizer);
+            match side {
+                TowerSide::User => Side::read(package, user, "user", "query", optimizer, threads).map(Some),
+                TowerSide::Item => {
+                    let tower = package.item.as_ref();
+                    tower.map(|tower| Side::read(package, tower, "item", "item", optimizer, threads)).transpose()
+                }
+            }
+        };
+        let user = read(TowerSide::User)?.ok_or_else(|| Error::internal("a package without its user tower"))?;
+        let item = read(TowerSide::Item)?;
+        let sides = || std::iter::once(&user).chain(&item);
+        let read: BTreeSet<&str> = sides().flat_map(Side::tables).collect();
+        let masters = package.tables.iter().filter(|table| read.contains(table.name())).map(|table| {
+            let differs = train.table(table.name());
+            let rule = Rule { rate: differs.and_then(|t| t.rate).unwrap_or(train.optimizer.rate), ..train.optimizer };
+            let rule = (!differs.is_some_and(|t| t.frozen)).then_some(rule);
+            MasterTable::from_table(table, rule)
+        });
+        let masters = masters.collect::<Result<Vec<_>>>()?;
+        let bags: Vec<_> = sides().flat_map(Side::bags).collect();
+        let sequences: Vec<_> = sides().flat_map(Side::sequences).collect();
+        let tables = LearningTables::new(masters, &bags, &sequences, threads)?;
+        let (mut user, mut item) = (user, item);
+        let names: Vec<String> = sequences.into_iter().map(|s| s.feature).collect();
+        user.connect(tables.layout(), &names)?;
+        item.as_mut().map_or(Ok(()), |item| item.connect(tables.layout(), &names))?;
+        Ok(Model { tables, user, item, dimension: package.spec.dimension })
+    }
+
+    /// Width of queries and items, D.
+    pub(crate) fn dimension(&self) -> usize {
+        self.dimension
+    }
+
+    /// Looks the features of a batch up.
+    fn lookup(
+        &self,
+        users: &[&FeatureRow],
+        items: &[&FeatureRow],
+    ) -> Result<(PreparedBatch, KeyedTensor, Vec<Sequence>)> {
+        let examples = users.len().max(items.len());
+        let any_weights = users.iter().any(|row| self.user.has_weights(row))
+            || self.item.iter().any(|side| items.iter().any(|row| side.has_weights(row)));
+        let mut parts: Vec<(String, JaggedTensor<i64>)> = self.user.ids(users, examples, any_weights)?;
+        if let Some(item) = &self.item {
+            parts.extend(item.ids(items, examples, any_weights)?);
+        }
+        let batch = self.tables.prepare(KeyedJaggedTensor::from_jagged(parts)?)?;
+        let (pooled, sequences) = self.tables.forward(&batch)?;
+        Ok((batch, pooled, sequences))
+    }
+
+    /// The queries of users and the vectors of candidates.
+    ///
+    /// # Errors
+    /// What lookups and graphs return.
+    pub(crate) fn forward(&mut self, rows: &Rows<'_>, catalogue: &Catalogue) -> Result<Forward> {
+        let items: Vec<&FeatureRow> = match &self.item {
+            Some(_) => rows.items.iter().map(|item| &catalogue.rows()[*item as usize]).collect(),
+            None => Vec::new(),
+        };
+        let (batch, pooled, sequences) = self.lookup(rows.users, &items)?;
+        let queries = self.user.forward(rows.users, (&pooled, &sequences))?;
+        let candidates = match &mut self.item {
+            Some(item) => item.forward(&items, (&pooled, &sequences))?,
+            None => {
+                let vector = |item: &u32| &catalogue.vectors()[*item as usize * self.dimension..][..self.dimension];
+                rows.items.iter().flat_map(vector).copied().collect()
+            }
+        };
+        Ok(Forward { batch, pooled, sequences, queries, candidates })
+    }
+
+    /// Takes a step down the gradients of queries `[B, D]` and candidates `[C, D]`.
+    ///
+    /// # Errors
+    /// What graphs and tables return.
+    pub(crate) fn backward(
+        &mut self,
+        rows: &Rows<'_>,
+        catalogue: &Catalogue,
+        forward: Forward,
+        queries: &[f32],
+        candidates: &[f32],
+    ) -> Result<Stepped> {
+        let Forward { batch, pooled, sequences, .. } = forward;
+        let mut of_bags = KeyedTensor::zeros(self.tables.layout().clone(), pooled.examples());
+        let mut of_sequences: Vec<Vec<f32>> =
+            sequences.iter().map(|(_, rows)| vec![0.0; rows.values().len()]).collect();
+        let inputs = (&pooled, sequences.as_slice());
+        self.user.backward(rows.users, inputs, queries, &mut of_bags, &mut of_sequences)?;
+        if let Some(item) = &mut self.item {
+            let items: Vec<&FeatureRow> = rows.items.iter().map(|item| &catalogue.rows()[*item as usize]).collect();
+            item.backward(&items, inputs, candidates, &mut of_bags, &mut of_sequences)?;
+        }
+        // Weights and rows move together or not at all.
+        if !(self.user.is_finite() && self.item.as_ref().is_none_or(Side::is_finite)) {
+            return Ok(Stepped { is_rejected: true, ..Stepped::default() });
+        }
+        self.user.step()?;
+        self.item.as_mut().map_or(Ok(()), Side::step)?;
+        let report = self.tables.backward(batch, &of_bags, &of_sequences)?;
+        let rejected_rows = report.tables.iter().map(|table| table.rejected_rows.len() as u64).sum();
+        Ok(Stepped { is_rejected: false, rejected_rows })
+    }
+
+    /// The vectors of all items, `[N, D]`.
+    ///
+    /// # Errors
+    /// What lookups and graphs return.
+    pub(crate) fn vectors(&mut self, catalogue: &Catalogue) -> Result<Vec<f32>> {
+        if self.item.is_none() {
+            return Ok(catalogue.vectors().to_vec());
+        }
+        let mut all = Vec::with_capacity(catalogue.len() * self.dimension);
+        for rows in catalogue.rows().chunks(ITEMS_TOGETHER) {
+            let rows: Vec<&FeatureRow> = rows.iter().collect();
+            let (_, pooled, sequences) = self.lookup(&[], &rows)?;
+            if let Some(item) = &mut self.item {
+                all.extend(item.forward(&rows, (&pooled, &sequences))?);
+            }
+        }
+        Ok(all)
+    }
+}

@@ -1,0 +1,158 @@
+//! The package that a run begins with, and the one that it writes.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use half::{bf16, f16};
+
+use crate::model::Model;
+use sterling_core::error::{Error, Result};
+use sterling_embedding::format::encode_rows;
+use sterling_embedding::{RowFormat, Table, TableSpec};
+use sterling_snapshot::REQUESTS_FILE;
+use sterling_snapshot::items::RowFile;
+use sterling_snapshot::model::{Package, WARMUP_FILE};
+use sterling_storage::files::{self, Checksum, Element, TensorFile, Tensors, sync_folder, temporary, write_atomic};
+
+/// The state that a package is trained on with, where one was written beside its files.
+pub(crate) const OPTIMIZER_FILE: &str = "optimizer.safetensors";
+/// What the items of a package are called: the first that is there.
+const ITEM_FILES: [&str; 2] = ["items.parquet", "items.jsonl"];
+
+/// The items: those that were named, or the package's own.
+///
+/// # Errors
+/// `NotFound` where there are none.
+pub(crate) fn items_path(package: &Path, given: Option<&Path>) -> Result<PathBuf> {
+    let own = || ITEM_FILES.iter().map(|name| package.join(name)).find(|path| path.exists());
+    given.map(Path::to_owned).or_else(own).ok_or_else(|| {
+        let [one, other] = ITEM_FILES;
+        Error::not_found(format!(
+            "items: neither `{one}` nor `{other}` is in {}, expected an item file",
+            package.display()
+        ))
+    })
+}
+
+/// A digest of the files of a package and of its items.
+///
+/// # Errors
+/// `NotFound` or `Io` with the path.
+pub(crate) fn digest(package: &Package, items: &Path) -> Result<String> {
+    let mut sums = BTreeMap::new();
+    for name in package.files() {
+        let sum = Checksum::of_file(&package.folder().join(&name))?;
+        sums.insert(name, sum.xxh3);
+    }
+    let optimizer = package.folder().join(OPTIMIZER_FILE);
+    if optimizer.exists() {
+        sums.insert(OPTIMIZER_FILE.into(), Checksum::of_file(&optimizer)?.xxh3);
+    }
+    let files = if items.is_dir() { RowFile::below(items)? } else { vec![RowFile::alone(items.to_owned())] };
+    for RowFile { path, .. } in files {
+        sums.insert(format!("items {}", path.display()), Checksum::of_file(&path)?.xxh3);
+    }
+    Ok(Checksum::of(format!("{sums:?}").as_bytes()).xxh3)
+}
+
+/// Writes a package like the one that was trained on, with the tables and weights of a model and with `optimizer` to train on with. It
+/// is renamed into place when all of it is durable.
+///
+/// # Errors
+/// `Conflict` where `out` exists; `NoSpace` or `Io` with the path; `Invalid` where a row cannot be kept in its table's format.
+pub(crate) fn write(
+    out: &Path,
+    package: &Package,
+    model: &Model,
+    optimizer: impl FnOnce(&Path) -> Result<Checksum>,
+) -> Result<()> {
+    if out.exists() {
+        return Err(Error::conflict(format!("{}: it exists, expected a name that is free", out.display())));
+    }
+    let into = temporary(out);
+    let io = |e| Error::io(out.display(), e);
+    let write = || {
+        if into.exists() {
+            fs::remove_dir_all(&into).map_err(io)?;
+        }
+        fs::create_dir_all(&into).map_err(io)?;
+        let tables = write_tables(&into, package, model)?;
+        let mut written: BTreeSet<String> = tables;
+        for side in std::iter::once(&model.user).chain(&model.item) {
+            let (file, bytes) = side.written()?;
+            write_atomic(&into.join(file), |to| to.write_all(&bytes))?;
+            written.insert(file.to_owned());
+        }
+        // Golden answers of a warm-up are those of the weights before.
+        let others = package.files().into_iter().filter(|name| name != WARMUP_FILE);
+        let others = others.chain(ITEM_FILES.map(String::from)).chain([REQUESTS_FILE.into()]);
+        for name in others.filter(|name| !written.contains(name)) {
+            let from = package.folder().join(&name);
+            if from.is_file() {
+                let bytes = files::read(&from)?;
+                write_atomic(&into.join(&name), |to| to.write_all(&bytes))?;
+            }
+        }
+        optimizer(&into.join(OPTIMIZER_FILE))?;
+        sync_folder(&into).map_err(io)?;
+        fs::rename(&into, out).map_err(io)?;
+        let above = out.parent().unwrap_or(Path::new("."));
+        sync_folder(above).map_err(io)
+    };
+    write().inspect_err(|_| {
+        let _ = fs::remove_dir_all(&into);
+    })
+}
+
+/// Writes the files of tables that have learned, each table in the format that it had; the others as they are.
+fn write_tables(folder: &Path, package: &Package, model: &Model) -> Result<BTreeSet<String>> {
+    let mut of_files: BTreeMap<&str, Vec<&Table>> = BTreeMap::new();
+    for (declared, table) in package.spec.tables.iter().zip(&package.tables) {
+        of_files.entry(&declared.file).or_default().push(table);
+    }
+    let learned = |table: &Table| model.tables.table(table.name()).filter(|master| master.rule().is_some());
+    of_files.retain(|_, tables| tables.iter().any(|table| learned(table).is_some()));
+    for (name, tables) in &of_files {
+        let before = Tensors::open(&package.folder().join(name))?;
+        let mut file = TensorFile::new();
+        for table in tables {
+            match learned(table) {
+                Some(master) => add_rows(&mut file, table.spec(), &master.values()?)?,
+                None => add_copy(&mut file, table, &before)?,
+            }
+        }
+        file.write(&folder.join(name))?;
+    }
+    Ok(of_files.into_keys().map(String::from).collect())
+}
+
+/// Adds rows of f32 in the format of a table.
+fn add_rows(file: &mut TensorFile<'_>, spec: &TableSpec, values: &[f32]) -> Result<()> {
+    let bytes = encode_rows(spec.format, spec.width, values).map_err(|e| e.within(format!("table `{}`", spec.name)))?;
+    fn pairs<T>(bytes: &[u8], of: impl Fn([u8; 2]) -> T) -> Vec<T> {
+        bytes.as_chunks::<2>().0.iter().map(|pair| of(*pair)).collect()
+    }
+    let shape = [spec.rows as usize, spec.width];
+    match spec.format {
+        RowFormat::F32 => file.add_owned(&spec.name, &shape, values.to_vec()),
+        RowFormat::F16 => file.add_owned(&spec.name, &shape, pairs(&bytes, f16::from_le_bytes)),
+        RowFormat::Bf16 => file.add_owned(&spec.name, &shape, pairs(&bytes, bf16::from_le_bytes)),
+        _ => file.add_owned(&spec.name, &[shape[0], spec.row_bytes()?], bytes),
+    }
+}
+
+/// Adds a table as it lies in the file that it comes from.
+fn add_copy(file: &mut TensorFile<'_>, table: &Table, before: &Tensors) -> Result<()> {
+    let name = table.name();
+    fn copied<T: Element>(file: &mut TensorFile<'_>, name: &str, before: &Tensors) -> Result<()> {
+        let (numbers, shape) = before.get::<T>(name, 2)?;
+        file.add_owned(name, &shape, numbers.to_vec())
+    }
+    match table.spec().format {
+        RowFormat::F32 => copied::<f32>(file, name, before),
+        RowFormat::F16 => copied::<f16>(file, name, before),
+        RowFormat::Bf16 => copied::<bf16>(file, name, before),
+        _ => copied::<u8>(file, name, before),
+    }
+}

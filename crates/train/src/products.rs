@@ -1,0 +1,46 @@
+//! Products of small matrices, over the kernels of dense programs.
+
+use sterling_kernels::cpu::Kernels;
+use sterling_kernels::cpu::dense::{Lines, PANEL, Part, Product, Weights, pack};
+
+/// A matrix `[depth, columns]`, packed as products take it.
+#[derive(Debug)]
+pub(crate) struct Packed {
+    numbers: Lines,
+    depth: usize,
+    columns: usize,
+}
+
+impl Packed {
+    /// Of rows, row after row.
+    pub(crate) fn of(matrix: &[f32], depth: usize, columns: usize) -> Self {
+        Packed { numbers: pack(matrix, depth, columns), depth, columns }
+    }
+
+    /// Of the columns, column after column: `[columns, depth]` transposed.
+    pub(crate) fn transposed(matrix: &[f32], depth: usize, columns: usize) -> Self {
+        let mut numbers = Lines::new(depth * columns.next_multiple_of(PANEL));
+        let out = numbers.numbers_mut();
+        for (panel, of_panel) in matrix.chunks(PANEL * depth).enumerate() {
+            let out = &mut out[panel * PANEL * depth..];
+            for (column, values) in of_panel.chunks_exact(depth).enumerate() {
+                values.iter().enumerate().for_each(|(k, value)| out[k * PANEL + column] = *value);
+            }
+        }
+        Packed { numbers, depth, columns }
+    }
+
+    /// Number of columns.
+    pub(crate) fn columns(&self) -> usize {
+        self.columns
+    }
+
+    /// `out = rows x matrix`, where rows are `[depth]` each and those of `out` `[columns]`.
+    pub(crate) fn times(&self, kernels: Kernels, rows: &[f32], out: &mut [f32]) {
+        let weights = Weights { numbers: self.numbers.numbers(), row_stride: PANEL, panel_stride: PANEL * self.depth };
+        let parts = [Part { rows, stride: self.depth, depth: self.depth, weights }];
+        let rows = rows.len() / self.depth.max(1);
+        let product = Product { rows, columns: self.columns, parts: &parts, ..Product::default() };
+        kernels.product(&product, out, self.columns);
+    }
+}

@@ -1,0 +1,83 @@
+//! The file of refused events: a line of JSON each, with file, line, field and reason.
+
+use std::fs::{File, OpenOptions};
+use std::io::{BufWriter, Seek as _, SeekFrom, Write as _};
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use sterling_core::error::{Error, Result};
+
+/// Appends to `quarantine.jsonl`, which is readable by its owner alone: events are personal data.
+#[derive(Debug)]
+pub(crate) struct Quarantine {
+    path: PathBuf,
+    file: Option<BufWriter<File>>,
+    bytes: u64,
+}
+
+/// Counts the bytes of a line.
+fn line<T: Serialize>(entry: &T) -> Result<Vec<u8>> {
+    let mut text = serde_json::to_vec(entry).map_err(|e| Error::internal(format!("quarantine: {e}")))?;
+    text.push(b'\n');
+    Ok(text)
+}
+
+impl Quarantine {
+    /// The file in a folder, of which the first `bytes` stay.
+    ///
+    /// # Errors
+    /// `NoSpace` or `Io` with the path; `Corrupt` where it is shorter.
+    pub(crate) fn open(folder: &Path, bytes: u64) -> Result<Self> {
+        let path = folder.join("quarantine.jsonl");
+        let mut quarantine = Quarantine { path, file: None, bytes };
+        let has = std::fs::metadata(&quarantine.path).map_or(0, |found| found.len());
+        if has < bytes {
+            let path = quarantine.path.display();
+            return Err(Error::corrupt(format!("{path}: {has} bytes, expected at least {bytes} by the checkpoint")));
+        }
+        if has > 0 {
+            quarantine.opened()?;
+        }
+        Ok(quarantine)
+    }
+
+    fn opened(&mut self) -> Result<&mut BufWriter<File>> {
+        if self.file.is_none() {
+            let io = |e| Error::io(self.path.display(), e);
+            let mut options = OpenOptions::new();
+            options.create(true).truncate(false).write(true);
+            #[cfg(unix)]
+            std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+            let mut file = options.open(&self.path).map_err(io)?;
+            file.set_len(self.bytes).map_err(io)?;
+            file.seek(SeekFrom::Start(self.bytes)).map_err(io)?;
+            self.file = Some(BufWriter::new(file));
+        }
+        self.file.as_mut().ok_or_else(|| Error::internal("a quarantine that was not opened"))
+    }
+
+    /// Appends an entry.
+    ///
+    /// # Errors
+    /// `NoSpace` or `Io` with the path.
+    pub(crate) fn add<T: Serialize>(&mut self, entry: &T) -> Result<()> {
+        let text = line(entry)?;
+        self.opened()?.write_all(&text).map_err(|e| Error::io(self.path.display(), e))?;
+        self.bytes += text.len() as u64;
+        Ok(())
+    }
+
+    /// Makes all entries durable; the bytes of the file.
+    ///
+    /// # Errors
+    /// `NoSpace` or `Io` with the path.
+    pub(crate) fn sync(&mut self) -> Result<u64> {
+        if let Some(file) = &mut self.file {
+            let io = |e| Error::io(self.path.display(), e);
+            file.flush().map_err(io)?;
+            file.get_ref().sync_data().map_err(io)?;
+        }
+        Ok(self.bytes)
+    }
+}

@@ -1,0 +1,327 @@
+//! One tower that learns: its features among those of both towers, its graph, its weights and their optimizer.
+
+use std::ops::Range;
+
+use sterling_core::error::{Error, Result};
+use sterling_embedding::keyed::Layout;
+use sterling_embedding::{BagConfig, JaggedTensor, KeyedTensor, Sequence, SequenceConfig};
+use sterling_graph::dense::train::{
+    Batch, DenseOptimizer, Gradients, OptimizerSpec, Parameter, TrainableGraph, Workspace,
+};
+use sterling_graph::dense::{Given, InputRows, Made, Size};
+use sterling_graph::tower::{FeatureKind, FeatureRow, FeatureSpec, Tower};
+use sterling_snapshot::model::Package;
+use sterling_storage::files;
+
+/// A tower that learns.
+#[derive(Debug)]
+pub(crate) struct Side {
+    /// What its features' names begin with among those of both towers.
+    name: &'static str,
+    /// The file of its graph.
+    file: String,
+    /// All features of the tower, in the order of a [`FeatureRow`].
+    features: Vec<FeatureSpec>,
+    /// Of each feature, whether the graph reads something of it.
+    is_read: Vec<bool>,
+    /// The inputs of the graph, in its order.
+    inputs: Vec<Input>,
+    graph: TrainableGraph,
+    /// The weights; those of the file until a step moves them.
+    pub(crate) parameters: Vec<f32>,
+    /// None where the weights stay as they are.
+    pub(crate) optimizer: Option<DenseOptimizer>,
+    workspace: Workspace,
+    outputs: Vec<Vec<f32>>,
+    gradients: Gradients,
+}
+
+/// An input of the graph: the feature that makes it, and how.
+#[derive(Debug)]
+struct Input {
+    feature: usize,
+    width: usize,
+    source: Source,
+}
+
+#[derive(Debug)]
+enum Source {
+    /// Columns of the pooled embeddings.
+    Bag(Range<usize>),
+    /// The numbers of a feature.
+    Numbers,
+    /// The rows of a sequence, by its number among all sequences, zeros behind.
+    Rows(usize),
+    /// 1 for each value of a sequence.
+    Mask,
+}
+
+/// The pooled embeddings and the sequences of a batch.
+type Looked<'a> = (&'a KeyedTensor, &'a [Sequence]);
+
+impl Side {
+    /// Reads the graph of a tower, of which `output` learns.
+    ///
+    /// # Errors
+    /// `Unsupported` with the operator that cannot be trained.
+    pub(crate) fn read(
+        package: &Package,
+        tower: &Tower,
+        name: &'static str,
+        output: &str,
+        optimizer: Option<&OptimizerSpec>,
+        threads: usize,
+    ) -> Result<Self> {
+        let file = tower.graph().0.to_owned();
+        let onnx = files::read(&package.folder().join(&file))?;
+        let tensors: Vec<_> = tower.tensors().iter().filter(|tensor| tower.input(&tensor.name).is_ok()).collect();
+        let sizes = |shape: &[usize]| -> Vec<Size> {
+            std::iter::once(Size::Rows).chain(shape.iter().map(|&n| Size::Fixed(n as i64))).collect()
+        };
+        let given = |name: &str, shape: &[usize]| Given { name: name.into(), is_pair: true, shape: sizes(shape) };
+        let all: Vec<Given> = tensors.iter().map(|tensor| given(&tensor.name, &tensor.shape)).collect();
+        let made = [Made { name: output.into(), shape: sizes(&[package.spec.dimension]) }];
+        let features = tower.features().to_vec();
+        let mut inputs = Vec::with_capacity(tensors.len());
+        for tensor in &tensors {
+            let feature = features.iter().position(|feature| feature.name == tensor.feature);
+            let feature = feature.ok_or_else(|| Error::internal(format!("input `{}` of no feature", tensor.name)))?;
+            let spec = &features[feature];
+            let source = match (spec.kind, spec.is_sequence()) {
+                (FeatureKind::Dense, _) => Source::Numbers,
+                (_, false) => Source::Bag(0..0),
+                (_, true) if tensor.name == spec.name => Source::Rows(0),
+                (_, true) => Source::Mask,
+            };
+            inputs.push(Input { feature, width: tensor.count(), source });
+        }
+        // Gradients that nothing reads.
+        let unread = tensors.iter().zip(&inputs).filter(|(_, i)| matches!(i.source, Source::Numbers | Source::Mask));
+        let mut frozen: Vec<String> = unread.map(|(tensor, _)| tensor.name.clone()).collect();
+        let read = |frozen: &[String]| {
+            let frozen: Vec<&str> = frozen.iter().map(String::as_str).collect();
+            let read = TrainableGraph::read(&onnx, &all, &made, &frozen);
+            read.map_err(|e| e.within(format!("{file} cannot be trained")))
+        };
+        let mut graph = read(&frozen)?;
+        // A single number that no module names is an epsilon or a factor that a graph was written with.
+        let stays = |p: &&Parameter| optimizer.is_none() || (p.range.len() == 1 && !p.name.contains('.'));
+        let still: Vec<String> = graph.parameters().iter().filter(stays).map(|p| p.name.clone()).collect();
+        if !still.is_empty() {
+            frozen.extend(still);
+            graph = read(&frozen)?;
+        }
+        let is_read = (0..features.len()).map(|n| inputs.iter().any(|input| input.feature == n)).collect();
+        let parameters = graph.initial().to_vec();
+        let optimizer = optimizer.map(|spec| DenseOptimizer::new(*spec, parameters.len())).transpose()?;
+        Ok(Side {
+            name,
+            file,
+            features,
+            is_read,
+            inputs,
+            graph,
+            parameters,
+            optimizer,
+            workspace: Workspace::new(threads),
+            outputs: Vec::new(),
+            gradients: Gradients::default(),
+        })
+    }
+
+    /// The file of the graph, and the file with the weights as they are now.
+    ///
+    /// # Errors
+    /// `Unsupported` where the weights do not lie in the file as f32.
+    pub(crate) fn written(&self) -> Result<(&str, Vec<u8>)> {
+        Ok((&self.file, self.graph.write(&self.parameters).map_err(|e| e.within(&self.file))?))
+    }
+
+    /// What it is called, `user` or `item`.
+    pub(crate) fn name(&self) -> &'static str {
+        self.name
+    }
+
+    fn looked_up(&self) -> impl Iterator<Item = (usize, &FeatureSpec)> {
+        let read = self.features.iter().enumerate().filter(|(n, _)| self.is_read[*n]);
+        read.filter(|(_, feature)| feature.kind != FeatureKind::Dense)
+    }
+
+    /// The tables that its graph reads.
+    pub(crate) fn tables(&self) -> impl Iterator<Item = &str> {
+        self.looked_up().filter_map(|(_, feature)| feature.table.as_deref())
+    }
+
+    fn key(&self, feature: &FeatureSpec) -> String {
+        format!("{}.{}", self.name, feature.name)
+    }
+
+    /// Its pooled features.
+    pub(crate) fn bags(&self) -> impl Iterator<Item = BagConfig> {
+        let pooled = self.looked_up().filter(|(_, feature)| !feature.is_sequence());
+        pooled.map(|(_, feature)| BagConfig {
+            feature: self.key(feature),
+            table: feature.table.clone().unwrap_or_default(),
+            pooling: feature.pooling,
+        })
+    }
+
+    /// Its sequences.
+    pub(crate) fn sequences(&self) -> impl Iterator<Item = SequenceConfig> {
+        let sequences = self.looked_up().filter(|(_, feature)| feature.is_sequence());
+        sequences.map(|(_, feature)| SequenceConfig {
+            feature: self.key(feature),
+            table: feature.table.clone().unwrap_or_default(),
+        })
+    }
+
+    /// Learns where its features lie among the pooled embeddings and among all `sequences`.
+    ///
+    /// # Errors
+    /// `Internal` where one is not there.
+    pub(crate) fn connect(&mut self, layout: &Layout, sequences: &[String]) -> Result<()> {
+        for input in &mut self.inputs {
+            let key = format!("{}.{}", self.name, self.features[input.feature].name);
+            let missing = || Error::internal(format!("feature `{key}` was not looked up"));
+            match &mut input.source {
+                Source::Bag(columns) => {
+                    let k = layout.keys().iter().position(|other| *other == key).ok_or_else(missing)?;
+                    *columns = layout.columns(k);
+                }
+                Source::Rows(sequence) => {
+                    *sequence = sequences.iter().position(|other| *other == key).ok_or_else(missing)?;
+                }
+                Source::Numbers | Source::Mask => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the ids of a row have weights.
+    pub(crate) fn has_weights(&self, row: &FeatureRow) -> bool {
+        self.looked_up().any(|(n, _)| row.ids_of(n).is_some_and(|(_, weights)| weights.is_some()))
+    }
+
+    /// The ids of rows, one example each, and examples without ids behind them up to `examples`; where `any_weights`, ids without one
+    /// have weight 1.
+    ///
+    /// # Errors
+    /// `Invalid` where ids and weights do not fit.
+    pub(crate) fn ids(
+        &self,
+        rows: &[&FeatureRow],
+        examples: usize,
+        any_weights: bool,
+    ) -> Result<Vec<(String, JaggedTensor<i64>)>> {
+        let of_feature = |(n, feature): (usize, &FeatureSpec)| {
+            let (mut all, mut weights) = (Vec::new(), any_weights.then(Vec::new));
+            let mut lengths = Vec::with_capacity(examples);
+            for row in rows {
+                let (ids, own) = row.ids_of(n).ok_or_else(|| Error::internal("numbers where a tower takes ids"))?;
+                all.extend_from_slice(ids);
+                lengths.push(ids.len() as i64);
+                if let Some(weights) = &mut weights {
+                    weights.extend_from_slice(own.unwrap_or(&[]));
+                    weights.resize(all.len(), 1.0);
+                }
+            }
+            lengths.resize(examples, 0);
+            Ok((self.key(feature), JaggedTensor::from_lengths(all, &lengths, weights)?))
+        };
+        self.looked_up().map(of_feature).collect()
+    }
+
+    /// Makes the output of rows, the first examples of what was looked up: `[rows, D]`.
+    ///
+    /// # Errors
+    /// What the graph returns.
+    pub(crate) fn forward(&mut self, rows: &[&FeatureRow], looked: Looked<'_>) -> Result<Vec<f32>> {
+        let Side { inputs, graph, parameters, workspace, outputs, .. } = self;
+        let fill = |block: InputRows<'_>| fill(inputs, rows, looked, block);
+        let batch = Batch { rows: rows.len(), shared: &[], fill: &fill };
+        graph.forward(parameters, &batch, workspace, outputs)?;
+        Ok(outputs.first().map(|output| output.to_vec()).unwrap_or_default())
+    }
+
+    /// Makes the gradients of weights and inputs of those of the output; those of inputs are added to what was looked up, by place. The
+    /// weights stay until [`Side::step`].
+    ///
+    /// # Errors
+    /// What the graph returns.
+    pub(crate) fn backward(
+        &mut self,
+        rows: &[&FeatureRow],
+        looked: Looked<'_>,
+        output: &[f32],
+        of_bags: &mut KeyedTensor,
+        of_sequences: &mut [Vec<f32>],
+    ) -> Result<()> {
+        let Side { inputs, graph, parameters, workspace, gradients, .. } = self;
+        let fill = |block: InputRows<'_>| fill(inputs, rows, looked, block);
+        let batch = Batch { rows: rows.len(), shared: &[], fill: &fill };
+        graph.backward(parameters, &batch, &[output], workspace, gradients)?;
+        let pooled_width = of_bags.width();
+        for (input, made) in inputs.iter().zip(&gradients.inputs) {
+            match &input.source {
+                Source::Bag(columns) => {
+                    let to = of_bags.values_mut().chunks_exact_mut(pooled_width);
+                    for (to, from) in to.zip(made.chunks_exact(input.width)) {
+                        to[columns.clone()].iter_mut().zip(from).for_each(|(to, from)| *to += from);
+                    }
+                }
+                Source::Rows(sequence) => {
+                    let (_, looked) = &looked.1[*sequence];
+                    let (offsets, to) = (looked.offsets(), &mut of_sequences[*sequence]);
+                    let width = looked.width();
+                    for (example, from) in made.chunks_exact(input.width).enumerate() {
+                        let to = &mut to[offsets[example] * width..offsets[example + 1] * width];
+                        to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
+                    }
+                }
+                Source::Numbers | Source::Mask => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether all gradients of weights of the last [`Side::backward`] are finite.
+    pub(crate) fn is_finite(&self) -> bool {
+        self.gradients.parameters.iter().all(|x| x.is_finite())
+    }
+
+    /// Moves the weights by the gradients of the last [`Side::backward`].
+    ///
+    /// # Errors
+    /// `Invalid` where a gradient is not finite.
+    pub(crate) fn step(&mut self) -> Result<()> {
+        match &mut self.optimizer {
+            Some(optimizer) => optimizer.step(&mut self.parameters, &self.gradients.parameters).map(drop),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Writes the inputs of some rows.
+fn fill(inputs: &[Input], rows: &[&FeatureRow], (pooled, sequences): Looked<'_>, block: InputRows<'_>) {
+    let (pooled_width, all) = (pooled.width(), pooled.values());
+    block.each(|n, mut numbers| {
+        for input in inputs {
+            let (to, rest) = numbers.split_at_mut(input.width);
+            match &input.source {
+                Source::Bag(columns) => to.copy_from_slice(&all[n * pooled_width..][columns.clone()]),
+                Source::Numbers => to.copy_from_slice(rows[n].numbers_of(input.feature).unwrap_or(&[])),
+                Source::Rows(sequence) => {
+                    let found = sequences[*sequence].1.run(n);
+                    to[..found.len()].copy_from_slice(found);
+                    to[found.len()..].fill(0.0);
+                }
+                Source::Mask => {
+                    let count = rows[n].ids_of(input.feature).map_or(0, |(ids, _)| ids.len());
+                    to[..count].fill(1.0);
+                    to[count..].fill(0.0);
+                }
+            }
+            numbers = rest;
+        }
+    });
+}

@@ -1,0 +1,400 @@
+//! Runs over the package of the tests, from files of events to files of packages.
+
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use arrow_array::builder::{Int64Builder, ListBuilder};
+use arrow_array::{ArrayRef, Float64Array, Int64Array, ListArray, RecordBatch, StringArray, StructArray};
+use arrow_schema::{DataType, Field};
+use parquet::arrow::ArrowWriter;
+use serde_json::{Value, json};
+
+use crate::{Report, TrainOptions, Trainer};
+use sterling_core::error::Kind;
+
+const TRAIN: &str = "\n[train]\nlabel = \"click\"\nbatch = 16\nuniform = 8\ntemperature = 0.2\n";
+
+/// A folder with the package of the tests, which learns as `train` says.
+struct Place {
+    folder: tempfile::TempDir,
+}
+
+impl Place {
+    fn new(train: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/tiny");
+        let to = folder.path().join("package");
+        fs::create_dir(&to).unwrap();
+        for name in [
+            "item.onnx",
+            "items.jsonl",
+            "model.toml",
+            "overarch.onnx",
+            "sections.txt",
+            "tables.safetensors",
+            "user.onnx",
+        ] {
+            fs::copy(golden.join(name), to.join(name)).unwrap();
+        }
+        let place = Place { folder };
+        let model = fs::read_to_string(to.join("model.toml")).unwrap();
+        fs::write(to.join("model.toml"), model + train).unwrap();
+        place
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Writes events as JSON lines.
+    fn events(&self, name: &str, lines: &[Value]) -> PathBuf {
+        let path = self.path(name);
+        fs::write(&path, lines.iter().map(|line| format!("{line}\n")).collect::<String>()).unwrap();
+        path
+    }
+
+    fn options(&self, events: &Path, work: &str) -> TrainOptions {
+        TrainOptions { checkpoint_steps: 3, ..TrainOptions::new(vec![events.to_owned()], self.path(work)) }
+    }
+
+    fn open(&self, options: TrainOptions) -> sterling_core::error::Result<Trainer> {
+        Trainer::open(&self.path("package"), options)
+    }
+
+    /// Runs to the end; the report and the files of the package that comes out.
+    fn run(&self, options: TrainOptions, out: &str) -> (Report, BTreeMap<String, Vec<u8>>) {
+        let mut trainer = self.open(options).unwrap();
+        let report = trainer.run(&|_| ()).unwrap();
+        trainer.write(&self.path(out)).unwrap();
+        (report, files(&self.path(out)))
+    }
+}
+
+fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    entries.map(|path| (path.file_name().unwrap().to_string_lossy().into_owned(), fs::read(&path).unwrap())).collect()
+}
+
+fn copied(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let (path, to) = (entry.as_ref().unwrap().path(), to.join(entry.unwrap().file_name()));
+        if path.is_dir() { copied(&path, &to) } else { assert!(fs::copy(&path, &to).is_ok()) }
+    }
+}
+
+/// Users who have installed a package take the next one.
+fn event(n: u64) -> Value {
+    let had = (n * 7 + n / 11) % 11;
+    json!({
+        "id": n, "time": 1000 + n, "user": {"installed": [had], "size": [0.5, 0.25, 0.125], "section": "games"},
+        "item": had + 1, "type": "click", "context": {"exclude": [had], "k": 10}
+    })
+}
+
+fn events(count: u64) -> Vec<Value> {
+    (0..count).map(event).collect()
+}
+
+#[test]
+fn a_model_learns_what_its_frozen_twin_does_not_know() {
+    let place = Place::new(TRAIN);
+    let path = place.events("e.jsonl", &events(4000));
+    let (report, out) = place.run(TrainOptions { checkpoint_steps: 1000, ..place.options(&path, "work") }, "out");
+    assert_eq!((report.events, report.judged, report.read, report.refused, report.steps), (4000, 4000, 4000, 0, 250));
+    let ndcg = |ranked: crate::Ranked| ranked.ndcg.unwrap();
+    assert!(ndcg(report.learned) > 0.6, "{report:?}");
+    assert!(ndcg(report.learned) > 1.3 * ndcg(report.frozen), "{report:?}");
+    assert!(ndcg(report.learned) > 1.3 * ndcg(report.popularity), "{report:?}");
+    // Another run begins with what this one learned, as its frozen twin.
+    fs::remove_dir_all(place.path("package")).unwrap();
+    copied(&place.path("out"), &place.path("package"));
+    let next = place.events("f.jsonl", &(4000..4400).map(event).collect::<Vec<_>>());
+    let (again, _) = place.run(place.options(&next, "work2"), "out2");
+    assert!(ndcg(again.frozen) > 0.6 && again.frozen.ndcg.unwrap() > 1.2 * ndcg(report.learned) - 0.4, "{again:?}");
+    assert!(
+        out.contains_key("optimizer.safetensors") && out["sections.txt"] == files(&place.path("out2"))["sections.txt"]
+    );
+}
+
+#[test]
+fn a_run_that_was_killed_ends_with_the_same_bits() {
+    let place = Place::new(TRAIN);
+    let mut lines = events(200);
+    lines.insert(90, json!({"item": 3}));
+    lines.insert(30, json!({"user": {}, "item": 99}));
+    let path = place.events("e.jsonl", &lines);
+    let options = |work: &str| TrainOptions { epochs: 3, shuffle: 40, ..place.options(&path, work) };
+    // The disk as it is at some moments of a run: what is left of one that is killed then.
+    let mut whole = place.open(options("work")).unwrap();
+    let (work, moments) = (place.path("work"), std::cell::RefCell::new(Vec::new()));
+    let report = whole.run(&|progress| {
+        let number = moments.borrow().len();
+        let to = place.path(&format!("moment{number}"));
+        copied(&work, &to);
+        // A write that was cut off.
+        fs::create_dir_all(to.join("checkpoints/.99.tmp-1")).unwrap();
+        moments.borrow_mut().push((progress.events, to));
+    });
+    let report = report.unwrap();
+    whole.write(&place.path("out")).unwrap();
+    let expected = files(&place.path("out"));
+    let quarantine = fs::read_to_string(work.join("quarantine.jsonl")).unwrap();
+    assert_eq!(quarantine.lines().count(), 2, "{quarantine}");
+    let moments = moments.into_inner();
+    assert_eq!(moments.len() as u64, report.steps);
+    let mut resumed = std::collections::BTreeSet::new();
+    for (n, (trained, at)) in moments.iter().enumerate() {
+        let out = format!("out{n}");
+        let (again, files) = place.run(options(at.file_name().unwrap().to_str().unwrap()), &out);
+        assert!(files == expected, "killed after {trained} events: other bits");
+        let told = |report: &Report| Report { events_per_second: 0.0, resumed_from: 0, ..report.clone() };
+        assert_eq!(told(&again), told(&report), "killed after {trained} events");
+        assert_eq!(fs::read_to_string(at.join("quarantine.jsonl")).unwrap(), quarantine);
+        resumed.insert(again.resumed_from);
+    }
+    assert!(resumed.len() > 10, "{resumed:?}");
+}
+
+#[test]
+fn threads_and_files_change_no_bit() {
+    let place = Place::new(TRAIN);
+    let lines = events(100);
+    let path = place.events("e.jsonl", &lines);
+    let (_, expected) = place.run(place.options(&path, "work"), "out");
+    let state = |files: &BTreeMap<String, Vec<u8>>| (files["tables.safetensors"].clone(), files["user.onnx"].clone());
+    for threads in 2..=4 {
+        let options = TrainOptions { threads, ..place.options(&path, &format!("work{threads}")) };
+        assert!(place.run(options, &format!("out{threads}")).1 == expected, "{threads} threads");
+    }
+    // The same in other files.
+    let folder = place.path("folder");
+    fs::create_dir(&folder).unwrap();
+    place.events("folder/a.jsonl", &lines[..37]);
+    let mut gzip =
+        flate2::write::GzEncoder::new(fs::File::create(folder.join("b.jsonl.gz")).unwrap(), Default::default());
+    lines[37..60].iter().for_each(|line| writeln!(gzip, "{line}").unwrap());
+    gzip.finish().unwrap();
+    write_parquet(&folder.join("c.parquet"), &lines[60..80], false);
+    write_parquet(&folder.join("d.parquet"), &lines[80..], true);
+    let (report, files) = place.run(place.options(&folder, "work5"), "out5");
+    assert_eq!((report.read, report.refused), (100, 0));
+    assert!(state(&files) == state(&expected));
+}
+
+/// Writes events of one installed package as rows, with structs or with flat columns.
+fn write_parquet(path: &Path, lines: &[Value], structs: bool) {
+    let list = |of: &dyn Fn(&Value) -> i64| {
+        let mut lists = ListBuilder::new(Int64Builder::new());
+        lines.iter().for_each(|line| lists.append_value([Some(of(line))]));
+        Arc::new(lists.finish()) as ArrayRef
+    };
+    let sizes: Vec<Option<Vec<Option<f64>>>> =
+        lines.iter().map(|_| Some(vec![Some(0.5), Some(0.25), Some(0.125)])).collect();
+    let mut size = ListBuilder::new(arrow_array::builder::Float64Builder::new());
+    sizes.into_iter().for_each(|row| size.append_option(row));
+    let size: ListArray = size.finish();
+    let integers = |name: &str| {
+        let of: Vec<i64> = lines.iter().map(|line| line[name].as_i64().unwrap()).collect();
+        Arc::new(Int64Array::from(of)) as ArrayRef
+    };
+    let texts = |text: &str| Arc::new(StringArray::from(vec![text; lines.len()])) as ArrayRef;
+    let installed = list(&|line| line["user"]["installed"][0].as_i64().unwrap());
+    let exclude = list(&|line| line["context"]["exclude"][0].as_i64().unwrap());
+    let user = [("installed", installed), ("size", Arc::new(size) as ArrayRef), ("section", texts("games"))];
+    let labels = [("click", Arc::new(Float64Array::from(vec![1.0; lines.len()])) as ArrayRef)];
+    let context = [("exclude", exclude), ("page", texts("front"))];
+    let mut columns =
+        vec![("id".to_owned(), integers("id")), ("item".into(), integers("item")), ("time".into(), integers("time"))];
+    for (name, parts) in [("user", user.to_vec()), ("labels", labels.to_vec()), ("context", context.to_vec())] {
+        if structs {
+            let field = |(name, array): &(&str, ArrayRef)| {
+                (Arc::new(Field::new(*name, array.data_type().clone(), true)), array.clone())
+            };
+            let whole = StructArray::from(parts.iter().map(field).collect::<Vec<_>>());
+            assert!(matches!(arrow_array::Array::data_type(&whole), DataType::Struct(_)));
+            columns.push((name.into(), Arc::new(whole)));
+        } else {
+            columns.extend(parts.into_iter().map(|(part, array)| (format!("{name}.{part}"), array)));
+        }
+    }
+    let batch = RecordBatch::try_from_iter(columns).unwrap();
+    let mut writer = ArrowWriter::try_new(fs::File::create(path).unwrap(), batch.schema(), None).unwrap();
+    writer.write(&batch).unwrap();
+    writer.close().unwrap();
+}
+
+#[test]
+fn bad_events_are_refused_alone() {
+    let place = Place::new(TRAIN);
+    let good = |n: u64| event(n).to_string().into_bytes();
+    let user = json!({"installed": [1]});
+    let with = |field: &str, value: Value| {
+        let mut event = event(500);
+        event[field] = value;
+        event.to_string().into_bytes()
+    };
+    let of_user = |name: &str, value: Value| with("user", json!({name: value}));
+    let mut long = br#"{"id": ""#.to_vec();
+    long.resize((8 << 20) + 10, b'x');
+    let bad: Vec<(Vec<u8>, &str, &str)> = vec![
+        (b"\xff\xfe{}".to_vec(), "", "not UTF-8"),
+        (long, "", "longer than 8388608 bytes"),
+        (br#"{"user": {}, "item": 3"#.to_vec(), "", "JSON"),
+        (b"[1]".to_vec(), "", "expected a JSON object"),
+        (json!({"user": user}).to_string().into_bytes(), "", "missing field `item`"),
+        (json!({"item": 1}).to_string().into_bytes(), "", "missing field `user`"),
+        (with("itme", json!(3)), "itme", "unknown field `itme`"),
+        (with("item", json!("three")), "item", "expected a whole number"),
+        (with("item", json!(99)), "item", "got 99, expected the id of one of the items"),
+        (of_user("instaled", json!([1])), "user", "unknown feature `instaled`"),
+        (of_user("installed", json!([0.5])), "user", "feature `installed`: got numbers such as 0.5"),
+        (of_user("size", json!([1.0])), "user", "feature `size`: got 1 numbers, expected 3"),
+        (of_user("installed", json!([1, 2, 3, 4, 5, 6, 7, 8, 9])), "user", "got 9 values, expected at most 8"),
+        (with("weight", json!(0)), "weight", "got 0, expected a number above 0"),
+        (with("weight", json!(-1)), "weight", "got -1, expected a number above 0"),
+        (with("time", json!(-5)), "time", "got -5, expected seconds since 1970"),
+        (with("labels", json!({"click": "yes"})), "labels.click", "expected a number"),
+        (with("context", json!({"exclude": [9, event(500)["item"]]})), "item", "which `context.exclude` left out"),
+        (with("id", json!(1)), "id", "got `1` again, expected each event once"),
+    ];
+    let mut text = Vec::new();
+    for (n, (line, ..)) in (0..).zip(&bad) {
+        [good(n), line.clone()].iter().for_each(|line| text.extend([line.as_slice(), b"\n"].concat()));
+    }
+    let path = place.path("e.jsonl");
+    fs::write(&path, text).unwrap();
+    let options = TrainOptions { max_refused: "100%".parse().unwrap(), ..place.options(&path, "work") };
+    let (report, refused) = place.run(options.clone(), "out");
+    let count = bad.len() as u64;
+    assert_eq!((report.read, report.events, report.refused), (2 * count, count, count));
+    let told = fs::read_to_string(place.path("work/quarantine.jsonl")).unwrap();
+    let told: Vec<Value> = told.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(told.len(), bad.len());
+    for (n, (told, (_, field, reason))) in told.iter().zip(&bad).enumerate() {
+        assert_eq!(
+            (told["line"].as_u64().unwrap(), told["field"].as_str().unwrap()),
+            (2 * n as u64 + 2, *field),
+            "{told}"
+        );
+        assert!(told["reason"].as_str().unwrap().contains(reason), "{reason}: {told}");
+        assert!(told["file"].as_str().unwrap().ends_with("e.jsonl"));
+    }
+    // They change nothing for the others.
+    let alone = place.events("alone.jsonl", &(0..count).map(event).collect::<Vec<_>>());
+    let (_, expected) = place.run(place.options(&alone, "work2"), "out2");
+    assert!(refused["tables.safetensors"] == expected["tables.safetensors"]);
+    // And too many of them are an error.
+    let options = TrainOptions { max_refused: "10%".parse().unwrap(), work: place.path("work3"), ..options };
+    let error = place.open(options).unwrap().run(&|_| ()).unwrap_err().to_string();
+    assert!(error.contains("19 of 38 events were refused, expected at most 3"), "{error}");
+}
+
+#[test]
+fn changed_bytes_are_events_or_refused() {
+    let place = Place::new(TRAIN);
+    let mut text = Vec::new();
+    for n in 0..4000 {
+        let (mut line, draws) = (event(n).to_string().into_bytes(), crate::draws::Draws::new(3, n));
+        for change in 0..draws.below(0, 4) {
+            if line.is_empty() {
+                break;
+            }
+            let at = draws.below(10 + change, line.len() as u64) as usize;
+            match draws.below(20 + change, 3) {
+                0 => line[at] ^= 1 << draws.below(30 + change, 8),
+                1 => drop(line.remove(at)),
+                _ => line.truncate(at.max(1)),
+            }
+        }
+        line.retain(|byte| *byte != b'\n');
+        text.extend([line.as_slice(), b"\n"].concat());
+    }
+    let path = place.path("e.jsonl");
+    fs::write(&path, text).unwrap();
+    let options = TrainOptions {
+        max_refused: "100%".parse().unwrap(),
+        checkpoint_steps: 1000,
+        judge: 0,
+        ..place.options(&path, "work")
+    };
+    let (report, _) = place.run(options, "out");
+    assert!(report.refused > 800 && report.events > 800, "{report:?}");
+    assert_eq!(report.read, report.events + report.refused + report.skipped, "{report:?}");
+}
+
+#[test]
+fn damaged_checkpoints_and_other_runs_are_refused_by_name() {
+    let place = Place::new(TRAIN);
+    let path = place.events("e.jsonl", &events(100));
+    let mut trainer = place.open(place.options(&path, "work")).unwrap();
+    trainer.run(&|_| ()).unwrap();
+    let refused = |options: TrainOptions, expected: &str| {
+        let error = place.open(options).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("checkpoint ") && text.contains(expected), "{text}");
+        error.kind()
+    };
+    let (state, about) =
+        (place.path("work/checkpoints/7/state.safetensors"), place.path("work/checkpoints/7/learn.json"));
+    for file in [&state, &about] {
+        let bytes = fs::read(file).unwrap();
+        for at in (0..bytes.len()).step_by(bytes.len() / 40) {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= 1 << (at % 8);
+            fs::write(file, &damaged).unwrap();
+            match place.open(place.options(&path, "work")) {
+                Ok(_) => assert!(*file == about, "byte {at} of {} is not covered", file.display()),
+                Err(e) => assert!(e.to_string().contains("checkpoint "), "{e}"),
+            }
+        }
+        fs::write(file, &bytes[..bytes.len() / 2]).unwrap();
+        refused(place.options(&path, "work"), file.file_name().unwrap().to_str().unwrap());
+        fs::write(file, bytes).unwrap();
+    }
+    let other = |change: &dyn Fn(&mut TrainOptions)| {
+        let mut options = place.options(&path, "work");
+        change(&mut options);
+        refused(options, "it is of other")
+    };
+    assert_eq!(other(&|o| o.seed = 2), Kind::Conflict);
+    assert_eq!(other(&|o| o.shuffle = 64), Kind::Conflict);
+    let more = place.events("more.jsonl", &events(101));
+    assert_eq!(other(&|o| o.events = vec![more.clone()]), Kind::Conflict);
+    let model = place.path("package/model.toml");
+    let text = fs::read_to_string(&model).unwrap();
+    fs::write(&model, text.replace("uniform = 8", "uniform = 9")).unwrap();
+    assert_eq!(other(&|_| ()), Kind::Conflict);
+    // Without the damaged one the one before is gone on from.
+    fs::write(&model, text).unwrap();
+    fs::remove_file(&about).unwrap();
+    assert_eq!(refused(place.options(&path, "work"), "learn.json"), Kind::Corrupt);
+    fs::remove_dir_all(place.path("work/checkpoints/7")).unwrap();
+    assert_eq!(place.open(place.options(&path, "work")).unwrap().resumed_from(), 6);
+}
+
+#[test]
+fn what_cannot_be_trained_is_said() {
+    let place = Place::new("");
+    let path = place.events("e.jsonl", &events(3));
+    let error = |options: TrainOptions| place.open(options).unwrap_err().to_string();
+    assert!(error(place.options(&path, "work")).contains("has no [train]"));
+    let place = Place::new(TRAIN);
+    let path = place.events("e.jsonl", &events(3));
+    let error = |options: TrainOptions| place.open(options).unwrap_err().to_string();
+    assert!(error(TrainOptions { epochs: 0, ..place.options(&path, "w") }).contains("epochs: got 0"));
+    assert!(error(TrainOptions { epochs: 2, ..place.options(Path::new("-"), "w") }).contains("standard input"));
+    assert!(error(place.options(&place.path("nowhere"), "w")).contains("nowhere"));
+    assert!(
+        error(TrainOptions { items: Some(place.path("no.jsonl")), ..place.options(&path, "w") }).contains("no.jsonl")
+    );
+    let csv = place.path("e.csv");
+    fs::write(&csv, "id,item\n1,2\n").unwrap();
+    let error = place.open(place.options(&csv, "w")).unwrap().run(&|_| ()).unwrap_err().to_string();
+    assert!(error.contains("e.csv") && error.contains("a CSV file"), "{error}");
+}

@@ -1,0 +1,180 @@
+//! `sterling train`.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::output::say;
+use super::publish::{publish, recipe};
+use super::store::{StoreArgs, local_path};
+use sterling_batch::ProblemLimit;
+use sterling_core::error::{Error, Result};
+use sterling_publish::{Plan, Source};
+use sterling_snapshot::sandbox::{Apart, Trials};
+use sterling_train::{Progress, TrainOptions, Trainer, Window};
+
+/// How often progress is logged where there is no terminal.
+const LOGGED_EVERY: Duration = Duration::from_secs(10);
+
+/// Arguments of `sterling train`.
+#[derive(Debug, clap::Args)]
+pub(super) struct Train {
+    /// The model package, a folder with a model.toml that has [train] (docs/guide/train.md)
+    #[arg(value_parser = local_path())]
+    package: PathBuf,
+    /// Files of events, JSON lines or Parquet, or folders of such, in their order; - reads JSON lines from standard input
+    #[arg(long, value_name = "PATH", required = true, num_args = 1.., value_parser = local_path())]
+    events: Vec<PathBuf>,
+    /// Items, as Parquet or JSON lines; the package's items.parquet or items.jsonl where it is not given
+    #[arg(long, value_parser = local_path())]
+    items: Option<PathBuf>,
+    /// The package to write, which must not exist
+    #[arg(long, value_name = "DIR", required_unless_present = "publish", value_parser = local_path())]
+    out: Option<PathBuf>,
+    /// Publish what was learned to the store
+    #[arg(long)]
+    publish: bool,
+    #[command(flatten)]
+    store: StoreArgs,
+    /// The index recipe of --publish; indexes/default.toml holds what is used where it is not given
+    #[arg(long, value_parser = local_path())]
+    index: Option<PathBuf>,
+    /// Checkpoints and refused events go here; OUT.train where it is not given, or PACKAGE.train without --out
+    #[arg(long, value_name = "DIR", value_parser = local_path())]
+    work: Option<PathBuf>,
+    /// How often the events are gone through; they are ranked the first time alone
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    epochs: u64,
+    /// Shuffle so many events among each other; they keep their order where it is 0
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    shuffle: usize,
+    /// What negatives and the order of shuffled events are drawn by
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Threads of lookups, graphs and updates; they change no number
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    threads: usize,
+    /// Write a checkpoint every so many steps
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    checkpoint_steps: u64,
+    /// Rank the events of every so many batches before they are trained on; 0 ranks none
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    judge: u64,
+    /// Events that may be refused, as a number or a share such as 0.5%; with more the run ends with exit code 2
+    #[arg(long, value_name = "N", default_value = "10%")]
+    max_refused: ProblemLimit,
+}
+
+impl Train {
+    pub(super) fn run(self) -> Result<()> {
+        sterling_telemetry::start_logs(false);
+        if let Some(out) = self.out.as_ref().filter(|out| out.exists()) {
+            return Err(Error::conflict(format!("--out {}: it exists, expected a name that is free", out.display())));
+        }
+        let work = self.work.clone().unwrap_or_else(|| beside(self.out.as_deref().unwrap_or(&self.package)));
+        let options = TrainOptions {
+            items: self.items.clone(),
+            epochs: self.epochs,
+            shuffle: self.shuffle,
+            seed: self.seed,
+            threads: self.threads,
+            checkpoint_steps: self.checkpoint_steps,
+            judge: self.judge,
+            max_refused: self.max_refused,
+            ..TrainOptions::new(self.events.clone(), &work)
+        };
+        let mut trainer = Trainer::open(&self.package, options)?;
+        if trainer.resumed_from() > 0 {
+            tracing::info!("going on from step {} in {}", trainer.resumed_from(), work.display());
+        }
+        let shown = Shown::new();
+        let report = trainer.run(&|progress| shown.show(progress));
+        shown.bar.finish_and_clear();
+        let report = report?;
+        if let Some(out) = &self.out {
+            trainer.write(out)?;
+        }
+        if self.publish {
+            self.publish(&trainer, &work)?;
+        }
+        trainer.clear()?;
+        let text = serde_json::to_string(&report).map_err(|e| Error::internal(format!("report: {e}")))?;
+        say(text)
+    }
+
+    /// Publishes what was learned, from the package that was written or one that is removed again.
+    fn publish(&self, trainer: &Trainer, work: &Path) -> Result<()> {
+        let passing = work.join("package");
+        if self.out.is_none() {
+            if passing.exists() {
+                std::fs::remove_dir_all(&passing).map_err(|e| Error::io(passing.display(), e))?;
+            }
+            trainer.write(&passing)?;
+        }
+        let folder = self.out.clone().unwrap_or_else(|| passing.clone());
+        let plan = Plan {
+            recipe: recipe(self.index.as_deref())?,
+            trials: Trials::Apart(Apart::of_this_program()?),
+            ..Plan::new(Source::Package { folder, items: self.items.clone(), vectors: None })
+        };
+        let (name, version) = publish(&self.store.open()?, &plan)?;
+        if self.out.is_none() {
+            std::fs::remove_dir_all(&passing).map_err(|e| Error::io(passing.display(), e))?;
+        }
+        say(format_args!("published {name} version {version}"))
+    }
+}
+
+/// The working folder beside a package.
+fn beside(package: &Path) -> PathBuf {
+    let name = package.file_name().unwrap_or_default().to_string_lossy();
+    package.with_file_name(format!("{name}.train"))
+}
+
+/// A bar on a terminal, lines of the log elsewhere.
+struct Shown {
+    bar: ProgressBar,
+    start: Instant,
+    logged: std::cell::Cell<(Instant, u64)>,
+}
+
+impl Shown {
+    fn new() -> Self {
+        let bar = ProgressBar::new(0);
+        if let Ok(style) = ProgressStyle::with_template("{msg} {wide_bar} {percent:>3}% {elapsed} left {eta}") {
+            bar.set_style(style);
+        }
+        let start = Instant::now();
+        Shown { bar, start, logged: std::cell::Cell::new((start, 0)) }
+    }
+
+    fn show(&self, progress: &Progress<'_>) {
+        let Progress { events, bytes, bytes_all, window } = *progress;
+        let rate = events as f64 / self.start.elapsed().as_secs_f64().max(1e-9);
+        if let Some(Window { events: of, learned, frozen, popularity }) = window {
+            self.bar.suspend(|| {
+                tracing::info!(
+                    "NDCG@10 of the last {of} events: learned {learned:.4}, frozen {frozen:.4}, popularity {popularity:.4}"
+                );
+            });
+        }
+        match bytes_all {
+            Some(all) => {
+                self.bar.set_length(all);
+                self.bar.set_position(bytes);
+            }
+            None => self.bar.tick(),
+        }
+        self.bar.set_message(format!("{events} events, {rate:.0} per second"));
+        let (last, had) = self.logged.get();
+        if self.bar.is_hidden() && last.elapsed() >= LOGGED_EVERY {
+            let lately = (events - had) as f64 / last.elapsed().as_secs_f64();
+            let left =
+                bytes_all.map(|all| self.start.elapsed().as_secs_f64() * (all - bytes) as f64 / bytes.max(1) as f64);
+            let left = left.map_or(String::new(), |seconds| format!(", {seconds:.0} s left"));
+            tracing::info!("{events} events, {lately:.0} per second{left}");
+            self.logged.set((Instant::now(), events));
+        }
+    }
+}
