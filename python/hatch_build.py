@@ -10,7 +10,7 @@ import sysconfig
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-#: Folders of cargo that have the program, the fastest one first.
+#: Build folders of cargo with the program, the fastest build first.
 PROFILES = ("release", "quick", "debug")
 
 

@@ -108,7 +108,7 @@ class Client:
         direct = {f"all://{host}": None for host in ("127.0.0.1", "localhost", "[::1]")}
         self._open = lambda: httpx.Client(base_url=str(url), timeout=timeout, verify=context, headers=headers, mounts=direct)
         self._url, self._failed = str(url).rstrip("/"), httpx.TransportError
-        #: Of each process that has used this client, its connections: those of another process are neither used nor closed.
+        #: Connections by process: those of another process are neither used nor closed.
         self._pools = {_process(): self._open()}
         self._is_closed = False
         self.timeout, self.retries, self.patience, self._arrow, self._compression = timeout, retries, patience, arrow, compression

@@ -83,7 +83,7 @@ class Examples:
         self.inputs, self.generator = inputs, generator
         masks = {port.name.removesuffix("_mask"): port.shape for port in inputs if port.is_mask}
         rows = {port.name: port.shape[:-1] for port in inputs if port.is_sequence}
-        #: The axes of each sequence, the last of which is its length.
+        #: Axes of each sequence, the last of which is its length.
         self.sequences = rows | masks
         self.lengths: dict[str, torch.Tensor] = {}
         for name, shape in self.sequences.items():

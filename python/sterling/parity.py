@@ -16,11 +16,11 @@ from .features import LookedUp, listed
 from .program import publish, serve
 from .reference import Reference
 
-#: Samples whose answers with all items are compared.
+#: Maximal number of samples whose answers with all items are compared.
 RANKED_MAX = 32
-#: Samples whose queries are compared.
+#: Maximal number of samples whose queries are compared.
 EMBEDDED_MAX = 1024
-#: Lengths of a history that are asked for.
+#: Maximal number of truncated histories that are compared.
 SHORTENED_MAX = 64
 _RECIPE = "[index]\nrescore = \"f32\"\n"
 

@@ -219,7 +219,7 @@ def _ready(server: Server, process: subprocess.Popen[str], timeout: float) -> No
         time.sleep(0.02)
 
 
-#: The server runs on this machine, which no proxy of the environment stands between.
+#: The server runs on this machine, so the proxies of the environment are ignored.
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 

@@ -20,11 +20,11 @@ from . import scoring
 from .errors import ProgramError
 from .program import Path
 
-#: The exit status of a worker that refuses what the same call again would not mend.
+#: Exit status of a worker that rejects the job; a retry would not help.
 REFUSED = 2
-#: How often a file may be lost with its worker, or fail for what time may mend, before the job does.
+#: Number of times that a file may be lost with its worker, or fail with a retryable error, before the job fails.
 ATTEMPTS = 4
-#: How long the driver waits for news before it looks after its workers, in seconds.
+#: Seconds that the driver waits for results before it checks its workers.
 _WAIT = 5.0
 
 
@@ -102,7 +102,7 @@ class _Pool:
 
     def __init__(self, start: Callable[[], Any], workers: int, told: Callable[[int, int], None] | None):
         self._start, self._most, self._told = start, workers, told
-        #: What is under way: of each call its worker and the file, none while it starts.
+        #: Calls in progress: the worker and the file of each, None while the worker starts.
         self._calls: dict[Any, tuple[Any, int | None]] = {}
         self._waiting: collections.deque[int] = collections.deque()
         self._idle: list[Any] = []

@@ -69,7 +69,7 @@ class Worker:
         said += ["--threads", str(threads)] if threads else []
         descriptor, log = tempfile.mkstemp(prefix="sterling-score-", suffix=".log")
         self._log = pathlib.Path(log)
-        #: Once it is closed: its exit status with the end of its log.
+        #: Exit status with the end of its log, once it is closed.
         self.ended: ProgramError | None = None
         with os.fdopen(descriptor, "wb") as errors:
             self._process = _started(
