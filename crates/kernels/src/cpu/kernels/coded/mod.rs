@@ -6,9 +6,9 @@
 //! integers, followed by separate f32 products and sums, so all kernels return the same scores to the last bit.
 //!
 //! **Layout.** As for int8 rows, a block holds 16 items, and a line of 64 bytes holds 4 bytes of each, item after item. A line
-//! covers 8 subspaces: byte `p` of an item in line `g` holds the code of subspace `8 g + p` in its low half and that of `8 g + 4
-//! + p` in its high half. `G = M / 8` lines make a block. So one shuffle of a line looks up 64 codes in the tables of four
-//! subspaces, and one dot product with ones adds the four values of each item: 7 instructions per 128 codes with AVX-512 VBMI.
+//! covers 8 subspaces: byte `p` of an item in line `g` holds the code of subspace `8 g + p` in its low half and that of
+//! `8 g + 4 + p` in its high half. `G = M / 8` lines make a block. So one shuffle of a line looks up 64 codes in the tables of
+//! four subspaces, and one dot product with ones adds the four values of each item: 7 instructions per 128 codes with AVX-512 VBMI.
 //!
 //! Source: product quantization (Jégou et al. 2011), scanned by shuffles as in Quick ADC (André et al. 2017).
 
