@@ -82,11 +82,12 @@ def train(
     work: Path | None = None,
     program: Path | None = None,
 ) -> dict[str, Any]:
-    """Trains a model package on events (``docs/guide/train.md``), writes the package ``out`` and returns what the program reports.
+    """Trains a model package on events (``docs/guide/train.md``), writes the package ``out`` and returns the report of the program.
 
-    ``events`` are files or folders of JSON lines or Parquet. In the report ``learned``, ``frozen`` and ``popularity`` have ``ndcg@10`` and
-    ``hr@10`` of all events, each ranked before it was trained on. A run that was ended goes on where its last checkpoint is; these and
-    refused events lie in ``work``, ``OUT.train`` where it is not given. Raises `ProgramError` with what the program said.
+    ``events`` are files or folders of JSON lines or Parquet. In the report ``learned``, ``frozen`` and ``popularity`` have ``ndcg@10``
+    and ``hr@10`` over all events, each ranked before the training step on it. An interrupted run resumes from its last checkpoint.
+    Checkpoints and rejected events are stored in ``work`` (default ``OUT.train``). Raises `ProgramError` with the output of the
+    program.
     """
     paths = [events] if isinstance(events, (str, os.PathLike)) else events
     command = [str(find_program(program)), "train", os.fspath(package), "--events", *map(os.fspath, paths), "--out", os.fspath(out)]
